@@ -148,12 +148,12 @@ static size_t count_rows(const moert_model_rows *rows, size_t tokens) {
     return floats;
 }
 
-/* The activations of a layer's attention: reserve_layer in model/forward.c. */
+/* The activations of a layer's attention, without its result: reserve_layer in model/forward.c. */
 static size_t attention_bytes(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
     return sizeof(float) * (moert_operand_floats(moert_operand_type(c->dense), t * c->hidden) +
-                            t * (3 * c->hidden + 2) + count_rows(s->attention.kept, t));
+                            t * (2 * c->hidden + 2) + count_rows(s->attention.kept, t));
 }
 
 /* The activations of a dense GLU: model/mlp_dense.c. */
@@ -170,10 +170,8 @@ static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
     const moert_dtype type = moert_operand_type(c->dense);
     const moert_dtype h_type =
         c->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
-    /* gradient of the auxiliary loss */
-    size_t floats = experts * (s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->sequences, 1) : 1);
     /* the plan on the device */
-    floats += moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
+    size_t floats = moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
         t * experts,
         t * experts,
@@ -194,6 +192,23 @@ static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
     for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
         bytes += with_room(with_growth[i] * sizeof(float)); /* moert_layer_activation */
     return bytes;
+}
+
+/* How many layers of a kind keep their activations (moert_recompute). */
+static size_t kept_layers(const moert_memory_shape *s, size_t layers) {
+    return s->config->memory.recompute == MOERT_RECOMPUTE_LAYER ? moert_min(layers, 1) : layers;
+}
+
+static size_t passes(const moert_memory_shape *s) {
+    return kept_layers(s, s->moe_layers);
+}
+
+/* The results of all layers, the inputs of the losses, and the gradients of the auxiliary loss. */
+static size_t results_bytes(const moert_memory_shape *s) {
+    const size_t t = s->tokens, experts = s->config->router.experts;
+    const size_t aux = s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->sequences, 1) : 1;
+    return sizeof(float) * (s->config->layers * t * s->config->hidden + t +
+                            s->moe_layers * (2 * t + (2 * s->sequences + aux) * experts));
 }
 
 static size_t head_rows(const moert_memory_shape *s) {
@@ -281,15 +296,15 @@ static bool reserves_worst_case(const moert_memory_setting *setting) {
     return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
 }
 
-/* Two windows per layer (moert_layer_create) and three of the mesh: windows of received rows, of
- * results, and of width 1. */
+/* Two windows per pass (layer/pass.c) and three of the mesh: windows of received rows, of results,
+ * and of width 1. */
 static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
                           size_t *used, size_t *reserved) {
     const struct {
         size_t count, width;
-    } windows[] = {{s->moe_layers + 1, moert_wire_width(&s->options)},
+    } windows[] = {{passes(s) + 1, moert_wire_width(&s->options)},
                    {1, moert_wire_back_width(&s->options)},
-                   {s->moe_layers + 1, 1}};
+                   {passes(s) + 1, 1}};
     const size_t needed = moert_max(s->largest_rows, 1);
     *used = *reserved = 0;
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
@@ -358,9 +373,10 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .moments = 2 * (replicated.shards + owned.shards) * sizeof(float),
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * replicated.floats * sizeof(float),
-        .activations = c->layers * attention_bytes(&s) + s.moe_layers * moe_bytes(&s, staged) +
-                       s.dense_layers * dense_bytes(&s) + outer * sizeof(float) +
-                       head_bytes(&s, adds ? 0 : count),
+        .activations = kept_layers(&s, c->layers) * attention_bytes(&s) +
+                       passes(&s) * moe_bytes(&s, staged) +
+                       kept_layers(&s, s.dense_layers) * dense_bytes(&s) + results_bytes(&s) +
+                       outer * sizeof(float) + head_bytes(&s, adds ? 0 : count),
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
         .saves = setting->saves_beside /* moert_saver_floats */

@@ -124,13 +124,15 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
     if (prepack->any_use)
         use = MOERT_PREPACKED_FORWARD;
     moert_prepacked **prepacked = &prepacks->prepacked[use];
-    if (++prepacks->gemms[use] < prepack->pays_at)
+    if (!prepacks->repeats)
+        prepacks->gemms[use]++;
+    if (prepacks->gemms[use] < prepack->pays_at)
         return MOERT_OK;
     const moert_prepacked_shape shape = {gemm->shared_weight ? 1 : gemm->groups.count, gemm->n,
                                          gemm->k, use, gemm->type};
     if (*prepacked == NULL)
         MOERT_TRY(moert_prepacked_create(device, &shape, prepacked));
-    if (prepacks->gemms[use] == prepack->pays_at)
+    if (prepacks->gemms[use] == prepack->pays_at && !prepacks->repeats)
         MOERT_TRY(moert_prepacked_fill(*prepacked, gemm->weight));
     gemm->prepacked = *prepacked;
     return MOERT_OK;

@@ -53,8 +53,16 @@ static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
 
 /* How training trades time for memory. On CPUs, no choice changes a bit. */
 enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs add up to this number of rows at a time */
+/* What the backward computes again, instead of keeping it from the forward. */
+typedef enum moert_recompute {
+    MOERT_RECOMPUTE_NONE,
+    MOERT_RECOMPUTE_LAYER /* whole layers, of which only the inputs are kept */
+} moert_recompute;
+#define MOERT_RECOMPUTE_WORDS "none|layer"
+
 typedef struct moert_memory_choice {
-    size_t loss_chunk; /* the most tokens whose logits a rank holds, a multiple of
+    unsigned recompute; /* a moert_recompute */
+    size_t loss_chunk;  /* the most tokens whose logits a rank holds, a multiple of
                           MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
 } moert_memory_choice;
 

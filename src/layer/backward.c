@@ -93,9 +93,10 @@ static moert_status differentiate_experts(moert_pass *pass, moert_transfer *back
 /* The pass of the earliest backward whose deferred wgrad has not run; NULL if there is none. */
 static moert_pass *first_owing(const moert_layer *layer) {
     moert_pass *first = NULL;
-    for (size_t i = 0; i < layer->pass_count; i++) {
-        moert_pass *pass = layer->passes[i];
-        if (pass->owes_wgrad && (first == NULL || pass->backward < first->backward))
+    for (size_t i = 0; i < layer->passes->count; i++) {
+        moert_pass *pass = layer->passes->pass[i];
+        if (pass->layer == layer && pass->owes_wgrad &&
+            (first == NULL || pass->backward < first->backward))
             first = pass;
     }
     return first;

@@ -117,6 +117,11 @@ void moert_block_weights_changed(moert_block *block) {
         moert_prepacks_changed(&block->tensor[i].prepacks);
 }
 
+void moert_block_repeat(moert_block *block, bool repeats) {
+    for (size_t i = 0; i < block->count; i++)
+        block->tensor[i].prepacks.repeats = repeats;
+}
+
 moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm) {
     gemm->weight = block->tensor[tensor].weight;
     return moert_prepacks_take(&block->tensor[tensor].prepacks, gemm);

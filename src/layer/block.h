@@ -86,6 +86,9 @@ moert_status moert_block_give_bound(const moert_block *block);
 /* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
+/* `repeats`: from now on GEMMs by the block's weights repeat earlier ones (moert_prepacks). */
+void moert_block_repeat(moert_block *block, bool repeats);
+
 /* Makes a tensor of the block the weight of a forward or dgrad: sets `weight` and `prepacked`. */
 moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm);
 /* Runs a forward or dgrad with a tensor of the block as its weight. */
@@ -169,6 +172,9 @@ void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
 /* From now on forward does not read the ends of batches to check them, which waits for the device.
  */
 void moert_layer_trust_batches(moert_layer *layer);
+/* From now on the passes of the layer are those of `with`, a layer of the same mesh and options: a
+ * pass that one of them has destroyed leaves its memory to all. The layer must have had none. */
+void moert_layer_share_passes(moert_layer *layer, const moert_layer *with);
 /* Where the experts are; valid until moert_layer_place. */
 const moert_expert_map *moert_layer_placement(const moert_layer *layer);
 /* The router's results of a pass. */

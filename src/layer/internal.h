@@ -29,6 +29,14 @@ typedef struct moert_rounded {
     moert_buffer *weight[MOERT_PREPACKED_USES];
 } moert_rounded;
 
+/* The passes of a layer, or of several that share them. One that is not in use leaves its memory to
+ * later ones. */
+typedef struct moert_pass_list {
+    moert_pass **pass; /* [count] */
+    size_t count, room;
+    size_t layers; /* that share the list */
+} moert_pass_list;
+
 struct moert_layer {
     moert_mesh *mesh;
     moert_layer_options options;
@@ -40,9 +48,7 @@ struct moert_layer {
     size_t gathers;           /* gathers of an amax that remain in the call under way */
     const moert_buffer *bf16; /* moert_layer_give_bf16 */
 
-    moert_pass *
-        *passes; /* [pass_count]; those that are not in use leave their memory to later ones */
-    size_t pass_count, pass_room;
+    moert_pass_list *passes;
     moert_batch batch; /* of the last backward */
     bool unreduced;    /* its gradients have not been reduced */
     bool trusts_batches;
@@ -52,7 +58,7 @@ struct moert_layer {
 
 /* A forward and all that its backward needs. */
 struct moert_pass {
-    moert_layer *layer;
+    moert_layer *layer; /* that uses it, or used it last */
     bool in_use;
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* the last call that is done */
 
@@ -77,11 +83,11 @@ struct moert_pass {
     uint64_t backward; /* the number of its backward among those of the layer */
 };
 
-/* *pass = the first pass of the layer that is not in use, with its windows. Collective over the
+/* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over the
  * mesh's context if all are in use. */
 moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
-/* Frees all passes of a layer. */
-void moert_pass_free_all(moert_layer *layer);
+/* Leaves the layer's list of passes; the last layer frees them. */
+void moert_pass_leave_list(moert_layer *layer);
 
 /* The descriptor of one of the experts' GEMMs, on the rows of `part`, or on all if it is NULL.
  * Forward and dgrad read the weight of `block`, a wgrad writes its gradients. The caller fills in x

@@ -104,7 +104,11 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     status = moert_expert_map_create(taken.router.experts, moert_comm_size(mesh->experts),
                                      taken.slots, &made->placement);
     if (status == MOERT_OK)
+        status = MOERT_NEW(&made->passes);
+    if (status == MOERT_OK) {
+        made->passes->layers = 1;
         status = create_parts(made);
+    }
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     *layer = made;
     return MOERT_OK;
@@ -116,7 +120,7 @@ fail:
 void moert_layer_destroy(moert_layer *layer) {
     if (layer == NULL)
         return;
-    moert_pass_free_all(layer);
+    moert_pass_leave_list(layer);
     moert_precision_free(layer);
     moert_expert_map_destroy(layer->placement);
     for (int i = 0; i < BLOCKS; i++)
@@ -217,8 +221,8 @@ static moert_status place(moert_layer *layer, const uint32_t *expert) {
     MOERT_REQUIRE(expert);
     if (layer->options.slots == 0)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: the layer was created without slots");
-    for (size_t i = 0; i < layer->pass_count; i++)
-        if (layer->passes[i]->in_use)
+    for (size_t i = 0; i < layer->passes->count; i++)
+        if (layer->passes->pass[i]->layer == layer && layer->passes->pass[i]->in_use)
             return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: a pass of the layer is alive");
     return moert_expert_map_assign(layer->placement, expert);
 }

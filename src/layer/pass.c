@@ -22,25 +22,33 @@ static moert_status create_windows(moert_pass *pass) {
 }
 
 static moert_status add_pass(moert_layer *layer) {
-    const size_t count = layer->pass_count;
-    MOERT_TRY(MOERT_GROW(&layer->passes, &layer->pass_room, count + 1));
-    if (layer->passes[count] == NULL)
-        MOERT_TRY(MOERT_NEW(&layer->passes[count]));
-    layer->passes[count]->layer = layer;
-    return create_windows(layer->passes[count]);
+    moert_pass_list *list = layer->passes;
+    MOERT_TRY(MOERT_GROW(&list->pass, &list->room, list->count + 1));
+    if (list->pass[list->count] == NULL)
+        MOERT_TRY(MOERT_NEW(&list->pass[list->count]));
+    list->pass[list->count]->layer = layer;
+    return create_windows(list->pass[list->count]);
 }
 
 moert_status moert_pass_take(moert_layer *layer, moert_pass **pass) {
+    moert_pass_list *list = layer->passes;
     size_t i = 0;
-    while (i < layer->pass_count && layer->passes[i]->in_use)
+    while (i < list->count && list->pass[i]->in_use)
         i++;
-    if (i == layer->pass_count) {
+    if (i == list->count) {
         MOERT_TRY(moert_comm_agree(layer->mesh->world, add_pass(layer)));
-        layer->pass_count++;
+        list->count++;
     }
-    layer->passes[i]->in_use = true;
-    *pass = layer->passes[i];
+    list->pass[i]->in_use = true;
+    list->pass[i]->layer = layer;
+    *pass = list->pass[i];
     return MOERT_OK;
+}
+
+void moert_layer_share_passes(moert_layer *layer, const moert_layer *with) {
+    moert_pass_leave_list(layer);
+    layer->passes = with->passes;
+    layer->passes->layers++;
 }
 
 void moert_pass_destroy(moert_pass *pass) {
@@ -67,11 +75,16 @@ static void free_pass(moert_pass *pass) {
     free(pass);
 }
 
-void moert_pass_free_all(moert_layer *layer) {
-    for (size_t i = 0; i < layer->pass_room; i++)
-        if (layer->passes[i] != NULL)
-            free_pass(layer->passes[i]);
-    free(layer->passes);
+void moert_pass_leave_list(moert_layer *layer) {
+    moert_pass_list *list = layer->passes;
+    if (list == NULL || --list->layers > 0)
+        return;
+    for (size_t i = 0; i < list->room; i++)
+        if (list->pass[i] != NULL) {
+            list->pass[i]->layer = layer; /* the one that used it may be gone */
+            free_pass(list->pass[i]);
+        }
+    MOERT_FREE(list->pass, list);
 }
 
 moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,

@@ -39,18 +39,42 @@ static moert_status end_sums(moert_model_layer *layer) {
     return moert_block_reduce_wait(layer->attention);
 }
 
+static void set_repeating(moert_model_layer *layer, bool repeats) {
+    moert_block *block;
+    moert_block_repeat(layer->attention, repeats);
+    for (size_t i = 0; (block = moert_model_mlp_of(layer)->block(layer, i)) != NULL; i++)
+        moert_block_repeat(block, repeats);
+}
+
+/* Computes a layer's activations again. The gradient's bf16 values stay in model->bf16. */
+static moert_status run_again(moert_model *model, size_t index) {
+    moert_buffer *const gradient = model->bf16;
+    if (gradient != NULL)
+        MOERT_TRY(
+            moert_buffer_reserve(model->device, moert_buffer_bytes(gradient), &model->spare_bf16));
+    model->bf16 = model->spare_bf16;
+    model->run = RUN_AGAIN;
+    set_repeating(&model->layer[index], true);
+    const moert_status status = moert_model_run_layer(model, index);
+    set_repeating(&model->layer[index], false);
+    model->run = RUN_ONCE;
+    model->bf16 = gradient;
+    return status;
+}
+
 /* Backward of layer `index`. Starts its sums when its gradients are complete, and waits for the
  * sums of the layer above. */
 static moert_status differentiate_layer(moert_model *model, size_t index, bool last) {
     moert_model_layer *layer = &model->layer[index], *above = layer + 1;
     const bool is_top = index + 1 == model->config.layers;
+    if (moert_model_recomputes(model) && !is_top)
+        MOERT_TRY(run_again(model, index));
     MOERT_TRY(moert_model_differentiate_mlp(model, layer, model->accumulate));
     MOERT_TRY(wait_for_device(model, is_top ? layer : above));
     if (!is_top)
         MOERT_TRY(end_sums(above));
     MOERT_TRY(moert_model_mlp_of(layer)->reduce_start(model, layer, last));
-    MOERT_TRY(moert_model_differentiate_attention(model, layer,
-                                                  index > 0 ? layer[-1].out : model->embedded));
+    MOERT_TRY(moert_model_differentiate_attention(model, layer, moert_model_input(model, index)));
     MOERT_TRY(wait_for_device(model, layer));
     return moert_block_reduce_start(layer->attention, model->mesh->spans);
 }

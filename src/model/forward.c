@@ -61,21 +61,28 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
 }
 
 static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) {
+    moert_model_activations *a = layer->activations;
     const size_t t = model->batch.tokens, h = model->config.hidden;
     const struct {
         moert_buffer **buffer;
         size_t floats;
     } rows[] = {
-        {&layer->normed, moert_operand_floats(moert_model_type(model), t * h)},
-        {&layer->rstd, t},
-        {&layer->middle, t * h},
-        {&layer->post_normed, t * h},
-        {&layer->post_rstd, t},
+        {&a->normed, moert_operand_floats(moert_model_type(model), t * h)},
+        {&a->rstd, t},
+        {&a->middle, t * h},
+        {&a->post_normed, t * h},
+        {&a->post_rstd, t},
         {&layer->out, t * h},
     };
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         MOERT_TRY(moert_model_reserve(model, rows[i].floats, rows[i].buffer));
-    return moert_model_reserve_rows(model, model->attention.kept, layer->kept);
+    return moert_model_reserve_rows(model, model->attention.kept, a->kept);
+}
+
+moert_status moert_model_run_layer(moert_model *model, size_t index) {
+    moert_model_layer *layer = &model->layer[index];
+    MOERT_TRY(moert_model_attend(model, layer, moert_model_input(model, index)));
+    return moert_model_run_mlp(model, layer);
 }
 
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {
@@ -97,14 +104,14 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
     MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden,
                                       model->outer->tensor[OUTER_EMBED].weight, model->tokens,
                                       model->embedded));
-    const moert_buffer *x = model->embedded;
+    MOERT_TRY(moert_model_reserve_loss(model));
     for (size_t i = 0; i < c->layers; i++) {
-        moert_model_layer *layer = &model->layer[i];
-        MOERT_TRY(reserve_layer(model, layer));
-        MOERT_TRY(moert_model_attend(model, layer, x));
-        MOERT_TRY(moert_model_run_mlp(model, layer));
-        x = layer->out;
+        MOERT_TRY(reserve_layer(model, &model->layer[i]));
+        /* the backward begins with the last layer, whose activations are still there then */
+        model->run = moert_model_recomputes(model) && i + 1 < c->layers ? RUN_FIRST : RUN_ONCE;
+        MOERT_TRY(moert_model_run_layer(model, i));
     }
+    const moert_buffer *x = model->layer[c->layers - 1].out;
     moert_phase_set(MOERT_PHASE_LOGITS);
     MOERT_TRY(moert_model_reserve(
         model, moert_operand_floats(moert_model_type(model), model->batch.tokens * c->hidden),

@@ -108,14 +108,14 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .head_size = c->head_size,
                              .documents = moert_model_documents(model),
                              .scale = 1.0f / sqrtf((float)c->head_size),
-                             .q = layer->kept[KEPT_READ],
-                             .k = layer->kept[KEPT_READ + 1],
-                             .v = layer->kept[KEPT_READ + 2],
+                             .q = layer->activations->kept[KEPT_READ],
+                             .k = layer->activations->kept[KEPT_READ + 1],
+                             .v = layer->activations->kept[KEPT_READ + 2],
                              .sinks =
                                  layer->attention->tensor[MOERT_ATTENTION_FIRST + SINKS].weight,
                              .window = windowed ? c->sliding_window : 0,
-                             .out = layer->kept[KEPT_OUT],
-                             .lse = layer->kept[KEPT_LSE],
+                             .out = layer->activations->kept[KEPT_OUT],
+                             .lse = layer->activations->kept[KEPT_LSE],
                              .type = moert_model_type(model),
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
@@ -126,12 +126,12 @@ static moert_status project_group(moert_model *model, moert_model_layer *layer, 
     const moert_model_config *c = &model->config;
     const size_t tokens = model->batch.tokens;
     const moert_rotation rotation = rotation_of(model, g);
-    moert_buffer *const raw = layer->kept[KEPT_RAW + index], *const read =
-                                                                 layer->kept[KEPT_READ + index];
+    moert_buffer *const raw = layer->activations->kept[KEPT_RAW + index],
+                        *const read = layer->activations->kept[KEPT_READ + index];
     const bool clips = c->clip_qkv > 0.0f;
-    moert_buffer *normed = clips ? layer->kept[KEPT_CLIPPED + index] : read;
-    MOERT_TRY(
-        moert_model_project(model, layer, g->weight, layer->normed, g->norm != 0 ? raw : normed));
+    moert_buffer *normed = clips ? layer->activations->kept[KEPT_CLIPPED + index] : read;
+    MOERT_TRY(moert_model_project(model, layer, g->weight, layer->activations->normed,
+                                  g->norm != 0 ? raw : normed));
     if (g->norm != 0)
         MOERT_TRY(moert_norm_run(&(moert_norm){
             .rows = tokens * norm_rows(c, g),
@@ -140,7 +140,7 @@ static moert_status project_group(moert_model *model, moert_model_layer *layer, 
             .x = raw,
             .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + g->norm].weight,
             .y = normed,
-            .rstd = layer->kept[KEPT_Q_RSTD + index],
+            .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
             .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}}));
     if (clips)
         MOERT_TRY(moert_clip(tokens * g->count * c->head_size, c->clip_qkv, normed, read));
@@ -172,8 +172,8 @@ static moert_status differentiate_norm(moert_model *model, moert_model_layer *la
     if (g->rotates && !norm_rotates(c, g))
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, d));
     if (c->clip_qkv > 0.0f)
-        MOERT_TRY(
-            moert_clip_backward(tokens * width, c->clip_qkv, layer->kept[KEPT_CLIPPED + index], d));
+        MOERT_TRY(moert_clip_backward(tokens * width, c->clip_qkv,
+                                      layer->activations->kept[KEPT_CLIPPED + index], d));
     if (g->norm == 0)
         return moert_model_operand(model, width, d, MOERT_SCRATCH_ROUNDED_Y, operand);
     MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, d,
@@ -181,8 +181,8 @@ static moert_status differentiate_norm(moert_model *model, moert_model_layer *la
     const moert_norm_gradient own = {
         .rows = tokens * norm_rows(c, g),
         .width = norm_width(c, g),
-        .x = layer->kept[KEPT_RAW + index],
-        .rstd = layer->kept[KEPT_Q_RSTD + index],
+        .x = layer->activations->kept[KEPT_RAW + index],
+        .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
         .dy = d,
         .dx = type == MOERT_DTYPE_F32 ? d : NULL,
         .bf16 = type == MOERT_DTYPE_F32 ? NULL : *operand,
@@ -196,7 +196,8 @@ static moert_status differentiate_group(moert_model *model, moert_model_layer *l
                                         const head_group *g, moert_buffer *dx) {
     moert_buffer *operand;
     MOERT_TRY(differentiate_norm(model, layer, index, g, model->scratch[D_Q + index], &operand));
-    MOERT_TRY(moert_model_differentiate_weight(model, layer, g->weight, layer->normed, operand));
+    MOERT_TRY(moert_model_differentiate_weight(model, layer, g->weight, layer->activations->normed,
+                                               operand));
     return moert_model_differentiate_input(model, layer, g->weight, operand, dx, index > 0);
 }
 

@@ -50,21 +50,25 @@ size_t moert_model_replicated_shape(const moert_model_config *config,
                                     const moert_attention_shape *attention,
                                     size_t elements[MOERT_ATTENTION_MOST + 2]);
 
-typedef struct moert_model_layer {
-    moert_block *attention; /* norms and attention */
-    bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
-    moert_block *mlp;       /* the dense GLU's W1 and W2 */
-    moert_layer *moe;
-    moert_pass *pass;           /* of the last forward */
-    moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
-
-    /* activations of the last forward; T rows each */
+/* The activations of a layer that its backward reads; T rows each. */
+typedef struct moert_model_activations {
     moert_buffer *normed, *rstd;              /* [T,H] as operands (layer/operand.h), [T] */
     moert_buffer *kept[MOERT_ATTENTION_MOST]; /* of the variant of attention */
     moert_buffer *middle;                     /* [T,H] residual after attention */
     moert_buffer *post_normed, *post_rstd;    /* input of the MLP */
     moert_buffer *mlp_v, *mlp_h;              /* of a dense GLU (layer/dense_glu.h) */
-    moert_buffer *out;                        /* [T,H] residual after the MLP */
+} moert_model_activations;
+
+typedef struct moert_model_layer {
+    moert_block *attention; /* norms and attention */
+    bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
+    moert_block *mlp;       /* the dense GLU's W1 and W2 */
+    moert_layer *moe;
+    size_t moe_index;           /* among the MoE layers */
+    moert_pass *pass;           /* of the last forward; NULL: it is discarded */
+    moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
+    moert_model_activations *activations; /* its own, or those of all layers (moert_recompute) */
+    moert_buffer *out;                    /* [T,H] residual after the MLP */
 } moert_model_layer;
 
 /* What head.c keeps for chunks of tokens. */
@@ -82,8 +86,10 @@ struct moert_model {
     moert_model_config config;
     moert_attention_shape attention;
     moert_block *outer;
-    moert_model_layer *layer; /* [layers] */
-    moert_model_layer **moe;  /* [moe_layers] those that are MoE layers */
+    moert_model_layer *layer;             /* [layers] */
+    moert_model_activations *activations; /* [layers], or [1] if the layers share them */
+    size_t activation_count;
+    moert_model_layer **moe; /* [moe_layers] those that are MoE layers */
     size_t moe_layers;
     moert_block **block; /* [blocks] all blocks, in a fixed order */
     size_t blocks;
@@ -103,17 +109,26 @@ struct moert_model {
     moert_buffer *final_normed, *final_rstd; /* like normed and rstd of a layer */
     moert_buffer *bf16; /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                            dense layers use float32 */
+    moert_buffer *spare_bf16; /* the same, while a layer is computed again */
+    enum {
+        RUN_ONCE,  /* the backward reads what the layers keep */
+        RUN_FIRST, /* the layer under way discards it, */
+        RUN_AGAIN  /* and is computed again, during the backward */
+    } run;
     moert_buffer *token_loss;         /* [T] */
+    moert_buffer *loss_inputs;        /* of the MoE layers (losses.c) */
+    bool watched;                     /* they have entropies (watch.h) */
     moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
     size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */
     moert_head_buffers head;
     moert_model_losses losses; /* as given to the last loss */
     double factor;
-    float slope;      /* of the loss by a token's cross-entropy; 0: no backward follows */
-    bool accumulate;  /* the batch is not the first micro-batch of a step */
-    size_t counted;   /* moert_model_batch.targets */
-    double rows;      /* tokens of the last loss without padding, over all ranks */
-    uint64_t *counts; /* [moe_layers,E] slots per expert of the last loss, over all ranks */
+    float slope;          /* of the loss by a token's cross-entropy; 0: no backward follows */
+    bool accumulate;      /* the batch is not the first micro-batch of a step */
+    size_t counted;       /* moert_model_batch.targets */
+    double rows;          /* tokens of the last loss without padding, over all ranks */
+    uint64_t *own_counts; /* [moe_layers,E] slots per expert of the last forward, in the EP group */
+    uint64_t *counts;     /* [moe_layers,E] the same of the last loss, over all ranks */
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
@@ -186,6 +201,19 @@ size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t l
 /* The sums [V,H] over sequences that logits in chunks need, if `direct` nodes are collected in
  * place. */
 size_t moert_head_sums(moert_span span, size_t direct);
+
+/* Whether the backward computes layers again. */
+static inline bool moert_model_recomputes(const moert_model *model) {
+    return model->config.memory.recompute == MOERT_RECOMPUTE_LAYER;
+}
+
+/* Makes room for the losses' inputs of the batch. */
+moert_status moert_model_reserve_loss(moert_model *model);
+/* Takes the loads of a MoE layer's experts after its forward, and what the losses need of a pass
+ * that does not last until then. */
+moert_status moert_model_take_loads(moert_model *model, const moert_model_layer *layer);
+/* The offset in floats of the entropies [moe_layers,T] in model->loss_inputs, after a loss. */
+size_t moert_model_entropies_at(const moert_model *model);
 
 /* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */
 moert_status moert_model_sum_sequences(const moert_model *model, const double *mine, size_t n,

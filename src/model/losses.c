@@ -53,13 +53,24 @@ static size_t column_of_layer(const moert_model *model, size_t layer) {
     return 1 + layer * (1 + (balances_sequences(model) ? 1 : model->config.router.experts));
 }
 
-/* The offset of a layer's inputs of the losses in their buffer: the losses of the tokens come
- * first, then per layer lse[T], mass[sequences, E] and, with MOERT_AUX_SEQUENCE, uint32
- * counts[sequences, E]. */
+/* The offset of a layer's inputs of the losses in model->loss_inputs: the losses of the tokens come
+ * first, then per layer lse[T], mass[sequences, E] and uint32 counts[sequences, E], which are used
+ * with MOERT_AUX_SEQUENCE. The entropies of all layers, [layers, T], which a watch reads, come
+ * last. */
 static size_t inputs_of_layer(const moert_model *model, size_t layer) {
     const size_t tokens = model->batch.tokens,
                  sums = model->batch.sequences * model->config.router.experts;
-    return tokens + layer * (tokens + (balances_sequences(model) ? 2 : 1) * sums);
+    return tokens + layer * (tokens + 2 * sums);
+}
+
+size_t moert_model_entropies_at(const moert_model *model) {
+    return inputs_of_layer(model, model->moe_layers);
+}
+
+moert_status moert_model_reserve_loss(moert_model *model) {
+    return moert_model_reserve(
+        model, moert_model_entropies_at(model) + model->moe_layers * model->batch.tokens,
+        &model->loss_inputs);
 }
 
 static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_buffer *inputs,
@@ -67,27 +78,44 @@ static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_bu
     return moert_buffer_copy(from, 0, inputs, at * sizeof(float), count * sizeof(float));
 }
 
-/* Gathers the inputs of all losses in one buffer, so that the host waits for the device once. */
-static moert_status gather_inputs(moert_model *model, moert_buffer *inputs) {
-    const moert_model_config *c = &model->config;
-    const size_t tokens = model->batch.tokens, sequences = model->batch.sequences;
-    const size_t count = sequences * c->router.experts;
-    moert_buffer *sums;
-    MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, count, &sums));
-    MOERT_TRY(copy_inputs(model->token_loss, tokens, inputs, 0));
-    for (size_t l = 0; l < model->moe_layers; l++) {
-        const moert_routing *routing = moert_pass_routing(model->moe[l]->pass);
-        const size_t at = inputs_of_layer(model, l);
-        MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
-        MOERT_TRY(moert_router_mass(&c->router, tokens, routing->scores, model->batch.ends,
-                                    sequences, sums));
-        MOERT_TRY(copy_inputs(sums, count, inputs, at + tokens));
-        if (!balances_sequences(model))
-            continue;
-        MOERT_TRY(moert_router_counts(&c->router, tokens, routing->scores, model->batch.ends,
-                                      sequences, sums));
-        MOERT_TRY(copy_inputs(sums, count, inputs, at + tokens + count));
+/* Copies the inputs of a layer to model->loss_inputs, in which the host reads those of all layers
+ * at once. Before a loss, its form is not known. */
+static moert_status gather_layer(moert_model *model, const moert_model_layer *layer,
+                                 bool knows_form) {
+    const moert_router_options *router = &model->config.router;
+    const moert_routing *routing = moert_pass_routing(layer->pass);
+    const size_t tokens = model->batch.tokens, sequences = model->batch.sequences,
+                 count = sequences * router->experts, l = layer->moe_index,
+                 at = inputs_of_layer(model, l);
+    moert_buffer *const inputs = model->loss_inputs, *scratch;
+    MOERT_TRY(
+        moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, moert_max(count, tokens), &scratch));
+    MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
+    MOERT_TRY(
+        moert_router_mass(router, tokens, routing->scores, model->batch.ends, sequences, scratch));
+    MOERT_TRY(copy_inputs(scratch, count, inputs, at + tokens));
+    if (!knows_form || balances_sequences(model)) {
+        MOERT_TRY(moert_router_counts(router, tokens, routing->scores, model->batch.ends, sequences,
+                                      scratch));
+        MOERT_TRY(copy_inputs(scratch, count, inputs, at + tokens + count));
     }
+    if (!model->watched)
+        return MOERT_OK;
+    MOERT_TRY(moert_router_entropy(router, tokens, routing->scores, scratch));
+    return copy_inputs(scratch, tokens, inputs, moert_model_entropies_at(model) + l * tokens);
+}
+
+moert_status moert_model_take_loads(moert_model *model, const moert_model_layer *layer) {
+    const size_t experts = model->config.router.experts;
+    memcpy(model->own_counts + layer->moe_index * experts, moert_pass_expert_counts(layer->pass),
+           experts * sizeof *model->own_counts);
+    return moert_model_recomputes(model) ? gather_layer(model, layer, false) : MOERT_OK;
+}
+
+static moert_status gather_inputs(moert_model *model) {
+    MOERT_TRY(copy_inputs(model->token_loss, model->batch.tokens, model->loss_inputs, 0));
+    for (size_t l = 0; l < model->moe_layers && !moert_model_recomputes(model); l++)
+        MOERT_TRY(gather_layer(model, model->moe[l], true));
     return MOERT_OK;
 }
 
@@ -162,9 +190,7 @@ static moert_status gather_counts(moert_model *model) {
     size_t experts = model->config.router.experts, n = model->moe_layers * experts;
     size_t replicas = moert_comm_size(model->mesh->replicas);
     uint64_t *all = NULL;
-    for (size_t l = 0; l < model->moe_layers; l++)
-        for (size_t e = 0; e < experts; e++)
-            counts[l * experts + e] = moert_pass_expert_counts(model->moe[l]->pass)[e];
+    memcpy(counts, model->own_counts, n * sizeof *counts);
     if (replicas == 1)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&all, replicas, n * sizeof *all));
@@ -269,13 +295,11 @@ static moert_status sum_everything(moert_model *model, size_t columns, double *s
     const size_t count = inputs_of_layer(model, model->moe_layers);
     double *per_sequence = NULL;
     float *values = NULL;
-    moert_buffer *inputs;
     moert_status status;
     MOERT_TRY_OR(done, moert_alloc(&per_sequence, sequences, columns * sizeof *per_sequence));
     MOERT_TRY_OR(done, moert_alloc(&values, count, sizeof *values));
-    MOERT_TRY_OR(done, moert_mesh_scratch(model->mesh, MOERT_SCRATCH_PARTIAL, count, &inputs));
-    MOERT_TRY_OR(done, gather_inputs(model, inputs));
-    MOERT_TRY_OR(done, moert_buffer_read(inputs, 0, values, count * sizeof *values));
+    MOERT_TRY_OR(done, gather_inputs(model));
+    MOERT_TRY_OR(done, moert_buffer_read(model->loss_inputs, 0, values, count * sizeof *values));
     for (size_t s = 0; s < sequences; s++)
         sum_sequence(model, values, s, per_sequence + s * columns);
     if (balances_sequences(model))

@@ -168,11 +168,11 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .value_size = c->latent.value,
                              .documents = moert_model_documents(model),
                              .scale = (float)(mscale * mscale / sqrt((double)key_size(&c->latent))),
-                             .q = layer->kept[KEPT_Q],
-                             .k = layer->kept[KEPT_K],
-                             .v = layer->kept[KEPT_V],
-                             .out = layer->kept[KEPT_OUT],
-                             .lse = layer->kept[KEPT_LSE],
+                             .q = layer->activations->kept[KEPT_Q],
+                             .k = layer->activations->kept[KEPT_K],
+                             .v = layer->activations->kept[KEPT_V],
+                             .out = layer->activations->kept[KEPT_OUT],
+                             .lse = layer->activations->kept[KEPT_LSE],
                              .type = moert_model_type(model),
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
@@ -181,8 +181,8 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
 
 static moert_status project_q(moert_model *model, moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
-    moert_buffer *const *kept = layer->kept;
-    const moert_buffer *x = layer->normed;
+    moert_buffer *const *kept = layer->activations->kept;
+    const moert_buffer *x = layer->activations->normed;
     if (c->latent.q_rank > 0) {
         MOERT_TRY(moert_model_project(model, layer, Q_A, x, kept[KEPT_Q_RAW]));
         MOERT_TRY(normalise(model, layer, Q_A_NORM, c->latent.q_rank, kept[KEPT_Q_RAW],
@@ -197,7 +197,8 @@ static moert_status project_q(moert_model *model, moert_model_layer *layer) {
 static moert_status expand(moert_model *model, moert_model_layer *layer) {
     const moert_latent_sizes *s = &model->config.latent;
     const size_t tokens = model->batch.tokens, heads = model->config.heads;
-    moert_buffer *const *kept = layer->kept, *const expanded = model->scratch[D_EXPANDED];
+    moert_buffer *const *kept = layer->activations->kept, *const expanded =
+                                                              model->scratch[D_EXPANDED];
     head_part parts[HEAD_PARTS];
     list_parts(model, parts);
     MOERT_TRY(normalise(model, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
@@ -218,12 +219,12 @@ static moert_status project_kv(moert_model *model, moert_model_layer *layer) {
     const moert_latent_sizes *s = &model->config.latent;
     const size_t tokens = model->batch.tokens, heads = model->config.heads;
     moert_buffer *const latent = model->scratch[D_LATENT], *const shared = model->scratch[D_SHARED];
-    MOERT_TRY(moert_model_project(model, layer, KV_A, layer->normed, latent));
+    MOERT_TRY(moert_model_project(model, layer, KV_A, layer->activations->normed, latent));
     moert_columns columns = {.rows = tokens,
                              .columns = s->kv_rank,
                              .from = latent,
                              .from_stride = s->kv_rank + s->rope,
-                             .to = layer->kept[KEPT_KV_RAW],
+                             .to = layer->activations->kept[KEPT_KV_RAW],
                              .to_stride = s->kv_rank};
     MOERT_TRY(moert_columns_copy(&columns));
     columns.columns = columns.to_stride = s->rope;
@@ -236,7 +237,7 @@ static moert_status project_kv(moert_model *model, moert_model_layer *layer) {
                                                   .repeat = heads,
                                                   .from = shared,
                                                   .from_stride = s->rope,
-                                                  .to = layer->kept[KEPT_K],
+                                                  .to = layer->activations->kept[KEPT_K],
                                                   .to_stride = key_size(s),
                                                   .to_column = s->nope}));
     return expand(model, layer);
@@ -282,16 +283,18 @@ static moert_status differentiate_q(moert_model *model, moert_model_layer *layer
                                     moert_buffer *dx) {
     const moert_model_config *c = &model->config;
     const size_t rank = c->latent.q_rank, width = c->heads * key_size(&c->latent);
-    moert_buffer *const *kept = layer->kept, *const dq = model->scratch[D_Q],
+    moert_buffer *const *kept = layer->activations->kept, *const dq = model->scratch[D_Q],
                         *const d = model->scratch[D_NORMED];
     MOERT_TRY(rotate(model, c->heads, key_size(&c->latent), true, dq));
     if (rank == 0)
-        return differentiate_projection(model, layer, Q_B, width, layer->normed, dq, dx, false);
+        return differentiate_projection(model, layer, Q_B, width, layer->activations->normed, dq,
+                                        dx, false);
     MOERT_TRY(
         differentiate_projection(model, layer, Q_B, width, kept[KEPT_Q_NORMED], dq, d, false));
     MOERT_TRY(
         differentiate_norm(model, layer, Q_A_NORM, rank, kept[KEPT_Q_RAW], kept[KEPT_Q_RSTD]));
-    return differentiate_projection(model, layer, Q_A, rank, layer->normed, d, dx, false);
+    return differentiate_projection(model, layer, Q_A, rank, layer->activations->normed, d, dx,
+                                    false);
 }
 
 /* D_LATENT[:, kv_rank ...] = gradient of the shared key: the sum over the heads, rotated back. */
@@ -322,7 +325,8 @@ static moert_status differentiate_expanded(moert_model *model, moert_model_layer
     const moert_latent_sizes *s = &model->config.latent;
     const size_t tokens = model->batch.tokens, heads = model->config.heads,
                  width = s->nope + s->value;
-    moert_buffer *const *kept = layer->kept, *const expanded = model->scratch[D_EXPANDED],
+    moert_buffer *const *kept = layer->activations->kept,
+                        *const expanded = model->scratch[D_EXPANDED],
                         *const d = model->scratch[D_NORMED];
     head_part parts[HEAD_PARTS];
     list_parts(model, parts);
@@ -362,8 +366,8 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, moert
     MOERT_TRY(differentiate_q(model, layer, dx));
     MOERT_TRY(differentiate_shared(model));
     MOERT_TRY(differentiate_expanded(model, layer));
-    return differentiate_projection(model, layer, KV_A, s->kv_rank + s->rope, layer->normed,
-                                    scratch[D_LATENT], dx, true);
+    return differentiate_projection(model, layer, KV_A, s->kv_rank + s->rope,
+                                    layer->activations->normed, scratch[D_LATENT], dx, true);
 }
 
 const moert_attention_variant moert_model_mla = {describe, forward, backward};

@@ -14,7 +14,6 @@ static moert_status create(moert_model *model, moert_model_layer *layer) {
 
 static void destroy(moert_model_layer *layer) {
     moert_block_destroy(layer->mlp);
-    MOERT_DESTROY(layer->mlp_v, layer->mlp_h);
 }
 
 static moert_dense_glu glu_of(const moert_model *model, const moert_model_layer *layer) {
@@ -33,17 +32,18 @@ static moert_status forward(moert_model *model, moert_model_layer *layer) {
     const size_t tokens = model->batch.tokens;
     MOERT_TRY(moert_model_reserve(
         model, moert_dense_glu_v_floats(model->device, glu.type, tokens, glu.hidden, glu.width),
-        &layer->mlp_v));
+        &layer->activations->mlp_v));
     MOERT_TRY(moert_model_reserve(model, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
-                                  &layer->mlp_h));
-    return moert_dense_glu_forward(&glu, layer->post_normed, layer->mlp_v, layer->mlp_h,
-                                   layer->out);
+                                  &layer->activations->mlp_h));
+    return moert_dense_glu_forward(&glu, layer->activations->post_normed, layer->activations->mlp_v,
+                                   layer->activations->mlp_h, layer->out);
 }
 
 static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
     const moert_dense_glu glu = glu_of(model, layer);
     MOERT_TRY(moert_block_begin(layer->mlp, &model->batch, accumulate));
-    return moert_dense_glu_backward(&glu, layer->post_normed, layer->mlp_v, layer->mlp_h, model->d,
+    return moert_dense_glu_backward(&glu, layer->activations->post_normed,
+                                    layer->activations->mlp_v, layer->activations->mlp_h, model->d,
                                     model->dn, false);
 }
 

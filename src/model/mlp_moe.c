@@ -7,7 +7,10 @@ static moert_status create(moert_model *model, moert_model_layer *layer) {
     const size_t bytes = model->config.router.experts * sizeof(float);
     MOERT_TRY(moert_comm_agree(model->mesh->world,
                                moert_buffer_create(model->device, bytes, &layer->aux_gradient)));
-    return moert_layer_create(model->mesh, &options, &layer->moe);
+    MOERT_TRY(moert_layer_create(model->mesh, &options, &layer->moe));
+    if (moert_model_recomputes(model) && layer != model->moe[0])
+        moert_layer_share_passes(layer->moe, model->moe[0]->moe);
+    return MOERT_OK;
 }
 
 static void destroy(moert_model_layer *layer) {
@@ -16,12 +19,23 @@ static void destroy(moert_model_layer *layer) {
     moert_buffer_destroy(layer->aux_gradient);
 }
 
-static moert_status forward(moert_model *model, moert_model_layer *layer) {
-    moert_layer_give_bf16(layer->moe, model->bf16);
+static void discard(moert_model_layer *layer) {
     moert_pass_destroy(layer->pass);
     layer->pass = NULL;
-    return moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out,
-                               &layer->pass);
+}
+
+static moert_status forward(moert_model *model, moert_model_layer *layer) {
+    moert_batch batch = model->batch;
+    batch.forward_only |= model->run == RUN_FIRST;
+    discard(layer);
+    moert_layer_give_bf16(layer->moe, model->bf16);
+    MOERT_TRY(moert_layer_forward(layer->moe, &batch, layer->activations->post_normed, layer->out,
+                                  &layer->pass));
+    if (model->run != RUN_AGAIN)
+        MOERT_TRY(moert_model_take_loads(model, layer));
+    if (model->run == RUN_FIRST)
+        discard(layer);
+    return MOERT_OK;
 }
 
 static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
@@ -34,7 +48,10 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, bool 
         .accumulate = accumulate,
         .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE};
     moert_layer_give_bf16(layer->moe, model->bf16);
-    return moert_pass_backward(layer->pass, model->d, &losses, model->dn);
+    MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
+    if (moert_model_recomputes(model))
+        discard(layer); /* its memory is for the next layer */
+    return MOERT_OK;
 }
 
 static moert_block *block(const moert_model_layer *layer, size_t index) {

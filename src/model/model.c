@@ -47,6 +47,11 @@ static moert_status create_parts(moert_model *model) {
                            true, &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer);
     if (status == MOERT_OK)
         status = moert_documents_create(model->device, &model->documents);
+    const size_t shared = c->memory.recompute == MOERT_RECOMPUTE_LAYER ? 1 : c->layers;
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&model->activations, shared);
+    if (status == MOERT_OK)
+        model->activation_count = shared;
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->layer, c->layers);
     if (status == MOERT_OK)
@@ -56,12 +61,16 @@ static moert_status create_parts(moert_model *model) {
     for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
         moert_model_layer *layer = &model->layer[i];
         layer->is_dense = !moert_layer_is_moe(c, i);
+        layer->activations = &model->activations[i % model->activation_count];
+        layer->moe_index = model->moe_layers;
         if (!layer->is_dense)
             model->moe[model->moe_layers++] = layer;
         status = create_attention(model, &layer->attention);
     }
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->counts, model->moe_layers * c->router.experts);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * c->router.experts);
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
     for (size_t i = 0; i < c->layers; i++)
         MOERT_TRY(moert_model_mlp_of(&model->layer[i])->create(model, &model->layer[i]));
@@ -89,29 +98,34 @@ fail:
     return status;
 }
 
+static void free_activations(moert_model_activations *a) {
+    MOERT_DESTROY(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
+    moert_buffers_destroy(a->kept, MOERT_ATTENTION_MOST);
+}
+
 void moert_model_destroy(moert_model *model) {
     if (model == NULL)
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++) {
         moert_model_layer *layer = &model->layer[i];
-        MOERT_DESTROY(layer->normed, layer->rstd, layer->middle, layer->post_normed,
-                      layer->post_rstd, layer->out);
-        for (size_t k = 0; k < MOERT_ATTENTION_MOST; k++)
-            moert_buffer_destroy(layer->kept[k]);
+        moert_buffer_destroy(layer->out);
         moert_block_destroy(layer->attention);
         moert_model_mlp_of(layer)->destroy(layer);
     }
-    MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
-                  model->embedded, model->final_normed, model->final_rstd, model->bf16,
-                  model->logits, model->token_loss, model->d, model->dn, model->head.x,
-                  model->head.dx, model->head.target, model->head.loss, model->head.end[0],
-                  model->head.end[1]);
+    for (size_t i = 0; i < model->activation_count; i++)
+        free_activations(&model->activations[i]);
+    MOERT_DESTROY(model->loss_inputs, model->spare_bf16, model->rope, model->ends, model->tokens,
+                  model->targets, model->links, model->embedded, model->final_normed,
+                  model->final_rstd, model->bf16, model->logits, model->token_loss, model->d,
+                  model->dn, model->head.x, model->head.dx, model->head.target, model->head.loss,
+                  model->head.end[0], model->head.end[1]);
     moert_buffers_destroy(model->head.sum, MOERT_COUNT(model->head.sum));
     for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
         moert_buffer_destroy(model->scratch[i]);
     moert_documents_destroy(model->documents);
     moert_block_destroy(model->outer);
-    MOERT_FREE(model->block, model->moe, model->layer, model->counts, model->tensor, model);
+    MOERT_FREE(model->block, model->moe, model->layer, model->activations, model->own_counts,
+               model->counts, model->tensor, model);
 }
 
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {

@@ -26,10 +26,11 @@ static size_t post_norm(const moert_model_layer *layer) {
 moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
                                 const moert_buffer *x) {
     moert_phase_set(MOERT_PHASE_ATTENTION);
-    MOERT_TRY(moert_model_normalise(model, layer->attention, MOERT_ATTENTION_NORM, x, layer->normed,
-                                    layer->rstd));
-    MOERT_TRY(moert_model_attention_of(&model->config)->forward(model, layer, layer->middle));
-    return moert_add(model->batch.tokens * model->config.hidden, x, layer->middle);
+    MOERT_TRY(moert_model_normalise(model, layer->attention, MOERT_ATTENTION_NORM, x,
+                                    layer->activations->normed, layer->activations->rstd));
+    MOERT_TRY(moert_model_attention_of(&model->config)
+                  ->forward(model, layer, layer->activations->middle));
+    return moert_add(model->batch.tokens * model->config.hidden, x, layer->activations->middle);
 }
 
 moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,
@@ -38,7 +39,7 @@ moert_status moert_model_differentiate_attention(moert_model *model, moert_model
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
     MOERT_TRY(moert_model_attention_of(&model->config)->backward(model, layer, dy, model->dn));
     return moert_model_differentiate_rows(model, layer->attention, MOERT_ATTENTION_NORM, x,
-                                          layer->rstd, true);
+                                          layer->activations->rstd, true);
 }
 
 /* ---- MLP ---- */
@@ -50,18 +51,19 @@ moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer) {
         moert_norm_run(&(moert_norm){.rows = tokens,
                                      .width = c->hidden,
                                      .epsilon = c->norm_epsilon,
-                                     .x = layer->middle,
+                                     .x = layer->activations->middle,
                                      .weight = layer->attention->tensor[post_norm(layer)].weight,
-                                     .y = layer->post_normed,
+                                     .y = layer->activations->post_normed,
                                      .bf16 = model->bf16,
-                                     .rstd = layer->post_rstd}));
+                                     .rstd = layer->activations->post_rstd}));
     MOERT_TRY(moert_model_mlp_of(layer)->forward(model, layer));
-    return moert_add(tokens * c->hidden, layer->middle, layer->out);
+    return moert_add(tokens * c->hidden, layer->activations->middle, layer->out);
 }
 
 moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
                                            bool accumulate) {
     MOERT_TRY(moert_model_mlp_of(layer)->backward(model, layer, accumulate));
-    return moert_model_differentiate_rows(model, layer->attention, post_norm(layer), layer->middle,
-                                          layer->post_rstd, true);
+    return moert_model_differentiate_rows(model, layer->attention, post_norm(layer),
+                                          layer->activations->middle, layer->activations->post_rstd,
+                                          true);
 }

@@ -6,7 +6,7 @@
  *
  * sublayer.c computes the norms and the residual, with the functions of project.c. A variant is one
  * file behind an interface below: gqa.c and mla.c of attention, mlp_moe.c and mlp_dense.c of the
- * MLP. Attention keeps what its backward needs in layer->kept[], and differentiates in
+ * MLP. Attention keeps what its backward needs in layer->activations->kept[], and differentiates in
  * model->scratch[]; both have the sizes that it describes.
  */
 #pragma once
@@ -16,9 +16,9 @@
 typedef struct moert_attention_variant {
     /* Describes what a variant holds for a config; fields are zero before. */
     void (*describe)(const moert_model_config *config, moert_attention_shape *shape);
-    /* y[T,H] = attention of layer->normed [T,H], an operand. */
+    /* y[T,H] = attention of layer->activations->normed [T,H], an operand. */
     moert_status (*forward)(moert_model *model, moert_model_layer *layer, moert_buffer *y);
-    /* dx[T,H] = gradient of layer->normed, from dy [T,H], an operand. Collects the gradients of the
+    /* dx[T,H] = gradient of layer->activations->normed, from dy [T,H], an operand. Collects the gradients of the
      * variant's parameters. */
     moert_status (*backward)(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
                              moert_buffer *dx);
@@ -31,9 +31,9 @@ extern const moert_attention_variant moert_model_mla; /* multi-head latent atten
 typedef struct moert_mlp_variant {
     moert_status (*create)(moert_model *model, moert_model_layer *layer); /* collective */
     void (*destroy)(moert_model_layer *layer); /* also after a failed create, or without one */
-    /* layer->out[T,H] = the MLP of layer->post_normed[T,H]; collective. */
+    /* layer->out[T,H] = the MLP of layer->activations->post_normed[T,H]; collective. */
     moert_status (*forward)(moert_model *model, moert_model_layer *layer);
-    /* model->dn[T,H] = gradient of layer->post_normed, from model->d. Collects or, with
+    /* model->dn[T,H] = gradient of layer->activations->post_normed, from model->d. Collects or, with
      * `accumulate`, adds the gradients of its parameters. Collective. */
     moert_status (*backward)(moert_model *model, moert_model_layer *layer, bool accumulate);
     /* Its blocks, in order; NULL past the end. */
@@ -54,6 +54,14 @@ const moert_mlp_variant *moert_model_mlp_of(const moert_model_layer *layer);
 const moert_attention_variant *moert_model_attention_of(const moert_model_config *config);
 
 /* ---- sublayers ---- */
+
+/* The residual that a layer reads. */
+static inline const moert_buffer *moert_model_input(const moert_model *model, size_t layer) {
+    return layer > 0 ? model->layer[layer - 1].out : model->embedded;
+}
+
+/* Runs both sublayers of a layer forward. Collective. */
+moert_status moert_model_run_layer(moert_model *model, size_t index);
 
 moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
                                 const moert_buffer *x);

@@ -13,14 +13,13 @@ struct moert_model_watch {
     double *sum;           /* [columns] over the step so far */
     double *part;          /* [columns] of a micro-batch */
     double rows, elements; /* of the step so far: tokens without padding, elements of a residual */
-    moert_buffer *token;   /* [T] entropies of a layer */
-    moert_buffer *all;     /* [moe_layers,T] */
 };
 
 moert_status moert_model_watch_create(moert_model *model, moert_model_watch **watch) {
     moert_model_watch *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->model = model;
+    model->watched = true;
     made->columns = model->config.layers + model->moe_layers;
     moert_status status = MOERT_NEW_ARRAY(&made->sum, made->columns);
     if (status == MOERT_OK)
@@ -35,7 +34,6 @@ moert_status moert_model_watch_create(moert_model *model, moert_model_watch **wa
 void moert_model_watch_destroy(moert_model_watch *watch) {
     if (watch == NULL)
         return;
-    MOERT_DESTROY(watch->token, watch->all);
     MOERT_FREE(watch->part, watch->sum, watch);
 }
 
@@ -64,26 +62,17 @@ done:
 }
 
 /* Sets the columns of the MoE layers. */
-static moert_status sum_entropies(moert_model_watch *watch, double *per) {
-    moert_model *model = watch->model;
-    const size_t tokens = model->batch.tokens, bytes = tokens * sizeof(float);
+static moert_status sum_entropies(const moert_model_watch *watch, double *per) {
+    const moert_model *model = watch->model;
+    const size_t tokens = model->batch.tokens, count = model->moe_layers * tokens;
     float *value;
-    MOERT_TRY(moert_model_reserve(model, tokens, &watch->token));
-    MOERT_TRY(moert_model_reserve(model, model->moe_layers * tokens, &watch->all));
-    MOERT_TRY(moert_alloc(&value, model->moe_layers * tokens, sizeof *value));
-    moert_status status;
-    for (size_t l = 0; l < model->moe_layers; l++) {
-        MOERT_TRY_OR(done, moert_router_entropy(&model->config.router, tokens,
-                                                moert_pass_routing(model->moe[l]->pass)->scores,
-                                                watch->token));
-        MOERT_TRY_OR(done, moert_buffer_copy(watch->token, 0, watch->all, l * bytes, bytes));
-    }
-    MOERT_TRY_OR(done, moert_buffer_read(watch->all, 0, value, model->moe_layers * bytes));
-    for (size_t l = 0; l < model->moe_layers; l++)
-        for (size_t t = 0; t < tokens; t++)
-            per[t / model->length * watch->columns + model->config.layers + l] +=
-                (double)value[l * tokens + t];
-done:
+    MOERT_TRY(moert_alloc(&value, count, sizeof *value));
+    const moert_status status =
+        moert_buffer_read(model->loss_inputs, moert_model_entropies_at(model) * sizeof *value,
+                          value, count * sizeof *value);
+    for (size_t i = 0; status == MOERT_OK && i < count; i++)
+        per[i % tokens / model->length * watch->columns + model->config.layers + i / tokens] +=
+            (double)value[i];
     free(value);
     return status;
 }

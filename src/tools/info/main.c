@@ -2,6 +2,7 @@
  * that training a model needs. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "estimate/memory.h"
@@ -111,12 +112,12 @@ static moert_status incomplete(void) {
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length, pieces, chunk;
     const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
-        *shown_combine;
-    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI ss ss ss ss ss}", "path", &path,
+        *shown_combine, *recompute;
+    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI ss ss ss ss ss ss}", "path", &path,
                     "weights", &weights, "batch", &shown_batch, "length", &shown_length,
-                    "micro_batches", &pieces, "loss_chunk", &chunk, "precision", &shown_precision,
-                    "dense", &shown_dense, "dispatch", &shown_dispatch, "combine", &shown_combine,
-                    "engine", &engine) != 0)
+                    "micro_batches", &pieces, "loss_chunk", &chunk, "recompute", &recompute,
+                    "precision", &shown_precision, "dense", &shown_dense, "dispatch",
+                    &shown_dispatch, "combine", &shown_combine, "engine", &engine) != 0)
         return incomplete();
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
@@ -125,6 +126,8 @@ static moert_status print_memory(const json_t *memory) {
            shown_dense, engine, shown_dispatch, shown_combine, (long long)pieces);
     if (chunk > 0)
         printf("logits of %lld tokens at a time\n", (long long)chunk);
+    if (strcmp(recompute, "none") != 0)
+        printf("the backward computes each %s again\n", recompute);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);

@@ -274,16 +274,17 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
     for (size_t r = 0; r < setting.ranks; r++)
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
     const char *method = model->config->quant_method;
-    json_t *part =
-        json_pack("{so ss sI sI sI sI so so so so so}", "path", text(model->path), "weights",
-                  method != NULL ? method : "plain", "batch", number(model->batch), "length",
-                  number(model->length), "micro_batches", number(model->micro_batches),
-                  "loss_chunk", number(model->config->memory.loss_chunk), "precision",
-                  text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)), "dense",
-                  text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
-                  text(moert_choice_word(MOERT_DISPATCH_WORDS, model->config->dispatch)), "combine",
-                  text(moert_choice_word(MOERT_COMBINE_WORDS, model->config->combine)), "engine",
-                  text(moert_config_choice("MOERT_EXCHANGE", setting.engine)));
+    json_t *part = json_pack(
+        "{so ss sI sI sI sI so so so so so so}", "path", text(model->path), "weights",
+        method != NULL ? method : "plain", "batch", number(model->batch), "length",
+        number(model->length), "micro_batches", number(model->micro_batches), "loss_chunk",
+        number(model->config->memory.loss_chunk), "recompute",
+        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, model->config->memory.recompute)),
+        "precision", text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)),
+        "dense", text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
+        text(moert_choice_word(MOERT_DISPATCH_WORDS, model->config->dispatch)), "combine",
+        text(moert_choice_word(MOERT_COMBINE_WORDS, model->config->combine)), "engine",
+        text(moert_config_choice("MOERT_EXCHANGE", setting.engine)));
     if (json_object_set_new(object, "memory", part) != 0)
         return no_memory();
     json_t *rows = new_array(part, "ranks");

@@ -34,8 +34,8 @@ typedef struct moert_survey_model {
  *   measured     file ("" = none), rows (their number)
  *   variables[]  name, value, set, default, type, limits, help
  *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length,
- *                micro_batches, loss_chunk, precision, dense, dispatch, combine, engine, ranks[]:
- *                rank and the fields of estimate/memory.h
+ *                micro_batches, loss_chunk, recompute, precision, dense, dispatch, combine, engine,
+ *                ranks[]: rank and the fields of estimate/memory.h
  *
  * ep as in moert_mesh_create. Collective; every rank gets an object. Errors: ERROR_USAGE,
  * ERROR_MEMORY and those of the modules that are called.

@@ -70,12 +70,19 @@ static size_t pass_activations(const moert_pass *moe) {
                moe->plan->destination, moe->plan->packed);
 }
 
-static size_t layer_activations(const moert_model_layer *l) {
-    const moert_pass *moe = l->pass;
-    return sum_bytes(l->kept, MOERT_ATTENTION_MOST) +
-           SUM(l->aux_gradient, l->normed, l->rstd, l->middle, l->post_normed, l->post_rstd, l->out,
-               l->mlp_v, l->mlp_h) +
-           (moe == NULL ? 0 : pass_activations(moe));
+static size_t activations_of(const moert_model *model) {
+    size_t bytes = SUM(model->loss_inputs);
+    for (size_t i = 0; i < model->config.layers; i++) {
+        const moert_model_layer *l = &model->layer[i];
+        bytes += SUM(l->aux_gradient, l->out) + (l->pass == NULL ? 0 : pass_activations(l->pass));
+    }
+    for (size_t i = 0; i < model->activation_count; i++) {
+        const moert_model_activations *a = &model->activations[i];
+        bytes +=
+            sum_bytes(a->kept, MOERT_ATTENTION_MOST) +
+            SUM(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
+    }
+    return bytes;
 }
 
 static void measure_window(const moert_window *window, size_t rows, moert_memory *found) {
@@ -91,21 +98,23 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
                             model->token_loss, model->head.x, model->head.dx, model->head.target,
                             model->head.loss, model->head.end[0], model->head.end[1]);
     found.activations += sum_bytes(model->head.sum, MOERT_COUNT(model->head.sum));
-    found.scratch = SUM(model->bf16, model->d, model->dn);
+    found.activations += activations_of(model);
+    found.scratch = SUM(model->bf16, model->spare_bf16, model->d, model->dn);
     found.scratch += sum_bytes(model->scratch, MOERT_ATTENTION_MOST);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
     for (size_t i = 0; i < model->config.layers; i++) {
         const moert_pass *moe = model->layer[i].pass;
-        found.activations += layer_activations(&model->layer[i]);
+        if (model->layer[i].moe != NULL)
+            found.copies += rounded_bytes(model->layer[i].moe);
         if (moe == NULL)
             continue;
-        found.copies += rounded_bytes(moe->layer);
         measure_window(moe->x, moe->plan->plan->rows, &found);
         measure_window(moe->prob, moe->plan->plan->rows, &found);
     }
     for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
         if (mesh->windows[i] != NULL)
-            measure_window(mesh->windows[i], model->moe[0]->pass->plan->plan->rows, &found);
+            measure_window(mesh->windows[i],
+                           model->moe[model->moe_layers - 1]->pass->plan->plan->rows, &found);
     return found;
 }
 
@@ -129,6 +138,12 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
         MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
                                             &result));
         MOERT_TRY_OR(done, moert_model_backward(model, i + 1 == micro_batches));
+    }
+    /* after a backward that has computed layers again, no pass is left to be measured */
+    if (moert_model_recomputes(model)) {
+        moert_model_weights_changed(model); /* as an optimizer's step between them does */
+        status = moert_model_forward(
+            model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false, NULL, 0, true});
     }
 done:
     free(tokens);
@@ -165,13 +180,14 @@ typedef struct recipe {
     moert_latent_sizes latent; /* kv_rank 0: grouped-query attention */
     size_t loss_chunk;
     bool tied;
+    moert_recompute recompute;
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
             micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {0, 0, 0, 0, 0},   \
-            0, false                                                                               \
+            0, false, MOERT_RECOMPUTE_NONE                                                         \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -189,6 +205,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.rope.interleaved = how->latent.kv_rank > 0;
     config.memory.loss_chunk = how->loss_chunk;
     config.tied_embeddings = how->tied;
+    config.memory.recompute = how->recompute;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     deal_ranks(hosts);
     moert_mesh *mesh = open_mesh(ep);
@@ -267,6 +284,18 @@ TEST(test_estimate_knows_latent_attention) {
     for (size_t i = 0; i < 4; i++) {
         recipes[i / 2].latent = latent[i % 2];
         run_model(models[0], &recipes[i / 2], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+    }
+}
+
+TEST(test_estimate_knows_layers_that_are_computed_again) {
+    static const recipe recipes[] = {
+        RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 72, F32),
+        RECIPE(BF16, BF16, BF16, 1, 0, F32), RECIPE(MXFP8, F32, MXFP8, 2, 0, F32),
+        RECIPE(NVFP4, F32, F32, 1, 0, F32)};
+    for (size_t i = 0; i < MOERT_COUNT(recipes); i++) {
+        recipe how = recipes[i];
+        how.recompute = MOERT_RECOMPUTE_LAYER;
+        run_model(models[i % 2], &how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
     }
 }
 

@@ -135,11 +135,11 @@ TEST(test_destroyed_passes_leave_nothing) {
         for (size_t m = 0; m < MICRO; m++)
             moert_pass_destroy(often.micro[m].pass);
     }
-    ASSERT_ON_ALL(often.run.layer->pass_count == MICRO); /* later passes take their memory */
+    ASSERT_ON_ALL(often.run.layer->passes->count == MICRO); /* later passes take their memory */
     run_step(&never, order, 2, true);
     run_step(&often, order, 2, true);
     ASSERT_ON_ALL(same_results(&never, &often, 2));
-    ASSERT_ON_ALL(often.run.layer->pass_count == MICRO);
+    ASSERT_ON_ALL(often.run.layer->passes->count == MICRO);
     layer_run_close(&never.run);
     layer_run_close(&often.run);
 }

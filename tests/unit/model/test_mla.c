@@ -222,7 +222,7 @@ static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, 
                                     document < length ? m.positions : NULL, 0, false}));
     moert_model_layer *layer = &model->layer[0];
     fill_parameters(&m, model);
-    m.x = fill(layer->normed, 0, floats, 0.0f, 1.0f, 30);
+    m.x = fill(layer->activations->normed, 0, floats, 0.0f, 1.0f, 30);
     moert_buffer *y = unset_floats(floats), *dx = unset_floats(floats), *dy = unset_floats(floats);
     m.dy = fill(dy, 0, floats, 0.0f, 1.0f, 31);
     ASSERT_OK(moert_model_mla.forward(model, layer, y));
