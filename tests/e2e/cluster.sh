@@ -133,7 +133,8 @@ exec $AGENT "$host" "$set;" "$@"
 END
     chmod +x "$tmp/agent"
     # shellcheck disable=SC2016
-    finalized nodes 3 1 --head -- bash -c 'export AGENT=${HYDRA_LAUNCHER_EXEC:-$OMPI_MCA_plm_rsh_agent}
+    # both jobs may end by a hang in MPI_Finalize (finalized), and nodes() has time for two of 20 seconds
+    MOERT_TIMEOUT_S=20 finalized nodes 3 1 --head -- bash -c 'export AGENT=${HYDRA_LAUNCHER_EXEC:-$OMPI_MCA_plm_rsh_agent}
         export HYDRA_LAUNCHER_EXEC=$0 OMPI_MCA_plm_rsh_agent=$0 PRTE_MCA_plm_ssh_agent=$0
         launch/train --hosts "$@"' "$tmp/agent" "$tmp/hosts" "--preflight=--slow 0.01 --seconds 0.3" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
         --out "$tmp/run" && has_lines "$log" '^ +preflight leaves out: .*node1' '^moert-train: [12] ranks?,'
