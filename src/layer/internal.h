@@ -83,8 +83,8 @@ struct moert_pass {
     uint64_t backward; /* the number of its backward among those of the layer */
 };
 
-/* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over the
- * mesh's context if all are in use. */
+/* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over
+ * the mesh's context if all are in use. */
 moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
 /* Leaves the layer's list of passes; the last layer frees them. */
 void moert_pass_leave_list(moert_layer *layer);

@@ -53,11 +53,9 @@ static moert_status run_again(moert_model *model, size_t index) {
         MOERT_TRY(
             moert_buffer_reserve(model->device, moert_buffer_bytes(gradient), &model->spare_bf16));
     model->bf16 = model->spare_bf16;
-    model->run = RUN_AGAIN;
     set_repeating(&model->layer[index], true);
     const moert_status status = moert_model_run_layer(model, index);
     set_repeating(&model->layer[index], false);
-    model->run = RUN_ONCE;
     model->bf16 = gradient;
     return status;
 }

@@ -108,8 +108,12 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(reserve_layer(model, &model->layer[i]));
         /* the backward begins with the last layer, whose activations are still there then */
-        model->run = moert_model_recomputes(model) && i + 1 < c->layers ? RUN_FIRST : RUN_ONCE;
+        model->discards = moert_model_recomputes(model) && i + 1 < c->layers;
         MOERT_TRY(moert_model_run_layer(model, i));
+        if (!model->layer[i].is_dense)
+            MOERT_TRY(moert_model_take_loads(model, &model->layer[i]));
+        if (model->discards)
+            moert_model_discard(&model->layer[i]);
     }
     const moert_buffer *x = model->layer[c->layers - 1].out;
     moert_phase_set(MOERT_PHASE_LOGITS);

@@ -110,11 +110,7 @@ struct moert_model {
     moert_buffer *bf16; /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                            dense layers use float32 */
     moert_buffer *spare_bf16; /* the same, while a layer is computed again */
-    enum {
-        RUN_ONCE,  /* the backward reads what the layers keep */
-        RUN_FIRST, /* the layer under way discards it, */
-        RUN_AGAIN  /* and is computed again, during the backward */
-    } run;
+    bool discards; /* the backward computes the layer under way again (moert_recompute) */
     moert_buffer *token_loss;         /* [T] */
     moert_buffer *loss_inputs;        /* of the MoE layers (losses.c) */
     bool watched;                     /* they have entropies (watch.h) */
@@ -205,6 +201,12 @@ size_t moert_head_sums(moert_span span, size_t direct);
 /* Whether the backward computes layers again. */
 static inline bool moert_model_recomputes(const moert_model *model) {
     return model->config.memory.recompute == MOERT_RECOMPUTE_LAYER;
+}
+
+/* Ends the layer's pass, if it has one; its memory is for the next pass. */
+static inline void moert_model_discard(moert_model_layer *layer) {
+    moert_pass_destroy(layer->pass);
+    layer->pass = NULL;
 }
 
 /* Makes room for the losses' inputs of the batch. */

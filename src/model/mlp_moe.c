@@ -19,23 +19,13 @@ static void destroy(moert_model_layer *layer) {
     moert_buffer_destroy(layer->aux_gradient);
 }
 
-static void discard(moert_model_layer *layer) {
-    moert_pass_destroy(layer->pass);
-    layer->pass = NULL;
-}
-
 static moert_status forward(moert_model *model, moert_model_layer *layer) {
     moert_batch batch = model->batch;
-    batch.forward_only |= model->run == RUN_FIRST;
-    discard(layer);
+    batch.forward_only |= model->discards;
+    moert_model_discard(layer);
     moert_layer_give_bf16(layer->moe, model->bf16);
-    MOERT_TRY(moert_layer_forward(layer->moe, &batch, layer->activations->post_normed, layer->out,
-                                  &layer->pass));
-    if (model->run != RUN_AGAIN)
-        MOERT_TRY(moert_model_take_loads(model, layer));
-    if (model->run == RUN_FIRST)
-        discard(layer);
-    return MOERT_OK;
+    return moert_layer_forward(layer->moe, &batch, layer->activations->post_normed, layer->out,
+                               &layer->pass);
 }
 
 static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
@@ -50,7 +40,7 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, bool 
     moert_layer_give_bf16(layer->moe, model->bf16);
     MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
     if (moert_model_recomputes(model))
-        discard(layer); /* its memory is for the next layer */
+        moert_model_discard(layer); /* its memory is for the next layer */
     return MOERT_OK;
 }
 

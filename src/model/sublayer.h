@@ -18,8 +18,8 @@ typedef struct moert_attention_variant {
     void (*describe)(const moert_model_config *config, moert_attention_shape *shape);
     /* y[T,H] = attention of layer->activations->normed [T,H], an operand. */
     moert_status (*forward)(moert_model *model, moert_model_layer *layer, moert_buffer *y);
-    /* dx[T,H] = gradient of layer->activations->normed, from dy [T,H], an operand. Collects the gradients of the
-     * variant's parameters. */
+    /* dx[T,H] = gradient of layer->activations->normed, from dy [T,H], an operand. Collects the
+     * gradients of the variant's parameters. */
     moert_status (*backward)(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
                              moert_buffer *dx);
 } moert_attention_variant;
@@ -33,8 +33,8 @@ typedef struct moert_mlp_variant {
     void (*destroy)(moert_model_layer *layer); /* also after a failed create, or without one */
     /* layer->out[T,H] = the MLP of layer->activations->post_normed[T,H]; collective. */
     moert_status (*forward)(moert_model *model, moert_model_layer *layer);
-    /* model->dn[T,H] = gradient of layer->activations->post_normed, from model->d. Collects or, with
-     * `accumulate`, adds the gradients of its parameters. Collective. */
+    /* model->dn[T,H] = gradient of layer->activations->post_normed, from model->d. Collects or,
+     * with `accumulate`, adds the gradients of its parameters. Collective. */
     moert_status (*backward)(moert_model *model, moert_model_layer *layer, bool accumulate);
     /* Its blocks, in order; NULL past the end. */
     moert_block *(*block)(const moert_model_layer *layer, size_t index);

@@ -229,8 +229,7 @@ const moert_expert_map *moert_model_placement(const moert_model *model, size_t l
 
 moert_status moert_model_place(moert_model *model, size_t layer, const uint32_t *expert) {
     moert_model_layer *moe = model->moe[layer];
-    moert_pass_destroy(moe->pass);
-    moe->pass = NULL;
+    moert_model_discard(moe);
     MOERT_TRY(moert_layer_place(moe->moe, expert));
     fill_tensors(model);
     return MOERT_OK;

@@ -49,7 +49,7 @@ typedef struct moert_compute_choice {
 /* The rows that set a moert_memory_choice (io/model_config.h). */
 /* clang-format off */
 #define MOERT_MEMORY_OPTIONS(choice)                                                               \
-    {"recompute", MOERT_OPTION_CHOICE, &(choice).recompute, "none", MOERT_RECOMPUTE_WORDS,          \
+    {"recompute", MOERT_OPTION_CHOICE, &(choice).recompute, "none", MOERT_RECOMPUTE_WORDS,         \
      "what the backward computes again, so that it need not be kept: nothing, or whole layers; "   \
      "no bit of the results changes"},                                                             \
     {"loss-chunk", MOERT_OPTION_UINT, &(choice).loss_chunk, "0", "0..1000000000",                  \
