@@ -99,6 +99,7 @@ bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out O
 bad "$both" 2 '--hidden is for a new model; the config.json of --model gives the sizes' train --data LICENSE --model $model --hidden 64 --out OUT/run
 bad 1 2 '--data 0.7 \.\.\.: a blend has a weight before each path' train --data 0.7 LICENSE 0.3
 bad 1 2 "weight '-1': expected a number above 0" train --data "0.5 LICENSE -1 docs"
+for weight in 1e3 x 1.2.3 .; do bad 1 2 "weight '$weight': expected a number above 0" train --data "0.5 LICENSE $weight docs"; done
 bad 1 2 'a blend names LICENSE twice' train --data 0.5 LICENSE 0.5 LICENSE
 echo '{"LICENSE": "half"}' >"$tmp/half.json"
 echo '{"docs": 0.5, "docs": 0.5}' >"$tmp/twice.json"

@@ -99,7 +99,8 @@ static moert_status add_words(blend *b, const char *const *words, size_t count) 
         char *rest, *path;
         const double weight = strtod(words[i], &rest);
         MOERT_TRY(moert_text_path(&path, "%s", words[i + 1]));
-        const bool is_number = rest != words[i] && *rest == '\0';
+        const bool is_number =
+            rest != words[i] && *rest == '\0' && words[i][strspn(words[i], "0123456789.")] == '\0';
         MOERT_TRY(add_source(b, is_number ? weight : 0.0, words[i], path));
     }
     return MOERT_OK;
