@@ -243,8 +243,7 @@ static size_t last_at(const size_t *starts, size_t count, size_t position) {
 static run run_at(const moert_source *s, size_t position) {
     const moert_index *index = &s->index;
     if (s->kind == MOERT_SOURCE_TEXT) {
-        const size_t at = last_at(s->starts, s->corpus.count, position),
-                     offset = position - s->starts[at];
+        const size_t at = moert_source_document(s, position), offset = position - s->starts[at];
         const moert_corpus_file *file = &s->corpus.files[at];
         return offset < file->bytes ? (run){file, offset, file->bytes - offset} : (run){NULL, 0, 1};
     }
