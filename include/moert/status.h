@@ -58,7 +58,8 @@ extern "C" {
     X(ERROR_UNSUPPORTED, "not supported here")                                                     \
     X(ERROR_NUMERIC, "non-finite number")                                                          \
     X(ERROR_TIMEOUT, "a rank is dead, stopped or late")                                            \
-    X(ERROR_INTERNAL, "a bug in moert")
+    X(ERROR_INTERNAL, "a bug in moert")                                                            \
+    X(ERROR_HARDWARE, "a device computes wrong bits")
 
 typedef enum moert_status {
 #define MOERT_STATUS_ENUM(name, text) MOERT_##name,

@@ -24,6 +24,13 @@ typedef struct moert_columns_args {
 } moert_columns_args;
 MOERT_ARGS_LAYOUT(moert_columns_args, columns, 56, 64)
 
+typedef struct moert_digest_args {
+    args_u64 at, stride, first;
+    args_i32 words;
+    args_u32 mask;
+} moert_digest_args;
+MOERT_ARGS_LAYOUT(moert_digest_args, mask, 28, 32)
+
 typedef struct moert_embedding_args {
     args_u64 tokens, hidden, length, first_row, rows, share, first_leaf, stride, offset;
     args_i32 accumulate;

@@ -86,6 +86,9 @@
       "the file of libmoert that the Python package loads; programs do not read it")               \
     X(node_ranks, "MOERT_NODE_RANKS", UINT, AGREE, "0", "0-4096",                                  \
       "for tests: this many consecutive ranks of a host count as a separate host; 0 = all ranks")  \
+    X(plant, "MOERT_PLANT", STRING, LOCAL, "", "",                                                 \
+      "for tests of moert-train --verify: SITE RANK STEP LAYER WORD BIT flips a bit in what a "    \
+      "rank computes (train/cross_check.h)")                                                       \
     X(log_level, "MOERT_LOG", CHOICE, LOCAL, "warn", "error|warn|info|debug|trace",                \
       "how much is logged on stderr; trace waits for every kernel")
 

@@ -30,6 +30,7 @@
     X(REDUCE_REPLICAS, "reduce replicas")                                                          \
     X(GRADIENT_NORM, "gradient norm")                                                              \
     X(OPTIMIZER, "optimizer")                                                                      \
+    X(VERIFY, "verify")                                                                            \
     X(MOVE, "moving experts")                                                                      \
     X(SAVE, "save")                                                                                \
     X(LOAD, "load")                                                                                \

@@ -60,38 +60,60 @@ static size_t expert_copies(const moert_memory_setting *setting, const moert_mem
     return bytes;
 }
 
-/* Prepacked weights of the replicated projections. */
-static size_t dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+/* Prepacked weights of the replicated projections of one MoE layer, and of one dense GLU. */
+static size_t moe_dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const moert_dtype type = moert_operand_type(c->dense);
-    const moert_prepacked_shape head = {1, c->vocabulary, h, MOERT_PREPACKED_FORWARD, type};
     const moert_prepacked_shape dense[] = {
         {1, c->router.experts, h, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32},
         {shared > 0, 2 * shared, h, MOERT_PREPACKED_GATED, type},
         {shared > 0, h, shared, MOERT_PREPACKED_FORWARD, type},
         {c->shared_gate, 1, h, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32}};
+    size_t bytes = 0;
+    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
+        bytes += prepacks_bytes(setting, &dense[i]);
+    return bytes;
+}
+
+static size_t glu_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const size_t h = s->config->hidden;
+    const moert_dtype type = moert_operand_type(s->config->dense);
     const moert_prepacked_shape glu[] = {
         {s->dense > 0, 2 * s->dense, h, MOERT_PREPACKED_GATED, type},
         {s->dense > 0, h, s->dense, MOERT_PREPACKED_FORWARD, type}};
-    if (s->tokens == 0)
-        return 0;
-    size_t bytes = prepacks_bytes(setting, &head);
-    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
-        bytes += s->moe_layers * prepacks_bytes(setting, &dense[i]);
-    for (size_t i = 0; i < MOERT_COUNT(glu); i++)
-        bytes += s->dense_layers * prepacks_bytes(setting, &glu[i]);
+    return prepacks_bytes(setting, &glu[0]) + prepacks_bytes(setting, &glu[1]);
+}
+
+/* Those of one layer's attention. */
+static size_t attention_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_dtype type = moert_operand_type(s->config->dense);
+    size_t bytes = 0;
     for (size_t i = 0; i < s->attention.parameters; i++) {
         const moert_model_parameter *p = &s->attention.parameter[i];
         const moert_prepacked_shape shape = {1, p->rows, p->columns, MOERT_PREPACKED_FORWARD, type};
         if (p->rows > 0 && p->columns > 0)
-            bytes += c->layers * prepacks_bytes(setting, &shape);
+            bytes += prepacks_bytes(setting, &shape);
     }
     return bytes;
 }
 
+size_t moert_memory_layer_copies(const moert_memory_setting *setting, const moert_memory_shape *s,
+                                 size_t moe_layers, size_t dense_layers) {
+    const size_t layers = moe_layers + dense_layers;
+    size_t bytes = moe_layers * expert_copies(setting, s);
+    if (s->tokens > 0)
+        bytes += moe_layers * moe_dense_copies(setting, s) + dense_layers * glu_copies(setting, s) +
+                 layers * attention_copies(setting, s);
+    return bytes;
+}
+
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    return s->moe_layers * expert_copies(setting, s) + dense_copies(setting, s);
+    const moert_prepacked_shape head = {1, s->config->vocabulary, s->config->hidden,
+                                        MOERT_PREPACKED_FORWARD,
+                                        moert_operand_type(s->config->dense)};
+    return moert_memory_layer_copies(setting, s, s->moe_layers, s->dense_layers) +
+           (s->tokens > 0 ? prepacks_bytes(setting, &head) : 0);
 }
 
 /* ---- scratch ---- */

@@ -339,6 +339,35 @@ static size_t count_messages(const moert_memory_shape *s) {
            with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
 }
 
+/* ---- the second copy of a layer for --verify ---- */
+
+/* model/audit.h and train/cross_check.h; `nodes` as in moert_memory_estimate. */
+static size_t check_bytes(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t nodes) {
+    const moert_model_config *c = s->config;
+    moert_memory_shape most = *s;
+    moert_memory_setting once = *setting; /* each weight serves one forward and one dgrad */
+    size_t attention[MOERT_ATTENTION_MOST + 2], floats = 0;
+    most.experts = moert_max(c->expert_slots, moert_ceil_div(c->router.experts, setting->ep));
+    once.micro_batches = 1;
+    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, most.experts);
+    const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
+    const size_t dense[] = {2 * s->dense * c->hidden, c->hidden * s->dense}, parts[] = {2, 1};
+    parameters replicated = {0, 0}, owned = {0, 0};
+    add_blocks(&replicated, 1, &(moert_block_shape){attention, count, NULL}, 1, 0);
+    if (s->dense_layers > 0)
+        add_blocks(&replicated, 1, &(moert_block_shape){dense, MOERT_COUNT(dense), parts}, 1, 0);
+    for (int b = 0; b < MOERT_LAYER_BLOCKS && s->moe_layers > 0; b++)
+        add_blocks(b == 0 ? &replicated : &owned, 1,
+                   &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]}, 1, 0);
+    floats = (2 + nodes) * replicated.floats + 2 * owned.floats;
+    if (setting->micro_batches > 1)
+        floats += owned.floats;          /* gradients of the experts before a backward */
+    floats += 6 * s->tokens * c->hidden; /* inputs of both runs, and the second one's result */
+    return floats * sizeof(float) +
+           moert_memory_layer_copies(&once, &most, s->moe_layers > 0, s->dense_layers > 0);
+}
+
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
                                    moert_memory *memory) {
     MOERT_TRY(check(setting));
@@ -382,11 +411,13 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .saves = setting->saves_beside /* moert_saver_floats */
                      ? 3 * (replicated.shards + owned.shards) * sizeof(float)
                      : 0,
+        .checks = setting->verifies ? check_bytes(setting, &s, nodes) : 0,
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),
     };
     memory->total = 2 * blocks + memory->moments + memory->copies + memory->sums +
                     memory->activations + memory->scratch + memory->staging + memory->saves +
+                    memory->checks +
                     (reserves_worst_case(setting) ? memory->windows : memory->reserved);
     return MOERT_OK;
 }

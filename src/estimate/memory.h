@@ -21,6 +21,7 @@ typedef struct moert_memory_setting {
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
     size_t micro_batches;           /* micro-batches of a step */
     bool saves_beside;              /* checkpoints are written beside training */
+    bool verifies;                  /* ranks repeat each other's work */
     const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
     moert_aux_form aux_form;
 } moert_memory_setting;
@@ -41,6 +42,9 @@ typedef struct moert_memory_setting {
     X(scratch, "scratch", "of backward, shared by all layers")                                     \
     X(staging, "staging", "rows packed into messages of the staged or node exchange")              \
     X(saves, "saves", "host copy of this rank's part of a checkpoint, to save beside training")    \
+    X(checks, "checks",                                                                            \
+      "a second copy of a layer and its inputs, with which ranks repeat each other's work "        \
+      "(--verify)")                                                                                \
     X(windows, "windows", "rows of the exchange windows that balanced routing uses")               \
     X(reserved, "reserved",                                                                        \
       "reserved for those windows; untouched pages of the window exchange "                        \

@@ -24,7 +24,9 @@ typedef struct moert_memory_shape {
         dense_v_type; /* moert_precision_between, moert_operand_between */
 } moert_memory_shape;
 
-/* Bytes of rounded and prepacked copies of weights. */
+/* Bytes of rounded and prepacked copies of weights: of so many layers, and of all with the head. */
+size_t moert_memory_layer_copies(const moert_memory_setting *setting, const moert_memory_shape *s,
+                                 size_t moe_layers, size_t dense_layers);
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
 /* Floats in the mesh's scratch buffers of layer/precision.c, layer/operand.c and
  * layer/wire.c. */

@@ -71,11 +71,15 @@ static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, 
     if (part->end == part->first)
         return MOERT_OK;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
+    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DY, pass->dy,
+                                      moert_wire_bytes(&pass->layer->options), part));
     MOERT_TRY(differentiate_glu(pass, back->slots, part));
+    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DPROB, back->slots, sizeof(float), part));
     moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
     in.y = pass->dv;
     MOERT_TRY(moert_wire_results(pass, back, false, &in));
     MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
+    MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_DX, &in));
     return moert_wire_return(pass, back, &in);
 }
 
@@ -290,6 +294,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     if (routes)
         status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
+    MOERT_TRY(moert_probe_close(pass, false));
     if (routes)
         MOERT_TRY(add_router(pass, dlogits, dx));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(pass, dy, dx) : MOERT_OK;

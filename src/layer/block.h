@@ -175,6 +175,9 @@ void moert_layer_trust_batches(moert_layer *layer);
 /* From now on the passes of the layer are those of `with`, a layer of the same mesh and options: a
  * pass that one of them has destroyed leaves its memory to all. The layer must have had none. */
 void moert_layer_share_passes(moert_layer *layer, const moert_layer *with);
+/* From now on the layer's passes take digests (layer/probe.h); NULL: none. */
+typedef struct moert_probe moert_probe;
+void moert_layer_set_probe(moert_layer *layer, moert_probe *probe);
 /* Where the experts are; valid until moert_layer_place. */
 const moert_expert_map *moert_layer_placement(const moert_layer *layer);
 /* The router's results of a pass. */

@@ -68,6 +68,9 @@ static moert_status compute_chunk(moert_pass *pass, moert_transfer *back, size_t
     }
     if (part->end == part->first)
         return MOERT_OK;
+    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x,
+                                      moert_wire_bytes(&layer->options), part));
+    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_PROB, pass->prob, sizeof(float), part));
     moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part);
     MOERT_TRY(moert_wire_unpack(pass, pass->x, &in.x, &in.ldx));
     in.y = pass->v;
@@ -88,6 +91,7 @@ static moert_status compute_chunk(moert_pass *pass, moert_transfer *back, size_t
     const moert_scaled_bias biases = moert_pass_biases(pass, &second);
     if (layer->options.expert_biases)
         MOERT_TRY(moert_scaled_bias_forward(&biases));
+    MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_Y, &second));
     return moert_wire_return(pass, back, &second);
 }
 
@@ -174,6 +178,7 @@ static moert_status run(moert_pass *pass, moert_status status, moert_buffer *y) 
     back.target = y;
     /* the ranks agree on `status` in the combine */
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &back, status));
+    MOERT_TRY(moert_probe_close(pass, true));
     return shared ? moert_add(pass->batch.tokens * layer->options.hidden, result, y) : MOERT_OK;
 }
 

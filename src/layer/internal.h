@@ -4,6 +4,7 @@
 #include "layer/block.h"
 #include "layer/dense_glu.h"
 #include "layer/mesh.h"
+#include "layer/probe.h"
 #include "nn/bias.h"
 #include "router/router.h"
 
@@ -45,6 +46,7 @@ struct moert_layer {
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
     bool weights_changed;     /* the weights changed since `rounded` was computed */
+    moert_probe *probe;       /* NULL: none */
     size_t gathers;           /* gathers of an amax that remain in the call under way */
     const moert_buffer *bf16; /* moert_layer_give_bf16 */
 
@@ -113,3 +115,22 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_transfer *back, moert
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
 moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
                                    moert_buffer **buffer);
+
+/* ---- probes (layer/probe.h) ---- */
+
+/* Rows of a point: `bytes` of each, `stride` floats apart. The functions below do nothing if the
+ * layer has no probe. */
+typedef struct moert_probe_rows {
+    moert_buffer *rows;
+    size_t stride, bytes;
+} moert_probe_rows;
+moert_status moert_probe_take(const moert_pass *pass, moert_probe_point point,
+                              const moert_probe_rows *rows, const moert_part *part);
+moert_status moert_probe_take_window(const moert_pass *pass, moert_probe_point point,
+                                     const moert_window *window, size_t bytes,
+                                     const moert_part *part);
+/* The results of a GEMM for the combine: y of a forward, else x. */
+moert_status moert_probe_take_results(const moert_pass *pass, moert_probe_point point,
+                                      const moert_gemm *gemm);
+/* After the last chunk of the forward or the backward: hashes the digests. Waits for the device. */
+moert_status moert_probe_close(const moert_pass *pass, bool forward);

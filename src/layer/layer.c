@@ -200,6 +200,10 @@ void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows) {
     layer->bf16 = rows;
 }
 
+void moert_layer_set_probe(moert_layer *layer, moert_probe *probe) {
+    layer->probe = probe;
+}
+
 size_t moert_layer_first_expert(const moert_layer *layer) {
     return layer != NULL ? layer->first_expert : 0;
 }

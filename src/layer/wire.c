@@ -10,14 +10,18 @@ enum {
     GRAIN = 8, /* GEMMs that scatter their results need N and K to be multiples of this */
 };
 
-size_t moert_wire_width(const moert_layer_options *options) {
+size_t moert_wire_bytes(const moert_layer_options *options) {
     const moert_quantizer how = MOERT_QUANTIZER_INIT;
     if (options->dispatch == MOERT_DISPATCH_F32)
-        return options->hidden;
+        return options->hidden * sizeof(float);
     if (options->dispatch == MOERT_DISPATCH_BF16)
-        return options->hidden / BF16_PER_FLOAT;
+        return options->hidden * sizeof(uint16_t);
     const moert_quantized_shape shape = moert_quantized_shape_of(&how, 1, options->hidden, 0);
-    return moert_ceil_div(shape.q_bytes + shape.scales, sizeof(float));
+    return shape.q_bytes + shape.scales;
+}
+
+size_t moert_wire_width(const moert_layer_options *options) {
+    return moert_ceil_div(moert_wire_bytes(options), sizeof(float));
 }
 
 size_t moert_wire_back_width(const moert_layer_options *options) {
@@ -143,7 +147,8 @@ moert_status moert_wire_results(moert_pass *pass, const moert_transfer *back, bo
     const bool plain = bf16 && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
     const moert_device *device = layer->mesh->device;
     const moert_gemm rounded = moert_precision_operands(layer, gemm);
-    const bool scatters = plain && sent && !sums && moert_gemm_scatters(device, &rounded);
+    const bool scatters =
+        plain && sent && !sums && layer->probe == NULL && moert_gemm_scatters(device, &rounded);
     if (!scatters && !(plain && moert_gemm_rounds(device, &rounded)))
         return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE,
                                   pass->plan->plan->rows * *stride, rows);

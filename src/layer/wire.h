@@ -7,7 +7,8 @@
 
 #include "layer/internal.h"
 
-/* The width in floats of a window that receives rows of x or dy. */
+/* The bytes of a row of x or dy, and the width in floats of a window that receives such rows. */
+size_t moert_wire_bytes(const moert_layer_options *options);
 size_t moert_wire_width(const moert_layer_options *options);
 /* The width in floats of a window of the experts' results. */
 size_t moert_wire_back_width(const moert_layer_options *options);

@@ -60,7 +60,7 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     return link_tokens(model, batch->input);
 }
 
-static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) {
+moert_status moert_model_reserve_layer(moert_model *model, moert_model_layer *layer) {
     moert_model_activations *a = layer->activations;
     const size_t t = model->batch.tokens, h = model->config.hidden;
     const struct {
@@ -106,7 +106,7 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
                                       model->embedded));
     MOERT_TRY(moert_model_reserve_loss(model));
     for (size_t i = 0; i < c->layers; i++) {
-        MOERT_TRY(reserve_layer(model, &model->layer[i]));
+        MOERT_TRY(moert_model_reserve_layer(model, &model->layer[i]));
         /* the backward begins with the last layer, whose activations are still there then */
         model->discards = moert_model_recomputes(model) && i + 1 < c->layers;
         MOERT_TRY(moert_model_run_layer(model, i));

@@ -100,7 +100,7 @@ static bool norm_rotates(const moert_model_config *c, const head_group *g) {
 
 static moert_attention attention_of(const moert_model *model, const moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
-    const bool windowed = moert_layer_set_has(&c->windowed, (size_t)(layer - model->layer));
+    const bool windowed = moert_layer_set_has(&c->windowed, layer->index);
     return (moert_attention){.sequences = model->batch.sequences,
                              .length = model->length,
                              .heads = c->heads,

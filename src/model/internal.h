@@ -60,6 +60,7 @@ typedef struct moert_model_activations {
 } moert_model_activations;
 
 typedef struct moert_model_layer {
+    size_t index;
     moert_block *attention; /* norms and attention */
     bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
     moert_block *mlp;       /* the dense GLU's W1 and W2 */
@@ -113,6 +114,7 @@ struct moert_model {
     bool discards; /* the backward computes the layer under way again (moert_recompute) */
     moert_buffer *token_loss;         /* [T] */
     moert_buffer *loss_inputs;        /* of the MoE layers (losses.c) */
+    struct moert_audit *audit;        /* under way (audit.h), or NULL */
     bool watched;                     /* they have entropies (watch.h) */
     moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
     size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */

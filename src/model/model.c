@@ -18,7 +18,7 @@ size_t moert_model_replicated_shape(const moert_model_config *config,
     return last + 1;
 }
 
-static moert_status create_attention(moert_model *model, moert_block **block) {
+moert_status moert_model_create_attention(moert_model *model, moert_block **block) {
     size_t elements[MOERT_ATTENTION_MOST + 2];
     const size_t count = moert_model_replicated_shape(&model->config, &model->attention, elements);
     return moert_block_create(model->device, model->mesh->world, "the attention of a layer", true,
@@ -60,12 +60,13 @@ static moert_status create_parts(moert_model *model) {
         status = MOERT_NEW_ARRAY(&model->block, 1 + c->layers * (1 + MOERT_LAYER_BLOCKS));
     for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
         moert_model_layer *layer = &model->layer[i];
+        layer->index = i;
         layer->is_dense = !moert_layer_is_moe(c, i);
         layer->activations = &model->activations[i % model->activation_count];
         layer->moe_index = model->moe_layers;
         if (!layer->is_dense)
             model->moe[model->moe_layers++] = layer;
-        status = create_attention(model, &layer->attention);
+        status = moert_model_create_attention(model, &layer->attention);
     }
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->counts, model->moe_layers * c->router.experts);

@@ -1,5 +1,6 @@
 /* The two sublayers of a block, with their norms and residuals. */
 #include "base/phase.h"
+#include "model/audit_points.h"
 #include "model/sublayer.h"
 
 const moert_attention_variant *moert_model_attention_of(const moert_model_config *config) {
@@ -30,7 +31,8 @@ moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
                                     layer->activations->normed, layer->activations->rstd));
     MOERT_TRY(moert_model_attention_of(&model->config)
                   ->forward(model, layer, layer->activations->middle));
-    return moert_add(model->batch.tokens * model->config.hidden, x, layer->activations->middle);
+    MOERT_TRY(moert_add(model->batch.tokens * model->config.hidden, x, layer->activations->middle));
+    return moert_audit_at(model, layer, MOERT_AUDIT_ATTENDED);
 }
 
 moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,
@@ -38,8 +40,9 @@ moert_status moert_model_differentiate_attention(moert_model *model, moert_model
     moert_buffer *dy = model->bf16 != NULL ? model->bf16 : model->d;
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
     MOERT_TRY(moert_model_attention_of(&model->config)->backward(model, layer, dy, model->dn));
-    return moert_model_differentiate_rows(model, layer->attention, MOERT_ATTENTION_NORM, x,
-                                          layer->activations->rstd, true);
+    MOERT_TRY(moert_model_differentiate_rows(model, layer->attention, MOERT_ATTENTION_NORM, x,
+                                             layer->activations->rstd, true));
+    return moert_audit_at(model, layer, MOERT_AUDIT_DIFFERENTIATED);
 }
 
 /* ---- MLP ---- */
@@ -57,13 +60,16 @@ moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer) {
                                      .bf16 = model->bf16,
                                      .rstd = layer->activations->post_rstd}));
     MOERT_TRY(moert_model_mlp_of(layer)->forward(model, layer));
-    return moert_add(tokens * c->hidden, layer->activations->middle, layer->out);
+    MOERT_TRY(moert_add(tokens * c->hidden, layer->activations->middle, layer->out));
+    return moert_audit_at(model, layer, MOERT_AUDIT_FORWARDED);
 }
 
 moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
                                            bool accumulate) {
+    MOERT_TRY(moert_audit_at(model, layer, MOERT_AUDIT_BACKWARD));
     MOERT_TRY(moert_model_mlp_of(layer)->backward(model, layer, accumulate));
-    return moert_model_differentiate_rows(model, layer->attention, post_norm(layer),
-                                          layer->activations->middle, layer->activations->post_rstd,
-                                          true);
+    MOERT_TRY(moert_model_differentiate_rows(model, layer->attention, post_norm(layer),
+                                             layer->activations->middle,
+                                             layer->activations->post_rstd, true));
+    return moert_audit_at(model, layer, MOERT_AUDIT_MLP_DONE);
 }

@@ -60,6 +60,11 @@ static inline const moert_buffer *moert_model_input(const moert_model *model, si
     return layer > 0 ? model->layer[layer - 1].out : model->embedded;
 }
 
+/* Creates a layer's block of attention and norms. Not collective. */
+moert_status moert_model_create_attention(moert_model *model, moert_block **block);
+
+/* Makes room for a layer's activations of the batch. */
+moert_status moert_model_reserve_layer(moert_model *model, moert_model_layer *layer);
 /* Runs both sublayers of a layer forward. Collective. */
 moert_status moert_model_run_layer(moert_model *model, size_t index);
 

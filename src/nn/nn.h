@@ -220,6 +220,26 @@ moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum)
 moert_status moert_squares_join(moert_squares *squares, double *sum); /* sum[count] */
 void moert_squares_destroy(moert_squares *squares);                   /* NULL is legal */
 
+/* ---- digests ---- */
+
+/*
+ * digest[first + r], uint64, = a digest of the `bytes` bytes of row r of x. Rows that differ in one
+ * bit have different digests; other differences are missed about once in 2^64. Errors: ERROR_USAGE
+ * (2^31 words in a row).
+ */
+typedef struct moert_digest {
+    size_t rows, bytes; /* bytes of a row; its memory ends at a multiple of 4 */
+    const moert_buffer *x;
+    size_t stride, at; /* floats between the starts of rows, and before the first row */
+    moert_buffer *digest;
+    size_t first;
+} moert_digest;
+moert_status moert_digest_rows(const moert_digest *digest);
+/* *hash = a hash of its value before and of `floats` floats of x from `at` on. Waits for the
+ * device. `scratch`: a growable buffer. Errors: ERROR_MEMORY, ERROR_DEVICE. */
+moert_status moert_digest_floats(const moert_buffer *x, size_t at, size_t floats,
+                                 moert_buffer **scratch, uint64_t *hash);
+
 /* ---- AdamW (decoupled weight decay), in place over n floats; padding must be zero ---- */
 typedef struct moert_adamw {
     double rate, beta1, beta2, epsilon, decay;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "train/breakdown.h"
+#include "train/cross_check.h"
 #include "train/evaluate.h"
 #include "train/ledger.h"
 #include "train/loader.h"
@@ -31,8 +32,10 @@ typedef struct moert_trainer {
                     options->watch is set */
     moert_monitor *monitor; /* NULL unless options->watch is set */
     moert_rebalance
-        *rebalance;         /* NULL unless options->rebalance_every is set and experts can move */
-    moert_rebalanced moved; /* for the next metrics row */
+        *rebalance;           /* NULL unless options->rebalance_every is set and experts can move */
+    moert_rebalanced moved;   /* for the next metrics row */
+    moert_cross_check *check; /* NULL unless options->verify_every is set */
+    uint64_t wrong_step;      /* the last step with wrong bits, plus 1; 0: none */
     moert_evaluation *evaluation;
     moert_loader *loader;
     moert_loaded loaded; /* this rank's part of the step */
@@ -50,6 +53,10 @@ void moert_trainer_free(moert_trainer *t);
  * be one of them, unless the run has 0 steps. Errors: those of moert_checkpoint_load,
  * ERROR_MISMATCH (a checkpoint of another run), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
+
+/* Loads the newest checkpoint of the run, after wrong bits. ERROR_HARDWARE, with the last message,
+ * if there is none. Collective. */
+moert_status moert_trainer_go_back(moert_trainer *t);
 
 /* Takes the sequences of the step. ERROR_MISMATCH if no token counts as a target. Collective. */
 moert_status moert_trainer_load(moert_trainer *t);

@@ -66,9 +66,9 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
     return moert_optimizer_moments_of(optimizer, tensor->block);
 }
 
-/* Whether a tensor of a block has weight decay. Matrices of the model have it; with decay_all, all
- * tensors do. All tensors of the model that form one of the block are alike. */
-static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
+/* All tensors of the model that form one of the block are alike. */
+bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_block *block,
+                            size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     for (size_t i = 0; i < moert_model_tensor_count(optimizer->model); i++)
         if (tensor[i].block == block &&
@@ -103,7 +103,7 @@ static moert_status update_block(const moert_optimizer *optimizer, size_t index,
     const size_t end = moert_block_shard(block, &first) + first;
     for (size_t i = 0; i < block->count; i++) {
         moert_adamw adamw = *step;
-        if (!decays(optimizer, block, i))
+        if (!moert_optimizer_decays(optimizer, block, i))
             adamw.decay = 0.0;
         MOERT_TRY(update_tensor(&block->tensor[i], &optimizer->moments[index], &adamw, first, end,
                                 moert_comm_size(block->comm) > 1));
@@ -111,17 +111,22 @@ static moert_status update_block(const moert_optimizer *optimizer, size_t index,
     return moert_block_gather(block, block->weight);
 }
 
+moert_adamw moert_optimizer_coefficients(const moert_optimizer *optimizer, double rate, double norm,
+                                         uint64_t step) {
+    const moert_optimizer_options *o = &optimizer->options;
+    return (moert_adamw){.rate = rate,
+                         .beta1 = o->beta1,
+                         .beta2 = o->beta2,
+                         .epsilon = o->epsilon,
+                         .decay = o->decay,
+                         .scale =
+                             o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6) : 1.0,
+                         .step = step};
+}
+
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step) {
-    const moert_optimizer_options *o = &optimizer->options;
-    const moert_adamw adamw = {
-        .rate = rate,
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .epsilon = o->epsilon,
-        .decay = o->decay,
-        .scale = o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6) : 1.0,
-        .step = step};
+    const moert_adamw adamw = moert_optimizer_coefficients(optimizer, rate, norm, step);
     moert_phase_set(MOERT_PHASE_OPTIMIZER);
     moert_model_weights_changed(optimizer->model);
     for (size_t b = 0; b < moert_model_block_count(optimizer->model); b++)

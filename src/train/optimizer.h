@@ -32,6 +32,13 @@ moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_op
                                     moert_optimizer **optimizer);
 void moert_optimizer_destroy(moert_optimizer *optimizer);
 
+/* The coefficients of a step, for tensors with weight decay. Not collective. */
+moert_adamw moert_optimizer_coefficients(const moert_optimizer *optimizer, double rate, double norm,
+                                         uint64_t step);
+/* Whether a tensor of a block has weight decay. Matrices of the model have it; with decay_all, all
+ * tensors do. Not collective. */
+bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_block *block,
+                            size_t index);
 /* One step with this learning rate. `norm` is the gradient's norm; `step` counts from 1.
  * Collective. */
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
-#include "train/verify.h"
+#include "train/checksums.h"
 
 /* X(name in messages, value): properties of a model that its tensors' shapes do not imply. */
 #define MODEL_TABLE(X, c)                                                                          \
@@ -118,21 +118,21 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                       directory, (unsigned long long)newest);
 }
 
-/* Checks the bytes of a checkpoint, with options->verify, and resumes the run from it.
+/* Checks the bytes of a checkpoint, with options->checksums, and resumes the run from it.
  * Collective. */
 static moert_status load(moert_trainer *t, const char *path) {
     moert_run_state saved = {0};
     moert_manifest *manifest = NULL;
     moert_status status = MOERT_OK;
-    if (t->options->verify)
-        status = moert_verify_begin(t->world, path, &manifest);
+    if (t->options->checksums)
+        status = moert_checksums_begin(t->world, path, &manifest);
     if (status == MOERT_OK)
         status = moert_checkpoint_load(t->optimizer, path, manifest, &saved);
-    status = moert_verify_finish(t->world, manifest, status);
+    status = moert_checksums_finish(t->world, manifest, status);
     const bool checked = manifest != NULL;
     moert_manifest_free(manifest);
     MOERT_TRY(status);
-    if (!checked && t->options->verify && t->first)
+    if (!checked && t->options->checksums && t->first)
         MOERT_WARN("%s has no manifest.json; its bytes were not checked", path);
     MOERT_TRY(moert_comm_agree(t->world, check_state(t, path, &saved)));
     MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
@@ -216,6 +216,21 @@ moert_status moert_trainer_resume(moert_trainer *t) {
         if (o->resume != NULL)
             status = load(t, o->resume);
     }
+done:
+    free(steps);
+    return status;
+}
+
+moert_status moert_trainer_go_back(moert_trainer *t) {
+    uint64_t *steps = NULL;
+    size_t count = 0;
+    moert_status status = MOERT_OK;
+    if (t->checkpoints != NULL)
+        MOERT_TRY_OR(done, list_checkpoints(t, t->checkpoints, &steps, &count));
+    if (count > 0)
+        status = load_newest(t, t->checkpoints, steps, count);
+    else
+        status = moert_error_pass(MOERT_ERROR_HARDWARE, __func__, __LINE__);
 done:
     free(steps);
     return status;

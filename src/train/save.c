@@ -9,13 +9,13 @@
 #include "io/durable.h"
 #include "train/saver.h"
 #include "train/values.h"
-#include "train/verify.h"
+#include "train/checksums.h"
 
 /* Ends a stage, of which this rank's work has the result `status`. Collective. */
 static moert_status end_stage(moert_saver *s, moert_status status) {
     MOERT_TRY(moert_comm_agree(s->world, status));
     if (moert_save_stages[s->stage].exchanges)
-        MOERT_TRY(moert_verify_exchange(s->world, s->manifest));
+        MOERT_TRY(moert_checksums_exchange(s->world, s->manifest));
     s->stage++;
     return MOERT_OK;
 }

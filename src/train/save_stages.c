@@ -13,7 +13,7 @@
 #include "model/file_runs.h"
 #include "train/saver.h"
 #include "train/values.h"
-#include "train/verify.h"
+#include "train/checksums.h"
 
 static const char index_name[] = "model.safetensors.index.json";
 
@@ -258,7 +258,7 @@ static moert_status write_files(moert_saver *s) {
 }
 
 static moert_status sum_rest(moert_saver *s) {
-    return moert_verify_sum(s->world, s->manifest);
+    return moert_checksums_sum(s->world, s->manifest);
 }
 
 /* Rank 0 completes the directory. */

@@ -179,6 +179,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
             MOERT_TRY(moert_stop_asked(t->world, stopped));
         if (*stopped)
             return MOERT_OK;
+        moert_cross_check_begin(t->check, t->state.step, i);
         MOERT_TRY(moert_trainer_forward(t, i));
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
         moert_ledger_count(t->ledger);
@@ -186,6 +187,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         moert_rebalance_count(t->rebalance, i == 0);
         MOERT_TRY(moert_monitor_take(t->monitor, i == 0));
         MOERT_TRY(moert_model_backward(t->model, i + 1 == pieces));
+        MOERT_TRY(moert_cross_check_end(t->check));
         mean->cross_entropy += result.cross_entropy;
         mean->aux += result.aux * factor;
         mean->z += result.z * factor;

@@ -22,7 +22,11 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
     if (!*skipped) {
         s->applied++;
         s->skipped_in_row = 0;
+        const moert_adamw coefficients =
+            moert_optimizer_coefficients(t->optimizer, rate, norm, s->applied);
+        MOERT_TRY(moert_cross_check_keep(t->check));
         MOERT_TRY(moert_optimizer_step(t->optimizer, rate, norm, s->applied));
+        MOERT_TRY(moert_cross_check_compare(t->check, &coefficients));
         return o->bias_rate > 0.0
                    ? moert_model_update_correction(t->model, t->counts, (float)o->bias_rate)
                    : MOERT_OK;
@@ -195,6 +199,29 @@ static moert_status save(moert_trainer *t, bool last) {
     return status;
 }
 
+/* ---- metrics ---- */
+
+static moert_status open_metrics(moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    const bool replays = o->replay.end > 0; /* to a new file, without a bar */
+    const moert_metrics_options metrics = {.path = o->metrics,
+                                           .start = replays ? 0 : t->state.step,
+                                           .total = replays ? 0 : o->steps,
+                                           .events = o->tensorboard && !replays ? o->out : NULL,
+                                           .console = stdout,
+                                           .every = o->log_every};
+    return moert_comm_agree(t->world,
+                            t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
+}
+
+/* Drops the lines of steps from the present one on. */
+static moert_status reopen_metrics(moert_trainer *t) {
+    moert_metrics *old = t->metrics;
+    t->metrics = NULL;
+    MOERT_TRY(moert_comm_agree(t->world, moert_metrics_close(old)));
+    return open_metrics(t);
+}
+
 /* Moves experts after a step. A save in progress still has them in their old places. */
 static moert_status rebalance(moert_trainer *t) {
     go_on_saving(t, moert_saver_wait);
@@ -206,13 +233,33 @@ static moert_status rebalance(moert_trainer *t) {
     return MOERT_OK;
 }
 
+/* Computes a step. After wrong bits it goes back, if it may, unless they are in the same step as
+ * the last ones. */
+static moert_status step_or_go_back(moert_trainer *t, bool *interrupted) {
+    const uint64_t now = t->state.step;
+    const moert_status status = step(t, interrupted);
+    if (status != MOERT_ERROR_HARDWARE || !t->options->goes_back || t->wrong_step == now + 1)
+        return status;
+    char *message = moert_error_keep();
+    t->wrong_step = now + 1;
+    go_on_saving(t, moert_saver_wait);
+    moert_status back = moert_trainer_go_back(t);
+    if (back == MOERT_OK && t->first)
+        MOERT_WARN("%s; going back to step %llu", message != NULL ? message : "wrong bits",
+                   (unsigned long long)t->state.step);
+    if (back == MOERT_OK)
+        back = reopen_metrics(t);
+    free(message);
+    return back;
+}
+
 static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     const moert_trainer_options *o = t->options;
     while (t->state.step < t->end && !*interrupted) {
         if (moert_step_ranges_have(&o->left_out, t->state.step))
             leave_out(t);
         else
-            MOERT_TRY(step(t, interrupted));
+            MOERT_TRY(step_or_go_back(t, interrupted));
         if (!*interrupted)
             MOERT_TRY(moert_stop_asked(t->world, interrupted));
         const bool ends = t->state.step == t->end;
@@ -252,15 +299,7 @@ static moert_status open_outputs(moert_trainer *t) {
     }
     if (o->profile && o->out != NULL)
         MOERT_TRY(moert_ledger_open(t->model, o->out, &t->ledger));
-    const bool replays = o->replay.end > 0; /* to a new file, without a bar */
-    const moert_metrics_options metrics = {.path = o->metrics,
-                                           .start = replays ? 0 : t->state.step,
-                                           .total = replays ? 0 : o->steps,
-                                           .events = o->tensorboard && !replays ? o->out : NULL,
-                                           .console = stdout,
-                                           .every = o->log_every};
-    return moert_comm_agree(t->world,
-                            t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
+    return open_metrics(t);
 }
 
 static moert_status create_saver(moert_trainer *t) {
@@ -286,6 +325,10 @@ static moert_status begin(moert_trainer *t) {
         MOERT_TRY(moert_comm_agree(t->world, moert_rebalance_create(t->optimizer, &t->rebalance)));
     if (t->checkpoints != NULL && o->replay.end == 0)
         MOERT_TRY(create_saver(t));
+    if (o->verify_every > 0)
+        MOERT_TRY(moert_cross_check_create(
+            &(moert_cross_check_options){t->optimizer, o->verify_every, o->micro_batches, o->seed},
+            &t->check));
     if (o->watch)
         MOERT_TRY(moert_monitor_create(
             &(moert_monitor_options){t->model, o->batch, o->length, o->peak_flops}, &t->monitor));
@@ -324,6 +367,7 @@ done:
     char *message = moert_error_keep();
     moert_saver_destroy(t.saver);
     status = moert_error_first(message, status, moert_metrics_close(t.metrics));
+    moert_cross_check_destroy(t.check);
     moert_monitor_destroy(t.monitor);
     moert_rebalance_destroy(t.rebalance);
     moert_optimizer_destroy(t.optimizer);

@@ -43,7 +43,10 @@ typedef struct moert_trainer_options {
     bool watch;              /* the metrics also have those of train/monitor.h */
     double peak_flops;       /* of moert_monitor_options */
     const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
-    bool verify;             /* compare a checkpoint's bytes with its checksums before it is read */
+    bool checksums;          /* compare a checkpoint's bytes with its checksums before it is read */
+    size_t verify_every;     /* steps between checks of the ranks by each other
+                                (train/cross_check.h); 0 = none */
+    bool goes_back;          /* after wrong bits, go on from the last checkpoint */
     const char *config_text; /* config.json of the model */
     size_t log_every;        /* steps between console lines; 0 = none */
     bool profile;            /* print a table of the steps' times at the end, and write it to
@@ -55,7 +58,8 @@ typedef struct moert_trainer_options {
  * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the micro-batch
  * (or the evaluation), drops a step that lacks further micro-batches, writes a checkpoint (with
  * `out`) of the last whole step and returns MOERT_OK with *interrupted. Errors: ERROR_USAGE,
- * ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
+ * ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_HARDWARE
+ * (verify_every), ERROR_IO, ...
  * Collective.
  */
 moert_status moert_train(moert_model *model, const moert_data *data,

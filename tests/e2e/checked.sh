@@ -81,7 +81,7 @@ edited() { # TEXT FIELD VALUE
     cp -r "$run/checkpoints/step-00000040" "$copy"
     edit "$copy" "$2" "$3"
     fails "$1" "state.json with \"$2\": $3 is refused" \
-        alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-verify --resume "$copy"
+        alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-checksums --resume "$copy"
 }
 edited "'applied' 41, 'skipped' 0 and 'left_out' 0 are not 'step' 40" applied 41
 edited "'applied' 40, 'skipped' 0 and 'left_out' 0 are not 'step' 99" step 99
@@ -94,7 +94,7 @@ copy=$tmp/negative
 cp -r "$run/checkpoints/step-00000040" "$copy"
 printf '\x80' | dd of="$copy/optimizer.safetensors" bs=1 conv=notrunc seek=$(($(stat -c %s "$copy/optimizer.safetensors") - 1)) 2>/dev/null
 fails "tensor 'second_moment.*, below 0" "a negative second moment is refused" \
-    alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-verify --resume "$copy"
+    alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-checksums --resume "$copy"
 
 copy=$tmp/odd
 cp -r "$run" "$copy"

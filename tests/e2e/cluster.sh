@@ -161,6 +161,17 @@ restarts() { # NUMBER
     verdict $? "launch/train --restarts goes on without hosts that are lost, to the bytes of an undisturbed run"
 }
 
+# The third host computes a wrong bit: the run ends without it
+wrong_bits() {
+    printf '%s\n' node0 node1 node2 >"$tmp/hosts"
+    ranks 1 "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$tmp/whole"
+    MOERT_PLANT='optimizer 2 7 0 77 3' nodes 3 1 --head -- launch/train --hosts "$tmp/hosts" --restarts 1 --program "$bin/moert-train" -- \
+        "${model[@]}" "${some_steps[@]}" --verify 1 --out "$tmp/run"
+    [ $? -eq 0 ] && has_lines "$log" '^moert-train: rank 2 \(node2\): wrong bits at step 7 in the update of ' 'left out: node2$' \
+        '^2 +2 +2 +0 +10 +[0-9]+ +ended well$' && same_run "$tmp/whole" "$tmp/run"
+    verdict $? "launch/train --restarts leaves out the host of a rank that computes wrongly"
+}
+
 # ---- the end, and bad input ----
 
 # True if TMPDIR is empty and no process has it on its command line. Namespaces end with their processes.
@@ -209,6 +220,7 @@ part fault 3 mixed 2 "rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(n
     "when all ranks wait, the message says what the others do"
 part preflight
 for ((n = 0; n < ${CLUSTER_RESTARTS:-1}; n++)); do part restarts $n; done
+part wrong_bits
 part info
 part signals
 part bad_input

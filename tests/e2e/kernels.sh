@@ -83,7 +83,7 @@ options() { # FAMILY: the options of its programs, one a line
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
-    attention/sinks | exchange/route | nn/bias | nn/columns | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce | nn/rope) printf '%s\n' '' -DALIGNED ;;
+    attention/sinks | exchange/route | nn/bias | nn/columns | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce | nn/rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }

@@ -303,6 +303,7 @@ ENUMS = {
         "MOERT_ERROR_NUMERIC": 10,
         "MOERT_ERROR_TIMEOUT": 11,
         "MOERT_ERROR_INTERNAL": 12,
+        "MOERT_ERROR_HARDWARE": 13,
     },
     "moert_binding": {
         "MOERT_BINDING_VARIABLE": 0,

@@ -18,6 +18,7 @@ static moert_option_list data_paths;
 static size_t token_bits;
 static size_t batch, length, micro_batches, ep;
 static unsigned aux_form, save_mode;
+static size_t verify_every;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 static bool as_json;
@@ -34,6 +35,8 @@ static const moert_option options[] = {
      "form of the load-balancing loss"},
     {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", MOERT_SAVE_WORDS,
      "as for moert-train: wait and skip count the host copy of a checkpoint"},
+    {"verify", MOERT_OPTION_UINT, &verify_every, "0", "0..",
+     "as for moert-train: above 0 counts the second copy of a layer"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     MOERT_MEMORY_OPTIONS(memory_choice),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
@@ -203,10 +206,10 @@ static moert_status run_data(void) {
 static moert_status run(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     moert_model_config config = {.text = NULL};
-    const moert_survey_model model = {model_path,    model_path != NULL ? &config : NULL,
-                                      batch,         length,
-                                      micro_batches, (moert_aux_form)aux_form,
-                                      save_mode != 0};
+    const moert_survey_model model = {model_path,     model_path != NULL ? &config : NULL,
+                                      batch,          length,
+                                      micro_batches,  (moert_aux_form)aux_form,
+                                      save_mode != 0, verify_every > 0};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (checked_path != NULL)
@@ -230,7 +233,8 @@ done:
 
 MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-    "[--micro-batches N] [--loss-chunk N] [--save-beside M] [--aux-form F] [--precision P] "
+    "[--micro-batches N] [--loss-chunk N] [--save-beside M] [--verify N] [--aux-form F] "
+    "[--precision P] "
     "[--dense P] "
     "[--dispatch D] [--combine C]] [--ep N] [--json], or moert-info --check DIR, or moert-info "
     "--data PATH [--documents FILE]",

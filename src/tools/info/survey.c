@@ -269,6 +269,7 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .largest_bytes = SIZE_MAX,
                                     .micro_batches = model->micro_batches,
                                     .saves_beside = model->saves_beside,
+                                    .verifies = model->verifies,
                                     .device = s->device,
                                     .aux_form = model->aux_form};
     for (size_t r = 0; r < setting.ranks; r++)

@@ -14,6 +14,7 @@ typedef struct moert_survey_model {
     size_t batch, length, micro_batches; /* batch = sequences of one micro-batch */
     moert_aux_form aux_form;
     bool saves_beside; /* checkpoints are written beside training */
+    bool verifies;     /* ranks repeat each other's work */
 } moert_survey_model;
 
 /*

@@ -14,7 +14,7 @@
 #include "tools/train/data.h"
 #include "train/trainer.h"
 #include "train/values.h"
-#include "train/verify.h"
+#include "train/checksums.h"
 
 enum { SAMPLE_LIMIT = 100000 };
 
@@ -27,7 +27,7 @@ static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static moert_split split;
 static double held_out, temperature, save_rate, peak_tflops;
-static unsigned schedule_kind, aux_form, save_mode, save_dtype, order;
+static unsigned schedule_kind, aux_form, save_mode, save_dtype, order, on_mismatch;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 
@@ -165,8 +165,13 @@ static const moert_option options[] = {
      "checkpoint before them or from step 0, and writes their metrics to OUT/replay-STEP.jsonl; "
      "with "
      "--gradients also the gradients of the last of them"},
-    {"verify", MOERT_OPTION_FLAG, &trainer.verify, "1", NULL,
+    {"checksums", MOERT_OPTION_FLAG, &trainer.checksums, "1", NULL,
      "compare what --model and --resume read with its checksums"},
+    {"verify", MOERT_OPTION_UINT, &trainer.verify_every, "0", "0..",
+     "steps after which ranks repeat a part of each other's work, on other devices, and compare "
+     "the bits; 0 = none. A rank that computes wrongly is named, and nothing of the step is saved"},
+    {"on-mismatch", MOERT_OPTION_CHOICE, &on_mismatch, "end", "end|back",
+     "what follows wrong bits: the end, or going on from the last checkpoint, once for each step"},
     {"log-every", MOERT_OPTION_UINT, &trainer.log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
@@ -225,6 +230,7 @@ static moert_status check(int argc, char **argv) {
     trainer.schedule.kind = (int)schedule_kind;
     trainer.save_mode = (moert_save_mode)save_mode;
     trainer.save_bytes_per_s = 1e6 * save_rate;
+    trainer.goes_back = on_mismatch == 1;
     trainer.peak_flops = 1e12 * peak_tflops;
     trainer.losses.aux_form = (moert_aux_form)aux_form;
     if (split_weights != NULL &&
@@ -361,7 +367,7 @@ static moert_status end_replay(moert_context *context, moert_model *model, bool 
 static moert_status make_weights(moert_comm *world, moert_model *model, moert_manifest *manifest) {
     if (model_path == NULL)
         return moert_comm_agree(world, moert_model_initialize(model, trainer.seed));
-    return moert_verify_finish(world, manifest, moert_model_load(model, model_path, manifest));
+    return moert_checksums_finish(world, manifest, moert_model_load(model, model_path, manifest));
 }
 
 /* Gives each rank room for experts that move. */
@@ -436,8 +442,8 @@ static moert_status run(moert_context *context) {
     moert_manifest *manifest = NULL;
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
-    if (model_path != NULL && trainer.verify)
-        MOERT_TRY_OR(done, moert_verify_begin(world, model_path, &manifest));
+    if (model_path != NULL && trainer.checksums)
+        MOERT_TRY_OR(done, moert_checksums_begin(world, model_path, &manifest));
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_data_compare(data.data, world));
     MOERT_TRY_OR(done, moert_config_compare(world, config.text));

@@ -6,7 +6,7 @@
 #include "estimate/memory.h"
 #include "exchange/internal.h"
 #include "layer/internal.h"
-#include "model/internal.h"
+#include "model/audit_internal.h"
 #include "support/mpi.h"
 #include "train/save.h"
 
@@ -120,8 +120,9 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
 
 /* ---- a step ---- */
 
+/* `audit`, unless NULL, audits layer 0 of the last micro-batch. */
 static moert_status train(moert_model *model, size_t batch, size_t micro_batches,
-                          moert_aux_form aux_form) {
+                          moert_aux_form aux_form, moert_audit *audit) {
     size_t ranks = test_ranks, first, count;
     moert_model_partition(batch, test_rank, ranks, &first, &count);
     int32_t *tokens;
@@ -132,12 +133,21 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     moert_status status;
     MOERT_TRY_OR(done, moert_model_initialize(model, 1));
     for (size_t i = 0; i < micro_batches; i++) {
+        if (audit != NULL)
+            moert_audit_begin(audit, i + 1 == micro_batches ? 0 : MOERT_AUDIT_NO_LAYER, NULL);
         MOERT_TRY_OR(done,
                      moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens, tokens,
                                                                      false, NULL, 0, i > 0}));
         MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
                                             &result));
         MOERT_TRY_OR(done, moert_model_backward(model, i + 1 == micro_batches));
+    }
+    if (audit != NULL) {
+        MOERT_TRY_OR(done, moert_audit_repeat(audit, 1));
+        moert_audit_end(audit);
+        moert_model_weights_changed(model);
+        status = moert_model_forward(
+            model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false, NULL, 0, true});
     }
     /* after a backward that has computed layers again, no pass is left to be measured */
     if (moert_model_recomputes(model)) {
@@ -148,6 +158,22 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
 done:
     free(tokens);
     return status;
+}
+
+/* What an audit holds, but the digests: 8 bytes for each row and each 4 KiB. */
+static size_t audit_bytes(const moert_audit *audit) {
+    const moert_model_layer *again = &audit->again;
+    const moert_block *blocks[] = {again->attention, again->mlp, moert_layer_block(again->moe, 0),
+                                   moert_layer_block(again->moe, 1),
+                                   moert_layer_block(again->moe, 2)};
+    size_t bytes = rounded_bytes(again->moe) + SUM(again->out, audit->middle, audit->d[0],
+                                                   audit->d[1], audit->before[0], audit->before[1],
+                                                   audit->x, audit->received);
+    for (size_t i = 0; i < MOERT_COUNT(blocks); i++)
+        if (blocks[i] != NULL)
+            bytes += SUM(blocks[i]->weight, blocks[i]->gradient, blocks[i]->nodes) +
+                     prepacked_bytes(blocks[i]);
+    return bytes;
 }
 
 static unsigned engine_of(const moert_mesh *mesh) {
@@ -181,13 +207,14 @@ typedef struct recipe {
     size_t loss_chunk;
     bool tied;
     moert_recompute recompute;
+    bool verifies;
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
             micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {0, 0, 0, 0, 0},   \
-            0, false, MOERT_RECOMPUTE_NONE                                                         \
+            0, false, MOERT_RECOMPUTE_NONE, false                                                  \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -215,7 +242,10 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     moert_model *model = open_model(mesh, &config);
     ASSERT_OK_ON_ALL(
         moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
-    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches, how->aux_form));
+    moert_audit *audit = NULL;
+    if (how->verifies)
+        ASSERT_OK_ON_ALL(moert_audit_create(model, &audit));
+    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches, how->aux_form, audit));
     const moert_memory_setting setting = {
         .config = &config,
         .batch = batch,
@@ -227,6 +257,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
         .micro_batches = how->micro_batches,
         .saves_beside = true,
+        .verifies = how->verifies,
         .device = moert_context_device(test_context),
         .aux_form = how->aux_form,
     };
@@ -236,6 +267,8 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     expect_equal("saves", want.saves, moert_saver_floats(model) * sizeof(float));
     if (setting.engine == MOERT_EXCHANGE_WINDOW && mesh->exchange->reserves_worst_case)
         expect_equal("reserved", want.reserved, got.reserved);
+    expect_equal("checks", want.checks, audit != NULL ? audit_bytes(audit) : 0);
+    moert_audit_destroy(audit);
     moert_optimizer_destroy(optimizer);
     release_owned();
 }
@@ -296,6 +329,18 @@ TEST(test_estimate_knows_layers_that_are_computed_again) {
         recipe how = recipes[i];
         how.recompute = MOERT_RECOMPUTE_LAYER;
         run_model(models[i % 2], &how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+    }
+}
+
+TEST(test_estimate_knows_what_repeats_other_ranks_work) {
+    static const recipe recipes[] = {
+        RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 0, F32),
+        RECIPE(BF16, BF16, BF16, 2, 0, F32), RECIPE(MXFP8, F32, MXFP8, 1, 0, F32)};
+    for (size_t i = 0; i < MOERT_COUNT(recipes); i++) {
+        recipe how = recipes[i];
+        how.verifies = true;
+        how.recompute = i % 2 == 0 ? MOERT_RECOMPUTE_NONE : MOERT_RECOMPUTE_LAYER;
+        run_model(models[i % 2], &how, 1, 2 * test_ranks, 1);
     }
 }
 

@@ -9,10 +9,10 @@
 
 /* Gives all ranks the checksums that any rank has computed. Collective. Errors: ERROR_MISMATCH (the
  * ranks see different files), ERROR_COMM. */
-moert_status moert_verify_exchange(moert_comm *world, moert_manifest *manifest);
+moert_status moert_checksums_exchange(moert_comm *world, moert_manifest *manifest);
 /* Computes the checksums that no rank has, in this rank's part of all pieces. The files must be
  * complete. Not collective. Errors: those of moert_manifest_sum. */
-moert_status moert_verify_sum(const moert_comm *world, moert_manifest *manifest);
+moert_status moert_checksums_sum(const moert_comm *world, moert_manifest *manifest);
 
 /*
  * Reads the manifest of `directory`, and compares all bytes but the tensors' values, so that the
@@ -20,11 +20,12 @@ moert_status moert_verify_sum(const moert_comm *world, moert_manifest *manifest)
  * Collective. Errors: those of moert_manifest_read, _sum and _compare, ERROR_MISMATCH (the ranks
  * see different files).
  */
-moert_status moert_verify_begin(moert_comm *world, const char *directory,
-                                moert_manifest **manifest);
+moert_status moert_checksums_begin(moert_comm *world, const char *directory,
+                                   moert_manifest **manifest);
 /*
  * Compares all bytes, after the tensors were loaded with the result `status`, the same on all
  * ranks. Damage that is found counts before `status`. `manifest` may be NULL. Collective. Errors:
  * `status`, those of moert_manifest_sum and _compare.
  */
-moert_status moert_verify_finish(moert_comm *world, moert_manifest *manifest, moert_status status);
+moert_status moert_checksums_finish(moert_comm *world, moert_manifest *manifest,
+                                    moert_status status);

@@ -1,5 +1,5 @@
 /* Computes and compares checksums with all ranks. */
-#include "train/verify.h"
+#include "train/checksums.h"
 
 #include <stdlib.h>
 
@@ -22,13 +22,13 @@ static moert_status check_pieces(moert_comm *world, const char *directory,
                                 directory, pieces, (size_t)smallest));
 }
 
-moert_status moert_verify_exchange(moert_comm *world, moert_manifest *manifest) {
+moert_status moert_checksums_exchange(moert_comm *world, moert_manifest *manifest) {
     MOERT_TRY(check_pieces(world, moert_manifest_directory(manifest), manifest));
     return moert_comm_or(world, moert_manifest_sums(manifest),
                          moert_manifest_pieces(manifest) * sizeof(moert_checksum));
 }
 
-moert_status moert_verify_sum(const moert_comm *world, moert_manifest *manifest) {
+moert_status moert_checksums_sum(const moert_comm *world, moert_manifest *manifest) {
     size_t first, count;
     moert_model_partition(moert_manifest_pieces(manifest), moert_comm_rank(world),
                           moert_comm_size(world), &first, &count);
@@ -37,13 +37,13 @@ moert_status moert_verify_sum(const moert_comm *world, moert_manifest *manifest)
 
 /* Exchanges the checksums that the ranks have computed, and computes those that none has. */
 static moert_status sum_all(moert_comm *world, moert_manifest *manifest) {
-    MOERT_TRY(moert_verify_exchange(world, manifest));
-    MOERT_TRY(moert_comm_agree(world, moert_verify_sum(world, manifest)));
-    return moert_verify_exchange(world, manifest);
+    MOERT_TRY(moert_checksums_exchange(world, manifest));
+    MOERT_TRY(moert_comm_agree(world, moert_checksums_sum(world, manifest)));
+    return moert_checksums_exchange(world, manifest);
 }
 
-moert_status moert_verify_begin(moert_comm *world, const char *directory,
-                                moert_manifest **manifest) {
+moert_status moert_checksums_begin(moert_comm *world, const char *directory,
+                                   moert_manifest **manifest) {
     moert_phase_set(MOERT_PHASE_LOAD);
     moert_status status = moert_manifest_read(directory, manifest);
     if (status == MOERT_OK && *manifest != NULL)
@@ -60,7 +60,8 @@ moert_status moert_verify_begin(moert_comm *world, const char *directory,
     return status;
 }
 
-moert_status moert_verify_finish(moert_comm *world, moert_manifest *manifest, moert_status status) {
+moert_status moert_checksums_finish(moert_comm *world, moert_manifest *manifest,
+                                    moert_status status) {
     if (manifest == NULL || (status != MOERT_OK && status != MOERT_ERROR_FORMAT))
         return status;
     char *const message = moert_error_keep();

@@ -1,0 +1,48 @@
+/*
+ * A probe takes digests of what a pass of a layer receives and computes for this rank's experts, so
+ * that ranks can compare it (model/audit.h). Digests of rows are those of moert_digest_rows. A
+ * layer with a probe does not scatter the results of its GEMMs, because their rows are then in no
+ * memory of this rank.
+ */
+#pragma once
+
+#include "layer/block.h"
+
+/* X(NAME, name): rows of the experts, in the order of a pass. The first three are forward. */
+#define MOERT_PROBE_TABLE(X)                                                                       \
+    X(ROWS, rows)                                                                                  \
+    X(PROB, prob)                                                                                  \
+    X(Y, y)                                                                                        \
+    X(DY, dy)                                                                                      \
+    X(DX, dx)                                                                                      \
+    X(DPROB, dprob)
+
+typedef enum moert_probe_point {
+#define MOERT_PROBE_POINT(NAME, name) MOERT_PROBE_##NAME,
+    MOERT_PROBE_TABLE(MOERT_PROBE_POINT)
+#undef MOERT_PROBE_POINT
+        MOERT_PROBE_POINTS
+} moert_probe_point;
+
+/* A wrong bit for tests: in word `word` modulo the number of words. */
+typedef struct moert_plant {
+    uint64_t word;
+    unsigned bit;
+} moert_plant;
+
+struct moert_probe {
+    bool takes;            /* digests; false: it only plants */
+    bool closed[2];        /* whether the forward and the backward have left their hashes */
+    moert_buffer *digests; /* uint64 [POINTS, room] */
+    size_t room;           /* rows */
+    uint64_t *hash;        /* [POINTS, slots]: of the digests of an expert's rows */
+    const moert_plant *plant[MOERT_PROBE_POINTS]; /* NULL: none */
+};
+
+/* Allocates the hashes for a layer of `slots` experts. */
+moert_status moert_probe_create(size_t slots, moert_probe **probe);
+void moert_probe_destroy(moert_probe *probe); /* NULL is legal */
+
+/* Flips a bit among `words` words of a buffer from float `at` on. */
+moert_status moert_plant_bit(const moert_plant *plant, moert_buffer *buffer, size_t at,
+                             size_t words);

@@ -1,0 +1,261 @@
+/* Audits of a layer: who repeats whose work, the second copy of a layer, and the start of a run. */
+#include "model/audit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checksum.h"
+#include "base/config.h"
+#include "base/memory.h"
+#include "model/audit_internal.h"
+#include "model/layer_files.h"
+#include "model/sublayer.h"
+
+/* ---- rings ---- */
+
+/* Ranks of one kind repeat each other's work: their devices have the same name and driver. */
+static moert_status gather_kinds(const moert_model *model, moert_checksum *kinds) {
+    const moert_device_info *info = moert_device_describe(model->device);
+    char text[sizeof info->name + sizeof info->driver + sizeof info->version];
+    const int length =
+        snprintf(text, sizeof text, "%s|%s|%s", info->name, info->driver, info->version);
+    const moert_checksum own = moert_checksum_of(text, (size_t)length);
+    return moert_comm_allgather(model->mesh->world, &own, sizeof own, kinds);
+}
+
+/* keys[R]: ranks with equal keys repeat each other's experts. They are of one EP group. As experts
+ * are placed alike in all groups, their kinds must be equal in each. */
+static moert_status make_keys(const moert_checksum *kinds, const moert_mesh_place *places,
+                              size_t ranks, moert_checksum *keys) {
+    moert_checksum *of_member;
+    MOERT_TRY(moert_alloc(&of_member, ranks + 1, sizeof *of_member));
+    for (size_t r = 0; r < ranks; r++) {
+        size_t groups = 0;
+        for (size_t p = 0; p < ranks; p++) /* groups are met in the same order for all members */
+            if (places[p].member == places[r].member)
+                of_member[1 + places[p].group] = kinds[p], groups++;
+        memset(&of_member[0], 0, sizeof of_member[0]);
+        memcpy(&of_member[0], &places[r].group, sizeof places[r].group);
+        keys[r] = moert_checksum_of(of_member, (1 + groups) * sizeof *of_member);
+    }
+    free(of_member);
+    return MOERT_OK;
+}
+
+/* Orders the ranks by key: those with equal keys form a ring. */
+static moert_status create_ring(const moert_checksum *keys, size_t ranks, moert_audit_ring *ring) {
+    size_t placed = 0;
+    MOERT_TRY(MOERT_NEW_ARRAY(&ring->order, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&ring->at, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&ring->first, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&ring->count, ranks));
+    for (size_t r = 0; r < ranks; r++) {
+        const size_t first = placed;
+        if (ring->count[r] > 0)
+            continue;
+        for (size_t p = r; p < ranks; p++)
+            if (memcmp(&keys[p], &keys[r], sizeof keys[p]) == 0) {
+                ring->first[p] = first;
+                ring->at[p] = placed;
+                ring->order[placed++] = p;
+            }
+        for (size_t i = first; i < placed; i++)
+            ring->count[ring->order[i]] = placed - first;
+    }
+    return MOERT_OK;
+}
+
+/* keys[OWN]: each rank is alone. */
+static void number_ranks(size_t ranks, moert_checksum *keys) {
+    for (size_t r = 0; r < ranks; r++)
+        keys[r] = moert_checksum_of(&r, sizeof r);
+}
+
+static moert_status create_rings(moert_audit *audit) {
+    const moert_mesh *mesh = audit->model->mesh;
+    const size_t ranks = moert_comm_size(mesh->world);
+    moert_checksum *keys[MOERT_AUDIT_EXPERTS + 1] = {NULL};
+    moert_mesh_place *places = NULL;
+    moert_status status = MOERT_NEW_ARRAY(&places, ranks);
+    for (int c = 0; c <= MOERT_AUDIT_EXPERTS && status == MOERT_OK; c++)
+        status = MOERT_NEW_ARRAY(&keys[c], ranks);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&audit->member, ranks);
+    MOERT_TRY_OR(done, moert_comm_agree(mesh->world, status));
+    MOERT_TRY_OR(done, gather_kinds(audit->model, keys[MOERT_AUDIT_TOKENS]));
+    moert_mesh_places(mesh->world, moert_comm_size(mesh->experts), places);
+    for (size_t r = 0; r < ranks; r++)
+        audit->member[r] = places[r].member;
+    number_ranks(ranks, keys[MOERT_AUDIT_OWN]);
+    status = make_keys(keys[MOERT_AUDIT_TOKENS], places, ranks, keys[MOERT_AUDIT_EXPERTS]);
+    for (int c = 0; c <= MOERT_AUDIT_EXPERTS && status == MOERT_OK; c++)
+        status = create_ring(keys[c], ranks, &audit->ring[c]);
+done:
+    MOERT_FREE(places, keys[0], keys[1], keys[2]);
+    return status;
+}
+
+/* The rank `distance` behind `rank` in its ring, or before it. */
+static size_t neighbour(const moert_audit *audit, moert_audit_class class, size_t rank,
+                        size_t distance, bool behind) {
+    const moert_audit_ring *ring = &audit->ring[class];
+    const size_t count = ring->count[rank], steps = distance % count;
+    const size_t at = ring->at[rank] - ring->first[rank] + (behind ? steps : count - steps);
+    return ring->order[ring->first[rank] + at % count];
+}
+
+size_t moert_audit_repeater(const moert_audit *audit, moert_audit_class class, size_t rank,
+                            size_t distance) {
+    return neighbour(audit, class, rank, distance, true);
+}
+
+size_t moert_audit_repeated(const moert_audit *audit, moert_audit_class class, size_t rank,
+                            size_t distance) {
+    return neighbour(audit, class, rank, distance, false);
+}
+
+size_t moert_audit_peers(const moert_audit *audit, moert_audit_class class, size_t rank) {
+    return audit->ring[class].count[rank];
+}
+
+/* ---- create ---- */
+
+static moert_status create_again(moert_audit *audit) {
+    moert_model *model = audit->model;
+    moert_layer_options options = moert_layer_options_of(&model->config);
+    const size_t members = moert_comm_size(model->mesh->experts);
+    options.slots = audit->slots =
+        moert_max(options.slots, moert_ceil_div(options.router.experts, members));
+    MOERT_TRY(moert_comm_agree(model->mesh->world,
+                               moert_model_create_attention(model, &audit->again.attention)));
+    if (model->moe_layers < model->config.layers)
+        MOERT_TRY(moert_model_dense.create(model, &audit->again));
+    if (model->moe_layers == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_layer_create(model->mesh, &options, &audit->again.moe));
+    moert_layer_share_passes(audit->again.moe, model->moe[0]->moe);
+    return MOERT_OK;
+}
+
+static moert_status create_rest(moert_audit *audit) {
+    for (int i = 0; i < 2; i++)
+        MOERT_TRY(
+            moert_alloc(&audit->hash[i], MOERT_AUDIT_SITES * audit->slots, sizeof *audit->hash[i]));
+    MOERT_TRY(moert_probe_create(audit->slots, &audit->plants));
+    return moert_probe_create(audit->slots, &audit->probe);
+}
+
+moert_status moert_audit_create(moert_model *model, moert_audit **audit) {
+    moert_audit *made = NULL;
+    moert_status status;
+    MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, MOERT_NEW(&made)));
+    made->model = model;
+    MOERT_TRY_OR(fail, create_again(made));
+    MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, create_rest(made)));
+    MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, create_rings(made)));
+    *audit = made;
+    return MOERT_OK;
+fail:
+    moert_audit_destroy(made);
+    return status;
+}
+
+void moert_audit_destroy(moert_audit *audit) {
+    if (audit == NULL)
+        return;
+    moert_pass_destroy(audit->again.pass);
+    moert_layer_destroy(audit->again.moe);
+    moert_block_destroy(audit->again.mlp);
+    moert_block_destroy(audit->again.attention);
+    moert_probe_destroy(audit->probe);
+    moert_probe_destroy(audit->plants);
+    MOERT_DESTROY(audit->again.out, audit->digests, audit->middle, audit->d[0], audit->d[1],
+                  audit->before[0], audit->before[1], audit->x, audit->received, audit->positions);
+    for (int c = 0; c <= MOERT_AUDIT_EXPERTS; c++)
+        MOERT_FREE(audit->ring[c].order, audit->ring[c].at, audit->ring[c].first,
+                   audit->ring[c].count);
+    MOERT_FREE(audit->member, audit->hash[0], audit->hash[1], audit);
+}
+
+size_t moert_audit_slots(const moert_audit *audit) {
+    return audit->slots;
+}
+
+const uint64_t *moert_audit_hashes(const moert_audit *audit, bool repeated) {
+    return audit->hash[repeated];
+}
+
+moert_audit_class moert_audit_class_of(const moert_audit *audit, moert_audit_site site) {
+    static const moert_audit_class classes[] = {
+#define CLASS(NAME, name, class, description) MOERT_AUDIT_##class,
+        MOERT_AUDIT_TABLE(CLASS)
+#undef CLASS
+    };
+    return audit->layer != NULL && audit->layer->is_dense ? MOERT_AUDIT_TOKENS : classes[site];
+}
+
+/* ---- the run under way ---- */
+
+static void set_probes(moert_audit *audit, bool on) {
+    moert_model *model = audit->model;
+    for (size_t i = 0; i < model->moe_layers; i++) {
+        moert_probe *const probe =
+            model->moe[i] == audit->layer                                         ? audit->probe
+            : audit->plant != NULL && audit->plant->layer == model->moe[i]->index ? audit->plants
+                                                                                  : NULL;
+        moert_layer_set_probe(model->moe[i]->moe, on ? probe : NULL);
+    }
+}
+
+void moert_audit_open_probe(moert_probe *probe, bool takes, const moert_audit_plant *plant) {
+    probe->takes = takes;
+    probe->closed[0] = probe->closed[1] = false;
+    for (int p = 0; p < MOERT_PROBE_POINTS; p++)
+        probe->plant[p] = NULL;
+    if (plant == NULL)
+        return;
+    static const moert_audit_site sites[] = {MOERT_AUDIT_ROWS, MOERT_AUDIT_PROB, MOERT_AUDIT_Y,
+                                             MOERT_AUDIT_DY,   MOERT_AUDIT_DX,   MOERT_AUDIT_DPROB};
+    for (size_t p = 0; p < MOERT_COUNT(sites); p++)
+        if (sites[p] == plant->site)
+            probe->plant[p] = &plant->plant;
+}
+
+void moert_audit_begin(moert_audit *audit, ptrdiff_t layer, const moert_audit_plant *plant) {
+    moert_model *model = audit->model;
+    const bool any = layer != MOERT_AUDIT_NO_LAYER;
+    model->audit = audit;
+    audit->layer = any ? &model->layer[layer] : NULL;
+    audit->plant = plant;
+    audit->repeats = false;
+    memset(audit->taken, 0, sizeof audit->taken);
+    for (int i = 0; i < 2; i++)
+        memset(audit->hash[i], 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->hash[i]);
+    const bool here = any && plant != NULL && plant->layer == (size_t)layer;
+    moert_audit_open_probe(audit->probe, true, here ? plant : NULL);
+    moert_audit_open_probe(audit->plants, false, plant);
+    set_probes(audit, true);
+}
+
+void moert_audit_end(moert_audit *audit) {
+    set_probes(audit, false);
+    audit->model->audit = NULL;
+}
+
+/* ---- what the caller compares ---- */
+
+bool moert_audit_compares(const moert_audit *audit, moert_audit_site site) {
+    const moert_mesh *mesh = audit->model->mesh;
+    const bool presums = moert_exchange_sums(mesh->exchange) ||
+                         moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
+    return audit->layer->is_dense || !presums ||
+           (site != MOERT_AUDIT_OUT && site != MOERT_AUDIT_D_MIDDLE);
+}
+
+uint32_t moert_audit_expert(const moert_audit *audit, size_t rank, size_t slot) {
+    const moert_expert_map *map = moert_layer_placement(audit->layer->moe);
+    const size_t member = audit->member[rank];
+    return slot < moert_expert_map_slots_of(map, member) ? map->expert[map->first[member] + slot]
+                                                         : MOERT_LAYER_NO_EXPERT;
+}

@@ -1,0 +1,39 @@
+/* The struct of an audit (audit.h), and functions that its files share. */
+#pragma once
+
+#include "model/audit.h"
+#include "model/internal.h"
+
+enum { MOERT_AUDIT_EXPERT_BLOCKS = 2 };
+
+/* The ranks in rings, whose members repeat each other's work of a class. A ring is consecutive in
+ * `order`. */
+typedef struct moert_audit_ring {
+    size_t *order;         /* [R] */
+    size_t *at;            /* [R] where a rank is in `order`, */
+    size_t *first, *count; /* [R] and its ring */
+} moert_audit_ring;
+
+struct moert_audit {
+    moert_model *model;
+    const moert_model_layer *layer; /* that is audited; NULL: none */
+    moert_model_layer again;        /* its second copy */
+    moert_probe *probe, *plants;    /* of the MoE layer; `plants` only plants */
+    const moert_audit_plant *plant;
+    size_t slots;
+    uint64_t *hash[2]; /* [SITES, slots], first run and repeated */
+    bool taken[2][MOERT_AUDIT_SITES];
+    bool repeats;          /* the second run is under way */
+    moert_buffer *digests; /* of rows */
+    moert_buffer *middle;  /* [T,H] of the first run; inputs of the second: */
+    moert_buffer *d[2];    /* [T,H] gradients of the layer's result, and of middle */
+    moert_buffer
+        *before[MOERT_AUDIT_EXPERT_BLOCKS]; /* gradients of the experts before the backward */
+    moert_buffer *x, *received; /* [T,H] of another rank's tokens: the layer's input, and d */
+    moert_buffer *positions;    /* int32 [T] of its documents */
+    size_t *member;             /* [R] each rank's index in its EP group */
+    moert_audit_ring ring[MOERT_AUDIT_EXPERTS + 1];
+};
+
+/* Opens a probe for a run. */
+void moert_audit_open_probe(moert_probe *probe, bool takes, const moert_audit_plant *plant);

@@ -1,0 +1,56 @@
+/* The struct of a cross-check, and functions that its files share. */
+#pragma once
+
+#include "model/audit.h"
+#include "train/cross_check.h"
+
+/* Parameters whose update is checked, and their states before it. */
+typedef struct moert_checked_update {
+    size_t count;     /* 0: this rank has none */
+    size_t block, at; /* of the model; the offset in the block, in floats */
+    double decay;     /* whether they have weight decay, 0 or 1 */
+    float *values;    /* [4, count] weight, gradient, moments */
+} moert_checked_update;
+
+struct moert_cross_check {
+    moert_cross_check_options options;
+    moert_model *model;
+    moert_comm *world;
+    moert_audit *audit;
+    uint64_t step;
+    bool due;        /* the step is checked */
+    ptrdiff_t layer; /* that the micro-batch checks, or MOERT_AUDIT_NO_LAYER */
+    bool plants;     /* this rank plants a wrong bit in step `plant_step` */
+    uint64_t plant_step;
+    moert_audit_plant plant; /* its site may be MOERT_AUDIT_SITES, the optimizer, or the next one,
+                                the first weights */
+
+    moert_checked_update update;
+    moert_buffer *values[4]; /* another rank's values on the device */
+    moert_buffer *digests;   /* of weights */
+    uint64_t *hash, *hashes; /* [weights] and [R, weights] of the blocks' tensors */
+    size_t weights;
+};
+
+/* What random numbers choose. */
+enum { MOERT_CHECK_MICRO_BATCH, MOERT_CHECK_LAYER, MOERT_CHECK_PARAMETER };
+/* A random number below `below` for this step, the same for the same rank argument. */
+uint64_t moert_check_random(const moert_cross_check *check, uint64_t what, uint64_t rank,
+                            uint64_t below);
+
+typedef struct moert_check_verdict {
+    char what[256];                  /* what differs */
+    size_t wrong[3], right[3];       /* ranks; several wrong ones: one of them is */
+    size_t wrong_count, right_count; /* none is right: a rank alone differs from itself */
+} moert_check_verdict;
+
+/* Fills in who is wrong. `value` has the hash of a rank's own work, of its repeater's and, with
+ * `third`, of a second repeater's; `rank` has these ranks. */
+void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,
+                       moert_check_verdict *verdict);
+/* Returns ERROR_HARDWARE with the verdict's message. Collective. */
+moert_status moert_check_fail(const moert_cross_check *check, const moert_check_verdict *verdict);
+
+/* The check of the update and the weights (cross_check_update.c). */
+moert_status moert_check_update_create(moert_cross_check *check);
+void moert_check_update_destroy(moert_cross_check *check);

@@ -1,0 +1,100 @@
+// run: np=1 gpu=1 sanitize=1
+/* Digests of rows against their formula on the host; every bit counts, and nothing beside a row. */
+#include "base/rng.h"
+#include "nn/nn.h"
+#include "support/test.h"
+
+enum { MOST_WORDS = 12000 };
+
+typedef struct digest_case {
+    size_t rows, bytes, stride, at;
+} digest_case;
+
+static const digest_case cases[] = {{1, 4, 1, 0},       {5, 1, 1, 3},      {7, 66, 17, 0},
+                                    {3, 4096, 1024, 8}, {9, 516, 144, 16}, {2, 6000, 1503, 5},
+                                    {40, 64, 16, 4},    {0, 8, 2, 0}};
+
+static uint32_t words[MOST_WORDS];
+
+static void fill(void) {
+    for (size_t i = 0; i < MOST_WORDS; i += 4)
+        memcpy(words + i, moert_rng_block(7, 0, i).word, 4 * sizeof *words);
+    words[5] = 0x7F800001; /* a NaN that signals keeps its bits */
+}
+
+static uint32_t factor(uint32_t place, uint32_t seed) {
+    uint32_t x = (place + seed) * UINT32_C(0x9E3779B1);
+    x ^= x >> 15;
+    x *= UINT32_C(0x85EBCA77);
+    return (x ^ (x >> 13)) | 1;
+}
+
+static uint64_t reference(const digest_case *c, size_t row) {
+    uint32_t sum[2] = {0, 0};
+    for (size_t i = 0; i < moert_ceil_div(c->bytes, 4); i++) {
+        const size_t left = c->bytes - 4 * i;
+        uint32_t word = words[c->at + row * c->stride + i];
+        word &= left < 4 ? (UINT32_C(1) << 8 * left) - 1 : UINT32_MAX;
+        sum[0] += word * factor((uint32_t)i, 1);
+        sum[1] += (word << 16 | word >> 16) * factor((uint32_t)i, 0x40000001);
+    }
+    return sum[0] | (uint64_t)sum[1] << 32;
+}
+
+static void run(const digest_case *c, moert_buffer *x, uint64_t *digest) {
+    moert_buffer *result = upload(digest, (c->rows + 2) * sizeof *digest);
+    ASSERT_OK(moert_digest_rows(
+        &(moert_digest){c->rows, c->bytes, x, c->stride, c->at, result, .first = 1}));
+    ASSERT_OK(moert_buffer_read(result, 0, digest, (c->rows + 2) * sizeof *digest));
+}
+
+TEST(test_digests_follow_their_formula) {
+    fill();
+    moert_buffer *x = upload(words, sizeof words);
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        uint64_t digest[64] = {1};
+        digest[cases[i].rows + 1] = 2;
+        run(&cases[i], x, digest);
+        for (size_t r = 0; r < cases[i].rows; r++)
+            assert_true(digest[1 + r] == reference(&cases[i], r));
+        assert_true(digest[0] == 1 && digest[cases[i].rows + 1] == 2);
+    }
+    release_owned();
+}
+
+TEST(test_each_bit_of_a_row_counts) {
+    const digest_case c = {1, 66, 17, 3};
+    fill();
+    const uint64_t whole = reference(&c, 0);
+    for (size_t bit = 0; bit < 8 * 68; bit++) {
+        words[3 + bit / 32] ^= UINT32_C(1) << bit % 32;
+        const uint64_t changed = reference(&c, 0);
+        if (bit < 8 * c.bytes)
+            assert_true((uint32_t)changed != (uint32_t)whole && changed >> 32 != whole >> 32);
+        else
+            assert_true(changed == whole);
+        words[3 + bit / 32] ^= UINT32_C(1) << bit % 32;
+    }
+}
+
+TEST(test_a_hash_depends_on_all_floats_and_not_on_their_place) {
+    static const size_t counts[] = {1, 1024, 1023, 5000, 4096};
+    moert_buffer *scratch = NULL;
+    for (size_t i = 0; i < MOERT_COUNT(counts); i++) {
+        uint64_t hash[4] = {0, 0, 0, 1};
+        fill();
+        memcpy(words + 6000, words, counts[i] * sizeof *words);
+        moert_buffer *x = upload(words, sizeof words);
+        ASSERT_OK(moert_digest_floats(x, 0, counts[i], &scratch, &hash[0]));
+        ASSERT_OK(moert_digest_floats(x, 6000, counts[i], &scratch, &hash[1]));
+        words[6000 + counts[i] - 1] ^= 1;
+        ASSERT_OK(moert_buffer_write(x, 0, words, sizeof words));
+        ASSERT_OK(moert_digest_floats(x, 6000, counts[i], &scratch, &hash[2]));
+        ASSERT_OK(moert_digest_floats(x, 0, counts[i], &scratch, &hash[3]));
+        assert_true(hash[0] == hash[1] && hash[2] != hash[0] && hash[3] != hash[0]);
+    }
+    moert_buffer_destroy(scratch);
+    release_owned();
+}
+
+TESTS(open_test_device, close_test_device)
