@@ -180,11 +180,11 @@ VENV := $(BUILD)/python/venv
 check-python: all ## tests of the Python package, also with torch and transformers, in a virtual environment that pip fills
 	$(Q)[ -e $(VENV)/bin/pip ] || $(PYTHON) -m venv $(VENV)
 	$(Q)$(MAKE) --no-print-directory wheel PYTHON=$(VENV)/bin/python
-	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers trl megatron-core pyarrow jinja2 zstandard
+	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers trl megatron-core pyarrow jinja2 zstandard tensorboard
 	$(Q)$(VENV)/bin/pip install --quiet --force-reinstall --no-deps $(BUILD)/python/*.whl
 	$(Q)PYTHON=$(VENV)/bin/python tests/python/run --build $(BUILD) --installed --all
 	$(Q)$(MAKE) --no-print-directory $(TESTTOOLS)
-	$(Q)for test in parity/families parity/sft parity/megatron e2e/tokenize.sh; do \
+	$(Q)for test in parity/families parity/sft parity/megatron parity/events e2e/tokenize.sh; do \
 	    PYTHON=$(VENV)/bin/python TEST_BUILD=$(BUILD) TEST_DOCUMENTS=10000 bash tests/$$test || exit 1; done
 
 MINUTES ?= 20

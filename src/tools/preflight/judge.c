@@ -179,6 +179,20 @@ static double judge_rate(judge *j, size_t offset, const char *what, const char *
     return reference;
 }
 
+static void judge_results(judge *j) {
+    size_t runs = 0, wrong = 0;
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        const moert_preflight_rank *rank = &j->all->rank[r];
+        j->odd[r] = rank->wrong_runs > 0;
+        if (rank->wrong_runs > wrong) {
+            wrong = rank->wrong_runs;
+            runs = rank->runs;
+        }
+    }
+    tell_odd(j, true, "the device or memory is faulty; leave the host out",
+             "computes wrongly: %zu of %zu equal GEMMs have other bits", wrong, runs);
+}
+
 static void judge_rates(judge *j) {
     judge_rate(j, offsetof(moert_preflight_rank, rates.gemm_gflops), "GEMM rate", "GFLOP/s",
                "look there for other programs, a low power limit or clock, fewer threads");
@@ -313,6 +327,7 @@ static void judge_all(judge *j) {
     judge_clocks(j);
     judge_room(j, true);
     judge_room(j, false);
+    judge_results(j);
     judge_rates(j);
     judge_links(j, true);
     judge_links(j, false);

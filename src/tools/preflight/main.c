@@ -8,7 +8,7 @@
 #include "tools/common/table.h"
 #include "tools/preflight/preflight.h"
 
-static double slow, seconds;
+static double slow, seconds, stress;
 static const char *json_path;
 
 static const moert_option options[] = {
@@ -16,6 +16,8 @@ static const moert_option options[] = {
      "fraction of the median rate below which a rank or a link is slow"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, "4", "0.1..600",
      "time to measure the links inside of nodes, and again for those between nodes"},
+    {"stress", MOERT_OPTION_FLOAT, &stress, "1", "0..86400",
+     "seconds in which each rank computes the same GEMM again and compares the bits"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL,
      "file for the whole report, as one JSON object"},
 };
@@ -40,10 +42,11 @@ static const moert_column columns[] = {
 
 static json_t *rank_row(size_t r, const moert_preflight_rank *rank) {
     json_t *row =
-        json_pack("{sI ss sI sI sb sb sI sI sf sf sf sf sf}", "rank", (json_int_t)r, "host",
+        json_pack("{sI ss sI sI sb sb sI sI sI sI sf sf sf sf sf}", "rank", (json_int_t)r, "host",
                   rank->host, "node", (json_int_t)rank->node, "cores", (json_int_t)rank->cores,
                   "shared", rank->shared, "watched", rank->watched, "memory",
-                  (json_int_t)rank->memory_bytes, "shm", (json_int_t)rank->shm_bytes, "skew_s",
+                  (json_int_t)rank->memory_bytes, "shm", (json_int_t)rank->shm_bytes, "runs",
+                  (json_int_t)rank->runs, "wrong_runs", (json_int_t)rank->wrong_runs, "skew_s",
                   rank->skew_s, "inside_gbps", rank->inside, "inside_us", rank->inside_us,
                   "between_gbps", rank->between, "between_us", rank->between_us);
 #define PUT_TEXT(field, differs, hint) json_object_set_new(row, #field, json_string(rank->field));
@@ -159,7 +162,7 @@ done:
 static moert_status run(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     moert_preflight all = {0};
-    moert_status status = moert_preflight_gather(context, MOERT_COMMIT, seconds, &all);
+    moert_status status = moert_preflight_gather(context, MOERT_COMMIT, stress, seconds, &all);
     if (status == MOERT_OK)
         status = moert_comm_agree(world, moert_comm_rank(world) == 0 ? tell(&all) : MOERT_OK);
     moert_preflight_free(&all);
@@ -172,9 +175,10 @@ int main(int argc, char **argv) {
         .about =
             "Checks the ranks of a job before it starts: equal builds, libraries, devices and "
             "settings;\n"
-            "clocks, memory, watchdog; rates of devices and of the links between ranks. Names the "
-            "ranks\n"
-            "and links that differ or are slow, and then exits with 1.",
+            "clocks, memory, watchdog; rates of devices and of the links between ranks; devices "
+            "that "
+            "compute\n"
+            "other bits. Names the ranks and links that differ or are slow, and then exits with 1.",
         .options = options,
         .option_count = MOERT_COUNT(options),
         .run = run,

@@ -7,10 +7,13 @@
 #include <sys/statvfs.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/phase.h"
+#include "nn/nn.h"
+#include "tools/tune/gemm.h"
 
 enum { CLOCK_SAMPLES = 9 };
 
@@ -87,6 +90,42 @@ static moert_status compare_clocks(moert_comm *world, double *skew) {
     return MOERT_OK;
 }
 
+/* ---- stress ---- */
+
+/* *hash = that of the results of a GEMM. */
+static moert_status hash_gemm(moert_tune_gemm *gemm, moert_buffer **scratch, uint64_t *hash) {
+    const moert_trial trial = moert_tune_gemm_trial(gemm);
+    *hash = 0;
+    MOERT_TRY(trial.run(trial.what));
+    return moert_digest_floats(gemm->gemm.y, 0, gemm->gemm.groups.rows * gemm->gemm.n, scratch,
+                               hash);
+}
+
+/* Computes the same GEMM for `seconds`, and counts results with other bits than the first. */
+static moert_status stress(moert_device *device, double seconds, moert_preflight_rank *mine) {
+    const size_t side = moert_device_describe(device)->is_gpu ? 4096 : 512;
+    const moert_gemm_shape shape = {4, side / 4, side, side, NULL};
+    const uint64_t end = moert_clock_ns() + (uint64_t)(1e9 * seconds);
+    moert_tune_gemm gemm;
+    moert_buffer *scratch = NULL;
+    uint64_t first, hash;
+    bool possible;
+    moert_phase_set(MOERT_PHASE_GEMM_RATE);
+    MOERT_TRY(moert_tune_gemm_create(device, MOERT_TUNED_FORWARD, moert_rates_type(device), &shape,
+                                     &gemm, &possible));
+    moert_status status = possible ? hash_gemm(&gemm, &scratch, &first) : MOERT_OK;
+    for (; possible && status == MOERT_OK && moert_clock_ns() < end; mine->runs++) {
+        status = hash_gemm(&gemm, &scratch, &hash);
+        mine->wrong_runs += hash != first;
+        moert_phase_tick();
+    }
+    if (possible && status == MOERT_OK)
+        snprintf(mine->results, sizeof mine->results, "%016llx", (unsigned long long)first);
+    moert_buffer_destroy(scratch);
+    moert_tune_gemm_destroy(&gemm);
+    return status;
+}
+
 /* ---- links ---- */
 
 /* Measures the links among the ranks of one colour; stores them in this rank's row links[R].
@@ -131,8 +170,8 @@ done:
 
 /* ---- all ---- */
 
-moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
-                                    moert_preflight *all) {
+moert_status moert_preflight_gather(moert_context *context, const char *commit, double stress_s,
+                                    double links_s, moert_preflight *all) {
     moert_comm *world = moert_context_comm(context);
     moert_preflight_rank *mine = NULL;
     all->ranks = moert_comm_size(world);
@@ -146,6 +185,8 @@ moert_status moert_preflight_gather(moert_context *context, const char *commit, 
     moert_phase_set(MOERT_PHASE_CLOCKS);
     MOERT_TRY_OR(done, compare_clocks(world, &mine->skew_s));
     status = moert_rates_measure(moert_context_device(context), &mine->rates);
+    if (status == MOERT_OK)
+        status = stress(moert_context_device(context), stress_s, mine);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, measure_links(world, links_s, all));
     MOERT_TRY_OR(done, moert_comm_allgather(world, mine, sizeof *mine, all->rank));

@@ -23,7 +23,9 @@
       "MOERT_DEVICE chooses; all wait for the slowest, and only equal "                            \
       "devices give the same bits")                                                                \
     X(driver, "another OpenCL driver", "install the same driver on all hosts")                     \
-    X(settings, "other MOERT_* variables", "mpirun -x NAME passes a variable on to all hosts")
+    X(settings, "other MOERT_* variables", "mpirun -x NAME passes a variable on to all hosts")     \
+    X(results, "other results of the same GEMM",                                                   \
+      "its device or memory is faulty, if it is like the others'; leave the host out")
 
 enum { MOERT_PREFLIGHT_TEXT_BYTES = 512 };
 
@@ -41,7 +43,8 @@ typedef struct moert_preflight_rank {
     size_t memory_bytes; /* available memory of the host */
     double skew_s;       /* this host's wall clock minus rank 0's */
     moert_rates rates;
-    double inside, between;       /* typical GB/s to ranks of this node, of other nodes; 0 = none */
+    size_t runs, wrong_runs; /* GEMMs of the stress test; those with other bits than the first */
+    double inside, between;  /* typical GB/s to ranks of this node, of other nodes; 0 = none */
     double inside_us, between_us; /* typical latency to the same ranks */
 } moert_preflight_rank;
 
@@ -52,13 +55,14 @@ typedef struct moert_preflight {
 } moert_preflight;
 
 /*
- * Gathers facts, then measures devices, then links, on all ranks at the same time. Links are
+ * Gathers facts, then measures devices, computes the same GEMM again for stress_s seconds, then
+ * measures links, on all ranks at the same time. Links are
  * measured among the ranks of each node, then among the ranks of all nodes that have the same index
  * on their node; each takes about links_s seconds. Every rank gets *all; free it, also on failure.
  * Collective, blocking.
  */
-moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
-                                    moert_preflight *all);
+moert_status moert_preflight_gather(moert_context *context, const char *commit, double stress_s,
+                                    double links_s, moert_preflight *all);
 void moert_preflight_free(moert_preflight *all);
 
 /*

@@ -81,6 +81,21 @@ TEST_WITH(test_a_slow_device_is_named_with_its_fraction_of_the_median, make_clus
     assert_string_equal(judged(), "");
 }
 
+TEST_WITH(test_a_device_that_computes_wrongly_is_named, make_cluster, NULL) {
+    for (size_t r = 0; r < RANKS; r++) {
+        cluster.rank[r].runs = 1000;
+        snprintf(cluster.rank[r].results, sizeof cluster.rank[r].results, "0123");
+    }
+    assert_string_equal(judged(), "");
+    cluster.rank[3].wrong_runs = 2;
+    assert_string_equal(judged(), "WRONG rank 3 (node1): computes wrongly: 2 of 1000 equal GEMMs "
+                                  "have other bits\n");
+    cluster.rank[3].wrong_runs = 0;
+    snprintf(cluster.rank[6].results, sizeof cluster.rank[6].results, "0124");
+    assert_string_equal(judged(), "WRONG rank 6 (node3): other results of the same GEMM: 0124; the "
+                                  "others: 0123\n");
+}
+
 TEST_WITH(test_a_slow_node_is_named_and_its_peers_are_not, make_cluster, NULL) {
     for (size_t r = 0; r < RANKS; r++)
         if (r / EACH != 2)
