@@ -33,6 +33,19 @@ static inline uint sum_parts(uvec x) {
     return sum;
 }
 
+/* The sum of all items; only the first item gets it. */
+static inline uint2 sum_items(uint2 x, local uint2 *items) {
+#if MOERT_ITEMS > 1
+    items[item_index()] = x;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    x = 0;
+    if (is_first_item())
+        for (int i = 0; i < MOERT_ITEMS; i++)
+            x += items[i];
+#endif
+    return x;
+}
+
 KERNEL void digest_rows(global const float *x, global uint2 *digest, moert_digest_args args) {
     local uint2 items[MOERT_ITEMS];
     global const float *from = x + args.at + get_group_id(0) * args.stride;
@@ -44,12 +57,7 @@ KERNEL void digest_rows(global const float *x, global uint2 *digest, moert_diges
         plain += w * factors(as_uvec(place), 1);
         turned += rotate(w, 16u) * factors(as_uvec(place), 0x40000001u);
     }
-    items[item_index()] = (uint2)(sum_parts(plain), sum_parts(turned));
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (!is_first_item())
-        return;
-    uint2 sum = 0;
-    for (int i = 0; i < MOERT_ITEMS; i++)
-        sum += items[i];
-    digest[args.first + get_group_id(0)] = sum;
+    const uint2 sum = sum_items((uint2)(sum_parts(plain), sum_parts(turned)), items);
+    if (is_first_item())
+        digest[args.first + get_group_id(0)] = sum;
 }
