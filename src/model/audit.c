@@ -197,15 +197,17 @@ moert_audit_class moert_audit_class_of(const moert_audit *audit, moert_audit_sit
 
 /* ---- the run under way ---- */
 
-static void set_probes(moert_audit *audit, bool on) {
-    moert_model *model = audit->model;
-    for (size_t i = 0; i < model->moe_layers; i++) {
-        moert_probe *const probe =
-            model->moe[i] == audit->layer                                         ? audit->probe
-            : audit->plant != NULL && audit->plant->layer == model->moe[i]->index ? audit->plants
-                                                                                  : NULL;
-        moert_layer_set_probe(model->moe[i]->moe, on ? probe : NULL);
-    }
+/* The probe of a MoE layer in the run under way, or NULL. */
+static moert_probe *probe_of(const moert_audit *audit, const moert_model_layer *layer) {
+    if (layer == audit->layer)
+        return audit->probe;
+    return audit->plant != NULL && audit->plant->layer == layer->index ? audit->plants : NULL;
+}
+
+static void set_probes(const moert_audit *audit, bool on) {
+    const moert_model *model = audit->model;
+    for (size_t i = 0; i < model->moe_layers; i++)
+        moert_layer_set_probe(model->moe[i]->moe, on ? probe_of(audit, model->moe[i]) : NULL);
 }
 
 void moert_audit_open_probe(moert_probe *probe, bool takes, const moert_audit_plant *plant) {

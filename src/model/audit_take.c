@@ -6,6 +6,7 @@
 #include "model/audit_points.h"
 #include "model/sublayer.h"
 
+/* *hash = a hash of its value before and of floats of a buffer. */
 static moert_status hash_floats(moert_audit *audit, moert_buffer *buffer, size_t at, size_t floats,
                                 uint64_t *hash) {
     return moert_digest_floats(buffer, at, floats, &audit->digests, hash);
@@ -24,7 +25,7 @@ static bool plants(moert_audit *audit, const moert_model_layer *layer, moert_aud
     return plant != NULL && !audit->repeats && plant->site == site && plant->layer == layer->index;
 }
 
-/* A part of a site's result, in a buffer. */
+/* A site's result at the start of a buffer. */
 static moert_status take_floats(moert_audit *audit, const moert_model_layer *layer,
                                 moert_audit_site site, moert_buffer *buffer, size_t floats) {
     const bool first = !audit->taken[0][site];

@@ -7,7 +7,6 @@ cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 VERIFY_SEED=${VERIFY_SEED:-$$} steps=${VERIFY_STEPS:-4}
 echo "# VERIFY_SEED=$VERIFY_SEED"
-all=$tmp # shared by all parts
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 3 --experts 8 --length 32 --batch 8 --log-every 0)
 
 # ---- no false alarm, and no other bytes ----
@@ -76,7 +75,8 @@ random() {
     local sites=(attention rows prob y out dy dx dprob expert_gradient d_middle d_input attention_gradient optimizer)
     RANDOM=$1
     local site=${sites[RANDOM % ${#sites[@]}]} count=$((2 + RANDOM % 3)) step=$((RANDOM % 3)) layer=$((RANDOM % 3))
-    local rank=$((RANDOM % count)) word=$((RANDOM * 32768 + RANDOM)) bit=$((RANDOM % 32)) status title checked
+    local rank=$((RANDOM % count)) word=$((RANDOM * 32768 + RANDOM)) bit=$((RANDOM % 31)) status title checked
+    [ $bit -ne 30 ] || bit=31 # not the highest bit of the exponent: infinite values end a run before its check
     title="$site, rank $rank of $count, step $step, layer $layer, word $word, bit $bit"
     MOERT_LOG=info MOERT_PLANT="$site $rank $step $layer $word $bit" ranks "$count" "${train[@]}" --steps 3 --verify 1 --seed "$1"
     status=$?
