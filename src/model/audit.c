@@ -96,7 +96,7 @@ done:
     return status;
 }
 
-/* The rank `distance` behind `rank` in its ring, or before it. */
+/* The rank that is `distance` places behind `rank` in its closed ring, or before it. */
 static size_t neighbour(const moert_audit *audit, moert_audit_class class, size_t rank,
                         size_t distance, bool behind) {
     const moert_audit_ring *ring = &audit->ring[class];

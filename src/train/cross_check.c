@@ -13,9 +13,8 @@
 
 /* ---- wrong bits for tests ---- */
 
-/* Reads MOERT_PLANT, "SITE RANK STEP LAYER WORD BIT"; the site may also be
- * `optimizer` or `weights`. The bit is
- * wrong once, also if the step is computed again. */
+/* Reads MOERT_PLANT, "SITE RANK STEP LAYER WORD BIT"; the site may also be `optimizer` or
+ * `weights`. The bit is wrong once: not again when the step is computed again. */
 static moert_status read_plant(moert_cross_check *check) {
     static const char *const sites[] = {
 #define NAME(NAME, name, class, description) #name,
@@ -85,15 +84,11 @@ void moert_cross_check_destroy(moert_cross_check *check) {
 
 /* ---- the check of a layer ---- */
 
-static bool is_due(const moert_cross_check *check) {
-    return (check->step + 1) % check->options.every == 0;
-}
-
 void moert_cross_check_begin(moert_cross_check *check, uint64_t step, size_t micro_batch) {
     if (check == NULL)
         return;
     check->step = step;
-    check->due = is_due(check);
+    check->due = (step + 1) % check->options.every == 0;
     const size_t layers = moert_model_describe(check->model)->layers;
     const bool here = check->due && moert_check_random(check, MOERT_CHECK_MICRO_BATCH, 0,
                                                        check->options.micro_batches) == micro_batch;
@@ -156,7 +151,7 @@ static bool find(const moert_cross_check *check, const uint64_t *own, const uint
     return false;
 }
 
-/* Describes a site: "expert 5 of layer 3: its results". */
+/* Describes a site: "its results (expert 5 of layer 3)". */
 static void describe(const moert_cross_check *check, const difference *d, char *text, size_t size) {
     static const char *const descriptions[] = {
 #define DESCRIPTION(NAME, name, class, description) description,

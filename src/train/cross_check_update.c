@@ -68,7 +68,7 @@ static void choose(moert_cross_check *check) {
     }
 }
 
-/* Reads the chosen parameters of these kinds, in order, to values[]. */
+/* values[] = the chosen weights, their gradients if `gradient`, and both moments, in this order. */
 static moert_status read_kinds(const moert_cross_check *check, bool gradient, float *values) {
     const moert_checked_update *u = &check->update;
     const moert_block *block = moert_model_block(check->model, u->block);
