@@ -92,11 +92,14 @@ typedef struct moert_layer_options {
     moert_precision dense;     /* of the shared expert's GEMMs: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    bool external_routing; /* no router: each batch brings index and weights of its slots. Of
+    bool external_routing;  /* no router: each batch brings index and weights of its slots. Of
                               `router`, only experts and topk count */
-    bool shared_gate;      /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
-    size_t slots;          /* L: experts that each rank has room for, ceil(E / EP) to E; 0: as many
+    bool shared_gate;       /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
+    size_t slots;           /* L: experts that each rank has room for, ceil(E / EP) to E; 0: as many
                               as moert_plan_experts gives it */
+    bool recompute_experts; /* the backward computes the experts' first projection and GLU again,
+                               the shared expert's too, instead of keeping their results. It gives
+                               the same bits. Not with deferred_wgrad */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \

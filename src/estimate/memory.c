@@ -163,13 +163,34 @@ static size_t dense_bytes(const moert_memory_shape *s) {
             moert_operand_floats(moert_operand_type(s->config->dense), s->tokens * s->dense));
 }
 
+/* v and h of the experts or of the shared expert: moert_pass_hidden. */
+typedef struct hidden_floats {
+    size_t v, h;
+} hidden_floats;
+
+static hidden_floats experts_hidden(const moert_memory_shape *s) {
+    const size_t n = s->rows * s->config->intermediate;
+    const moert_dtype h_type =
+        s->config->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+    return (hidden_floats){moert_operand_floats(s->v_type, 2 * n), moert_operand_floats(h_type, n)};
+}
+
+static hidden_floats shared_hidden(const moert_memory_shape *s) {
+    const size_t n = s->tokens * s->config->shared_intermediate;
+    return (hidden_floats){moert_operand_floats(s->shared_v_type, 2 * n),
+                           moert_operand_floats(moert_operand_type(s->config->dense), n)};
+}
+
+static bool recomputes_experts(const moert_memory_shape *s) {
+    return s->config->memory.recompute == MOERT_RECOMPUTE_EXPERTS;
+}
+
 /* The activations of a MoE layer: layer/forward.c. */
 static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
-    const moert_dtype type = moert_operand_type(c->dense);
-    const moert_dtype h_type =
-        c->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+    const bool keeps = !recomputes_experts(s);
+    const hidden_floats own = experts_hidden(s), shared = shared_hidden(s);
     /* the plan on the device */
     size_t floats = moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
@@ -178,10 +199,10 @@ static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
         t * topk,
         t * topk,
         t,
-        moert_operand_floats(s->v_type, s->rows * 2 * c->intermediate),
-        moert_operand_floats(h_type, s->rows * c->intermediate),
-        moert_operand_floats(s->shared_v_type, t * 2 * c->shared_intermediate),
-        moert_operand_floats(type, t * c->shared_intermediate),
+        keeps ? own.v : 0,
+        keeps ? own.h : 0,
+        keeps ? shared.v : 0,
+        keeps ? shared.h : 0,
         c->shared_gate ? t : 0, /* logits, scores, index, weight, lse of the gate */
         c->shared_gate ? t : 0,
         c->shared_gate ? t : 0,
@@ -285,6 +306,10 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
         moert_max(moert_operand_floats(s->v_type, s->rows * c->intermediate),
                   moert_max(moert_operand_floats(s->shared_v_type, t * c->shared_intermediate),
                             moert_operand_floats(s->dense_v_type, t * s->dense)));
+    if (recomputes_experts(s)) {
+        const hidden_floats own = experts_hidden(s), shared = shared_hidden(s);
+        floats += moert_max(own.v, shared.v) + moert_max(own.h, shared.h);
+    }
     floats += t * 2 * c->hidden + count_rows(s->attention.scratch, t);
     return floats + moert_memory_rounding(setting, s);
 }

@@ -7,6 +7,19 @@
 #include "layer/wire.h"
 #include "nn/nn.h"
 
+/* With recompute_experts: repeats the forward's first projection and GLU of the experts' rows in
+ * `part`, or of the shared expert if it is NULL. */
+static moert_status activate_again(moert_pass *pass, const moert_part *part) {
+    moert_block *block = pass->layer->block[part != NULL ? BLOCK_EXPERT_IN : BLOCK_DENSE];
+    if (!pass->again)
+        return MOERT_OK;
+    moert_block_repeat(block, true);
+    const moert_status status =
+        part != NULL ? moert_pass_activate(pass, part) : moert_pass_activate_shared(pass);
+    moert_block_repeat(block, false);
+    return status;
+}
+
 /* Computes a chunk's dh from its received dy, then dv. Writes the gradients of the routing weights
  * to `dprob`. */
 static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
@@ -68,9 +81,10 @@ static moert_status compute_wgrad(moert_pass *pass) {
 static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,
                                         const moert_part *part) {
     (void)chunk;
+    moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
+    MOERT_TRY(activate_again(pass, part));
     if (part->end == part->first)
         return MOERT_OK;
-    moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DY, pass->dy,
                                       moert_wire_bytes(&pass->layer->options), part));
     MOERT_TRY(differentiate_glu(pass, back->slots, part));
@@ -191,6 +205,7 @@ static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *d
     if (gated)
         MOERT_TRY(
             moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_SLOTS, pass->batch.tokens, &glu.dprob));
+    MOERT_TRY(activate_again(pass, NULL));
     MOERT_TRY(
         moert_dense_glu_backward(&glu, pass->input, pass->shared_v, pass->shared_h, dy, dx, true));
     return gated ? differentiate_gate(pass, glu.dprob, dx) : MOERT_OK;
@@ -273,6 +288,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     moert_mesh *mesh = layer->mesh;
     pass->accumulate = taken.accumulate;
     pass->stage = STAGE_NOTHING;
+    pass->again = layer->options.recompute_experts;
     layer->unreduced = false;
     layer->batch = pass->batch;
     moert_precision_begin(layer);

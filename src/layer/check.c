@@ -68,9 +68,11 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%d", combine)                                                                               \
     X("%d", external_routing)                                                                      \
     X("%d", shared_gate)                                                                           \
-    X("%zu", slots)
+    X("%zu", slots)                                                                                \
+    X("%d", recompute_experts)
 
-_Static_assert(sizeof(moert_layer_options) == offsetof(moert_layer_options, slots) + sizeof(size_t),
+_Static_assert(sizeof(moert_layer_options) ==
+                   offsetof(moert_layer_options, recompute_experts) + sizeof(size_t),
                "OPTION_TABLE lists all fields up to the last one, named here");
 
 static void print_options(const void *options, FILE *file) {

@@ -33,21 +33,23 @@ size_t moert_dense_glu_h_floats(moert_dtype type, size_t tokens, size_t width) {
     return moert_operand_floats(type, tokens * width);
 }
 
-moert_status moert_dense_glu_forward(const moert_dense_glu *glu, const moert_buffer *x,
-                                     moert_buffer *v, moert_buffer *h, moert_buffer *y) {
+moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,
+                                      moert_buffer *v, moert_buffer *h) {
     moert_gemm gemm = gemm_of(glu, 2 * glu->width, glu->hidden);
     gemm.result = type_between(glu);
     gemm.y = v;
     gemm.gated = true;
     gemm.glu = (moert_glu){.form = form_of(glu), .prob = glu->prob, .type = glu->type, .h = h};
-    gemm.drop_v = glu->batch.forward_only;
+    gemm.drop_v = glu->drop_v;
     MOERT_TRY(moert_operand_take(glu->mesh, glu->type, glu->batch.tokens * glu->hidden, x,
                                  MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(moert_block_gemm(glu->block, glu->first, &gemm));
-    gemm.gated = false;
-    gemm.n = glu->hidden;
-    gemm.k = glu->width;
-    gemm.result = MOERT_DTYPE_F32;
+    return moert_block_gemm(glu->block, glu->first, &gemm);
+}
+
+moert_status moert_dense_glu_forward(const moert_dense_glu *glu, const moert_buffer *x,
+                                     moert_buffer *v, moert_buffer *h, moert_buffer *y) {
+    moert_gemm gemm = gemm_of(glu, glu->hidden, glu->width);
+    MOERT_TRY(moert_dense_glu_activate(glu, x, v, h));
     gemm.x = h;
     gemm.y = y;
     return moert_block_gemm(glu->block, glu->first + 1, &gemm);

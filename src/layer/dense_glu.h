@@ -21,6 +21,7 @@ typedef struct moert_dense_glu {
     const moert_buffer *prob; /* [T] multiplies each row of h, or NULL */
     moert_buffer *dprob;      /* [T] backward: its gradient, or NULL */
     moert_batch batch;
+    bool drop_v; /* v is not needed after the activation */
 } moert_dense_glu;
 
 /* The sizes in floats of v and h. With device == NULL: those without bf16 results. */
@@ -28,7 +29,10 @@ size_t moert_dense_glu_v_floats(const moert_device *device, moert_dtype type, si
                                 size_t hidden, size_t width);
 size_t moert_dense_glu_h_floats(moert_dtype type, size_t tokens, size_t width);
 
-/* y[T,H] from x[T,H], both float32. */
+/* v and h from x[T,H], float32. */
+moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,
+                                      moert_buffer *v, moert_buffer *h);
+/* The same, and y[T,H], float32. */
 moert_status moert_dense_glu_forward(const moert_dense_glu *glu, const moert_buffer *x,
                                      moert_buffer *v, moert_buffer *h, moert_buffer *y);
 /* dx = the gradient of x, or dx += with `accumulate`; collects the gradients of the weights.

@@ -52,37 +52,43 @@ static moert_status route(moert_pass *pass, const moert_buffer *x) {
                                      : MOERT_OK;
 }
 
+moert_status moert_pass_activate(moert_pass *pass, const moert_part *part) {
+    moert_layer *layer = pass->layer;
+    const moert_dtype v_type = moert_precision_v_type(layer),
+                      h_type = moert_precision_h_type(layer);
+    const size_t n = pass->plan->plan->rows * layer->options.intermediate;
+    MOERT_TRY(moert_pass_hidden(pass, moert_operand_floats(v_type, 2 * n),
+                                moert_operand_floats(h_type, n), &pass->v, &pass->h));
+    if (part->end == part->first)
+        return MOERT_OK;
+    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part);
+    MOERT_TRY(moert_wire_unpack(pass, pass->x, &in.x, &in.ldx));
+    in.y = pass->v;
+    in.result = v_type;
+    in.gated = true;
+    in.glu = (moert_glu){.form = layer->options.glu,
+                         .prob = moert_window_rows(pass->prob),
+                         .prob_stride = moert_window_stride(pass->prob),
+                         .type = h_type,
+                         .h = pass->h};
+    in.drop_v = moert_pass_drops_v(pass);
+    return moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in);
+}
+
 /* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the
  * next chunk is computed, or as the GEMM stores them (moert_wire_results). */
 static moert_status compute_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,
                                   const moert_part *part) {
     moert_layer *layer = pass->layer;
     moert_phase_set(MOERT_PHASE_EXPERTS);
-    if (chunk == 0) { /* once per pass: round the weights, and reserve v and h of all rows */
-        const size_t n = pass->plan->plan->rows * layer->options.intermediate;
-        const size_t v = moert_operand_floats(moert_precision_v_type(layer), 2 * n);
-        const size_t h = moert_operand_floats(moert_precision_h_type(layer), n);
+    if (chunk == 0)
         MOERT_TRY(moert_precision_refresh(layer));
-        MOERT_TRY(moert_pass_activation(pass, 1, v, &pass->v));
-        MOERT_TRY(moert_pass_activation(pass, 1, h, &pass->h));
-    }
+    MOERT_TRY(moert_pass_activate(pass, part));
     if (part->end == part->first)
         return MOERT_OK;
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x,
                                       moert_wire_bytes(&layer->options), part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_PROB, pass->prob, sizeof(float), part));
-    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part);
-    MOERT_TRY(moert_wire_unpack(pass, pass->x, &in.x, &in.ldx));
-    in.y = pass->v;
-    in.result = moert_precision_v_type(layer);
-    in.gated = true;
-    in.glu = (moert_glu){.form = layer->options.glu,
-                         .prob = moert_window_rows(pass->prob),
-                         .prob_stride = moert_window_stride(pass->prob),
-                         .type = moert_precision_h_type(layer),
-                         .h = pass->h};
-    in.drop_v = pass->batch.forward_only;
-    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
     moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_OUT, part);
     second.x = pass->h;
     second.bias = NULL;
@@ -109,6 +115,21 @@ static moert_status open_gate(moert_pass *pass, const moert_buffer *x) {
                                 pass->gate_logits, NULL, &pass->gate);
 }
 
+/* Reserves v and h of the shared expert. */
+static moert_status reserve_shared(moert_pass *pass, const moert_dense_glu *glu) {
+    const size_t tokens = pass->batch.tokens;
+    return moert_pass_hidden(
+        pass,
+        moert_dense_glu_v_floats(glu->mesh->device, glu->type, tokens, glu->hidden, glu->width),
+        moert_dense_glu_h_floats(glu->type, tokens, glu->width), &pass->shared_v, &pass->shared_h);
+}
+
+moert_status moert_pass_activate_shared(moert_pass *pass) {
+    const moert_dense_glu glu = moert_pass_shared_expert(pass);
+    MOERT_TRY(reserve_shared(pass, &glu));
+    return moert_dense_glu_activate(&glu, pass->input, pass->shared_v, pass->shared_h);
+}
+
 /* result[T,H] = the shared expert's output for all tokens of this rank. The shared expert needs no
  * exchange. */
 static moert_status compute_shared_expert(moert_pass *pass, const moert_buffer *x,
@@ -118,12 +139,7 @@ static moert_status compute_shared_expert(moert_pass *pass, const moert_buffer *
     if (pass->layer->options.shared_gate)
         MOERT_TRY(open_gate(pass, x));
     const moert_dense_glu glu = moert_pass_shared_expert(pass);
-    MOERT_TRY(moert_pass_activation(
-        pass, 1,
-        moert_dense_glu_v_floats(glu.mesh->device, glu.type, tokens, glu.hidden, glu.width),
-        &pass->shared_v));
-    MOERT_TRY(moert_pass_activation(pass, 1, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
-                                    &pass->shared_h));
+    MOERT_TRY(reserve_shared(pass, &glu));
     MOERT_TRY(moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_TOKENS, tokens * glu.hidden, result));
     return moert_dense_glu_forward(&glu, x, pass->shared_v, pass->shared_h, *result);
 }
@@ -189,6 +205,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     MOERT_TRY(moert_pass_take(layer, &taken));
     moert_status status = take_batch(taken, batch, pass == NULL, x, y);
     taken->input = x;
+    taken->again = false;
     status = run(taken, status, y);
     taken->stage = taken->batch.forward_only ? STAGE_NOTHING : STAGE_FORWARD;
     if (status == MOERT_OK && pass != NULL)

@@ -81,6 +81,7 @@ struct moert_pass {
     moert_window *dy; /* the layer's passes own it if wgrad is deferred */
     moert_buffer *dv; /* [M,2I] (moert_precision_dv_type): v, or scratch */
     bool accumulate;
+    bool again;        /* the backward computes v and h again (recompute_experts) */
     bool owes_wgrad;   /* its deferred wgrad has not run */
     uint64_t backward; /* the number of its backward among those of the layer */
 };
@@ -98,6 +99,8 @@ moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int blo
                            const moert_part *part);
 /* The scaled biases of the second projection, whose result is gemm->y. */
 moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *gemm);
+/* Whether v is not needed after the GLU. */
+bool moert_pass_drops_v(const moert_pass *pass);
 /* The descriptor of the shared expert. */
 moert_dense_glu moert_pass_shared_expert(const moert_pass *pass);
 /* The shared expert's gate, as a router of one expert: its weight is the sigmoid of the logit. */
@@ -115,6 +118,13 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_transfer *back, moert
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
 moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
                                    moert_buffer **buffer);
+/* Reserves v and h of a GLU: activations, or scratch if the backward computes them again. */
+moert_status moert_pass_hidden(const moert_pass *pass, size_t v_floats, size_t h_floats,
+                               moert_buffer **v, moert_buffer **h);
+
+/* h = prob * glu(x W1^T): of the experts' rows in `part`, and of the shared expert. */
+moert_status moert_pass_activate(moert_pass *pass, const moert_part *part);
+moert_status moert_pass_activate_shared(moert_pass *pass);
 
 /* ---- probes (layer/probe.h) ---- */
 

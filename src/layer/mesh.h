@@ -13,6 +13,8 @@
 typedef enum moert_scratch {
     MOERT_SCRATCH_PARTIAL,   /* partial gradients per sequence */
     MOERT_SCRATCH_HIDDEN,    /* [M or T, I] */
+    MOERT_SCRATCH_V,         /* [M or T, 2I] and */
+    MOERT_SCRATCH_H,         /* [M or T, I] of layers with recompute_experts */
     MOERT_SCRATCH_SLOTS,     /* [T,K] */
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */

@@ -69,9 +69,10 @@ static void free_pass(moert_pass *pass) {
     moert_window_destroy(pass->prob);
     moert_window_destroy(pass->x);
     MOERT_DESTROY(pass->logits, pass->routing.scores, pass->routing.index, pass->routing.weight,
-                  pass->routing.lse, pass->v, pass->h, pass->shared_v, pass->shared_h,
-                  pass->gate_logits, pass->gate.scores, pass->gate.index, pass->gate.weight,
-                  pass->gate.lse);
+                  pass->routing.lse, pass->gate_logits, pass->gate.scores, pass->gate.index,
+                  pass->gate.weight, pass->gate.lse);
+    if (!pass->layer->options.recompute_experts)
+        MOERT_DESTROY(pass->v, pass->h, pass->shared_v, pass->shared_h);
     free(pass);
 }
 
@@ -95,6 +96,16 @@ moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t w
         return MOERT_OK;
     size_t most = moert_max(bytes, moert_device_describe(device)->largest_bytes);
     return moert_buffer_reserve(device, moert_min(bytes + bytes / 4, most), buffer);
+}
+
+moert_status moert_pass_hidden(const moert_pass *pass, size_t v_floats, size_t h_floats,
+                               moert_buffer **v, moert_buffer **h) {
+    if (!pass->layer->options.recompute_experts) {
+        MOERT_TRY(moert_pass_activation(pass, 1, v_floats, v));
+        return moert_pass_activation(pass, 1, h_floats, h);
+    }
+    MOERT_TRY(moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_V, v_floats, v));
+    return moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_H, h_floats, h);
 }
 
 /* ---- results ---- */
@@ -154,6 +165,10 @@ moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *ge
                                .accumulate = pass->accumulate};
 }
 
+bool moert_pass_drops_v(const moert_pass *pass) {
+    return !pass->again && (pass->batch.forward_only || pass->layer->options.recompute_experts);
+}
+
 moert_dense_glu moert_pass_shared_expert(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
@@ -165,7 +180,8 @@ moert_dense_glu moert_pass_shared_expert(const moert_pass *pass) {
                              .form = o->glu,
                              .type = moert_operand_type(o->dense),
                              .prob = o->shared_gate ? pass->gate.weight : NULL,
-                             .batch = pass->batch};
+                             .batch = pass->batch,
+                             .drop_v = moert_pass_drops_v(pass)};
 }
 
 moert_router_options moert_pass_gate(void) {

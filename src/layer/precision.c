@@ -222,7 +222,8 @@ static operand operand_of(moert_pass *pass, int block, bool y, moert_gemm *gemm)
                      .stride = y ? &gemm->ldy : &gemm->ldx,
                      .columns = y ? gemm->n : gemm->k,
                      .amax = &pass->amax[block][y],
-                     .measured = gemm->kind == MOERT_GEMM_WGRAD,
+                     .measured = gemm->kind == MOERT_GEMM_WGRAD ||
+                                 (gemm->kind == MOERT_GEMM_FORWARD && pass->again),
                      .rounded = received ? moert_precision_takes_wire(&layer->options)
                                          : own != MOERT_DTYPE_F32,
                      .target = y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X};

@@ -23,6 +23,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     options.dispatch = config->dispatch;
     options.combine = config->combine;
     options.slots = config->expert_slots;
+    options.recompute_experts = config->memory.recompute == MOERT_RECOMPUTE_EXPERTS;
     return options;
 }
 

@@ -24,7 +24,8 @@ static moert_dense_glu glu_of(const moert_model *model, const moert_model_layer 
                              .width = c->dense_intermediate,
                              .form = c->glu,
                              .type = moert_model_type(model),
-                             .batch = model->batch};
+                             .batch = model->batch,
+                             .drop_v = model->batch.forward_only};
 }
 
 static moert_status forward(moert_model *model, moert_model_layer *layer) {

@@ -101,19 +101,23 @@ for run in moving-{f32,mxfp8}-{2-window,3-node,4-staged} moving-gpt-oss-3-window
     check "$run: experts have moved" grep -q '"moved_experts": [1-9]' "$all/$run/metrics.jsonl"
 done
 
-# again NAME RANKS ENGINE STEPS OPTION...: computes layers again, and must have the bits of NAME-1-local
+# again WHAT NAME RANKS ENGINE STEPS OPTION...: computes layers or experts again, and must have the bits of NAME-1-local
 again() {
-    train "again-$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" --recompute layer "${@:5}" &&
-        same_run "$all/$1-1-local" "$all/again-$1"
-    verdict $? "$1: $2 $3 that computes layers again has the bits of 1 local"
+    train "again-$1-$2" "$3" "$4" --steps "$5" --save-every "$5" --eval-every "$5" --recompute "$1" "${@:6}" &&
+        same_run "$all/$2-1-local" "$all/again-$1-$2"
+    verdict $? "$2: $3 $4 with --recompute $1 has the bits of 1 local"
 }
-part again mixtral 1 local 30 --batch 8
-part again micro-batches 3 window 10 --batch 8 --micro-batches 2 --z-coef 1e-3
-part again sequence-loss 2 staged 6 --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
-part again gpt-oss 2 window 6 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
-part again moving-mxfp8 3 node 10 --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 --rebalance 3 --spare-slots 2 --precision mxfp8
-part again nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
-part again dense-bf16 3 staged 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+part again layer mixtral 1 local 30 --batch 8
+part again layer sequence-loss 2 staged 6 --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
+several=3
+for what in layer experts; do
+    part again $what micro-batches $several window 10 --batch 8 --micro-batches 2 --z-coef 1e-3
+    part again $what gpt-oss 2 window 6 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
+    part again $what moving-mxfp8 $several node 10 --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 --rebalance 3 --spare-slots 2 --precision mxfp8
+    part again $what nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
+    part again $what dense-bf16 $several staged 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+    several=4
+done
 
 # a model from files, with tied embeddings
 cp -r "$all/qwen3-1-local/model" "$all/tied" &&

@@ -25,6 +25,7 @@ part clean "replicas of experts" 4 window --ep 2
 part clean "bf16" 2 window --precision bf16 --dense bf16 --dispatch bf16 --combine bf16 --micro-batches 4
 part clean "mxfp8" 3 window --precision mxfp8 --dispatch mxfp8
 part clean "nvfp4, layers computed again" 2 staged --precision nvfp4 --recompute layer
+part clean "experts computed again" 2 window --recompute experts --micro-batches 2
 part clean "documents" 3 window --document-end 10
 part clean "experts that move" 3 window --rebalance 2
 part clean "latent attention, dense layers, shared experts" 3 staged --form deepseek-v3 --head-size 16

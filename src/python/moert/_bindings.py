@@ -73,7 +73,7 @@ STRUCTS = {
         ("weight", "moert_buffer *", 64),
         ("token", "moert_buffer *", 72),
     ]),
-    "moert_layer_options": (152, {0:152, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
+    "moert_layer_options": (160, {0:160, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
         ("size", "size_t", 0),
         ("hidden", "size_t", 8),
         ("intermediate", "size_t", 16),
@@ -91,6 +91,7 @@ STRUCTS = {
         ("external_routing", "bool", 136),
         ("shared_gate", "bool", 137),
         ("slots", "size_t", 144),
+        ("recompute_experts", "bool", 152),
     ]),
     "moert_layer_losses": (40, {0:40}, [
         ("size", "size_t", 0),

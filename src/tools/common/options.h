@@ -50,8 +50,8 @@ typedef struct moert_compute_choice {
 /* clang-format off */
 #define MOERT_MEMORY_OPTIONS(choice)                                                               \
     {"recompute", MOERT_OPTION_CHOICE, &(choice).recompute, "none", MOERT_RECOMPUTE_WORDS,         \
-     "what the backward computes again, so that it need not be kept: nothing, or whole layers; "   \
-     "no bit of the results changes"},                                                             \
+     "what the backward computes again, so that it need not be kept: nothing, the experts' first " \
+     "projections, or whole layers; no bit of the results changes"},                               \
     {"loss-chunk", MOERT_OPTION_UINT, &(choice).loss_chunk, "0", "0..1000000000",                  \
      "compute logits and loss for this number of tokens at a time, a multiple of 64; 0 = for all " \
      "tokens of a rank"}

@@ -130,7 +130,8 @@ static moert_status print_memory(const json_t *memory) {
     if (chunk > 0)
         printf("logits of %lld tokens at a time\n", (long long)chunk);
     if (strcmp(recompute, "none") != 0)
-        printf("the backward computes each %s again\n", recompute);
+        printf("the backward computes %s again\n",
+               strcmp(recompute, "layer") == 0 ? "each layer" : "the experts' first projections");
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);

@@ -64,10 +64,13 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
 }
 
 static size_t pass_activations(const moert_pass *moe) {
-    return SUM(moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
-               moe->routing.lse, moe->v, moe->h, moe->shared_v, moe->shared_h, moe->gate_logits,
-               moe->gate.scores, moe->gate.index, moe->gate.weight, moe->gate.lse, moe->plan->ends,
-               moe->plan->destination, moe->plan->packed);
+    const size_t hidden = moe->layer->options.recompute_experts
+                              ? 0 /* in scratch */
+                              : SUM(moe->v, moe->h, moe->shared_v, moe->shared_h);
+    return hidden + SUM(moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
+                        moe->routing.lse, moe->gate_logits, moe->gate.scores, moe->gate.index,
+                        moe->gate.weight, moe->gate.lse, moe->plan->ends, moe->plan->destination,
+                        moe->plan->packed);
 }
 
 static size_t activations_of(const moert_model *model) {
@@ -327,8 +330,9 @@ TEST(test_estimate_knows_layers_that_are_computed_again) {
         RECIPE(NVFP4, F32, F32, 1, 0, F32)};
     for (size_t i = 0; i < MOERT_COUNT(recipes); i++) {
         recipe how = recipes[i];
-        how.recompute = MOERT_RECOMPUTE_LAYER;
-        run_model(models[i % 2], &how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+        for (how.recompute = MOERT_RECOMPUTE_EXPERTS; how.recompute <= MOERT_RECOMPUTE_LAYER;
+             how.recompute++)
+            run_model(models[i % 2], &how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
     }
 }
 

@@ -156,14 +156,17 @@ TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_of_the_rounded_r
     }
 }
 
-static void check_deferred(moert_layer_options options) {
-    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+/* Two micro-batches with deferred wgrads, or with experts that are computed again, give the bits of
+ * a layer with neither. */
+static void check_same_bits(moert_layer_options options, bool deferred) {
+    oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     layer_results results[2];
-    for (size_t deferred = 0; deferred < 2; deferred++) {
-        layer_run run = layer_run_open(test_context, 0, &oracle, deferred == 1);
+    for (size_t i = 0; i < 2; i++) {
+        oracle.options.recompute_experts = i == 1 && !deferred;
+        layer_run run = layer_run_open(test_context, 0, &oracle, i == 1 && deferred);
         ASSERT_OK(layer_run_step(&run, 0, 2));
         ASSERT_OK(layer_run_step(&run, 1, 2));
-        results[deferred] = layer_run_collect(&run);
+        results[i] = layer_run_collect(&run);
         layer_run_close(&run);
     }
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
@@ -179,10 +182,23 @@ TEST(test_deferred_wgrad_gives_the_same_bits) {
     rounded.hidden = 40;
     rounded.intermediate = 24;
     rounded.precision = MOERT_PRECISION_BF16;
-    check_deferred(full_form());
-    check_deferred(rounded);
+    check_same_bits(full_form(), true);
+    check_same_bits(rounded, true);
     rounded.dispatch = MOERT_DISPATCH_BF16;
-    check_deferred(rounded);
+    check_same_bits(rounded, true);
+}
+
+TEST(test_experts_that_are_computed_again_give_the_same_bits) {
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
+        for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_BF16; d++) {
+            moert_layer_options options = p % 2 == 0 ? full_form() : plain_form();
+            options.hidden = 40;
+            options.intermediate = 24;
+            options.precision = (moert_precision)p;
+            options.dense = d == MOERT_DISPATCH_BF16 ? MOERT_PRECISION_BF16 : MOERT_PRECISION_F32;
+            options.dispatch = (moert_dispatch)d;
+            check_same_bits(options, false);
+        }
 }
 
 /* Rank 0's first token becomes NaN, and gets its value back afterwards. */
@@ -298,6 +314,7 @@ int main(int count, char **arguments) {
     const struct CMUnitTest on_hosts[] = {
         cmocka_unit_test(test_gradients_of_a_layer_with_every_feature_agree_with_differences),
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
+        cmocka_unit_test(test_experts_that_are_computed_again_give_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
     };
     int failed = run_file(__FILE__, open_test_context, close_test_context);

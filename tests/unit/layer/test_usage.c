@@ -159,6 +159,14 @@ TEST(test_reductions_out_of_order_are_refused) {
     layer_run_close(&run);
 }
 
+TEST(test_deferred_wgrads_of_experts_that_are_computed_again_are_refused) {
+    moert_layer_options options = form();
+    moert_layer *layer = NULL;
+    options.deferred_wgrad = options.recompute_experts = true;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(open_mesh(0), &options, &layer), MOERT_ERROR_UNSUPPORTED,
+                        "recompute_experts of a layer with deferred_wgrad");
+}
+
 TEST(test_deferred_wgrads_out_of_order_are_refused) {
     const moert_layer_options options = form();
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
