@@ -2,6 +2,7 @@
 #include "base/memory.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,4 +43,26 @@ moert_status moert_to_int(size_t value, const char *what, int *out) {
                           INT_MAX);
     *out = (int)value;
     return MOERT_OK;
+}
+
+/* The bytes of the line "KEY N kB" of a file in /proc; 0 without it. */
+static size_t read_kib(const char *path, const char *key) {
+    char line[128];
+    size_t kib = 0;
+    FILE *file = fopen(path, "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%zu kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return kib << 10;
+}
+
+size_t moert_memory_available(void) {
+    return read_kib("/proc/meminfo", "MemAvailable:");
+}
+
+moert_resident moert_memory_resident(void) {
+    return (moert_resident){read_kib("/proc/self/status", "VmRSS:"),
+                            read_kib("/proc/self/status", "VmHWM:")};
 }

@@ -25,6 +25,14 @@ moert_status moert_grow(void *array, size_t *room, size_t count, size_t bytes);
 
 void moert_free_all(void *const *pointers, size_t count);
 
+/* Bytes of this host's memory that programs can still take; 0 if the system does not tell. */
+size_t moert_memory_available(void);
+/* Bytes of memory in which this process has pages now, and the most so far. */
+typedef struct moert_resident {
+    size_t now, peak;
+} moert_resident;
+moert_resident moert_memory_resident(void);
+
 /* Narrows `value` to an int, for the counts of MPI and OpenCL. Errors: ERROR_UNSUPPORTED (above
  * INT_MAX; the message names the value by `what`). */
 moert_status moert_to_int(size_t value, const char *what, int *out);

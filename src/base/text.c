@@ -1,7 +1,9 @@
 /* Small helpers for strings. */
 #include "base/text.h"
 
+#include <math.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +53,34 @@ moert_status moert_text_path(char **path, const char *format, ...) {
     *path = moert_text_format_list(format, arguments);
     va_end(arguments);
     return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+}
+
+static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+enum { UNITS = sizeof units / sizeof units[0] };
+
+void moert_text_put_bytes(double bytes, char text[MOERT_TEXT_BYTES_SIZE]) {
+    size_t unit = 0;
+    for (; bytes >= 1024.0 && unit + 1 < UNITS; unit++)
+        bytes /= 1024.0;
+    snprintf(text, MOERT_TEXT_BYTES_SIZE, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+}
+
+moert_status moert_text_get_bytes(const char *text, const char *what, size_t *bytes) {
+    char *end;
+    double value = strtod(text, &end);
+    const bool number = end != text;
+    end += strspn(end, " ");
+    for (size_t unit = 1; unit < UNITS && *end != '\0'; unit++)
+        if (strncmp(end, units[unit], strlen(end)) == 0) {
+            value *= ldexp(1.0, 10 * (int)unit);
+            end += strlen(end);
+        }
+    if (!number || *end != '\0' || !(value >= 1.0) || value >= 9.2e18)
+        return MOERT_FAIL(
+            ERROR_USAGE, "%s %s: expected a number of bytes, or one with K, M, G or T, such as 80G",
+            what, text);
+    *bytes = (size_t)value;
+    return MOERT_OK;
 }
 
 int moert_text_ends_with(const char *text, const char *ending) {

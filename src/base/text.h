@@ -18,5 +18,11 @@ char *moert_text_format_list(const char *format, va_list arguments)
 moert_status moert_text_path(char **path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Writes bytes as "1.5 GiB". */
+enum { MOERT_TEXT_BYTES_SIZE = 32 };
+void moert_text_put_bytes(double bytes, char text[MOERT_TEXT_BYTES_SIZE]);
+/* Reads "80G" or "1.5 GiB": a number of bytes, KiB, MiB, GiB or TiB. ERROR_USAGE names `what`. */
+moert_status moert_text_get_bytes(const char *text, const char *what, size_t *bytes);
+
 /* 1 if `text` ends with `ending`. */
 int moert_text_ends_with(const char *text, const char *ending);

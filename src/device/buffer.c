@@ -1,4 +1,5 @@
 /* Implements device memory: buffers, wrapped host memory, views, copies and maps. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,6 +8,18 @@
 #include "device/profile/profile.h"
 
 enum { VIEW_ALIGNMENT_BYTES = 512 };
+
+size_t moert_device_peak_bytes(const moert_device *device) {
+    return device->peak_bytes;
+}
+
+void moert_device_count(moert_device *device, size_t more, size_t fewer) {
+    const size_t now = atomic_fetch_add(&device->counted_bytes, more) + more;
+    size_t peak = device->peak_bytes;
+    while (now > peak && !atomic_compare_exchange_weak(&device->peak_bytes, &peak, now)) {
+    }
+    atomic_fetch_sub(&device->counted_bytes, fewer);
+}
 
 static moert_status adopt_memory(moert_device *device, cl_mem memory, size_t bytes,
                                  moert_buffer **buffer) {
@@ -35,7 +48,12 @@ static moert_status create(moert_device *device, cl_mem_flags flags, void *host,
                           device->info.name, bytes, moert_cl_error_name(code));
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, "clCreateBuffer");
-    return adopt_memory(device, memory, bytes, buffer);
+    MOERT_TRY(adopt_memory(device, memory, bytes, buffer));
+    if (host == NULL) {
+        (*buffer)->counted_bytes = padded;
+        moert_device_count(device, padded, 0);
+    }
+    return MOERT_OK;
 }
 
 /* On a CPU, asks for host memory, which PoCL allocates in this call. It allocates other memory at
@@ -91,6 +109,7 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
 void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
+    moert_device_count(buffer->device, 0, buffer->counted_bytes);
     for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)
         if (buffer->pieces[i] != NULL)
             clReleaseMemObject(buffer->pieces[i]);

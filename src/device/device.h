@@ -55,6 +55,11 @@ void moert_device_close(moert_device *device);
 
 const moert_device_info *moert_device_describe(const moert_device *device);
 
+/* The most bytes that this rank's buffers and windows took of the device's memory at one time. */
+size_t moert_device_peak_bytes(const moert_device *device);
+/* Counts memory in it that is no buffer of moert_buffer_create: `more` bytes, then `fewer`. */
+void moert_device_count(moert_device *device, size_t more, size_t fewer);
+
 /*
  * Compares the device's arithmetic with the host's, by a sample of operations and sums that takes
  * less than a millisecond. *difference = why runs on the device may have other digits than on a CPU

@@ -49,6 +49,7 @@ struct moert_device {
     size_t shared_count;
     moert_shared_work shared[MOERT_MOST_SHARED_WORKS]; /* [shared_count] */
     moert_device_info info;
+    _Atomic size_t counted_bytes, peak_bytes; /* moert_device_peak_bytes */
     moert_program *programs;
     moert_recording *recording;      /* receives the launches, or NULL */
     struct moert_profiler *profiler; /* counts commands, or NULL */
@@ -64,6 +65,7 @@ struct moert_buffer {
     moert_device *device;
     cl_mem memory;
     size_t bytes;
+    size_t counted_bytes; /* of the device's memory; 0 for views and memory of others */
     uint64_t address; /* the buffer's address in kernels; 0 before the first moert_buffer_address */
     /* Imported memory: pieces at consecutive addresses, of which `memory` is the first. Kernels see
      * one buffer; a copy or fill command reaches only one piece. */

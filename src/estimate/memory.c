@@ -318,7 +318,8 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
 
 /* Whether untouched rows of the engine's windows cost no memory. */
 static bool reserves_worst_case(const moert_memory_setting *setting) {
-    return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
+    return (setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE) &&
+           (setting->device == NULL || moert_device_describe(setting->device)->is_cpu);
 }
 
 /* Two windows per pass (layer/pass.c) and three of the mesh: windows of received rows, of results,
@@ -391,6 +392,10 @@ static size_t check_bytes(const moert_memory_setting *setting, const moert_memor
     floats += 6 * s->tokens * c->hidden; /* inputs of both runs, and the second one's result */
     return floats * sizeof(float) +
            moert_memory_layer_copies(&once, &most, s->moe_layers > 0, s->dense_layers > 0);
+}
+
+size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
+    return make_shape(setting, rank).rows;
 }
 
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,

@@ -57,6 +57,9 @@ typedef struct moert_memory {
 #undef MOERT_MEMORY_FIELD
 } moert_memory;
 
+/* M of rank `rank` with balanced routing. */
+size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank);
+
 /*
  * Estimates the memory of rank `rank`. Errors: ERROR_USAGE (sizes that a run would refuse),
  * ERROR_UNSUPPORTED and ERROR_FORMAT (moert_model_config_check_model).

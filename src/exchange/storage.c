@@ -49,11 +49,19 @@ void moert_storage_release(moert_storage *storage) {
     *storage = (moert_storage){.rows = NULL};
 }
 
+/* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it. */
+static void count(moert_window *window, size_t rows) {
+    const size_t bytes = window->storage.segments != NULL ? rows * moert_row_bytes(window) : 0;
+    moert_device_count(window->exchange->device, bytes, window->counted_bytes);
+    window->counted_bytes = bytes;
+}
+
 void moert_window_destroy(moert_window *window) {
     if (window == NULL)
         return;
     moert_device_finish(window->exchange->device);
     moert_storage_release(&window->storage);
+    count(window, 0);
     free(window);
 }
 
@@ -85,7 +93,7 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
  * the largest number of rows that any plan of these token counts can need. If that fails, and in
  * other engines, the window gets a quarter more rows than it needs now.
  */
-static moert_status reserve(moert_window *window, size_t needed) {
+static moert_status grow(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;
     if (window->capacity_rows >= needed)
         return MOERT_OK;
@@ -116,10 +124,20 @@ static moert_status reserve(moert_window *window, size_t needed) {
     return MOERT_OK;
 }
 
+/* Reserves `needed` rows on all ranks, of which this rank uses `rows`. */
+static moert_status reserve(moert_window *window, size_t needed, size_t rows) {
+    MOERT_TRY(grow(window, needed));
+    const size_t used = window->exchange->reserves_worst_case ? rows : window->capacity_rows;
+    if (used * moert_row_bytes(window) > window->counted_bytes)
+        count(window, used);
+    return MOERT_OK;
+}
+
 moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) {
-    return reserve(window, moert_max(plan->largest_rows, 1));
+    return reserve(window, moert_max(plan->largest_rows, 1), plan->rows);
 }
 
 moert_status moert_window_reserve_slots(moert_window *window, const moert_exchange_plan *plan) {
-    return reserve(window, moert_max(moert_max(plan->plan->largest_rows, plan->largest_slots), 1));
+    const size_t most = moert_max(plan->plan->largest_rows, plan->largest_slots);
+    return reserve(window, moert_max(most, 1), most);
 }

@@ -57,9 +57,10 @@ enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs add up to this number of rows 
 typedef enum moert_recompute {
     MOERT_RECOMPUTE_NONE,
     MOERT_RECOMPUTE_EXPERTS, /* the experts' first projections and GLUs (moert_layer_options) */
-    MOERT_RECOMPUTE_LAYER    /* whole layers, of which only the inputs are kept */
+    MOERT_RECOMPUTE_LAYER,   /* whole layers, of which only the inputs are kept */
+    MOERT_RECOMPUTE_AUTO     /* the first of these that fits (estimate/fit.h); not for a model */
 } moert_recompute;
-#define MOERT_RECOMPUTE_WORDS "none|experts|layer"
+#define MOERT_RECOMPUTE_WORDS "none|experts|layer|auto"
 
 typedef struct moert_memory_choice {
     unsigned recompute; /* a moert_recompute */

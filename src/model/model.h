@@ -37,6 +37,10 @@ moert_status moert_model_initialize(moert_model *model, uint64_t seed);
  * optimizer does (moert_layer_weights_changed). Not collective. */
 void moert_model_weights_changed(moert_model *model);
 
+/* With `repeats`, GEMMs make no new copies of weights, for a few forwards that save memory rather
+ * than time (moert_block_repeat). Not collective. */
+void moert_model_repeat(moert_model *model, bool repeats);
+
 /* The scheme of the config's rotary positions. Not collective. */
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config);
 

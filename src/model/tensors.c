@@ -294,6 +294,11 @@ void moert_model_weights_changed(moert_model *model) {
     }
 }
 
+void moert_model_repeat(moert_model *model, bool repeats) {
+    for (size_t b = 0; b < model->blocks; b++)
+        moert_block_repeat(model->block[b], repeats);
+}
+
 moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest) {
     moert_tensors *files = NULL;
     moert_model_weights_changed(model);

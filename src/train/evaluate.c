@@ -166,8 +166,12 @@ static moert_status add_blend(moert_evaluation *e, moert_use use, sum *to) {
 moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, double *loss) {
     const moert_evaluation_options *o = &evaluation->options;
     sum all = {0};
-    MOERT_TRY(evaluation->parts > 0 ? add_blend(evaluation, use, &all)
-                                    : add_source(evaluation, o->data, use, o->sequences, &all));
+    moert_model_repeat(o->model, true); /* copies of all weights would cost much memory */
+    const moert_status status = evaluation->parts > 0
+                                    ? add_blend(evaluation, use, &all)
+                                    : add_source(evaluation, o->data, use, o->sequences, &all);
+    moert_model_repeat(o->model, false);
+    MOERT_TRY(status);
     if (all.targets == 0)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "none of the %zu tokens of the %s data counts as a target; check the "

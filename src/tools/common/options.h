@@ -48,10 +48,14 @@ typedef struct moert_compute_choice {
 
 /* The rows that set a moert_memory_choice (io/model_config.h). */
 /* clang-format off */
-#define MOERT_MEMORY_OPTIONS(choice)                                                               \
+#define MOERT_MEMORY_OPTIONS(choice, most)                                                         \
+    {"memory", MOERT_OPTION_STRING, &(most), NULL, NULL,                                           \
+     "bytes that a rank may take, such as 80G; default: its part of its device's memory, or, on "  \
+     "CPUs, of what its host has left"},                                                           \
     {"recompute", MOERT_OPTION_CHOICE, &(choice).recompute, "none", MOERT_RECOMPUTE_WORDS,         \
      "what the backward computes again, so that it need not be kept: nothing, the experts' first " \
-     "projections, or whole layers; no bit of the results changes"},                               \
+     "projections, whole layers, or the least that fits --memory, with --loss-chunk unless it is " \
+     "given; no bit of the results changes"},                                                      \
     {"loss-chunk", MOERT_OPTION_UINT, &(choice).loss_chunk, "0", "0..1000000000",                  \
      "compute logits and loss for this number of tokens at a time, a multiple of 64; 0 = for all " \
      "tokens of a rank"}

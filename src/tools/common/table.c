@@ -6,17 +6,10 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/text.h"
 #include "io/json.h"
 
 enum { LINE_WIDTH = 100, CELL_BYTES = 2048, SMALLEST_WRAP = 24 };
-
-static void put_bytes(double bytes, char *cell) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    size_t unit = 0;
-    for (; bytes >= 1024.0 && unit + 1 < MOERT_COUNT(units); unit++)
-        bytes /= 1024.0;
-    snprintf(cell, CELL_BYTES, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
-}
 
 /* Three digits, without an exponent. */
 static void put_real(double value, char *cell) {
@@ -60,7 +53,7 @@ static void put_cell(const moert_column *column, const json_t *row, char *cell) 
     else if (column->kind == MOERT_COLUMN_COUNT)
         snprintf(cell, CELL_BYTES, "%lld", (long long)json_integer_value(value));
     else if (column->kind == MOERT_COLUMN_BYTES)
-        put_bytes((double)json_integer_value(value), cell);
+        moert_text_put_bytes((double)json_integer_value(value), cell);
     else if (column->kind == MOERT_COLUMN_REAL)
         put_real(json_number_value(value), cell);
     else if (column->kind == MOERT_COLUMN_FLAG)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/text.h"
 #include "estimate/memory.h"
 #include "io/json.h"
 #include "tools/common/program.h"
@@ -21,6 +22,8 @@ static unsigned aux_form, save_mode;
 static size_t verify_every;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
+static const char *most_memory;
+static size_t most_bytes, asked_ranks;
 static bool as_json;
 
 static const moert_option options[] = {
@@ -38,9 +41,12 @@ static const moert_option options[] = {
     {"verify", MOERT_OPTION_UINT, &verify_every, "0", "0..",
      "as for moert-train: above 0 counts the second copy of a layer"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
-    MOERT_MEMORY_OPTIONS(memory_choice),
+    MOERT_MEMORY_OPTIONS(memory_choice, most_memory),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
+    {"ranks", MOERT_OPTION_UINT, &asked_ranks, "0", "0..65536",
+     "with --model: estimate for so many ranks of one host, with devices such as this one; 0 = for "
+     "the ranks of this run"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "print one JSON object instead"},
     {"check", MOERT_OPTION_STRING, &checked_path, NULL, NULL,
      "only compare the files of this run directory, checkpoint or model with their checksums"},
@@ -113,14 +119,17 @@ static moert_status incomplete(void) {
 }
 
 static moert_status print_memory(const json_t *memory) {
-    json_int_t shown_batch, shown_length, pieces, chunk;
+    json_int_t shown_batch, shown_length, pieces, chunk, rank, needed, limit;
+    int fits;
+    char texts[2][MOERT_TEXT_BYTES_SIZE];
     const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
         *shown_combine, *recompute;
-    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI ss ss ss ss ss ss}", "path", &path,
-                    "weights", &weights, "batch", &shown_batch, "length", &shown_length,
+    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI ss ss ss ss ss ss sb sI sI sI}", "path",
+                    &path, "weights", &weights, "batch", &shown_batch, "length", &shown_length,
                     "micro_batches", &pieces, "loss_chunk", &chunk, "recompute", &recompute,
                     "precision", &shown_precision, "dense", &shown_dense, "dispatch",
-                    &shown_dispatch, "combine", &shown_combine, "engine", &engine) != 0)
+                    &shown_dispatch, "combine", &shown_combine, "engine", &engine, "fits", &fits,
+                    "least_room", &rank, "needed", &needed, "limit", &limit) != 0)
         return incomplete();
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
@@ -133,7 +142,10 @@ static moert_status print_memory(const json_t *memory) {
         printf("the backward computes %s again\n",
                strcmp(recompute, "layer") == 0 ? "each layer" : "the experts' first projections");
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
-    putchar('\n');
+    moert_text_put_bytes((double)needed, texts[0]);
+    moert_text_put_bytes((double)limit, texts[1]);
+    printf("\nrank %lld has the least room: it takes %s and may take %s%s\n\n", (long long)rank,
+           texts[0], texts[1], fits != 0 ? "" : ", so the run does not fit");
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
     MOERT_MEMORY_TABLE(EXPLAIN)
 #undef EXPLAIN
@@ -192,6 +204,8 @@ static moert_status print_json(const json_t *survey) {
 
 static moert_status check(int argc, char **argv) {
     (void)argc, (void)argv;
+    if (most_memory != NULL)
+        MOERT_TRY(moert_text_get_bytes(most_memory, "--memory", &most_bytes));
     if (documents_path != NULL && data_paths.count == 0)
         return MOERT_FAIL(ERROR_USAGE, "--documents needs --data PATH");
     return MOERT_OK;
@@ -210,7 +224,9 @@ static moert_status run(moert_context *context) {
     const moert_survey_model model = {model_path,     model_path != NULL ? &config : NULL,
                                       batch,          length,
                                       micro_batches,  (moert_aux_form)aux_form,
-                                      save_mode != 0, verify_every > 0};
+                                      save_mode != 0, verify_every > 0,
+                                      asked_ranks,    ep,
+                                      most_bytes};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (checked_path != NULL)
@@ -222,7 +238,7 @@ static moert_status run(moert_context *context) {
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
     moert_program_compute(&compute_choice, &config);
     config.memory = memory_choice;
-    MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
+    MOERT_TRY_OR(done, moert_survey(context, asked_ranks > 0 ? 0 : ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
         status = as_json ? print_json(survey) : print_text(survey);
     status = moert_comm_agree(world, status);

@@ -7,7 +7,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-#include "estimate/memory.h"
+#include "estimate/fit.h"
 #include "exchange/exchange.h"
 #include "gemm/gemm.h"
 #include "layer/mesh.h"
@@ -258,8 +258,24 @@ static json_t *memory_row(size_t rank, const moert_memory *memory) {
     return row;
 }
 
+/* The ranks that are asked about. */
+static moert_status set_ranks(const moert_survey_model *model, moert_memory_setting *setting) {
+    if (model->ranks == 0)
+        return MOERT_OK;
+    setting->ranks = model->ranks;
+    setting->places = NULL;
+    if (setting->engine == MOERT_EXCHANGE_LOCAL && model->ranks > 1)
+        setting->engine = MOERT_EXCHANGE_WINDOW;
+    if (setting->engine != MOERT_EXCHANGE_LOCAL && model->ranks == 1)
+        setting->engine = MOERT_EXCHANGE_LOCAL;
+    return moert_mesh_group(model->ranks, model->ep, &setting->ep);
+}
+
 static moert_status put_memory(const survey *s, const moert_survey_model *model, json_t *object) {
-    moert_memory_setting setting = {.config = model->config,
+    moert_model_config config = *model->config;
+    moert_memory_choice *choice = &config.memory;
+    moert_fit fit;
+    moert_memory_setting setting = {.config = &config,
                                     .batch = model->batch,
                                     .length = model->length,
                                     .ranks = moert_comm_size(s->world),
@@ -274,18 +290,23 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .aux_form = model->aux_form};
     for (size_t r = 0; r < setting.ranks; r++)
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
+    MOERT_TRY(set_ranks(model, &setting));
+    MOERT_TRY(choice->recompute == MOERT_RECOMPUTE_AUTO
+                  ? moert_fit_choose(s->world, &setting, model->most, choice, &fit)
+                  : moert_fit_compare(s->world, &setting, model->most, &fit));
     const char *method = model->config->quant_method;
     json_t *part = json_pack(
-        "{so ss sI sI sI sI so so so so so so}", "path", text(model->path), "weights",
+        "{so ss sI sI sI sI so so so so so so sb sI sI sI}", "path", text(model->path), "weights",
         method != NULL ? method : "plain", "batch", number(model->batch), "length",
         number(model->length), "micro_batches", number(model->micro_batches), "loss_chunk",
-        number(model->config->memory.loss_chunk), "recompute",
-        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, model->config->memory.recompute)),
-        "precision", text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)),
-        "dense", text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
+        number(choice->loss_chunk), "recompute",
+        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute)), "precision",
+        text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)), "dense",
+        text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
         text(moert_choice_word(MOERT_DISPATCH_WORDS, model->config->dispatch)), "combine",
         text(moert_choice_word(MOERT_COMBINE_WORDS, model->config->combine)), "engine",
-        text(moert_config_choice("MOERT_EXCHANGE", setting.engine)));
+        text(moert_config_choice("MOERT_EXCHANGE", setting.engine)), "fits", moert_fit_holds(&fit),
+        "least_room", number(fit.rank), "needed", number(fit.needed), "limit", number(fit.limit));
     if (json_object_set_new(object, "memory", part) != 0)
         return no_memory();
     json_t *rows = new_array(part, "ranks");

@@ -15,6 +15,9 @@ typedef struct moert_survey_model {
     moert_aux_form aux_form;
     bool saves_beside; /* checkpoints are written beside training */
     bool verifies;     /* ranks repeat each other's work */
+    size_t ranks, ep;  /* the estimate is for so many ranks of one host, `ep` of which share one set
+                          of experts; ranks 0: for these */
+    size_t most;       /* bytes that a rank may take; 0: as for moert_fit_compare */
 } moert_survey_model;
 
 /*
@@ -36,6 +39,7 @@ typedef struct moert_survey_model {
  *   variables[]  name, value, set, default, type, limits, help
  *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length,
  *                micro_batches, loss_chunk, recompute, precision, dense, dispatch, combine, engine,
+ *                fits, least_room, needed, limit: of the rank with the least room,
  *                ranks[]: rank and the fields of estimate/memory.h
  *
  * ep as in moert_mesh_create. Collective; every rank gets an object. Errors: ERROR_USAGE,

@@ -24,18 +24,6 @@ static size_t free_shm_bytes(void) {
     return statvfs("/dev/shm", &shm) == 0 ? (size_t)shm.f_bavail * shm.f_frsize : 0;
 }
 
-static size_t available_bytes(void) {
-    char line[128];
-    size_t kib = 0;
-    FILE *file = fopen("/proc/meminfo", "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1)
-            break;
-    if (file != NULL)
-        fclose(file);
-    return kib << 10;
-}
-
 /* "NAME=value ..." of all variables that are set, except paths, which may differ between hosts. */
 static void list_settings(char *text) {
     size_t used = 0;
@@ -64,7 +52,7 @@ static void look_around(moert_context *context, const char *commit, moert_prefli
     mine->timeout_s = moert_config_get()->timeout_s;
     mine->watched = moert_context_is_watched(context);
     mine->shm_bytes = free_shm_bytes();
-    mine->memory_bytes = available_bytes();
+    mine->memory_bytes = moert_memory_available();
 }
 
 /* ---- clocks ---- */

@@ -12,6 +12,7 @@
 #include "tools/common/program.h"
 #include "tools/train/config.h"
 #include "tools/train/data.h"
+#include "tools/train/memory.h"
 #include "train/trainer.h"
 #include "train/values.h"
 #include "train/checksums.h"
@@ -30,6 +31,8 @@ static double held_out, temperature, save_rate, peak_tflops;
 static unsigned schedule_kind, aux_form, save_mode, save_dtype, order, on_mismatch;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
+static const char *most_memory;
+static size_t most_bytes;
 
 static const moert_option options[] = {
     {.help = "Model: read from a directory, or new with the given sizes"},
@@ -112,7 +115,7 @@ static const moert_option options[] = {
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
-    MOERT_MEMORY_OPTIONS(memory_choice),
+    MOERT_MEMORY_OPTIONS(memory_choice, most_memory),
     {"seed", MOERT_OPTION_UINT, &trainer.seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
@@ -240,6 +243,8 @@ static moert_status check(int argc, char **argv) {
                                     : moert_split_hold_out(held_out, &split));
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
+    if (most_memory != NULL)
+        MOERT_TRY(moert_text_get_bytes(most_memory, "--memory", &most_bytes));
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
     if (trains_not() && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
@@ -382,7 +387,7 @@ static moert_status make_slots(const moert_context *context, moert_model_config 
 
 static moert_status train(moert_context *context, moert_mesh *mesh,
                           const moert_model_config *config, const moert_data *data,
-                          moert_manifest *manifest) {
+                          const moert_train_memory *memory, moert_manifest *manifest) {
     moert_model *model;
     bool interrupted = false;
     MOERT_TRY(moert_model_create(mesh, config, &model));
@@ -391,6 +396,7 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s\n",
                       moert_context_size(context), moert_device_name(moert_context_device(context)),
                       moert_mesh_engine(mesh));
+    moert_train_say_fit(context, memory);
     if (trainer.document_end != NULL)
         moert_program_say(context, "documents end with token %d%s\n", (int)end_token,
                           document_end == NULL ? ", the model's eos_token_id (--document-end)"
@@ -406,6 +412,7 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     if (trains_not())
         goto done;
     MOERT_TRY_OR(done, moert_train(model, data, &trainer, &interrupted));
+    MOERT_TRY_OR(done, moert_train_say_memory(context, mesh, memory));
     if (replays())
         status = end_replay(context, model, interrupted);
     else if (interrupted)
@@ -440,6 +447,7 @@ static moert_status run(moert_context *context) {
     moert_mesh *mesh = NULL;
     moert_lock *locks[2] = {NULL, NULL};
     moert_manifest *manifest = NULL;
+    moert_train_memory memory = {.needed = 0};
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
     if (model_path != NULL && trainer.checksums)
@@ -447,10 +455,11 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_data_compare(data.data, world));
     MOERT_TRY_OR(done, moert_config_compare(world, config.text));
-    MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
     MOERT_TRY_OR(done, make_slots(context, &config));
-    status = train(context, mesh, &config, data.data, manifest);
+    MOERT_TRY_OR(done, moert_train_fit(context, mesh, &trainer, most_bytes, &config, &memory));
+    MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
+    status = train(context, mesh, &config, data.data, &memory, manifest);
 done:
     moert_manifest_free(manifest);
     moert_lock_release(locks[1]);

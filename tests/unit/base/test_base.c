@@ -127,6 +127,49 @@ TEST(test_ends_with_compares_the_tail) {
 
 /* ---- memory ---- */
 
+TEST(test_amounts_of_bytes_are_read_and_written) {
+    static const struct {
+        const char *text;
+        size_t bytes; /* 0: refused */
+    } rows[] = {{"1", 1},
+                {"4096", 4096},
+                {"2K", 2048},
+                {"1.5 GiB", 3u << 29},
+                {"80G", (size_t)80 << 30},
+                {"3 MiB", 3u << 20},
+                {"2T", (size_t)2 << 40},
+                {"", 0},
+                {"G", 0},
+                {"0", 0},
+                {"-5M", 0},
+                {"1x", 0},
+                {"1 GiBs", 0},
+                {"nan", 0},
+                {"1e20", 0}};
+    static const struct {
+        double bytes;
+        const char *text;
+    } shown[] = {
+        {0.0, "0 B"}, {1023.0, "1023 B"}, {1536.0, "1.5 KiB"}, {80.0 * (1u << 30), "80.0 GiB"}};
+    char text[MOERT_TEXT_BYTES_SIZE];
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        size_t bytes = 0;
+        const moert_status status = moert_text_get_bytes(rows[i].text, "--memory", &bytes);
+        assert_int_equal(status, rows[i].bytes > 0 ? MOERT_OK : MOERT_ERROR_USAGE);
+        assert_int_equal(bytes, rows[i].bytes);
+    }
+    for (size_t i = 0; i < MOERT_COUNT(shown); i++) {
+        moert_text_put_bytes(shown[i].bytes, text);
+        assert_string_equal(text, shown[i].text);
+    }
+}
+
+TEST(test_this_process_has_memory) {
+    const moert_resident resident = moert_memory_resident();
+    assert_true(resident.now > 0 && resident.peak >= resident.now);
+    assert_true(moert_memory_available() > 0);
+}
+
 TEST(test_memory_is_zeroed_and_never_null) {
     uint64_t *values = NULL;
     ASSERT_OK(MOERT_NEW_ARRAY(&values, 1000));

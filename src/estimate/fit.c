@@ -1,0 +1,97 @@
+/* Compares the estimated memory with what the ranks may take. */
+#include "estimate/fit.h"
+
+#include <string.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+
+/* What a rank tells the others. */
+typedef struct report {
+    uint64_t needed, available; /* bytes; `available` is shared by the ranks of one place */
+    uint64_t place;             /* of its memory: a host, or a GPU of a host */
+} report;
+
+void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
+                       moert_memory_setting *setting) {
+    unsigned engine = MOERT_EXCHANGE_LOCAL;
+    while (strcmp(moert_config_choice("MOERT_EXCHANGE", engine), moert_mesh_engine(mesh)) != 0)
+        engine++;
+    setting->ranks = moert_comm_size(mesh->world);
+    setting->ep = moert_comm_size(mesh->experts);
+    moert_mesh_places(mesh->world, setting->ep, places);
+    setting->places = places;
+    setting->engine = engine;
+    setting->device = mesh->device;
+    setting->largest_bytes = moert_device_describe(mesh->device)->largest_bytes;
+}
+
+/* A number for the memory that a rank's device uses: equal for ranks that share it. */
+static uint64_t place_of(const moert_comm *world, const moert_device_info *info) {
+    const uint64_t node = moert_comm_node(world, moert_comm_rank(world));
+    const uint64_t device =
+        info->is_cpu ? 0 : 1 + ((uint64_t)info->platform << 16) + (uint64_t)info->index;
+    return node << 32 | device;
+}
+
+/* Keeps the rank with the least room. */
+static void take(moert_fit *fit, size_t rank, size_t needed, size_t limit) {
+    if (rank == 0 || needed + fit->limit > fit->needed + limit)
+        *fit = (moert_fit){rank, needed, limit};
+}
+
+/* Ranks of one host that are only asked about: each has a GPU, or they share the CPUs. */
+static moert_status compare_others(const moert_memory_setting *setting, size_t most,
+                                   moert_fit *fit) {
+    const moert_device_info *info = moert_device_describe(setting->device);
+    const size_t own =
+        info->is_cpu ? moert_memory_available() / setting->ranks : info->global_bytes;
+    for (size_t r = 0; r < setting->ranks; r++) {
+        moert_memory memory;
+        MOERT_TRY(moert_memory_estimate(setting, r, &memory));
+        take(fit, r, memory.total, most > 0 ? most : own);
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_fit_compare(moert_comm *world, const moert_memory_setting *setting, size_t most,
+                               moert_fit *fit) {
+    const moert_device_info *info = moert_device_describe(setting->device);
+    moert_memory memory = {0};
+    report *reports, mine = {.place = place_of(world, info)};
+    if (setting->ranks != moert_comm_size(world))
+        return moert_comm_agree(world, compare_others(setting, most, fit));
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&reports, setting->ranks)));
+    moert_status status = moert_memory_estimate(setting, moert_comm_rank(world), &memory);
+    mine.needed = memory.total;
+    mine.available = info->is_cpu ? moert_memory_available() : info->global_bytes;
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, moert_comm_allgather(world, &mine, sizeof mine, reports));
+    for (size_t r = 0; r < setting->ranks; r++) {
+        size_t sharers = 0;
+        for (size_t s = 0; s < setting->ranks; s++)
+            sharers += reports[s].place == reports[r].place;
+        const size_t shared = reports[r].available > 0 ? reports[r].available : SIZE_MAX / 2;
+        take(fit, r, reports[r].needed, most > 0 ? most : shared / sharers);
+    }
+done:
+    MOERT_FREE(reports);
+    return status;
+}
+
+moert_status moert_fit_choose(moert_comm *world, const moert_memory_setting *setting, size_t most,
+                              moert_memory_choice *choice, moert_fit *fit) {
+    const size_t given = choice->loss_chunk;
+    const size_t chunks[] = {given, 1024, 128};
+    moert_model_config config = *setting->config;
+    moert_memory_setting tried = *setting;
+    tried.config = &config;
+    for (unsigned r = MOERT_RECOMPUTE_NONE; r <= MOERT_RECOMPUTE_LAYER; r++)
+        for (size_t i = 0; i < (given > 0 ? 1 : MOERT_COUNT(chunks)); i++) {
+            *choice = config.memory = (moert_memory_choice){r, chunks[i]};
+            MOERT_TRY(moert_fit_compare(world, &tried, most, fit));
+            if (moert_fit_holds(fit))
+                return MOERT_OK;
+        }
+    return MOERT_OK;
+}

@@ -1,0 +1,126 @@
+/* Compares the estimate of a training run's memory with what there is, and later with the run. */
+#include "tools/train/memory.h"
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "tools/common/program.h"
+
+/* The way to compute, as options. */
+static void put_options(const moert_memory_choice *choice, size_t micro_batches, char text[128]) {
+    const char *word = moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute);
+    int used = snprintf(text, 128, "--recompute %s", word);
+    if (choice->loss_chunk > 0)
+        used += snprintf(text + used, 128 - (size_t)used, " --loss-chunk %zu", choice->loss_chunk);
+    if (micro_batches > 0)
+        snprintf(text + used, 128 - (size_t)used, " --micro-batches %zu", micro_batches);
+}
+
+/* Fails with options that would make the run fit. */
+static moert_status refuse(moert_comm *world, moert_memory_setting *setting, size_t batch,
+                           size_t most, const moert_fit *fit) {
+    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE], options[128];
+    moert_memory_choice choice;
+    moert_fit other = *fit;
+    size_t pieces = setting->micro_batches;
+    for (; pieces <= batch; pieces++)
+        if (batch % pieces == 0) {
+            choice = setting->config->memory;
+            setting->micro_batches = pieces;
+            setting->batch = batch / pieces;
+            MOERT_TRY(moert_fit_choose(world, setting, most, &choice, &other));
+            if (moert_fit_holds(&other))
+                break;
+        }
+    moert_text_put_bytes((double)fit->needed, needed);
+    moert_text_put_bytes((double)fit->limit, limit);
+    if (pieces > batch)
+        return MOERT_FAIL(ERROR_MEMORY,
+                          "rank %zu would take %s, above the %s that it may take (--memory); more "
+                          "ranks, shorter sequences or a smaller model would help",
+                          fit->rank, needed, limit);
+    put_options(&choice, pieces, options);
+    return MOERT_FAIL(ERROR_MEMORY,
+                      "rank %zu would take %s, above the %s that it may take (--memory); it fits "
+                      "with %s",
+                      fit->rank, needed, limit, options);
+}
+
+moert_status moert_train_fit(const moert_context *context, const moert_mesh *mesh,
+                             const moert_trainer_options *trainer, size_t most,
+                             moert_model_config *config, moert_train_memory *memory) {
+    moert_comm *world = moert_context_comm(context);
+    const bool chooses = config->memory.recompute == MOERT_RECOMPUTE_AUTO;
+    moert_mesh_place *places;
+    moert_fit *fit = &memory->fit;
+    moert_memory own;
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&places, moert_comm_size(world))));
+    moert_memory_setting setting = {.config = config,
+                                    .batch = trainer->batch / trainer->micro_batches,
+                                    .length = trainer->length,
+                                    .micro_batches = trainer->micro_batches,
+                                    .saves_beside = trainer->save_every > 0 &&
+                                                    trainer->save_mode != MOERT_SAVE_HELD,
+                                    .verifies = trainer->verify_every > 0,
+                                    .aux_form = trainer->losses.aux_form};
+    moert_fit_prepare(mesh, places, &setting);
+    moert_status status = chooses ? moert_fit_choose(world, &setting, most, &config->memory, fit)
+                                  : moert_fit_compare(world, &setting, most, fit);
+    if (status == MOERT_OK && !moert_fit_holds(fit))
+        status = refuse(world, &setting, trainer->batch, most, fit);
+    MOERT_TRY_OR(done, status);
+    MOERT_TRY_OR(done, moert_memory_estimate(&setting, moert_comm_rank(world), &own));
+    memory->needed = own.total;
+    memory->rows = moert_memory_rows(&setting, moert_comm_rank(world));
+    memory->resident = moert_memory_resident().now;
+    if (chooses)
+        put_options(&config->memory, 0, memory->options);
+done:
+    MOERT_FREE(places);
+    return status;
+}
+
+void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory) {
+    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE];
+    moert_text_put_bytes((double)memory->fit.needed, needed);
+    moert_text_put_bytes((double)memory->fit.limit, limit);
+    moert_program_say(context, "rank %zu will take %s of %s with balanced routing%s%s\n",
+                      memory->fit.rank, needed, limit, memory->options[0] != '\0' ? " and " : "",
+                      memory->options);
+}
+
+static double mib(uint64_t bytes) {
+    return (double)bytes / 1048576.0;
+}
+
+moert_status moert_train_say_memory(const moert_context *context, const moert_mesh *mesh,
+                                    const moert_train_memory *memory) {
+    typedef struct peaks {
+        uint64_t device, needed, process, expected;
+        double rows; /* the most rows, relative to balanced ones */
+    } peaks;
+    moert_comm *world = moert_context_comm(context);
+    const bool is_cpu = moert_device_describe(mesh->device)->is_cpu;
+    const size_t ranks = moert_comm_size(world);
+    const peaks mine = {
+        moert_device_peak_bytes(mesh->device), memory->needed, moert_memory_resident().peak,
+        memory->resident + (is_cpu ? memory->needed : 0),
+        (double)moert_exchange_most_rows(mesh->exchange) / (double)moert_max(memory->rows, 1)};
+    peaks *all;
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&all, ranks)));
+    const moert_status status = moert_comm_allgather(world, &mine, sizeof mine, all);
+    size_t most = 0;
+    for (size_t r = 0; r < ranks; r++)
+        most = all[r].device > all[most].device ? r : most;
+    const peaks *p = &all[most];
+    if (status == MOERT_OK)
+        moert_program_say(context,
+                          "memory  %.1f MiB of the device on rank %zu, expected %.1f with balanced "
+                          "routing; its rows were up to %.2f times those\n"
+                          "        %.1f MiB of its process, expected %.1f without compiling "
+                          "kernels\n",
+                          mib(p->device), most, mib(p->needed), p->rows, mib(p->process),
+                          mib(p->expected));
+    MOERT_FREE(all);
+    return status;
+}

@@ -1,0 +1,30 @@
+/* The memory of a training run: what will be enough, and what was taken. */
+#pragma once
+
+#include "estimate/fit.h"
+#include "train/trainer.h"
+
+/* What the estimate says before the run. */
+typedef struct moert_train_memory {
+    moert_fit fit;
+    size_t needed;     /* by this rank */
+    size_t rows;       /* of this rank, with balanced routing */
+    size_t resident;   /* pages of this process before the model exists */
+    char options[128]; /* those chosen by --recompute auto, or "" */
+} moert_train_memory;
+
+/*
+ * Chooses config->memory where --recompute is auto, and estimates the run's memory. `most`: the
+ * bytes that a rank may take, or 0. ERROR_MEMORY, with options that would help, if a rank has too
+ * little. Collective.
+ */
+moert_status moert_train_fit(const moert_context *context, const moert_mesh *mesh,
+                             const moert_trainer_options *trainer, size_t most,
+                             moert_model_config *config, moert_train_memory *memory);
+
+/* Prints the estimate. */
+void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory);
+
+/* Prints what the rank whose device was fullest took at most, beside the estimate. Collective. */
+moert_status moert_train_say_memory(const moert_context *context, const moert_mesh *mesh,
+                                    const moert_train_memory *memory);

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# moert-train and moert-info know the memory of a run before it begins: a run that does not fit is refused with options that make it fit,
+# --recompute auto takes such options, and with one rank the device holds what was expected.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+
+small=(--data LICENSE --hidden 64 --intermediate 96 --heads 4 --layers 3 --experts 6 --length 96 --batch 8 --steps 3 --save-every 3 --log-every 0)
+train() { # NAME RANKS ENGINE OPTION...
+    MOERT_EXCHANGE=$(engine "$3") ranks "$2" "$bin/moert-train" "${small[@]}" --out "$tmp/$1" "${@:4}"
+}
+expected() { sed -n 's/^rank [0-9]* will take \([0-9.]*\) MiB of .*/\1/p' "$log"; } # MiB, of the run in $log
+
+train plain 2 window
+verdict $? "a run of two ranks: $(grep 'will take' "$log")"
+needs=$(expected)
+
+# ---- a run that does not fit ----
+
+less() { awk -v mib="$1" -v part="$2" 'BEGIN { printf "%.0fK", mib * part * 1024 }'; } # MIB PART
+refused 1 "would take .* it fits with --recompute" "a run that does not fit is refused, with options" train big 2 window --memory "$(less "$needs" 0.75)"
+read -ra options < <(sed -n 's/.*it fits with //p' "$log")
+[ ! -e "$tmp/big" ]
+verdict $? "it leaves no run directory"
+train fits 2 window --memory "$(less "$needs" 0.75)" "${options[@]}"
+verdict $? "it runs with these options: ${options[*]}"
+refused 1 "more ranks, shorter sequences or a smaller model" "one that never fits says so" train big 2 window --memory 1M
+refused 2 "--memory 1x: expected a number of bytes" "a wrong amount is refused" train big 2 window --memory 1x
+for memory in 0 -1G 1e30; do
+    refused 2 "--memory $memory: expected a number of bytes" "so is $memory" train big 2 window --memory "$memory"
+done
+
+# ---- the choice ----
+
+# chosen RANKS ENGINE PART WORD: with this part of the memory, auto takes WORD, and the run keeps its bits
+chosen() {
+    train "auto-$3" "$1" "$2" --recompute auto --memory "$(less "$needs" "$3")" && has_lines "$log" "and --recompute $4" &&
+        same_run "$tmp/plain" "$tmp/auto-$3"
+    verdict $? "$1 $2: with $3 of the memory, auto takes $4 and changes no bit"
+}
+chosen 2 window 1.01 none
+chosen 2 window 0.93 experts
+chosen 2 staged 0.85 layer
+
+# ---- what was taken ----
+
+# measured OPTION...: one rank takes what was expected, within 2 %
+measured() {
+    rm -rf "$tmp/one"
+    train one 1 local --length 256 "$@" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
+    verdict $? "one rank: $(sed -n 's/^memory *\(.*\) with balanced.*/\1/p' "$log") (${*:-plain})"
+}
+measured
+measured --micro-batches 4 --eval-every 1 --eval-sequences 24 --recompute experts
+measured --form deepseek-v3 --head-size 16 --recompute layer --loss-chunk 64
+measured --form gpt-oss --precision bf16 --dense bf16 --dispatch bf16 --combine bf16
+measured --form qwen2-moe --precision nvfp4
+
+# ---- before there is a run ----
+
+logged "$bin/moert-info" --model "$tmp/plain/model" --batch 8 --length 96 --ranks 2 && has_lines "$log" "rank [01] has the least room: it takes $needs MiB and may take"
+verdict $? "moert-info --ranks 2 on one rank tells the same"
+logged "$bin/moert-info" --model "$tmp/plain/model" --batch 8 --length 96 --ranks 2 --memory "$(less "$needs" 0.93)" --recompute auto &&
+    has_lines "$log" "computes the experts' first projections again"
+verdict $? "so does moert-info --recompute auto"
+logged "$bin/moert-info" --model "$tmp/plain/model" --batch 8 --length 96 --memory 1M && has_lines "$log" "so the run does not fit"
+verdict $? "moert-info says what does not fit"
+finish
