@@ -286,18 +286,23 @@ def train(args):
     for step in range(total):
         for group in adamw.param_groups:
             group["lr"] = rate_of(args, step, total)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16" and device.type == "cpu"):
-            loss, aux = losses(tokens[step, :, :-1], tokens[step, :, 1:])
-        (loss + args.aux_coef * aux).backward()
+        sums = torch.zeros(2, device=device)
+        for part in tokens[step].chunk(args.micro_batches):
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16" and device.type == "cpu"):
+                loss, aux = losses(part[:, :-1], part[:, 1:])
+            ((loss + args.aux_coef * aux) / args.micro_batches).backward()
+            sums += torch.stack((loss.detach(), aux.detach())).float() / args.micro_batches
         norm = nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip, foreach=True)
         adamw.step()
         adamw.zero_grad()
-        results.append({"loss": loss.detach(), "aux_loss": aux.detach(), "grad_norm": norm})
+        results.append({"loss": sums[0], "aux_loss": sums[1], "grad_norm": norm})
         times.append(timestamp(device))
     with open(args.metrics, "w") as file:
         for step, result in enumerate(results):
             row = {"step": step} | {key: value.item() for key, value in result.items()}
             print(json.dumps(row | rate_between(*times[step : step + 2], tokens[step, :, 1:].numel())), file=file)
+    if device.type == "cuda":
+        print(f"peak of the allocated memory: {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
 
 
 def about(args):
@@ -322,6 +327,7 @@ def main():
         run.add_argument(f"--{name}", required=True)
     run.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     run.add_argument("--steps", type=int, default=0, help="0 = all batches of the file")
+    run.add_argument("--micro-batches", type=int, default=1)
     run.add_argument("--experts", choices=("index", "sorted", "grouped", "transformers"), default="sorted")
     run.add_argument("--linear", choices=("blas", "onednn"), default="blas")
     run.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast; transformers: always bf16")
