@@ -111,9 +111,12 @@ bad 1 2 '--split and --held-out both divide the data' train "${text[@]}" --split
 bad 1 2 '--eval-every needs held-out data' train "${text[@]}" --split 9,0,1 --eval-every 1
 bad 1 2 'the weights of the sources need .* give rounder weights' train --data 1.234567 LICENSE 7.654321 docs
 bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
-bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536
+bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536 \
+    --memory 100T
+bad "$both" 1 'would take .*TiB of memory, above the .* more ranks, shorter sequences or a smaller model' train "${text[@]}" --hidden 512 \
+    --intermediate 262144 --experts 1024 --out OUT/run
 bad "$both" 1 'first projection of all experts of a rank in one layer: a buffer of .* exceeds' train "${text[@]}" --hidden 512 \
-    --intermediate 262144 --experts 1024
+    --intermediate 262144 --experts 1024 --memory 100T
 bad 1 2 'bias-rate 0.001: the routers of this model have no correction bias' train "${text[@]}" --bias-rate 1e-3 --out OUT/run
 bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 3 --out OUT/run
 bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''

@@ -18,7 +18,7 @@ needs=$(expected)
 # ---- a run that does not fit ----
 
 less() { awk -v mib="$1" -v part="$2" 'BEGIN { printf "%.0fK", mib * part * 1024 }'; } # MIB PART
-refused 1 "would take .* it fits with --recompute" "a run that does not fit is refused, with options" train big 2 window --memory "$(less "$needs" 0.75)"
+refused 1 "would take .* of memory, above the .* it fits with --recompute" "a run that does not fit is refused, with options" train big 2 window --memory "$(less "$needs" 0.75)"
 read -ra options < <(sed -n 's/.*it fits with //p' "$log")
 [ ! -e "$tmp/big" ]
 verdict $? "it leaves no run directory"

@@ -457,7 +457,8 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(done, moert_config_compare(world, config.text));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
     MOERT_TRY_OR(done, make_slots(context, &config));
-    MOERT_TRY_OR(done, moert_train_fit(context, mesh, &trainer, most_bytes, &config, &memory));
+    if (!trains_not())
+        MOERT_TRY_OR(done, moert_train_fit(context, mesh, &trainer, most_bytes, &config, &memory));
     MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
     status = train(context, mesh, &config, data.data, &memory, manifest);
 done:

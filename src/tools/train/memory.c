@@ -32,18 +32,21 @@ static moert_status refuse(moert_comm *world, moert_memory_setting *setting, siz
             if (moert_fit_holds(&other))
                 break;
         }
+    if (pieces <= batch)
+        put_options(&choice, pieces, options);
     moert_text_put_bytes((double)fit->needed, needed);
     moert_text_put_bytes((double)fit->limit, limit);
-    if (pieces > batch)
-        return MOERT_FAIL(ERROR_MEMORY,
-                          "rank %zu would take %s, above the %s that it may take (--memory); more "
-                          "ranks, shorter sequences or a smaller model would help",
-                          fit->rank, needed, limit);
-    put_options(&choice, pieces, options);
-    return MOERT_FAIL(ERROR_MEMORY,
-                      "rank %zu would take %s, above the %s that it may take (--memory); it fits "
-                      "with %s",
-                      fit->rank, needed, limit, options);
+    const bool mine = moert_comm_rank(world) == fit->rank;
+    return moert_comm_agree(
+        world, mine ? MOERT_FAIL(ERROR_MEMORY,
+                                 "the run would take %s of memory, above the %s that this rank may "
+                                 "take (--memory); %s%s",
+                                 needed, limit,
+                                 pieces <= batch ? "it fits with "
+                                                 : "more ranks, shorter sequences or a smaller "
+                                                   "model would help",
+                                 pieces <= batch ? options : "")
+                    : MOERT_OK);
 }
 
 moert_status moert_train_fit(const moert_context *context, const moert_mesh *mesh,
@@ -68,6 +71,11 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
                                   : moert_fit_compare(world, &setting, most, fit);
     if (status == MOERT_OK && !moert_fit_holds(fit))
         status = refuse(world, &setting, trainer->batch, most, fit);
+    else if (status != MOERT_OK && !chooses) { /* the run's own message tells more */
+        fit->needed = 0;
+        status = MOERT_OK;
+        goto done;
+    }
     MOERT_TRY_OR(done, status);
     MOERT_TRY_OR(done, moert_memory_estimate(&setting, moert_comm_rank(world), &own));
     memory->needed = own.total;
@@ -82,6 +90,8 @@ done:
 
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory) {
     char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE];
+    if (memory->fit.needed == 0)
+        return;
     moert_text_put_bytes((double)memory->fit.needed, needed);
     moert_text_put_bytes((double)memory->fit.limit, limit);
     moert_program_say(context, "rank %zu will take %s of %s with balanced routing%s%s\n",

@@ -22,7 +22,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
                              const moert_trainer_options *trainer, size_t most,
                              moert_model_config *config, moert_train_memory *memory);
 
-/* Prints the estimate. */
+/* Prints the estimate, if there is one. */
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory);
 
 /* Prints what the rank whose device was fullest took at most, beside the estimate. Collective. */
