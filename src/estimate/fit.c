@@ -34,6 +34,12 @@ static uint64_t place_of(const moert_comm *world, const moert_device_info *info)
     return node << 32 | device;
 }
 
+/* Bytes of the memory that the ranks of one place share. */
+static size_t available_bytes(const moert_device_info *info) {
+    const size_t bytes = info->is_cpu ? moert_memory_available() : info->global_bytes;
+    return bytes > 0 ? bytes : SIZE_MAX / 2; /* unknown */
+}
+
 /* Keeps the rank with the least room. */
 static void take(moert_fit *fit, size_t rank, size_t needed, size_t limit) {
     if (rank == 0 || needed + fit->limit > fit->needed + limit)
@@ -44,8 +50,7 @@ static void take(moert_fit *fit, size_t rank, size_t needed, size_t limit) {
 static moert_status compare_others(const moert_memory_setting *setting, size_t most,
                                    moert_fit *fit) {
     const moert_device_info *info = moert_device_describe(setting->device);
-    const size_t own =
-        info->is_cpu ? moert_memory_available() / setting->ranks : info->global_bytes;
+    const size_t own = available_bytes(info) / (info->is_cpu ? setting->ranks : 1);
     for (size_t r = 0; r < setting->ranks; r++) {
         moert_memory memory;
         MOERT_TRY(moert_memory_estimate(setting, r, &memory));
@@ -64,15 +69,14 @@ moert_status moert_fit_compare(moert_comm *world, const moert_memory_setting *se
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&reports, setting->ranks)));
     moert_status status = moert_memory_estimate(setting, moert_comm_rank(world), &memory);
     mine.needed = memory.total;
-    mine.available = info->is_cpu ? moert_memory_available() : info->global_bytes;
+    mine.available = available_bytes(info);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, moert_comm_allgather(world, &mine, sizeof mine, reports));
     for (size_t r = 0; r < setting->ranks; r++) {
         size_t sharers = 0;
         for (size_t s = 0; s < setting->ranks; s++)
             sharers += reports[s].place == reports[r].place;
-        const size_t shared = reports[r].available > 0 ? reports[r].available : SIZE_MAX / 2;
-        take(fit, r, reports[r].needed, most > 0 ? most : shared / sharers);
+        take(fit, r, reports[r].needed, most > 0 ? most : reports[r].available / sharers);
     }
 done:
     MOERT_FREE(reports);

@@ -117,6 +117,8 @@ moert_status moert_train_say_memory(const moert_context *context, const moert_me
         memory->resident + (is_cpu ? memory->needed : 0),
         (double)moert_exchange_most_rows(mesh->exchange) / (double)moert_max(memory->rows, 1)};
     peaks *all;
+    if (memory->fit.needed == 0)
+        return MOERT_OK;
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&all, ranks)));
     const moert_status status = moert_comm_allgather(world, &mine, sizeof mine, all);
     size_t most = 0;
