@@ -26,7 +26,7 @@ void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
     setting->largest_bytes = moert_device_describe(mesh->device)->largest_bytes;
 }
 
-/* A number for the memory that a rank's device uses: equal for ranks that share it. */
+/* Identifies the memory of this rank's device: ranks that share a memory get the same number. */
 static uint64_t place_of(const moert_comm *world, const moert_device_info *info) {
     const uint64_t node = moert_comm_node(world, moert_comm_rank(world));
     const uint64_t device =

@@ -22,8 +22,8 @@ void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
 /*
  * Estimates the memory of all ranks. A rank may take `most` bytes. If that is 0, the ranks that use
  * one GPU share its memory equally, and those that use the CPUs of one host share what is available
- * there now. If setting->ranks is not the size of `world`, rank r's estimate is that of such a rank
- * with a device such as this one. Errors: those of moert_memory_estimate.
+ * there now. If setting->ranks is not the size of `world`, each of the ranks is estimated as if it
+ * had this rank's device. Errors: those of moert_memory_estimate.
  */
 moert_status moert_fit_compare(moert_comm *world, const moert_memory_setting *setting, size_t most,
                                moert_fit *fit);

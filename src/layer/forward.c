@@ -83,12 +83,12 @@ static moert_status compute_chunk(moert_pass *pass, moert_transfer *back, size_t
     moert_phase_set(MOERT_PHASE_EXPERTS);
     if (chunk == 0)
         MOERT_TRY(moert_precision_refresh(layer));
-    MOERT_TRY(moert_pass_activate(pass, part));
     if (part->end == part->first)
-        return MOERT_OK;
+        return moert_pass_activate(pass, part); /* only reserves v and h */
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x,
                                       moert_wire_bytes(&layer->options), part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_PROB, pass->prob, sizeof(float), part));
+    MOERT_TRY(moert_pass_activate(pass, part));
     moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_OUT, part);
     second.x = pass->h;
     second.bias = NULL;

@@ -37,8 +37,8 @@ moert_status moert_model_initialize(moert_model *model, uint64_t seed);
  * optimizer does (moert_layer_weights_changed). Not collective. */
 void moert_model_weights_changed(moert_model *model);
 
-/* With `repeats`, GEMMs make no new copies of weights, for a few forwards that save memory rather
- * than time (moert_block_repeat). Not collective. */
+/* With `repeats`, GEMMs prepack no weights (moert_block_repeat): for a few forwards, the copies
+ * would cost much memory and save little time. Not collective. */
 void moert_model_repeat(moert_model *model, bool repeats);
 
 /* The scheme of the config's rotary positions. Not collective. */

@@ -12,7 +12,7 @@ __attribute__((visibility("default"))) int dlclose(void *handle) {
     return 0;
 }
 
-/* The first call returns a message, the second one frees it. */
+/* The first call of dlerror marks the message as read, the second one frees it. */
 static void free_last_error(void) {
     dlerror();
     dlerror();

@@ -25,7 +25,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
 /* Prints the estimate, if there is one. */
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory);
 
-/* If there is an estimate, prints what the rank whose device was fullest took at most beside it.
- * Collective. */
+/* Prints the peak memory of the rank that used most of its device, next to the estimate; without an
+ * estimate, nothing. Collective. */
 moert_status moert_train_say_memory(const moert_context *context, const moert_mesh *mesh,
                                     const moert_train_memory *memory);
