@@ -57,7 +57,7 @@ has_lines() {
     done
 }
 
-digits() { sed -E 's/, "(tokens_per_s|save_held_s|save_s|rank_load|moved_experts|move_s|model_flops_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
+. tests/support/digits.sh
 
 same_run() {
     [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
