@@ -131,7 +131,7 @@ bad "$both" 2 '--replay needs the run directory; give --out' train "${text[@]}" 
 bad "$both" 2 '--replay of step 7: the run has 1 steps' train "${text[@]}" --steps 1 --replay 5:3 --out OUT/run
 bad 1 2 '--replay finds its checkpoint in --out; leave out --resume' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --resume there
 bad 1 2 '--profile would replace' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --profile
-bad 1 2 '--replay and --logits' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --logits there
+bad 1 2 '--replay and --save-logits' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --save-logits there
 bad "$both" 2 '--peak-tflops -1: expected a number' train "${text[@]}" --watch --peak-tflops -1
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
 bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
@@ -348,7 +348,7 @@ for count in $both; do # one job at a time may write there
     bad "$count" 2 'run/checkpoints/step-00000002 is of an older run' train "${text[@]}" --out "$work/run" --resume "$work/elsewhere/step-00000001"
     join
 done
-bad "$both" 2 '--resume does not apply' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
+bad "$both" 2 '--resume does not apply' train "${text[@]}" --save-logits OUT/logits.safetensors --resume "$last"
 bad 1 2 '--model .* is where --out .* has its result' train --model "$work/run/model" --data LICENSE --length 64 --out "$work/run"
 bad "$both" 2 'sequences of 1024 tokens exceed .*max_position_embeddings' train --model "$work/run/model" --data LICENSE --length 1024 --batch 4 --out OUT/run
 start=$((8 + $(od -An -tu8 -N8 "$work/run/model/model.safetensors"))) # of the data: the first tensor begins with NaN
@@ -389,9 +389,9 @@ for ranks in $both; do # separate paths, as the jobs run at the same time
     mkdir -p "$paths"/{layer,gradients,logits}
     ln -s "$paths/elsewhere" "$paths/link"
     bad $ranks 1 '/layer: .*directory' layer --model $layer --input $layer/input.safetensors --output "$paths/layer"
-    bad $ranks 1 '/gradients: .*directory' train "${text[@]}" --gradients "$paths/gradients"
-    bad $ranks 1 '/logits: .*directory' train "${text[@]}" --logits "$paths/logits"
-    bad $ranks 1 '/link: is not a regular file' train "${text[@]}" --logits "$paths/link"
+    bad $ranks 1 '/gradients: .*directory' train "${text[@]}" --save-gradients "$paths/gradients"
+    bad $ranks 1 '/logits: .*directory' train "${text[@]}" --save-logits "$paths/logits"
+    bad $ranks 1 '/link: is not a regular file' train "${text[@]}" --save-logits "$paths/link"
 done
 
 join

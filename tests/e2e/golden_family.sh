@@ -22,7 +22,7 @@ train() {
 
 # gradients CASE RANKS ENGINE
 gradients() {
-    train "$1" "$2" --gradients "$tmp/$2-$3.safetensors" &&
+    train "$1" "$2" --save-gradients "$tmp/$2-$3.safetensors" &&
         "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$tmp/$2-$3.safetensors" \
             --tolerance 2e-5 >>"$log" 2>&1
     verdict $? "$*, gradients: $(tail -n 1 "$log")"
@@ -53,7 +53,7 @@ model() {
 
 runs() { # CASE
     local count
-    train "$1" 1 --logits "$tmp/logits.safetensors" &&
+    train "$1" 1 --save-logits "$tmp/logits.safetensors" &&
         "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
             --actual "$tmp/logits.safetensors" --tolerance 1e-5 >>"$log" 2>&1
     verdict $? "$1, logits: $(tail -n 1 "$log")"

@@ -18,7 +18,7 @@ train() {
 
 # logits MODEL
 logits() {
-    train "$1" 1 --logits "$tmp/logits.safetensors" &&
+    train "$1" 1 --save-logits "$tmp/logits.safetensors" &&
         "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
             --actual "$tmp/logits.safetensors" --tolerance 2e-5 >>"$log" 2>&1
     verdict $? "$1, logits: $(tail -n 1 "$log")"
@@ -30,7 +30,7 @@ model() {
     MOERT_EXCHANGE=$(engine "$3")
     export MOERT_EXCHANGE
     [ "$1" = mixtral-tiny-aux ] && aux=(--aux)
-    train "$1" "$2" --gradients "$gradients" &&
+    train "$1" "$2" --save-gradients "$gradients" &&
         "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$gradients" \
             --tolerance 2e-5 >>"$log" 2>&1
     verdict $? "$*, gradients: $(tail -n 1 "$log")"

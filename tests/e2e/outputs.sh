@@ -65,8 +65,8 @@ if mount -t tmpfs -o size=64k moert-test "$disk" 2>/dev/null; then
     unwritten 'y\.safetensors' "$bin/moert-layer" --model $layer --input $layer/input.safetensors --output "$disk/y.safetensors"
     unwritten 'q\.safetensors' "$bin/moert-op" quantize --input tests/golden/quant/mxfp8-e4m3-rceil-edge-40x96.safetensors \
         --output "$disk/q.safetensors"
-    unwritten 'logits' "${train[@]}" --logits "$disk/logits.safetensors"
-    unwritten 'gradients' "${train[@]}" --gradients "$disk/gradients.safetensors"
+    unwritten 'logits' "${train[@]}" --save-logits "$disk/logits.safetensors"
+    unwritten 'gradients' "${train[@]}" --save-gradients "$disk/gradients.safetensors"
     unwritten 'trace\.json' "${train[@]}" --trace "$disk/trace.json"
     unwritten 'm\.jsonl' "${train[@]}" --metrics "$disk/m.jsonl"
     unwritten 'run/\.lock' "${train[@]}" --out "$disk/run"

@@ -84,7 +84,7 @@ models() {
             "$dir/low-$count/model/model.safetensors" "$dir/plain-1/model/model.safetensors"
     done
     ! grep -q quantization_config "$dir/low-1/model/config.json" && grep -q "$type" "$dir/low-1/model/config.json" &&
-        train "$dir/low-1/model" 2 --logits "$tmp/logits.safetensors"
+        train "$dir/low-1/model" 2 --save-logits "$tmp/logits.safetensors"
     verdict $? "$form: the trained $type model has no quantization_config, and loads"
     ranks 1 "$bin/moert-info" --model "$dir/low" --length 32 && grep -q "weights on disk: $form" "$log"
     verdict $? "$form: moert-info names the format of the weights on disk"

@@ -36,11 +36,11 @@ diff "$tmp/before" <(contents) >>"$log"
 verdict $? "the run's files stay as they are"
 
 gradients() { # RANKS ENGINE
-    run run "$1" "$2" --replay 3:2 --gradients "$tmp/gradients-$1"
+    run run "$1" "$2" --replay 3:2 --save-gradients "$tmp/gradients-$1"
 }
 gradients 1 local && gradients 3 staged && cmp "$tmp/gradients-1" "$tmp/gradients-3" >>"$log"
 verdict $? "the gradients of a replayed step are the same on 1 and 3 ranks"
-run none 1 local --gradients "$tmp/first" && run run 2 window --replay 0 --gradients "$tmp/again" && cmp "$tmp/first" "$tmp/again" >>"$log"
+run none 1 local --save-gradients "$tmp/first" && run run 2 window --replay 0 --save-gradients "$tmp/again" && cmp "$tmp/first" "$tmp/again" >>"$log"
 verdict $? "those of step 0 are the gradients of a new model"
 
 sed -i 's/^/x/' "$tmp/run/checkpoints/step-00000006/optimizer.safetensors"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares a model's logits with Hugging Face transformers, on the first batch of a token file.
 
-    moert-train --model DIR --tokens TOKENS.safetensors --logits LOGITS.safetensors
+    moert-train --model DIR --tokens TOKENS.safetensors --save-logits LOGITS.safetensors
     tests/parity/logits.py DIR TOKENS.safetensors LOGITS.safetensors
 
 Needs torch, transformers and safetensors. Exits non-zero when the largest difference exceeds 1e-4.

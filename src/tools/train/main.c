@@ -167,7 +167,7 @@ static const moert_option options[] = {
      "last "
      "checkpoint before them or from step 0, and writes their metrics to OUT/replay-STEP.jsonl; "
      "with "
-     "--gradients also the gradients of the last of them"},
+     "--save-gradients also the gradients of the last of them"},
     {"checksums", MOERT_OPTION_FLAG, &trainer.checksums, "1", NULL,
      "compare what --model and --resume read with its checksums"},
     {"verify", MOERT_OPTION_UINT, &trainer.verify_every, "0", "0..",
@@ -187,9 +187,9 @@ static const moert_option options[] = {
      "bytes of text to generate at the end"},
     {"prompt", MOERT_OPTION_STRING, &prompt, "The ", NULL, "beginning of that text"},
     {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0.01..100", "of the sampling"},
-    {"gradients", MOERT_OPTION_STRING, &gradients_path, NULL, NULL,
+    {"save-gradients", MOERT_OPTION_STRING, &gradients_path, NULL, NULL,
      "only compute the gradients of the first step and write them to this safetensors file"},
-    {"logits", MOERT_OPTION_STRING, &logits_path, NULL, NULL,
+    {"save-logits", MOERT_OPTION_STRING, &logits_path, NULL, NULL,
      "only compute the logits of the first batch and write them to this safetensors file"},
 };
 enum { OPTIONS = MOERT_COUNT(options) };
@@ -210,7 +210,7 @@ static moert_status check_steps(void) {
     if (skip_steps != NULL)
         MOERT_TRY(moert_step_ranges_read(skip_steps, &trainer.left_out));
     if (replays() && logits_path != NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--replay and --logits do not go together");
+        return MOERT_FAIL(ERROR_USAGE, "--replay and --save-logits do not go together");
     if (replays())
         MOERT_TRY(moert_step_range_read(replay_steps, &trainer.replay));
     if (trainer.out == NULL || (trainer.metrics != NULL && !replays()))
@@ -248,7 +248,7 @@ static moert_status check(int argc, char **argv) {
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
     if (trains_not() && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
-        return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients need --model (a checkpoint "
+        return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a checkpoint "
                                        "directory works); --resume does not apply");
     return check_steps();
 }
