@@ -184,7 +184,7 @@ check-python: all ## tests of the Python package, also with torch and transforme
 	$(Q)$(VENV)/bin/pip install --quiet --force-reinstall --no-deps $(BUILD)/python/*.whl
 	$(Q)PYTHON=$(VENV)/bin/python tests/python/run --build $(BUILD) --installed --all
 	$(Q)$(MAKE) --no-print-directory $(TESTTOOLS)
-	$(Q)for test in parity/families parity/sft parity/megatron parity/events e2e/tokenize.sh; do \
+	$(Q)for test in parity/families parity/sft parity/megatron parity/events parity/states e2e/tokenize.sh; do \
 	    PYTHON=$(VENV)/bin/python TEST_BUILD=$(BUILD) TEST_DOCUMENTS=10000 bash tests/$$test || exit 1; done
 
 MINUTES ?= 20

@@ -4,9 +4,9 @@
   bench/fits.py [--memory 80=77G 141=138G] [--ranks 1 2 4 8 16 32 64] [--length 4096] [--info build/bin/moert-info]
 
 --memory names sizes of GPUs and what a rank may take of them, without the driver's context. Each rank trains one sequence at a time,
-all in bf16 with float32 states; ranks share the experts as far as there are experts. An entry is the least recomputation that fits,
-"+ chunks" if the loss takes chunks of tokens, and the GiB that the fullest rank then takes; "-" if nothing fits. Copies of weights are
-those of the device that moert-info finds, so run it where the GPUs are. Needs only Python.
+all in bf16; ranks share the experts as far as there are experts. An entry is the least recomputation that fits, "+ chunks" if the
+loss takes chunks of tokens, "+ bf16" if moments and gradients must be bf16, and the GiB that the fullest rank then takes; "-" if
+nothing fits. Copies of weights are those of the device that moert-info finds, so run it where the GPUs are. Needs only Python.
 """
 import argparse
 import json
@@ -42,16 +42,18 @@ def write_config(directory, case, sizes, length):
     return next(config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config)
 
 
-def estimate(args, directory, experts, ranks, most):
+def estimate(args, directory, experts, ranks, most, states="f32"):
     command = [args.info, "--json", "--model", directory, "--ranks", ranks, "--ep", min(ranks, experts), "--batch", ranks]
     command += ["--length", args.length, "--memory", most, "--recompute", "auto"]
+    command += ["--moments", states, "--gradients", states]
     for option, value in TYPES.items():
         command += [f"--{option}", value]
     memory = json.loads(subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout)["memory"]
     if not memory["fits"]:
-        return "-"
+        return estimate(args, directory, experts, ranks, most, "bf16") if states == "f32" else "-"
     chunks = " + chunks" if memory["loss_chunk"] else ""
-    return f"`{memory['recompute']}`{chunks}, {memory['needed'] / 2**30:.0f}"
+    bf16 = " + bf16" if states == "bf16" else ""
+    return f"`{memory['recompute']}`{chunks}{bf16}, {memory['needed'] / 2**30:.0f}"
 
 
 def main():

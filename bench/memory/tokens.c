@@ -50,15 +50,24 @@ static moert_status add_check(const bench_memory *b, double chosen, bench_pair *
     return bench_read(b->out[0], at, &r->got);
 }
 
-static const moert_adamw adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 1, NULL, 0, 0};
+static const moert_adamw adamw = {.rate = 1e-3,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .epsilon = 1e-8,
+                                  .decay = 0.1,
+                                  .scale = 0.5,
+                                  .step = 1};
 
 static double adamw_bytes(const bench_sizes *s) {
     return 7.0 * bench_token_bytes(s);
 }
 
 static moert_status adamw_run(const bench_memory *b) {
-    return moert_adamw_step(&adamw, b->of.tokens * b->of.hidden, b->out[0], b->in[1], b->out[1],
-                            b->out[2]);
+    const moert_elements gradient = {b->in[1], MOERT_DTYPE_F32, 0},
+                         first_moment = {b->out[1], MOERT_DTYPE_F32, 0},
+                         second_moment = {b->out[2], MOERT_DTYPE_F32, 0};
+    return moert_adamw_step(&adamw, b->of.tokens * b->of.hidden, b->out[0], &gradient,
+                            &first_moment, &second_moment);
 }
 
 /* In the first step the moments are the gradient and its square. */

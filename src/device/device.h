@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "moert/device.h"
+#include "moert/formats.h"
 
 typedef struct moert_device_info {
     int platform, index; /* "P:D" */
@@ -315,6 +316,20 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
     moert_buffers_destroy((moert_buffer *[]){__VA_ARGS__},                                         \
                           sizeof((moert_buffer *[]){__VA_ARGS__}) / sizeof(moert_buffer *))
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
+
+/* Float32 or bf16 elements of a buffer, from element `at` on. */
+typedef struct moert_elements {
+    moert_buffer *buffer;
+    moert_dtype type; /* F32 or BF16 */
+    size_t at;
+} moert_elements;
+
+/* Copy elements [first, first + count) to and from floats on the host; block. bf16 elements are
+ * rounded to nearest even. Errors: those of moert_buffer_read and moert_buffer_write. */
+moert_status moert_elements_read(const moert_elements *elements, size_t first, size_t count,
+                                 float *values);
+moert_status moert_elements_write(const moert_elements *elements, size_t first, size_t count,
+                                  const float *values);
 
 /* Whether two buffers share memory: one buffer, views of it, or wrapped host memory. */
 bool moert_buffers_overlap(const moert_buffer *a, const moert_buffer *b);

@@ -92,7 +92,9 @@ moert_status moert_fit_choose(moert_comm *world, const moert_memory_setting *set
     tried.config = &config;
     for (unsigned r = MOERT_RECOMPUTE_NONE; r <= MOERT_RECOMPUTE_LAYER; r++)
         for (size_t i = 0; i < (given > 0 ? 1 : MOERT_COUNT(chunks)); i++) {
-            *choice = config.memory = (moert_memory_choice){r, chunks[i]};
+            config.memory.recompute = r;
+            config.memory.loss_chunk = chunks[i];
+            *choice = config.memory;
             MOERT_TRY(moert_fit_compare(world, &tried, most, fit));
             if (moert_fit_holds(fit))
                 return MOERT_OK;

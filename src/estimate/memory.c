@@ -20,6 +20,8 @@ static size_t with_room(size_t count) {
 
 typedef struct parameters {
     size_t floats, shards; /* floats of blocks, and of this rank's shards of them */
+    size_t open;  /* floats of those blocks of layers that are open at once (layer/block.h) */
+    size_t parts; /* tensors of the model's files in them */
 } parameters;
 
 /* At least the columns of any projection of attention, and their sum within a factor of four. */
@@ -106,19 +108,33 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     return s;
 }
 
-/* Adds `count` blocks, and the shard of rank `rank` of `ranks` in each. */
-static void add_blocks(parameters *sum, size_t count, const moert_block_shape *shape, size_t ranks,
-                       size_t rank) {
+/* Adds `count` blocks, of which `open` are open at once, and the shard of rank `rank` of `ranks` in
+ * each. */
+static void add_blocks(parameters *sum, size_t count, size_t open, const moert_block_shape *shape,
+                       size_t ranks, size_t rank) {
     sum->floats += count * moert_block_border(shape, 1, 1);
     sum->shards += count * (moert_block_border(shape, ranks, rank + 1) -
                             moert_block_border(shape, ranks, rank));
+    sum->open += open * moert_block_border(shape, 1, 1);
+    for (size_t i = 0; i < shape->count; i++)
+        sum->parts += count * (shape->parts != NULL ? shape->parts[i] : 1);
+}
+
+/* How many layers of a kind have open blocks at once: the backward of a layer begins before that
+ * of the layer above it has ended. */
+static size_t open_layers(const moert_model_config *c, bool moe) {
+    size_t most = 0;
+    for (size_t l = 0; l < c->layers; l++)
+        if (moert_layer_is_moe(c, l) == moe)
+            most = moert_max(most, l > 0 && moert_layer_is_moe(c, l - 1) == moe ? 2 : 1);
+    return most;
 }
 
 /* The blocks that create_parts and create_attention of model.c, create of mlp_dense.c, and
- * create_parts of layer.c allocate. */
+ * create_parts of layer.c allocate: of the model's outside, the layers and the experts. */
 static void count_parameters(const moert_memory_setting *setting, size_t rank,
-                             const moert_memory_shape *s, parameters *replicated,
-                             parameters *owned) {
+                             const moert_memory_shape *s, parameters *outside,
+                             parameters *replicated, parameters *owned) {
     const moert_model_config *c = s->config;
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
     const size_t h = c->hidden;
@@ -129,15 +145,33 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
     const size_t dense[] = {2 * s->dense * h, h * s->dense}, parts[] = {2, 1};
     size_t attention[MOERT_ATTENTION_MOST + 2];
     const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
-    *replicated = *owned = (parameters){0, 0};
-    add_blocks(replicated, 1, &(moert_block_shape){outer, MOERT_COUNT(outer), NULL}, ranks, rank);
-    add_blocks(replicated, c->layers, &(moert_block_shape){attention, count, NULL}, ranks, rank);
-    add_blocks(replicated, s->dense_layers, &(moert_block_shape){dense, MOERT_COUNT(dense), parts},
-               ranks, rank);
+    *outside = *replicated = *owned = (parameters){.floats = 0};
+    add_blocks(outside, 1, 0, &(moert_block_shape){outer, MOERT_COUNT(outer), NULL}, ranks, rank);
+    add_blocks(replicated, c->layers, moert_min(c->layers, 2),
+               &(moert_block_shape){attention, count, NULL}, ranks, rank);
+    add_blocks(replicated, s->dense_layers, open_layers(c, false),
+               &(moert_block_shape){dense, MOERT_COUNT(dense), parts}, ranks, rank);
     for (int b = 0; b < MOERT_LAYER_BLOCKS; b++)
-        add_blocks(b == 0 ? replicated : owned, s->moe_layers,
+        add_blocks(b == 0 ? replicated : owned, s->moe_layers, open_layers(c, true),
                    &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]},
                    b == 0 ? ranks : replicas, b == 0 ? rank : replica);
+}
+
+/* Bytes of the gradients; block_bf16.c keeps those of layers in bf16. */
+static size_t gradient_bytes(const moert_model_config *c, const parameters *outside,
+                             const parameters *replicated, const parameters *owned) {
+    const size_t layers = replicated->floats + owned->floats;
+    return outside->floats * sizeof(float) +
+           (c->memory.gradients == MOERT_STATE_BF16
+                ? layers * sizeof(uint16_t) + (replicated->open + owned->open) * sizeof(float)
+                : layers * sizeof(float));
+}
+
+/* Bytes of the moments, and of the keys of bf16 ones. */
+static size_t moment_bytes(const moert_model_config *c, size_t shards, size_t parts) {
+    return c->memory.moments == MOERT_STATE_BF16
+               ? 2 * shards * sizeof(uint16_t) + parts * sizeof(uint64_t)
+               : 2 * shards * sizeof(float);
 }
 
 /* moert_model_reserve_rows */
@@ -379,12 +413,12 @@ static size_t check_bytes(const moert_memory_setting *setting, const moert_memor
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, most.experts);
     const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
     const size_t dense[] = {2 * s->dense * c->hidden, c->hidden * s->dense}, parts[] = {2, 1};
-    parameters replicated = {0, 0}, owned = {0, 0};
-    add_blocks(&replicated, 1, &(moert_block_shape){attention, count, NULL}, 1, 0);
+    parameters replicated = {.floats = 0}, owned = {.floats = 0};
+    add_blocks(&replicated, 1, 0, &(moert_block_shape){attention, count, NULL}, 1, 0);
     if (s->dense_layers > 0)
-        add_blocks(&replicated, 1, &(moert_block_shape){dense, MOERT_COUNT(dense), parts}, 1, 0);
+        add_blocks(&replicated, 1, 0, &(moert_block_shape){dense, MOERT_COUNT(dense), parts}, 1, 0);
     for (int b = 0; b < MOERT_LAYER_BLOCKS && s->moe_layers > 0; b++)
-        add_blocks(b == 0 ? &replicated : &owned, 1,
+        add_blocks(b == 0 ? &replicated : &owned, 1, 0,
                    &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]}, 1, 0);
     floats = (2 + nodes) * replicated.floats + 2 * owned.floats;
     if (setting->micro_batches > 1)
@@ -409,8 +443,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     const size_t count = moert_max(moert_tree_nodes(span, list), 1);
     const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
     size_t used, reserved, staging = 0;
-    parameters replicated, owned;
-    count_parameters(setting, rank, &s, &replicated, &owned);
+    parameters outside, replicated, owned;
+    count_parameters(setting, rank, &s, &outside, &replicated, &owned);
     count_windows(setting, &s, &used, &reserved);
     if (staged)
         staging = count_staging(&s);
@@ -425,13 +459,13 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     const size_t columns = rope.width * (rope.interleaved ? 2 : 1);
     const size_t outer = s.sequences + s.length * columns + s.tokens * per_token +
                          moert_operand_floats(moert_operand_type(c->dense), s.tokens * c->hidden);
-    const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
+    const size_t shards = outside.shards + replicated.shards + owned.shards;
     *memory = (moert_memory){
-        .weights = blocks,
-        .gradients = blocks,
-        .moments = 2 * (replicated.shards + owned.shards) * sizeof(float),
+        .weights = (outside.floats + replicated.floats + owned.floats) * sizeof(float),
+        .gradients = gradient_bytes(c, &outside, &replicated, &owned),
+        .moments = moment_bytes(c, shards, outside.parts + replicated.parts + owned.parts),
         .copies = moert_memory_copies(setting, &s),
-        .sums = nodes * replicated.floats * sizeof(float),
+        .sums = nodes * (outside.floats + replicated.floats) * sizeof(float),
         .activations = kept_layers(&s, c->layers) * attention_bytes(&s) +
                        passes(&s) * moe_bytes(&s, staged) +
                        kept_layers(&s, s.dense_layers) * dense_bytes(&s) + results_bytes(&s) +
@@ -439,15 +473,15 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
         .saves = setting->saves_beside /* moert_saver_floats */
-                     ? 3 * (replicated.shards + owned.shards) * sizeof(float)
+                     ? 3 * shards * sizeof(float)
                      : 0,
         .checks = setting->verifies ? check_bytes(setting, &s, nodes) : 0,
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),
     };
-    memory->total = 2 * blocks + memory->moments + memory->copies + memory->sums +
-                    memory->activations + memory->scratch + memory->staging + memory->saves +
-                    memory->checks +
+    memory->total = memory->weights + memory->gradients + memory->moments + memory->copies +
+                    memory->sums + memory->activations + memory->scratch + memory->staging +
+                    memory->saves + memory->checks +
                     (reserves_worst_case(setting) ? memory->windows : memory->reserved);
     return MOERT_OK;
 }

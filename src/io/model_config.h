@@ -51,7 +51,8 @@ static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
     set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
 }
 
-/* How training trades time for memory. On CPUs, no choice changes a bit. */
+/* How training trades time for memory. On CPUs, only
+ * `moments` and `gradients` change a bit. */
 enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs add up to this number of rows at a time */
 /* What the backward computes again, instead of keeping it from the forward. */
 typedef enum moert_recompute {
@@ -62,10 +63,20 @@ typedef enum moert_recompute {
 } moert_recompute;
 #define MOERT_RECOMPUTE_WORDS "none|experts|layer|auto"
 
+/* The types of what training keeps for each parameter beside its float32 weight. */
+typedef enum moert_state_type { MOERT_STATE_F32, MOERT_STATE_BF16 } moert_state_type;
+#define MOERT_STATE_WORDS "f32|bf16"
+
+static inline moert_dtype moert_state_dtype(unsigned type) {
+    return type == MOERT_STATE_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+}
+
 typedef struct moert_memory_choice {
     unsigned recompute; /* a moert_recompute */
     size_t loss_chunk;  /* the most tokens whose logits a rank holds, a multiple of
                           MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
+    unsigned moments;   /* a moert_state_type: of AdamW's moments */
+    unsigned gradients; /* a moert_state_type: of the layers' gradients between backwards */
 } moert_memory_choice;
 
 typedef struct moert_model_config {

@@ -226,6 +226,8 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     MOERT_TRY(moert_window_reserve(back->slots, pass->plan->plan));
     if (status == MOERT_OK)
         status = moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->accumulate);
+    for (int b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT && status == MOERT_OK; b++)
+        status = moert_block_open(layer->block[b], pass->accumulate);
     back->slot_target = weight_gradient;
     if (status == MOERT_OK && weight_gradient == NULL)
         status =

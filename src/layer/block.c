@@ -108,7 +108,7 @@ void moert_block_destroy(moert_block *block) {
         MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient,
                       block->tensor[i].bound_gradient);
     }
-    MOERT_DESTROY(block->weight, block->gradient, block->nodes);
+    MOERT_DESTROY(block->weight, block->gradient, block->nodes, block->kept);
     MOERT_FREE(block->border, block->tensor, block);
 }
 
@@ -138,6 +138,7 @@ moert_status moert_block_begin(moert_block *block, const moert_batch *batch, boo
     size_t count = moert_max(moert_tree_nodes(moert_batch_span(batch), nodes), 1);
     size_t bytes = count * block->floats * sizeof(float);
     block->accumulate = accumulate;
+    MOERT_TRY(moert_block_open(block, accumulate));
     if (accumulate)
         MOERT_TRY(moert_block_take_bound(block));
     block->collects_sum = moert_comm_size(block->comm) == 1 && count == 1;
@@ -251,11 +252,10 @@ moert_status moert_block_reduce_progress(moert_block *block) {
     return block->sum != NULL ? moert_tree_sum_progress(block->sum) : MOERT_OK;
 }
 
-moert_status moert_block_reduce_wait(moert_block *block) {
+/* Completes the sum in this rank's shard of the gradient. */
+static moert_status end_sum(moert_block *block) {
     size_t first;
     const size_t count = moert_block_shard(block, &first);
-    if (block->sum == NULL)
-        return MOERT_OK;
     moert_phase_set(block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS : MOERT_PHASE_REDUCE_REPLICAS);
     MOERT_TRY(moert_tree_sum_wait(block->sum));
     block->sum = NULL;
@@ -266,6 +266,12 @@ moert_status moert_block_reduce_wait(moert_block *block) {
         return add_shard(block, first, count);
     return moert_buffer_copy(block->nodes, first * sizeof(float), block->gradient,
                              first * sizeof(float), count * sizeof(float));
+}
+
+moert_status moert_block_reduce_wait(moert_block *block) {
+    if (block->sum != NULL)
+        MOERT_TRY(end_sum(block));
+    return moert_block_close(block);
 }
 
 moert_status moert_block_gather(const moert_block *block, moert_buffer *values) {

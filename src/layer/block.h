@@ -39,6 +39,15 @@ typedef struct moert_block_tensor {
     moert_prepacks prepacks;         /* prepacked copies of the weight */
 } moert_block_tensor;
 
+/* Float32 gradients for the open ones of blocks that keep bf16 ones (moert_block_keep_bf16). */
+typedef struct moert_gradient_pool {
+    moert_device *device;
+    struct {
+        const char *what; /* the kind of block, whose padding is zero */
+        moert_buffer *buffer;
+    } free[16]; /* NULL: none; two of each of the kinds of blocks in layers */
+} moert_gradient_pool;
+
 typedef struct moert_block {
     moert_device *device;
     moert_comm *comm; /* the ranks that hold the block */
@@ -50,10 +59,12 @@ typedef struct moert_block {
     moert_block_tensor *tensor;
     size_t *border; /* offsets in floats where the shards start; last, the end */
     moert_buffer *weight, *gradient, *nodes;
-    moert_tree_sum *sum; /* the sum in progress, or NULL */
-    float *mapped;       /* the buffer that `sum` adds up */
-    bool collects_sum;   /* partial sums go to the gradient; the block has no nodes */
-    bool accumulate;     /* add to the gradient instead of replacing it */
+    moert_buffer *kept; /* the gradient in bf16, or NULL; `gradient` then exists only while */
+    moert_gradient_pool *pool; /* the block is open, and comes from here */
+    moert_tree_sum *sum;       /* the sum in progress, or NULL */
+    float *mapped;             /* the buffer that `sum` adds up */
+    bool collects_sum;         /* partial sums go to the gradient; the block has no nodes */
+    bool accumulate;           /* add to the gradient instead of replacing it */
 } moert_block;
 
 /* The sizes of a block's tensors. */
@@ -74,6 +85,22 @@ moert_status moert_block_create(moert_device *device, moert_comm *comm, const ch
                                 bool replicated, const moert_block_shape *shape,
                                 moert_block **block);
 void moert_block_destroy(moert_block *block);
+
+/*
+ * Keeps the gradient in bf16 from now on. A block is open from moert_block_open, which
+ * moert_block_begin calls, to the end of moert_block_reduce_wait. Meanwhile it has a float32
+ * gradient from the pool: with `accumulate` the kept one, to which the backward adds. At the end
+ * that is rounded to nearest even. Not collective.
+ */
+moert_status moert_gradient_pool_create(moert_device *device, moert_gradient_pool **pool);
+void moert_gradient_pool_destroy(moert_gradient_pool *pool);
+moert_status moert_block_keep_bf16(moert_block *block, moert_gradient_pool *pool);
+moert_status moert_block_open(moert_block *block, bool accumulate);
+moert_status moert_block_close(moert_block *block);
+/* The kept gradient from element `at` on. */
+moert_elements moert_block_gradient(const moert_block *block, size_t at);
+/* target[floats] = the kept gradient. */
+moert_status moert_block_copy_gradient(const moert_block *block, moert_buffer *target);
 
 /* Moves a tensor's weight and gradient to buffers of the caller; NULL: it stays where it is. */
 moert_status moert_block_bind(moert_block *block, size_t tensor, const moert_buffer *weight,

@@ -114,15 +114,17 @@ static moert_status keep_copy(moert_audit *audit, const moert_buffer *source, si
 
 /* Copies the gradients to which the backward adds. */
 static moert_status keep_gradients(moert_audit *audit, const moert_model_layer *layer) {
+    const moert_model *model = audit->model;
     const moert_block *own[] = {layer->attention, layer->mlp},
                       *again[] = {audit->again.attention, audit->again.mlp};
     for (size_t i = 0; i < MOERT_COUNT(own); i++)
         if (own[i] != NULL && own[i]->collects_sum)
-            MOERT_TRY(moert_buffer_copy(own[i]->gradient, 0, again[i]->gradient, 0,
-                                        own[i]->floats * sizeof(float)));
+            MOERT_TRY(moert_block_copy_gradient(own[i], again[i]->gradient));
     for (size_t b = 1; b <= MOERT_AUDIT_EXPERT_BLOCKS && !layer->is_dense; b++) {
         const moert_block *block = moert_layer_block(layer->moe, b);
-        MOERT_TRY(keep_copy(audit, block->gradient, block->floats, &audit->before[b - 1]));
+        MOERT_TRY(moert_buffer_reserve(model->device, block->floats * sizeof(float),
+                                       &audit->before[b - 1]));
+        MOERT_TRY(moert_block_copy_gradient(block, audit->before[b - 1]));
     }
     return MOERT_OK;
 }

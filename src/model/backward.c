@@ -67,6 +67,7 @@ static moert_status differentiate_layer(moert_model *model, size_t index, bool l
     const bool is_top = index + 1 == model->config.layers;
     if (moert_model_recomputes(model) && !is_top)
         MOERT_TRY(run_again(model, index));
+    MOERT_TRY(moert_block_begin(layer->attention, &model->batch, model->accumulate));
     MOERT_TRY(moert_model_differentiate_mlp(model, layer, model->accumulate));
     MOERT_TRY(wait_for_device(model, is_top ? layer : above));
     if (!is_top)
@@ -83,8 +84,6 @@ moert_status moert_model_backward(moert_model *model, bool last) {
     MOERT_TRY(moert_model_reserve(model, rows, &model->d));
     MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
     MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
-    for (size_t i = 0; i < c->layers; i++)
-        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, model->accumulate));
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
     MOERT_TRY(moert_model_differentiate_rows(model, model->outer, OUTER_NORM,
                                              model->layer[c->layers - 1].out, model->final_rstd,

@@ -112,12 +112,13 @@ struct moert_model {
                            dense layers use float32 */
     moert_buffer *spare_bf16; /* the same, while a layer is computed again */
     bool discards; /* the backward computes the layer under way again (moert_recompute) */
-    moert_buffer *token_loss;         /* [T] */
-    moert_buffer *loss_inputs;        /* of the MoE layers (losses.c) */
-    struct moert_audit *audit;        /* under way (audit.h), or NULL */
-    bool watched;                     /* they have entropies (watch.h) */
-    moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
-    size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */
+    moert_buffer *token_loss;           /* [T] */
+    moert_buffer *loss_inputs;          /* of the MoE layers (losses.c) */
+    struct moert_audit *audit;          /* under way (audit.h), or NULL */
+    bool watched;                       /* they have entropies (watch.h) */
+    moert_gradient_pool *gradient_pool; /* if the layers keep bf16 gradients */
+    moert_buffer *logits;               /* [chunk,V], which the loss replaces by their gradient */
+    size_t logits_first, logits_rows;   /* the tokens whose logits are in `logits` */
     moert_head_buffers head;
     moert_model_losses losses; /* as given to the last loss */
     double factor;

@@ -36,6 +36,19 @@ static void list_blocks(moert_model *model) {
     }
 }
 
+/* Keeps the gradients of a layer in bf16 if the config says so. */
+static moert_status keep_bf16(moert_model *model, const moert_model_layer *layer) {
+    moert_block *block;
+    if (model->config.memory.gradients != MOERT_STATE_BF16)
+        return MOERT_OK;
+    if (model->gradient_pool == NULL)
+        MOERT_TRY(moert_gradient_pool_create(model->device, &model->gradient_pool));
+    MOERT_TRY(moert_block_keep_bf16(layer->attention, model->gradient_pool));
+    for (size_t i = 0; (block = moert_model_mlp_of(layer)->block(layer, i)) != NULL; i++)
+        MOERT_TRY(moert_block_keep_bf16(block, model->gradient_pool));
+    return MOERT_OK;
+}
+
 static moert_status create_parts(moert_model *model) {
     const moert_model_config *c = &model->config;
     const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = c->vocabulary * c->hidden,
@@ -73,8 +86,10 @@ static moert_status create_parts(moert_model *model) {
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * c->router.experts);
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
-    for (size_t i = 0; i < c->layers; i++)
+    for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_mlp_of(&model->layer[i])->create(model, &model->layer[i]));
+        MOERT_TRY(moert_comm_agree(model->mesh->world, keep_bf16(model, &model->layer[i])));
+    }
     list_blocks(model);
     return moert_comm_agree(model->mesh->world, moert_model_list_tensors(model));
 }
@@ -125,6 +140,7 @@ void moert_model_destroy(moert_model *model) {
         moert_buffer_destroy(model->scratch[i]);
     moert_documents_destroy(model->documents);
     moert_block_destroy(model->outer);
+    moert_gradient_pool_destroy(model->gradient_pool);
     MOERT_FREE(model->block, model->moe, model->layer, model->activations, model->own_counts,
                model->counts, model->tensor, model);
 }

@@ -167,7 +167,7 @@ moert_status moert_model_backward(moert_model *model, bool last);
  */
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
                                      const moert_model_tensor *tensor, moert_model_range range,
-                                     moert_buffer *target, size_t at);
+                                     const moert_elements *target);
 
 /* Reads this rank's weights from a directory or file in Hugging Face form; `manifest`, if not NULL,
  * gets the checksums of what is read. All ranks return the same status. */

@@ -260,7 +260,7 @@ moert_model_range moert_model_shard(const moert_model_tensor *tensor) {
 
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
                                      const moert_model_tensor *tensor, moert_model_range range,
-                                     moert_buffer *target, size_t at) {
+                                     const moert_elements *target) {
     moert_weight source;
     float *values;
     MOERT_TRY(moert_weight_find(files, name, tensor->rank, tensor->shape, &source));
@@ -277,11 +277,10 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
         if (status == MOERT_OK && transposed)
             moert_file_runs_scatter(&runs, piece, values);
         else if (status == MOERT_OK)
-            status = moert_buffer_write(target, (at + runs.done) * sizeof *values, piece,
-                                        runs.count * sizeof *values);
+            status = moert_elements_write(target, runs.done, runs.count, piece);
     }
     if (status == MOERT_OK && transposed)
-        status = moert_buffer_write(target, at * sizeof *values, values, whole * sizeof *values);
+        status = moert_elements_write(target, 0, whole, values);
     free(values);
     return status;
 }
@@ -308,9 +307,11 @@ moert_status moert_model_load(moert_model *model, const char *path, moert_manife
     for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++) {
         const moert_model_tensor *tensor = &model->tensor[i];
         const bool held = tensor->block != NULL;
-        status = moert_model_read_values(files, tensor->name, tensor,
-                                         (moert_model_range){0, held ? tensor->elements : 0},
-                                         held ? tensor->block->weight : NULL, tensor->offset);
+        const moert_elements target = {held ? tensor->block->weight : NULL, MOERT_DTYPE_F32,
+                                       tensor->offset};
+        status =
+            moert_model_read_values(files, tensor->name, tensor,
+                                    (moert_model_range){0, held ? tensor->elements : 0}, &target);
     }
     moert_tensors_close(files);
     return moert_comm_agree(model->mesh->world, status);

@@ -49,8 +49,8 @@ static moert_status sum_squares(const moert_model_watch *watch, double *per) {
     MOERT_TRY_OR(done, moert_alloc(&span, layers * sequences, sizeof *span));
     MOERT_TRY_OR(done, moert_alloc(&sum, layers * sequences, sizeof *sum));
     for (size_t i = 0; i < layers * sequences; i++)
-        span[i] =
-            (moert_square_span){model->layer[i / sequences].out, i % sequences * length, length};
+        span[i] = (moert_square_span){
+            {model->layer[i / sequences].out, MOERT_DTYPE_F32, i % sequences * length}, length};
     MOERT_TRY_OR(done, moert_squares_create(model->device, span, layers * sequences, &squares));
     MOERT_TRY_OR(done, moert_squares_sum(squares, sum));
     for (size_t i = 0; i < layers * sequences; i++)

@@ -202,11 +202,11 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
  * range of chunks, and set_chunks and join with the sums of all ranks. The bits are those of
  * moert_squares_sum.
  */
-enum { MOERT_SQUARES_CHUNK = 4096 }; /* floats, as in kernels/nn/reduce.cl */
+enum { MOERT_SQUARES_CHUNK = 4096 }; /* floats, as in kernels/nn/squares.cl */
 typedef struct moert_squares moert_squares;
 typedef struct moert_square_span {
-    const moert_buffer *buffer;
-    size_t offset, length; /* floats; a length of 0 is legal, its sum is 0 */
+    moert_elements x; /* of the same type for all spans of a buffer */
+    size_t length;    /* 0 is legal; its sum is 0 */
 } moert_square_span;
 moert_status moert_squares_create(moert_device *device, const moert_square_span *span, size_t count,
                                   moert_squares **squares);
@@ -246,9 +246,15 @@ typedef struct moert_adamw {
     double scale;          /* multiplies the gradient first (clipping) */
     uint64_t step;         /* counts from 1 */
     moert_buffer *rounded; /* gets the new parameters in bf16, to nearest even; or NULL */
-    size_t at, state_at;   /* offsets of parameter and gradient, and of the moments, in floats;
-                              must be 0 with `rounded` */
+    size_t at;             /* offset of the first element in parameter and `rounded` */
+    /* BF16 moments are rounded up or down at random with the right mean. The random numbers depend
+     * on `step`, and on an element's place and key: elements belong to parts of equal size. */
+    size_t part, first;       /* elements of a part; the place of the first element, from the start
+                                 of the first part on */
+    const moert_buffer *keys; /* uint64 of each part, from `keys_at` on */
+    size_t keys_at;
 } moert_adamw;
+/* The moments are alike in type and offset. */
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
-                              const moert_buffer *gradient, moert_buffer *first_moment,
-                              moert_buffer *second_moment);
+                              const moert_elements *gradient, const moert_elements *first_moment,
+                              const moert_elements *second_moment);

@@ -134,11 +134,11 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path,
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
             const moert_model_range shard = moert_model_shard(&tensor[i]);
             char name[128];
-            size_t at = 0;
-            moert_buffer *values =
-                shard.count > 0 ? moert_values_of(optimizer, &tensor[i], kind, &at) : NULL;
+            const moert_elements values = shard.count > 0
+                                              ? moert_values_of(optimizer, &tensor[i], kind)
+                                              : (moert_elements){.buffer = NULL};
             snprintf(name, sizeof name, "%s%s", moert_value_prefix(kind), tensor[i].name);
-            status = moert_model_read_values(files, name, &tensor[i], shard, values, at);
+            status = moert_model_read_values(files, name, &tensor[i], shard, &values);
             if (status == MOERT_OK && kind == MOERT_VALUES_SECOND_MOMENTS)
                 status = check_squares(files, name, &tensor[i], shard);
         }

@@ -5,10 +5,17 @@
 #include "train/cross_check.h"
 
 /* Parameters whose update is checked, and their states before it. */
+/* Parameters of one tensor, as the rank that repeats their update must know them. */
+typedef struct moert_checked_part {
+    uint64_t count; /* 0: this rank has none */
+    double decay;   /* whether they have weight decay, 0 or 1 */
+    uint64_t first; /* the first one's place in its tensor */
+    uint64_t key;   /* moert_optimizer_key */
+} moert_checked_part;
+
 typedef struct moert_checked_update {
-    size_t count;     /* 0: this rank has none */
+    moert_checked_part part;
     size_t block, at; /* of the model; the offset in the block, in floats */
-    double decay;     /* whether they have weight decay, 0 or 1 */
     float *values;    /* [4, count] weight, gradient, moments */
 } moert_checked_update;
 
@@ -27,6 +34,7 @@ struct moert_cross_check {
 
     moert_checked_update update;
     moert_buffer *values[4]; /* another rank's values on the device */
+    moert_buffer *key;       /* the key of their tensor */
     moert_buffer *digests;   /* of weights */
     uint64_t *hash, *hashes; /* [weights] and [R, weights] of the blocks' tensors */
     size_t weights;

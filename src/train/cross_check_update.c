@@ -16,6 +16,7 @@ moert_status moert_check_update_create(moert_cross_check *check) {
     const size_t bytes = MOERT_CHECKED_FLOATS * sizeof(float);
     for (int k = 0; k < KINDS; k++)
         MOERT_TRY(moert_buffer_create(device, bytes, &check->values[k]));
+    MOERT_TRY(moert_buffer_create(device, sizeof(uint64_t), &check->key));
     MOERT_TRY(moert_alloc(&check->update.values, KINDS * MOERT_CHECKED_FLOATS, sizeof(float)));
     for (size_t b = 0; b < moert_model_block_count(model); b++)
         check->weights += moert_model_block(model, b)->count;
@@ -26,7 +27,7 @@ moert_status moert_check_update_create(moert_cross_check *check) {
 
 void moert_check_update_destroy(moert_cross_check *check) {
     moert_buffers_destroy(check->values, KINDS);
-    moert_buffer_destroy(check->digests);
+    MOERT_DESTROY(check->digests, check->key);
     MOERT_FREE(check->update.values, check->hash, check->hashes);
 }
 
@@ -52,19 +53,23 @@ static void choose_first(const moert_cross_check *check, moert_checked_update *u
 /* Chooses consecutive parameters of one tensor. */
 static void choose(moert_cross_check *check) {
     moert_checked_update *u = &check->update;
-    size_t first;
+    const moert_model_tensor *tensor = moert_model_tensors(check->model);
     choose_first(check, u);
     const moert_block *block = moert_model_block(check->model, u->block);
-    const size_t end = moert_block_shard(block, &first) + first;
-    u->count = 0;
-    for (size_t i = 0; i < block->count; i++) {
-        const moert_block_tensor *tensor = &block->tensor[i];
-        const size_t last = moert_min(end, tensor->offset + tensor->elements);
-        if (u->at < tensor->offset || last <= moert_max(first, tensor->offset))
+    const size_t chosen = u->at;
+    u->part.count = 0;
+    for (size_t i = 0; i < moert_model_tensor_count(check->model); i++) {
+        const moert_model_range shard = moert_model_shard(&tensor[i]);
+        const size_t first = tensor[i].offset + shard.first, last = first + shard.count;
+        if (tensor[i].block != block || shard.count == 0 || chosen < first ||
+            (u->part.count > 0 && u->at >= last))
             continue;
-        u->at = moert_min(u->at, last - 1); /* not in the padding behind the tensor */
-        u->count = moert_min(last - u->at, MOERT_CHECKED_FLOATS);
-        u->decay = moert_optimizer_decays(check->options.optimizer, block, i) ? 1.0 : 0.0;
+        u->at = moert_min(chosen, last - 1); /* not in the padding behind the tensor */
+        u->part = (moert_checked_part){
+            .count = moert_min(last - u->at, MOERT_CHECKED_FLOATS),
+            .decay = moert_optimizer_decays(check->options.optimizer, &tensor[i]) ? 1.0 : 0.0,
+            .first = u->at - tensor[i].offset,
+            .key = moert_optimizer_key(&tensor[i])};
     }
 }
 
@@ -72,22 +77,18 @@ static void choose(moert_cross_check *check) {
 static moert_status read_kinds(const moert_cross_check *check, bool gradient, float *values) {
     const moert_checked_update *u = &check->update;
     const moert_block *block = moert_model_block(check->model, u->block);
-    const moert_moments *moments = moert_optimizer_moments_of(check->options.optimizer, block);
-    size_t first;
-    moert_block_shard(block, &first);
-    const struct {
-        const moert_buffer *buffer;
-        size_t at;
-    } kinds[KINDS] = {{block->weight, u->at},
-                      {block->gradient, u->at},
-                      {moments->first, u->at - first},
-                      {moments->second, u->at - first}};
-    for (int k = 0; k < KINDS && u->count > 0; k++) {
+    const moert_optimizer *optimizer = check->options.optimizer;
+    if (u->part.count == 0)
+        return MOERT_OK;
+    const moert_elements kinds[KINDS] = {{block->weight, MOERT_DTYPE_F32, u->at},
+                                         moert_block_gradient(block, u->at),
+                                         moert_optimizer_moments(optimizer, block, false, u->at),
+                                         moert_optimizer_moments(optimizer, block, true, u->at)};
+    for (int k = 0; k < KINDS; k++) {
         if (k == GRADIENT && !gradient)
             continue;
-        MOERT_TRY(moert_buffer_read(kinds[k].buffer, kinds[k].at * sizeof *values, values,
-                                    u->count * sizeof *values));
-        values += u->count;
+        MOERT_TRY(moert_elements_read(&kinds[k], 0, u->part.count, values));
+        values += u->part.count;
     }
     return MOERT_OK;
 }
@@ -119,34 +120,39 @@ static moert_status plant(moert_cross_check *check, unsigned site, const moert_b
 static moert_status hash_own(moert_cross_check *check, float *values, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     MOERT_TRY(plant(check, MOERT_AUDIT_SITES, moert_model_block(check->model, u->block), u->at,
-                    u->count));
+                    u->part.count));
     MOERT_TRY(read_kinds(check, false, values));
-    *hash = hash_of(values, CHANGED * u->count);
+    *hash = hash_of(values, CHANGED * u->part.count);
     return MOERT_OK;
 }
 
-/* Repeats an update of `count` parameters, in values[KINDS, count]. */
+/* Repeats an update of parameters, in values[KINDS, count]. */
 static moert_status update_again(const moert_cross_check *check, const moert_adamw *coefficients,
-                                 double decay, size_t count, float *values, uint64_t *hash) {
-    const size_t bytes = count * sizeof *values;
+                                 const moert_checked_part *part, float *values, uint64_t *hash) {
+    const moert_dtype moments =
+        moert_state_dtype(moert_model_describe(check->model)->memory.moments);
+    const moert_elements kinds[KINDS] = {{check->values[WEIGHT], MOERT_DTYPE_F32, 0},
+                                         {check->values[GRADIENT], MOERT_DTYPE_F32, 0},
+                                         {check->values[FIRST_MOMENT], moments, 0},
+                                         {check->values[SECOND_MOMENT], moments, 0}};
+    const size_t count = part->count;
     moert_adamw adamw = *coefficients;
-    adamw.decay *= decay;
+    adamw.decay *= part->decay;
+    adamw.part = part->first + count;
+    adamw.first = part->first;
+    adamw.keys = check->key;
+    MOERT_TRY(moert_buffer_write(check->key, 0, &part->key, sizeof part->key));
     for (int k = 0; k < KINDS && count > 0; k++)
-        MOERT_TRY(moert_buffer_write(check->values[k], 0, values + (size_t)k * count, bytes));
+        MOERT_TRY(moert_elements_write(&kinds[k], 0, count, values + (size_t)k * count));
     if (count > 0)
-        MOERT_TRY(moert_adamw_step(&adamw, count, check->values[WEIGHT], check->values[GRADIENT],
-                                   check->values[FIRST_MOMENT], check->values[SECOND_MOMENT]));
+        MOERT_TRY(moert_adamw_step(&adamw, count, check->values[WEIGHT], &kinds[GRADIENT],
+                                   &kinds[FIRST_MOMENT], &kinds[SECOND_MOMENT]));
     for (int k = 0, at = 0; k < KINDS && count > 0; k++)
         if (k != GRADIENT)
-            MOERT_TRY(moert_buffer_read(check->values[k], 0, values + (size_t)at++ * count, bytes));
+            MOERT_TRY(moert_elements_read(&kinds[k], 0, count, values + (size_t)at++ * count));
     *hash = hash_of(values, CHANGED * count);
     return MOERT_OK;
 }
-
-typedef struct header {
-    uint64_t count;
-    double decay;
-} header;
 
 /* Receives the parameters of the rank whose update this one repeats, and updates them. */
 static moert_status repeat(const moert_cross_check *check, const moert_adamw *coefficients,
@@ -155,24 +161,23 @@ static moert_status repeat(const moert_cross_check *check, const moert_adamw *co
     const size_t ranks = moert_comm_size(check->world), rank = moert_comm_rank(check->world);
     const size_t to = moert_audit_repeater(check->audit, MOERT_AUDIT_TOKENS, rank, distance),
                  from = moert_audit_repeated(check->audit, MOERT_AUDIT_TOKENS, rank, distance);
-    const header own = {u->count, u->decay};
-    header *headers = NULL;
+    moert_checked_part *parts = NULL;
     size_t *sent = NULL, *received = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&headers, ranks);
+    moert_status status = MOERT_NEW_ARRAY(&parts, ranks);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&sent, ranks);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&received, ranks);
     MOERT_TRY_OR(done, moert_comm_agree(check->world, status));
-    MOERT_TRY_OR(done, moert_comm_allgather(check->world, &own, sizeof own, headers));
-    sent[to] = KINDS * u->count;
-    received[from] = KINDS * headers[from].count;
+    MOERT_TRY_OR(done, moert_comm_allgather(check->world, &u->part, sizeof u->part, parts));
+    sent[to] = KINDS * u->part.count;
+    received[from] = KINDS * parts[from].count;
     MOERT_TRY_OR(done, moert_comm_alltoallv(check->world, u->values, sent, values, received,
                                             sizeof *values));
-    status = moert_comm_agree(check->world, update_again(check, coefficients, headers[from].decay,
-                                                         headers[from].count, values, hash));
+    status = moert_comm_agree(check->world,
+                              update_again(check, coefficients, &parts[from], values, hash));
 done:
-    MOERT_FREE(headers, sent, received);
+    MOERT_FREE(parts, sent, received);
     return status;
 }
 

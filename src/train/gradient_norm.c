@@ -57,7 +57,7 @@ static void list_block(moert_gradient_norm *norm, const moert_block *block, held
         for (size_t p = 0; elements > 0 && p < whole->parts; p++) {
             const size_t offset = whole->offset + p * elements;
             const bool held = next < count && parts[next].offset == offset;
-            span[norm->held] = (moert_square_span){block->gradient, offset, elements};
+            span[norm->held] = (moert_square_span){moert_block_gradient(block, offset), elements};
             norm->tensor[norm->held++] = held ? parts[next++].tensor : NO_TENSOR;
         }
     }

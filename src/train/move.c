@@ -122,35 +122,31 @@ static moert_status measure(move *m, const piece *p) {
     return MOERT_OK;
 }
 
-/* The buffer that has a piece, and the piece's offset in it if the tensor is at `offset`. */
-static moert_buffer *buffer_of(const move *m, const piece *p, size_t offset, size_t *at) {
+/* A piece's elements if the tensor is at `offset`. */
+static moert_elements elements_of(const move *m, const piece *p, size_t offset) {
     const moert_block *block = p->of->block;
-    const moert_moments *moments = moert_optimizer_moments_of(m->optimizer, block);
-    size_t first;
-    moert_block_shard(block, &first);
-    *at = offset + p->first - (p->kind == WEIGHT ? 0 : first);
-    return p->kind == WEIGHT ? block->weight
-                             : (p->kind == FIRST_MOMENT ? moments->first : moments->second);
+    const size_t at = offset + p->first;
+    return p->kind == WEIGHT
+               ? (moert_elements){block->weight, MOERT_DTYPE_F32, at}
+               : moert_optimizer_moments(m->optimizer, block, p->kind == SECOND_MOMENT, at);
 }
 
 static moert_status pack(move *m, const piece *p) {
-    size_t at;
     if (p->from != m->rank)
         return MOERT_OK;
-    const moert_buffer *buffer = buffer_of(m, p, p->of->offset, &at);
+    const moert_elements from = elements_of(m, p, p->of->offset);
     float *values = m->out + m->next[p->to];
     m->next[p->to] += p->count;
-    return moert_buffer_read(buffer, at * sizeof *values, values, p->count * sizeof *values);
+    return moert_elements_read(&from, 0, p->count, values);
 }
 
 static moert_status unpack(move *m, const piece *p) {
-    size_t at;
     if (p->to != m->rank)
         return MOERT_OK;
-    moert_buffer *buffer = buffer_of(m, p, p->of->tensor->offset, &at);
+    const moert_elements to = elements_of(m, p, p->of->tensor->offset);
     const float *values = m->in + m->next[p->from];
     m->next[p->from] += p->count;
-    return moert_buffer_write(buffer, at * sizeof *values, values, p->count * sizeof *values);
+    return moert_elements_write(&to, 0, p->count, values);
 }
 
 /* ---- the move ---- */
@@ -174,13 +170,6 @@ static moert_status prepare(move *m) {
     return visit_pieces(m, pack);
 }
 
-/* Lists the gradient's tensors anew in their new places. */
-static moert_status renew_norm(moert_optimizer *optimizer) {
-    moert_gradient_norm_destroy(optimizer->norm);
-    optimizer->norm = NULL;
-    return moert_gradient_norm_create(optimizer->model, &optimizer->norm);
-}
-
 moert_status moert_move_experts(moert_optimizer *optimizer, size_t layer, const uint32_t *expert,
                                 uint64_t *moved_bytes) {
     const moert_mesh *mesh = moert_model_mesh(optimizer->model);
@@ -199,7 +188,7 @@ moert_status moert_move_experts(moert_optimizer *optimizer, size_t layer, const 
     start(&m, m.received);
     status = visit_pieces(&m, unpack);
     if (status == MOERT_OK)
-        status = renew_norm(optimizer);
+        status = moert_optimizer_renew(optimizer);
     status = moert_comm_agree(m.world, status);
     for (size_t r = 0; moved_bytes != NULL && r < m.ranks; r++)
         *moved_bytes += r != m.rank ? m.sent[r] * sizeof *m.out : 0;

@@ -3,12 +3,26 @@
 
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/rng.h"
 
-static moert_status create_moments(const moert_block *block, moert_moments *moments) {
+static moert_dtype moment_type(const moert_model *model) {
+    return moert_state_dtype(moert_model_describe(model)->memory.moments);
+}
+
+static size_t count_parts(const moert_block *block) {
+    size_t parts = 0;
+    for (size_t i = 0; i < block->count; i++)
+        parts += block->tensor[i].parts;
+    return parts;
+}
+
+static moert_status create_moments(const moert_block *block, moert_dtype type,
+                                   moert_moments *moments) {
     size_t first;
-    const size_t bytes = moert_block_shard(block, &first) * sizeof(float);
+    const size_t bytes = moert_block_shard(block, &first) * (moert_dtype_bits(type) / 8);
     moert_buffer **const both[] = {&moments->first, &moments->second};
     for (size_t i = 0; i < 2; i++) {
         const moert_status status = moert_buffer_create(block->device, bytes, both[i]);
@@ -16,6 +30,52 @@ static moert_status create_moments(const moert_block *block, moert_moments *mome
             return MOERT_FAIL(ERROR_MEMORY, "moments of %s: %s", block->what, moert_last_error());
         MOERT_TRY(moert_buffer_clear(*both[i], 0, bytes));
     }
+    return type == MOERT_DTYPE_F32
+               ? MOERT_OK
+               : moert_buffer_create(block->device, count_parts(block) * sizeof(uint64_t),
+                                     &moments->keys);
+}
+
+uint64_t moert_optimizer_key(const moert_model_tensor *tensor) {
+    const moert_random r = moert_rng_block(moert_rng_stream(tensor->name), 0, tensor->file_first);
+    return (uint64_t)r.word[1] << 32 | r.word[0];
+}
+
+/* keys[parts of the block's tensors] = those of the model's tensors in it; slots without an expert
+ * have none. */
+static void list_keys(const moert_model *model, const moert_block *block, uint64_t *keys) {
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
+        size_t part = 0;
+        for (size_t i = 0; tensor[t].block == block && i < block->count; i++) {
+            const moert_block_tensor *whole = &block->tensor[i];
+            const size_t at = tensor[t].offset - whole->offset;
+            if (at < whole->elements)
+                keys[part + at / tensor[t].elements] = moert_optimizer_key(&tensor[t]);
+            part += whole->parts;
+        }
+    }
+}
+
+static moert_status write_keys(const moert_model *model, const moert_block *block,
+                               moert_buffer *buffer) {
+    const size_t parts = count_parts(block);
+    uint64_t *keys;
+    MOERT_TRY(MOERT_NEW_ARRAY(&keys, parts));
+    list_keys(model, block, keys);
+    const moert_status status = moert_buffer_write(buffer, 0, keys, parts * sizeof *keys);
+    free(keys);
+    return status;
+}
+
+moert_status moert_optimizer_renew(moert_optimizer *optimizer) {
+    const moert_model *model = optimizer->model;
+    moert_gradient_norm_destroy(optimizer->norm);
+    optimizer->norm = NULL;
+    MOERT_TRY(moert_gradient_norm_create(optimizer->model, &optimizer->norm));
+    for (size_t i = 0; i < moert_model_block_count(model); i++)
+        if (optimizer->moments[i].keys != NULL)
+            MOERT_TRY(write_keys(model, moert_model_block(model, i), optimizer->moments[i].keys));
     return MOERT_OK;
 }
 
@@ -29,8 +89,9 @@ moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_op
     made->options = *options;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->moments, blocks));
     for (size_t i = 0; i < blocks; i++)
-        MOERT_TRY_OR(fail, create_moments(moert_model_block(model, i), &made->moments[i]));
-    MOERT_TRY_OR(fail, moert_gradient_norm_create(model, &made->norm));
+        MOERT_TRY_OR(fail, create_moments(moert_model_block(model, i), moment_type(model),
+                                          &made->moments[i]));
+    MOERT_TRY_OR(fail, moert_optimizer_renew(made));
     *optimizer = made;
     return MOERT_OK;
 fail:
@@ -43,54 +104,60 @@ void moert_optimizer_destroy(moert_optimizer *optimizer) {
         return;
     for (size_t i = 0; optimizer->moments != NULL && i < moert_model_block_count(optimizer->model);
          i++) {
-        MOERT_DESTROY(optimizer->moments[i].first, optimizer->moments[i].second);
+        MOERT_DESTROY(optimizer->moments[i].first, optimizer->moments[i].second,
+                      optimizer->moments[i].keys);
     }
     free(optimizer->moments);
     moert_gradient_norm_destroy(optimizer->norm);
     free(optimizer);
 }
 
-const moert_moments *moert_optimizer_moments_of(const moert_optimizer *optimizer,
-                                                const moert_block *block) {
-    size_t index = 0;
+moert_elements moert_optimizer_moments(const moert_optimizer *optimizer, const moert_block *block,
+                                       bool second, size_t at) {
+    size_t index = 0, first;
     while (moert_model_block(optimizer->model, index) != block)
         index++;
-    return &optimizer->moments[index];
+    const moert_moments *moments = &optimizer->moments[index];
+    moert_block_shard(block, &first);
+    return (moert_elements){second ? moments->second : moments->first,
+                            moment_type(optimizer->model), at - first};
 }
 
-const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
-                                             const moert_model_tensor *tensor, size_t *at) {
+bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_model_tensor *tensor) {
+    return !tensor->is_fixed && (optimizer->options.decay_all || tensor->is_matrix);
+}
+
+/* A tensor of the model in a tensor of a block, or NULL if its slots have no experts. All of them
+ * are alike. */
+static const moert_model_tensor *find_tensor(const moert_model *model, const moert_block *block,
+                                             const moert_block_tensor *whole) {
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    for (size_t i = 0; i < moert_model_tensor_count(model); i++)
+        if (tensor[i].block == block && tensor[i].offset - whole->offset < whole->elements)
+            return &tensor[i];
+    return NULL;
+}
+
+/* Updates the elements of a tensor in this rank's shard of its block. If several ranks hold the
+ * block, it writes no rounded copy, since that would only cover this shard. */
+static moert_status update_tensor(const moert_optimizer *optimizer, const moert_block *block,
+                                  moert_block_tensor *tensor, const moert_adamw *step) {
     size_t first;
-    moert_block_shard(tensor->block, &first);
-    *at = tensor->offset + moert_model_shard(tensor).first - first;
-    return moert_optimizer_moments_of(optimizer, tensor->block);
-}
-
-/* All tensors of the model that form one of the block are alike. */
-bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_block *block,
-                            size_t index) {
-    const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
-    for (size_t i = 0; i < moert_model_tensor_count(optimizer->model); i++)
-        if (tensor[i].block == block &&
-            tensor[i].offset - block->tensor[index].offset < block->tensor[index].elements)
-            return !tensor[i].is_fixed && (optimizer->options.decay_all || tensor[i].is_matrix);
-    return optimizer->options.decay_all;
-}
-
-/* Updates the elements of a tensor in the shard [first, end) of its block. If several ranks hold
- * the block (`shared`), it writes no rounded copy, since that would only cover this shard. */
-static moert_status update_tensor(moert_block_tensor *tensor, const moert_moments *moments,
-                                  const moert_adamw *step, size_t first, size_t end, bool shared) {
+    const size_t end = moert_block_shard(block, &first) + first;
     const size_t from = moert_max(first, tensor->offset),
                  to = moert_min(end, tensor->offset + tensor->elements);
     moert_adamw adamw = *step;
     if (from >= to)
         return MOERT_OK;
-    adamw.at = from - tensor->offset;
-    adamw.state_at = from - first;
-    adamw.rounded = shared ? NULL : moert_prepacks_copy(&tensor->prepacks, tensor->elements);
-    MOERT_TRY(moert_adamw_step(&adamw, to - from, tensor->weight, tensor->gradient, moments->first,
-                               moments->second));
+    const moert_elements gradient = moert_block_gradient(block, from),
+                         first_moment = moert_optimizer_moments(optimizer, block, false, from),
+                         second_moment = moert_optimizer_moments(optimizer, block, true, from);
+    adamw.at = adamw.first = from - tensor->offset;
+    adamw.part = tensor->elements / tensor->parts;
+    if (moert_comm_size(block->comm) == 1)
+        adamw.rounded = moert_prepacks_copy(&tensor->prepacks, tensor->elements);
+    MOERT_TRY(moert_adamw_step(&adamw, to - from, tensor->weight, &gradient, &first_moment,
+                               &second_moment));
     if (adamw.rounded != NULL)
         moert_prepacks_rounded(&tensor->prepacks);
     return MOERT_OK;
@@ -99,14 +166,14 @@ static moert_status update_tensor(moert_block_tensor *tensor, const moert_moment
 static moert_status update_block(const moert_optimizer *optimizer, size_t index,
                                  const moert_adamw *step) {
     const moert_block *block = moert_model_block(optimizer->model, index);
-    size_t first;
-    const size_t end = moert_block_shard(block, &first) + first;
+    moert_adamw adamw = *step;
+    adamw.keys = optimizer->moments[index].keys;
     for (size_t i = 0; i < block->count; i++) {
-        moert_adamw adamw = *step;
-        if (!moert_optimizer_decays(optimizer, block, i))
-            adamw.decay = 0.0;
-        MOERT_TRY(update_tensor(&block->tensor[i], &optimizer->moments[index], &adamw, first, end,
-                                moert_comm_size(block->comm) > 1));
+        const moert_model_tensor *tensor = find_tensor(optimizer->model, block, &block->tensor[i]);
+        const bool decays = tensor != NULL && moert_optimizer_decays(optimizer, tensor);
+        adamw.decay = decays ? step->decay : 0.0;
+        MOERT_TRY(update_tensor(optimizer, block, &block->tensor[i], &adamw));
+        adamw.keys_at += block->tensor[i].parts;
     }
     return moert_block_gather(block, block->weight);
 }

@@ -17,7 +17,8 @@ typedef struct moert_optimizer_options {
 
 /* The moments of this rank's shard of a block. */
 typedef struct moert_moments {
-    moert_buffer *first, *second; /* [floats of the shard] */
+    moert_buffer *first, *second; /* [elements of the shard] of config.memory.moments */
+    moert_buffer *keys;           /* [parts of the block's tensors] of bf16 moments, or NULL */
 } moert_moments;
 
 typedef struct moert_optimizer {
@@ -30,24 +31,24 @@ typedef struct moert_optimizer {
 /* The moments start as zero. Not collective. */
 moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_options *options,
                                     moert_optimizer **optimizer);
+/* Lists the model's tensors anew after experts have moved. Not collective. */
+moert_status moert_optimizer_renew(moert_optimizer *optimizer);
 void moert_optimizer_destroy(moert_optimizer *optimizer);
 
 /* The coefficients of a step, for tensors with weight decay. Not collective. */
 moert_adamw moert_optimizer_coefficients(const moert_optimizer *optimizer, double rate, double norm,
                                          uint64_t step);
-/* Whether a tensor of a block has weight decay. Matrices of the model have it; with decay_all, all
- * tensors do. Not collective. */
-bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_block *block,
-                            size_t index);
+/* Whether a tensor has weight decay. Matrices have it; with decay_all, all tensors do. Not
+ * collective. */
+bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_model_tensor *tensor);
 /* One step with this learning rate. `norm` is the gradient's norm; `step` counts from 1.
  * Collective. */
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step);
 
-/* The moments of this rank's shard of a block of the model. */
-const moert_moments *moert_optimizer_moments_of(const moert_optimizer *optimizer,
-                                                const moert_block *block);
-/* The moments of a tensor's block; *at = the offset, in the moments, of the elements that
- * moert_model_shard gives for the tensor. */
-const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
-                                             const moert_model_tensor *tensor, size_t *at);
+/* The key of the random numbers that round bf16 moments of a tensor. Not collective. */
+uint64_t moert_optimizer_key(const moert_model_tensor *tensor);
+/* The first or the `second` moments of a block's elements from `at` on, which are in this rank's
+ * shard. Not collective. */
+moert_elements moert_optimizer_moments(const moert_optimizer *optimizer, const moert_block *block,
+                                       bool second, size_t at);

@@ -97,12 +97,11 @@ static moert_status take_copy(moert_saver *s) {
     float *to = s->copy;
     for (size_t e = 0; e < MOERT_CHECKPOINT_KINDS * count; e++) {
         const moert_model_range shard = moert_model_shard(&tensor[e % count]);
-        size_t at;
         if (shard.count == 0)
             continue;
-        const moert_buffer *values = moert_values_of(s->options.optimizer, &tensor[e % count],
-                                                     (moert_value_kind)(e / count), &at);
-        MOERT_TRY(moert_buffer_read(values, at * sizeof *to, to, shard.count * sizeof *to));
+        const moert_elements values = moert_values_of(s->options.optimizer, &tensor[e % count],
+                                                      (moert_value_kind)(e / count));
+        MOERT_TRY(moert_elements_read(&values, 0, shard.count, to));
         moert_phase_tick();
         to += shard.count;
     }

@@ -209,13 +209,12 @@ static moert_status put_copy(moert_saver *s, moert_tensor_writer *writer, const 
 /* Writes this rank's shard of a tensor's values of a kind. */
 static moert_status put_tensor(moert_saver *s, moert_tensor_writer *writer, const char *name,
                                const moert_model_tensor *tensor, moert_value_kind kind) {
-    size_t at;
     if (moert_model_shard(tensor).count == 0)
         return MOERT_OK;
     if (s->busy)
         return put_copy(s, writer, name, tensor);
-    const moert_buffer *values = moert_values_of(s->options.optimizer, tensor, kind, &at);
-    return moert_values_put(writer, name, tensor, values, at);
+    const moert_elements values = moert_values_of(s->options.optimizer, tensor, kind);
+    return moert_values_put(writer, name, tensor, &values);
 }
 
 /* Writes this rank's values in a file, in the order of the copy. */

@@ -35,16 +35,15 @@ moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file 
     return settle ? moert_comm_agree(world, status) : status;
 }
 
-moert_status moert_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
-                              size_t count, const moert_buffer *buffer, size_t at) {
+moert_status moert_put_elements(moert_tensor_writer *writer, const char *name, size_t first,
+                                size_t count, const moert_elements *elements) {
     enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
     float *values;
     moert_status status = MOERT_OK;
     MOERT_TRY(MOERT_NEW_ARRAY(&values, moert_min(count, PIECE)));
     for (size_t done = 0, part; status == MOERT_OK && done < count; done += part) {
         part = moert_min(count - done, PIECE - (first + done) % PIECE); /* up to a piece's end */
-        status =
-            moert_buffer_read(buffer, (at + done) * sizeof *values, values, part * sizeof *values);
+        status = moert_elements_read(elements, done, part, values);
         if (status == MOERT_OK)
             status = moert_writer_put_floats(writer, name, first + done, part, values);
     }

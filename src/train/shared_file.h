@@ -3,7 +3,7 @@
 
 #include "comm/comm.h"
 #include "io/safetensors.h"
-#include "moert/device.h"
+#include "device/device.h"
 
 typedef struct moert_shared_file {
     const char *path;
@@ -24,7 +24,6 @@ typedef struct moert_shared_file {
 moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file *file, bool settle,
                                      moert_status status);
 
-/* Writes floats [first, first + count) of a tensor of the file, read from `buffer` at float
- * `at`. */
-moert_status moert_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
-                              size_t count, const moert_buffer *buffer, size_t at);
+/* Writes elements [first, first + count) of a tensor of the file. */
+moert_status moert_put_elements(moert_tensor_writer *writer, const char *name, size_t first,
+                                size_t count, const moert_elements *elements);

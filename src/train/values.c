@@ -19,22 +19,28 @@ const char *moert_value_prefix(moert_value_kind kind) {
     return prefixes[kind];
 }
 
-moert_buffer *moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
-                              moert_value_kind kind, size_t *at) {
-    *at = tensor->offset + moert_model_shard(tensor).first;
+moert_elements moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
+                               moert_value_kind kind) {
+    const size_t at = tensor->offset + moert_model_shard(tensor).first;
     if (kind == MOERT_VALUES_WEIGHTS)
-        return tensor->block->weight;
+        return (moert_elements){tensor->block->weight, MOERT_DTYPE_F32, at};
     if (kind == MOERT_VALUES_GRADIENTS)
-        return tensor->block->gradient;
-    const moert_moments *moments = moert_optimizer_moments(optimizer, tensor, at);
-    return kind == MOERT_VALUES_FIRST_MOMENTS ? moments->first : moments->second;
+        return moert_block_gradient(tensor->block, at);
+    return moert_optimizer_moments(optimizer, tensor->block, kind == MOERT_VALUES_SECOND_MOMENTS,
+                                   at);
+}
+
+static moert_file_type file_type(const moert_model *model, moert_value_kind kind) {
+    const bool moments = kind == MOERT_VALUES_FIRST_MOMENTS || kind == MOERT_VALUES_SECOND_MOMENTS;
+    const bool bf16 = moert_model_describe(model)->memory.moments == MOERT_STATE_BF16;
+    return moments && bf16 ? MOERT_FILE_BF16 : MOERT_FILE_F32;
 }
 
 /* Fills in the spec of a tensor's values of a kind. */
-static moert_status name_spec(const moert_model_tensor *tensor, moert_value_kind kind,
-                              moert_tensor_spec *spec) {
+static moert_status name_spec(const moert_model *model, const moert_model_tensor *tensor,
+                              moert_value_kind kind, moert_tensor_spec *spec) {
     *spec = (moert_tensor_spec){moert_text_format("%s%s", moert_value_prefix(kind), tensor->name),
-                                MOERT_FILE_F32,
+                                file_type(model, kind),
                                 tensor->rank,
                                 {tensor->shape[0], tensor->shape[1], tensor->shape[2]}};
     return spec->name != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
@@ -48,7 +54,7 @@ moert_status moert_value_specs(const moert_model *model, moert_value_kind first_
     for (size_t k = 0; k < kinds; k++)
         for (size_t i = 0; i < moert_model_tensor_count(model); i++)
             if (tensor[i].file_first == 0)
-                MOERT_TRY(name_spec(&tensor[i], first_kind + (moert_value_kind)k,
+                MOERT_TRY(name_spec(model, &tensor[i], first_kind + (moert_value_kind)k,
                                     &(*specs)[k * files + tensor[i].file]));
     return MOERT_OK;
 }
@@ -62,15 +68,14 @@ void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor
 
 /* Writes a shard of a tensor that the file has transposed. */
 static moert_status put_transposed(moert_tensor_writer *writer, const char *name,
-                                   const moert_model_tensor *tensor, const moert_buffer *buffer,
-                                   size_t at) {
+                                   const moert_model_tensor *tensor,
+                                   const moert_elements *elements) {
     enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
     const moert_model_range shard = moert_model_shard(tensor);
     float *values;
     MOERT_TRY(MOERT_NEW_ARRAY(&values, shard.count + moert_min(shard.count, PIECE)));
     moert_file_runs runs = moert_file_runs_of(tensor, shard, true);
-    moert_status status =
-        moert_buffer_read(buffer, at * sizeof *values, values, shard.count * sizeof *values);
+    moert_status status = moert_elements_read(elements, 0, shard.count, values);
     while (status == MOERT_OK && moert_file_runs_next(&runs, PIECE))
         status =
             moert_writer_put_floats(writer, name, runs.first, runs.count,
@@ -80,13 +85,11 @@ static moert_status put_transposed(moert_tensor_writer *writer, const char *name
 }
 
 moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
-                              const moert_model_tensor *tensor, const moert_buffer *buffer,
-                              size_t at) {
-    const moert_model_range shard = moert_model_shard(tensor);
+                              const moert_model_tensor *tensor, const moert_elements *shard) {
+    const moert_model_range range = moert_model_shard(tensor);
     if (tensor->transposed)
-        return put_transposed(writer, name, tensor, buffer, at);
-    return moert_put_floats(writer, name, tensor->file_first + shard.first, shard.count, buffer,
-                            at);
+        return put_transposed(writer, name, tensor, shard);
+    return moert_put_elements(writer, name, tensor->file_first + range.first, range.count, shard);
 }
 
 /* ---- gradients ---- */
@@ -112,10 +115,10 @@ static moert_status put_gradients(const void *context, moert_tensor_writer *writ
     const gradient_file *file = context;
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
     for (size_t i = 0; i < moert_model_tensor_count(file->model); i++) {
-        const moert_model_range shard = moert_model_shard(&tensor[i]);
-        if (!tensor[i].is_fixed && shard.count > 0)
-            MOERT_TRY(moert_values_put(writer, file->specs[tensor[i].file].name, &tensor[i],
-                                       tensor[i].block->gradient, tensor[i].offset + shard.first));
+        if (tensor[i].is_fixed || moert_model_shard(&tensor[i]).count == 0)
+            continue;
+        const moert_elements shard = moert_values_of(NULL, &tensor[i], MOERT_VALUES_GRADIENTS);
+        MOERT_TRY(moert_values_put(writer, file->specs[tensor[i].file].name, &tensor[i], &shard));
     }
     return MOERT_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * The values that files hold for each tensor of a model: weights, gradients or moments, as float32.
+ * The values that files hold for each tensor of a model: weights, gradients or moments.
  * The entries of `kinds` kinds from `first_kind` on are the files' F tensors of the first kind,
  * then those of the next one: entry e is tensor e % F of kind first_kind + e / F.
  */
@@ -23,10 +23,10 @@ typedef enum moert_value_kind {
 
 const char *moert_value_prefix(moert_value_kind kind);
 
-/* The buffer of a tensor's values of a kind; *at = the offset of this rank's shard in it. The
- * optimizer may be NULL for weights and gradients. */
-moert_buffer *moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
-                              moert_value_kind kind, size_t *at);
+/* A tensor's values of a kind in this rank's shard, which is not empty. The optimizer may be NULL
+ * for weights and gradients. */
+moert_elements moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
+                               moert_value_kind kind);
 
 /* specs[kinds * F] = the entries, to be freed by moert_value_specs_free, also after a failure.
  * Errors: ERROR_MEMORY. */
@@ -34,11 +34,9 @@ moert_status moert_value_specs(const moert_model *model, moert_value_kind first_
                                moert_tensor_spec **specs);
 void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor_spec *specs);
 
-/* Writes this rank's shard of a tensor, which is not empty, to `name` of a file, from `buffer` at
- * float `at`. */
+/* Writes this rank's shard of a tensor, which is not empty, to `name` of a file. */
 moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
-                              const moert_model_tensor *tensor, const moert_buffer *buffer,
-                              size_t at);
+                              const moert_model_tensor *tensor, const moert_elements *shard);
 
 /* Metadata of the files, by which transformers knows them. */
 extern const char *const moert_value_metadata[];

@@ -81,8 +81,9 @@ options() { # FAMILY: the options of its programs, one a line
     router/gpu) printf '%s\n' '-DROW_GROUPS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DROW_GROUPS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
     lib/roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
+    nn/squares) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
-    nn/optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
+    nn/optimizer) printf '%s\n' '-DROUNDED='{0,1}' -DBF16_MOMENTS='{0,1}' -DBF16_GRADIENT='{0,1}{,' -DALIGNED'} ;;
     attention/sinks | exchange/route | nn/bias | nn/columns | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce | nn/rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac

@@ -24,6 +24,7 @@ read -ra options < <(sed -n 's/.*it fits with //p' "$log")
 verdict $? "it leaves no run directory"
 train fits 2 window --memory "$(less "$needs" 0.75)" "${options[@]}"
 verdict $? "it runs with these options: ${options[*]}"
+refused 1 "it fits with --recompute .* --moments bf16 --gradients bf16" "bf16 states are named where nothing else helps" train big 2 window --memory "$(less "$needs" 0.6)"
 refused 1 "more ranks, shorter sequences or a smaller model" "one that never fits says so" train big 2 window --memory 1M
 refused 2 "--memory 1x: expected a number of bytes" "a wrong amount is refused" train big 2 window --memory 1x
 for memory in 0 -1G 1e30; do
@@ -55,6 +56,7 @@ measured --micro-batches 4 --eval-every 1 --eval-sequences 24 --recompute expert
 measured --form deepseek-v3 --head-size 16 --recompute layer --loss-chunk 64
 measured --form gpt-oss --precision bf16 --dense bf16 --dispatch bf16 --combine bf16
 measured --form qwen2-moe --precision nvfp4
+measured --micro-batches 2 --moments bf16 --gradients bf16
 
 # ---- before there is a run ----
 

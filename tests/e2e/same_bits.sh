@@ -82,6 +82,12 @@ for precision in f32 mxfp8; do
 done
 part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
 
+# states in bf16, which no placement of the experts changes
+for form in qwen3-moe gpt-oss; do
+    part invariant states-$form 10 "1 local" "3 window" "4 staged" -- --batch 6 --micro-batches 3 --form $form --kv-heads 2 --experts 6 \
+        --aux-coef 0 --rebalance 3 --spare-slots 1 --moments bf16 --gradients bf16
+done
+
 # the recipes of low precision
 for precision in bf16 mxfp8 nvfp4; do
     part invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
@@ -97,7 +103,7 @@ part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batc
 
 join # the parts below need the runs of those above
 
-for run in moving-{f32,mxfp8}-{2-window,3-node,4-staged} moving-gpt-oss-3-window; do
+for run in moving-{f32,mxfp8}-{2-window,3-node,4-staged} moving-gpt-oss-3-window states-{qwen3-moe,gpt-oss}-{3-window,4-staged}; do
     check "$run: experts have moved" grep -q '"moved_experts": [1-9]' "$all/$run/metrics.jsonl"
 done
 
@@ -138,21 +144,22 @@ replicas() {
 }
 part replicas
 
-# resumed NAME OPTION...: a run on 3 ranks, resumed on 4, must have the bits of NAME-1-local, of 30 steps
+# resumed NAME STEPS OPTION...: a run on 3 ranks, resumed on 4 after half the steps, must have the bits of NAME-1-local
 resumed() {
-    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1
-    shift
-    train "$run" 3 window --batch 8 --steps 30 --save-every 15 --eval-every 30 "$@" &&
-        mv "$all/$run/checkpoints"/*30 "$whole" &&
-        MOERT_LOG=info train "$run" 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --resume auto "$@" &&
-        grep -q 'resumed from .* at step 15' "$log" &&
-        diff -r "$whole" "$all/$run/checkpoints"/*30 >>"$log" 2>&1 &&
-        diff -r "$whole" "$reference/checkpoints"/*30 >>"$log" 2>&1 &&
+    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1 steps=$2
+    shift 2
+    train "$run" 3 window --steps "$steps" --save-every $((steps / 2)) --eval-every "$steps" "$@" &&
+        mv "$all/$run/checkpoints"/*"$steps" "$whole" &&
+        MOERT_LOG=info train "$run" 4 window --steps "$steps" --save-every "$steps" --eval-every "$steps" --resume auto "$@" &&
+        grep -q "resumed from .* at step $((steps / 2))" "$log" &&
+        diff -r "$whole" "$all/$run/checkpoints"/*"$steps" >>"$log" 2>&1 &&
+        diff -r "$whole" "$reference/checkpoints"/*"$steps" >>"$log" 2>&1 &&
         diff <(digits "$all/$run") <(digits "$reference") >>"$log" 2>&1
-    verdict $? "$run: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
+    verdict $? "$run: half the $steps steps on 3 ranks and half on 4 give the bits of all on 1"
 }
-part resumed mixtral
-part resumed epochs --order epochs
+part resumed mixtral 30 --batch 8
+part resumed epochs 30 --batch 8 --order epochs
+part resumed states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --moments bf16 --gradients bf16
 
 # a checkpoint of EP 2 x EDP 2, of which each rank has written its shards, is resumed with the same and with other arrangements
 rearranged() {

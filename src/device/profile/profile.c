@@ -70,6 +70,7 @@ static const struct {
     {"nn/rope", OF(ELEMENTWISE)},
     {"nn/bias", OF(ELEMENTWISE)},
     {"nn/reduce", OF(SUMS)},
+    {"nn/squares", OF(SUMS)},
     {"nn/optimizer", OF(OPTIMIZER)},
 };
 

@@ -58,7 +58,11 @@ typedef struct moert_compute_choice {
      "given; no bit of the results changes"},                                                      \
     {"loss-chunk", MOERT_OPTION_UINT, &(choice).loss_chunk, "0", "0..1000000000",                  \
      "compute logits and loss for this number of tokens at a time, a multiple of 64; 0 = for all " \
-     "tokens of a rank"}
+     "tokens of a rank"},                                                                          \
+    {"moments", MOERT_OPTION_CHOICE, &(choice).moments, "f32", MOERT_STATE_WORDS,                  \
+     "AdamW's moments; bf16, rounded at random so that their mean is right, halves them"},         \
+    {"gradients", MOERT_OPTION_CHOICE, &(choice).gradients, "f32", MOERT_STATE_WORDS,          \
+     "gradients of the layers' parameters; bf16, rounded after each micro-batch, halves them"}
 /* clang-format on */
 
 /* X(TYPE, value shown by --help): the type decides the type of *target. */

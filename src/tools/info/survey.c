@@ -296,11 +296,13 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                   : moert_fit_compare(s->world, &setting, model->most, &fit));
     const char *method = model->config->quant_method;
     json_t *part = json_pack(
-        "{so ss sI sI sI sI so so so so so so sb sI sI sI}", "path", text(model->path), "weights",
-        method != NULL ? method : "plain", "batch", number(model->batch), "length",
+        "{so ss sI sI sI sI so so so so so so so so sb sI sI sI}", "path", text(model->path),
+        "weights", method != NULL ? method : "plain", "batch", number(model->batch), "length",
         number(model->length), "micro_batches", number(model->micro_batches), "loss_chunk",
         number(choice->loss_chunk), "recompute",
-        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute)), "precision",
+        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute)), "moments",
+        text(moert_choice_word(MOERT_STATE_WORDS, choice->moments)), "gradients",
+        text(moert_choice_word(MOERT_STATE_WORDS, choice->gradients)), "precision",
         text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)), "dense",
         text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
         text(moert_choice_word(MOERT_DISPATCH_WORDS, model->config->dispatch)), "combine",

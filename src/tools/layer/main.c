@@ -177,10 +177,12 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
 static moert_status put_results(const void *context, moert_tensor_writer *writer) {
     const job *j = context;
     const size_t first = j->first * j->config.hidden, count = j->count * j->config.hidden;
-    MOERT_TRY(moert_put_floats(writer, "y", first, count, j->buffer_y, 0));
+    MOERT_TRY(moert_put_elements(writer, "y", first, count,
+                                 &(moert_elements){j->buffer_y, MOERT_DTYPE_F32, 0}));
     if (j->dy == NULL)
         return MOERT_OK;
-    MOERT_TRY(moert_put_floats(writer, "dx", first, count, j->buffer_dx, 0));
+    MOERT_TRY(moert_put_elements(writer, "dx", first, count,
+                                 &(moert_elements){j->buffer_dx, MOERT_DTYPE_F32, 0}));
     if (moert_comm_rank(j->mesh->replicas) != 0)
         return MOERT_OK;
     return moert_layer_put_gradients(j->layer, j->ranges, j->range_count,

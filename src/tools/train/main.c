@@ -248,8 +248,8 @@ static moert_status check(int argc, char **argv) {
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
     if (trains_not() && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
-        return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a checkpoint "
-                                       "directory works); --resume does not apply");
+        return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a "
+                                       "checkpoint directory works); --resume does not apply");
     return check_steps();
 }
 

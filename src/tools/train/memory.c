@@ -6,34 +6,58 @@
 #include "base/text.h"
 #include "tools/common/program.h"
 
+enum { OPTIONS_BYTES = 128 };
+
 /* The way to compute, as options. */
-static void put_options(const moert_memory_choice *choice, size_t micro_batches, char text[128]) {
+static void put_options(const moert_memory_choice *choice, size_t micro_batches,
+                        char text[OPTIONS_BYTES]) {
     const char *word = moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute);
-    int used = snprintf(text, 128, "--recompute %s", word);
+    const bool bf16 = choice->moments == MOERT_STATE_BF16 && choice->gradients == MOERT_STATE_BF16;
+    int used = snprintf(text, OPTIONS_BYTES, "--recompute %s", word);
     if (choice->loss_chunk > 0)
-        used += snprintf(text + used, 128 - (size_t)used, " --loss-chunk %zu", choice->loss_chunk);
+        used += snprintf(text + used, OPTIONS_BYTES - (size_t)used, " --loss-chunk %zu",
+                         choice->loss_chunk);
     if (micro_batches > 0)
-        snprintf(text + used, 128 - (size_t)used, " --micro-batches %zu", micro_batches);
+        used += snprintf(text + used, OPTIONS_BYTES - (size_t)used, " --micro-batches %zu",
+                         micro_batches);
+    if (micro_batches > 0 && bf16)
+        snprintf(text + used, OPTIONS_BYTES - (size_t)used, " --moments bf16 --gradients bf16");
+}
+
+/* Looks for options with which the run would fit: first those that change no bit, then also bf16
+ * states. */
+static moert_status find_options(moert_comm *world, const moert_memory_setting *setting,
+                                 size_t batch, size_t most, bool *found, char text[OPTIONS_BYTES]) {
+    moert_model_config config = *setting->config;
+    moert_memory_setting tried = *setting;
+    tried.config = &config;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        if (bf16)
+            config.memory.moments = config.memory.gradients = MOERT_STATE_BF16;
+        for (size_t pieces = setting->micro_batches; pieces <= batch; pieces++) {
+            moert_memory_choice choice = config.memory;
+            moert_fit fit;
+            if (batch % pieces != 0)
+                continue;
+            tried.micro_batches = pieces;
+            tried.batch = batch / pieces;
+            MOERT_TRY(moert_fit_choose(world, &tried, most, &choice, &fit));
+            *found = moert_fit_holds(&fit);
+            if (*found) {
+                put_options(&choice, pieces, text);
+                return MOERT_OK;
+            }
+        }
+    }
+    return MOERT_OK;
 }
 
 /* Fails with options that would make the run fit. */
-static moert_status refuse(moert_comm *world, moert_memory_setting *setting, size_t batch,
+static moert_status refuse(moert_comm *world, const moert_memory_setting *setting, size_t batch,
                            size_t most, const moert_fit *fit) {
-    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE], options[128];
-    moert_memory_choice choice;
-    moert_fit other = *fit;
-    size_t pieces = setting->micro_batches;
-    for (; pieces <= batch; pieces++)
-        if (batch % pieces == 0) {
-            choice = setting->config->memory;
-            setting->micro_batches = pieces;
-            setting->batch = batch / pieces;
-            MOERT_TRY(moert_fit_choose(world, setting, most, &choice, &other));
-            if (moert_fit_holds(&other))
-                break;
-        }
-    if (pieces <= batch)
-        put_options(&choice, pieces, options);
+    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE], options[OPTIONS_BYTES] = "";
+    bool found = false;
+    MOERT_TRY(find_options(world, setting, batch, most, &found, options));
     moert_text_put_bytes((double)fit->needed, needed);
     moert_text_put_bytes((double)fit->limit, limit);
     const bool mine = moert_comm_rank(world) == fit->rank;
@@ -42,10 +66,10 @@ static moert_status refuse(moert_comm *world, moert_memory_setting *setting, siz
                                  "the run would take %s of memory, above the %s that this rank may "
                                  "take (--memory); %s%s",
                                  needed, limit,
-                                 pieces <= batch ? "it fits with "
-                                                 : "more ranks, shorter sequences or a smaller "
-                                                   "model would help",
-                                 pieces <= batch ? options : "")
+                                 found ? "it fits with "
+                                       : "more ranks, shorter sequences or a smaller model would "
+                                         "help",
+                                 options)
                     : MOERT_OK);
 }
 

@@ -55,11 +55,14 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
         const moert_block *block = moert_model_block(model, i);
         const moert_moments *moments = &optimizer->moments[i];
         found.weights += SUM(block->weight);
-        found.gradients += SUM(block->gradient);
-        found.moments += SUM(moments->first, moments->second);
+        found.gradients += SUM(block->gradient, block->kept);
+        found.moments += SUM(moments->first, moments->second, moments->keys);
         found.sums += SUM(block->nodes);
         found.copies += prepacked_bytes(block);
     }
+    const moert_gradient_pool *pool = model->gradient_pool;
+    for (size_t i = 0; pool != NULL && i < MOERT_COUNT(pool->free); i++)
+        found.gradients += SUM(pool->free[i].buffer);
     return found;
 }
 
@@ -211,13 +214,14 @@ typedef struct recipe {
     bool tied;
     moert_recompute recompute;
     bool verifies;
+    moert_state_type moments, gradients;
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
             micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {0, 0, 0, 0, 0},   \
-            0, false, MOERT_RECOMPUTE_NONE, false                                                  \
+            0, false, MOERT_RECOMPUTE_NONE, false, MOERT_STATE_F32, MOERT_STATE_F32                \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -236,6 +240,8 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.memory.loss_chunk = how->loss_chunk;
     config.tied_embeddings = how->tied;
     config.memory.recompute = how->recompute;
+    config.memory.moments = how->moments;
+    config.memory.gradients = how->gradients;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     deal_ranks(hosts);
     moert_mesh *mesh = open_mesh(ep);
@@ -336,6 +342,17 @@ TEST(test_estimate_knows_layers_that_are_computed_again) {
     }
 }
 
+TEST(test_estimate_knows_bf16_states) {
+    recipe recipes[] = {RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(BF16, BF16, BF16, 2, 0, F32),
+                        RECIPE(MXFP8, F32, F32, 2, 72, F32)};
+    for (size_t i = 0; i < 2 * MOERT_COUNT(recipes); i++) {
+        recipe *how = &recipes[i / 2];
+        how->moments = MOERT_STATE_BF16;
+        how->gradients = MOERT_STATE_BF16;
+        run_model(models[i % 2], how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+    }
+}
+
 TEST(test_estimate_knows_what_repeats_other_ranks_work) {
     static const recipe recipes[] = {
         RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 0, F32),
@@ -344,6 +361,7 @@ TEST(test_estimate_knows_what_repeats_other_ranks_work) {
         recipe how = recipes[i];
         how.verifies = true;
         how.recompute = i % 2 == 0 ? MOERT_RECOMPUTE_NONE : MOERT_RECOMPUTE_LAYER;
+        how.gradients = i < 2 ? MOERT_STATE_F32 : MOERT_STATE_BF16;
         run_model(models[i % 2], &how, 1, 2 * test_ranks, 1);
     }
 }

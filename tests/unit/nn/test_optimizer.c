@@ -1,5 +1,7 @@
 // run: np=1 gpu=1 sanitize=1
 /* AdamW against float64 over several steps. */
+#include "base/dtype.h"
+#include "base/rng.h"
 #include "moert/quantize.h"
 #include "nn/nn.h"
 #include "support/test.h"
@@ -26,6 +28,14 @@ typedef struct adam {
     moert_buffer *p, *m, *v;
 } adam;
 
+/* A step of n floats, with moments of a type from `state_at` on. */
+static void take_step(const moert_adamw *adamw, size_t n, adam of, moert_buffer *gradient,
+                      moert_dtype moments, size_t state_at) {
+    const moert_elements g = {gradient, MOERT_DTYPE_F32, adamw->at}, m = {of.m, moments, state_at},
+                         v = {of.v, moments, state_at};
+    ASSERT_OK(moert_adamw_step(adamw, n, of.p, &g, &m, &v));
+}
+
 static adam upload_state(const float *parameter, size_t n, size_t state_count) {
     float *zero = test_alloc(state_count * sizeof *zero);
     return (adam){upload_floats(parameter, n), upload_floats(zero, state_count),
@@ -45,7 +55,7 @@ static void run(size_t n, const float *parameter, const float *gradient, float *
         moert_buffer *g = upload_floats(gradient + s * n, n);
         moert_adamw adamw = settings;
         adamw.step = s + 1;
-        ASSERT_OK(moert_adamw_step(&adamw, n, of.p, g, of.m, of.v));
+        take_step(&adamw, n, of, g, MOERT_DTYPE_F32, 0);
     }
     download_state(of, n, n, result);
 }
@@ -104,9 +114,8 @@ static void check_range(size_t n, const range *of, const float *parameter, const
         moert_adamw adamw = settings;
         adamw.step = s + 1;
         adamw.at = at;
-        adamw.state_at = state_at;
         ASSERT_OK(moert_buffer_write(g, 0, gradient + s * n, n * sizeof *gradient));
-        ASSERT_OK(moert_adamw_step(&adamw, count, mine.p, g, mine.m, mine.v));
+        take_step(&adamw, count, mine, g, MOERT_DTYPE_F32, state_at);
     }
     download_state(mine, n, state_at + count, got);
     assert_same_bits("before", got[0], parameter, at);
@@ -152,7 +161,7 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
             moert_adamw adamw = settings;
             adamw.step = 1;
             adamw.rounded = with > 0 ? rounded : NULL;
-            ASSERT_OK(moert_adamw_step(&adamw, n, of.p, g, of.m, of.v));
+            take_step(&adamw, n, of, g, MOERT_DTYPE_F32, 0);
             if (with > 0)
                 ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32,
                                                        MOERT_DTYPE_BF16, n, of.p, cast}));
@@ -166,11 +175,115 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
     }
 }
 
+/* ---- bf16 moments ---- */
+
+static uint32_t mix(uint32_t x) {
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) * 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+
+/* The random bits of the element at `place` of the part with this key. */
+static uint32_t random_bits(uint64_t key, uint64_t step, uint64_t place) {
+    const moert_random of_step = moert_rng_block(step, 0, 0);
+    const uint32_t low = (uint32_t)key ^ of_step.word[0],
+                   high = (uint32_t)(key >> 32) ^ of_step.word[1];
+    return mix(mix((uint32_t)place ^ low) + ((uint32_t)(place >> 32) ^ high));
+}
+
+static uint16_t round_up_or_down(float x, uint32_t random) {
+    return (uint16_t)((moert_float_bits(x) + random) >> 16);
+}
+
+/* Takes a step of n elements, which begin at place `first` of parts of `part` elements, with bf16
+ * moments. Compares it with a step of the same moments in float32. */
+static void check_bf16_step(uint64_t step, size_t n, size_t part, size_t first) {
+    const size_t parts = (first + n - 1) / part + 1, skipped = 3; /* keys before the first one */
+    float *parameter = random_floats(n, 1.0f, 40 + step), *gradient = random_floats(n, 0.1f, 41);
+    float *moments[2] = {random_floats(n, 0.1f, 42), random_floats(n, 0.1f, 43)}, *want[3];
+    uint16_t *code[2], *got[2];
+    uint64_t *key = test_alloc((skipped + parts) * sizeof *key);
+    for (size_t p = 0; p < skipped + parts; p++)
+        key[p] = moert_rng_stream("layer") * (p + 1);
+    for (size_t k = 0; k < 2; k++) {
+        code[k] = test_alloc(n * sizeof *code[k]);
+        for (size_t i = 0; i < n; i++) {
+            code[k][i] = (uint16_t)(moert_float_bits(fabsf(moments[k][i])) >> 16);
+            moments[k][i] = moert_float_from_bits((uint32_t)code[k][i] << 16);
+        }
+    }
+    const adam whole = {upload_floats(parameter, n), upload_floats(moments[0], n),
+                        upload_floats(moments[1], n)};
+    const adam small = {upload_floats(parameter, n), upload(code[0], n * sizeof *code[0]),
+                        upload(code[1], n * sizeof *code[1])};
+    moert_buffer *g = upload_floats(gradient, n);
+    moert_adamw adamw = settings;
+    adamw.step = step;
+    take_step(&adamw, n, whole, g, MOERT_DTYPE_F32, 0);
+    adamw.part = part;
+    adamw.first = first;
+    adamw.keys = upload(key, (skipped + parts) * sizeof *key);
+    adamw.keys_at = skipped;
+    take_step(&adamw, n, small, g, MOERT_DTYPE_BF16, 0);
+    download_state(whole, n, n, want);
+    assert_same_bits("parameter", download_floats(small.p, n), want[0], n);
+    got[0] = download(small.m, n * sizeof *got[0]);
+    got[1] = download(small.v, n * sizeof *got[1]);
+    for (size_t i = 0; i < n; i++) {
+        const size_t place = first + i;
+        const uint32_t random = random_bits(key[skipped + place / part], step, place % part);
+        assert_int_equal(got[0][i], round_up_or_down(want[1][i], random & 0xFFFF));
+        assert_int_equal(got[1][i], round_up_or_down(want[2][i], random >> 16));
+    }
+}
+
+TEST(test_bf16_moments_are_float32_ones_rounded_at_random) {
+    const struct {
+        size_t n, part, first;
+    } ranges[] = {{1, 1, 0},      {33, 33, 0},     {9000, 9000, 0}, {9000, 16384, 4096},
+                  {4096, 512, 0}, {1003, 100, 42}, {5000, 7, 3},    {8192, 4096, 4096}};
+    for (size_t i = 0; i < MOERT_COUNT(ranges); i++)
+        for (uint64_t step = 1; step < 4; step++)
+            check_bf16_step(step, ranges[i].n, ranges[i].part, ranges[i].first);
+}
+
+/* The mean of many elements with the same moments follows the float32 moment, although each step
+ * changes it by less than half a step of bf16. */
+TEST(test_the_mean_of_bf16_moments_is_right) {
+    enum { N = 65536, LATER = 64 };
+    float *values = test_alloc(N * sizeof *values), *small = test_alloc(N * sizeof *small);
+    for (size_t i = 0; i < N; i++)
+        values[i] = 1.0f;
+    const uint64_t key = moert_rng_stream("weight");
+    const adam of = {upload_floats(small, N), upload(small, N * sizeof(uint16_t)),
+                     upload(small, N * sizeof(uint16_t))};
+    moert_buffer *g = upload_floats(values, N);
+    double m = 0.0, v = 0.0, sum[2] = {0.0, 0.0};
+    for (uint64_t step = 1; step <= LATER; step++) {
+        moert_adamw adamw = settings;
+        adamw.beta1 = 0.999;
+        adamw.beta2 = 0.999;
+        adamw.step = step;
+        adamw.part = N;
+        adamw.keys = upload(&key, sizeof key);
+        take_step(&adamw, N, of, g, MOERT_DTYPE_BF16, 0);
+        m += 0.001 * (0.5 - m);
+        v += 0.001 * (0.25 - v);
+    }
+    const uint16_t *code[2] = {download(of.m, N * sizeof(uint16_t)),
+                               download(of.v, N * sizeof(uint16_t))};
+    for (size_t k = 0; k < 2; k++)
+        for (size_t i = 0; i < N; i++)
+            sum[k] += (double)moert_float_from_bits((uint32_t)code[k][i] << 16);
+    assert_true(fabs(sum[0] / N / m - 1.0) < 2e-4);
+    assert_true(fabs(sum[1] / N / v - 1.0) < 2e-4);
+}
+
 TEST(test_step_zero_is_refused) {
     const float one = 1.0f;
     moert_buffer *buffer = upload(&one, sizeof one);
-    assert_int_equal(moert_adamw_step(&settings, 1, buffer, buffer, buffer, buffer),
-                     MOERT_ERROR_USAGE);
+    const moert_elements all = {buffer, MOERT_DTYPE_F32, 0};
+    assert_int_equal(moert_adamw_step(&settings, 1, buffer, &all, &all, &all), MOERT_ERROR_USAGE);
 }
 
 TESTS(open_test_device, close_test_device)

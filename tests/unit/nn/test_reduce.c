@@ -1,6 +1,7 @@
 // run: np=1 gpu=1 sanitize=1
 /* The tree over sequences on the device, compared with the host's tree; sums of squares; the
  * addition kernel. */
+#include "base/dtype.h"
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -105,12 +106,12 @@ static double squared_norm(const float *x, size_t n) {
 }
 
 /* Computes sum[count], the sums of squares of ranges of one buffer. */
-static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *offset,
+static void sum_squares(moert_buffer *buffer, size_t count, const size_t *offset,
                         const size_t *length, double *sum) {
     moert_square_span *span = test_alloc(count * sizeof *span);
     moert_squares *squares;
     for (size_t i = 0; i < count; i++)
-        span[i] = (moert_square_span){buffer, offset[i], length[i]};
+        span[i] = (moert_square_span){{buffer, MOERT_DTYPE_F32, offset[i]}, length[i]};
     ASSERT_OK(moert_squares_create(test_device, span, count, &squares));
     ASSERT_OK(moert_squares_sum(squares, sum));
     moert_squares_destroy(squares);
@@ -133,6 +134,31 @@ TEST(test_sum_squares_matches_float64) {
         assert_true(fabs(sum[i] - want) <= 1e-6 * want);
     }
     sum_squares(buffer, 0, NULL, NULL, NULL);
+}
+
+TEST(test_bf16_squares_are_those_of_the_decoded_floats) {
+    const size_t lengths[] = {1, 15, 4097, 20000};
+    for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
+        const size_t n = lengths[l], at = 4 * l;
+        float *x = random_floats(at + n, 3.0f, 310);
+        uint16_t *code = test_alloc((at + n) * sizeof *code);
+        for (size_t i = 0; i < at + n; i++) {
+            code[i] = (uint16_t)(moert_float_bits(x[i]) >> 16);
+            x[i] = moert_float_from_bits((uint32_t)code[i] << 16);
+        }
+        const moert_elements both[] = {
+            {upload(x, (at + n) * sizeof *x), MOERT_DTYPE_F32, at},
+            {upload(code, (at + n) * sizeof *code), MOERT_DTYPE_BF16, at}};
+        double sum[2];
+        for (size_t k = 0; k < 2; k++) {
+            moert_squares *squares;
+            ASSERT_OK(
+                moert_squares_create(test_device, &(moert_square_span){both[k], n}, 1, &squares));
+            ASSERT_OK(moert_squares_sum(squares, &sum[k]));
+            moert_squares_destroy(squares);
+        }
+        assert_memory_equal(&sum[0], &sum[1], sizeof *sum);
+    }
 }
 
 TEST(test_sum_squares_does_not_depend_on_the_position) {
@@ -182,7 +208,7 @@ TEST(test_squares_of_several_buffers_follow_their_values) {
         buffer[b] = upload(x, size * sizeof *x);
         for (size_t s = 0, at = 0; s < SPANS; at += length[b][s++]) {
             const size_t i = b * SPANS + s;
-            span[i] = (moert_square_span){buffer[b], at, length[b][s]};
+            span[i] = (moert_square_span){{buffer[b], MOERT_DTYPE_F32, at}, length[b][s]};
             want[i] = squared_norm(x + at, length[b][s]);
         }
     }
@@ -190,7 +216,7 @@ TEST(test_squares_of_several_buffers_follow_their_values) {
     for (int round = 0; round < 2; round++) {
         ASSERT_OK(moert_squares_sum(squares, sum));
         for (size_t i = 0; i < BUFFERS * SPANS; i++) {
-            const double expected = round > 0 && span[i].buffer == buffer[1] ? 0.0 : want[i];
+            const double expected = round > 0 && span[i].x.buffer == buffer[1] ? 0.0 : want[i];
             assert_true(fabs(sum[i] - expected) <= 1e-6 * expected);
         }
         ASSERT_OK(moert_buffer_clear(buffer[1], 0, moert_buffer_bytes(buffer[1])));

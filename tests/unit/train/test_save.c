@@ -259,17 +259,16 @@ static bool magnitudes(bool compare) {
         if (count == 0)
             continue;
         float *values = test_alloc(count * sizeof *values), *got = test_alloc(count * sizeof *got);
-        size_t at;
-        moert_buffer *weights = moert_values_of(optimizer, tensor, MOERT_VALUES_WEIGHTS, &at);
-        ASSERT_OK(moert_buffer_read(weights, at * sizeof *values, values, count * sizeof *values));
+        const moert_elements weights = moert_values_of(optimizer, tensor, MOERT_VALUES_WEIGHTS);
+        ASSERT_OK(moert_elements_read(&weights, 0, count, values));
         for (size_t v = 0; v < count; v++)
             values[v] = fabsf(values[v]);
         for (int kind = MOERT_VALUES_FIRST_MOMENTS; kind <= MOERT_VALUES_SECOND_MOMENTS; kind++) {
-            moert_buffer *moments = moert_values_of(optimizer, tensor, (moert_value_kind)kind, &at);
+            const moert_elements moments =
+                moert_values_of(optimizer, tensor, (moert_value_kind)kind);
             if (!compare)
-                ASSERT_OK(moert_buffer_write(moments, at * sizeof *values, values,
-                                             count * sizeof *values));
-            ASSERT_OK(moert_buffer_read(moments, at * sizeof *got, got, count * sizeof *got));
+                ASSERT_OK(moert_elements_write(&moments, 0, count, values));
+            ASSERT_OK(moert_elements_read(&moments, 0, count, got));
             same = same && memcmp(values, got, count * sizeof *got) == 0;
         }
     }

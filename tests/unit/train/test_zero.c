@@ -46,7 +46,7 @@ static double whole_norm(const moert_model *model, size_t step) {
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         float *values = gradient_of(&tensor[t], step);
         moert_buffer *buffer = upload(values, tensor[t].elements * sizeof *values);
-        const moert_square_span span = {buffer, 0, tensor[t].elements};
+        const moert_square_span span = {{buffer, MOERT_DTYPE_F32, 0}, tensor[t].elements};
         moert_squares *squares;
         double square;
         ASSERT_OK(moert_squares_create(test_device, &span, 1, &squares));
@@ -72,7 +72,9 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
                                    .decay = tensor->is_matrix ? settings.decay : 0.0,
                                    .scale = settings.clip / (norm[step] + 1e-6),
                                    .step = step + 1};
-        ASSERT_OK(moert_adamw_step(&adamw, tensor->elements, p, gradient, m, v));
+        ASSERT_OK(moert_adamw_step(
+            &adamw, tensor->elements, p, &(moert_elements){gradient, MOERT_DTYPE_F32, 0},
+            &(moert_elements){m, MOERT_DTYPE_F32, 0}, &(moert_elements){v, MOERT_DTYPE_F32, 0}));
     }
     download_into(p, weight, bytes);
 }
