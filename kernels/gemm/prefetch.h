@@ -11,9 +11,14 @@ typedef struct prefetch_plan {
 } prefetch_plan;
 
 /* Prefetches a cache line into the first-level (3) or second-level (2) cache. Of the compilers that
- * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. */
-#if MOERT_CPU && defined(__clang__) &&                                                             \
-    (!defined(__SPIR__) && !defined(__SPIRV__) || defined(__INTEL_CLANG_COMPILER))
+ * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. Mesa's defines the last of these
+ * macros alone. */
+#if defined(__SPIR__) || defined(__SPIRV__) || defined(__SPIRV64__)
+#define MAKES_SPIRV 1
+#else
+#define MAKES_SPIRV 0
+#endif
+#if MOERT_CPU && defined(__clang__) && (!MAKES_SPIRV || defined(__INTEL_CLANG_COMPILER))
 #define PREFETCH(address, cache) __builtin_prefetch((const void *)(size_t)(address), 0, cache)
 #else
 #define PREFETCH(address, cache)
