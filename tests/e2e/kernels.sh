@@ -195,7 +195,7 @@ nvidia_wgmma() { # plain operands, scattered results; quantized operands of one 
 nvidia_mma() { gemms "-DGROUP=16"; }
 nvidia_attention() {
     local pass head
-    for pass in 0 1 2; do for head in 64 128; do echo "-DPASS=$pass -DHEAD_SIZE=$head"; done; done
+    for pass in 0 1 2; do for head in 64 128; do printf '%s\n' "-DPASS=$pass -DHEAD_SIZE=$head -DWINDOW="{0,1}; done; done
 }
 nvidia_fp8() {
     local kind f32

@@ -24,17 +24,20 @@
  *   BACKWARD_KV  each stage holds 64 rows of q and dout, their lse and delta, for all heads of a
  *                group in order: dv += p dout and dk += ds q
  *
+ * If WINDOW is 1, a query sees only the `window` keys up to its own, and blocks that no own row
+ * sees are left out.
+ *
  * `rows` is the bf16 tensor [sequences, length, columns] that attention/round.cl writes: k of all
  * heads, v of all heads and, for the backward passes, q and dout of all heads. TMA reads rows past
  * a sequence's end as zeros. The stats [sequences,heads,blocks,2,64] are lse / log 2 and delta.
  *
- * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), ARENA. Local
+ * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), WINDOW, ARENA. Local
  * memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384 items.
  * Deterministic: no tile depends on another, and blocks are summed in order, so a sequence's result
  * depends on that sequence alone.
  */
-#if !defined(PASS) || !defined(HEAD_SIZE)
-#error "PASS and HEAD_SIZE must be defined"
+#if !defined(PASS) || !defined(HEAD_SIZE) || !defined(WINDOW)
+#error "PASS, HEAD_SIZE and WINDOW must be defined"
 #endif
 #define F16 0
 #include "args/attention.h"
@@ -64,13 +67,14 @@
 /* The OWN rows of a work-group: those from position `first` on, of one head (in BACKWARD_KV a head
  * of keys and values) of one sequence. */
 typedef struct place {
-    int length, heads, kv_heads, sequence, head, first;
+    int length, heads, kv_heads, window, sequence, head, first;
 } place;
 
 /* The kernel's operands and results. */
 typedef struct tensors {
     float scale;
     global const float *q, *stats; /* q: only in FORWARD */
+    global const float *sinks;     /* [heads], only in FORWARD, or null */
     global float *result, *other;  /* by PASS: out and lse; dq and null; dk and dv */
     global ushort *out_bf16;       /* FORWARD: out rounded to bf16, or null */
 } tensors;
@@ -117,6 +121,26 @@ INLINED int blocks_until(place at, int first) {
     return min(blocks_of(at.length), first / ROWS + 1);
 }
 
+/* The first block with keys that the queries from `first` on see. */
+INLINED int first_block(place at, int first) {
+    return WINDOW ? min(max(first - at.window + 1, 0) / ROWS, blocks_of(at.length) - 1) : 0;
+}
+
+/* Masks the scores of the keys that a query does not see. The block's first query is `ahead`
+ * positions after its first key; its positions are the own rows' if that is 0. In BACKWARD_KV the
+ * own rows are keys. */
+INLINED void mask_unseen(float *score, int ahead, int window) {
+    if (ahead > 0 ? (WINDOW ? ahead + ROWS <= window : true) : false)
+        return; /* all keys are seen */
+    const int apart = PASS == BACKWARD_KV ? ahead : WINDOW ? ahead : 0;
+    UNROLL_FOR(int i = 0; i < 32; i++) {
+        const int own = own_row() + i / 2 % 2 * 8, other = own_column(i / 4) + i % 2;
+        const int distance = PASS == BACKWARD_KV ? apart + other - own : apart + own - other;
+        if (WINDOW ? (uint)distance >= (uint)window : distance < 0)
+            score[i] = -INFINITY;
+    }
+}
+
 /* Loads the own rows of the two tensors whose head begins at `column` and at `next_column`. */
 INLINED void load_kept(place at, ulong map, uint base, int column, int next_column) {
     expect(base + KEPT_AT, KEPT_BYTES);
@@ -132,10 +156,13 @@ INLINED void load_kept(place at, ulong map, uint base, int column, int next_colu
 #endif
 
 /* The rows of tile number `tile`; tiles with the most work come first. */
-INLINED place place_of(int tile, int length, int heads, int kv_heads, int sequences) {
-    const int each = PASS == BACKWARD_KV ? kv_heads : heads, nth = tile / each / sequences;
-    const int first = (PASS == BACKWARD_KV ? nth : (length + OWN - 1) / OWN - 1 - nth) * OWN;
-    const place at = {length, heads, kv_heads, tile / each % sequences, tile % each, first};
+INLINED place place_of(int tile, moert_nvidia_attention_args args) {
+    const int each = PASS == BACKWARD_KV ? args.kv_heads : args.heads,
+              nth = tile / each / args.sequences;
+    const int first = (PASS == BACKWARD_KV ? nth : (args.length + OWN - 1) / OWN - 1 - nth) * OWN;
+    const place at = {
+        args.length, args.heads, args.kv_heads, args.window, tile / each % args.sequences,
+        tile % each, first};
     return at;
 }
 
@@ -149,10 +176,11 @@ INLINED place place_of(int tile, int length, int heads, int kv_heads, int sequen
  * and each work-group then computes several tiles. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     tensor_map rows, global const float *q, global const float *scratch, global float *result,
-    global float *other, global ushort *out_bf16, moert_nvidia_attention_args args) {
+    global float *other, global ushort *out_bf16, global const float *sinks,
+    moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const tensors t = {args.scale, q, scratch + args.stats_at, result, other, out_bf16};
+    const tensors t = {args.scale, q, scratch + args.stats_at, sinks, result, other, out_bf16};
     uint step = 0;
     if (thread == 0) {
         begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);
@@ -165,12 +193,10 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
         if (thread == 0)
             for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
                 step =
-                    produce(place_of(tile, args.length, args.heads, args.kv_heads, args.sequences),
-                            t, MAP_ADDRESS(nvidia_attention, 0), base, step);
+                    produce(place_of(tile, args), t, MAP_ADDRESS(nvidia_attention, 0), base, step);
     } else {
         claim_registers(240);
         for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
-            step = consume(place_of(tile, args.length, args.heads, args.kv_heads, args.sequences),
-                           t, base, arena, step);
+            step = consume(place_of(tile, args), t, base, arena, step);
     }
 }

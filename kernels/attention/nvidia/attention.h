@@ -198,6 +198,11 @@ INLINED float shuffle_xor(float x, uint mask) {
     return y;
 }
 
+/* Waits for the other warps of this consumer; barrier 0 is the work-group's. */
+INLINED void meet_consumer(void) {
+    __asm__ volatile("bar.sync %0, 128;" : : "r"((uint)get_local_id(0) / 128) : "memory");
+}
+
 INLINED bool any_lane(bool x) {
     uint any;
     __asm__ volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.any.pred q, p, "

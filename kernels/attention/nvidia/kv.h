@@ -1,13 +1,19 @@
 /* The pass of attention.cl whose work-groups own keys and values: BACKWARD_KV. */
 
+/* The end of the blocks whose queries see an own key. */
+INLINED int end_block(place at) {
+    const int blocks = blocks_of(at.length);
+    return WINDOW ? min(blocks, (at.first + OWN - 1 + at.window - 1) / ROWS + 1) : blocks;
+}
+
 /* Loads the blocks of queries, from the first one that sees an own key on, for each head of the
  * group. */
 INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
-    const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads,
+    const int blocks = blocks_of(at.length), end = end_block(at), group = at.heads / at.kv_heads,
               q_column = 2 * at.kv_heads;
     load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
     for (int head = at.head * group; head < (at.head + 1) * group; head++)
-        ROLLED for (int block = at.first / ROWS; block < blocks; block++, step++) {
+        ROLLED for (int block = at.first / ROWS; block < end; block++, step++) {
             const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);
             load_block(to, map, (q_column + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
             load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE,
@@ -20,13 +26,9 @@ INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     return step;
 }
 
-/* Turns scores, keys by queries, into probabilities. `ahead`: the first key's position minus the
- * first query's. */
-INLINED void exponentiate(float *score, local const float *normaliser, int ahead) {
-    if (ahead >= 0)
-        UNROLL_FOR(int i = 0; i < 32; i++)
-            if (ahead + own_row() + i / 2 % 2 * 8 > own_column(i / 4) + i % 2)
-                score[i] = -INFINITY;
+/* Turns scores, keys by queries, into probabilities. `ahead` as in mask_unseen. */
+INLINED void exponentiate(float *score, local const float *normaliser, int ahead, int window) {
+    mask_unseen(score, ahead, window);
     UNROLL_FOR(int j = 0; j < 8; j++) {
         const float2 pair = *(local const float2 *)(normaliser + own_column(j));
         UNROLL_FOR(int i = 0; i < 4; i++)
@@ -45,8 +47,7 @@ INLINED void differentiate(float *score, const float *dscore, local const float 
 
 INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
-    const int blocks = blocks_of(at.length) - at.first / ROWS,
-              steps = blocks * (at.heads / at.kv_heads);
+    const int blocks = end_block(at) - at.first / ROWS, steps = blocks * (at.heads / at.kv_heads);
     const uint k = base + consumer * BLOCK_BYTES, v = k + 2 * BLOCK_BYTES;
     float dksums[HEAD_SIZE / 2], dvsums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4], dweights[4][4];
@@ -64,7 +65,7 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         score_gemm_ss(dscore, v, dout);
         wgmma_commit();
         wgmma_wait(1); /* waits for `score` */
-        exponentiate(score, stats, (consumer - block) * ROWS);
+        exponentiate(score, stats, (block - consumer) * ROWS, at.window);
         round_weights(score, weights);
         wgmma_fence();
         weighted_sum(dvsums, weights, dout);

@@ -3,12 +3,12 @@
 /* Loads the blocks of one tile into the ring, from step number `step` on; returns the next
  * number. */
 INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
-    const int blocks = blocks_until(at, at.first + ROWS),
+    const int blocks = blocks_until(at, at.first + ROWS), begin = first_block(at, at.first),
               kv_head = at.head / (at.heads / at.kv_heads);
     if (PASS == BACKWARD_Q)
         load_kept(at, map, base, (2 * at.kv_heads + at.head) * HEAD_SIZE,
                   (2 * at.kv_heads + at.heads + at.head) * HEAD_SIZE);
-    ROLLED for (int i = 0; i < 2 * blocks; i++, step++) {
+    ROLLED for (int i = 2 * begin; i < 2 * blocks; i++, step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
         load_block(stage_at(base, step), map, (i % 2 * at.kv_heads + kv_head) * HEAD_SIZE,
                    i / 2 * ROWS, at.sequence, full);
@@ -16,11 +16,17 @@ INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     return step;
 }
 
-/* Masks the scores of keys later than the query, in the block whose positions are the own rows'. */
-INLINED void mask_later(float *score) {
-    UNROLL_FOR(int i = 0; i < 32; i++)
-        if (own_column(i / 4) + i % 2 > own_row() + i / 2 % 2 * 8)
-            score[i] = -INFINITY;
+/* Hands back the stages of steps [step, end), whose blocks only the other consumer needs. Returns
+ * `end`. No wgmma holds the warps together here: one that is late would miss that a stage was full,
+ * if it had been filled again meanwhile. */
+INLINED uint skip_steps(uint base, uint step, uint end) {
+    for (uint full = step; full < end; full++)
+        await_full(base, full);
+    if (step < end)
+        meet_consumer();
+    for (; step < end; step++)
+        release_stage(base, step);
+    return end;
 }
 
 #if PASS == FORWARD
@@ -28,11 +34,14 @@ INLINED void mask_later(float *score) {
  * move rescales all sums. Weights are at most 2^SLACK. */
 #define SLACK 8.0f
 
+/* Below all scores, but finite: in a block that it does not see a query has only -INFINITY. */
+#define LOWEST -1e30f
+
 /* Turns scores into weights 2^(score - running maximum). keep[side] is the factor for the sums of
- * all earlier blocks. `diagonal`: the block's positions are the own rows'. */
-INLINED void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep) {
-    if (diagonal)
-        mask_later(score);
+ * all earlier blocks. `ahead` as in mask_unseen. */
+INLINED void softmax_block(float *score, int ahead, int window, float *maximum, float *total,
+                           float *keep) {
+    mask_unseen(score, ahead, window);
     UNROLL_FOR(int side = 0; side < 2; side++) {
         float highest = maximum[side], sum = 0.0f;
         UNROLL_FOR(int j = 0; j < 16; j++)
@@ -51,25 +60,29 @@ INLINED void softmax_block(float *score, bool diagonal, float *maximum, float *t
 }
 
 INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
-    const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS,
-              blocks = blocks_until(at, first);
-    const uint end =
-        step + 2 * blocks_until(at, at.first + ROWS); /* of the tile, for the second consumer */
+    const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS;
+    const int begin = first_block(at, first), blocks = blocks_until(at, first) - begin;
+    const int ahead = first - begin * ROWS; /* of the first block; `first` may be past the end */
+    const uint end = step + 2 * (blocks_until(at, at.first + ROWS) - first_block(at, at.first));
     const int count = at.length - first;
     const size_t stride = at.heads * HEAD_SIZE, row = (size_t)at.sequence * at.length + first;
     const size_t from = row * stride + at.head * HEAD_SIZE;
-    float maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, keep[2],
-          sums[HEAD_SIZE / 2], score[32];
+    const float sink = t.sinks != 0 ? LOG2E * t.sinks[at.head] : LOWEST; /* the score of no key */
+    const float of_sink = t.sinks != 0 && get_local_id(0) % 4 == 0 ? 1.0f : 0.0f;
+    float maximum[2] = {sink, sink}, total[2] = {of_sink, of_sink}, keep[2], sums[HEAD_SIZE / 2],
+          score[32];
     uint own[STEPS][4], weights[4][4];
     load_rows(own, t.q + from, stride, count, t.scale * LOG2E);
     clear(sums);
+    if (WINDOW)
+        step = skip_steps(base, step, step + 2 * (begin - first_block(at, at.first)));
     await_full(base, step);
     wgmma_fence();
     score_gemm_rs(score, own, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
     release_stage(base, step);
-    softmax_block(score, blocks == 1, maximum, total, keep);
+    softmax_block(score, ahead, at.window, maximum, total, keep);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
         const uint k = step + 2 * block, v = k - 1;
@@ -82,7 +95,7 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         wgmma_commit();
         wgmma_wait(1);
         release_stage(base, k);
-        softmax_block(score, block == blocks - 1, maximum, total, keep);
+        softmax_block(score, ahead - block * ROWS, at.window, maximum, total, keep);
         wgmma_wait(0);
         release_stage(base, v);
         round_weights(score, weights);
@@ -97,10 +110,7 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     wgmma_commit();
     wgmma_wait(0);
     release_stage(base, step++);
-    for (; step < end; step++) { /* a block of later keys, for the other consumer only */
-        await_full(base, step);
-        release_stage(base, step);
-    }
+    step = skip_steps(base, step, end); /* a block of later keys */
     UNROLL_FOR(int side = 0; side < 2; side++) {
         const float all = row_sum(total[side]);
         const int own_side = own_row() + 8 * side;
@@ -115,12 +125,10 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
 }
 
 #elif PASS == BACKWARD_Q
-/* Turns scores into ds by the own rows' lse and delta. `diagonal`: the block's positions are the
- * own rows'. */
-INLINED void differentiate(float *score, const float *dscore, bool diagonal,
+/* Turns scores into ds by the own rows' lse and delta. `ahead` as in mask_unseen. */
+INLINED void differentiate(float *score, const float *dscore, int ahead, int window,
                            const float *normaliser, const float *delta) {
-    if (diagonal)
-        mask_later(score);
+    mask_unseen(score, ahead, window);
     UNROLL_FOR(int i = 0; i < 32; i++)
         score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
@@ -128,7 +136,8 @@ INLINED void differentiate(float *score, const float *dscore, bool diagonal,
 INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS,
               all = blocks_of(at.length);
-    const int blocks = blocks_until(at, first);
+    const int begin = first_block(at, first), blocks = blocks_until(at, first) - begin;
+    const int ahead = first - begin * ROWS;
     const uint q = base + consumer * BLOCK_BYTES, dout = q + 2 * BLOCK_BYTES;
     global const float *stats =
         t.stats +
@@ -142,18 +151,20 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     }
     clear(sums);
     await(base + KEPT_AT, 0);
-    await_full(base, 0);
-    await_full(base, 1);
+    if (WINDOW)
+        step = skip_steps(base, step, 2 * (begin - first_block(at, at.first)));
+    await_full(base, step);
+    await_full(base, step + 1);
     wgmma_fence();
-    score_gemm_ss(score, q, stage_at(base, 0));
-    score_gemm_ss(dscore, dout, stage_at(base, 1));
+    score_gemm_ss(score, q, stage_at(base, step));
+    score_gemm_ss(dscore, dout, stage_at(base, step + 1));
     wgmma_commit();
     wgmma_wait(0);
-    release_stage(base, 1);
-    differentiate(score, dscore, blocks == 1, normaliser, delta);
+    release_stage(base, step + 1);
+    differentiate(score, dscore, ahead, at.window, normaliser, delta);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
-        const int k = 2 * block, v = k + 1;
+        const uint k = step + 2 * block, v = k + 1;
         await_full(base, k);
         await_full(base, v);
         wgmma_fence();
@@ -164,13 +175,13 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         wgmma_commit();
         wgmma_wait(1);
         release_stage(base, v);
-        differentiate(score, dscore, block == blocks - 1, normaliser, delta);
+        differentiate(score, dscore, ahead - block * ROWS, at.window, normaliser, delta);
         wgmma_wait(0);
         release_stage(base, k - 2);
         round_weights(score, weights);
     }
     wgmma_fence();
-    weighted_sum(sums, weights, stage_at(base, 2 * blocks - 2));
+    weighted_sum(sums, weights, stage_at(base, step + 2 * blocks - 2));
     wgmma_commit();
     wgmma_wait(0);
     const float factor[2] = {t.scale, t.scale};

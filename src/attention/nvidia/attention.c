@@ -32,8 +32,6 @@ const char *moert_attention_nvidia_supports(const moert_attention *a) {
         {a->type == MOERT_DTYPE_BF16, "bf16"},
         {a->head_size == 64 || a->head_size == 128, "heads of 64 or 128 elements"},
         {a->value_size == a->head_size, "values as wide as keys"},
-        {a->window == a->length, "no window"},
-        {a->sinks == NULL, "no sinks"},
         {a->documents == NULL, "one document a sequence"},
     };
     for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
@@ -115,19 +113,21 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     const size_t stats = backward ? stats_at(a) : 0;
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
     MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
-    snprintf(spec, sizeof spec, "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DARENA=%d",
-             which, a->head_size, MOERT_ARENA_BYTES);
+    snprintf(spec, sizeof spec,
+             "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DWINDOW=%d -DARENA=%d", which,
+             a->head_size, a->window < a->length, MOERT_ARENA_BYTES);
     const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * a->sequences *
                        moert_ceil_div(a->length, OWN_ROWS);
     const size_t units = moert_device_describe(device)->compute_units;
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
-    return MOERT_RUN(
-        device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_ARG(a->q),
-        MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->bf16),
-        MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = (int)a->length,
-                   .heads = (int)a->heads, .kv_heads = (int)a->kv_heads, .sequences = sequences,
-                   .scale = a->scale, .stats_at = stats));
+    return MOERT_RUN(device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_ARG(a->q),
+                     MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
+                     MOERT_ARG(a->bf16), MOERT_ARG(a->sinks),
+                     MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles,
+                                .length = (int)a->length, .heads = (int)a->heads,
+                                .kv_heads = (int)a->kv_heads, .sequences = sequences,
+                                .window = (int)a->window, .scale = a->scale, .stats_at = stats));
 }
 
 moert_status moert_attention_nvidia_forward(const moert_attention *attention) {
