@@ -15,8 +15,9 @@ MOERT_ARGS_LAYOUT(moert_attention_args, scale, 20, 24)
 typedef struct moert_attention_block {
     args_u64 token;         /* the document's first token in the batch */
     args_i32 length, first; /* of the document; the block's first position in it */
+    args_i32 slot;          /* blocks of 64 positions of the documents before it */
 } moert_attention_block;
-MOERT_ARGS_LAYOUT(moert_attention_block, first, 12, 16)
+MOERT_ARGS_LAYOUT(moert_attention_block, slot, 16, 24)
 
 typedef struct moert_sink_args {
     args_u64 length;

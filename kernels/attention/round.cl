@@ -4,10 +4,10 @@
  *
  *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns; rows of `to` lie `stride`
  *                                                      elements apart
- *   stats[s,head,block,0,i] = lse[t,head] / log 2
- *   stats[s,head,block,1,i] = bf16(dout[t,head]) . out[t,head]
- *                                                      t = position 64 block + i of sequence s;
- *                                                      both are 0 past the sequence's end
+ *   stats[slot,head,0,i] = lse[t,head] / log 2         t = position 64 block + i of a document, which
+ *   stats[slot,head,1,i] = bf16(dout[t,head]) . out[t,head]   may be a whole sequence; slots count
+ *                                                      the blocks of all documents; past the
+ *                                                      document's end infinity, and 0
  *   out_bf16[t,head] = bf16(out[t,head])               unless out_bf16 is null
  *
  * delta uses the same rounded dout as dp does, so that the ds of a row sum to nearly 0.
@@ -45,19 +45,23 @@ GROUP void round_rows(global const float *x, global ushort *to, moert_round_args
 
 /*
  * Computes the stats, and rounds dout into the columns of `to` from `column` on. The stats begin
- * `from` floats after the start of `to`. Grid: {length rounded up to a multiple of 64, divided by
- * ROWS; heads; sequences}.
+ * `from` floats after the start of `to`. `blocks`: those of 64 positions of all documents, or null
+ * if each sequence is one. Grid: {4 times the blocks of a sequence; heads; sequences}, or {4 times
+ * the blocks; heads; 1}.
  */
 GROUP void attention_stats(global const float *out, global ushort *out_bf16,
                            global const float *dout, global const float *lse, global ushort *to,
-                           moert_round_args args) {
+                           global const moert_attention_block *blocks, moert_round_args args) {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
-    const size_t position = get_group_id(0) * ROWS + own, head = get_group_id(1),
-                 sequence = get_group_id(2);
-    const size_t token = sequence * args.length + position, row = token * args.heads + head;
+    const size_t number = get_group_id(0) / 4, head = get_group_id(1), sequence = get_group_id(2);
+    const moert_attention_block whole = {sequence * args.length, (int)args.length, (int)number * 64,
+                                         (int)(sequence * (get_num_groups(0) / 4))};
+    const moert_attention_block b = blocks != 0 ? blocks[number] : whole;
+    const int in_block = get_group_id(0) % 4 * ROWS + own, position = b.first + in_block;
+    const size_t token = b.token + position, row = token * args.heads + head;
     float4 sum = 0.0f;
-    for (int d = 4 * part; d < HEAD_SIZE && position < args.length; d += 64) {
+    for (int d = 4 * part; d < HEAD_SIZE && position < b.length; d += 64) {
         const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d));
         *(global ushort4 *)(to + token * args.stride + args.column + head * HEAD_SIZE + d) =
             rounded;
@@ -73,9 +77,8 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     float delta = 0.0f;
     IN_ORDER_FOR(int i = 0; i < 16; i++)
         delta += parts[own][i];
-    global float *stats =
-        (global float *)to + args.from + position % 64 +
-        ((sequence * args.heads + head) * (get_num_groups(0) / 4) + position / 64) * 128;
-    stats[0] = position < args.length ? lse[row] * 1.44269504088896341f : 0.0f;
+    global float *stats = (global float *)to + args.from + in_block +
+                          ((size_t)(b.slot + b.first / 64) * args.heads + head) * 128;
+    stats[0] = position < b.length ? lse[row] * 1.44269504088896341f : INFINITY;
     stats[64] = delta;
 }

@@ -11,8 +11,8 @@ typedef struct prefetch_plan {
 } prefetch_plan;
 
 /* Prefetches a cache line into the first-level (3) or second-level (2) cache. Of the compilers that
- * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. Mesa's defines the last of these
- * macros alone. */
+ * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. Mesa's compiler defines only
+ * the last of these macros. */
 #if defined(__SPIR__) || defined(__SPIRV__) || defined(__SPIRV64__)
 #define MAKES_SPIRV 1
 #else

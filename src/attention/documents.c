@@ -6,7 +6,7 @@
 #include "args/attention.h"
 #include "base/memory.h"
 
-enum { LEAST_OWN = 16, OWN_SIZES = 3 };
+enum { LEAST_OWN = 16, OWN_SIZES = 4, SLOT = 64 };
 
 typedef struct document {
     size_t token, length; /* the first token in the batch */
@@ -92,11 +92,15 @@ const moert_buffer *moert_documents_positions(const moert_documents *documents) 
 
 /* Lists the blocks of `own` positions in block[]. */
 static void fill(const moert_documents *documents, size_t own, moert_attention_block *block) {
+    size_t slot = 0;
     for (size_t i = 0; i < documents->count; i++) {
         const document *d = &documents->document[i];
         for (size_t first = 0; first < d->length; first += own)
-            *block++ = (moert_attention_block){
-                .token = d->token, .length = (int)d->length, .first = (int)first};
+            *block++ = (moert_attention_block){.token = d->token,
+                                               .length = (int)d->length,
+                                               .first = (int)first,
+                                               .slot = (int)slot};
+        slot += moert_ceil_div(d->length, SLOT);
     }
 }
 

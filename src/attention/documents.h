@@ -32,7 +32,7 @@ const moert_buffer *moert_documents_positions(const moert_documents *documents);
 /* ---- for the implementations of attention ---- */
 
 /*
- * The documents in blocks of up to `own` positions (16, 32 or 64), counted from each document's
+ * The documents in blocks of up to `own` positions (16, 32, 64 or 128), counted from each document's
  * start: *blocks holds *count structs moert_attention_block (kernels/args/attention.h) in order of
  * tokens. The buffer stays until the next set. Errors: ERROR_MEMORY, ERROR_DEVICE.
  */

@@ -27,14 +27,18 @@
  * If WINDOW is 1, a query sees only the `window` keys up to its own, and blocks that no own row
  * sees are left out.
  *
+ * If each sequence is several documents, work-groups own rows of a document, whose positions count
+ * from its start; other rows of the sequence that a block holds are masked or not stored.
+ *
  * `rows` is the bf16 tensor [sequences, length, columns] that attention/round.cl writes: k of all
  * heads, v of all heads and, for the backward passes, q and dout of all heads. TMA reads rows past
- * a sequence's end as zeros. The stats [sequences,heads,blocks,2,64] are lse / log 2 and delta.
+ * a sequence's end as zeros. The stats [slots,heads,2,64], a slot for each block of a document, are
+ * lse / log 2, infinite past the document's end, and delta.
  *
- * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), WINDOW, ARENA. Local
- * memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384 items.
- * Deterministic: no tile depends on another, and blocks are summed in order, so a sequence's result
- * depends on that sequence alone.
+ * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), WINDOW, ARENA.
+ * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384 items.
+ * Deterministic: no tile depends on another, and blocks are summed in order, so a document's result
+ * depends on that document alone.
  */
 #if !defined(PASS) || !defined(HEAD_SIZE) || !defined(WINDOW)
 #error "PASS, HEAD_SIZE and WINDOW must be defined"
@@ -65,9 +69,11 @@
 #define KEPT_AT   (EMPTY_AT + 8 * STAGES)
 
 /* The OWN rows of a work-group: those from position `first` on, of one head (in BACKWARD_KV a head
- * of keys and values) of one sequence. */
+ * of keys and values) of one document, which begins at row `offset` of its sequence. */
 typedef struct place {
-    int length, heads, kv_heads, window, sequence, head, first;
+    int length, heads, kv_heads, window, sequence, offset, head, first;
+    int slot;     /* of the stats of the document's first block */
+    size_t token; /* the document's first one */
 } place;
 
 /* The kernel's operands and results. */
@@ -83,7 +89,7 @@ typedef struct tensors {
 INLINED void store_rows(const float *sums, const float *factor, place at, int first, int heads,
                         global float *x) {
     const size_t stride = heads * HEAD_SIZE;
-    x += ((size_t)at.sequence * at.length + first) * stride + at.head * HEAD_SIZE;
+    x += (at.token + first) * stride + at.head * HEAD_SIZE;
     store_rows_at(sums, factor, at.length - first, x, stride);
 }
 
@@ -111,7 +117,7 @@ INLINED uint claim_stage(uint base, uint step, uint bytes) {
     return full;
 }
 
-/* The number of blocks of 64 rows in a sequence. */
+/* The number of blocks of 64 rows in a document. */
 INLINED int blocks_of(int length) {
     return (length + ROWS - 1) / ROWS;
 }
@@ -146,7 +152,12 @@ INLINED void load_kept(place at, ulong map, uint base, int column, int next_colu
     expect(base + KEPT_AT, KEPT_BYTES);
     for (int i = 0; i < 4; i++)
         load_block(base + i * BLOCK_BYTES, map, i < 2 ? column : next_column,
-                   at.first + i % 2 * ROWS, at.sequence, base + KEPT_AT);
+                   at.offset + at.first + i % 2 * ROWS, at.sequence, base + KEPT_AT);
+}
+
+/* The stats of a head's queries in a block of the document. */
+INLINED global const float *stats_of(place at, tensors t, int head, int block) {
+    return t.stats + ((size_t)(at.slot + block) * at.heads + head) * 2 * ROWS;
 }
 
 #if PASS == BACKWARD_KV
@@ -155,14 +166,27 @@ INLINED void load_kept(place at, ulong map, uint base, int column, int next_colu
 #include "attention/nvidia/q.h"
 #endif
 
-/* The rows of tile number `tile`; tiles with the most work come first. */
-INLINED place place_of(int tile, moert_nvidia_attention_args args) {
-    const int each = PASS == BACKWARD_KV ? args.kv_heads : args.heads,
-              nth = tile / each / args.sequences;
-    const int first = (PASS == BACKWARD_KV ? nth : (args.length + OWN - 1) / OWN - 1 - nth) * OWN;
-    const place at = {
-        args.length, args.heads, args.kv_heads, args.window, tile / each % args.sequences,
-        tile % each, first};
+/* The rows of tile number `tile`. Tiles of whole sequences with the most work come first. `blocks`:
+ * those of OWN rows of all documents, or null. */
+INLINED place place_of(int tile, moert_nvidia_attention_args args,
+                       global const moert_attention_block *blocks) {
+    const int each = PASS == BACKWARD_KV ? args.kv_heads : args.heads, index = tile / each;
+    place at = {args.length, args.heads, args.kv_heads, args.window, 0, 0, tile % each, 0, 0, 0};
+    if (blocks != 0) {
+        const moert_attention_block b = blocks[index];
+        at.length = b.length;
+        at.sequence = (int)(b.token / args.length);
+        at.offset = (int)(b.token % args.length);
+        at.first = b.first;
+        at.slot = b.slot;
+        at.token = b.token;
+    } else {
+        const int nth = index / args.sequences;
+        at.sequence = index % args.sequences;
+        at.first = (PASS == BACKWARD_KV ? nth : (args.length + OWN - 1) / OWN - 1 - nth) * OWN;
+        at.slot = at.sequence * blocks_of(args.length);
+        at.token = (size_t)at.sequence * args.length;
+    }
     return at;
 }
 
@@ -172,12 +196,12 @@ INLINED place place_of(int tile, moert_nvidia_attention_args args) {
 #define NEXT(tile) args.tiles /* ends the loop: one tile per work-group */
 #endif
 
-/* Grid: {`tiles`}, which is (kv_)heads * sequences * blocks of OWN rows; in FORWARD it may be less,
- * and each work-group then computes several tiles. */
+/* Grid: {`tiles`}, which is (kv_)heads * blocks of OWN rows of all documents; in FORWARD it may be
+ * less, and each work-group then computes several tiles. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     tensor_map rows, global const float *q, global const float *scratch, global float *result,
     global float *other, global ushort *out_bf16, global const float *sinks,
-    moert_nvidia_attention_args args) {
+    global const moert_attention_block *blocks, moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const tensors t = {args.scale, q, scratch + args.stats_at, sinks, result, other, out_bf16};
@@ -192,11 +216,11 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
         release_registers(24);
         if (thread == 0)
             for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
-                step =
-                    produce(place_of(tile, args), t, MAP_ADDRESS(nvidia_attention, 0), base, step);
+                step = produce(place_of(tile, args, blocks), t, MAP_ADDRESS(nvidia_attention, 0),
+                               base, step);
     } else {
         claim_registers(240);
         for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
-            step = consume(place_of(tile, args), t, base, arena, step);
+            step = consume(place_of(tile, args, blocks), t, base, arena, step);
     }
 }

@@ -9,19 +9,17 @@ INLINED int end_block(place at) {
 /* Loads the blocks of queries, from the first one that sees an own key on, for each head of the
  * group. */
 INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
-    const int blocks = blocks_of(at.length), end = end_block(at), group = at.heads / at.kv_heads,
-              q_column = 2 * at.kv_heads;
+    const int end = end_block(at), group = at.heads / at.kv_heads, q_column = 2 * at.kv_heads;
     load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
     for (int head = at.head * group; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < end; block++, step++) {
             const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);
-            load_block(to, map, (q_column + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
-            load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE,
-                       block * ROWS, at.sequence, full);
-            load_bytes(base + STATS_AT + step % STAGES * 512,
-                       t.stats +
-                           (((size_t)at.sequence * at.heads + head) * blocks + block) * 2 * ROWS,
-                       512, full);
+            const int row = at.offset + block * ROWS;
+            load_block(to, map, (q_column + head) * HEAD_SIZE, row, at.sequence, full);
+            load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE, row,
+                       at.sequence, full);
+            load_bytes(base + STATS_AT + step % STAGES * 512, stats_of(at, t, head, block), 512,
+                       full);
         }
     return step;
 }

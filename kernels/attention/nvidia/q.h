@@ -11,7 +11,7 @@ INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     ROLLED for (int i = 2 * begin; i < 2 * blocks; i++, step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
         load_block(stage_at(base, step), map, (i % 2 * at.kv_heads + kv_head) * HEAD_SIZE,
-                   i / 2 * ROWS, at.sequence, full);
+                   at.offset + i / 2 * ROWS, at.sequence, full);
     }
     return step;
 }
@@ -65,7 +65,7 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     const int ahead = first - begin * ROWS; /* of the first block; `first` may be past the end */
     const uint end = step + 2 * (blocks_until(at, at.first + ROWS) - first_block(at, at.first));
     const int count = at.length - first;
-    const size_t stride = at.heads * HEAD_SIZE, row = (size_t)at.sequence * at.length + first;
+    const size_t stride = at.heads * HEAD_SIZE, row = at.token + first;
     const size_t from = row * stride + at.head * HEAD_SIZE;
     const float sink = t.sinks != 0 ? LOG2E * t.sinks[at.head] : LOWEST; /* the score of no key */
     const float of_sink = t.sinks != 0 && get_local_id(0) % 4 == 0 ? 1.0f : 0.0f;
@@ -134,15 +134,12 @@ INLINED void differentiate(float *score, const float *dscore, int ahead, int win
 }
 
 INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
-    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS,
-              all = blocks_of(at.length);
+    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
     const int begin = first_block(at, first), blocks = blocks_until(at, first) - begin;
     const int ahead = first - begin * ROWS;
     const uint q = base + consumer * BLOCK_BYTES, dout = q + 2 * BLOCK_BYTES;
     global const float *stats =
-        t.stats +
-        (((size_t)at.sequence * at.heads + at.head) * all + min(first / ROWS, all - 1)) * 2 * ROWS +
-        own_row();
+        stats_of(at, t, at.head, min(first / ROWS, blocks_of(at.length) - 1)) + own_row();
     float normaliser[2], delta[2], sums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4];
     UNROLL_FOR(int side = 0; side < 2; side++) {

@@ -32,7 +32,6 @@ const char *moert_attention_nvidia_supports(const moert_attention *a) {
         {a->type == MOERT_DTYPE_BF16, "bf16"},
         {a->head_size == 64 || a->head_size == 128, "heads of 64 or 128 elements"},
         {a->value_size == a->head_size, "values as wide as keys"},
-        {a->documents == NULL, "one document a sequence"},
     };
     for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
         if (!conditions[i].holds)
@@ -40,8 +39,19 @@ const char *moert_attention_nvidia_supports(const moert_attention *a) {
     return NULL;
 }
 
-static size_t blocks_of(const moert_attention *a) {
-    return moert_ceil_div(a->length, BLOCK_ROWS);
+/* The blocks of `own` positions of all documents: a list, or NULL and their number in each of
+ * *sequences sequences. */
+typedef struct blocks {
+    const moert_buffer *list;
+    size_t count, sequences;
+} blocks;
+
+static moert_status find_blocks(const moert_attention *a, size_t own, blocks *found) {
+    *found = (blocks){NULL, moert_ceil_div(a->length, own), a->sequences};
+    if (a->documents == NULL)
+        return MOERT_OK;
+    found->sequences = 1;
+    return moert_documents_blocks(a->documents, own, &found->list, &found->count);
 }
 
 static size_t width_of(const moert_attention *a, bool backward) {
@@ -69,14 +79,14 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
 }
 
 /* Rounds dout to the columns from `column` on, computes the stats, and rounds out to a->bf16. */
-static moert_status make_stats(const moert_attention *a, size_t column) {
+static moert_status make_stats(const moert_attention *a, const blocks *of, size_t column) {
     const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
     snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
-    const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
+    const moert_grid grid = {of->count * (BLOCK_ROWS / STATS_ROWS), a->heads, of->sequences};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->out),
                      MOERT_ARG(a->bf16), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
-                     MOERT_ARG(*a->scratch),
+                     MOERT_ARG(*a->scratch), MOERT_ARG(of->list),
                      MOERT_ARGS(moert_round_args, .length = a->length, .heads = (int)a->heads,
                                 .stride = stride, .column = column, .from = stats_at(a)));
 }
@@ -84,8 +94,10 @@ static moert_status make_stats(const moert_attention *a, size_t column) {
 /* Fills the scratch buffer; the forward pass reads q in float32. */
 static moert_status prepare(const moert_attention *a, bool backward) {
     const size_t rows = a->sequences * a->length;
-    const size_t stats = a->sequences * a->heads * blocks_of(a) * STATS_PER_BLOCK;
     size_t column = 0;
+    blocks of;
+    MOERT_TRY(find_blocks(a, BLOCK_ROWS, &of));
+    const size_t stats = of.sequences * of.count * a->heads * STATS_PER_BLOCK;
     MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q),
                                    rows * width_of(a, backward) * sizeof(uint16_t) +
                                        (backward ? stats * sizeof(float) : 0),
@@ -95,7 +107,7 @@ static moert_status prepare(const moert_attention *a, bool backward) {
     if (!backward)
         return MOERT_OK;
     MOERT_TRY(round_rows(a, a->q, a->heads, a->scale * LOG2E, true, &column));
-    return make_stats(a, column);
+    return make_stats(a, &of, column);
 }
 
 static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
@@ -116,14 +128,15 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     snprintf(spec, sizeof spec,
              "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DWINDOW=%d -DARENA=%d", which,
              a->head_size, a->window < a->length, MOERT_ARENA_BYTES);
-    const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * a->sequences *
-                       moert_ceil_div(a->length, OWN_ROWS);
+    blocks of;
+    MOERT_TRY(find_blocks(a, OWN_ROWS, &of));
+    const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * of.sequences * of.count;
     const size_t units = moert_device_describe(device)->compute_units;
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
     return MOERT_RUN(device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_ARG(a->q),
                      MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
-                     MOERT_ARG(a->bf16), MOERT_ARG(a->sinks),
+                     MOERT_ARG(a->bf16), MOERT_ARG(a->sinks), MOERT_ARG(of.list),
                      MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles,
                                 .length = (int)a->length, .heads = (int)a->heads,
                                 .kv_heads = (int)a->kv_heads, .sequences = sequences,

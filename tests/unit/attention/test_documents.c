@@ -15,6 +15,7 @@ static const documents_case cases[] = {
     {2, 1, 20, 0, 0, false, {{LENGTH}, {0}}},
     {2, 1, 20, 0, 0, false, {{1, 1, 31, 32, 33, 3, 49}, {64, 63, 1}}},
     {4, 2, 64, 0, 0, true, {{65, 17, 15, 1, 16}, {5, 100}}},
+    {4, 2, 128, 0, 40, true, {{65, 17, 15, 1, 16}, {5, 140}}},
     {2, 2, 24, 16, 9, false, {{40, 110}, {8, 9, 10, 1, 2, 3, 17}}},
     {3, 1, 8, 40, 33, true, {{33, 34, 70}, {32, 65, 13, 40}}},
     {2, 2, 192, 128, 0, false, {{70, 7}, {149, 1}}},
@@ -42,6 +43,7 @@ static void number(size_t token, size_t length, void *positions) {
 
 typedef struct packed {
     attention_oracle oracle;
+    moert_dtype type;
     attention_results got;
     double *dsinks; /* [ROWS,heads] sums over the documents alone */
 } packed;
@@ -57,7 +59,7 @@ static void compare(size_t token, size_t length, void *context) {
     alone.v += token * attention_v_width(&alone.shape);
     alone.dout += token * attention_out_width(&alone.shape);
     attention_results want =
-        attention_on_device(&alone, (attention_run){.sequences = 1, .backward = true});
+        attention_on_device(&alone, (attention_run){p->type, .sequences = 1, .backward = true});
     for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
         const size_t width = want.count[r] / length;
         assert_same_bits(
@@ -70,17 +72,18 @@ static void compare(size_t token, size_t length, void *context) {
 }
 
 TEST(test_documents_have_the_same_bits_as_alone) {
-    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
-        const documents_case *c = &cases[i];
+    for (size_t i = 0; i < 2 * MOERT_COUNT(cases); i++) {
+        const documents_case *c = &cases[i / 2];
         int32_t *positions = test_alloc(ROWS * LENGTH * sizeof *positions);
         packed p = {.oracle = attention_oracle_create(
                         (attention_shape){ROWS, LENGTH, c->heads, c->kv_heads, c->head_size,
                                           c->value_size, c->window, c->sinks}),
+                    .type = i % 2 == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16,
                     .dsinks = test_alloc(ROWS * c->heads * sizeof(double))};
         each_document(c, number, positions);
         p.got = attention_on_device(
             &p.oracle,
-            (attention_run){.sequences = ROWS, .backward = true, .positions = positions});
+            (attention_run){p.type, .sequences = ROWS, .backward = true, .positions = positions});
         each_document(c, compare, &p);
         assert_near("dsinks", p.got.value[ATTENTION_DSINKS], p.dsinks,
                     p.got.count[ATTENTION_DSINKS], 1e-5);
