@@ -4,10 +4,11 @@
  *
  *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns; rows of `to` lie `stride`
  *                                                      elements apart
- *   stats[slot,head,0,i] = lse[t,head] / log 2         t = position 64 block + i of a document, which
- *   stats[slot,head,1,i] = bf16(dout[t,head]) . out[t,head]   may be a whole sequence; slots count
- *                                                      the blocks of all documents; past the
- *                                                      document's end infinity, and 0
+ *   stats[slot,head,0,i] = lse[t,head] / log 2
+ *   stats[slot,head,1,i] = bf16(dout[t,head]) . out[t,head]
+ *                                                      t = position 64 block + i of a document, or
+ *                                                      of a sequence; slots count the blocks of all
+ *                                                      documents; infinity and 0 past the end
  *   out_bf16[t,head] = bf16(out[t,head])               unless out_bf16 is null
  *
  * delta uses the same rounded dout as dp does, so that the ds of a row sum to nearly 0.

@@ -32,9 +32,9 @@ const moert_buffer *moert_documents_positions(const moert_documents *documents);
 /* ---- for the implementations of attention ---- */
 
 /*
- * The documents in blocks of up to `own` positions (16, 32, 64 or 128), counted from each document's
- * start: *blocks holds *count structs moert_attention_block (kernels/args/attention.h) in order of
- * tokens. The buffer stays until the next set. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ * The documents in blocks of up to `own` positions (16, 32, 64 or 128), counted from each
+ * document's start: *blocks holds *count structs moert_attention_block (kernels/args/attention.h)
+ * in order of tokens. The buffer stays until the next set. Errors: ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_documents_blocks(moert_documents *documents, size_t own,
                                     const moert_buffer **blocks, size_t *count);

@@ -36,9 +36,9 @@
  * lse / log 2, infinite past the document's end, and delta.
  *
  * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), WINDOW, ARENA.
- * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384 items.
- * Deterministic: no tile depends on another, and blocks are summed in order, so a document's result
- * depends on that document alone.
+ * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384
+ * items. Deterministic: no tile depends on another, and blocks are summed in order, so a document's
+ * result depends on that document alone.
  */
 #if !defined(PASS) || !defined(HEAD_SIZE) || !defined(WINDOW)
 #error "PASS, HEAD_SIZE and WINDOW must be defined"
