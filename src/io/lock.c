@@ -21,7 +21,7 @@ struct moert_lock {
     char *directory, *path;
     int handle; /* of the file `path`, or -1 */
     bool held;  /* the file is this job's */
-    bool made;  /* this process created the directory */
+    size_t old; /* bytes of `directory` that name what existed before */
 };
 
 static moert_status open_file(moert_lock *lock) {
@@ -80,6 +80,34 @@ static moert_status take(moert_lock *lock) {
     return MOERT_OK;
 }
 
+/* Cuts a path at its last '/'; without one nothing is left. Returns the bytes that are left. */
+static size_t cut_last(char *path) {
+    char *slash = strrchr(path, '/');
+    *(slash != NULL ? slash : path) = '\0';
+    return strlen(path);
+}
+
+/* *bytes = the bytes of the longest part of a path that names something that exists. */
+static moert_status find_existing(const char *path, size_t *bytes) {
+    char *part = moert_text_format("%s", path);
+    if (part == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the path %s", path);
+    *bytes = strlen(part);
+    while (*bytes > 0 && access(part, F_OK) != 0)
+        *bytes = cut_last(part);
+    free(part);
+    return MOERT_OK;
+}
+
+/* Removes the directories that moert_lock_take has created, if they are empty. */
+static void remove_directories(const moert_lock *lock) {
+    size_t bytes = lock->directory != NULL ? strlen(lock->directory) : 0;
+    while (bytes > lock->old) {
+        rmdir(lock->directory);
+        bytes = cut_last(lock->directory);
+    }
+}
+
 moert_status moert_lock_take(const char *directory, moert_lock **out) {
     moert_lock *lock;
     MOERT_TRY(MOERT_NEW(&lock));
@@ -87,7 +115,8 @@ moert_status moert_lock_take(const char *directory, moert_lock **out) {
     moert_status status;
     MOERT_TRY_OR(undo, moert_text_path(&lock->directory, "%s", directory));
     MOERT_TRY_OR(undo, moert_text_path(&lock->path, "%s/.lock", directory));
-    lock->made = access(directory, F_OK) != 0;
+    lock->old = strlen(directory);
+    MOERT_TRY_OR(undo, find_existing(directory, &lock->old));
     MOERT_TRY_OR(undo, moert_make_directories(directory));
     MOERT_TRY_OR(undo, take(lock));
     *out = lock;
@@ -103,7 +132,6 @@ void moert_lock_release(moert_lock *lock) {
     if (lock->held)
         unlink(lock->path);
     moert_close_files(&lock->handle, 1);
-    if (lock->made)
-        rmdir(lock->directory);
+    remove_directories(lock);
     MOERT_FREE(lock->path, lock->directory, lock);
 }

@@ -16,6 +16,6 @@ typedef struct moert_lock moert_lock;
  * ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_lock_take(const char *directory, moert_lock **lock);
-/* Releases the lock and removes its file. Also removes the directory if moert_lock_take created it
- * and it is empty. NULL is legal. */
+/* Releases the lock and removes its file, and the directories that moert_lock_take has created if
+ * they are empty. NULL is legal. */
 void moert_lock_release(moert_lock *lock);

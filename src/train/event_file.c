@@ -189,6 +189,11 @@ failed:
     return status;
 }
 
+void moert_event_file_remove(const moert_event_file *file) {
+    if (file != NULL)
+        unlink(file->path);
+}
+
 moert_status moert_event_file_close(moert_event_file *file) {
     moert_status status = MOERT_OK;
     if (file == NULL)

@@ -27,5 +27,7 @@ moert_status moert_event_file_open(const char *directory, uint64_t start, moert_
 moert_status moert_event_file_write(moert_event_file *file, uint64_t step,
                                     const moert_scalar *scalars, size_t count);
 
+/* Removes the file's name; NULL is legal. */
+void moert_event_file_remove(const moert_event_file *file);
 /* NULL is legal. Errors: ERROR_IO. */
 moert_status moert_event_file_close(moert_event_file *file);

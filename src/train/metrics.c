@@ -18,7 +18,9 @@
 
 struct moert_metrics {
     moert_metrics_options options;
-    int file; /* -1: none */
+    int file;  /* -1: none */
+    bool made; /* the file did not exist before */
+    size_t rows;
     char *path;
     moert_event_file *events;
     bool terminal;
@@ -100,6 +102,7 @@ static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
     MOERT_TRY(moert_text_path(&metrics->path, "%s", path));
     MOERT_TRY(prepare_file(path, metrics->options.start));
+    metrics->made = access(path, F_OK) != 0;
     metrics->file =
         open(path,
              O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (metrics->options.start > 0 ? 0 : O_TRUNC),
@@ -243,6 +246,7 @@ static void put_bar(const moert_metrics *metrics, uint64_t done) {
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row) {
     const moert_metrics_options *options = &metrics->options;
     MOERT_TRY(write_files(metrics, row));
+    metrics->rows++;
     if (options->console == NULL)
         return MOERT_OK;
     uint64_t done = row->step + 1;
@@ -255,6 +259,14 @@ moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row
         put_bar(metrics, done);
     fflush(options->console);
     return MOERT_OK;
+}
+
+void moert_metrics_discard(moert_metrics *metrics) {
+    if (metrics == NULL || metrics->rows > 0)
+        return;
+    if (metrics->made)
+        unlink(metrics->path);
+    moert_event_file_remove(metrics->events);
 }
 
 moert_status moert_metrics_close(moert_metrics *metrics) {

@@ -61,6 +61,8 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
 /* Reports a step; the file's line is flushed at once. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row);
 
+/* Removes the files that moert_metrics_open has created, if no step is in them; NULL is legal. */
+void moert_metrics_discard(moert_metrics *metrics);
 /* Removes the bar and closes the file; NULL is legal. Errors: ERROR_IO. */
 moert_status moert_metrics_close(moert_metrics *metrics);
 

@@ -365,6 +365,8 @@ moert_status moert_train(moert_model *model, const moert_data *data,
 done:
     moert_stop_restore(before);
     char *message = moert_error_keep();
+    if (status != MOERT_OK)
+        moert_metrics_discard(t.metrics);
     moert_saver_destroy(t.saver);
     status = moert_error_first(message, status, moert_metrics_close(t.metrics));
     moert_cross_check_destroy(t.check);

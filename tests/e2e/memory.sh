@@ -31,6 +31,24 @@ for memory in 0 -1G 1e30; do
     refused 2 "--memory $memory: expected a number of bytes" "so is $memory" train big 2 window --memory "$memory"
 done
 
+# ---- an allocation that fails in the first step or before it ----
+
+shim=$(realpath "${TEST_BUILD:-build}/tests/inject.so")
+starved() { # [SITE]: a run on one rank in whose first step this call fails
+    rm -rf "$tmp/new" "$tmp/sites.0"
+    logged env INJECT_LOG="$tmp/sites" ${1:+INJECT_SITE=$1} LD_PRELOAD="$shim" OMPI_MCA_ess_singleton_isolated=1 \
+        "$bin/moert-train" "${small[@]}" --steps 1 --tensorboard --out "$tmp/new/run"
+}
+starved
+mapfile -t sites < <(awk '$2 == "clCreateBuffer" && ++n % 5 == 0 { print $1 }' "$tmp/sites.0")
+left=()
+for site in "${sites[@]}"; do
+    starved "$site"
+    [ $? -eq 1 ] && has_lines "$log" "moert-train: .*has no room for a buffer" && [ ! -e "$tmp/new" ] || left+=("$site")
+done
+[ ${#sites[@]} -gt 4 ] && [ ${#left[@]} -eq 0 ]
+verdict $? "a buffer that cannot be made ends the run with a message and without a run directory, at ${#sites[@]} sites ${left[*]}"
+
 # ---- the choice ----
 
 # chosen RANKS ENGINE PART WORD: with this part of the memory, auto takes WORD, and the run keeps its bits
