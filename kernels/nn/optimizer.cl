@@ -28,16 +28,9 @@
 
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
-#if BF16_MOMENTS || BF16_GRADIENT
-static inline void load_bf16(vec x[BATCH], global const ushort *p, int n) {
-    UNROLL_FOR(int k = 0; k < BATCH; k++)
-        x[k] = decode(load_shorts(p + k * VEC, n - k * VEC), DTYPE_BF16);
-}
-#endif
-
 #if BF16_GRADIENT
 typedef ushort gradient_type;
-#define load_gradient load_bf16
+#define load_gradient load_bf16_batch
 #else
 typedef float gradient_type;
 #define load_gradient load_batch
@@ -45,9 +38,9 @@ typedef float gradient_type;
 
 #if BF16_MOMENTS
 typedef ushort moment;
-#define load_moments load_bf16
+#define load_moments load_bf16_batch
 
-/* Rounds up if the bits that bf16 drops are above `random`, 16 bits, counted from their top. */
+/* Adds 16 random bits to those that bf16 drops; their carry rounds up. */
 static inline void store_moment(vec x, uvec random, global moment *p, int n) {
     store_shorts((as_uvec(quiet(x)) + random) >> 16, p, n);
 }

@@ -43,11 +43,7 @@ typedef vec real_vec;
 
 #if BF16
 typedef ushort element;
-
-static inline void load_elements(vec x[BATCH], global const element *p, int n) {
-    UNROLL_FOR(int k = 0; k < BATCH; k++)
-        x[k] = decode(load_shorts(p + k * VEC, n - k * VEC), DTYPE_BF16);
-}
+#define load_elements load_bf16_batch
 #else
 typedef float element;
 #define load_elements load_batch

@@ -10,6 +10,13 @@ static size_t count_parts(const moert_block_shape *shape, size_t tensor) {
     return shape->parts != NULL ? shape->parts[tensor] : 1;
 }
 
+size_t moert_block_parts(const moert_block *block) {
+    size_t parts = 0;
+    for (size_t i = 0; i < block->count; i++)
+        parts += block->tensor[i].parts;
+    return parts;
+}
+
 static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
     const size_t parts = count_parts(shape, tensor);
     return parts * moert_ceil_div(shape->elements[tensor] / parts, MOERT_SQUARES_CHUNK);

@@ -67,8 +67,7 @@ static void list_block(moert_gradient_norm *norm, const moert_block *block, held
 static size_t count_parts(const moert_model *model) {
     size_t parts = 0;
     for (size_t b = 0; b < moert_model_block_count(model); b++)
-        for (size_t i = 0; i < moert_model_block(model, b)->count; i++)
-            parts += moert_model_block(model, b)->tensor[i].parts;
+        parts += moert_block_parts(moert_model_block(model, b));
     return parts;
 }
 

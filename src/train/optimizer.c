@@ -12,13 +12,6 @@ static moert_dtype moment_type(const moert_model *model) {
     return moert_state_dtype(moert_model_describe(model)->memory.moments);
 }
 
-static size_t count_parts(const moert_block *block) {
-    size_t parts = 0;
-    for (size_t i = 0; i < block->count; i++)
-        parts += block->tensor[i].parts;
-    return parts;
-}
-
 static moert_status create_moments(const moert_block *block, moert_dtype type,
                                    moert_moments *moments) {
     size_t first;
@@ -32,7 +25,7 @@ static moert_status create_moments(const moert_block *block, moert_dtype type,
     }
     return type == MOERT_DTYPE_F32
                ? MOERT_OK
-               : moert_buffer_create(block->device, count_parts(block) * sizeof(uint64_t),
+               : moert_buffer_create(block->device, moert_block_parts(block) * sizeof(uint64_t),
                                      &moments->keys);
 }
 
@@ -59,7 +52,7 @@ static void list_keys(const moert_model *model, const moert_block *block, uint64
 
 static moert_status write_keys(const moert_model *model, const moert_block *block,
                                moert_buffer *buffer) {
-    const size_t parts = count_parts(block);
+    const size_t parts = moert_block_parts(block);
     uint64_t *keys;
     MOERT_TRY(MOERT_NEW_ARRAY(&keys, parts));
     list_keys(model, block, keys);
