@@ -124,7 +124,9 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
     if (prepack->any_use)
         use = MOERT_PREPACKED_FORWARD;
     moert_prepacked **prepacked = &prepacks->prepacked[use];
-    if (!prepacks->repeats)
+    /* the GEMMs of a weight's parts count as one */
+    const bool counts = !prepacks->repeats && (gemm->part.first == 0 || prepacks->gemms[use] == 0);
+    if (counts)
         prepacks->gemms[use]++;
     if (prepacks->gemms[use] < prepack->pays_at)
         return MOERT_OK;
@@ -132,7 +134,7 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
                                          gemm->k, use, gemm->type};
     if (*prepacked == NULL)
         MOERT_TRY(moert_prepacked_create(device, &shape, prepacked));
-    if (prepacks->gemms[use] == prepack->pays_at && !prepacks->repeats)
+    if (prepacks->gemms[use] == prepack->pays_at && counts)
         MOERT_TRY(moert_prepacked_fill(*prepacked, gemm->weight));
     gemm->prepacked = *prepacked;
     return MOERT_OK;
