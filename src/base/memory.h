@@ -48,6 +48,15 @@ static inline size_t moert_ceil_div(size_t value, size_t divisor) {
     return (value + divisor - 1) / divisor;
 }
 
+/* `count` rounded up to a number of the form n * 2^k with n in 9..16: up to an eighth more, as room
+ * for growth. What memory has grown to so depends on the largest count only, not on those before. */
+static inline size_t moert_with_room(size_t count) {
+    size_t step = 1;
+    while (16 * step < count)
+        step *= 2;
+    return moert_round_up(count, step);
+}
+
 static inline size_t moert_min(size_t a, size_t b) {
     return a < b ? a : b;
 }

@@ -126,11 +126,9 @@ void moert_buffers_destroy(moert_buffer *const *buffers, size_t count) {
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer) {
     if (*buffer != NULL && (*buffer)->bytes >= bytes)
         return MOERT_OK;
-    moert_buffer *made;
-    MOERT_TRY(moert_buffer_create(device, bytes, &made));
     moert_buffer_destroy(*buffer);
-    *buffer = made;
-    return MOERT_OK;
+    *buffer = NULL;
+    return moert_buffer_create(device, bytes, buffer);
 }
 
 size_t moert_buffer_bytes(const moert_buffer *buffer) {

@@ -341,5 +341,5 @@ moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *e
 /* ---- growable scratch ---- */
 
 /* Ensures that *buffer (NULL at first) holds at least `bytes`. A new buffer replaces a buffer that
- * is too small, and the content is lost. */
+ * is too small, whose content is lost; if there is no room for it, *buffer is NULL. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);

@@ -40,7 +40,10 @@ static moert_status wrap_host_memory(moert_device *device, size_t bytes, moert_s
     if (made->host == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for %zu bytes", pages);
     memset(made->host, 0, pages);
-    return moert_buffer_wrap(device, made->host, bytes, &made->buffer);
+    MOERT_TRY(moert_buffer_wrap(device, made->host, bytes, &made->buffer));
+    made->buffer->counted_bytes = pages;
+    moert_device_count(device, pages, 0);
+    return MOERT_OK;
 }
 
 moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging) {
@@ -58,13 +61,11 @@ destroy:
 }
 
 moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging) {
-    moert_staging *made;
     if (*staging != NULL && moert_buffer_bytes((*staging)->buffer) >= bytes)
         return MOERT_OK;
-    MOERT_TRY(moert_staging_create(device, bytes + bytes / 4, &made));
     moert_staging_destroy(*staging);
-    *staging = made;
-    return MOERT_OK;
+    *staging = NULL;
+    return moert_staging_create(device, moert_with_room(bytes), staging);
 }
 
 void moert_staging_destroy(moert_staging *staging) {

@@ -52,7 +52,7 @@ static size_t expert_copies(const moert_memory_setting *setting, const moert_mem
     const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
     moert_prepacked_shape experts[PROJECTIONS];
     size_t bytes = 0;
-    if (!blocks && s->rows == 0)
+    if (!blocks && s->peak.rows == 0)
         return 0;
     expert_projections(s, experts);
     for (size_t i = 0; i < PROJECTIONS; i++)
@@ -123,8 +123,9 @@ size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memo
 static void largest_quantized(const moert_memory_shape *s, size_t *payload, size_t *scales) {
     const moert_model_config *c = s->config;
     const size_t l = s->experts, widest = moert_max(c->hidden, 2 * c->intermediate);
-    const size_t matrices[][2] = {
-        {s->rows, widest}, {l * 2 * c->intermediate, c->hidden}, {l * c->hidden, c->intermediate}};
+    const size_t matrices[][2] = {{s->peak.rows, widest},
+                                  {l * 2 * c->intermediate, c->hidden},
+                                  {l * c->hidden, c->intermediate}};
     moert_quantizer how = MOERT_QUANTIZER_INIT;
     how.format =
         c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
@@ -167,21 +168,21 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     size_t x = 0, y = 0, floats = 0, scales = 0,
            payload = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
-        floats += s->rows * h; /* copies of windows' rows without gaps */
+        floats += s->peak.rows * h; /* copies of windows' rows without gaps */
     /* whether the experts' GEMMs round their results for the combine */
     expert_projections(s, experts);
     const bool gemms_round =
         !c->expert_biases && moert_operand_between(setting->device, experts[0].type, s->experts, h,
                                                    i) == MOERT_DTYPE_BF16;
     if (c->combine == MOERT_COMBINE_BF16 && !gemms_round)
-        floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
+        floats = moert_max(floats, s->peak.rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
-        payload = moert_max(payload, s->rows * h / 2);
+        payload = moert_max(payload, s->peak.rows * h / 2);
     if (rounds) {
         /* in the recipe bf16 the GEMMs write h in bf16, so h needs no rounded copy */
         const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i;
         const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i; /* 0: dv replaces v */
-        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * operand_bytes,
+        x = moert_ceil_div(s->peak.rows * moert_max(ready ? 0 : h, width) * operand_bytes,
                            sizeof(float));
         /* the router's split operands share the scratch buffer of x */
         const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens},
@@ -190,7 +191,8 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
                                    .shared_weight = true};
         if (setting->device != NULL)
             x = moert_max(x, moert_gemm_split_bytes(setting->device, &router) / sizeof(float));
-        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, dv) * operand_bytes, sizeof(float));
+        y = moert_ceil_div(s->peak.rows * moert_max(ready ? 0 : h, dv) * operand_bytes,
+                           sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {
         largest_operands(s, &x, &y);

@@ -13,11 +13,6 @@
 #include "model/model.h"
 #include "moert/plan.h"
 
-/* Adds a quarter as room to grow, as windows and moert_staging_reserve do. */
-static size_t with_room(size_t count) {
-    return count + count / 4;
-}
-
 typedef struct parameters {
     size_t floats, shards; /* floats of blocks, and of this rank's shards of them */
     size_t open;  /* floats of those blocks of layers that are open at once (layer/block.h) */
@@ -74,6 +69,13 @@ static size_t count_sequences(const moert_memory_setting *setting, size_t group)
     return sum;
 }
 
+static void set_peaks(moert_memory_shape *s, const moert_row_peak *peaks) {
+    s->peaks = peaks;
+    s->peak = (moert_row_peak){0};
+    for (size_t l = 0; l < s->moe_layers; l++)
+        moert_row_peak_add(&s->peak, peaks[l].rows, peaks[l].largest);
+}
+
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
@@ -92,13 +94,15 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
     s.tokens = s.sequences * setting->length;
     s.experts = c->expert_slots > 0 ? c->expert_slots : own;
-    s.rows = moert_ceil_div(tokens * topk * own, experts);
-    s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
+    s.peak = (moert_row_peak){moert_ceil_div(tokens * topk * own, experts),
+                              moert_ceil_div(tokens * topk * most, experts)};
     s.capacity_rows = tokens * moert_min(topk, most);
     s.attention = moert_attention_shape_of(c);
     for (size_t l = 0; l < c->layers; l++)
         s.moe_layers += moert_layer_is_moe(c, l);
     s.dense_layers = c->layers - s.moe_layers;
+    if (setting->peaks != NULL)
+        set_peaks(&s, setting->peaks);
     s.dense = s.dense_layers > 0 ? c->dense_intermediate : 0;
     s.dense_v_type =
         moert_operand_between(setting->device, moert_operand_type(c->dense), 1, c->hidden, s.dense);
@@ -202,8 +206,8 @@ typedef struct hidden_floats {
     size_t v, h;
 } hidden_floats;
 
-static hidden_floats experts_hidden(const moert_memory_shape *s) {
-    const size_t n = s->rows * s->config->intermediate;
+static hidden_floats experts_hidden(const moert_memory_shape *s, size_t rows) {
+    const size_t n = rows * s->config->intermediate;
     const moert_dtype h_type =
         s->config->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
     return (hidden_floats){moert_operand_floats(s->v_type, 2 * n), moert_operand_floats(h_type, n)};
@@ -219,12 +223,12 @@ static bool recomputes_experts(const moert_memory_shape *s) {
     return s->config->memory.recompute == MOERT_RECOMPUTE_EXPERTS;
 }
 
-/* The activations of a MoE layer: layer/forward.c. */
-static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
+/* The activations of a MoE layer with so many rows: layer/forward.c. */
+static size_t moe_bytes(const moert_memory_shape *s, size_t rows, bool staged) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
     const bool keeps = !recomputes_experts(s);
-    const hidden_floats own = experts_hidden(s), shared = shared_hidden(s);
+    const hidden_floats own = experts_hidden(s, rows), shared = shared_hidden(s);
     /* the plan on the device */
     size_t floats = moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
@@ -245,7 +249,7 @@ static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
     };
     size_t bytes = floats * sizeof(float);
     for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
-        bytes += with_room(with_growth[i] * sizeof(float)); /* moert_layer_activation */
+        bytes += moert_with_room(with_growth[i] * sizeof(float)); /* moert_layer_activation */
     return bytes;
 }
 
@@ -256,6 +260,17 @@ static size_t kept_layers(const moert_memory_shape *s, size_t layers) {
 
 static size_t passes(const moert_memory_shape *s) {
     return kept_layers(s, s->moe_layers);
+}
+
+static moert_row_peak pass_peak(const moert_memory_shape *s, size_t pass) {
+    return s->peaks != NULL ? s->peaks[pass] : s->peak;
+}
+
+static size_t passes_bytes(const moert_memory_shape *s, bool staged) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < passes(s); i++)
+        bytes += moe_bytes(s, pass_peak(s, i).rows, staged);
+    return bytes;
 }
 
 /* The results of all layers, the inputs of the losses, and the gradients of the auxiliary loss. */
@@ -337,11 +352,11 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
                                                              s->attention.norm[i].width));
     size_t floats = largest_partial(s) + most + t * (c->router.experts + c->router.topk);
     floats +=
-        moert_max(moert_operand_floats(s->v_type, s->rows * c->intermediate),
+        moert_max(moert_operand_floats(s->v_type, s->peak.rows * c->intermediate),
                   moert_max(moert_operand_floats(s->shared_v_type, t * c->shared_intermediate),
                             moert_operand_floats(s->dense_v_type, t * s->dense)));
     if (recomputes_experts(s)) {
-        const hidden_floats own = experts_hidden(s), shared = shared_hidden(s);
+        const hidden_floats own = experts_hidden(s, s->peak.rows), shared = shared_hidden(s);
         floats += moert_max(own.v, shared.v) + moert_max(own.h, shared.h);
     }
     floats += t * 2 * c->hidden + count_rows(s->attention.scratch, t);
@@ -350,32 +365,42 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
 
 /* ---- the exchange ---- */
 
+typedef struct window_floats {
+    size_t used, reserved;
+} window_floats;
+
 /* Whether untouched rows of the engine's windows cost no memory. */
 static bool reserves_worst_case(const moert_memory_setting *setting) {
     return (setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE) &&
            (setting->device == NULL || moert_device_describe(setting->device)->is_cpu);
 }
 
+/* Adds a window of so many floats per row. */
+static void add_window(const moert_memory_setting *setting, const moert_memory_shape *s,
+                       moert_row_peak peak, size_t width, window_floats *sum) {
+    const size_t stride = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
+    const size_t limit = setting->largest_bytes / (stride * sizeof(float));
+    const size_t needed = moert_max(peak.largest, 1);
+    const size_t rows = reserves_worst_case(setting)
+                            ? moert_max(s->capacity_rows, needed)
+                            : moert_with_room(needed); /* moert_window_reserve */
+    sum->used += peak.rows * stride;
+    sum->reserved += stride * moert_min(rows, limit);
+}
+
 /* Two windows per pass (layer/pass.c) and three of the mesh: windows of received rows, of results,
  * and of width 1. */
-static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
-                          size_t *used, size_t *reserved) {
-    const struct {
-        size_t count, width;
-    } windows[] = {{passes(s) + 1, moert_wire_width(&s->options)},
-                   {1, moert_wire_back_width(&s->options)},
-                   {passes(s) + 1, 1}};
-    const size_t needed = moert_max(s->largest_rows, 1);
-    *used = *reserved = 0;
-    for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
-        const size_t stride = moert_round_up(windows[i].width, MOERT_WINDOW_ROW_FLOATS);
-        const size_t limit = setting->largest_bytes / (stride * sizeof(float));
-        const size_t rows = reserves_worst_case(setting)
-                                ? moert_max(s->capacity_rows, needed)
-                                : with_room(needed); /* moert_window_reserve */
-        *used += s->rows * windows[i].count * stride;
-        *reserved += windows[i].count * stride * moert_min(rows, limit);
+static window_floats count_windows(const moert_memory_setting *setting,
+                                   const moert_memory_shape *s) {
+    const size_t wire = moert_wire_width(&s->options), count = passes(s);
+    window_floats sum = {0};
+    for (size_t i = 0; i <= count; i++) {
+        const moert_row_peak peak = i < count ? pass_peak(s, i) : s->peak;
+        add_window(setting, s, peak, wire, &sum);
+        add_window(setting, s, peak, 1, &sum);
     }
+    add_window(setting, s, s->peak, moert_wire_back_width(&s->options), &sum);
+    return sum;
 }
 
 /* The packed rows and slots that exchange/staged/engine.c keeps in host memory, for dispatch and
@@ -384,8 +409,8 @@ static size_t count_staging(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t forth = moert_round_up(moert_wire_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
     const size_t back = moert_round_up(moert_wire_back_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
-    return with_room(slots * forth) + with_room(slots * back) +
-           2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
+    return moert_with_room(slots * forth) + moert_with_room(slots * back) +
+           2 * moert_with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
 /* Messages that the node engine (exchange/node/node.h) sends and receives, of rows and of slots, if
@@ -395,8 +420,8 @@ static size_t count_messages(const moert_memory_shape *s) {
     const size_t widest =
         moert_max(moert_wire_width(&s->options), moert_wire_back_width(&s->options));
     const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
-    return with_room(s->rows * wide) + with_room(slots) +
-           with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
+    return moert_with_room(s->peak.rows * wide) + moert_with_room(slots) +
+           moert_with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
 }
 
 /* ---- the second copy of a layer for --verify ---- */
@@ -429,7 +454,7 @@ static size_t check_bytes(const moert_memory_setting *setting, const moert_memor
 }
 
 size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
-    return make_shape(setting, rank).rows;
+    return make_shape(setting, rank).peak.rows;
 }
 
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
@@ -442,10 +467,10 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     moert_tree_node list[MOERT_TREE_MAX_NODES];
     const size_t count = moert_max(moert_tree_nodes(span, list), 1);
     const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
-    size_t used, reserved, staging = 0;
+    size_t staging = 0;
     parameters outside, replicated, owned;
     count_parameters(setting, rank, &s, &outside, &replicated, &owned);
-    count_windows(setting, &s, &used, &reserved);
+    const window_floats windows = count_windows(setting, &s);
     if (staged)
         staging = count_staging(&s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
@@ -466,8 +491,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .moments = moment_bytes(c, shards, outside.parts + replicated.parts + owned.parts),
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * (outside.floats + replicated.floats) * sizeof(float),
-        .activations = kept_layers(&s, c->layers) * attention_bytes(&s) +
-                       passes(&s) * moe_bytes(&s, staged) +
+        .activations = kept_layers(&s, c->layers) * attention_bytes(&s) + passes_bytes(&s, staged) +
                        kept_layers(&s, s.dense_layers) * dense_bytes(&s) + results_bytes(&s) +
                        outer * sizeof(float) + head_bytes(&s, adds ? 0 : count),
         .scratch = count_scratch(setting, &s) * sizeof(float),
@@ -476,8 +500,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
                      ? 3 * shards * sizeof(float)
                      : 0,
         .checks = setting->verifies ? check_bytes(setting, &s, nodes) : 0,
-        .windows = used * sizeof(float),
-        .reserved = reserved * sizeof(float),
+        .windows = windows.used * sizeof(float),
+        .reserved = windows.reserved * sizeof(float),
     };
     memory->total = memory->weights + memory->gradients + memory->moments + memory->copies +
                     memory->sums + memory->activations + memory->scratch + memory->staging +

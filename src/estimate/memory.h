@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "io/model_config.h"
+#include "layer/block.h"
 #include "layer/mesh.h"
 #include "router/router.h"
 
@@ -24,12 +25,11 @@ typedef struct moert_memory_setting {
     bool verifies;                  /* ranks repeat each other's work */
     const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
     moert_aux_form aux_form;
+    const moert_row_peak *peaks; /* [MoE layers] rows of the rank; NULL: those of balanced routing,
+                                    tokens of its EP group x K x L / E, rounded up */
 } moert_memory_setting;
 
-/*
- * X(field, title, help): bytes of one rank. Rows are counted at balanced routing, where the rank
- * receives M = tokens of its EP group x K x L / E rows, rounded up.
- */
+/* X(field, title, help): bytes of one rank. */
 #define MOERT_MEMORY_TABLE(X)                                                                      \
     X(weights, "weights", "parameters, each tensor padded to 512 bytes")                           \
     X(gradients, "gradients", "of all parameters, with the same padding")                          \

@@ -13,8 +13,9 @@ typedef struct moert_memory_shape {
     moert_layer_options options;                               /* implied by the config */
     size_t tokens, sequences, first_sequence, total_sequences; /* `tokens` is T of this rank */
     size_t length, experts;                                    /* S; L of this rank */
-    size_t rows, largest_rows,
-        capacity_rows; /* M of this rank; the largest M of its group; the bound of M */
+    moert_row_peak peak;         /* M, in the layer where it is largest */
+    const moert_row_peak *peaks; /* [MoE layers] in each; NULL: `peak` in all */
+    size_t capacity_rows;        /* the bound of M */
     moert_aux_form aux_form;
     moert_attention_shape attention;
     size_t moe_layers, dense_layers;

@@ -86,10 +86,6 @@ uint64_t moert_exchange_far_rows(const moert_exchange *exchange) {
     return exchange->far_rows;
 }
 
-size_t moert_exchange_most_rows(const moert_exchange *exchange) {
-    return exchange->most_rows;
-}
-
 /* The verdict on the dispatches and combines so far. Waits for the device. */
 static moert_status check_transfers(moert_exchange *exchange) {
     if (exchange->engine->fetch_verdict == NULL)

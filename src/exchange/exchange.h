@@ -67,8 +67,6 @@ uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
 /* Rows that this rank's dispatches have sent to other hosts so far. The node engine sends at most
  * one row for each token and host. */
 uint64_t moert_exchange_far_rows(const moert_exchange *exchange);
-/* The most rows that a plan of the exchange has sent to this rank. */
-size_t moert_exchange_most_rows(const moert_exchange *exchange);
 
 /*
  * From now on adds to dispatched_bytes[r] the bytes of rows and slots that a dispatch moves from

@@ -115,7 +115,6 @@ struct moert_exchange {
     bool reserves_worst_case;    /* untouched rows of windows cost nothing */
     uint64_t largest_bytes;      /* smallest limit of an allocation of all ranks' devices */
     size_t capacity_rows;        /* largest capacity_rows of all plans so far */
-    size_t most_rows;            /* of this rank, in a plan so far */
     size_t widest;               /* largest stride of all windows so far */
     moert_buffer *row_addresses; /* addresses that the last push found; NULL before the first
                                     push */

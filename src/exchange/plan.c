@@ -345,12 +345,10 @@ moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status loca
     moert_exchange_plan *made = planner->spare;
     planner->spare = NULL;
     status = complete(exchange, planner, index, made);
-    if (status == MOERT_OK) {
+    if (status == MOERT_OK)
         *plan = made;
-        exchange->most_rows = moert_max(exchange->most_rows, made->plan->rows);
-    } else {
+    else
         moert_exchange_free_plan(made);
-    }
 release:
     free(index);
     return status;

@@ -49,10 +49,13 @@ void moert_storage_release(moert_storage *storage) {
     *storage = (moert_storage){.rows = NULL};
 }
 
-/* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it. */
+/* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it.
+ * Where untouched rows cost nothing, these may be more rows of the same memory. */
 static void count(moert_window *window, size_t rows) {
     const size_t bytes = window->storage.segments != NULL ? rows * moert_row_bytes(window) : 0;
-    moert_device_count(window->exchange->device, bytes, window->counted_bytes);
+    const size_t had = window->counted_bytes,
+                 stays = window->exchange->reserves_worst_case ? moert_min(had, bytes) : 0;
+    moert_device_count(window->exchange->device, bytes - stays, had - stays);
     window->counted_bytes = bytes;
 }
 
@@ -73,14 +76,23 @@ moert_buffer *moert_window_rows(const moert_window *window) {
     return window->storage.rows;
 }
 
+/* Releases the rows when no rank uses them any more. */
+static moert_status release(moert_window *window) {
+    moert_exchange *exchange = window->exchange;
+    MOERT_TRY(moert_comm_agree(exchange->comm, moert_device_finish(exchange->device)));
+    moert_storage_release(&window->storage);
+    count(window, 0);
+    window->capacity_rows = 0;
+    return MOERT_OK;
+}
+
 /* Allocates storage for `rows` rows on all ranks or on none. *everywhere = whether it succeeded. */
 static moert_status try_allocate(moert_window *window, size_t rows, moert_storage *storage,
                                  bool *everywhere) {
     moert_exchange *exchange = window->exchange;
-    moert_status local = moert_device_finish(exchange->device);
     *storage = (moert_storage){.rows = NULL};
     *everywhere = false;
-    local = moert_first(local, exchange->engine->allocate(window, rows, storage));
+    const moert_status local = exchange->engine->allocate(window, rows, storage);
     const moert_status status =
         moert_exchange_everyone(exchange->comm, local == MOERT_OK, everywhere);
     if (status != MOERT_OK || !*everywhere)
@@ -91,7 +103,7 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
 /*
  * Growing costs far more than reserving. If untouched rows cost nothing in the engine, it reserves
  * the largest number of rows that any plan of these token counts can need. If that fails, and in
- * other engines, the window gets a quarter more rows than it needs now.
+ * other engines, the window gets room for up to an eighth more rows than it needs now.
  */
 static moert_status grow(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;
@@ -105,11 +117,13 @@ static moert_status grow(moert_window *window, size_t needed) {
                        "a window of width %zu needs %zu rows; the largest allocation of the ranks' "
                        "devices, %zu bytes, has room for %zu",
                        window->width, needed, exchange->largest_bytes, limit));
-    size_t modest = moert_min(needed + needed / 4, limit), rows = modest;
+    size_t modest = moert_min(moert_with_room(needed), limit), rows = modest;
     if (exchange->reserves_worst_case)
         rows = moert_min(moert_max(exchange->capacity_rows, needed), limit);
     moert_storage storage;
     bool everywhere;
+    if (window->capacity_rows > 0)
+        MOERT_TRY(release(window));
     moert_status status = try_allocate(window, rows, &storage, &everywhere);
     if (!everywhere && rows > modest) {
         rows = modest;
@@ -117,7 +131,6 @@ static moert_status grow(moert_window *window, size_t needed) {
     }
     if (!everywhere)
         return moert_comm_agree(exchange->comm, status);
-    moert_storage_release(&window->storage);
     window->storage = storage;
     window->capacity_rows = rows;
     MOERT_DEBUG("window of width %zu has room for %zu rows", window->width, rows);

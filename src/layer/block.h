@@ -22,6 +22,7 @@
  */
 #pragma once
 
+#include "base/memory.h"
 #include "comm/tree_sum.h"
 #include "device/device.h"
 #include "gemm/gemm.h"
@@ -205,6 +206,16 @@ void moert_layer_trust_batches(moert_layer *layer);
 /* From now on the passes of the layer are those of `with`, a layer of the same mesh and options: a
  * pass that one of them has destroyed leaves its memory to all. The layer must have had none. */
 void moert_layer_share_passes(moert_layer *layer, const moert_layer *with);
+/* The most rows of a plan so far: of this rank, and of any rank of its EP group. */
+typedef struct moert_row_peak {
+    size_t rows, largest;
+} moert_row_peak;
+static inline void moert_row_peak_add(moert_row_peak *peak, size_t rows, size_t largest) {
+    peak->rows = moert_max(peak->rows, rows);
+    peak->largest = moert_max(peak->largest, largest);
+}
+/* That of all passes in the layer's list. */
+moert_row_peak moert_layer_row_peak(const moert_layer *layer);
 /* From now on the layer's passes take digests (layer/probe.h); NULL: none. */
 typedef struct moert_probe moert_probe;
 void moert_layer_set_probe(moert_layer *layer, moert_probe *probe);

@@ -162,6 +162,7 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     if (status == MOERT_OK) /* the device packs rows while the host makes the plan */
         status = moert_wire_pack(pass, x, &wire_rows);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &pass->plan));
+    moert_row_peak_add(&pass->peak, pass->plan->plan->rows, pass->plan->plan->largest_rows);
     MOERT_TRY(moert_wire_back(pass, true, back));
     if (moert_wire_takes_chunks(&layer->options))
         moert_exchange_cut(mesh->exchange, pass->plan,

@@ -70,6 +70,7 @@ struct moert_pass {
     moert_routing routing;
     const moert_buffer *index, *weight; /* [T,K]: those of `routing`, or of the caller */
     moert_exchange_plan *plan;
+    moert_row_peak peak;               /* of all its plans so far */
     moert_window *x, *prob;            /* received rows in the wire's form, and routing weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
     moert_buffer *gate_logits;         /* [T] of the shared expert's gate; */

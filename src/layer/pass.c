@@ -45,6 +45,14 @@ moert_status moert_pass_take(moert_layer *layer, moert_pass **pass) {
     return MOERT_OK;
 }
 
+moert_row_peak moert_layer_row_peak(const moert_layer *layer) {
+    const moert_pass_list *list = layer->passes;
+    moert_row_peak most = {0};
+    for (size_t i = 0; i < list->count; i++)
+        moert_row_peak_add(&most, list->pass[i]->peak.rows, list->pass[i]->peak.largest);
+    return most;
+}
+
 void moert_layer_share_passes(moert_layer *layer, const moert_layer *with) {
     moert_pass_leave_list(layer);
     layer->passes = with->passes;
@@ -95,7 +103,7 @@ moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t w
     if (*buffer != NULL && moert_buffer_bytes(*buffer) >= bytes)
         return MOERT_OK;
     size_t most = moert_max(bytes, moert_device_describe(device)->largest_bytes);
-    return moert_buffer_reserve(device, moert_min(bytes + bytes / 4, most), buffer);
+    return moert_buffer_reserve(device, moert_min(moert_with_room(bytes), most), buffer);
 }
 
 moert_status moert_pass_hidden(const moert_pass *pass, size_t v_floats, size_t h_floats,

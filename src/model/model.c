@@ -203,6 +203,11 @@ size_t moert_model_moe_layers(const moert_model *model) {
     return model->moe_layers;
 }
 
+void moert_model_row_peaks(const moert_model *model, moert_row_peak *peaks) {
+    for (size_t i = 0; i < model->moe_layers; i++)
+        peaks[i] = moert_layer_row_peak(model->moe[i]->moe);
+}
+
 void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first, size_t *count) {
     *first = total * rank / size;
     *count = total * (rank + 1) / size - *first;

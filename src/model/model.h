@@ -141,6 +141,8 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
 
 /* The number of MoE layers L; the others are dense. Not collective. */
 size_t moert_model_moe_layers(const moert_model *model);
+/* peaks[L]: the most rows of a forward so far, of each MoE layer. Not collective. */
+void moert_model_row_peaks(const moert_model *model, moert_row_peak *peaks);
 /* Slots per expert [L,E] of the last loss, over all ranks. Not collective. */
 const uint64_t *moert_model_expert_counts(const moert_model *model);
 

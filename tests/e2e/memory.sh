@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # moert-train and moert-info know the memory of a run before it begins: a run that does not fit is refused with options that make it fit,
-# --recompute auto takes such options, and with one rank the device holds what was expected.
+# --recompute auto takes such options, and the device holds what was expected.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -24,7 +24,7 @@ read -ra options < <(sed -n 's/.*it fits with //p' "$log")
 verdict $? "it leaves no run directory"
 train fits 2 window --memory "$(less "$needs" 0.75)" "${options[@]}"
 verdict $? "it runs with these options: ${options[*]}"
-refused 1 "it fits with --recompute .* --moments bf16 --gradients bf16" "bf16 states are named where nothing else helps" train big 2 window --memory "$(less "$needs" 0.6)"
+refused 1 "it fits with --recompute .* --moments bf16 --gradients bf16" "bf16 states are named where nothing else helps" train big 2 window --memory "$(less "$needs" 0.63)"
 refused 1 "more ranks, shorter sequences or a smaller model" "one that never fits says so" train big 2 window --memory 1M
 refused 2 "--memory 1x: expected a number of bytes" "a wrong amount is refused" train big 2 window --memory 1x
 for memory in 0 -1G 1e30; do
@@ -63,18 +63,20 @@ chosen 2 staged 0.85 layer
 
 # ---- what was taken ----
 
-# measured OPTION...: one rank takes what was expected, within 2 %
+# measured RANKS ENGINE OPTION...: the run takes what the estimate says for the rows that it had, within 2 %
 measured() {
     rm -rf "$tmp/one"
-    train one 1 local --length 256 "$@" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
-    verdict $? "one rank: $(sed -n 's/^memory *\(.*\) with balanced.*/\1/p' "$log") (${*:-plain})"
+    train one "$1" "$2" --length 256 "${@:3}" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
+    verdict $? "$1 $2: $(sed -n 's/^memory *\(.*\)/\1/p' "$log") (${*:3})"
 }
-measured
-measured --micro-batches 4 --eval-every 1 --eval-sequences 24 --recompute experts
-measured --form deepseek-v3 --head-size 16 --recompute layer --loss-chunk 64
-measured --form gpt-oss --precision bf16 --dense bf16 --dispatch bf16 --combine bf16
-measured --form qwen2-moe --precision nvfp4
-measured --micro-batches 2 --moments bf16 --gradients bf16
+measured 1 local --micro-batches 4 --eval-every 1 --eval-sequences 24 --recompute experts
+measured 1 local --form deepseek-v3 --head-size 16 --recompute layer --loss-chunk 64
+measured 1 local --form gpt-oss --precision bf16 --dense bf16 --dispatch bf16 --combine bf16
+measured 1 local --form qwen2-moe --precision nvfp4
+measured 2 window --micro-batches 2 --moments bf16 --gradients bf16
+measured 3 window --steps 20
+measured 3 staged --steps 20
+measured 4 window --form gpt-oss --precision bf16 --dispatch bf16 --recompute layer
 
 # ---- before there is a run ----
 

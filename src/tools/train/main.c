@@ -412,7 +412,7 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     if (trains_not())
         goto done;
     MOERT_TRY_OR(done, moert_train(model, data, &trainer, &interrupted));
-    MOERT_TRY_OR(done, moert_train_say_memory(context, mesh, memory));
+    MOERT_TRY_OR(done, moert_train_say_memory(context, model, memory));
     if (replays())
         status = end_replay(context, model, interrupted);
     else if (interrupted)
@@ -447,7 +447,7 @@ static moert_status run(moert_context *context) {
     moert_mesh *mesh = NULL;
     moert_lock *locks[2] = {NULL, NULL};
     moert_manifest *manifest = NULL;
-    moert_train_memory memory = {.needed = 0};
+    moert_train_memory memory = {.places = NULL};
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
     if (model_path != NULL && trainer.checksums)
@@ -468,7 +468,7 @@ done:
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);
-    MOERT_FREE(data_paths.words, default_metrics);
+    MOERT_FREE(memory.places, data_paths.words, default_metrics);
     return status;
 }
 

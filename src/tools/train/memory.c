@@ -78,38 +78,32 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
                              moert_model_config *config, moert_train_memory *memory) {
     moert_comm *world = moert_context_comm(context);
     const bool chooses = config->memory.recompute == MOERT_RECOMPUTE_AUTO;
-    moert_mesh_place *places;
+    moert_memory_setting *setting = &memory->setting;
     moert_fit *fit = &memory->fit;
-    moert_memory own;
-    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&places, moert_comm_size(world))));
-    moert_memory_setting setting = {.config = config,
-                                    .batch = trainer->batch / trainer->micro_batches,
-                                    .length = trainer->length,
-                                    .micro_batches = trainer->micro_batches,
-                                    .saves_beside = trainer->save_every > 0 &&
-                                                    trainer->save_mode != MOERT_SAVE_HELD,
-                                    .verifies = trainer->verify_every > 0,
-                                    .aux_form = trainer->losses.aux_form};
-    moert_fit_prepare(mesh, places, &setting);
-    moert_status status = chooses ? moert_fit_choose(world, &setting, most, &config->memory, fit)
-                                  : moert_fit_compare(world, &setting, most, fit);
-    if (status == MOERT_OK && !moert_fit_holds(fit))
-        status = refuse(world, &setting, trainer->batch, most, fit);
-    else if (status != MOERT_OK && !chooses) { /* the run's own message tells more */
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&memory->places, moert_comm_size(world))));
+    *setting = (moert_memory_setting){.config = config,
+                                      .batch = trainer->batch / trainer->micro_batches,
+                                      .length = trainer->length,
+                                      .micro_batches = trainer->micro_batches,
+                                      .saves_beside = trainer->save_every > 0 &&
+                                                      trainer->save_mode != MOERT_SAVE_HELD,
+                                      .verifies = trainer->verify_every > 0,
+                                      .aux_form = trainer->losses.aux_form};
+    moert_fit_prepare(mesh, memory->places, setting);
+    const moert_status status = chooses
+                                    ? moert_fit_choose(world, setting, most, &config->memory, fit)
+                                    : moert_fit_compare(world, setting, most, fit);
+    if (status != MOERT_OK && !chooses) { /* the run's own message tells more */
         fit->needed = 0;
-        status = MOERT_OK;
-        goto done;
+        return MOERT_OK;
     }
-    MOERT_TRY_OR(done, status);
-    MOERT_TRY_OR(done, moert_memory_estimate(&setting, moert_comm_rank(world), &own));
-    memory->needed = own.total;
-    memory->rows = moert_memory_rows(&setting, moert_comm_rank(world));
+    MOERT_TRY(status);
+    if (!moert_fit_holds(fit))
+        return refuse(world, setting, trainer->batch, most, fit);
     memory->resident = moert_memory_resident().now;
     if (chooses)
         put_options(&config->memory, 0, memory->options);
-done:
-    MOERT_FREE(places);
-    return status;
+    return MOERT_OK;
 }
 
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory) {
@@ -123,40 +117,60 @@ void moert_train_say_fit(const moert_context *context, const moert_train_memory 
                       memory->options);
 }
 
+/* The memory of a rank, in bytes. */
+typedef struct peaks {
+    uint64_t device, expected_device, process, expected_process;
+    double rows; /* the most rows of a layer, relative to balanced ones */
+} peaks;
+
+/* Compares what this rank has taken with the estimate for the rows that it had. */
+static moert_status measure(const moert_model *model, const moert_train_memory *memory, size_t rank,
+                            peaks *own) {
+    const moert_device *device = memory->setting.device;
+    const size_t layers = moert_model_moe_layers(model);
+    moert_memory_setting setting = memory->setting;
+    moert_row_peak *peak;
+    moert_memory expected;
+    MOERT_TRY(MOERT_NEW_ARRAY(&peak, layers));
+    const size_t balanced = moert_memory_rows(&setting, rank);
+    moert_model_row_peaks(model, peak);
+    setting.peaks = peak;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_memory_estimate(&setting, rank, &expected));
+    *own = (peaks){moert_device_peak_bytes(device), expected.total, moert_memory_resident().peak,
+                   memory->resident + (moert_device_describe(device)->is_cpu ? expected.total : 0),
+                   (double)moert_memory_rows(&setting, rank) / (double)moert_max(balanced, 1)};
+done:
+    MOERT_FREE(peak);
+    return status;
+}
+
 static double mib(uint64_t bytes) {
     return (double)bytes / 1048576.0;
 }
 
-moert_status moert_train_say_memory(const moert_context *context, const moert_mesh *mesh,
+moert_status moert_train_say_memory(const moert_context *context, const moert_model *model,
                                     const moert_train_memory *memory) {
-    typedef struct peaks {
-        uint64_t device, needed, process, expected;
-        double rows; /* the most rows, relative to balanced ones */
-    } peaks;
     moert_comm *world = moert_context_comm(context);
-    const bool is_cpu = moert_device_describe(mesh->device)->is_cpu;
     const size_t ranks = moert_comm_size(world);
-    const peaks mine = {
-        moert_device_peak_bytes(mesh->device), memory->needed, moert_memory_resident().peak,
-        memory->resident + (is_cpu ? memory->needed : 0),
-        (double)moert_exchange_most_rows(mesh->exchange) / (double)moert_max(memory->rows, 1)};
-    peaks *all;
+    peaks own, *all;
     if (memory->fit.needed == 0)
         return MOERT_OK;
+    MOERT_TRY(moert_comm_agree(world, measure(model, memory, moert_comm_rank(world), &own)));
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&all, ranks)));
-    const moert_status status = moert_comm_allgather(world, &mine, sizeof mine, all);
+    const moert_status status = moert_comm_allgather(world, &own, sizeof own, all);
     size_t most = 0;
     for (size_t r = 0; r < ranks; r++)
         most = all[r].device > all[most].device ? r : most;
     const peaks *p = &all[most];
     if (status == MOERT_OK)
         moert_program_say(context,
-                          "memory  %.1f MiB of the device on rank %zu, expected %.1f with balanced "
-                          "routing; its rows were up to %.2f times those\n"
+                          "memory  %.1f MiB of the device on rank %zu, expected %.1f for its rows, "
+                          "up to %.2f times balanced ones\n"
                           "        %.1f MiB of its process, expected %.1f without compiling "
                           "kernels\n",
-                          mib(p->device), most, mib(p->needed), p->rows, mib(p->process),
-                          mib(p->expected));
+                          mib(p->device), most, mib(p->expected_device), p->rows, mib(p->process),
+                          mib(p->expected_process));
     MOERT_FREE(all);
     return status;
 }

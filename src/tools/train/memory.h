@@ -4,19 +4,19 @@
 #include "estimate/fit.h"
 #include "train/trainer.h"
 
-/* What the estimate says before the run. */
+/* What the estimate is made from, and what it says before the run. */
 typedef struct moert_train_memory {
-    moert_fit fit;
-    size_t needed;     /* by this rank */
-    size_t rows;       /* of this rank, with balanced routing */
-    size_t resident;   /* pages of this process before the model exists */
-    char options[128]; /* those chosen by --recompute auto, or "" */
+    moert_memory_setting setting;
+    moert_mesh_place *places; /* of `setting`; the caller frees them */
+    moert_fit fit;            /* with balanced routing; needed 0: there is no estimate */
+    size_t resident;          /* pages of this process before the model exists */
+    char options[128];        /* those chosen by --recompute auto, or "" */
 } moert_train_memory;
 
 /*
  * Chooses config->memory where --recompute is auto, and estimates the run's memory. `most`: the
  * bytes that a rank may take, or 0. ERROR_MEMORY, with options that would help, if a rank has too
- * little. Collective.
+ * little. The result refers to `config`. Collective.
  */
 moert_status moert_train_fit(const moert_context *context, const moert_mesh *mesh,
                              const moert_trainer_options *trainer, size_t most,
@@ -25,7 +25,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
 /* Prints the estimate, if there is one. */
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory);
 
-/* Prints the peak memory of the rank that used most of its device, next to the estimate; without an
- * estimate, nothing. Collective. */
-moert_status moert_train_say_memory(const moert_context *context, const moert_mesh *mesh,
+/* Prints the peak memory of the rank that used most of its device, next to the estimate for the rows
+ * that it had; without an estimate, nothing. Collective. */
+moert_status moert_train_say_memory(const moert_context *context, const moert_model *model,
                                     const moert_train_memory *memory);
