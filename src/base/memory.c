@@ -58,6 +58,10 @@ static size_t read_kib(const char *path, const char *key) {
     return kib << 10;
 }
 
+size_t moert_memory_total(void) {
+    return read_kib("/proc/meminfo", "MemTotal:");
+}
+
 size_t moert_memory_available(void) {
     return read_kib("/proc/meminfo", "MemAvailable:");
 }

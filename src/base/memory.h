@@ -27,6 +27,8 @@ void moert_free_all(void *const *pointers, size_t count);
 
 /* Bytes of this host's memory that programs can still take; 0 if the system does not tell. */
 size_t moert_memory_available(void);
+/* Bytes of this host's memory; 0 if the system does not tell. */
+size_t moert_memory_total(void);
 /* Bytes of memory in which this process has pages now, and the most so far. */
 typedef struct moert_resident {
     size_t now, peak;

@@ -7,7 +7,7 @@
 #include "device/internal.h"
 #include "device/profile/profile.h"
 
-enum { VIEW_ALIGNMENT_BYTES = 512 };
+enum { VIEW_ALIGNMENT_BYTES = 512, PAGE_BYTES = 4096 };
 
 size_t moert_device_peak_bytes(const moert_device *device) {
     return device->peak_bytes;
@@ -56,11 +56,74 @@ static moert_status create(moert_device *device, cl_mem_flags flags, void *host,
     return MOERT_OK;
 }
 
+/* Adds the OpenCL memory of one piece of host memory. */
+static moert_status add_piece(moert_buffer *buffer, char *memory, size_t bytes) {
+    moert_device *device = buffer->device;
+    moert_buffer *piece;
+    uint64_t address = 0;
+    MOERT_TRY(create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, &piece));
+    moert_status status = moert_buffer_address(piece, &address);
+    if (status == MOERT_OK && address != (uintptr_t)memory)
+        status = MOERT_FAIL(ERROR_MEMORY,
+                            "a buffer of %zu bytes exceeds the largest allocation of %s, %zu "
+                            "bytes, and its driver does not use the host's memory in place",
+                            buffer->bytes, device->info.name, device->info.piece_bytes);
+    buffer->pieces[buffer->piece_count++] = piece->memory;
+    free(piece);
+    return status;
+}
+
+/* Wraps host memory as pieces, of which kernels see one range. */
+static moert_status wrap_pieces(moert_device *device, char *memory, size_t bytes,
+                                moert_buffer **buffer) {
+    moert_buffer *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    made->bytes = bytes;
+    made->piece_bytes = device->info.piece_bytes / PAGE_BYTES * PAGE_BYTES;
+    made->address = (uintptr_t)memory;
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->pieces, moert_ceil_div(bytes, made->piece_bytes)));
+    for (size_t at = 0; at < bytes; at += made->piece_bytes)
+        MOERT_TRY_OR(fail, add_piece(made, memory + at, moert_min(bytes - at, made->piece_bytes)));
+    made->memory = made->pieces[0];
+    clRetainMemObject(made->memory);
+    *buffer = made;
+    return MOERT_OK;
+fail:
+    moert_buffer_destroy(made);
+    return status;
+}
+
+/* Makes a buffer that is larger than one allocation may be, of pieces of host memory. */
+static moert_status create_pieces(moert_device *device, size_t bytes, moert_buffer **buffer) {
+    const size_t padded = moert_round_up(bytes + MOERT_BUFFER_TAIL_BYTES, PAGE_BYTES);
+    char *memory = aligned_alloc(PAGE_BYTES, padded);
+    if (memory == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a buffer of %zu bytes", bytes);
+    const moert_status status = wrap_pieces(device, memory, padded, buffer);
+    if (status != MOERT_OK) {
+        free(memory);
+        return status;
+    }
+    (*buffer)->bytes = bytes;
+    (*buffer)->host = memory;
+    (*buffer)->counted_bytes = padded;
+    moert_device_count(device, padded, 0);
+    return MOERT_OK;
+}
+
+static bool needs_pieces(const moert_device *device, size_t bytes) {
+    return bytes > device->info.piece_bytes && bytes <= device->info.largest_bytes;
+}
+
 /* On a CPU, asks for host memory, which PoCL allocates in this call. It allocates other memory at
  * the first use, and ends the process if there is none. */
 moert_status moert_buffer_create(moert_device *device, size_t bytes, moert_buffer **buffer) {
     MOERT_REQUIRE(device);
     MOERT_REQUIRE(buffer);
+    if (needs_pieces(device, bytes))
+        return create_pieces(device, bytes, buffer);
     const cl_mem_flags place = device->info.is_cpu ? CL_MEM_ALLOC_HOST_PTR : 0;
     return create(device, CL_MEM_READ_WRITE | place, NULL, bytes, buffer);
 }
@@ -73,15 +136,30 @@ moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
         return moert_buffer_create(device, 0, buffer);
     if (memory == NULL)
         return MOERT_FAIL(ERROR_USAGE, "cannot wrap %zu bytes at NULL", bytes);
+    if (needs_pieces(device, bytes))
+        return wrap_pieces(device, memory, bytes, buffer);
     return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
 }
 
-/* Fails for imported memory of several pieces: only kernels, reads and writes handle it as one
- * buffer. */
-static moert_status check_whole(const moert_buffer *buffer, const char *what) {
-    if (buffer->piece_count > 1)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of imported memory in %zu pieces is not possible",
-                          what, buffer->piece_count);
+static moert_status fail_in_pieces(const moert_buffer *buffer, const char *what) {
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of memory in %zu pieces is not possible", what,
+                      buffer->piece_count);
+}
+
+/* Makes a view consist of the pieces of its parent from `offset_bytes` on. */
+static moert_status share_pieces(const moert_buffer *parent, size_t offset_bytes,
+                                 moert_buffer *view) {
+    const size_t start = parent->piece_start + offset_bytes, first = start / parent->piece_bytes,
+                 end = moert_ceil_div(start + view->bytes, parent->piece_bytes);
+    MOERT_TRY(MOERT_NEW_ARRAY(&view->pieces, end - first));
+    view->piece_count = end - first;
+    view->piece_bytes = parent->piece_bytes;
+    view->piece_start = start % parent->piece_bytes;
+    view->address = parent->address + offset_bytes;
+    for (size_t i = 0; i < view->piece_count; i++) {
+        view->pieces[i] = parent->pieces[first + i];
+        clRetainMemObject(view->pieces[i]);
+    }
     return MOERT_OK;
 }
 
@@ -96,26 +174,37 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
             "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
             offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
     cl_int code;
-    MOERT_TRY(check_whole(parent, "a view"));
     /* OpenCL has no empty views: an empty view gets a byte of the parent, which no one accesses */
-    cl_buffer_region region = {bytes > 0 ? offset_bytes : 0, bytes > 0 ? bytes : 1};
-    cl_mem memory = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
-                                      CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+    size_t start = bytes > 0 ? offset_bytes : 0, part = moert_max(bytes, 1);
+    cl_mem source = moert_buffer_part(parent, &start, &part);
+    const cl_buffer_region region = {start, part};
+    cl_mem memory =
+        clCreateSubBuffer(source, CL_MEM_READ_WRITE, CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(parent->device, code, "clCreateSubBuffer");
-    return adopt_memory(parent->device, memory, bytes, buffer);
+    moert_buffer *made;
+    MOERT_TRY(adopt_memory(parent->device, memory, bytes, &made));
+    const moert_status status = part < bytes ? share_pieces(parent, offset_bytes, made) : MOERT_OK;
+    if (status != MOERT_OK) {
+        moert_buffer_destroy(made);
+        return status;
+    }
+    *buffer = made;
+    return MOERT_OK;
 }
 
 void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
     moert_device_count(buffer->device, 0, buffer->counted_bytes);
+    if (buffer->host != NULL)
+        moert_device_finish(buffer->device); /* OpenCL does not keep this memory for kernels */
     for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)
         if (buffer->pieces[i] != NULL)
             clReleaseMemObject(buffer->pieces[i]);
-    if (buffer->pieces == NULL)
+    if (buffer->memory != NULL)
         clReleaseMemObject(buffer->memory);
-    MOERT_FREE(buffer->pieces, buffer);
+    MOERT_FREE(buffer->pieces, buffer->host, buffer);
 }
 
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count) {
@@ -170,15 +259,13 @@ static cl_event *copy_event(const moert_buffer *buffer, size_t bytes) {
     return moert_profile_event(buffer->device, MOERT_FAMILY_COPY);
 }
 
-/* Shortens a range to the part that one command can reach. Returns that part's memory, and makes
- * *offset_bytes relative to it. */
-static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
+cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
     if (buffer->pieces == NULL)
         return buffer->memory;
-    const size_t piece = *offset_bytes / buffer->piece_bytes;
-    *offset_bytes %= buffer->piece_bytes;
+    const size_t start = buffer->piece_start + *offset_bytes;
+    *offset_bytes = start % buffer->piece_bytes;
     *bytes = moert_min(*bytes, buffer->piece_bytes - *offset_bytes);
-    return buffer->pieces[piece];
+    return buffer->pieces[start / buffer->piece_bytes];
 }
 
 /* Reads or writes a range, piece by piece; blocks. */
@@ -192,7 +279,7 @@ static moert_status transfer(const moert_buffer *buffer, size_t offset_bytes, ch
     for (size_t done = 0, part; done < bytes; done += part) {
         size_t start = offset_bytes + done;
         part = bytes - done;
-        cl_mem memory = part_of(buffer, &start, &part);
+        cl_mem memory = moert_buffer_part(buffer, &start, &part);
         cl_event *event = copy_event(buffer, part);
         if (reads)
             MOERT_CL(buffer->device, clEnqueueReadBuffer(queue, memory, CL_TRUE, start, part,
@@ -239,6 +326,8 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
                          MOERT_ARG(target), MOERT_ARG(target_offset_bytes / sizeof(float)),
                          MOERT_ARG(bytes / sizeof(float)));
     }
+    if (source->piece_count > 1 || target->piece_count > 1)
+        return fail_in_pieces(source->piece_count > 1 ? source : target, "a copy of bytes");
     if (bytes > 0)
         MOERT_CL(source->device,
                  clEnqueueCopyBuffer(source->device->queue, source->memory, target->memory,
@@ -256,7 +345,7 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
     MOERT_TRY(check_range(target, 0, rows * target_row_bytes));
     const bool in_pieces = source->piece_count > 1 || target->piece_count > 1;
     if (in_pieces && (source_row_bytes | target_row_bytes) % sizeof(float) != 0)
-        return check_whole(source->piece_count > 1 ? source : target, "a copy of rows of bytes");
+        return fail_in_pieces(source->piece_count > 1 ? source : target, "a copy of rows of bytes");
     if (in_pieces) {
         moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0,
                            2.0 * (double)(rows * target_row_bytes));
@@ -285,6 +374,8 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
                          MOERT_ARG(buffer), MOERT_ARG(offset_bytes / sizeof(float)),
                          MOERT_ARG(bytes / sizeof(float)));
     }
+    if (buffer->piece_count > 1)
+        return fail_in_pieces(buffer, "a fill of bytes");
     if (bytes > 0)
         MOERT_CL(buffer->device,
                  clEnqueueFillBuffer(buffer->device->queue, buffer->memory, &zero, sizeof zero,
@@ -292,25 +383,54 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
     return MOERT_OK;
 }
 
-moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
+/* Maps the part of a buffer from *done bytes on that one command reaches, and adds its size. */
+static moert_status map_part(const moert_buffer *buffer, size_t *done, char **memory) {
     cl_int code;
-    MOERT_REQUIRE(buffer);
-    MOERT_REQUIRE(memory);
-    MOERT_TRY(check_whole(buffer, "a map"));
-    void *pointer = clEnqueueMapBuffer(
-        buffer->device->queue, buffer->memory, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
-        buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, copy_event(buffer, 0), &code);
+    size_t start = *done, part = moert_max(buffer->bytes, 1) - start;
+    cl_mem source = moert_buffer_part(buffer, &start, &part);
+    *memory = clEnqueueMapBuffer(buffer->device->queue, source, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE,
+                                 start, part, 0, NULL, copy_event(buffer, 0), &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(buffer->device, code, "clEnqueueMapBuffer");
-    memcpy(memory, &pointer, sizeof pointer);
+    *done += part;
+    return MOERT_OK;
+}
+
+/* Unmaps the first `bytes` bytes of a buffer. */
+static moert_status unmap_parts(const moert_buffer *buffer, char *memory, size_t bytes) {
+    for (size_t done = 0, part; done < bytes; done += part) {
+        size_t start = done;
+        part = bytes - done;
+        cl_mem source = moert_buffer_part(buffer, &start, &part);
+        MOERT_CL(buffer->device,
+                 clEnqueueUnmapMemObject(buffer->device->queue, source, memory + done, 0, NULL,
+                                         copy_event(buffer, 0)));
+    }
+    return moert_device_finish(buffer->device);
+}
+
+moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
+    MOERT_REQUIRE(buffer);
+    MOERT_REQUIRE(memory);
+    if (buffer->piece_count > 1 && !buffer->device->info.is_cpu)
+        return fail_in_pieces(buffer, "a map");
+    char *first = NULL, *next;
+    size_t done = 0;
+    MOERT_TRY(map_part(buffer, &done, &first));
+    while (done < buffer->bytes) {
+        const moert_status status = map_part(buffer, &done, &next);
+        if (status != MOERT_OK) {
+            unmap_parts(buffer, first, done);
+            return status;
+        }
+    }
+    memcpy(memory, &first, sizeof first);
     return MOERT_OK;
 }
 
 moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory) {
     MOERT_REQUIRE(buffer);
-    MOERT_CL(buffer->device, clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory,
-                                                     0, NULL, copy_event(buffer, 0)));
-    return moert_device_finish(buffer->device);
+    return unmap_parts(buffer, memory, moert_max(buffer->bytes, 1));
 }
 
 /* The memory that a buffer is in: the cl_mem without a parent, or host memory. */
@@ -324,7 +444,7 @@ static extent extent_of(const moert_buffer *buffer) {
     void *host = NULL;
     size_t first = 0;
     if (buffer->pieces != NULL)
-        return (extent){buffer, 0, buffer->bytes};
+        return (extent){NULL, buffer->address, buffer->address + buffer->bytes};
     if (clGetMemObjectInfo(memory, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof parent, &parent, NULL) ==
             CL_SUCCESS &&
         parent != NULL) {

@@ -25,7 +25,9 @@ typedef struct moert_device_info {
     int platform, index; /* "P:D" */
     bool is_cpu, is_gpu, is_pocl;
     unsigned compute_units;
-    size_t global_bytes, largest_bytes, local_bytes;
+    size_t global_bytes, local_bytes;
+    size_t largest_bytes; /* of a buffer */
+    size_t piece_bytes;   /* of one allocation; on a CPU a buffer may consist of several */
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and it is worth using */

@@ -67,11 +67,17 @@ struct moert_buffer {
     size_t bytes;
     size_t counted_bytes; /* of the device's memory; 0 for views and memory of others */
     uint64_t address; /* the buffer's address in kernels; 0 before the first moert_buffer_address */
-    /* Imported memory: pieces at consecutive addresses, of which `memory` is the first. Kernels see
-     * one buffer; a copy or fill command reaches only one piece. */
+    /* Memory larger than one allocation: pieces at consecutive addresses. Kernels get `memory`,
+     * which starts where the buffer does, and see one range. A command reaches only one piece. */
     cl_mem *pieces; /* [piece_count], or NULL */
     size_t piece_count, piece_bytes;
+    size_t piece_start; /* where the buffer starts in the first piece */
+    void *host;         /* memory of the pieces that this buffer owns, or NULL */
 };
+
+/* Shortens a range to the part that one command can reach. Returns that part's memory, and makes
+ * *offset_bytes relative to it. */
+cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes);
 
 /* *queue = a new in-order queue. Calls a function of OpenCL 1.2, as drivers of that version have no
  * other; the loader never returns from its successor with Oclgrind 21.10. */

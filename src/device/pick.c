@@ -76,7 +76,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     } fields[] = {
         {CL_DEVICE_TYPE, sizeof type, &type},
         {CL_DEVICE_GLOBAL_MEM_SIZE, sizeof info->global_bytes, &info->global_bytes},
-        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof info->largest_bytes, &info->largest_bytes},
+        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof info->piece_bytes, &info->piece_bytes},
         {CL_DEVICE_LOCAL_MEM_SIZE, sizeof info->local_bytes, &info->local_bytes},
         {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof info->compute_units, &info->compute_units},
         {CL_DEVICE_NAME, sizeof info->name, info->name},
@@ -93,13 +93,16 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
     info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
     info->is_pocl = strcmp(info->platform_name, "Portable Computing Language") == 0;
-    info->largest_bytes -= info->largest_bytes % MOERT_BUFFER_TAIL_BYTES + MOERT_BUFFER_TAIL_BYTES;
+    info->piece_bytes -= info->piece_bytes % MOERT_BUFFER_TAIL_BYTES + MOERT_BUFFER_TAIL_BYTES;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
     info->imports_files = strstr(extensions, "cl_khr_external_memory_opaque_fd") != NULL;
     info->gpu_form = moert_config_get()->form != MOERT_FORM_AUTO
                          ? moert_config_get()->form == MOERT_FORM_GPU
                          : !info->is_cpu;
     info->is_simulator = strcmp(info->platform_name, "Oclgrind") == 0;
+    info->largest_bytes = info->is_cpu && !info->is_simulator
+                              ? moert_max(info->piece_bytes, moert_memory_total())
+                              : info->piece_bytes;
     /* Both need assembly in kernels, which of the drivers for CPUs only PoCL accepts. */
     info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
     info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&

@@ -125,6 +125,18 @@ for what in layer experts; do
     several=4
 done
 
+# pieces NAME RANKS ENGINE STEPS OPTION...: runs with a driver that allocates at most 64 KiB at once, so that most buffers consist of
+# several allocations, and must have the bits of NAME-1-local
+pieces() {
+    ALLOCATION_BYTES=65536 LD_PRELOAD=$(realpath "${TEST_BUILD:-build}/tests/small_allocations.so") \
+        train "pieces-$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}" && same_run "$all/$1-1-local" "$all/pieces-$1"
+    verdict $? "$1: $2 $3 with small allocations has the bits of 1 local"
+}
+part pieces states-gpt-oss 3 staged 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
+    --spare-slots 1 --moments bf16 --gradients bf16
+part pieces nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
+part pieces dense-bf16 1 local 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+
 # a model from files, with tied embeddings
 cp -r "$all/qwen3-1-local/model" "$all/tied" &&
     sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" && rm "$all/tied/manifest.json" &&

@@ -150,6 +150,7 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
         status = import_piece(device, &files[i], piece_bytes, &made->pieces[i]);
     MOERT_TRY(status);
     made->memory = made->pieces[0];
+    clRetainMemObject(made->memory);
     uint64_t first = 0, address;
     for (size_t i = 0; i < count; i++) { /* checks that addresses ascend without gaps */
         moert_buffer piece = {.device = device, .memory = made->pieces[i], .bytes = piece_bytes};
@@ -162,6 +163,7 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
                               i, (unsigned long long)address, i * piece_bytes,
                               (unsigned long long)first);
     }
+    made->address = first;
     return MOERT_OK;
 }
 
