@@ -51,7 +51,7 @@ static inline size_t moert_ceil_div(size_t value, size_t divisor) {
 }
 
 /* `count` rounded up to a number of the form n * 2^k with n in 9..16: up to an eighth more, as room
- * for growth. What memory has grown to so depends on the largest count only, not on those before. */
+ * for growth. So the size to which memory has grown depends on the largest count alone. */
 static inline size_t moert_with_room(size_t count) {
     size_t step = 1;
     while (16 * step < count)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "device/internal.h"
 #include "device/profile/profile.h"
@@ -215,6 +216,8 @@ void moert_buffers_destroy(moert_buffer *const *buffers, size_t count) {
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer) {
     if (*buffer != NULL && (*buffer)->bytes >= bytes)
         return MOERT_OK;
+    if (*buffer != NULL)
+        MOERT_DEBUG("a buffer grows from %zu to %zu bytes", (*buffer)->bytes, bytes);
     moert_buffer_destroy(*buffer);
     *buffer = NULL;
     return moert_buffer_create(device, bytes, buffer);

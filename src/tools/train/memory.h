@@ -15,8 +15,8 @@ typedef struct moert_train_memory {
 
 /*
  * Chooses config->memory where --recompute is auto, and estimates the run's memory. `most`: the
- * bytes that a rank may take, or 0. ERROR_MEMORY, with options that would help, if a rank has too
- * little. The result refers to `config`. Collective.
+ * bytes that a rank may take, or 0. The result refers to `config`. ERROR_MEMORY, with options that
+ * would help, if a rank has too little. Collective.
  */
 moert_status moert_train_fit(const moert_context *context, const moert_mesh *mesh,
                              const moert_trainer_options *trainer, size_t most,
@@ -25,7 +25,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
 /* Prints the estimate, if there is one. */
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory);
 
-/* Prints the peak memory of the rank that used most of its device, next to the estimate for the rows
- * that it had; without an estimate, nothing. Collective. */
+/* Prints the peak memory of the rank that used most of its device, next to the estimate for the
+ * rows that it had; without an estimate, nothing. Collective. */
 moert_status moert_train_say_memory(const moert_context *context, const moert_model *model,
                                     const moert_train_memory *memory);
