@@ -177,6 +177,25 @@ def test_own_experts_over_the_exchange(context):
                 close(name, sum(map(torch.from_numpy, context.gather(value.grad.numpy()))), want.grad, 2e-5)
 
 
+def test_memory_is_used_again_when_torch_has_freed_it(context):
+    from moert._pool import Pool
+
+    pool = Pool()
+    first, other = pool.empty((100, 30), torch.float32), pool.empty((100, 30), torch.float32)
+    first[:], other[:] = 1.0, 2.0
+    assert first.sum() == 3000 and first.data_ptr() != other.data_ptr()
+    address, part = first.data_ptr(), first[10:]
+    del first
+    third = pool.empty((100, 30), torch.float32)
+    assert third.data_ptr() != address, "a view still uses it"
+    del part
+    again = pool.empty((199, 30), torch.bfloat16)
+    assert again.data_ptr() == address and again.dtype == torch.bfloat16 and again.is_contiguous()
+    for size in range(1, 400):
+        pool.empty((size, 100), torch.float32)
+    assert sum(memory.nbytes for memory in pool.free) <= pool.most <= 3 * 12000 + 160000
+
+
 def test_calls_with_other_tokens_do_not_grow(context):
     layer, generator = make(context), torch.Generator().manual_seed(7 + context.rank)
     for call in range(1000):

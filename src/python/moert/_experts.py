@@ -16,6 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._library import Error
+from ._pool import copied, empty
 from .exchange import Route
 from .layer import Layer
 from .op import Op
@@ -64,7 +65,7 @@ class OpExperts:
         _op(self.context, kind, self.dtype, self.local, self.capacity, n, k, flags, glu)(ends=self.ends, **arrays)
 
     def _empty(self, columns):
-        return torch.empty(self.capacity, columns, dtype=self.gate_up.dtype)
+        return empty(self.capacity, columns, dtype=self.gate_up.dtype)
 
     def forward(self, x, weight, training):
         """float32 y[T,H] of x[T,H] and float32 weight[T,K]."""
@@ -89,12 +90,12 @@ class OpExperts:
                   weight=self.down, c=self.c, d=dc, prob=self.prob, dprob=dprob, dbias=dbias)
         dgate_up = ddown = ddown_bias = None
         if wanted[1]:
-            ddown = torch.empty_like(self.down)
+            ddown = empty(*self.down.shape, dtype=self.down.dtype)
             self._run("gemm_wgrad", self.hidden, self.inner, x=self.h, y=dout, weight=ddown)
         if self.down_bias is not None:
             ddown_bias = self._bias_backward(dout, dprob, wanted[3])
         if wanted[0]:
-            dgate_up = torch.empty_like(self.gate_up)
+            dgate_up = empty(*self.gate_up.shape, dtype=self.gate_up.dtype)
             self._run("gemm_wgrad", 2 * self.inner, self.hidden, x=self.x, y=dc, weight=dgate_up)
         self._run("gemm_dgrad", 2 * self.inner, self.hidden, y=dc, weight=self.gate_up, x=dout)  # dout becomes the gradient of rows
         dx, dweight = self.route.dispatch_backward(dout[:self.rows], dprob[:self.rows], torch.empty(dy.shape),
@@ -121,7 +122,7 @@ class _Copies:
                            precision="bf16", dispatch="bf16" if weights[0].shape[2] % 2 == 0 else "f32", glu=dict(glu),
                            external_routing=True)
         self.copies = [torch.from_numpy(self.layer.weight(name)) for name in ("w1", "w2")]
-        self.gradients = [torch.from_numpy(self.layer.gradient(name)) for name in ("w1", "w2")]
+        self.gradients = [self.layer.gradient(name) for name in ("w1", "w2")]
 
     def refresh(self, weights):
         seen = [(weight.data_ptr(), weight._version) for weight in weights]
@@ -161,7 +162,7 @@ class LayerExperts:
         dx, dweight = torch.empty(dy.shape), torch.empty(self.index.shape)
         self.record.backward(dy.float(), dx, weight_gradient=dweight)
         self.kept.layer.reduce()
-        gradients = [gradient.to(torch.bfloat16) if one else None for gradient, one in zip(self.kept.gradients, wanted)]
+        gradients = [copied(gradient, torch.bfloat16) if one else None for gradient, one in zip(self.kept.gradients, wanted)]
         return dx, dweight, *gradients, None, None
 
 

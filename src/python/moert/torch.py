@@ -3,6 +3,7 @@ import torch
 
 from ._experts import experts_class
 from ._library import Error
+from ._pool import copied
 from .context import default_context
 from .exchange import Route
 from .layer import Layer
@@ -31,7 +32,7 @@ class _LayerFunction(torch.autograd.Function):
         dx = torch.empty(ctx.shape)
         ctx.record.backward(dy.contiguous(), dx)
         layer.reduce()
-        gradients = [torch.from_numpy(layer.gradient(name)).clone() if needed else None
+        gradients = [copied(layer.gradient(name)) if needed else None
                      for name, needed in zip(ctx.module.names, ctx.needs_input_grad[3:])]
         return dx, None, None, *gradients
 
