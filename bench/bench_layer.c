@@ -7,6 +7,9 @@
  * First, y and dx of sampled tokens of every rank are compared with a float64 computation on the
  * host, which uses the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot
  * forward, 12 H I backward.
+ *
+ * With --skew the experts of all tokens are drawn, with equal weights, instead of a router's.
+ * --balance then places the experts by their rows, as moert-train --rebalance does.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -26,15 +29,16 @@
 #include "device/profile/profile.h"
 #include "layer/block.h"
 #include "moert/layer.h"
+#include "plan/balance.h"
 
-enum { X, DY, Y, DX, BUFFERS };
+enum { X, DY, Y, DX, INDEX, WEIGHT, BUFFERS };
 enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
 #define SAMPLE_S 0.05
 
 static size_t tokens, length, hidden, intermediate, experts, topk, ep, repeat, seed;
-static unsigned model, precision, dispatch, combine;
+static unsigned model, precision, dispatch, combine, skew;
 static const char *json_path;
-static bool with_spans;
+static bool with_spans, balances;
 
 static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
 static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
@@ -56,6 +60,10 @@ static const moert_option options[] = {
      "of rows to the experts"},
     {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
      "of rows back from the experts"},
+    {"skew", MOERT_OPTION_CHOICE, &skew, "router", "router|" BENCH_SKEW_WORDS,
+     "a router's choice of experts, or a " BENCH_SKEW_HELP},
+    {"balance", MOERT_OPTION_FLAG, &balances, NULL, NULL,
+     "place the experts so that the ranks get equal rows, as far as possible"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
     {"spans", MOERT_OPTION_FLAG, &with_spans, NULL, NULL,
@@ -72,6 +80,7 @@ typedef struct bench {
     moert_batch batch;
     moert_buffer *buffer[BUFFERS], *ends;
     float *host[2]; /* [T,H] */
+    int32_t *index; /* [T,K] of all ranks' tokens, or NULL: the router's */
     bench_rows rows;
     double worst[2];
     bool wrong;
@@ -81,9 +90,9 @@ typedef struct bench {
 /* ---- set-up ---- */
 
 /* weight[count] of `elements` each = the same normals, rotated by a different offset for each
- * expert. For large models, copies on the device are far faster than drawing all values on the
+ * expert; those of the layer's slots, or NULL: of number 0. For large models, copies on the device are far faster than drawing all values on the
  * host. */
-static moert_status make_weights(moert_buffer *weight, size_t first, size_t count,
+static moert_status make_weights(moert_buffer *weight, const moert_layer *layer, size_t count,
                                  size_t elements) {
     enum { ROTATION = 6151 };
     const size_t size = sizeof(float), bytes = elements * size;
@@ -94,7 +103,8 @@ static moert_status make_weights(moert_buffer *weight, size_t first, size_t coun
     moert_rng_normals(seed, elements, 0, 0.02, values, elements);
     MOERT_TRY_OR(release, bench_upload(moert_buffer_device(weight), values, bytes, &drawn));
     for (size_t i = 0; i < count; i++) {
-        const size_t start = (first + i) * ROTATION % elements * size;
+        const size_t start =
+            (layer != NULL ? moert_layer_expert(layer, i) : 0) * ROTATION % elements * size;
         MOERT_TRY_OR(release, moert_buffer_copy(drawn, start, weight, i * bytes, bytes - start));
         MOERT_TRY_OR(release,
                      moert_buffer_copy(drawn, 0, weight, i * bytes + bytes - start, start));
@@ -107,13 +117,64 @@ release:
 
 static moert_status make_layer(bench *b) {
     moert_layer *layer = b->layer;
-    const size_t first = moert_layer_first_expert(layer), local = moert_layer_local_experts(layer);
     moert_layer_weights_changed(layer);
-    MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_ROUTER), 0, 1, experts * hidden));
-    MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_W1), first, local,
+    if (b->index == NULL)
+        MOERT_TRY(
+            make_weights(moert_layer_weight(layer, MOERT_LAYER_ROUTER), NULL, 1, experts * hidden));
+    const size_t local = moert_layer_local_experts(layer);
+    MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_W1), layer, local,
                            2 * intermediate * hidden));
-    return make_weights(moert_layer_weight(layer, MOERT_LAYER_W2), first, local,
+    return make_weights(moert_layer_weight(layer, MOERT_LAYER_W2), layer, local,
                         intermediate * hidden);
+}
+
+/* Draws the experts of all ranks' tokens, and gives this rank's to the batches. */
+static moert_status make_routing(bench *b) {
+    const size_t ranks = moert_comm_size(b->comm), own = tokens * topk;
+    float *weight;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->index, ranks * own));
+    MOERT_TRY(MOERT_NEW_ARRAY(&weight, own));
+    for (size_t i = 0; i < own; i++)
+        weight[i] = 1.0f / (float)topk;
+    MOERT_TRY_OR(release, bench_route((bench_skew)(skew - 1), seed, ranks * tokens, topk, experts,
+                                      b->index));
+    MOERT_TRY_OR(release,
+                 bench_upload(b->device, weight, own * sizeof *weight, &b->buffer[WEIGHT]));
+    status = bench_upload(b->device, b->index + moert_comm_rank(b->comm) * own,
+                          own * sizeof *b->index, &b->buffer[INDEX]);
+release:
+    free(weight);
+    return status;
+}
+
+/* Says how even the ranks' rows are, and with --balance first places the experts. */
+static moert_status place(bench *b) {
+    const moert_expert_map *map = moert_layer_placement(b->layer);
+    const size_t slots = moert_comm_size(b->comm) * tokens * topk;
+    uint64_t *rows, sum = 0;
+    uint32_t *expert;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&rows, experts));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, moert_expert_map_slots(map)));
+    for (size_t i = 0; i < slots; i++)
+        if (b->index[i] >= 0) {
+            rows[b->index[i]]++;
+            sum++;
+        }
+    const uint64_t before = moert_expert_map_busiest(map, map->expert, rows);
+    uint64_t busiest = before;
+    if (balances) {
+        MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, expert));
+        busiest = moert_expert_map_busiest(map, expert, rows);
+        MOERT_TRY_OR(release, moert_layer_place(b->layer, expert));
+    }
+    const double mean = (double)sum / (double)map->ranks;
+    moert_program_say(b->context, "# rows of the busiest rank: %.3f times the mean%s\n",
+                      (double)busiest / mean, balances ? ", balanced" : "");
+release:
+    MOERT_FREE(rows, expert);
+    return status;
 }
 
 /* Rows of this rank's tokens. */
@@ -155,11 +216,17 @@ static moert_status make_batch(bench *b) {
                              .total_sequences = moert_comm_size(b->comm) * count};
     const moert_status status = bench_upload(b->device, ends, count * sizeof *ends, &b->ends);
     b->batch.ends = b->ends;
+    b->batch.index = b->buffer[INDEX];
+    b->batch.weight = b->buffer[WEIGHT];
     free(ends);
     return status;
 }
 
 static moert_status make_operands(bench *b) {
+    if (skew > 0) {
+        MOERT_TRY(make_routing(b));
+        MOERT_TRY(place(b));
+    }
     MOERT_TRY(make_layer(b));
     MOERT_TRY(make_rows(b));
     return make_batch(b);
@@ -174,6 +241,8 @@ static moert_status prepare(bench *b) {
     o.precision = (moert_precision)precision;
     o.dispatch = (moert_dispatch)dispatch;
     o.combine = (moert_combine)combine;
+    o.external_routing = skew > 0;
+    o.slots = balances ? moert_ceil_div(experts, ep == 0 ? moert_comm_size(b->comm) : ep) : 0;
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
     moert_layer_trust_batches(b->layer); /* a training's model does not check them either */
@@ -185,7 +254,7 @@ static void release(bench *b) {
     moert_mesh_destroy(b->mesh);
     moert_buffers_destroy(b->buffer, BUFFERS);
     moert_buffer_destroy(b->ends);
-    MOERT_FREE(b->host[0], b->host[1]);
+    MOERT_FREE(b->host[0], b->host[1], b->index);
 }
 
 /* ---- calls ---- */
@@ -206,7 +275,8 @@ static moert_status call(bench *b, int operation) {
 static moert_status check(bench *b) {
     const bench_layer_case c = {b->comm, b->layer, ep == 0 ? moert_comm_size(b->comm) : ep,
                                 tokens,  hidden,   intermediate,
-                                experts, topk,     seed};
+                                experts, topk,     seed,
+                                b->index};
     const size_t bytes = tokens * hidden * sizeof(float);
     moert_status status;
     for (int i = Y; i <= DX; i++)
@@ -347,6 +417,8 @@ static moert_status check_options(int argc, char **argv) {
     bench_model_take(model, &hidden, &intermediate, &experts, &topk);
     if (topk > experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
+    if (balances && skew == 0)
+        return MOERT_FAIL(ERROR_USAGE, "--balance needs --skew: the router's choice is even");
     return MOERT_OK;
 }
 

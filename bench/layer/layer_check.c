@@ -79,9 +79,22 @@ static void add_transposed(double *to, const float *m, const double *x, size_t r
 
 /* ---- routing ---- */
 
+/* Takes the caller's choice for a token. */
+static void take_choice(const bench_layer_case *c, sample *s) {
+    for (size_t slot = 0; slot < c->topk; slot++) {
+        const int32_t chosen = c->index[s->token * c->topk + slot];
+        s->chosen[slot] = chosen >= 0 ? (size_t)chosen : SIZE_MAX;
+        s->weight[slot] = 1.0 / (double)c->topk;
+    }
+}
+
 /* Routes a token; false if rounding could change the choice. */
 static bool route(check *k, sample *s) {
     const bench_layer_case *c = k->c;
+    if (c->index != NULL) {
+        take_choice(c, s);
+        return true;
+    }
     const size_t others = c->experts - c->topk;      /* number of experts not chosen */
     double sum = 0.0, *x = k->out, *sorted = k->out; /* max(E,H) doubles */
     for (size_t i = 0; i < c->hidden; i++)
@@ -162,12 +175,12 @@ static parts parts_of(const check *k, double *of, size_t i) {
 
 static moert_status add_experts(check *k) {
     const bench_layer_case *c = k->c;
-    const size_t first = moert_layer_first_expert(c->layer), weight = c->intermediate * c->hidden;
+    const size_t weight = c->intermediate * c->hidden;
     for (size_t local = 0; local < moert_layer_local_experts(c->layer); local++) {
         bool read = false;
         for (size_t i = 0; i < k->samples * c->topk; i++) {
             const sample *s = &k->sampled[i / c->topk];
-            if (s->chosen[i % c->topk] != first + local)
+            if (s->chosen[i % c->topk] != moert_layer_expert(c->layer, local))
                 continue;
             if (!read) {
                 MOERT_TRY(moert_buffer_read(moert_layer_weight(c->layer, MOERT_LAYER_W1),
@@ -228,7 +241,8 @@ static void compare(check *k, const float *y, const float *dx, double worst[2]) 
     for (size_t i = first; i < first + BENCH_SAMPLES; i++) {
         const size_t row = k->sampled[i].token % k->c->tokens * hidden;
         const parts p = parts_of(k, k->mine, i);
-        add_router(k, &k->sampled[i], p);
+        if (k->c->index == NULL)
+            add_router(k, &k->sampled[i], p);
         const double off[2] = {difference(y + row, p.y, hidden),
                                difference(dx + row, p.dx, hidden)};
         for (int j = 0; j < 2; j++)
@@ -258,8 +272,9 @@ static moert_status prepare(check *k) {
     MOERT_TRY(MOERT_NEW_ARRAY(&k->out, moert_max(c->hidden, c->experts)));
     MOERT_TRY(MOERT_NEW_ARRAY(&k->mine, k->samples * k->stride));
     MOERT_TRY(MOERT_NEW_ARRAY(&k->all, k->ranks * k->samples * k->stride));
-    MOERT_TRY(moert_buffer_read(moert_layer_weight(c->layer, MOERT_LAYER_ROUTER), 0, k->router,
-                                c->experts * c->hidden * sizeof(float)));
+    if (c->index == NULL)
+        MOERT_TRY(moert_buffer_read(moert_layer_weight(c->layer, MOERT_LAYER_ROUTER), 0, k->router,
+                                    c->experts * c->hidden * sizeof(float)));
     MOERT_TRY(take_samples(k));
     return add_experts(k);
 }

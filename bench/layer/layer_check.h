@@ -4,7 +4,7 @@
 #include "comm/comm.h"
 #include "moert/layer.h"
 
-/* A layer with SwiGLU experts and renormalised softmax routing. Its inputs are x =
+/* A layer with SwiGLU experts, with renormalised softmax routing or the caller's. Its inputs are x =
  * bench_number(seed, t, column) and dy = bench_number(seed + 1, t, column) of global token t. */
 typedef struct bench_layer_case {
     moert_comm *comm;
@@ -12,6 +12,8 @@ typedef struct bench_layer_case {
     size_t ep, tokens; /* ranks that share the experts; tokens of each rank */
     size_t hidden, intermediate, experts, topk;
     uint64_t seed;
+    const int32_t *index; /* [T,K] experts of all ranks' tokens, or -1, each with the weight 1 / K;
+                             NULL: the router chooses */
 } bench_layer_case;
 
 /*
