@@ -57,6 +57,8 @@ static const moert_option options[] = {
     {"micro-batches", MOERT_OPTION_UINT, &asked.micro_batches, "1", "1..1000000",
      "micro-batches of a step, after which gradients are summed once"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
+    {"balance", MOERT_OPTION_FLAG, &asked.balanced, NULL, NULL,
+     "the experts are placed so that the ranks get equal rows, as far as possible"},
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
      "passes of a layer to predict, or step: a training step of --model"},
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
@@ -132,14 +134,15 @@ static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction 
                       double efficiency) {
     static const char *const engines[] = {"window", "staged", "node"};
     json_t *row = json_pack(
-        "{ss sI sI sI ss ss sI sI sI sI sI sf sf sf ss sf sf}", "op",
+        "{ss sI sI sI ss ss sb sI sI sI sI sI sf sf sf ss sf sf}", "op",
         w->backward ? "forward+backward" : "forward", "ranks", (json_int_t)w->ranks, "nodes",
         (json_int_t)nodes, "ep", (json_int_t)w->ep, "engine", engines[w->engine], "skew",
-        bench_skew_name(w->skew), "T", (json_int_t)w->tokens, "H", (json_int_t)w->hidden, "I",
-        (json_int_t)w->intermediate, "E", (json_int_t)w->experts, "K", (json_int_t)w->topk, "ms",
-        p->seconds * 1e3, "tokens_per_s_rank", (double)w->tokens / p->seconds, "efficiency",
-        efficiency, "bound", bench_part_name(p->bound), "bytes_inside", p->bytes_inside,
-        "bytes_between", p->bytes_between);
+        bench_skew_name(w->skew), "balanced", w->balanced, "T", (json_int_t)w->tokens, "H",
+        (json_int_t)w->hidden, "I", (json_int_t)w->intermediate, "E", (json_int_t)w->experts, "K",
+        (json_int_t)w->topk, "ms", p->seconds * 1e3, "tokens_per_s_rank",
+        (double)w->tokens / p->seconds, "efficiency", efficiency, "bound",
+        bench_part_name(p->bound), "bytes_inside", p->bytes_inside, "bytes_between",
+        p->bytes_between);
     json_t *parts = json_object();
     for (int i = 0; i < BENCH_PARTS; i++)
         json_object_set_new(parts, bench_part_name((bench_part)i), json_real(p->part[i] * 1e3));

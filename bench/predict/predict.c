@@ -81,9 +81,9 @@ static moert_status make_setting(const bench_machine *m, const bench_work *w, se
         return MOERT_FAIL(ERROR_USAGE, "windows serve one node, not %zu", nodes);
     if (w->engine == BENCH_NODE && m->linked)
         return MOERT_FAIL(ERROR_USAGE, "the node exchange is for CPU devices");
-    MOERT_TRY(bench_spread_of(
-        &(bench_sharing){w->skew, w->tokens * w->ep, w->topk, w->experts, w->ep, nodes},
-        &s->spread));
+    MOERT_TRY(bench_spread_of(&(bench_sharing){w->skew, w->tokens * w->ep, w->topk, w->experts,
+                                               w->ep, nodes, w->balanced},
+                              &s->spread));
     s->m = m;
     s->w = w;
     s->nodes = (double)nodes;

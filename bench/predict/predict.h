@@ -37,6 +37,7 @@ typedef struct bench_work {
     size_t tokens;    /* tokens of a rank */
     size_t hidden, intermediate, experts, topk;
     bench_skew skew;
+    bool balanced;       /* the experts are placed by their rows */
     const char *type;    /* dtype of the experts' GEMMs: f32 or bf16 */
     double row_bytes;    /* per element of a dispatched row: 4, 2 or 33/32 */
     double result_bytes; /* per element of a combined row: 4 or 2 */

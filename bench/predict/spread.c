@@ -2,10 +2,11 @@
 #include "bench/predict/spread.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
+#include "plan/balance.h"
 
 #define HOT_FRACTION 0.3 /* as in tokens.c */
 
@@ -58,6 +59,30 @@ static void include(bench_skew skew, size_t topk, size_t experts, double *inclus
         include_zipf(topk, experts, inclusion);
     else if (skew == BENCH_ZIPF)
         fill_zipf(INFINITY, experts, inclusion);
+}
+
+/* Sorts inclusion[E] by the slots of a balanced placement. */
+static moert_status balance(size_t experts, size_t ranks, double *inclusion) {
+    static const double UNIT = 1e-9;
+    moert_expert_map *map = NULL;
+    uint64_t *rows = NULL;
+    uint32_t *expert = NULL;
+    double *sorted = NULL;
+    moert_status status;
+    MOERT_TRY_OR(release, moert_expert_map_create(experts, ranks, 0, &map));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, experts));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, experts));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&sorted, experts));
+    for (size_t e = 0; e < experts; e++)
+        rows[e] = (uint64_t)(inclusion[e] / UNIT);
+    MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, expert));
+    for (size_t slot = 0; slot < experts; slot++)
+        sorted[slot] = inclusion[expert[slot]];
+    memcpy(inclusion, sorted, experts * sizeof *sorted);
+release:
+    moert_expert_map_destroy(map);
+    MOERT_FREE(rows, expert, sorted);
+    return status;
 }
 
 /* ---- the largest of many ---- */
@@ -145,6 +170,11 @@ moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread) {
     MOERT_TRY(MOERT_NEW_ARRAY(&inclusion, experts));
     const size_t taken = skew == BENCH_ONE ? 1 : topk;
     include(skew, topk, experts, inclusion);
+    const moert_status status = of->balanced ? balance(experts, ep, inclusion) : MOERT_OK;
+    if (status != MOERT_OK) {
+        free(inclusion);
+        return status;
+    }
     grouping g = {inclusion, experts, taken, tokens, ep};
     spread->pairs_rank = distinct(&g, skew == BENCH_BALANCED);
     spread->largest_rank = largest_of(&g);

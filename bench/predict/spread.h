@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "bench/common/tokens.h"
@@ -22,11 +23,13 @@ typedef struct bench_spread {
 double bench_largest_normal(size_t count);
 
 /*
- * The spread of `tokens` tokens, in total, over ep ranks that share the experts (E/ep consecutive
- * experts each). Nodes are runs of ep / nodes ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
+ * The spread of `tokens` tokens, in total, over ep ranks that share the experts: E/ep consecutive
+ * experts each or, balanced, as moert_expert_map_balance places them by their expected rows. Nodes
+ * are runs of ep / nodes ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
  */
 typedef struct bench_sharing {
     bench_skew skew;
     size_t tokens, topk, experts, ep, nodes;
+    bool balanced;
 } bench_sharing;
 moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread);

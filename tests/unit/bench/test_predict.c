@@ -12,7 +12,8 @@
 static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size_t ep,
                               size_t nodes) {
     bench_spread spread;
-    ASSERT_OK(bench_spread_of(&(bench_sharing){skew, 4096, topk, experts, ep, nodes}, &spread));
+    ASSERT_OK(
+        bench_spread_of(&(bench_sharing){skew, 4096, topk, experts, ep, nodes, false}, &spread));
     return spread;
 }
 
@@ -77,6 +78,20 @@ TEST(test_expected_spreads_are_those_of_draws) {
         assert_within(seen.pairs_rank / want.pairs_rank, 1.0, cases[i].pairs);
         assert_within(seen.largest_rank / want.largest_rank, 1.0, cases[i].largest);
     }
+}
+
+TEST(test_balanced_experts_spread_evenly) {
+    bench_sharing of = {BENCH_ZIPF, 4096, 2, 64, 4, 1, false};
+    bench_spread contiguous, balanced;
+    ASSERT_OK(bench_spread_of(&of, &contiguous));
+    of.balanced = true;
+    ASSERT_OK(bench_spread_of(&of, &balanced));
+    assert_true(contiguous.largest_rank > 2.5);
+    assert_true(balanced.largest_rank >= 1.0 && balanced.largest_rank < 1.05);
+    assert_within(balanced.largest_expert, contiguous.largest_expert, 1e-12);
+    of.skew = BENCH_ONE; /* one expert cannot be divided */
+    ASSERT_OK(bench_spread_of(&of, &balanced));
+    assert_within(balanced.largest_rank, 4.0, 1e-12);
 }
 
 TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
