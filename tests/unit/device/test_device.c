@@ -16,8 +16,9 @@ TEST(test_the_list_describes_each_device) {
     assert_true(count > 0);
     for (size_t i = 0; i < count; i++) {
         assert_true(strlen(list[i].name) > 0 && strlen(list[i].platform_name) > 0);
-        assert_true(list[i].compute_units > 0 && list[i].largest_bytes > 0);
-        assert_true(list[i].global_bytes >= list[i].largest_bytes);
+        assert_true(list[i].compute_units > 0 && list[i].piece_bytes > 0);
+        assert_true(list[i].global_bytes >= list[i].piece_bytes);
+        assert_true(list[i].largest_bytes >= list[i].piece_bytes);
         assert_false(list[i].is_cpu && list[i].is_gpu);
     }
     free(list);
