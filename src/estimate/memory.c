@@ -2,6 +2,8 @@
  * are in floats unless their name says bytes. */
 #include "estimate/parts.h"
 
+#include <math.h>
+
 #include "base/config.h"
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -76,6 +78,10 @@ static void set_peaks(moert_memory_shape *s, const moert_row_peak *peaks) {
         moert_row_peak_add(&s->peak, peaks[l].rows, peaks[l].largest);
 }
 
+static size_t uneven(const moert_model_config *c, size_t balanced_rows) {
+    return (size_t)ceil((double)balanced_rows * fmax(c->memory.imbalance, 1.0));
+}
+
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
@@ -94,9 +100,11 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
     s.tokens = s.sequences * setting->length;
     s.experts = c->expert_slots > 0 ? c->expert_slots : own;
-    s.peak = (moert_row_peak){moert_ceil_div(tokens * topk * own, experts),
-                              moert_ceil_div(tokens * topk * most, experts)};
+    s.peak = (moert_row_peak){uneven(c, moert_ceil_div(tokens * topk * own, experts)),
+                              uneven(c, moert_ceil_div(tokens * topk * most, experts))};
     s.capacity_rows = tokens * moert_min(topk, most);
+    s.peak.rows = moert_min(s.peak.rows, tokens * moert_min(topk, own));
+    s.peak.largest = moert_min(s.peak.largest, s.capacity_rows);
     s.attention = moert_attention_shape_of(c);
     for (size_t l = 0; l < c->layers; l++)
         s.moe_layers += moert_layer_is_moe(c, l);

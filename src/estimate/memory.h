@@ -26,7 +26,8 @@ typedef struct moert_memory_setting {
     const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
     moert_aux_form aux_form;
     const moert_row_peak *peaks; /* [MoE layers] rows of the rank; NULL: those of balanced routing,
-                                    tokens of its EP group x K x L / E, rounded up */
+                                    tokens of its EP group x K x L / E rounded up, times
+                                    config->memory.imbalance */
 } moert_memory_setting;
 
 /* X(field, title, help): bytes of one rank. */
@@ -45,7 +46,7 @@ typedef struct moert_memory_setting {
     X(checks, "checks",                                                                            \
       "a second copy of a layer and its inputs, with which ranks repeat each other's work "        \
       "(--verify)")                                                                                \
-    X(windows, "windows", "rows of the exchange windows that balanced routing uses")               \
+    X(windows, "windows", "rows of the exchange windows that are used")                            \
     X(reserved, "reserved",                                                                        \
       "reserved for those windows; untouched pages of the window exchange "                        \
       "cost nothing")                                                                              \
@@ -57,7 +58,7 @@ typedef struct moert_memory {
 #undef MOERT_MEMORY_FIELD
 } moert_memory;
 
-/* M of rank `rank` with balanced routing. */
+/* M of rank `rank`: the most of its layers. */
 size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank);
 
 /*

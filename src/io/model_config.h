@@ -77,6 +77,7 @@ typedef struct moert_memory_choice {
                           MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
     unsigned moments;   /* a moert_state_type: of AdamW's moments */
     unsigned gradients; /* a moert_state_type: of the layers' gradients between backwards */
+    double imbalance;   /* rows that estimates assume, relative to balanced routing; below 1: 1 */
 } moert_memory_choice;
 
 typedef struct moert_model_config {

@@ -31,6 +31,11 @@ for memory in 0 -1G 1e30; do
     refused 2 "--memory $memory: expected a number of bytes" "so is $memory" train big 2 window --memory "$memory"
 done
 
+refused 2 "--imbalance" "an imbalance below 1 is refused" train big 2 window --imbalance 0.5
+train hot 2 window --imbalance 2
+[ $? -eq 0 ] && has_lines "$log" "with 2 times the rows of balanced routing" && awk -v more="$(expected)" -v plain="$needs" 'BEGIN { exit !(more > plain) }'
+verdict $? "--imbalance 2 estimates more: $(grep 'will take' "$log")"
+
 # ---- an allocation that fails in the first step or before it ----
 
 shim=$(realpath "${TEST_BUILD:-build}/tests/inject.so")

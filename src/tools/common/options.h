@@ -62,7 +62,9 @@ typedef struct moert_compute_choice {
     {"moments", MOERT_OPTION_CHOICE, &(choice).moments, "f32", MOERT_STATE_WORDS,                  \
      "AdamW's moments; bf16, rounded at random so that their mean is right, halves them"},         \
     {"gradients", MOERT_OPTION_CHOICE, &(choice).gradients, "f32", MOERT_STATE_WORDS,          \
-     "gradients of the layers' parameters; bf16, rounded after each micro-batch, halves them"}
+     "gradients of the layers' parameters; bf16, rounded after each micro-batch, halves them"},    \
+    {"imbalance", MOERT_OPTION_FLOAT, &(choice).imbalance, "1", "1..1000",                         \
+     "rows of a rank that the estimate of the memory assumes, relative to balanced routing"}
 /* clang-format on */
 
 /* X(TYPE, value shown by --help): the type decides the type of *target. */

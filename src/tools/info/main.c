@@ -120,23 +120,26 @@ static moert_status incomplete(void) {
 
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length, pieces, chunk, rank, needed, limit;
+    double imbalance;
     int fits;
     char texts[2][MOERT_TEXT_BYTES_SIZE];
     const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
         *shown_combine, *recompute, *moments, *gradients;
-    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI ss ss ss ss ss ss ss ss sb sI sI sI}",
+    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI sF ss ss ss ss ss ss ss ss sb sI sI sI}",
                     "path", &path, "weights", &weights, "batch", &shown_batch, "length",
-                    &shown_length, "micro_batches", &pieces, "loss_chunk", &chunk, "recompute",
-                    &recompute, "moments", &moments, "gradients", &gradients, "precision",
-                    &shown_precision, "dense", &shown_dense, "dispatch", &shown_dispatch, "combine",
-                    &shown_combine, "engine", &engine, "fits", &fits, "least_room", &rank, "needed",
-                    &needed, "limit", &limit) != 0)
+                    &shown_length, "micro_batches", &pieces, "loss_chunk", &chunk, "imbalance",
+                    &imbalance, "recompute", &recompute, "moments", &moments, "gradients",
+                    &gradients, "precision", &shown_precision, "dense", &shown_dense, "dispatch",
+                    &shown_dispatch, "combine", &shown_combine, "engine", &engine, "fits", &fits,
+                    "least_room", &rank, "needed", &needed, "limit", &limit) != 0)
         return incomplete();
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
            "micro-batches in a step: %lld\n",
            path, weights, (long long)shown_batch, (long long)shown_length, shown_precision,
            shown_dense, engine, shown_dispatch, shown_combine, (long long)pieces);
+    if (imbalance > 1.0)
+        printf("rows of a rank: %.3g times those of balanced routing\n", imbalance);
     if (chunk > 0)
         printf("logits of %lld tokens at a time\n", (long long)chunk);
     if (strcmp(recompute, "none") != 0)

@@ -107,13 +107,16 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
 }
 
 void moert_train_say_fit(const moert_context *context, const moert_train_memory *memory) {
-    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE];
+    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE], rows[64] = "balanced routing";
     if (memory->fit.needed == 0)
         return;
+    if (memory->setting.config->memory.imbalance > 1.0)
+        snprintf(rows, sizeof rows, "%.3g times the rows of balanced routing",
+                 memory->setting.config->memory.imbalance);
     moert_text_put_bytes((double)memory->fit.needed, needed);
     moert_text_put_bytes((double)memory->fit.limit, limit);
-    moert_program_say(context, "rank %zu will take %s of %s with balanced routing%s%s\n",
-                      memory->fit.rank, needed, limit, memory->options[0] != '\0' ? " and " : "",
+    moert_program_say(context, "rank %zu will take %s of %s with %s%s%s\n", memory->fit.rank,
+                      needed, limit, rows, memory->options[0] != '\0' ? " and " : "",
                       memory->options);
 }
 
@@ -132,14 +135,15 @@ static moert_status measure(const moert_model *model, const moert_train_memory *
     moert_row_peak *peak;
     moert_memory expected;
     MOERT_TRY(MOERT_NEW_ARRAY(&peak, layers));
-    const size_t balanced = moert_memory_rows(&setting, rank);
+    const double balanced =
+        (double)moert_max(moert_memory_rows(&setting, rank), 1) / setting.config->memory.imbalance;
     moert_model_row_peaks(model, peak);
     setting.peaks = peak;
     moert_status status;
     MOERT_TRY_OR(done, moert_memory_estimate(&setting, rank, &expected));
     *own = (peaks){moert_device_peak_bytes(device), expected.total, moert_memory_resident().peak,
                    memory->resident + (moert_device_describe(device)->is_cpu ? expected.total : 0),
-                   (double)moert_memory_rows(&setting, rank) / (double)moert_max(balanced, 1)};
+                   (double)moert_memory_rows(&setting, rank) / balanced};
 done:
     MOERT_FREE(peak);
     return status;

@@ -8,7 +8,7 @@
 typedef struct moert_train_memory {
     moert_memory_setting setting;
     moert_mesh_place *places; /* of `setting`; the caller frees them */
-    moert_fit fit;            /* with balanced routing; needed 0: there is no estimate */
+    moert_fit fit;            /* before the run; needed 0: there is no estimate */
     size_t resident;          /* pages of this process before the model exists */
     char options[128];        /* those chosen by --recompute auto, or "" */
 } moert_train_memory;
