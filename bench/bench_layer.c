@@ -90,8 +90,8 @@ typedef struct bench {
 /* ---- set-up ---- */
 
 /* weight[count] of `elements` each = the same normals, rotated by a different offset for each
- * expert; those of the layer's slots, or NULL: of number 0. For large models, copies on the device are far faster than drawing all values on the
- * host. */
+ * expert: those in the layer's slots, or number 0 if `layer` is NULL. For large models, copies on
+ * the device are far faster than drawing all values on the host. */
 static moert_status make_weights(moert_buffer *weight, const moert_layer *layer, size_t count,
                                  size_t elements) {
     enum { ROTATION = 6151 };

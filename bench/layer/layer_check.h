@@ -4,7 +4,7 @@
 #include "comm/comm.h"
 #include "moert/layer.h"
 
-/* A layer with SwiGLU experts, with renormalised softmax routing or the caller's. Its inputs are x =
+/* A layer with SwiGLU experts, and renormalised softmax routing or the caller's. Its inputs: x =
  * bench_number(seed, t, column) and dy = bench_number(seed + 1, t, column) of global token t. */
 typedef struct bench_layer_case {
     moert_comm *comm;
