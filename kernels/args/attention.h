@@ -35,9 +35,9 @@ MOERT_ARGS_LAYOUT(moert_round_args, heads, 48, 56)
 
 typedef struct moert_nvidia_attention_args {
     args_u64 stats_at;
-    args_i32 tiles, length, heads, kv_heads, sequences, window;
+    args_i32 tiles, length, heads, kv_heads, sequences, window, section;
     args_f32 scale;
 } moert_nvidia_attention_args;
-MOERT_ARGS_LAYOUT(moert_nvidia_attention_args, scale, 32, 40)
+MOERT_ARGS_LAYOUT(moert_nvidia_attention_args, scale, 36, 40)
 
 #endif

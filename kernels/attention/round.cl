@@ -13,12 +13,12 @@
  *
  * delta uses the same rounded dout as dp does, so that the ds of a row sum to nearly 0.
  *
- * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: each sum has a fixed
+ * Required: VALUE_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: each sum has a fixed
  * order.
  */
 #include "args/attention.h"
-#ifndef HEAD_SIZE
-#error "HEAD_SIZE must be defined"
+#ifndef VALUE_SIZE
+#error "VALUE_SIZE must be defined"
 #endif
 #define ITEMS 256
 #define ROWS  16 /* per work-group; 16 work-items compute one row */
@@ -35,10 +35,13 @@ static inline float4 from_bf16(ushort4 x) {
     return as_float4(convert_uint4(x) << 16);
 }
 
-/* Grid: {rows * columns / 4 / ITEMS, rounded up}. columns, stride and column are multiples of 4. */
+/* Also zeroes word `from` of `to`, unless `from` is 0. Grid: {rows * columns / 4 / ITEMS, rounded
+ * up}. columns, stride and column are multiples of 4. */
 GROUP void round_rows(global const float *x, global ushort *to, moert_round_args args) {
     const size_t quad = get_global_id(0), row = quad / (args.columns / 4),
                  c = quad % (args.columns / 4) * 4;
+    if (quad == 0 && args.from > 0)
+        ((global uint *)to)[args.from] = 0;
     if (row < args.rows)
         *(global ushort4 *)(to + row * args.stride + args.column + c) =
             to_bf16(args.factor * *(global const float4 *)(x + row * args.columns + c));
@@ -62,13 +65,13 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     const int in_block = get_group_id(0) % 4 * ROWS + own, position = b.first + in_block;
     const size_t token = b.token + position, row = token * args.heads + head;
     float4 sum = 0.0f;
-    for (int d = 4 * part; d < HEAD_SIZE && position < b.length; d += 64) {
-        const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d));
-        *(global ushort4 *)(to + token * args.stride + args.column + head * HEAD_SIZE + d) =
+    for (int d = 4 * part; d < VALUE_SIZE && position < b.length; d += 64) {
+        const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * VALUE_SIZE + d));
+        *(global ushort4 *)(to + token * args.stride + args.column + head * VALUE_SIZE + d) =
             rounded;
-        const float4 x = *(global const float4 *)(out + row * HEAD_SIZE + d);
+        const float4 x = *(global const float4 *)(out + row * VALUE_SIZE + d);
         if (out_bf16 != 0)
-            *(global ushort4 *)(out_bf16 + row * HEAD_SIZE + d) = to_bf16(x);
+            *(global ushort4 *)(out_bf16 + row * VALUE_SIZE + d) = to_bf16(x);
         sum = fma(x, from_bf16(rounded), sum);
     }
     parts[own][part] = (sum.x + sum.y) + (sum.z + sum.w);

@@ -28,6 +28,13 @@ static inline uint add_global(global uint *to, uint x) {
     return old;
 }
 
+/* Adds 1 to a word in global memory and returns the old value; orders no other accesses. */
+static inline uint count_global(global uint *to) {
+    uint old;
+    __asm__ volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(to));
+    return old;
+}
+
 /* Reads a word in global memory before all accesses that follow. */
 static inline uint acquire_global(global const uint *from) {
     uint x;

@@ -18,9 +18,9 @@
  * memory than the device has), and those of moert_documents_blocks.
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128. All
- * other devices and calls run the float32 kernels, with other bits; the debug log says why. BF16
- * always needs `scratch` (ERROR_USAGE).
+ * compute capability 9.0 round them for a head_size and value_size of both 64, of both 128, and of
+ * 192 and 128. All other devices and calls run the float32 kernels, with other bits; the debug log
+ * says why. BF16 always needs `scratch` (ERROR_USAGE).
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads;

@@ -3,23 +3,26 @@
  * operands rounded to bf16, with float32 sums. Scores are in units of log 2: q is multiplied by
  * scale / log 2 before it is rounded, so that p = 2^(score - maximum).
  *
- * A work-group owns 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
- * BACKWARD_KV. Two consumers, warps 4-7 and 8-11, own 64 of these rows each. They pass over the
- * keys (BACKWARD_KV: the queries) in blocks of 64 rows. One thread of warps 0-3, the producer,
- * loads these blocks by TMA into a ring of stages, as far ahead as the ring allows:
+ * A tile is 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
+ * BACKWARD_KV. Two consumers, warps 4-7 and 8-11 of a work-group, own 64 of these rows each. They
+ * pass over the keys (BACKWARD_KV: the queries) in blocks of 64 rows, or of 128 in FORWARD if
+ * KEY_SIZE is at most 128. One thread of warps 0-3, the producer, loads these blocks by TMA into a
+ * ring of stages, as far ahead as the ring allows:
  *
  *                 64 rows of a block
  *               +--------------------+
  *   64 own rows | score, p, dp or ds |
  *               +--------------------+
- *   64 own rows | sums, HEAD_SIZE    |
+ *   64 own rows | sums, a head wide  |
  *               +--------------------+
  *
- * A GEMM of a block is four or eight wgmma with results in registers. Scores, rounded to bf16, are
- * the A operand of the next GEMM without leaving their registers.
+ * A GEMM of a block is 4 to 12 wgmma with results in registers. Scores, rounded to bf16, are the A
+ * operand of the next GEMM without leaving their registers.
  *
- *   FORWARD      stages K, V, K, V ..: out += p V of a block overlaps score = q K' and the softmax
- *                of the next block
+ *   FORWARD      stages K, V, K, V .., the last keys first: out += p V of a block overlaps score =
+ *                q K' and the softmax of the next block. Work-groups take tiles from a counter. A
+ *                second thread of warps 0-3 takes them and loads q in float32, one tile ahead; the
+ *                first score of a tile overlaps the end of the one before.
  *   BACKWARD_Q   stages K, V, K, V ..: dq += ds K of a block overlaps q K' and dout V' of the next
  *   BACKWARD_KV  each stage holds 64 rows of q and dout, their lse and delta, for all heads of a
  *                group in order: dv += p dout and dk += ds q
@@ -27,46 +30,64 @@
  * If WINDOW is 1, a query sees only the `window` keys up to its own, and blocks that no own row
  * sees are left out.
  *
- * If each sequence is several documents, work-groups own rows of a document, whose positions count
- * from its start; other rows of the sequence that a block holds are masked or not stored.
+ * If each sequence is several documents, tiles are rows of a document, whose positions count from
+ * its start; other rows of the sequence that a block holds are masked or not stored.
  *
  * `rows` is the bf16 tensor [sequences, length, columns] that attention/round.cl writes: k of all
- * heads, v of all heads and, for the backward passes, q and dout of all heads. TMA reads rows past
- * a sequence's end as zeros. The stats [slots,heads,2,64], a slot for each block of a document, are
- * lse / log 2, infinite past the document's end, and delta.
+ * heads, v of all heads and, for the backward passes, q and dout of all heads. `queries`: q in
+ * float32, only in FORWARD. TMA reads rows past a sequence's end as zeros. The stats
+ * [slots,heads,2,64], a slot for each block of a document, are lse / log 2, infinite past the
+ * document's end, and delta.
  *
- * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), WINDOW, ARENA.
+ * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), KEY_SIZE and VALUE_SIZE (64 and 64, 128
+ * and 128, or 192 and 128), WINDOW, ARENA.
  * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384
  * items. Deterministic: no tile depends on another, and blocks are summed in order, so a document's
  * result depends on that document alone.
  */
-#if !defined(PASS) || !defined(HEAD_SIZE) || !defined(WINDOW)
-#error "PASS, HEAD_SIZE and WINDOW must be defined"
+#if !defined(PASS) || !defined(KEY_SIZE) || !defined(VALUE_SIZE) || !defined(WINDOW)
+#error "PASS, KEY_SIZE, VALUE_SIZE and WINDOW must be defined"
 #endif
-#define F16 0
-#include "args/attention.h"
-#include "attention/nvidia/attention.h"
-
+#define F16         0
 #define FORWARD     0
 #define BACKWARD_Q  1
 #define BACKWARD_KV 2
-
-#define OWN 128
-#if PASS == BACKWARD_KV
-#define STAGES      4
-#define STAGE_BYTES (2 * BLOCK_BYTES)
+#if PASS == FORWARD && KEY_SIZE <= 128
+#define BLOCK 128 /* rows */
 #else
-#define STAGES      8
-#define STAGE_BYTES BLOCK_BYTES
+#define BLOCK 64
 #endif
-#define KEPT_BYTES                                                                                 \
-    (PASS == FORWARD ? 0 : 4 * BLOCK_BYTES) /* the own rows of q and dout, or of k and v */
+#if PASS == FORWARD
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+#else
+#define PRODUCER_REGISTERS 24
+#define CONSUMER_REGISTERS 240
+#endif
+#include "args/attention.h"
+#include "attention/nvidia/attention.h"
+
+#define OWN           128
+#define KEY_BYTES     (BLOCK * KEY_SIZE * 2)
+#define VALUE_BYTES   (BLOCK * VALUE_SIZE * 2)
+#define PAIR_BYTES    (KEY_BYTES + VALUE_BYTES)
+#define KEPT_BYTES    (PASS == FORWARD ? 0 : OWN * (KEY_SIZE + VALUE_SIZE) * 2)
+#define QUERIES_BYTES (PASS == FORWARD ? ROWS * KEY_SIZE * 4 : 0) /* of a consumer, in float32 */
+#define RING_BYTES    (ARENA - KEPT_BYTES - 2 * QUERIES_BYTES - 4096) /* 4096: stats, barriers */
+#define PAIRS         (RING_BYTES / PAIR_BYTES > 4 ? 4 : RING_BYTES / PAIR_BYTES)
+#define STAGES        (PASS == BACKWARD_KV ? PAIRS : 2 * PAIRS)
 /* Byte offsets in the arena. */
-#define STAGES_AT KEPT_BYTES
-#define STATS_AT  (STAGES_AT + STAGES * STAGE_BYTES)
-#define FULL_AT   (STATS_AT + STAGES * 512)
-#define EMPTY_AT  (FULL_AT + 8 * STAGES)
-#define KEPT_AT   (EMPTY_AT + 8 * STAGES)
+#define STAGES_AT     KEPT_BYTES
+#define QUERIES_AT    (STAGES_AT + PAIRS * PAIR_BYTES)
+#define STATS_AT      (QUERIES_AT + 2 * QUERIES_BYTES)
+#define FULL_AT       (STATS_AT + 4 * 512)
+#define EMPTY_AT      (FULL_AT + 8 * STAGES)
+#define KEPT_AT       (EMPTY_AT + 8 * STAGES)
+#define QUERIES_FULL  (KEPT_AT + 8)
+#define QUERIES_EMPTY (QUERIES_FULL + 16)
+#define TILE_FULL     (QUERIES_EMPTY + 16)
+#define TILE_EMPTY    (TILE_FULL + 16)
+#define TILE_AT       (TILE_EMPTY + 16)
 
 /* The OWN rows of a work-group: those from position `first` on, of one head (in BACKWARD_KV a head
  * of keys and values) of one document, which begins at row `offset` of its sequence. */
@@ -79,22 +100,26 @@ typedef struct place {
 /* The kernel's operands and results. */
 typedef struct tensors {
     float scale;
-    global const float *q, *stats; /* q: only in FORWARD */
-    global const float *sinks;     /* [heads], only in FORWARD, or null */
-    global float *result, *other;  /* by PASS: out and lse; dq and null; dk and dv */
-    global ushort *out_bf16;       /* FORWARD: out rounded to bf16, or null */
+    global float *stats;          /* FORWARD: the number of tiles taken, a word */
+    global const float *sinks;    /* [heads], only in FORWARD, or null */
+    global float *result, *other; /* by PASS: out and lse; dq and null; dk and dv */
+    global ushort *out_bf16;      /* FORWARD: out rounded to bf16, or null */
 } tensors;
 
-/* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on; x has `heads` heads. */
-INLINED void store_rows(const float *sums, const float *factor, place at, int first, int heads,
-                        global float *x) {
-    const size_t stride = heads * HEAD_SIZE;
-    x += (at.token + first) * stride + at.head * HEAD_SIZE;
-    store_rows_at(sums, factor, at.length - first, x, stride);
+/* x[64,width] = factor[row] * sums, from position `first` on; x has `heads` heads. */
+INLINED void store_rows(const float *sums, int width, const float *factor, place at, int first,
+                        int heads, global float *x) {
+    const size_t stride = heads * width;
+    x += (at.token + first) * stride + at.head * width;
+    store_rows_at(sums, width, factor, at.length - first, x, stride);
 }
 
+/* Stages are blocks of keys and of values in turn, or pairs of both. */
 INLINED uint stage_at(uint base, uint step) {
-    return base + STAGES_AT + step % STAGES * STAGE_BYTES;
+    const uint stage = step % STAGES;
+    return base + STAGES_AT +
+           (PASS == BACKWARD_KV ? stage * PAIR_BYTES
+                                : stage / 2 * PAIR_BYTES + stage % 2 * KEY_BYTES);
 }
 
 INLINED void await_full(uint base, uint step) {
@@ -122,26 +147,16 @@ INLINED int blocks_of(int length) {
     return (length + ROWS - 1) / ROWS;
 }
 
-/* The number of blocks up to the end of the 64 rows from `first` on. */
-INLINED int blocks_until(place at, int first) {
-    return min(blocks_of(at.length), first / ROWS + 1);
-}
-
-/* The first block with keys that the queries from `first` on see. */
-INLINED int first_block(place at, int first) {
-    return WINDOW ? min(max(first - at.window + 1, 0) / ROWS, blocks_of(at.length) - 1) : 0;
-}
-
 /* Masks the scores of the keys that a query does not see. The block's first query is `ahead`
- * positions after its first key; its positions are the own rows' if that is 0. In BACKWARD_KV the
- * own rows are keys. */
+ * positions after its first key. In BACKWARD_KV the own rows are keys. */
 INLINED void mask_unseen(float *score, int ahead, int window) {
-    if (ahead > 0 ? (WINDOW ? ahead + ROWS <= window : true) : false)
+    if (ahead >= BLOCK ? (WINDOW ? ahead + ROWS <= window : true) : false)
         return; /* all keys are seen */
-    const int apart = PASS == BACKWARD_KV ? ahead : WINDOW ? ahead : 0;
-    UNROLL_FOR(int i = 0; i < 32; i++) {
-        const int own = own_row() + i / 2 % 2 * 8, other = own_column(i / 4) + i % 2;
-        const int distance = PASS == BACKWARD_KV ? apart + other - own : apart + own - other;
+    const int column = opaque(own_column(0)), row = opaque(own_row());
+    const int apart = ahead + (PASS == BACKWARD_KV ? column - row : row - column);
+    UNROLL_FOR(int i = 0; i < BLOCK / 2; i++) {
+        const int further = i / 2 % 2 * 8 - i / 4 * 8 - i % 2;
+        const int distance = PASS == BACKWARD_KV ? apart - further : apart + further;
         if (WINDOW ? (uint)distance >= (uint)window : distance < 0)
             score[i] = -INFINITY;
     }
@@ -149,10 +164,35 @@ INLINED void mask_unseen(float *score, int ahead, int window) {
 
 /* Loads the own rows of the two tensors whose head begins at `column` and at `next_column`. */
 INLINED void load_kept(place at, ulong map, uint base, int column, int next_column) {
+    const int row = at.offset + at.first;
     expect(base + KEPT_AT, KEPT_BYTES);
-    for (int i = 0; i < 4; i++)
-        load_block(base + i * BLOCK_BYTES, map, i < 2 ? column : next_column,
-                   at.offset + at.first + i % 2 * ROWS, at.sequence, base + KEPT_AT);
+    for (int i = 0; i < 2; i++) {
+        load_block(base + i * ROWS * KEY_SIZE * 2, map, ROWS, KEY_SIZE, column, row + i * ROWS,
+                   at.sequence, base + KEPT_AT);
+        load_block(base + OWN * KEY_SIZE * 2 + i * ROWS * VALUE_SIZE * 2, map, ROWS, VALUE_SIZE,
+                   next_column, row + i * ROWS, at.sequence, base + KEPT_AT);
+    }
+}
+
+/* The blocks of keys [begin, end) that `rows` queries from position `first` on see. */
+typedef struct range {
+    int begin, end;
+} range;
+
+INLINED range blocks_seen(place at, int first, int rows) {
+    const int blocks = (at.length + BLOCK - 1) / BLOCK;
+    return (range){WINDOW ? min(max(first - at.window + 1, 0) / BLOCK, blocks - 1) : 0,
+                   min(blocks, (first + rows - 1) / BLOCK + 1)};
+}
+
+/* Loads the keys and the values of a block into the stages of `step` and `step` + 1. */
+INLINED void load_keys(place at, ulong map, uint base, int block, uint step) {
+    const int kv_head = at.head / (at.heads / at.kv_heads), row = at.offset + block * BLOCK;
+    load_block(stage_at(base, step), map, BLOCK, KEY_SIZE, kv_head * KEY_SIZE, row, at.sequence,
+               claim_stage(base, step, KEY_BYTES));
+    load_block(stage_at(base, step + 1), map, BLOCK, VALUE_SIZE,
+               at.kv_heads * KEY_SIZE + kv_head * VALUE_SIZE, row, at.sequence,
+               claim_stage(base, step + 1, VALUE_BYTES));
 }
 
 /* The stats of a head's queries in a block of the document. */
@@ -160,20 +200,17 @@ INLINED global const float *stats_of(place at, tensors t, int head, int block) {
     return t.stats + ((size_t)(at.slot + block) * at.heads + head) * 2 * ROWS;
 }
 
-#if PASS == BACKWARD_KV
-#include "attention/nvidia/kv.h"
-#else
-#include "attention/nvidia/q.h"
-#endif
-
-/* The rows of tile number `tile`. Tiles of whole sequences with the most work come first. `blocks`:
- * those of OWN rows of all documents, or null. */
+/*
+ * The rows of tile number `tile`. Tiles of whole sequences come in sections of `section` heads, so
+ * that the heads of all tiles in progress fit in the cache; those with the most work come first in
+ * each. `list`: the blocks of OWN rows of all documents, or null.
+ */
 INLINED place place_of(int tile, moert_nvidia_attention_args args,
-                       global const moert_attention_block *blocks) {
+                       global const moert_attention_block *list) {
     const int each = PASS == BACKWARD_KV ? args.kv_heads : args.heads, index = tile / each;
     place at = {args.length, args.heads, args.kv_heads, args.window, 0, 0, tile % each, 0, 0, 0};
-    if (blocks != 0) {
-        const moert_attention_block b = blocks[index];
+    if (list != 0) {
+        const moert_attention_block b = list[index];
         at.length = b.length;
         at.sequence = (int)(b.token / args.length);
         at.offset = (int)(b.token % args.length);
@@ -181,9 +218,13 @@ INLINED place place_of(int tile, moert_nvidia_attention_args args,
         at.slot = b.slot;
         at.token = b.token;
     } else {
-        const int nth = index / args.sequences;
-        at.sequence = index % args.sequences;
-        at.first = (PASS == BACKWARD_KV ? nth : (args.length + OWN - 1) / OWN - 1 - nth) * OWN;
+        const int blocks = (args.length + OWN - 1) / OWN, pairs = args.sequences * each;
+        const int first = tile / (args.section * blocks) * args.section,
+                  rest = tile - first * blocks, width = min(args.section, pairs - first);
+        const int nth = rest / width, pair = first + rest % width;
+        at.head = pair % each;
+        at.sequence = pair / each;
+        at.first = (PASS == BACKWARD_KV ? nth : blocks - 1 - nth) * OWN;
         at.slot = at.sequence * blocks_of(args.length);
         at.token = (size_t)at.sequence * args.length;
     }
@@ -191,36 +232,50 @@ INLINED place place_of(int tile, moert_nvidia_attention_args args,
 }
 
 #if PASS == FORWARD
-#define NEXT(tile) (tile + (int)get_num_groups(0))
+#include "attention/nvidia/forward.h"
+#elif PASS == BACKWARD_Q
+#include "attention/nvidia/q.h"
 #else
-#define NEXT(tile) args.tiles /* ends the loop: one tile per work-group */
+#include "attention/nvidia/kv.h"
 #endif
 
 /* Grid: {`tiles`}, which is (kv_)heads * blocks of OWN rows of all documents; in FORWARD it may be
  * less, and each work-group then computes several tiles. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
-    tensor_map rows, global const float *q, global const float *scratch, global float *result,
+    tensor_map rows, tensor_map queries, global float *scratch, global float *result,
     global float *other, global ushort *out_bf16, global const float *sinks,
-    global const moert_attention_block *blocks, moert_nvidia_attention_args args) {
+    global const moert_attention_block *list, moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const tensors t = {args.scale, q, scratch + args.stats_at, sinks, result, other, out_bf16};
-    uint step = 0;
+    const tensors t = {args.scale, scratch + args.stats_at, sinks, result, other, out_bf16};
     if (thread == 0) {
         begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);
         begin_barrier(base + KEPT_AT, 1);
+        begin_ring(base + QUERIES_FULL, base + QUERIES_EMPTY, 2, 1, 128);
+        begin_ring(base + TILE_FULL, base + TILE_EMPTY, 2, 1, 1 + 256);
         fence_barriers();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+#if PASS == FORWARD
     if (thread < 128) {
-        release_registers(24);
+        release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
-            for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
-                step = produce(place_of(tile, args, blocks), t, MAP_ADDRESS(nvidia_attention, 0),
-                               base, step);
+            produce_tiles(args, list, MAP_ADDRESS(nvidia_attention, 0), base, arena);
+        else if (thread == 32)
+            produce_queries(args, list, t, MAP_ADDRESS(nvidia_attention, 1), base, arena);
     } else {
-        claim_registers(240);
-        for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
-            step = consume(place_of(tile, args, blocks), t, base, arena, step);
+        claim_registers(CONSUMER_REGISTERS);
+        consume_tiles(args, list, t, base, arena);
     }
+#else
+    const place at = place_of(get_group_id(0), args, list);
+    if (thread < 128) {
+        release_registers(PRODUCER_REGISTERS);
+        if (thread == 0)
+            produce(at, t, MAP_ADDRESS(nvidia_attention, 0), base);
+    } else {
+        claim_registers(CONSUMER_REGISTERS);
+        consume(at, t, base, arena);
+    }
+#endif
 }

@@ -1,4 +1,5 @@
-/* The pass of attention.cl whose work-groups own keys and values: BACKWARD_KV. */
+/* The pass BACKWARD_KV of attention.cl, whose tiles are keys and values. A work-group has one
+ * tile. */
 
 /* The end of the blocks whose queries see an own key. */
 INLINED int end_block(place at) {
@@ -8,20 +9,22 @@ INLINED int end_block(place at) {
 
 /* Loads the blocks of queries, from the first one that sees an own key on, for each head of the
  * group. */
-INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
-    const int end = end_block(at), group = at.heads / at.kv_heads, q_column = 2 * at.kv_heads;
-    load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
+INLINED void produce(place at, tensors t, ulong map, uint base) {
+    uint step = 0;
+    const int end = end_block(at), group = at.heads / at.kv_heads;
+    const int v_column = at.kv_heads * KEY_SIZE, q_column = v_column + at.kv_heads * VALUE_SIZE,
+              dout_column = q_column + at.heads * KEY_SIZE;
+    load_kept(at, map, base, at.head * KEY_SIZE, v_column + at.head * VALUE_SIZE);
     for (int head = at.head * group; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < end; block++, step++) {
-            const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);
+            const uint full = claim_stage(base, step, PAIR_BYTES + 512), to = stage_at(base, step);
             const int row = at.offset + block * ROWS;
-            load_block(to, map, (q_column + head) * HEAD_SIZE, row, at.sequence, full);
-            load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE, row,
+            load_block(to, map, ROWS, KEY_SIZE, q_column + head * KEY_SIZE, row, at.sequence, full);
+            load_block(to + KEY_BYTES, map, ROWS, VALUE_SIZE, dout_column + head * VALUE_SIZE, row,
                        at.sequence, full);
             load_bytes(base + STATS_AT + step % STAGES * 512, stats_of(at, t, head, block), 512,
                        full);
         }
-    return step;
 }
 
 /* Turns scores, keys by queries, into probabilities. `ahead` as in mask_unseen. */
@@ -34,6 +37,7 @@ INLINED void exponentiate(float *score, local const float *normaliser, int ahead
     }
 }
 
+#if KEY_SIZE <= 128
 /* Turns the probabilities in `score` into ds. */
 INLINED void differentiate(float *score, const float *dscore, local const float *delta) {
     UNROLL_FOR(int j = 0; j < 8; j++) {
@@ -42,37 +46,67 @@ INLINED void differentiate(float *score, const float *dscore, local const float 
             score[4 * j + i] *= dscore[4 * j + i] - (i % 2 ? pair.y : pair.x);
     }
 }
+#else
+/* Turns dscore into ds; the probabilities are those in `weights`. */
+INLINED void differentiate_rounded(float *dscore, uint weights[][4], local const float *delta) {
+    UNROLL_FOR(int j = 0; j < 8; j++) {
+        const float2 pair = *(local const float2 *)(delta + own_column(j));
+        UNROLL_FOR(int i = 0; i < 2; i++) {
+            const float2 p = widen_pair(0, weights[j / 2][j % 2 * 2 + i]);
+            dscore[4 * j + 2 * i] = p.x * (dscore[4 * j + 2 * i] - pair.x);
+            dscore[4 * j + 2 * i + 1] = p.y * (dscore[4 * j + 2 * i + 1] - pair.y);
+        }
+    }
+}
+#endif
 
-INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
+/* Up to a KEY_SIZE of 128 dp is computed while p is. Beyond that both need more registers than
+ * there are: p is rounded first, and ds is computed from the rounded p. */
+INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
     const int blocks = end_block(at) - at.first / ROWS, steps = blocks * (at.heads / at.kv_heads);
-    const uint k = base + consumer * BLOCK_BYTES, v = k + 2 * BLOCK_BYTES;
-    float dksums[HEAD_SIZE / 2], dvsums[HEAD_SIZE / 2], score[32], dscore[32];
-    uint weights[4][4], dweights[4][4];
-    clear(dksums);
-    clear(dvsums);
+    const uint k = base + consumer * ROWS * KEY_SIZE * 2,
+               v = base + OWN * KEY_SIZE * 2 + consumer * ROWS * VALUE_SIZE * 2;
+    float dksums[KEY_SIZE / 2], dvsums[VALUE_SIZE / 2], score[32], dscore[32];
+    uint weights[4][4], dweights[4][4], step = 0;
+    clear(dksums, KEY_SIZE / 2);
+    clear(dvsums, VALUE_SIZE / 2);
     await(base + KEPT_AT, 0);
     int block = 0; /* among those of one head */
     do { /* at least one step: with a branch around the loop, ptxas would wait after every wgmma */
-        const uint q = stage_at(base, step), dout = q + BLOCK_BYTES;
+        const uint q = stage_at(base, step), dout = q + KEY_BYTES;
         local const float *stats = (local const float *)(arena + STATS_AT + step % STAGES * 512);
         await_full(base, step);
         wgmma_fence();
-        score_gemm_ss(score, k, q);
+        score_gemm_ss(score, k, KEY_SIZE, q);
         wgmma_commit();
-        score_gemm_ss(dscore, v, dout);
+#if KEY_SIZE <= 128
+        score_gemm_ss(dscore, v, VALUE_SIZE, dout);
         wgmma_commit();
         wgmma_wait(1); /* waits for `score` */
         exponentiate(score, stats, (block - consumer) * ROWS, at.window);
         round_weights(score, weights);
         wgmma_fence();
-        weighted_sum(dvsums, weights, dout);
+#else
+        wgmma_wait(0);
+        exponentiate(score, stats, (block - consumer) * ROWS, at.window);
+        round_weights(score, weights);
+        wgmma_fence();
+        score_gemm_ss(dscore, v, VALUE_SIZE, dout);
+        wgmma_commit();
+#endif
+        sum_values(dvsums, weights, dout);
         wgmma_commit();
         wgmma_wait(1); /* waits for `dscore` */
+#if KEY_SIZE <= 128
         differentiate(score, dscore, stats + ROWS);
         round_weights(score, dweights);
+#else
+        differentiate_rounded(dscore, weights, stats + ROWS);
+        round_weights(dscore, dweights);
+#endif
         wgmma_fence();
-        weighted_sum(dksums, dweights, q);
+        sum_keys(dksums, dweights, q);
         wgmma_commit();
         block = block + 1 < blocks ? block + 1 : 0;
         wgmma_wait(0); /* until here wgmma reads the registers of `dweights` */
@@ -80,7 +114,6 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     } while (++step < (uint)steps);
     /* round.cl multiplied q by scale / log 2; the factor LN2 leaves scale */
     const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f};
-    store_rows(dksums, factor, at, opaque(first), at.kv_heads, t.result);
-    store_rows(dvsums, one, at, opaque(first), at.kv_heads, t.other);
-    return step;
+    store_rows(dksums, KEY_SIZE, factor, at, opaque(first), at.kv_heads, t.result);
+    store_rows(dvsums, VALUE_SIZE, one, at, opaque(first), at.kv_heads, t.other);
 }

@@ -1,8 +1,9 @@
 /*
  * Attention on the tensor cores of Hopper GPUs. kernels/attention/round.cl first rounds the tensors
  * that several work-groups read to bf16; then kernels/attention/nvidia/attention.cl runs. The
- * scratch buffer holds the rounded rows of all heads, in the forward [T, k | v], in the backward
- * [T, k | v | q | dout] and after them the stats of the queries.
+ * scratch buffer holds the rounded rows of all heads, in the forward [T, k | v] and after them the
+ * number of tiles taken, in the backward [T, k | v | q | dout] and after them the stats of the
+ * queries.
  */
 #include <stdio.h>
 
@@ -16,7 +17,9 @@ enum {
     STATS_ROWS = 16, /* of a work-group of attention_stats */
     OWN_ROWS = 128,
     ITEMS = 256,
-    SPEC_BYTES = 96,
+    COUNTER_BYTES = 16,
+    FEW_TIMES = 16,
+    SPEC_BYTES = 128,
 };
 #define LOG2E 1.44269504088896341f
 
@@ -30,8 +33,9 @@ const char *moert_attention_nvidia_supports(const moert_attention *a) {
         {moert_device_describe(moert_buffer_device(a->q))->nvidia == 90,
          "devices of compute capability 9.0"},
         {a->type == MOERT_DTYPE_BF16, "bf16"},
-        {a->head_size == 64 || a->head_size == 128, "heads of 64 or 128 elements"},
-        {a->value_size == a->head_size, "values as wide as keys"},
+        {(a->value_size == a->head_size && (a->head_size == 64 || a->head_size == 128)) ||
+             (a->head_size == 192 && a->value_size == 128),
+         "heads of 64 or 128 elements, or keys of 192 with values of 128"},
     };
     for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
         if (!conditions[i].holds)
@@ -55,43 +59,43 @@ static moert_status find_blocks(const moert_attention *a, size_t own, blocks *fo
 }
 
 static size_t width_of(const moert_attention *a, bool backward) {
-    return 2 * (a->kv_heads + (backward ? a->heads : 0)) * a->head_size;
+    return (a->kv_heads + (backward ? a->heads : 0)) * (a->head_size + a->value_size);
 }
 
-/* Offset of the stats in the scratch buffer, in floats. */
-static size_t stats_at(const moert_attention *a) {
-    return a->sequences * a->length * width_of(a, true) * sizeof(uint16_t) / sizeof(float);
+/* Offset of the stats in the scratch buffer, or of the number of tiles taken; in words. */
+static size_t stats_at(const moert_attention *a, bool backward) {
+    return a->sequences * a->length * width_of(a, backward) * sizeof(uint16_t) / sizeof(float);
 }
 
 /* Rounds the rows of x to the columns of scratch from *column on, and advances *column. */
 static moert_status round_rows(const moert_attention *a, const moert_buffer *x, size_t heads,
-                               float factor, bool backward, size_t *column) {
-    const size_t rows = a->sequences * a->length, columns = heads * a->head_size;
+                               size_t width, float factor, bool backward, size_t *column) {
+    const size_t rows = a->sequences * a->length, columns = heads * width;
     const size_t at = *column, stride = width_of(a, backward);
     char spec[SPEC_BYTES];
-    snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
+    snprintf(spec, sizeof spec, "attention/round -DVALUE_SIZE=%zu", a->value_size);
     *column += columns;
     const moert_grid grid = {moert_ceil_div(rows * (columns / 4), ITEMS), 1, 1};
-    return MOERT_RUN(moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(x),
-                     MOERT_ARG(*a->scratch),
-                     MOERT_ARGS(moert_round_args, .rows = rows, .columns = (int)columns,
-                                .factor = factor, .stride = stride, .column = at));
+    return MOERT_RUN(
+        moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(x), MOERT_ARG(*a->scratch),
+        MOERT_ARGS(moert_round_args, .rows = rows, .columns = (int)columns, .factor = factor,
+                   .stride = stride, .column = at, .from = backward ? 0 : stats_at(a, false)));
 }
 
 /* Rounds dout to the columns from `column` on, computes the stats, and rounds out to a->bf16. */
 static moert_status make_stats(const moert_attention *a, const blocks *of, size_t column) {
     const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
-    snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
+    snprintf(spec, sizeof spec, "attention/round -DVALUE_SIZE=%zu", a->value_size);
     const moert_grid grid = {of->count * (BLOCK_ROWS / STATS_ROWS), a->heads, of->sequences};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->out),
                      MOERT_ARG(a->bf16), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
                      MOERT_ARG(*a->scratch), MOERT_ARG(of->list),
                      MOERT_ARGS(moert_round_args, .length = a->length, .heads = (int)a->heads,
-                                .stride = stride, .column = column, .from = stats_at(a)));
+                                .stride = stride, .column = column, .from = stats_at(a, true)));
 }
 
-/* Fills the scratch buffer; the forward pass reads q in float32. */
+/* Fills the scratch buffer; the forward pass reads q in float32 and counts the tiles taken. */
 static moert_status prepare(const moert_attention *a, bool backward) {
     const size_t rows = a->sequences * a->length;
     size_t column = 0;
@@ -100,14 +104,23 @@ static moert_status prepare(const moert_attention *a, bool backward) {
     const size_t stats = of.sequences * of.count * a->heads * STATS_PER_BLOCK;
     MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q),
                                    rows * width_of(a, backward) * sizeof(uint16_t) +
-                                       (backward ? stats * sizeof(float) : 0),
+                                       (backward ? stats * sizeof(float) : COUNTER_BYTES),
                                    a->scratch));
-    MOERT_TRY(round_rows(a, a->k, a->kv_heads, 1.0f, backward, &column));
-    MOERT_TRY(round_rows(a, a->v, a->kv_heads, 1.0f, backward, &column));
+    MOERT_TRY(round_rows(a, a->k, a->kv_heads, a->head_size, 1.0f, backward, &column));
+    MOERT_TRY(round_rows(a, a->v, a->kv_heads, a->value_size, 1.0f, backward, &column));
     if (!backward)
         return MOERT_OK;
-    MOERT_TRY(round_rows(a, a->q, a->heads, a->scale * LOG2E, true, &column));
+    MOERT_TRY(round_rows(a, a->q, a->heads, a->head_size, a->scale * LOG2E, true, &column));
     return make_stats(a, &of, column);
+}
+
+/* How many heads, counted over all sequences, come at a time: as many as keep all units busy, since
+ * their rows stay in the cache meanwhile; all if that would be few times, since some units wait at
+ * the end. */
+static size_t heads_at_a_time(const moert_attention *a, size_t heads, size_t units) {
+    const size_t all = a->sequences * heads,
+                 busy = moert_ceil_div(units, moert_ceil_div(a->length, OWN_ROWS));
+    return all < FEW_TIMES * busy ? all : busy;
 }
 
 static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
@@ -118,29 +131,38 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
                                       .columns = width_of(a, backward),
                                       .stride = width_of(a, backward),
                                       .box_rows = BLOCK_ROWS};
-    moert_tensor_map map;
+    const moert_tensor_layout queries = {.groups = a->sequences,
+                                         .rows = a->length,
+                                         .columns = a->heads * a->head_size * sizeof(float),
+                                         .stride = a->heads * a->head_size * sizeof(float),
+                                         .box_rows = BLOCK_ROWS,
+                                         .bytes = true};
+    moert_tensor_map map, queries_map;
     char spec[SPEC_BYTES];
     moert_device *device = moert_buffer_device(a->q);
     int sequences, tiles;
-    const size_t stats = backward ? stats_at(a) : 0;
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
     MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
+    MOERT_TRY(moert_tensor_map_make((moert_buffer *)a->q, &queries, &queries_map));
     snprintf(spec, sizeof spec,
-             "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DWINDOW=%d -DARENA=%d", which,
-             a->head_size, a->window < a->length, MOERT_ARENA_BYTES);
+             "attention/nvidia/attention -DPASS=%d -DKEY_SIZE=%zu -DVALUE_SIZE=%zu -DWINDOW=%d "
+             "-DARENA=%d",
+             which, a->head_size, a->value_size, a->window < a->length, MOERT_ARENA_BYTES);
     blocks of;
     MOERT_TRY(find_blocks(a, OWN_ROWS, &of));
-    const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * of.sequences * of.count;
+    const size_t heads = which == BACKWARD_KV ? a->kv_heads : a->heads;
+    const size_t all = heads * of.sequences * of.count;
     const size_t units = moert_device_describe(device)->compute_units;
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
-    return MOERT_RUN(device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_ARG(a->q),
-                     MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
-                     MOERT_ARG(a->bf16), MOERT_ARG(a->sinks), MOERT_ARG(of.list),
-                     MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles,
-                                .length = (int)a->length, .heads = (int)a->heads,
-                                .kv_heads = (int)a->kv_heads, .sequences = sequences,
-                                .window = (int)a->window, .scale = a->scale, .stats_at = stats));
+    return MOERT_RUN(
+        device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_STRUCT(queries_map),
+        MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->bf16),
+        MOERT_ARG(a->sinks), MOERT_ARG(of.list),
+        MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = (int)a->length,
+                   .heads = (int)a->heads, .kv_heads = (int)a->kv_heads, .sequences = sequences,
+                   .window = (int)a->window, .section = (int)heads_at_a_time(a, heads, units),
+                   .scale = a->scale, .stats_at = stats_at(a, backward)));
 }
 
 moert_status moert_attention_nvidia_forward(const moert_attention *attention) {

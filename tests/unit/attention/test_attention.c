@@ -119,11 +119,17 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
         {2, 333, 4, 2, 64, 0, 1, true},
         {1, 577, 4, 1, 128, 0, 65, false},
         {2, 400, 2, 2, 64, 0, 130, true},
+        {1, 1, 2, 2, 192, 128, 0, false},
+        {2, 333, 3, 3, 192, 128, 0, false},
+        {1, 577, 4, 2, 192, 128, 65, true},
+        {1, 70, 2, 1, 192, 64, 0, false},
         {6, 640, 32, 4, 64, 0, 128, true}}; /* the last one has more tiles than a GPU has units */
     const bool hopper = has_hopper("attention in bf16 must be that in f32");
     for (size_t i = 0; i < MOERT_COUNT(shapes) - !hopper; i++) {
         const attention_shape *s = &shapes[i];
-        const bool rounds = hopper && s->head_size % 64 == 0 && s->value_size == 0;
+        const bool equal = s->value_size == 0 && s->head_size % 64 == 0,
+                   latent = s->head_size == 192 && s->value_size == 128;
+        const bool rounds = hopper && (equal || latent);
         attention_oracle o = attention_oracle_create(*s);
         attention_run run = {.sequences = s->sequences, .backward = true};
         const attention_results want = attention_on_device(&o, run);
@@ -161,6 +167,7 @@ TEST(test_attention_has_the_same_bits_alone_and_in_a_batch) {
     assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 150, 4, 2, 64, 0, 0, false});
     assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 333, 4, 1, 128, 0, 0, false});
     assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 333, 4, 1, 64, 0, 100, true});
+    assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 333, 2, 2, 192, 128, 0, false});
 }
 
 /* A window of at least the length is no window. */

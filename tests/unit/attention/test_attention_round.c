@@ -7,7 +7,7 @@
 #include "support/test.h"
 
 enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D, STRIDE = COLUMNS + 32, COLUMN = 16 };
-static const char program[] = "attention/round -DHEAD_SIZE=64";
+static const char program[] = "attention/round -DVALUE_SIZE=64";
 
 /* Columns [COLUMN, COLUMN + COLUMNS) of each row hold x times `factor` in bf16; all others keep
  * their initial 0xFFFF. */

@@ -1,0 +1,187 @@
+/*
+ * The pass FORWARD of attention.cl. Work-groups take tiles one by one from a counter; `turn` counts
+ * a work-group's tiles. One thread announces each tile to the others through two places in local
+ * memory.
+ */
+
+INLINED void announce_tile(uint base, local uchar *arena, uint turn, int tile) {
+    if (turn > 1)
+        await(base + TILE_EMPTY + turn % 2 * 8, turn / 2 - 1);
+    ((volatile local int *)(arena + TILE_AT))[turn % 2] = tile;
+    arrive(base + TILE_FULL + turn % 2 * 8);
+}
+
+INLINED int take_tile(uint base, local const uchar *arena, uint turn) {
+    await(base + TILE_FULL + turn % 2 * 8, turn / 2);
+    const int tile = ((volatile local const int *)(arena + TILE_AT))[turn % 2];
+    arrive(base + TILE_EMPTY + turn % 2 * 8);
+    return tile;
+}
+
+/* Loads the own rows of q of both consumers. */
+INLINED void load_tile_queries(place at, ulong map, uint base, uint turn) {
+    for (int consumer = 0; consumer < 2; consumer++) {
+        const uint full = base + QUERIES_FULL + 8 * consumer,
+                   to = base + QUERIES_AT + consumer * QUERIES_BYTES;
+        if (turn > 0)
+            await(base + QUERIES_EMPTY + 8 * consumer, turn - 1);
+        expect(full, QUERIES_BYTES);
+        for (int i = 0; i < KEY_SIZE / 32; i++)
+            load_box(to + i * BOX_BYTES, map, (at.head * KEY_SIZE + 32 * i) * 4,
+                     at.offset + at.first + consumer * ROWS, at.sequence, full);
+    }
+}
+
+/* Takes and announces tiles, and loads their queries. */
+INLINED void produce_queries(moert_nvidia_attention_args args,
+                             global const moert_attention_block *list, tensors t, ulong map,
+                             uint base, local uchar *arena) {
+    int tile = get_group_id(0);
+    uint turn = 0;
+    for (; tile < args.tiles; turn++) {
+        announce_tile(base, arena, turn, tile);
+        load_tile_queries(place_of(tile, args, list), map, base, turn);
+        tile = get_num_groups(0) + count_global((global uint *)t.stats);
+    }
+    announce_tile(base, arena, turn, tile);
+}
+
+/* Loads the blocks of all tiles into the ring, the last keys of a tile first. */
+INLINED void produce_tiles(moert_nvidia_attention_args args,
+                           global const moert_attention_block *list, ulong map, uint base,
+                           local uchar *arena) {
+    uint turn = 0, step = 0;
+    for (int tile; (tile = take_tile(base, arena, turn)) < args.tiles; turn++) {
+        const place at = place_of(tile, args, list);
+        const range seen = blocks_seen(at, at.first, OWN);
+        ROLLED for (int block = seen.end - 1; block >= seen.begin; block--, step += 2)
+            load_keys(at, map, base, block, step);
+    }
+}
+
+/* The maximum that weights refer to moves only when a score exceeds it by more than SLACK, since a
+ * move rescales all sums. Weights are at most 2^SLACK. */
+#define SLACK 8.0f
+
+/* Below all scores, but finite: in a block that it does not see a query has only -INFINITY. */
+#define LOWEST -1e30f
+
+/* Turns scores into weights 2^(score - running maximum). keep[side] is the factor for the sums of
+ * all earlier blocks. */
+INLINED void softmax_block(float *score, float *maximum, float *total, float *keep) {
+    UNROLL_FOR(int side = 0; side < 2; side++) {
+        float highest = maximum[side], sum = 0.0f;
+        UNROLL_FOR(int j = 0; j < BLOCK / 4; j++)
+            highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
+        highest = row_max(highest);
+        highest = highest > maximum[side] + SLACK ? highest : maximum[side];
+        UNROLL_FOR(int j = 0; j < BLOCK / 4; j++) {
+            float *s = score + j / 2 * 4 + 2 * side + j % 2;
+            *s = exp2_of(*s - highest);
+            sum += *s;
+        }
+        keep[side] = exp2_of(maximum[side] - highest);
+        total[side] = fma(total[side], keep[side], sum);
+        maximum[side] = highest;
+    }
+}
+
+/* own = the own rows of q times `factor`. Rows past the document's end are those of the next one,
+ * which does not matter, since they are not stored. */
+INLINED void take_queries(uint own[][4], uint base, local const uchar *arena, uint turn,
+                          float factor) {
+    const uint consumer = get_local_id(0) / 128 - 1;
+    await(base + QUERIES_FULL + 8 * consumer, turn);
+    load_queries(own, arena + QUERIES_AT + consumer * QUERIES_BYTES, factor);
+    arrive(base + QUERIES_EMPTY + 8 * consumer);
+}
+
+/* Stores the results of a tile. */
+INLINED void store_tile(place at, tensors t, const float *sums, const float *maximum,
+                        const float *total) {
+    const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS, count = at.length - first;
+    const size_t head = (at.token + first) * at.heads + at.head;
+    float factor[2];
+    UNROLL_FOR(int side = 0; side < 2; side++) {
+        const float all = row_sum(total[side]);
+        const int row = opaque(own_row()) + 8 * side;
+        if (row < count && get_local_id(0) % 4 == 0)
+            t.other[head + (size_t)row * at.heads] = LN2 * (maximum[side] + log2_of(all));
+        factor[side] = 1.0f / all;
+    }
+    store_rows(sums, VALUE_SIZE, factor, at, first, at.heads, t.result);
+    if (t.out_bf16 != 0)
+        store_bf16(sums, VALUE_SIZE, factor, count, t.out_bf16 + head * VALUE_SIZE,
+                   at.heads * VALUE_SIZE);
+}
+
+/* The first score of the next tile overlaps the last sum of this one, and its end. After the last
+ * tile it is computed from anything. */
+INLINED void consume_tiles(moert_nvidia_attention_args args,
+                           global const moert_attention_block *list, tensors t, uint base,
+                           local uchar *arena) {
+    float maximum[2], total[2], keep[2], sums[VALUE_SIZE / 2], score[BLOCK / 2];
+    uint own[STEPS(KEY_SIZE)][4], weights[STEPS(BLOCK)][4];
+    uint turn = 0, step = 0;
+    int tile = take_tile(base, arena, 0);
+    take_queries(own, base, arena, 0, t.scale * LOG2E);
+    await_full(base, 0);
+    wgmma_fence();
+    score_gemm_rs(score, own, KEY_SIZE, stage_at(base, 0));
+    wgmma_commit();
+    wgmma_wait(0);
+    do {
+        place at = place_of(tile, args, list);
+        const range seen = blocks_seen(at, at.first, OWN);
+        int block = seen.end - 1;
+        int ahead = at.first + (get_local_id(0) / 128 - 1) * ROWS - block * BLOCK;
+        UNROLL_FOR(int side = 0; side < 2; side++) { /* a sink is the score of no key */
+            maximum[side] = t.sinks != 0 ? LOG2E * t.sinks[at.head] : LOWEST;
+            total[side] = t.sinks != 0 && get_local_id(0) % 4 == 0 ? 1.0f : 0.0f;
+        }
+        release_stage(base, step);
+        clear(sums, VALUE_SIZE / 2);
+        mask_unseen(score, ahead, at.window);
+        softmax_block(score, maximum, total, keep);
+        round_weights(score, weights);
+        for (step++; --block >= seen.begin; step += 2) {
+            const uint v = step, k = step + 1;
+            ahead += BLOCK;
+            await_full(base, v);
+            await_full(base, k);
+            wgmma_fence();
+            score_gemm_rs(score, own, KEY_SIZE, stage_at(base, k));
+            wgmma_commit();
+            sum_values(sums, weights, stage_at(base, v));
+            wgmma_commit();
+            wgmma_wait(1);
+            release_stage(base, k);
+            if (WINDOW ? true : BLOCK < OWN)
+                mask_unseen(score, ahead, at.window);
+            softmax_block(score, maximum, total, keep);
+            wgmma_wait(0);
+            release_stage(base, v);
+            round_weights(score, weights);
+            if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
+                UNROLL_FOR(int i = 0; i < VALUE_SIZE / 2; i++)
+                    sums[i] *= keep[i / 2 % 2];
+        }
+        await_full(base, step);
+        wgmma_fence();
+        sum_values(sums, weights, stage_at(base, step));
+        wgmma_commit();
+        const int next = take_tile(base, arena, ++turn);
+        if (next < args.tiles) {
+            take_queries(own, base, arena, turn, t.scale * LOG2E);
+            await_full(base, step + 1);
+        }
+        wgmma_fence();
+        score_gemm_rs(score, own, KEY_SIZE, stage_at(base, step + 1));
+        wgmma_commit();
+        wgmma_wait(1);
+        release_stage(base, step++);
+        store_tile(place_of(opaque(tile), args, list), t, sums, maximum, total);
+        tile = next;
+        wgmma_wait(0);
+    } while (tile < args.tiles);
+}
