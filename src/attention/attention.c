@@ -70,11 +70,19 @@ static void report_work(const moert_attention *a, size_t key_products, size_t va
 
 /* Whether the tensor cores compute a call. The log says why not where the caller allows bf16. */
 static bool takes_nvidia(const moert_attention *a) {
-    const char *taken = moert_attention_nvidia_supports(a);
+    const char *taken = moert_attention_nvidia_supports(moert_buffer_device(a->q), a);
     if (taken != NULL && a->type == MOERT_DTYPE_BF16)
         MOERT_LOG(DEBUG, "attention of %zu heads of %zu runs in float32: tensor cores take %s",
                   a->heads, a->head_size, taken);
     return a->sequences * a->length > 0 && taken == NULL;
+}
+
+size_t moert_attention_scratch_bytes(const moert_device *device, const moert_attention *attention) {
+    moert_attention a = *attention;
+    a.value_size = a.value_size > 0 ? a.value_size : a.head_size;
+    return moert_attention_nvidia_supports(device, &a) == NULL
+               ? moert_attention_nvidia_scratch_bytes(&a)
+               : 0;
 }
 
 static moert_status differentiate_sinks(const moert_attention *a) {

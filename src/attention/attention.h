@@ -44,5 +44,7 @@ typedef struct moert_attention {
     moert_dtype type;       /* F32 (0) or BF16 */
     moert_buffer **scratch; /* BF16: a growable buffer that keeps nothing between calls */
 } moert_attention;
+/* The bytes to which the scratch of such attention grows, without documents. Reads no buffer. */
+size_t moert_attention_scratch_bytes(const moert_device *device, const moert_attention *attention);
 moert_status moert_attention_forward(const moert_attention *attention);
 moert_status moert_attention_backward(const moert_attention *attention);

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "attention/attention.h"
 #include "base/config.h"
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -318,7 +319,24 @@ static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
     return row * moert_min(n, moert_max(1, s->partial_floats / moert_max(row, 1)));
 }
 
-/* The largest MOERT_SCRATCH_PARTIAL that model/backward.c and layer/backward.c reserve. */
+/* What attention rounds for tensor cores: gqa.c, mla.c. */
+static size_t attention_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const moert_latent_sizes *l = &c->latent;
+    const bool latent = l->kv_rank > 0;
+    const moert_attention a = {.sequences = s->sequences,
+                               .length = s->length,
+                               .heads = c->heads,
+                               .kv_heads = latent ? c->heads : c->kv_heads,
+                               .head_size = latent ? l->nope + l->rope : c->head_size,
+                               .value_size = latent ? l->value : c->head_size,
+                               .type = moert_operand_type(c->dense)};
+    const size_t bytes =
+        setting->device != NULL ? moert_attention_scratch_bytes(setting->device, &a) : 0;
+    return moert_ceil_div(bytes, sizeof(float));
+}
+
+/* The largest MOERT_SCRATCH_PARTIAL that the model and layer/backward.c reserve. */
 static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
@@ -358,7 +376,8 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
             most = moert_max(most, moert_norm_scratch_floats(device, s->sequences,
                                                              t * s->attention.norm[i].rows,
                                                              s->attention.norm[i].width));
-    size_t floats = largest_partial(s) + most + t * (c->router.experts + c->router.topk);
+    size_t floats = moert_max(largest_partial(s), attention_scratch(setting, s)) + most +
+                    t * (c->router.experts + c->router.topk);
     floats +=
         moert_max(moert_operand_floats(s->v_type, s->peak.rows * c->intermediate),
                   moert_max(moert_operand_floats(s->shared_v_type, t * c->shared_intermediate),

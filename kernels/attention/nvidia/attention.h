@@ -214,8 +214,8 @@ INLINED void load_own(uint own[][4], int width, uint block) {
             : "memory");
 }
 
-/* own = bf16(factor * x[64,KEY_SIZE]) in the register order of the A operand; x: boxes of 64 rows of
- * 32 floats in local memory, swizzled by 128 bytes. */
+/* own = bf16(factor * x[64,KEY_SIZE]) in the register order of the A operand; x: boxes of 64 rows
+ * of 32 floats in local memory, swizzled by 128 bytes. */
 INLINED void load_queries(uint own[][4], local const uchar *x, float factor) {
     const int row = own_row(), lane = get_local_id(0) % 4;
     UNROLL_FOR(int i = 0; i < STEPS(KEY_SIZE); i++)

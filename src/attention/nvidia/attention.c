@@ -25,13 +25,12 @@ enum {
 
 typedef enum pass { FORWARD, BACKWARD_Q, BACKWARD_KV } pass;
 
-const char *moert_attention_nvidia_supports(const moert_attention *a) {
+const char *moert_attention_nvidia_supports(const moert_device *device, const moert_attention *a) {
     const struct {
         bool holds;
         const char *taken;
     } conditions[] = {
-        {moert_device_describe(moert_buffer_device(a->q))->nvidia == 90,
-         "devices of compute capability 9.0"},
+        {moert_device_describe(device)->nvidia == 90, "devices of compute capability 9.0"},
         {a->type == MOERT_DTYPE_BF16, "bf16"},
         {(a->value_size == a->head_size && (a->head_size == 64 || a->head_size == 128)) ||
              (a->head_size == 192 && a->value_size == 128),
@@ -95,16 +94,24 @@ static moert_status make_stats(const moert_attention *a, const blocks *of, size_
                                 .stride = stride, .column = column, .from = stats_at(a, true)));
 }
 
+/* The size of the scratch buffer, with the stats of so many blocks. */
+static size_t scratch_bytes(const moert_attention *a, bool backward, size_t count) {
+    const size_t last =
+        backward ? count * a->heads * STATS_PER_BLOCK * sizeof(float) : COUNTER_BYTES;
+    return stats_at(a, backward) * sizeof(float) + last;
+}
+
+size_t moert_attention_nvidia_scratch_bytes(const moert_attention *a) {
+    return scratch_bytes(a, true, a->sequences * moert_ceil_div(a->length, BLOCK_ROWS));
+}
+
 /* Fills the scratch buffer; the forward pass reads q in float32 and counts the tiles taken. */
 static moert_status prepare(const moert_attention *a, bool backward) {
-    const size_t rows = a->sequences * a->length;
     size_t column = 0;
     blocks of;
     MOERT_TRY(find_blocks(a, BLOCK_ROWS, &of));
-    const size_t stats = of.sequences * of.count * a->heads * STATS_PER_BLOCK;
     MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q),
-                                   rows * width_of(a, backward) * sizeof(uint16_t) +
-                                       (backward ? stats * sizeof(float) : COUNTER_BYTES),
+                                   scratch_bytes(a, backward, of.sequences * of.count),
                                    a->scratch));
     MOERT_TRY(round_rows(a, a->k, a->kv_heads, a->head_size, 1.0f, backward, &column));
     MOERT_TRY(round_rows(a, a->v, a->kv_heads, a->value_size, 1.0f, backward, &column));
