@@ -79,6 +79,7 @@ static void set_peaks(moert_memory_shape *s, const moert_row_peak *peaks) {
         moert_row_peak_add(&s->peak, peaks[l].rows, peaks[l].largest);
 }
 
+/* The rows of a rank whose share is config->memory.imbalance times the balanced one. */
 static size_t uneven(const moert_model_config *c, size_t balanced_rows) {
     return (size_t)ceil((double)balanced_rows * fmax(c->memory.imbalance, 1.0));
 }
@@ -262,23 +263,10 @@ static size_t moe_bytes(const moert_memory_shape *s, size_t rows, bool staged) {
     return bytes;
 }
 
-/* How many layers of a kind keep their activations (moert_recompute). */
-static size_t kept_layers(const moert_memory_shape *s, size_t layers) {
-    return s->config->memory.recompute == MOERT_RECOMPUTE_LAYER ? moert_min(layers, 1) : layers;
-}
-
-static size_t passes(const moert_memory_shape *s) {
-    return kept_layers(s, s->moe_layers);
-}
-
-static moert_row_peak pass_peak(const moert_memory_shape *s, size_t pass) {
-    return s->peaks != NULL ? s->peaks[pass] : s->peak;
-}
-
 static size_t passes_bytes(const moert_memory_shape *s, bool staged) {
     size_t bytes = 0;
-    for (size_t i = 0; i < passes(s); i++)
-        bytes += moe_bytes(s, pass_peak(s, i).rows, staged);
+    for (size_t i = 0; i < moert_memory_kept_layers(s, s->moe_layers); i++)
+        bytes += moe_bytes(s, moert_memory_pass_peak(s, i).rows, staged);
     return bytes;
 }
 
@@ -390,67 +378,6 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
     return floats + moert_memory_rounding(setting, s);
 }
 
-/* ---- the exchange ---- */
-
-typedef struct window_floats {
-    size_t used, reserved;
-} window_floats;
-
-/* Whether untouched rows of the engine's windows cost no memory. */
-static bool reserves_worst_case(const moert_memory_setting *setting) {
-    return (setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE) &&
-           (setting->device == NULL || moert_device_describe(setting->device)->is_cpu);
-}
-
-/* Adds a window of so many floats per row. */
-static void add_window(const moert_memory_setting *setting, const moert_memory_shape *s,
-                       moert_row_peak peak, size_t width, window_floats *sum) {
-    const size_t stride = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
-    const size_t limit = setting->largest_bytes / (stride * sizeof(float));
-    const size_t needed = moert_max(peak.largest, 1);
-    const size_t rows = reserves_worst_case(setting)
-                            ? moert_max(s->capacity_rows, needed)
-                            : moert_with_room(needed); /* moert_window_reserve */
-    sum->used += peak.rows * stride;
-    sum->reserved += stride * moert_min(rows, limit);
-}
-
-/* Two windows per pass (layer/pass.c) and three of the mesh: windows of received rows, of results,
- * and of width 1. */
-static window_floats count_windows(const moert_memory_setting *setting,
-                                   const moert_memory_shape *s) {
-    const size_t wire = moert_wire_width(&s->options), count = passes(s);
-    window_floats sum = {0};
-    for (size_t i = 0; i <= count; i++) {
-        const moert_row_peak peak = i < count ? pass_peak(s, i) : s->peak;
-        add_window(setting, s, peak, wire, &sum);
-        add_window(setting, s, peak, 1, &sum);
-    }
-    add_window(setting, s, s->peak, moert_wire_back_width(&s->options), &sum);
-    return sum;
-}
-
-/* The packed rows and slots that exchange/staged/engine.c keeps in host memory, for dispatch and
- * combine. */
-static size_t count_staging(const moert_memory_shape *s) {
-    const size_t slots = s->tokens * s->config->router.topk;
-    const size_t forth = moert_round_up(moert_wire_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
-    const size_t back = moert_round_up(moert_wire_back_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
-    return moert_with_room(slots * forth) + moert_with_room(slots * back) +
-           2 * moert_with_room(slots * MOERT_WINDOW_ROW_FLOATS);
-}
-
-/* Messages that the node engine (exchange/node/node.h) sends and receives, of rows and of slots, if
- * every slot's result travels between hosts. */
-static size_t count_messages(const moert_memory_shape *s) {
-    const size_t slots = s->tokens * s->config->router.topk;
-    const size_t widest =
-        moert_max(moert_wire_width(&s->options), moert_wire_back_width(&s->options));
-    const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
-    return moert_with_room(s->peak.rows * wide) + moert_with_room(slots) +
-           moert_with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
-}
-
 /* ---- the second copy of a layer for --verify ---- */
 
 /* model/audit.h and train/cross_check.h; `nodes` as in moert_memory_estimate. */
@@ -494,14 +421,9 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     moert_tree_node list[MOERT_TREE_MAX_NODES];
     const size_t count = moert_max(moert_tree_nodes(span, list), 1);
     const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
-    size_t staging = 0;
     parameters outside, replicated, owned;
     count_parameters(setting, rank, &s, &outside, &replicated, &owned);
-    const window_floats windows = count_windows(setting, &s);
-    if (staged)
-        staging = count_staging(&s);
-    else if (setting->engine == MOERT_EXCHANGE_NODE)
-        staging = count_messages(&s);
+    const moert_memory_exchange exchange = moert_memory_exchange_of(setting, &s);
     /* buffers of take_batch and moert_model_forward of model/forward.c */
     const moert_model_config *c = s.config;
     const size_t per_token = 3 + (c->tied_embeddings ? 0 : 2) + c->hidden;
@@ -518,21 +440,21 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .moments = moment_bytes(c, shards, outside.parts + replicated.parts + owned.parts),
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * (outside.floats + replicated.floats) * sizeof(float),
-        .activations = kept_layers(&s, c->layers) * attention_bytes(&s) + passes_bytes(&s, staged) +
-                       kept_layers(&s, s.dense_layers) * dense_bytes(&s) + results_bytes(&s) +
-                       outer * sizeof(float) + head_bytes(&s, adds ? 0 : count),
+        .activations = moert_memory_kept_layers(&s, c->layers) * attention_bytes(&s) +
+                       passes_bytes(&s, staged) +
+                       moert_memory_kept_layers(&s, s.dense_layers) * dense_bytes(&s) +
+                       results_bytes(&s) + outer * sizeof(float) + head_bytes(&s, adds ? 0 : count),
         .scratch = count_scratch(setting, &s) * sizeof(float),
-        .staging = staging * sizeof(float),
+        .staging = exchange.staging * sizeof(float),
         .saves = setting->saves_beside /* moert_saver_floats */
                      ? 3 * shards * sizeof(float)
                      : 0,
         .checks = setting->verifies ? check_bytes(setting, &s, nodes) : 0,
-        .windows = windows.used * sizeof(float),
-        .reserved = windows.reserved * sizeof(float),
+        .windows = exchange.used * sizeof(float),
+        .reserved = exchange.reserved * sizeof(float),
     };
     memory->total = memory->weights + memory->gradients + memory->moments + memory->copies +
                     memory->sums + memory->activations + memory->scratch + memory->staging +
-                    memory->saves + memory->checks +
-                    (reserves_worst_case(setting) ? memory->windows : memory->reserved);
+                    memory->saves + memory->checks + exchange.taken * sizeof(float);
     return MOERT_OK;
 }

@@ -25,6 +25,23 @@ typedef struct moert_memory_shape {
         dense_v_type; /* moert_precision_between, moert_operand_between */
 } moert_memory_shape;
 
+/* How many layers of a kind keep their activations (moert_recompute). */
+static inline size_t moert_memory_kept_layers(const moert_memory_shape *s, size_t layers) {
+    return s->config->memory.recompute == MOERT_RECOMPUTE_LAYER ? moert_min(layers, 1) : layers;
+}
+
+/* The most rows of the pass of a MoE layer. */
+static inline moert_row_peak moert_memory_pass_peak(const moert_memory_shape *s, size_t pass) {
+    return s->peaks != NULL ? s->peaks[pass] : s->peak;
+}
+
+/* Floats of the exchange (exchange.c): rows of windows that are used, that are reserved, and which
+ * of the two takes memory; rows packed into messages. */
+typedef struct moert_memory_exchange {
+    size_t used, reserved, taken, staging;
+} moert_memory_exchange;
+moert_memory_exchange moert_memory_exchange_of(const moert_memory_setting *setting,
+                                               const moert_memory_shape *s);
 /* Bytes of rounded and prepacked copies of weights: of so many layers, and of all with the head. */
 size_t moert_memory_layer_copies(const moert_memory_setting *setting, const moert_memory_shape *s,
                                  size_t moe_layers, size_t dense_layers);
