@@ -90,7 +90,7 @@ typedef struct bench {
 /* ---- set-up ---- */
 
 /* weight[count] of `elements` each = the same normals, rotated by a different offset for each
- * expert: those in the layer's slots, or number 0 if `layer` is NULL. For large models, copies on
+ * expert that the layer's slots hold; not rotated if `layer` is NULL. For large models, copies on
  * the device are far faster than drawing all values on the host. */
 static moert_status make_weights(moert_buffer *weight, const moert_layer *layer, size_t count,
                                  size_t elements) {
@@ -152,26 +152,24 @@ release:
 static moert_status place(bench *b) {
     const moert_expert_map *map = moert_layer_placement(b->layer);
     const size_t slots = moert_comm_size(b->comm) * tokens * topk;
-    uint64_t *rows, sum = 0;
-    uint32_t *expert;
+    uint64_t *rows = NULL, sum = 0;
+    uint32_t *expert = NULL;
     moert_status status;
-    MOERT_TRY(MOERT_NEW_ARRAY(&rows, experts));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, experts));
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, moert_expert_map_slots(map)));
     for (size_t i = 0; i < slots; i++)
         if (b->index[i] >= 0) {
             rows[b->index[i]]++;
             sum++;
         }
-    const uint64_t before = moert_expert_map_busiest(map, map->expert, rows);
-    uint64_t busiest = before;
-    if (balances) {
+    if (balances)
         MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, expert));
-        busiest = moert_expert_map_busiest(map, expert, rows);
-        MOERT_TRY_OR(release, moert_layer_place(b->layer, expert));
-    }
-    const double mean = (double)sum / (double)map->ranks;
+    const uint64_t busiest = moert_expert_map_busiest(map, balances ? expert : map->expert, rows);
     moert_program_say(b->context, "# rows of the busiest rank: %.3f times the mean%s\n",
-                      (double)busiest / mean, balances ? ", balanced" : "");
+                      (double)busiest * (double)map->ranks / (double)sum,
+                      balances ? ", balanced" : "");
+    if (balances)
+        MOERT_TRY_OR(release, moert_layer_place(b->layer, expert));
 release:
     MOERT_FREE(rows, expert);
     return status;

@@ -80,7 +80,7 @@ typedef struct moert_block_shape {
  * size of the block with its padding. */
 size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank);
 
-/* The number of the model's files' tensors that form the block. */
+/* How many tensors of the model's files the block consists of. */
 size_t moert_block_parts(const moert_block *block);
 
 /* Weights and gradients start as zero. `comm` contains the ranks that hold the block, all ranks for

@@ -1,4 +1,5 @@
 """Memory of tensors that is used again: the page faults of new memory would take as long as a fifth of the GEMMs that write it."""
+import math
 import threading
 import weakref
 
@@ -19,9 +20,7 @@ class Pool:
 
     def empty(self, shape, dtype):
         numbers = numpy.dtype(_TYPES[dtype])
-        count = 1
-        for extent in shape:
-            count *= extent
+        count = math.prod(shape)
         memory = self._take(max(1, count) * numbers.itemsize)
         array = memory[:count * numbers.itemsize].view(numbers).reshape(tuple(shape))
         weakref.finalize(array, self._give_back, memory).atexit = False

@@ -112,7 +112,7 @@ TEST(test_a_view_is_a_part_of_its_parent) {
     moert_buffer_destroy(view);
 }
 
-/* A buffer of several pieces, as CPUs have them above the largest allocation. */
+/* Creates a buffer that is larger than one allocation may be, so that it consists of several. */
 enum { PIECE_BYTES = 4096, PIECES = 3 };
 static moert_buffer *create_pieces(size_t bytes) {
     moert_buffer *buffer = NULL;
