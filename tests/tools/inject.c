@@ -317,24 +317,33 @@ static uint64_t real(uint64_t index) {
     return address;
 }
 
+/* The errno of a call that fails. A stream without a descriptor is in memory. */
+static int code_of(const frame *f) {
+    const fault_kind kind = table[f->index].kind;
+    const int code = table[f->index].code;
+    const bool writes = code == ENOSPC && (kind == STREAM || kind == COUNT || kind == CLOSES);
+    return writes && fileno((FILE *)argument_of(f, table[f->index].argument)) < 0 ? ENOMEM : code;
+}
+
 /* Fails a call, and returns its result. */
 static uint64_t fail(const frame *f) {
     const fault_kind kind = table[f->index].kind;
     const uint64_t at = argument_of(f, table[f->index].argument);
+    const int code = code_of(f);
     if (kind == CLOSES)
         ((int (*)(uint64_t))real(f->index))(at);
     if (kind == STREAM || kind == COUNT)
         ((FILE *)at)->_flags |= _IO_ERR_SEEN;
     if (kind == CREATE && at != 0)
         *(cl_int *)at = CL_OUT_OF_RESOURCES;
-    errno = table[f->index].code;
+    errno = code;
     switch (kind) {
     case NUMBER:
     case STREAM:
     case CLOSES:
         return (uint64_t)-1;
     case THREAD:
-        return (uint64_t)table[f->index].code;
+        return (uint64_t)code;
     case MPI:
         return MPI_ERR_OTHER;
     case CL:
@@ -345,13 +354,13 @@ static uint64_t fail(const frame *f) {
 }
 
 /* What a message about the failure must name, as a regular expression. */
-static const char *cause_of(uint64_t index) {
-    const fault_kind kind = table[index].kind;
-    const int code = table[index].code;
+static const char *cause_of(const frame *f) {
+    const fault_kind kind = table[f->index].kind;
+    const int code = code_of(f);
     if (kind == CL || kind == CREATE)
         return "CL_OUT_OF_RESOURCES";
     if (kind == MPI)
-        return table[index].name;
+        return table[f->index].name;
     return code == ENOMEM   ? "memory|no room"
            : code == ENOSPC ? "No space|no room|an earlier write failed"
                             : strerror(code);
@@ -376,7 +385,7 @@ uint64_t inject_decide(frame *f) {
                  offsets[0], offsets[1], offsets[2]);
     errno = kept;
     if (chosen == site && !atomic_exchange(&fired, true)) {
-        log_line("fired %s %s\n", table[f->index].name, cause_of(f->index));
+        log_line("fired %s %s\n", table[f->index].name, cause_of(f));
         f->result = fail(f);
         address = 0;
     }
