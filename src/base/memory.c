@@ -1,10 +1,13 @@
 /* Checked host memory and checked narrowing. */
 #include "base/memory.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/log.h"
 
 moert_status moert_alloc(void *out, size_t count, size_t bytes) {
     void *memory = calloc(count > 0 ? count : 1, bytes);
@@ -45,16 +48,20 @@ moert_status moert_to_int(size_t value, const char *what, int *out) {
     return MOERT_OK;
 }
 
-/* The bytes of the line "KEY N kB" of a file in /proc; 0 without it. */
+/* The bytes of the line "KEY N kB" of a file in /proc; 0 without it. Warns of a file that cannot be
+ * opened. */
 static size_t read_kib(const char *path, const char *key) {
     char line[128];
     size_t kib = 0;
     FILE *file = fopen(path, "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+    if (file == NULL) {
+        MOERT_WARN("%s is not read for %.*s: %s", path, (int)strlen(key) - 1, key, strerror(errno));
+        return 0;
+    }
+    while (fgets(line, sizeof line, file) != NULL)
         if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%zu kB", &kib) == 1)
             break;
-    if (file != NULL)
-        fclose(file);
+    fclose(file);
     return kib << 10;
 }
 

@@ -34,10 +34,11 @@ static uint64_t place_of(const moert_comm *world, const moert_device_info *info)
     return node << 32 | device;
 }
 
-/* Bytes of the memory that the ranks of one place share. */
+/* Bytes of the memory that the ranks of one place share. A host that does not tell what is
+ * available has all of its memory. */
 static size_t available_bytes(const moert_device_info *info) {
-    const size_t bytes = info->is_cpu ? moert_memory_available() : info->global_bytes;
-    return bytes > 0 ? bytes : SIZE_MAX / 2; /* unknown */
+    const size_t bytes = info->is_cpu ? moert_memory_available() : 0;
+    return bytes > 0 ? bytes : info->global_bytes;
 }
 
 /* Keeps the rank with the least room. */

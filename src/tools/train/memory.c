@@ -93,7 +93,8 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
     const moert_status status = chooses
                                     ? moert_fit_choose(world, setting, most, &config->memory, fit)
                                     : moert_fit_compare(world, setting, most, fit);
-    if (status != MOERT_OK && !chooses) { /* the run's own message tells more */
+    const bool run_refuses = status == MOERT_ERROR_USAGE || status == MOERT_ERROR_UNSUPPORTED;
+    if (run_refuses && !chooses) { /* the run's own message tells more */
         fit->needed = 0;
         return MOERT_OK;
     }
