@@ -137,6 +137,7 @@ release:
 
 void moert_control_close(moert_exchange *exchange) {
     moert_control *control = exchange->state;
+    (void)moert_device_finish(exchange->device); /* kernels may still write to the shared memory */
     moert_event_free(control->combine_start);
     moert_event_free(control->combine_end);
     moert_flags_destroy(control->flags);
