@@ -90,11 +90,14 @@ static void report_message(moert_stage *stage, moert_inflight *inflight) {
 }
 
 /* Posts all messages whose events have completed, and lets MPI make progress. With `wait`, it
- * returns when a message is complete. */
+ * returns when a message is complete, or at once if it has posted a chunk: the caller may wait only
+ * for that. */
 static moert_status advance(moert_stage *stage, bool wait) {
+    const size_t before = stage->out.posted + stage->back.posted;
     post_ready(stage, &stage->out);
     post_ready(stage, &stage->back);
-    MOERT_TRY(moert_mail_progress(stage->mail, wait));
+    const bool posted = stage->out.posted + stage->back.posted != before;
+    MOERT_TRY(moert_mail_progress(stage->mail, wait && !posted));
     report_message(stage, &stage->out);
     report_message(stage, &stage->back);
     return MOERT_OK;
