@@ -273,14 +273,14 @@ static inline void multiply_transposed(global const value *a, ulong lda, local f
 KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                        global float *w, moert_gemm_args args, local vec *panel,
                        local float *strip) {
-    uint g = args.start + get_group_id(0);
+    const uint own = args.skip + get_group_id(0), g = args.start + own;
     span part = group_part(ends, g, 0, args.rows, 0, INT_MAX);
     int column = column_block() * args.panels * COLUMNS,
         columns = min(args.panels * COLUMNS, args.k - column);
     int line = get_group_id(1) * args.split, lines = min(args.split, args.n - line);
     if (column < 0 || (part.count == 0 && args.accumulate))
         return;
-    w += ((ulong)get_group_id(0) * args.n + line) * args.k + column;
+    w += ((ulong)own * args.n + line) * args.k + column;
     y += part.first * args.ldy + args.y_column + line;
     x += part.first * args.ldx + column;
     const int dots = (part.count + PER_DOT - 1) / PER_DOT;
@@ -302,7 +302,7 @@ KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global co
  * memory. */
 KERNEL void gemm_bias_grad(global const uint *ends, global const value *y, global float *bias,
                            moert_gemm_args args) {
-    uint g = get_group_id(1);
+    const uint g = args.skip + get_group_id(1);
     span part = group_part(ends, g, 0, args.rows, 0, INT_MAX);
     int column = get_group_id(0) * VEC, columns = args.n - column;
     bias += (ulong)g * args.n + column;

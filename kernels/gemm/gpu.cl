@@ -79,8 +79,8 @@ GPU_KERNEL void gemm_dgrad(global const uint *ends, global const value *y, globa
 GPU_KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                            global float *w, moert_gemm_args args) {
     BLOCKS;
-    const uint g = args.start + get_group_id(2), first = group_start(ends, g),
-               end = min(ends[g], args.rows);
+    const uint own = args.skip + get_group_id(2), g = args.start + own,
+               first = group_start(ends, g), end = min(ends[g], args.rows);
     const int k = first < end ? (int)(end - first) : 0;
     const int line = get_group_id(0) * LINES, column = get_group_id(1) * COLUMNS;
     const int height = min(LINES, args.n - line), width = min(COLUMNS, args.k - column);
@@ -90,7 +90,7 @@ GPU_KERNEL void gemm_wgrad(global const uint *ends, global const value *y, globa
                                  height, LINES, k, false, -0.0f);
     const operand b =
         operand_of(x + first * args.ldx + column, args.ldx, BF16, width, COLUMNS, k, false, 0.0f);
-    const target c = {w + ((ulong)get_group_id(2) * args.n + line) * args.k + column,
+    const target c = {w + ((ulong)own * args.n + line) * args.k + column,
                       0,
                       args.k,
                       height,
@@ -104,7 +104,7 @@ GPU_KERNEL void gemm_wgrad(global const uint *ends, global const value *y, globa
 /* bias[g,n] = sum_m y[m,n], rows in order. */
 GPU_KERNEL void gemm_bias_grad(global const uint *ends, global const value *y, global float *bias,
                                moert_gemm_args args) {
-    const uint g = get_group_id(1), end = min(ends[g], args.rows);
+    const uint g = args.skip + get_group_id(1), end = min(ends[g], args.rows);
     const int column = get_global_id(0);
     if (column >= args.n)
         return;

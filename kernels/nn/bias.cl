@@ -10,10 +10,10 @@
  * bias_stride, which is n, or 0 if the groups share one bias; dbias [G,n] dense.
  *
  * Grid of forward and dprob: (groups from number `skip` on, S). A row group computes every S-th row
- * of a group. Grid of the gradient: (groups, blocks of `columns` columns). In the GPU form a block
- * is one step of VEC columns; ROW_GROUPS row groups add every ROW_GROUPS-th row each, and their
- * sums are added in order. Local memory on GPUs: 128 bytes (dprob), 4 KiB (gradient).
- * Deterministic.
+ * of a group. Grid of the gradient: (groups from number `skip` on, blocks of `columns` columns). In
+ * the GPU form a block is one step of VEC columns; ROW_GROUPS row groups add every ROW_GROUPS-th
+ * row each, and their sums are added in order. Local memory on GPUs: 128 bytes (dprob), 4 KiB
+ * (gradient). Deterministic.
  */
 #include "args/nn.h"
 #include "lib/row_groups.h"
@@ -63,7 +63,8 @@ KERNEL void bias_dprob(global const uint *ends, global const float *bias, global
 #if MOERT_ITEMS == 1
 KERNEL void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
                           global float *dbias, moert_bias_args args) {
-    uint g = get_group_id(0), end = min(args.n, (uint)(get_group_id(1) + 1) * args.columns);
+    const uint g = args.skip + get_group_id(0),
+               end = min(args.n, (uint)(get_group_id(1) + 1) * args.columns);
     for (uint c = get_group_id(1) * args.columns; c < end; c += VEC) {
         int part = min(end - c, (uint)VEC);
         global float *target = dbias + (ulong)g * args.n + c;
@@ -78,7 +79,7 @@ KERNEL_OF(ROW_GROUPS)
 void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
                    global float *dbias, moert_bias_args args) {
     SUMS_OF(ROW_GROUPS);
-    const uint g = get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
+    const uint g = args.skip + get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
     vec sum = 0.0f;
     for (uint r = group_start(ends, g) + row_group_index(); r < end; r += ROWS_AHEAD * ROW_GROUPS) {
         vec part[ROWS_AHEAD];

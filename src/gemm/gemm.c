@@ -54,9 +54,9 @@ static moert_status check_part(const moert_gemm *gemm) {
     const moert_part part = gemm->part;
     if (part.end == 0)
         return MOERT_OK;
-    if (!is_by_weight(gemm) || gemm->shared_weight)
-        return MOERT_FAIL(ERROR_USAGE, "only forward and dgrad with a weight for each group can "
-                                       "compute a part of the groups");
+    if (is_by_weight(gemm) && gemm->shared_weight)
+        return MOERT_FAIL(ERROR_USAGE, "forward and dgrad need a weight for each group to compute "
+                                       "a part of the groups");
     if (part.first >= part.end || part.end > gemm->groups.count || part.first_row > part.end_row ||
         part.end_row > gemm->groups.rows)
         return MOERT_FAIL(ERROR_USAGE,

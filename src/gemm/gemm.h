@@ -169,8 +169,7 @@ typedef struct moert_workspace moert_workspace;
 typedef struct moert_gemm {
     moert_gemm_kind kind;
     moert_groups groups;
-    moert_part part;    /* forward and dgrad without shared_weight: the groups to compute; zeros:
-                              all */
+    moert_part part;    /* the groups to compute, not with shared_weight; zeros: all */
     size_t n, k;        /* columns of y, columns of x */
     moert_dtype type;   /* dtype of the operands: F32 (0) or BF16 */
     moert_dtype result; /* dtype of the result: F32 (0), or BF16, rounded from the float32 sums; the

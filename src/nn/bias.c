@@ -14,11 +14,15 @@ static const char *program_of(const moert_scaled_bias *bias) {
     return MOERT_PROGRAM(moert_buffer_device(bias->y), "nn/bias", bias->n | bias->ldy);
 }
 
+static moert_part part_of(const moert_scaled_bias *bias) {
+    return bias->part.end > 0 ? bias->part
+                              : (moert_part){0, bias->groups.count, 0, bias->groups.rows};
+}
+
 /* Groups by row groups. Each group gets the same number of row groups, since only the device knows
  * how many rows it has. */
 static moert_grid rows_grid(const moert_scaled_bias *bias) {
-    const moert_part part =
-        bias->part.end > 0 ? bias->part : (moert_part){0, bias->groups.count, 0, bias->groups.rows};
+    const moert_part part = part_of(bias);
     const size_t groups = part.end - part.first;
     const size_t row_groups = moert_min(GPU_ROW_GROUPS, part.end_row - part.first_row);
     return (moert_grid){
@@ -51,11 +55,13 @@ moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
 moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {
     moert_device *device = moert_buffer_device(bias->y);
     const size_t columns = moert_by_form(device, COLUMNS, GPU_COLUMNS);
+    const moert_part part = part_of(bias);
     return MOERT_RUN(device, program_of(bias), "bias_gradient",
-                     ((moert_grid){bias->groups.count, moert_ceil_div(bias->n, columns), 1}),
+                     ((moert_grid){part.end - part.first, moert_ceil_div(bias->n, columns), 1}),
                      MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->prob), MOERT_ARG(bias->y),
                      MOERT_ARG(bias->dbias),
-                     MOERT_ARGS(moert_bias_args, .n = (unsigned)bias->n, .ldy = bias->ldy,
+                     MOERT_ARGS(moert_bias_args, .skip = (unsigned)part.first,
+                                .n = (unsigned)bias->n, .ldy = bias->ldy,
                                 .prob_stride = bias->prob_stride,
                                 .accumulate = (int)bias->accumulate, .columns = (unsigned)columns));
 }

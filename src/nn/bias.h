@@ -10,7 +10,7 @@
 
 typedef struct moert_scaled_bias {
     moert_groups groups;
-    moert_part part; /* forward, dprob: the groups to compute; zeros: all */
+    moert_part part; /* the groups to compute; zeros: all */
     size_t n, ldy;
     const moert_buffer *prob; /* [M] at stride prob_stride; NULL: no scale */
     size_t prob_stride;

@@ -115,7 +115,11 @@ static bool is_block(const moert_quantized *operand) {
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     if (!has_tensor_cores(device))
         return MOERT_NVIDIA_TAKES;
-    if (gemm == NULL || moert_nvidia_splits(device, gemm))
+    if (gemm == NULL)
+        return NULL;
+    if (gemm->kind == MOERT_GEMM_WGRAD && gemm->part.end - gemm->part.first < gemm->groups.count)
+        return "weight gradients of all groups";
+    if (moert_nvidia_splits(device, gemm))
         return NULL;
     if (moert_nvidia_is_fp8(gemm))
         return moert_nvidia_fp8_refusal(device, gemm);

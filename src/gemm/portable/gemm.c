@@ -201,11 +201,11 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
 
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     moert_device *device = moert_buffer_device(gemm->weight);
-    const moert_groups *groups = &gemm->groups;
+    const moert_part part = moert_part_of(gemm);
     if (has_gpu_form(device))
         return moert_portable_gpu_wgrad(gemm, start);
-    const problem p = {groups->count, gemm->n, gemm->n, gemm->k,
-                       dots_of(gemm, device, groups->rows)};
+    const problem p = {part.end - part.first, gemm->n, gemm->n, gemm->k,
+                       dots_of(gemm, device, part.end_row - part.first_row)};
     const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD, start);
     const tiling t = choose_tiling(device, gemm->type, p, FORM_WGRAD, &c);
     /* neighbouring work-groups compute different groups */
@@ -213,16 +213,16 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, NULL, &t.tile, spec);
     const moert_gemm_args args = args_of(gemm, start, &t);
-    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_STRUCT(args),
-                     moert_argument_local(t.local_bytes),
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
+                     MOERT_STRUCT(args), moert_argument_local(t.local_bytes),
                      moert_argument_local((size_t)t.depth * STRIP_BYTES));
 }
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
-    const moert_groups *groups = &gemm->groups;
-    const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), groups->count, 1};
+    const moert_part part = moert_part_of(gemm);
+    const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), part.end - part.first, 1};
     const moert_tuning_key key = {MOERT_TUNED_WGRAD, gemm->type, gemm->n, gemm->k, 0};
     char spec[MOERT_SPEC_BYTES];
     bool measured;
@@ -232,7 +232,7 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
                                                moert_dot_of(device, gemm->type)); /* not used */
     moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
     const moert_gemm_args args = moert_portable_args(gemm, 0);
-    return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
+    return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias), MOERT_STRUCT(args));
 }
 

@@ -78,24 +78,26 @@ moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool 
 
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
     moert_device *device = moert_buffer_device(gemm->weight);
-    const moert_groups *groups = &gemm->groups;
-    const int lines = choose_lines(device, groups->count, gemm->n, gemm->k);
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = part.end - part.first;
+    const int lines = choose_lines(device, groups, gemm->n, gemm->k);
     const moert_grid grid = {moert_ceil_div(gemm->n, (size_t)lines),
-                             moert_ceil_div(gemm->k, COLUMNS), groups->count};
+                             moert_ceil_div(gemm->k, COLUMNS), groups};
     char spec[MOERT_SPEC_BYTES];
     const moert_gemm_args args = moert_portable_args(gemm, start);
     name_program(gemm->type, lines, DEPTH, spec);
-    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_STRUCT(args));
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
+                     MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
-    const moert_groups *groups = &gemm->groups;
-    const moert_grid grid = {moert_ceil_div(gemm->n, ITEMS), groups->count, 1};
+    const moert_part part = moert_part_of(gemm);
+    const moert_grid grid = {moert_ceil_div(gemm->n, ITEMS), part.end - part.first, 1};
     char spec[MOERT_SPEC_BYTES];
     const moert_gemm_args args = moert_portable_args(gemm, 0);
     name_program(gemm->type, MOST_LINES, DEPTH, spec);
     return MOERT_RUN(moert_buffer_device(gemm->bias), spec, "gemm_bias_grad", grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
                      MOERT_STRUCT(args));
 }
