@@ -119,11 +119,21 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
  * that is MOERT_LAYER_NO_EXPERT. Each expert has one slot. A new layer has contiguous blocks of
  * experts. The results of the layer do not depend on the placement. The caller moves the weights,
  * which are [L, ...] in the order of the slots, and optimizer states. Requires `slots`, and that no
- * pass is alive. Collective over the mesh's context. Errors, the same on all ranks: ERROR_USAGE.
+ * pass is alive. Collective over the mesh's context. Errors, the same on all ranks: ERROR_USAGE,
+ * ERROR_UNSUPPORTED (too many clones), ERROR_MEMORY.
+ *
+ * Slots may also hold clones, MOERT_LAYER_CLONE | e: the ranks of expert e and of its clones, each
+ * rank at most once, share its rows evenly. The expert's own slot gets the whole gradient. On CPUs,
+ * the results have the same bits as without clones, unless ranks sum results before they send them
+ * (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The layer copies weights to clones; the caller need not
+ * set these. With clones, moert_layer_weights_changed is collective over the EP group, and every
+ * wgrad waits for other ranks.
  */
 #define MOERT_LAYER_NO_EXPERT UINT32_MAX
+#define MOERT_LAYER_CLONE     0x80000000u
 MOERT_API moert_status moert_layer_place(moert_layer *layer, const uint32_t *expert);
-/* The expert in a slot of this rank; MOERT_LAYER_NO_EXPERT if there is none. Not collective. */
+/* The expert in a slot of this rank; MOERT_LAYER_NO_EXPERT if there is none, or only a clone. Not
+ * collective. */
 MOERT_API uint32_t moert_layer_expert(const moert_layer *layer, size_t slot);
 
 /*

@@ -9,10 +9,11 @@
  *                 argument, since waiting for a copy takes a kernel longer than it runs.
  *   scan_chunks   counts[e,c] becomes the number of slots of expert e before chunk c, and total[e]
  *                 that of all its slots; row E likewise
- *   place_slots   destination[t,k] = (rank, row) and, unless packed is null, packed[t,k] = (0,
- *                 position) of the slot. table[first + e] = (rank, row, position, 0) of the first
- *                 slot of expert e; its other slots follow in the order of their tokens. A slot
- *                 without an expert gets (DROPPED, DROPPED).
+ *   place_slots   destination[t,k] = (rank, row + nth) and, unless packed is null, packed[t,k] =
+ *                 (0, position + nth) of the slot, slot number nth of expert e in the order of the
+ *                 tokens. table[first + e] = (rank, row, position, end) holds for nth < end. Slots
+ *                 from there on go to clones of the expert: table[first + E + e] holds for the next
+ *                 ones, and so on. A slot without an expert gets (DROPPED, DROPPED).
  *
  * A chunk is CHUNK tokens. A token has an expert at most once, so one bit per token says which
  * tokens of a chunk have an expert, and the bits below a token's count the slots before it.
@@ -94,9 +95,12 @@ KERNEL void place_slots(global const int *restrict index, global const uint *res
             const int expert = index[slot];
             uint2 to = DROPPED, from = DROPPED;
             if (expert >= 0) {
-                const uint4 base = table[args.first + (uint)expert];
                 const uint nth = before[(ulong)expert * args.chunks + chunk] +
                                  popcount(bits[expert] & ((1u << i) - 1));
+                uint entry = args.first + (uint)expert;
+                while (nth >= table[entry].w)
+                    entry += args.experts;
+                const uint4 base = table[entry];
                 to = (uint2)(base.x, base.y + nth);
                 from = (uint2)(0, base.z + nth);
             }

@@ -13,10 +13,11 @@
 #include "exchange/internal.h"
 
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
-enum { ENTRY_WORDS = 4 }; /* words of an expert's entry in the table of kernels/exchange/plan.cl */
+enum { ENTRY_WORDS = 4 }; /* words of a lane's entry in the table of kernels/exchange/plan.cl */
 
 /* A rank's message to the other ranks, in words of 64 bits: this header, counts[E] and, with a
- * relay_map, the number of the rank's tokens with slots on each node. */
+ * relay_map and without clones, the number of the rank's tokens with slots on each node. Where
+ * clones are, these numbers follow from all counts, and have a message of their own. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
 /* Memory for the plans of an exchange. Allocating it takes longer than making a plan, so the
@@ -26,10 +27,12 @@ typedef struct moert_planner {
     moert_expert_map *contiguous;   /* for plans without a placement of their own, or NULL */
     size_t message_words;           /* words of a rank's message */
     size_t room;                    /* message_words for which `mine` is allocated */
-    uint64_t *mine;                 /* [message_words]; the next three arrays follow it */
+    uint64_t *mine;                 /* [message_words]; the next two arrays follow it */
     uint64_t *all;                  /* [ranks,message_words] */
     uint64_t *counts;               /* [ranks,E] */
-    uint32_t (*table)[ENTRY_WORDS]; /* [2 message_words] ends, then an entry per expert */
+    size_t entries;                 /* for which `table` and `lanes` are allocated */
+    uint32_t (*table)[ENTRY_WORDS]; /* [entries] ends, then an entry for each lane */
+    moert_lane *lanes;              /* [entries] */
     moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */
     moert_staging *totals;          /* uint32 [E + 1] */
     moert_event *counted;           /* completes when the totals are on the host; NULL: no plan has
@@ -71,12 +74,25 @@ void moert_exchange_free_planner(moert_planner *planner) {
     moert_buffer_destroy(planner->chunks);
     destroy_plan(planner->spare);
     moert_expert_map_destroy(planner->contiguous);
-    MOERT_FREE(planner->mine, planner);
+    MOERT_FREE(planner->lanes, planner->table, planner->mine, planner);
 }
 
-/* Index of the first expert's entry in a plan's table, which begins with the ends. */
+/* Index of the first lane's entry in a plan's table, which begins with the ends. */
 static size_t first_entry(size_t local) {
     return moert_ceil_div(local, ENTRY_WORDS);
+}
+
+static moert_status reserve_entries(moert_planner *planner, size_t entries) {
+    if (entries <= planner->entries)
+        return MOERT_OK;
+    planner->entries = 0;
+    MOERT_FREE(planner->lanes, planner->table);
+    planner->lanes = NULL;
+    planner->table = NULL;
+    MOERT_TRY(MOERT_NEW_ARRAY(&planner->table, entries));
+    MOERT_TRY(MOERT_NEW_ARRAY(&planner->lanes, entries));
+    planner->entries = entries;
+    return MOERT_OK;
 }
 
 static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
@@ -85,14 +101,15 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
     moert_device *device = exchange->device;
     const size_t local =
         moert_expert_map_slots_of(choice->placement, moert_comm_rank(exchange->comm));
+    const size_t entries = first_entry(local) + choice->placement->longest * choice->experts;
     int narrow;
     MOERT_TRY(moert_to_int(slots, "slots of a plan", &narrow));
+    MOERT_TRY(reserve_entries(planner, entries));
     if (planner->spare == NULL)
         MOERT_TRY(MOERT_NEW(&planner->spare));
     planner->spare->planner = planner;
-    MOERT_TRY(moert_buffer_reserve(device,
-                                   (first_entry(local) + choice->experts) * sizeof *planner->table,
-                                   &planner->spare->ends));
+    MOERT_TRY(
+        moert_buffer_reserve(device, entries * sizeof *planner->table, &planner->spare->ends));
     MOERT_TRY(
         moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
     if (exchange->engine->packs)
@@ -147,7 +164,7 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
             MOERT_TRY(moert_buffer_read(choice->index, 0, *index, slots * sizeof(int32_t)));
         MOERT_TRY(moert_plan_count(*index, choice->tokens, choice->topk, experts, counts));
     }
-    if (exchange->relay_map != NULL)
+    if (exchange->relay_map != NULL && choice->placement->longest == 1)
         MOERT_TRY(moert_relay_count(exchange->relay_map, *index, choice->tokens, choice->topk,
                                     choice->placement->rank, counts + experts));
     return exchange->engine->check_verdict != NULL ? exchange->engine->check_verdict(exchange)
@@ -201,26 +218,19 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
 
 /* ---- rows of the slots ---- */
 
-/* table[first_entry..] of kernels/exchange/plan.cl: owner, row and position of this rank's first
- * slot of each expert. */
-static void find_entries(const moert_plan *plan, uint32_t (*entry)[4]) {
-    const moert_expert_map *placement = plan->placement;
-    uint64_t position = 0;
-    for (size_t owner = 0; owner < plan->ranks; owner++) {
-        uint64_t rows = 0;
-        for (uint32_t s = placement->first[owner]; s < placement->first[owner + 1]; s++) {
-            const size_t e = placement->expert[s];
-            uint64_t row = rows;
-            if (e == MOERT_NO_EXPERT)
-                continue;
-            for (size_t r = 0; r < plan->rank; r++)
-                row += plan->counts[r * plan->experts + e];
-            entry[e][0] = (uint32_t)owner;
-            entry[e][1] = (uint32_t)row;
-            entry[e][2] = (uint32_t)position;
-            entry[e][3] = 0;
-            rows += plan->expert_counts[e];
-            position += plan->counts[plan->rank * plan->experts + e];
+/* table[first_entry..] of kernels/exchange/plan.cl: the lanes of each expert. */
+static void fill_entries(const moert_plan *plan, const moert_lane *lanes,
+                         uint32_t (*entry)[ENTRY_WORDS]) {
+    for (size_t e = 0; e < plan->experts; e++) {
+        const size_t members = plan->placement->chain[e];
+        uint64_t before = 0;
+        for (size_t member = 0; member < members; member++) {
+            const size_t i = member * plan->experts + e;
+            entry[i][0] = lanes[i].rank;
+            entry[i][1] = (uint32_t)(lanes[i].row - before);
+            entry[i][2] = (uint32_t)(lanes[i].position - before);
+            before += lanes[i].rows;
+            entry[i][3] = member + 1 < members ? (uint32_t)before : UINT32_MAX;
         }
     }
 }
@@ -249,17 +259,39 @@ static moert_status place_slots(moert_exchange *exchange, const moert_planner *p
     const moert_exchange_slots *choice = &planner->choice;
     const moert_plan *plan = made->plan;
     const size_t experts = choice->experts, first = first_entry(plan->local_experts);
+    const size_t entries = first + plan->placement->longest * experts;
     moert_plan_args args = args_of(choice);
     args.first = (uint32_t)first;
     memcpy(planner->table, plan->ends, plan->local_experts * sizeof *plan->ends);
-    find_entries(plan, planner->table + first);
-    MOERT_TRY(write_table(exchange->device, planner->table[0], ENTRY_WORDS * (first + experts),
-                          made->ends));
+    fill_entries(plan, planner->lanes, planner->table + first);
+    MOERT_TRY(write_table(exchange->device, planner->table[0], ENTRY_WORDS * entries, made->ends));
     return MOERT_RUN(exchange->device, "exchange/plan", "place_slots",
                      ((moert_grid){args.chunks, 1, 1}), MOERT_ARG(choice->index),
                      MOERT_ARG(planner->chunks), MOERT_ARG(made->ends),
                      MOERT_ARG(made->destination), MOERT_ARG(made->packed), MOERT_STRUCT(args),
                      moert_argument_local((experts + 1) * sizeof(uint32_t)));
+}
+
+/* Makes the relays' routes of a plan. With clones it gathers the numbers of rows, also if this
+ * rank's `status` is a failure. */
+static moert_status make_relay(moert_exchange *exchange, const moert_planner *planner,
+                               moert_status status, moert_exchange_plan *made) {
+    const moert_relay_map *map = exchange->relay_map;
+    const moert_exchange_slots *choice = &planner->choice;
+    const uint64_t *all = planner->all + HEADER_WORDS + choice->experts;
+    size_t stride = planner->message_words;
+    if (choice->placement->longest > 1) {
+        uint64_t *mine = planner->mine + HEADER_WORDS + choice->experts;
+        stride = map->nodes;
+        all = planner->all;
+        if (status == MOERT_OK)
+            status = moert_relay_count(map, (const int32_t *)made->plan->slot_rank, choice->tokens,
+                                       choice->topk, NULL, mine);
+        status = moert_first(status, moert_comm_allgather(exchange->comm, mine,
+                                                          stride * sizeof *mine, planner->all));
+    }
+    MOERT_TRY(status);
+    return moert_relay_create(exchange->device, map, made->plan, all, stride, &made->relay);
 }
 
 /* Makes the plan from the counts of all ranks. */
@@ -273,13 +305,13 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
                                     .rank = moert_comm_rank(exchange->comm),
                                     .tokens = choice->tokens,
                                     .topk = choice->topk};
-    MOERT_TRY(
-        moert_plan_create_placed(&shape, choice->placement, index, planner->counts, &made->plan));
-    MOERT_TRY(place_slots(exchange, planner, made));
+    moert_status status = moert_plan_create_placed(&shape, choice->placement, index,
+                                                   planner->counts, planner->lanes, &made->plan);
+    if (status == MOERT_OK)
+        status = place_slots(exchange, planner, made);
     if (exchange->relay_map != NULL)
-        MOERT_TRY(moert_relay_create(exchange->device, exchange->relay_map, made->plan,
-                                     planner->all + HEADER_WORDS + choice->experts,
-                                     planner->message_words, &made->relay));
+        status = make_relay(exchange, planner, status, made);
+    MOERT_TRY(status);
     made->chunks = 1;
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
     return MOERT_OK;
@@ -314,12 +346,11 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
         planner->room = 0;
         free(planner->mine);
         planner->mine = NULL;
-        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks + ENTRY_WORDS) * words));
+        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks) * words));
         planner->room = words;
     }
     planner->all = planner->mine + words;
     planner->counts = planner->all + ranks * words;
-    planner->table = (void *)(planner->counts + ranks * words);
     planner->message_words = words;
     if (local != MOERT_OK)
         return local;

@@ -7,18 +7,13 @@
 #include "exchange/internal.h"
 #include "plan/expert_map.h"
 
-/* The rows from a rank for the expert in slot `slot` of all ranks. */
-static size_t rows_of(const moert_plan *plan, size_t rank, size_t slot) {
-    const uint32_t expert = plan->placement->expert[slot];
-    return expert != MOERT_NO_EXPERT ? plan->counts[rank * plan->experts + expert] : 0;
-}
-
 /* Finds the runs of each rank's rows of each local slot in the window. */
 static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     for (size_t i = 0; i < plan->local_experts; i++) {
         size_t row = i > 0 ? plan->ends[i - 1] : 0;
         for (size_t r = 0; r < plan->ranks; r++) {
-            const size_t rows = rows_of(plan, r, plan->placement->first[plan->rank] + i);
+            const size_t rows =
+                moert_plan_slot_rows(plan, r, plan->placement->first[plan->rank] + i);
             runs[r * plan->local_experts + i] = (moert_mail_run){row, rows};
             row += rows;
         }
@@ -36,7 +31,7 @@ static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *ru
             const size_t begin = row;
             const size_t end = first + moert_exchange_part(count, c + 1, plan->chunks);
             for (size_t s = first + moert_exchange_part(count, c, plan->chunks); s < end; s++)
-                row += rows_of(p, p->rank, s);
+                row += moert_plan_slot_rows(p, p->rank, s);
             runs[r * plan->chunks + c] = (moert_mail_run){begin, row - begin};
         }
     }

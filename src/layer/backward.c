@@ -2,6 +2,7 @@
 #include "base/options.h"
 #include "base/phase.h"
 #include "layer/check.h"
+#include "layer/clones.h"
 #include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
@@ -70,12 +71,12 @@ static moert_status compute_wgrad(moert_pass *pass) {
     MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
     in.kind = MOERT_GEMM_BIAS_GRAD;
     if (biased)
-        MOERT_TRY(moert_gemm_run(&in));
+        MOERT_TRY(moert_clones_gemm(pass, &in));
     second.x = pass->h;
     MOERT_TRY(moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_OUT, &second));
     const moert_scaled_bias biases = moert_pass_biases(pass, &second);
-    return biased ? moert_scaled_bias_gradient(&biases) : MOERT_OK;
+    return biased ? moert_clones_bias_gradient(pass, &biases) : MOERT_OK;
 }
 
 static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,

@@ -3,6 +3,7 @@
 #include "base/options.h"
 #include "base/phase.h"
 #include "layer/check.h"
+#include "layer/clones.h"
 #include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
@@ -184,6 +185,7 @@ static moert_status run(moert_pass *pass, moert_status status, moert_buffer *y) 
     moert_transfer back;
     moert_buffer *result = NULL; /* the shared expert's result, computed while rows travel */
     moert_precision_begin(layer);
+    status = moert_clones_refresh(layer, status);
     if (status == MOERT_OK)
         status = route(pass, x);
     status = deliver(pass, status, x, &back);

@@ -46,6 +46,7 @@ struct moert_layer {
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
     bool weights_changed;     /* the weights changed since `rounded` was computed */
+    bool clones_current;      /* clones have the weights of their experts */
     moert_probe *probe;       /* NULL: none */
     size_t gathers;           /* gathers of an amax that remain in the call under way */
     const moert_buffer *bf16; /* moert_layer_give_bf16 */

@@ -8,6 +8,7 @@
 #include "base/phase.h"
 #include "base/rng.h"
 #include "layer/check.h"
+#include "layer/clones.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 
@@ -178,7 +179,7 @@ moert_status moert_layer_bind(moert_layer *layer, moert_layer_tensor which, moer
         MOERT_TRY(moert_layer_check_buffer(layer, "gradient", gradient, bytes));
     if (which == MOERT_LAYER_CORRECTION && gradient != NULL)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_bind: the correction bias has no gradient");
-    layer->weights_changed = true;
+    moert_layer_weights_changed(layer);
     return moert_block_bind(layer->block[location->block], (size_t)location->tensor, weight,
                             gradient);
 }
@@ -187,6 +188,7 @@ void moert_layer_weights_changed(moert_layer *layer) {
     if (layer == NULL)
         return;
     layer->weights_changed = true;
+    layer->clones_current = false;
     for (size_t i = 0; i < BLOCKS; i++)
         moert_block_weights_changed(layer->block[i]);
 }
@@ -231,7 +233,8 @@ static moert_status place(moert_layer *layer, const uint32_t *expert) {
     for (size_t i = 0; i < layer->passes->count; i++)
         if (layer->passes->pass[i]->layer == layer && layer->passes->pass[i]->in_use)
             return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: a pass of the layer is alive");
-    return moert_expert_map_assign(layer->placement, expert);
+    MOERT_TRY(moert_expert_map_assign(layer->placement, expert));
+    return moert_clones_prepare(layer);
 }
 
 moert_status moert_layer_place(moert_layer *layer, const uint32_t *expert) {
@@ -249,8 +252,9 @@ const moert_expert_map *moert_layer_placement(const moert_layer *layer) {
 uint32_t moert_layer_expert(const moert_layer *layer, size_t slot) {
     if (layer == NULL || slot >= layer->local_experts)
         return MOERT_LAYER_NO_EXPERT;
-    return layer->placement
-        ->expert[layer->placement->first[moert_comm_rank(layer->mesh->experts)] + slot];
+    const moert_expert_map *map = layer->placement;
+    const uint32_t word = map->expert[map->first[moert_comm_rank(layer->mesh->experts)] + slot];
+    return (word & MOERT_LAYER_CLONE) != 0 ? MOERT_LAYER_NO_EXPERT : word;
 }
 
 /* ---- initial weights ---- */

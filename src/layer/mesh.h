@@ -58,9 +58,10 @@ struct moert_mesh {
     moert_window *windows[MOERT_SHARED_WINDOWS];
     size_t window_width[MOERT_SHARED_WINDOWS];
     moert_buffer *scratch[MOERT_SCRATCHES];
-    moert_amax_report *reports; /* [R] */
-    moert_span *spans;          /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
-    moert_span *replica_spans;  /* [EDP] one leaf for each replica */
+    moert_amax_report *reports;      /* [R] */
+    struct moert_handover *handover; /* layer/clones.c; NULL until a layer has clones */
+    moert_span *spans;         /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
+    moert_span *replica_spans; /* [EDP] one leaf for each replica */
 };
 
 /* *group = the number of ranks that share one set of experts: `ep`, or all `ranks` if it is 0.

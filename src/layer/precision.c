@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "layer/clones.h"
 #include "layer/operand.h"
 #include "layer/wire.h"
 #include "moert/quantize.h"
@@ -292,7 +293,7 @@ moert_status moert_precision_gemm(moert_pass *pass, int block, const moert_gemm 
     if (rounds && (wgrad || !has_x))
         MOERT_TRY(round_operand(layer, &gemm->groups, axis, &y));
     if (wgrad)
-        return moert_gemm_run(&rounded);
+        return moert_clones_gemm(pass, &rounded);
     if (!has_blocks(layer))
         return moert_block_gemm(layer->block[block], EXPERT_WEIGHT, &rounded);
     rounded.prepacked = own->prepacked[moert_prepacked_use_of(gemm)];

@@ -1,10 +1,13 @@
 /* Places experts in the slots of ranks: in contiguous blocks (moert/plan.h), or in any way. */
 #include "plan/expert_map.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+
+enum { CUT_ROWS = 64 };
 
 void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
     if (rank >= ranks) { /* no such rank, no experts */
@@ -39,10 +42,15 @@ size_t moert_expert_map_most(const moert_expert_map *placement) {
     for (size_t r = 0; r < placement->ranks; r++) {
         size_t count = 0;
         for (uint32_t s = placement->first[r]; s < placement->first[r + 1]; s++)
-            count += placement->expert[s] != MOERT_NO_EXPERT;
+            count += placement->expert[s] != MOERT_NO_EXPERT; /* or a clone */
         most = moert_max(most, count);
     }
     return most;
+}
+
+/* The words of a placement's arrays. */
+static size_t words_of(size_t experts, size_t ranks, size_t slots) {
+    return ranks + 1 + 2 * slots + 3 * experts;
 }
 
 /* Allocates a placement without experts whose slots are still to be divided among the ranks. */
@@ -50,7 +58,7 @@ static moert_status allocate(size_t experts, size_t ranks, size_t slots,
                              moert_expert_map **placement) {
     moert_expert_map *made;
     MOERT_TRY(MOERT_NEW(&made));
-    const moert_status status = MOERT_NEW_ARRAY(&made->first, ranks + 1 + slots + 2 * experts);
+    const moert_status status = MOERT_NEW_ARRAY(&made->first, words_of(experts, ranks, slots));
     if (status != MOERT_OK) {
         free(made);
         return status;
@@ -58,8 +66,10 @@ static moert_status allocate(size_t experts, size_t ranks, size_t slots,
     made->experts = experts;
     made->ranks = ranks;
     made->expert = made->first + ranks + 1;
-    made->rank = made->expert + slots;
+    made->member = made->expert + slots;
+    made->rank = made->member + slots;
     made->slot = made->rank + experts;
+    made->chain = made->slot + experts;
     *placement = made;
     return MOERT_OK;
 }
@@ -92,33 +102,104 @@ moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t slots,
 
 moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expert_map **copy) {
     const size_t slots = moert_expert_map_slots(placement);
-    const size_t words = placement->ranks + 1 + slots + 2 * placement->experts;
+    const size_t words = words_of(placement->experts, placement->ranks, slots);
     MOERT_TRY(allocate(placement->experts, placement->ranks, slots, copy));
+    (*copy)->longest = placement->longest;
     memcpy((*copy)->first, placement->first, words * sizeof *placement->first);
     return MOERT_OK;
 }
 
-moert_status moert_expert_map_assign(moert_expert_map *placement, const uint32_t *expert) {
-    const size_t slots = moert_expert_map_slots(placement);
+size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot) {
+    size_t rank = 0;
+    while (placement->first[rank + 1] <= slot)
+        rank++;
+    return rank;
+}
+
+size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t member) {
+    size_t slot = 0;
+    while (moert_expert_map_at(placement, slot) != expert || placement->member[slot] != member)
+        slot++;
+    return slot;
+}
+
+uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
+                              uint64_t rows) {
+    const uint64_t pieces = (rows + CUT_ROWS - 1) / CUT_ROWS;
+    const uint64_t first = pieces * member / placement->chain[expert] * CUT_ROWS;
+    return first < rows ? first : rows;
+}
+
+/* What check() has seen of an expert. */
+typedef struct seen {
+    size_t last; /* 1 + the last rank that holds it or a clone */
+    bool placed; /* it has a slot */
+} seen;
+
+/* Checks the word in a slot of a rank. */
+static moert_status check_slot(size_t experts, uint32_t word, size_t rank, size_t slot,
+                               seen *before) {
+    const uint32_t e = word & ~MOERT_EXPERT_CLONE;
+    const bool own = e == word;
+    if (e >= experts || (own && before[e].placed))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a placement puts expert %u into slot %zu of rank %zu; there are %zu "
+                          "experts, and each has one slot",
+                          e, slot, rank, experts);
+    if (before[e].last == rank + 1)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a placement puts expert %u into slot %zu of rank %zu, which has it, or "
+                          "a clone of it, in another slot",
+                          e, slot, rank);
+    before[e].last = rank + 1;
+    before[e].placed |= own;
+    return MOERT_OK;
+}
+
+static moert_status check(const moert_expert_map *placement, const uint32_t *expert) {
     size_t placed = 0;
-    memset(placement->rank, 0xff, placement->experts * sizeof *placement->rank);
+    seen *before;
+    moert_status status = MOERT_OK;
+    MOERT_TRY(MOERT_NEW_ARRAY(&before, placement->experts));
     for (size_t r = 0; r < placement->ranks; r++)
-        for (uint32_t s = placement->first[r]; s < placement->first[r + 1]; s++) {
-            const uint32_t e = expert[s];
-            if (e == MOERT_NO_EXPERT)
-                continue;
-            if (e >= placement->experts || placement->rank[e] != UINT32_MAX)
-                return MOERT_FAIL(ERROR_USAGE,
-                                  "a placement puts expert %u into slot %u of rank %zu; there are "
-                                  "%zu experts, and each has one slot",
-                                  e, s - placement->first[r], r, placement->experts);
-            placement->rank[e] = (uint32_t)r;
-            placement->slot[e] = s - placement->first[r];
-            placed++;
-        }
-    if (placed < placement->experts)
+        for (uint32_t s = placement->first[r]; s < placement->first[r + 1]; s++)
+            if (status == MOERT_OK && expert[s] != MOERT_NO_EXPERT)
+                status =
+                    check_slot(placement->experts, expert[s], r, s - placement->first[r], before);
+    for (size_t e = 0; e < placement->experts; e++)
+        placed += before[e].placed;
+    free(before);
+    if (status == MOERT_OK && placed < placement->experts)
         return MOERT_FAIL(ERROR_USAGE, "a placement has slots for %zu of %zu experts", placed,
                           placement->experts);
-    memmove(placement->expert, expert, slots * sizeof *expert);
+    return status;
+}
+
+/* Numbers the members of the chains: the experts come after their clones. */
+static void number_members(moert_expert_map *placement) {
+    placement->longest = 1;
+    memset(placement->chain, 0, placement->experts * sizeof *placement->chain);
+    for (int own = 0; own < 2; own++)
+        for (size_t s = 0; s < moert_expert_map_slots(placement); s++) {
+            const uint32_t word = placement->expert[s], e = moert_expert_map_at(placement, s);
+            if (e == MOERT_NO_EXPERT || (word == e) != own)
+                continue;
+            placement->member[s] = placement->chain[e]++;
+            placement->longest = moert_max(placement->longest, placement->chain[e]);
+        }
+}
+
+moert_status moert_expert_map_assign(moert_expert_map *placement, const uint32_t *expert) {
+    MOERT_TRY(check(placement, expert));
+    memmove(placement->expert, expert, moert_expert_map_slots(placement) * sizeof *expert);
+    for (size_t r = 0; r < placement->ranks; r++)
+        for (uint32_t s = placement->first[r]; s < placement->first[r + 1]; s++) {
+            const uint32_t word = placement->expert[s];
+            if (word == MOERT_NO_EXPERT || (word & MOERT_EXPERT_CLONE) != 0)
+                continue;
+            placement->rank[word] = (uint32_t)r;
+            placement->slot[word] = s - placement->first[r];
+        }
+    number_members(placement);
     return MOERT_OK;
 }

@@ -2,20 +2,46 @@
  * Where the experts of a layer live. Each rank has slots, and a slot holds one expert or none.
  * moert/plan.h places experts in contiguous blocks, but any placement gives the same results: an
  * expert's rows and sums do not depend on its rank or slot. Integers in host memory.
+ *
+ * Other slots may hold clones of an expert. They and the expert itself form its *chain*: the clones
+ * in the order of their slots, then the expert. Each member of the chain computes a range of the
+ * expert's rows, in this order (moert_expert_map_cut).
  */
 #pragma once
 
 #include "moert/plan.h"
 
-#define MOERT_NO_EXPERT UINT32_MAX
+/* MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
+#define MOERT_NO_EXPERT    UINT32_MAX
+#define MOERT_EXPERT_CLONE 0x80000000u
 
 typedef struct moert_expert_map {
     size_t experts, ranks;
+    size_t longest;   /* members of the longest chain; 1: there are no clones */
     uint32_t *first;  /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all */
-    uint32_t *expert; /* [slots of all ranks] the expert in a slot, or MOERT_NO_EXPERT */
+    uint32_t *expert; /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
+    uint32_t *member; /* [slots of all ranks] which member of its chain is in a slot */
     uint32_t *rank;   /* [E] the rank that holds an expert, */
     uint32_t *slot;   /* [E] and its slot, counted from that rank's first */
+    uint32_t *chain;  /* [E] members of its chain */
 } moert_expert_map;
+
+/* The expert or clone in a slot, as the number of the expert; or MOERT_NO_EXPERT. */
+static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, size_t slot) {
+    const uint32_t word = placement->expert[slot];
+    return word != MOERT_NO_EXPERT ? word & ~MOERT_EXPERT_CLONE : word;
+}
+
+/* The first of an expert's `rows` rows that member `member` of its chain computes, or the end if it
+ * is the number of members. Ranges begin at multiples of 64 rows, so that the pairs and blocks of
+ * sums over rows stay whole. */
+uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
+                              uint64_t rows);
+
+/* The slot, counted over all ranks, of a member of an expert's chain. */
+size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t member);
+/* The rank of a slot, counted over all ranks. */
+size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot);
 
 /* Contiguous blocks of experts. Each rank has `slots` slots, of which the last may be empty; 0: as
  * many as it has experts. Errors: ERROR_USAGE (too few slots), ERROR_MEMORY. */
@@ -25,17 +51,29 @@ void moert_expert_map_destroy(moert_expert_map *placement); /* NULL is legal. */
 moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expert_map **copy);
 
 /* Places expert[slots of all ranks], which may be `placement`'s own array. ERROR_USAGE unless each
- * expert has one slot. */
+ * expert has one slot, and at most one clone or itself on each rank; also ERROR_MEMORY. After a
+ * failure the placement is as before. */
 moert_status moert_expert_map_assign(moert_expert_map *placement, const uint32_t *expert);
 
 /* The slots of all ranks, and of one. */
 size_t moert_expert_map_slots(const moert_expert_map *placement);
 size_t moert_expert_map_slots_of(const moert_expert_map *placement, size_t rank);
-/* The most experts of a rank. */
+/* The most experts and clones of a rank. */
 size_t moert_expert_map_most(const moert_expert_map *placement);
 
+/* Where the rows of a plan's rank for one member of a chain go. */
+typedef struct moert_lane {
+    uint32_t rank;     /* the member's */
+    uint64_t row;      /* the first row in that rank's window */
+    uint64_t position; /* the first position among this rank's rows */
+    uint64_t rows;
+} moert_lane;
+
 /* moert_plan_create for experts in these places; shape->experts and ranks are those of the
- * placement, which the plan copies. */
+ * placement, which the plan copies. lanes[longest,E] = the lanes of each expert's members. */
 moert_status moert_plan_create_placed(const moert_plan_shape *shape,
                                       const moert_expert_map *placement, const int32_t *index,
-                                      const uint64_t *counts, moert_plan **plan);
+                                      const uint64_t *counts, moert_lane *lanes, moert_plan **plan);
+
+/* The rows of a rank that a slot, counted over all ranks, receives. */
+uint64_t moert_plan_slot_rows(const moert_plan *plan, size_t rank, size_t slot);

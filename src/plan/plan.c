@@ -52,38 +52,81 @@ free_last:
     return status;
 }
 
-/* The destination of this rank's slots of one expert. */
-typedef struct moert_lane {
-    uint32_t rank;     /* the owner */
-    uint64_t row;      /* next row in the owner's window */
-    uint64_t position; /* next position among this rank's rows */
-    uint64_t left;     /* slots not yet placed */
-} moert_lane;
+/* The rows [first, end) of an expert, over all ranks, that a slot receives; none if it is empty. */
+typedef struct range {
+    uint64_t first, end;
+} range;
+
+static range rows_of(const moert_plan *plan, size_t slot) {
+    const moert_expert_map *placement = plan->placement;
+    const uint32_t e = moert_expert_map_at(placement, slot);
+    if (e == MOERT_NO_EXPERT)
+        return (range){0, 0};
+    const uint64_t rows = plan->expert_counts[e];
+    const size_t member = placement->member[slot];
+    return (range){moert_expert_map_cut(placement, e, member, rows),
+                   moert_expert_map_cut(placement, e, member + 1, rows)};
+}
+
+/* How many of the rows [before, before + count) are in a range. */
+static uint64_t count_common(range in, uint64_t before, uint64_t count) {
+    const uint64_t first = in.first > before ? in.first : before,
+                   end = in.end < before + count ? in.end : before + count;
+    return first < end ? end - first : 0;
+}
+
+uint64_t moert_plan_slot_rows(const moert_plan *plan, size_t rank, size_t slot) {
+    const uint32_t e = moert_expert_map_at(plan->placement, slot);
+    uint64_t before = 0;
+    if (e == MOERT_NO_EXPERT)
+        return 0;
+    if (plan->placement->chain[e] == 1)
+        return plan->counts[rank * plan->experts + e];
+    for (size_t r = 0; r < rank; r++)
+        before += plan->counts[r * plan->experts + e];
+    return count_common(rows_of(plan, slot), before, plan->counts[rank * plan->experts + e]);
+}
+
+static void count_experts(moert_plan *plan) {
+    for (size_t i = 0; i < plan->ranks * plan->experts; i++)
+        plan->expert_counts[i % plan->experts] += plan->counts[i];
+}
+
+/* Lays out the rows of a slot of rank `owner` behind *rows other rows, and sets the lane of this
+ * rank's part, which begins at *position. */
+static void lay_out_slot(moert_plan *plan, size_t owner, size_t slot, uint64_t *rows,
+                         uint64_t *position, moert_lane *lanes) {
+    const size_t e = moert_expert_map_at(plan->placement, slot);
+    const range all = rows_of(plan, slot);
+    uint64_t before = 0;
+    for (size_t r = 0; e != MOERT_NO_EXPERT && r < plan->ranks; r++) {
+        const uint64_t count = plan->counts[r * plan->experts + e],
+                       part = count_common(all, before, count);
+        before += count;
+        if (r == plan->rank) {
+            lanes[plan->placement->member[slot] * plan->experts + e] =
+                (moert_lane){(uint32_t)owner, *rows, *position, part};
+            *position += part;
+            plan->send_rows[owner] += part;
+        }
+        if (owner == plan->rank)
+            plan->receive_rows[r] += part;
+        *rows += part;
+    }
+}
 
 /*
- * Walks over the ranks' slots in order. Computes totals, ends, the sums per rank, and the lane of
+ * Walks over the ranks' slots in order. Computes totals, ends, the sums per rank, and the lanes of
  * each expert from plan->counts[ranks,E].
  */
 static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
     const moert_expert_map *placement = plan->placement;
     uint64_t position = 0;
+    count_experts(plan);
     for (size_t owner = 0; owner < plan->ranks; owner++) {
-        const uint32_t *expert = placement->expert + placement->first[owner];
         uint64_t rows = 0;
         for (size_t s = 0; s < moert_expert_map_slots_of(placement, owner); s++) {
-            const size_t e = expert[s];
-            for (size_t r = 0; e != MOERT_NO_EXPERT && r < plan->ranks; r++) {
-                uint64_t part = plan->counts[r * plan->experts + e];
-                if (r == plan->rank) {
-                    lanes[e] = (moert_lane){(uint32_t)owner, rows, position, part};
-                    position += part;
-                    plan->send_rows[owner] += part;
-                }
-                if (owner == plan->rank)
-                    plan->receive_rows[r] += part;
-                plan->expert_counts[e] += part;
-                rows += part;
-            }
+            lay_out_slot(plan, owner, placement->first[owner] + s, &rows, &position, lanes);
             if (owner == plan->rank)
                 plan->ends[s] = (uint32_t)rows;
         }
@@ -98,29 +141,49 @@ static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
     return MOERT_OK;
 }
 
-/* Gives each slot the next row of its expert's lane, so rows stay in token order. */
-static moert_status place_slots(moert_plan *plan, const int32_t *index, moert_lane *lanes) {
+/* The lane of the slot number `nth` of this rank for an expert, less the rows before the lane;
+ * NULL if the counts hold no such slot. */
+static const moert_lane *find_lane(const moert_plan *plan, const moert_lane *lanes, size_t expert,
+                                   uint64_t *nth) {
+    for (size_t member = 0; member < plan->placement->chain[expert]; member++) {
+        const moert_lane *lane = &lanes[member * plan->experts + expert];
+        if (*nth < lane->rows)
+            return lane;
+        *nth -= lane->rows;
+    }
+    return NULL;
+}
+
+/* Gives each slot the next row of its expert's lanes, so rows stay in token order. taken[E] = 0. */
+static moert_status place_slots(moert_plan *plan, const int32_t *index, const moert_lane *lanes,
+                                uint64_t *taken) {
     for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
         plan->slot_rank[s] = plan->slot_row[s] = plan->slot_position[s] = MOERT_PLAN_DROPPED;
         if (index[s] == DROPPED)
             continue;
-        if (index[s] < 0 || (size_t)index[s] >= plan->experts || lanes[index[s]].left == 0)
+        const moert_lane *lane = NULL;
+        uint64_t nth = 0;
+        if (index[s] >= 0 && (size_t)index[s] < plan->experts) {
+            nth = taken[index[s]]++;
+            lane = find_lane(plan, lanes, (size_t)index[s], &nth);
+        }
+        if (lane == NULL)
             return MOERT_FAIL(ERROR_MISMATCH,
                               "rank %zu: slot %zu goes to expert %d, which the counts of this rank "
                               "do not cover",
                               plan->rank, s, (int)index[s]);
-        moert_lane *lane = &lanes[index[s]];
-        lane->left--;
         plan->slot_rank[s] = lane->rank;
-        plan->slot_row[s] = (uint32_t)lane->row++;
-        plan->slot_position[s] = (uint32_t)lane->position++;
+        plan->slot_row[s] = (uint32_t)(lane->row + nth);
+        plan->slot_position[s] = (uint32_t)(lane->position + nth);
     }
     for (size_t e = 0; e < plan->experts; e++)
-        if (lanes[e].left > 0)
-            return MOERT_FAIL(ERROR_MISMATCH,
-                              "rank %zu: the counts announce %llu slots of expert %zu that the "
-                              "index does not hold",
-                              plan->rank, (unsigned long long)lanes[e].left, e);
+        if (taken[e] < plan->counts[plan->rank * plan->experts + e])
+            return MOERT_FAIL(
+                ERROR_MISMATCH,
+                "rank %zu: the counts announce %llu slots of expert %zu that the index does not "
+                "hold",
+                plan->rank,
+                (unsigned long long)(plan->counts[plan->rank * plan->experts + e] - taken[e]), e);
     return MOERT_OK;
 }
 
@@ -140,14 +203,14 @@ static moert_status check_shape(const moert_plan_shape *shape) {
 
 moert_status moert_plan_create_placed(const moert_plan_shape *shape,
                                       const moert_expert_map *placement, const int32_t *index,
-                                      const uint64_t *counts, moert_plan **plan) {
+                                      const uint64_t *counts, moert_lane *lanes,
+                                      moert_plan **plan) {
     const size_t experts = shape->experts, ranks = shape->ranks;
     moert_plan *made;
-    moert_lane *lanes;
     moert_status status;
+    uint64_t *taken = NULL;
     size_t count;
-    MOERT_TRY(moert_alloc(&lanes, experts, sizeof *lanes));
-    MOERT_TRY_OR(free_lanes, MOERT_NEW(&made));
+    MOERT_TRY(MOERT_NEW(&made));
     *made = (moert_plan){.experts = experts,
                          .ranks = ranks,
                          .rank = shape->rank,
@@ -168,27 +231,31 @@ moert_status moert_plan_create_placed(const moert_plan_shape *shape,
         MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->slot_rank, slots));
         MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->slot_row, slots));
         MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->slot_position, slots));
-        MOERT_TRY_OR(destroy_plan, place_slots(made, index, lanes));
+        MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&taken, experts));
+        MOERT_TRY_OR(destroy_plan, place_slots(made, index, lanes, taken));
     }
     *plan = made;
-    free(lanes);
+    free(taken);
     return MOERT_OK;
 destroy_plan:
+    free(taken);
     moert_plan_destroy(made);
-free_lanes:
-    free(lanes);
     return status;
 }
 
 moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *index,
                                const uint64_t *counts, moert_plan **plan) {
     moert_expert_map *placement;
+    moert_lane *lanes = NULL;
     MOERT_REQUIRE(shape);
     MOERT_REQUIRE(counts);
     MOERT_REQUIRE(plan);
     MOERT_TRY(check_shape(shape));
     MOERT_TRY(moert_expert_map_create(shape->experts, shape->ranks, 0, &placement));
-    const moert_status status = moert_plan_create_placed(shape, placement, index, counts, plan);
+    moert_status status = MOERT_NEW_ARRAY(&lanes, shape->experts);
+    if (status == MOERT_OK)
+        status = moert_plan_create_placed(shape, placement, index, counts, lanes, plan);
+    free(lanes);
     moert_expert_map_destroy(placement);
     return status;
 }

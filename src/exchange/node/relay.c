@@ -67,7 +67,8 @@ moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *
     for (size_t s = 0; s < tokens * topk; s++) {
         if (index[s] < 0)
             continue;
-        const size_t node = relay_map->node_of[owner[index[s]]], token = s / topk;
+        const size_t rank = owner != NULL ? owner[index[s]] : (size_t)index[s];
+        const size_t node = relay_map->node_of[rank], token = s / topk;
         rows[node] += last[node] != token + 1;
         last[node] = token + 1;
     }
@@ -115,6 +116,17 @@ typedef struct cursor {
     size_t token, last_row; /* 1 + the token of the last row, and the index of that row */
 } cursor;
 
+/* The slots of a rank on this node. */
+static size_t rows_on_node(const moert_relay_map *relay_map, const moert_plan *plan, size_t rank) {
+    const uint32_t *first = plan->placement->first;
+    size_t rows = 0;
+    for (size_t r = 0; r < plan->ranks; r++)
+        for (uint32_t s = first[r]; relay_map->node_of[r] == relay_map->node && s < first[r + 1];
+             s++)
+            rows += moert_plan_slot_rows(plan, rank, s);
+    return rows;
+}
+
 /* Counts the rows between ranks, and sets the first row of each cursor. */
 static void count_rows(const moert_relay_map *relay_map, const moert_plan *plan,
                        const uint64_t *node_rows, size_t stride, cursor *cursors,
@@ -127,9 +139,7 @@ static void count_rows(const moert_relay_map *relay_map, const moert_plan *plan,
             relay->send_rows[r] = node_rows[plan->rank * stride + node];
         if (relay_map->serves[r]) {
             relay->receive_rows[r] = node_rows[r * stride + relay_map->node];
-            for (size_t e = 0; e < plan->experts; e++)
-                if (relay_map->node_of[plan->placement->rank[e]] == relay_map->node)
-                    relay->slots_relayed += plan->counts[r * plan->experts + e];
+            relay->slots_relayed += rows_on_node(relay_map, plan, r);
         }
         relay->rows_in += relay->receive_rows[r];
     }

@@ -69,7 +69,7 @@ typedef struct moert_relay {
 } moert_relay;
 
 /* rows[nodes] = the number of tokens of index, int32 [T,K], with slots on each node. owner[E] are
- * the ranks of the experts. */
+ * the ranks of the experts; NULL: index has the ranks of the slots. */
 moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
                                size_t tokens, size_t topk, const uint32_t *owner, uint64_t *rows);
 /*

@@ -3,6 +3,7 @@
  * token). */
 #include "base/rng.h"
 #include "moert/plan.h"
+#include "plan/expert_map.h"
 #include "support/test.h"
 
 enum { MAX_RANKS = 9 };
@@ -140,6 +141,74 @@ TEST(test_plan_places_rows_by_expert_then_global_token) {
         check_rows(&cases[i], &f);
         for (size_t r = 0; r < cases[i].ranks; r++)
             check_positions(&cases[i], f.plan[r]);
+    }
+}
+
+/* ---- clones ---- */
+
+enum { CLONED_RANKS = 3, CLONED_EXPERTS = 4, CLONED_SLOTS = 4, CLONED_TOKENS = 300 };
+
+static void destroy_map(void *map) {
+    moert_expert_map_destroy(map);
+}
+
+/* Expert 1, of rank 0, has clones on both other ranks; expert 3, of rank 2, one on rank 0. */
+static moert_expert_map *cloned_map(void) {
+    static const uint32_t expert[] = {0,
+                                      MOERT_EXPERT_CLONE | 3,
+                                      1,
+                                      MOERT_NO_EXPERT,
+                                      2,
+                                      MOERT_NO_EXPERT,
+                                      MOERT_EXPERT_CLONE | 1,
+                                      MOERT_NO_EXPERT,
+                                      MOERT_EXPERT_CLONE | 1,
+                                      3,
+                                      MOERT_NO_EXPERT,
+                                      MOERT_NO_EXPERT};
+    moert_expert_map *map;
+    ASSERT_OK(moert_expert_map_create(CLONED_EXPERTS, CLONED_RANKS, CLONED_SLOTS, &map));
+    ASSERT_OK(moert_expert_map_assign(map, expert));
+    return owned(map, destroy_map);
+}
+
+/* Row n of an expert, over all ranks, is in the member whose range holds n, and there behind the
+ * rows before it. */
+TEST(test_clones_share_the_rows_of_an_expert) {
+    const plan_case c = {
+        "clones", CLONED_EXPERTS, 2, CLONED_RANKS, {CLONED_TOKENS, 1, CLONED_TOKENS / 2}, RANDOM};
+    const moert_expert_map *map = cloned_map();
+    moert_lane lanes[CLONED_RANKS * CLONED_EXPERTS];
+    fixture f;
+    build(&c, &f);
+    for (size_t r = 0; r < CLONED_RANKS; r++) {
+        const moert_plan_shape shape = {c.experts, c.ranks, r, c.tokens[r], c.topk};
+        ASSERT_OK(moert_plan_create_placed(&shape, map, f.index[r], f.counts, lanes, &f.plan[r]));
+        owned(f.plan[r], destroy);
+        check_positions(&c, f.plan[r]);
+    }
+    assert_int_equal(map->longest, 3);
+    for (size_t e = 0; e < c.experts; e++) {
+        const uint64_t rows = f.plan[0]->expert_counts[e];
+        size_t nth = 0, member = 0;
+        for (size_t r = 0; r < c.ranks; r++)
+            for (size_t s = 0; s < c.tokens[r] * c.topk; s++) {
+                if (f.index[r][s] != (int32_t)e)
+                    continue;
+                while (nth == moert_expert_map_cut(map, e, member + 1, rows))
+                    member++;
+                const size_t slot = moert_expert_map_find(map, e, member);
+                const size_t rank = moert_expert_map_rank(map, slot),
+                             local = slot - map->first[rank];
+                const size_t before = local > 0 ? f.plan[rank]->ends[local - 1] : 0;
+                const uint64_t first = moert_expert_map_cut(map, e, member, rows);
+                assert_int_equal(first % 64, 0);
+                assert_int_equal(f.plan[r]->slot_rank[s], rank);
+                assert_int_equal(f.plan[r]->slot_row[s], before + nth - first);
+                nth++;
+            }
+        assert_int_equal(nth, rows);
+        assert_int_equal(member + 1, map->chain[e]);
     }
 }
 

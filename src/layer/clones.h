@@ -1,0 +1,31 @@
+/*
+ * Clones of experts: several ranks compute one expert, each a range of its rows
+ * (plan/expert_map.h). Forward and dgrad need nothing more than the expert's weight. A weight
+ * gradient is one chain over the expert's rows: the first member of the expert's chain begins it,
+ * each next one goes on from the sums of the one before, and the last one, which is the expert
+ * itself, has the gradient. So its bits are those of one rank that computes all rows. With
+ * `accumulate` the expert first hands its old gradient to the first member.
+ *
+ * The slots of clones have weights and gradients, too. These gradients are partial sums that nobody
+ * else reads. Calls are collective over the EP group.
+ */
+#pragma once
+
+#include "layer/internal.h"
+
+/* Reserves what the layer's clones need, in its placement; the other calls then need no memory.
+ * Not collective. Errors: ERROR_UNSUPPORTED (too many clones on this rank), ERROR_MEMORY. */
+moert_status moert_clones_prepare(moert_layer *layer);
+
+/* moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot. */
+moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
+/* moert_scaled_bias_gradient. */
+moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);
+
+/* Sends the weights of experts to their clones if they have changed. A rank whose `status` is a
+ * failure also takes part. Returns the first failure. */
+moert_status moert_clones_refresh(moert_layer *layer, moert_status status);
+
+/* Frees what the layers of a mesh have needed for clones. NULL is legal. */
+typedef struct moert_handover moert_handover;
+void moert_clones_free(moert_handover *handover);

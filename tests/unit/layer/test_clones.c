@@ -1,0 +1,132 @@
+// run: np=2,3,4 sanitize=3
+/* Several ranks compute an expert together: all results have the bits of a layer without clones. */
+#include "base/memory.h"
+#include "base/rng.h"
+#include "context/context.h"
+#include "layer/internal.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+/* About 200 rows an expert: up to 4 ranges of 64 rows. */
+enum { TOKENS = 40 * LAYER_TOKENS, EXPERTS = 5, MICRO = 2, ROUNDS = 3 };
+
+static moert_layer_options form(size_t hidden, size_t intermediate) {
+    moert_layer_options options = layer_form(hidden, intermediate);
+    options.slots = EXPERTS;
+    return options;
+}
+
+/* Puts clones into the empty slots of a layer's contiguous placement: round 0 of each expert on all
+ * ranks, later ones at random. */
+static void place_clones(const layer_run *run, unsigned round) {
+    const moert_expert_map *map = moert_layer_placement(run->layer);
+    uint32_t expert[4 * EXPERTS];
+    const size_t slots = moert_expert_map_slots(map);
+    memcpy(expert, map->expert, slots * sizeof *expert);
+    for (size_t s = 0; s < slots; s++)
+        if (expert[s] == MOERT_LAYER_NO_EXPERT || (expert[s] & MOERT_LAYER_CLONE) != 0)
+            expert[s] = MOERT_LAYER_NO_EXPERT;
+    for (size_t r = 0; r < map->ranks; r++) {
+        uint32_t slot = map->first[r + 1] - 1;
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            const bool takes = round == 0 || moert_rng_uniform(round, r, e) < 0.5;
+            if (takes && map->rank[e] != r && expert[slot] == MOERT_LAYER_NO_EXPERT)
+                expert[slot--] = MOERT_LAYER_CLONE | e;
+        }
+    }
+    ASSERT_OK_ON_ALL(moert_layer_place(run->layer, expert));
+}
+
+static void run_steps(layer_run *run) {
+    for (size_t m = 0; m < MICRO; m++)
+        ASSERT_OK_ON_ALL(layer_run_step(run, m, MICRO));
+    moert_pass_destroy(run->pass);
+    run->pass = NULL;
+}
+
+static bool same(const layer_run *run, const layer_results *a, const layer_results *b) {
+    const oracle_layer *oracle = run->oracle;
+    const size_t rows = oracle->tokens * oracle->options.hidden * sizeof(float);
+    bool all = memcmp(a->y, b->y, rows) == 0 && memcmp(a->dx, b->dx, rows) == 0;
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (a->gradient[i] != NULL)
+            all = all &&
+                  memcmp(a->gradient[i], b->gradient[i], oracle->elements[i] * sizeof(float)) == 0;
+    return all;
+}
+
+/* Changes the second projections of the experts that this rank has. */
+static void change_weights(const layer_run *run) {
+    moert_buffer *w2 = moert_layer_weight(run->layer, MOERT_LAYER_W2);
+    const size_t n = moert_buffer_bytes(w2) / sizeof(float), each = n / EXPERTS;
+    float *values = test_alloc(n * sizeof *values);
+    ASSERT_OK(moert_buffer_read(w2, 0, values, n * sizeof *values));
+    for (size_t i = 0; i < n; i++)
+        values[i] = moert_layer_expert(run->layer, i / each) != MOERT_LAYER_NO_EXPERT
+                        ? 0.75f * values[i]
+                        : 77.0f;
+    ASSERT_OK(moert_buffer_write(w2, 0, values, n * sizeof *values));
+    moert_layer_weights_changed(run->layer);
+}
+
+static void compare(const moert_layer_options *options, size_t ep, bool deferred) {
+    const oracle_layer oracle = oracle_layer_create(options, TOKENS);
+    layer_run plain = layer_run_open(test_context, ep, &oracle, deferred);
+    layer_run cloned = layer_run_open(test_context, ep, &oracle, deferred);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        place_clones(&cloned, round);
+        run_steps(&plain);
+        run_steps(&cloned);
+        const layer_results a = layer_run_collect(&plain), b = layer_run_collect(&cloned);
+        ASSERT_ON_ALL(same(&plain, &a, &b));
+        change_weights(&plain);
+        change_weights(&cloned);
+    }
+    layer_run_close(&plain);
+    layer_run_close(&cloned);
+}
+
+TEST(test_clones_give_the_bits_of_one_expert) {
+    moert_layer_options options = form(40, 24);
+    compare(&options, 0, false);
+    compare(&options, 0, true);
+    options.expert_biases = options.router_bias = true;
+    compare(&options, 0, false);
+    options.recompute_experts = true;
+    compare(&options, 0, false);
+}
+
+TEST(test_clones_give_the_bits_of_one_expert_in_low_precision) {
+    for (moert_precision p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
+        moert_layer_options options = form(64, 32);
+        options.precision = p;
+        compare(&options, 0, false);
+        options.dispatch = MOERT_DISPATCH_BF16;
+        options.combine = MOERT_COMBINE_BF16;
+        options.expert_biases = true;
+        compare(&options, 0, false);
+    }
+}
+
+TEST(test_clones_work_within_groups_of_experts) {
+    const moert_layer_options options = form(40, 24);
+    if (test_ranks % 2 == 0)
+        compare(&options, 2, false);
+}
+
+TEST(test_clones_that_do_not_fit_are_refused) {
+    const moert_layer_options options = form(40, 24);
+    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    uint32_t expert[4 * EXPERTS];
+    const moert_expert_map *map = moert_layer_placement(run.layer);
+    memcpy(expert, map->expert, moert_expert_map_slots(map) * sizeof *expert);
+    expert[EXPERTS - 1] = MOERT_LAYER_CLONE | expert[0];
+    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, expert), MOERT_ERROR_USAGE, "in another slot");
+    expert[EXPERTS - 1] = MOERT_LAYER_CLONE | EXPERTS;
+    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, expert), MOERT_ERROR_USAGE,
+                        "there are 5 experts");
+    layer_run_close(&run);
+}
+
+MPI_TESTS(open_test_context, close_test_context)
