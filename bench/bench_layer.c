@@ -39,6 +39,7 @@ static size_t tokens, length, hidden, intermediate, experts, topk, ep, repeat, s
 static unsigned model, precision, dispatch, combine, skew;
 static const char *json_path;
 static bool with_spans, balances;
+static size_t clones;
 
 static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
 static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
@@ -64,6 +65,8 @@ static const moert_option options[] = {
      "a router's choice of experts, or a " BENCH_SKEW_HELP},
     {"balance", MOERT_OPTION_FLAG, &balances, NULL, NULL,
      "place the experts so that the ranks get equal rows, as far as possible"},
+    {"clones", MOERT_OPTION_UINT, &clones, "0", "0..1024",
+     "with --balance: each rank has room for so many clones of experts with many rows"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
     {"spans", MOERT_OPTION_FLAG, &with_spans, NULL, NULL,
@@ -152,21 +155,18 @@ release:
 static moert_status place(bench *b) {
     const moert_expert_map *map = moert_layer_placement(b->layer);
     const size_t slots = moert_comm_size(b->comm) * tokens * topk;
-    uint64_t *rows = NULL, sum = 0;
+    uint64_t *rows = NULL;
     uint32_t *expert = NULL;
     moert_status status;
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, experts));
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, moert_expert_map_slots(map)));
     for (size_t i = 0; i < slots; i++)
-        if (b->index[i] >= 0) {
+        if (b->index[i] >= 0)
             rows[b->index[i]]++;
-            sum++;
-        }
     if (balances)
-        MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, expert));
-    const uint64_t busiest = moert_expert_map_busiest(map, balances ? expert : map->expert, rows);
+        MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, clones > 0, expert));
     moert_program_say(b->context, "# rows of the busiest rank: %.3f times the mean%s\n",
-                      (double)busiest * (double)map->ranks / (double)sum,
+                      moert_expert_map_load(map, balances ? expert : map->expert, rows),
                       balances ? ", balanced" : "");
     if (balances)
         MOERT_TRY_OR(release, moert_layer_place(b->layer, expert));
@@ -240,7 +240,8 @@ static moert_status prepare(bench *b) {
     o.dispatch = (moert_dispatch)dispatch;
     o.combine = (moert_combine)combine;
     o.external_routing = skew > 0;
-    o.slots = balances ? moert_ceil_div(experts, ep == 0 ? moert_comm_size(b->comm) : ep) : 0;
+    const size_t group = ep == 0 ? moert_comm_size(b->comm) : ep;
+    o.slots = balances ? moert_min(moert_ceil_div(experts, group) + clones, experts) : 0;
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
     moert_layer_trust_batches(b->layer); /* a training's model does not check them either */
@@ -417,6 +418,8 @@ static moert_status check_options(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
     if (balances && skew == 0)
         return MOERT_FAIL(ERROR_USAGE, "--balance needs --skew: the router's choice is even");
+    if (clones > 0 && !balances)
+        return MOERT_FAIL(ERROR_USAGE, "--clones needs --balance, which places them");
     return MOERT_OK;
 }
 

@@ -75,7 +75,7 @@ static moert_status balance(size_t experts, size_t ranks, double *inclusion) {
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&sorted, experts));
     for (size_t e = 0; e < experts; e++)
         rows[e] = (uint64_t)(inclusion[e] / UNIT);
-    MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, expert));
+    MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, false, expert));
     for (size_t slot = 0; slot < experts; slot++)
         sorted[slot] = inclusion[expert[slot]];
     memcpy(inclusion, sorted, experts * sizeof *sorted);

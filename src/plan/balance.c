@@ -6,27 +6,72 @@
 
 #include "base/memory.h"
 
-static uint64_t rows_in(const uint32_t *expert, const uint64_t *rows, size_t slot) {
-    return expert[slot] != MOERT_NO_EXPERT ? rows[expert[slot]] : 0;
+enum { WORTH = 30 }; /* a clone must save one of so many rows of the busiest rank */
+
+/* A placement that is being improved. */
+typedef struct search {
+    const moert_expert_map *map; /* for its sizes */
+    const uint64_t *rows;        /* [E] */
+    uint32_t *expert;            /* [slots of all ranks] */
+    uint64_t *members;           /* [E] the expert and its clones */
+    uint64_t *load;              /* [ranks] rows */
+} search;
+
+static uint32_t expert_in(const search *s, size_t slot) {
+    const uint32_t word = s->expert[slot];
+    return word != MOERT_NO_EXPERT ? word & ~MOERT_EXPERT_CLONE : word;
 }
 
-static uint64_t rows_of_rank(const moert_expert_map *map, const uint32_t *expert,
-                             const uint64_t *rows, size_t rank) {
+static uint64_t rows_in(const search *s, size_t slot) {
+    const uint32_t e = expert_in(s, slot);
+    return e != MOERT_NO_EXPERT ? s->rows[e] / s->members[e] : 0;
+}
+
+/* Counts the members of the chains, and the rows of the ranks. */
+static void count(search *s) {
+    memset(s->members, 0, s->map->experts * sizeof *s->members);
+    for (size_t i = 0; i < moert_expert_map_slots(s->map); i++)
+        if (s->expert[i] != MOERT_NO_EXPERT)
+            s->members[expert_in(s, i)]++;
+    for (size_t r = 0; r < s->map->ranks; r++) {
+        s->load[r] = 0;
+        for (size_t i = s->map->first[r]; i < s->map->first[r + 1]; i++)
+            s->load[r] += rows_in(s, i);
+    }
+}
+
+static moert_status begin(const moert_expert_map *map, const uint64_t *rows, uint32_t *expert,
+                          search *s) {
+    *s = (search){.map = map, .rows = rows, .expert = expert};
+    MOERT_TRY(MOERT_NEW_ARRAY(&s->members, map->experts + map->ranks));
+    s->load = s->members + map->experts;
+    count(s);
+    return MOERT_OK;
+}
+
+static size_t busiest_of(const search *s) {
+    size_t busiest = 0;
+    for (size_t r = 1; r < s->map->ranks; r++)
+        busiest = s->load[r] > s->load[busiest] ? r : busiest;
+    return busiest;
+}
+
+static uint64_t sum_of(const search *s) {
     uint64_t sum = 0;
-    for (size_t s = map->first[rank]; s < map->first[rank + 1]; s++)
-        sum += rows_in(expert, rows, s);
+    for (size_t e = 0; e < s->map->experts; e++)
+        sum += s->rows[e];
     return sum;
 }
 
-uint64_t moert_expert_map_busiest(const moert_expert_map *map, const uint32_t *expert,
-                                  const uint64_t *rows) {
-    uint64_t most = 0;
-    for (size_t r = 0; r < map->ranks; r++) {
-        const uint64_t sum = rows_of_rank(map, expert, rows, r);
-        most = sum > most ? sum : most;
-    }
-    return most;
+/* Whether a slot of a rank, except for slot `but`, holds an expert or a clone of it. */
+static bool has(const search *s, size_t rank, uint32_t e, size_t but) {
+    for (size_t i = s->map->first[rank]; i < s->map->first[rank + 1]; i++)
+        if (i != but && expert_in(s, i) == e)
+            return true;
+    return false;
 }
+
+/* ---- exchanges ---- */
 
 /* Two slots whose experts change places. */
 typedef struct exchange {
@@ -34,46 +79,171 @@ typedef struct exchange {
     uint64_t larger; /* rows of the busier of their two ranks afterwards */
 } exchange;
 
+/* Whether the contents of slot `from` may go to slot `to` of a rank. */
+static bool fits(const search *s, size_t from, size_t rank, size_t to) {
+    const uint32_t e = expert_in(s, from);
+    return e == MOERT_NO_EXPERT || s->members[e] == 1 || !has(s, rank, e, to);
+}
+
 /* Finds the exchange between a slot of the busiest rank and one of another rank that leaves the
  * fewest rows to the busier of the two. Without an improvement larger == load[busiest]. */
-static exchange find_exchange(const moert_expert_map *map, const uint32_t *expert,
-                              const uint64_t *rows, const uint64_t *load, size_t busiest) {
-    exchange best = {.larger = load[busiest]};
-    for (size_t a = map->first[busiest]; a < map->first[busiest + 1]; a++)
-        for (size_t r = 0; r < map->ranks; r++)
-            for (size_t b = map->first[r]; b < map->first[r + 1]; b++) {
-                const uint64_t gives = rows_in(expert, rows, a), takes = rows_in(expert, rows, b);
+static exchange find_exchange(const search *s, size_t busiest) {
+    const uint32_t *first = s->map->first;
+    exchange best = {.larger = s->load[busiest]};
+    for (size_t a = first[busiest]; a < first[busiest + 1]; a++)
+        for (size_t r = 0; r < s->map->ranks; r++)
+            for (size_t b = first[r]; b < first[r + 1]; b++) {
+                const uint64_t gives = rows_in(s, a), takes = rows_in(s, b);
                 if (r == busiest || gives <= takes)
                     continue;
-                const uint64_t here = load[busiest] - gives + takes,
-                               there = load[r] - takes + gives;
+                const uint64_t here = s->load[busiest] - gives + takes,
+                               there = s->load[r] - takes + gives;
                 const uint64_t larger = here > there ? here : there;
-                if (larger < best.larger)
+                if (larger < best.larger && fits(s, a, r, b) && fits(s, b, busiest, a))
                     best = (exchange){a, b, larger};
             }
     return best;
 }
 
-moert_status moert_expert_map_balance(const moert_expert_map *map, const uint64_t *rows,
-                                      uint32_t *expert) {
-    uint64_t *load;
-    MOERT_TRY(MOERT_NEW_ARRAY(&load, map->ranks));
-    memcpy(expert, map->expert, moert_expert_map_slots(map) * sizeof *expert);
-    for (size_t r = 0; r < map->ranks; r++)
-        load[r] = rows_of_rank(map, expert, rows, r);
+/* Exchanges slots as long as the busiest rank gains. */
+static void exchange_slots(search *s) {
     for (;;) {
-        size_t busiest = 0;
-        for (size_t r = 1; r < map->ranks; r++)
-            busiest = load[r] > load[busiest] ? r : busiest;
-        const exchange best = find_exchange(map, expert, rows, load, busiest);
-        if (best.larger >= load[busiest])
+        const size_t busiest = busiest_of(s);
+        const exchange best = find_exchange(s, busiest);
+        if (best.larger >= s->load[busiest])
             break;
-        const uint32_t moved = expert[best.here];
-        expert[best.here] = expert[best.there];
-        expert[best.there] = moved;
-        for (size_t r = 0; r < map->ranks; r++)
-            load[r] = rows_of_rank(map, expert, rows, r);
+        const uint32_t moved = s->expert[best.here];
+        s->expert[best.here] = s->expert[best.there];
+        s->expert[best.there] = moved;
+        count(s);
     }
-    free(load);
+}
+
+/* ---- clones ---- */
+
+/* Empties the slots of clones that are not needed: without one of them, each member of the chain
+ * would have at most half of the ranks' mean. Without `clones`, none is needed. */
+static void drop_clones(search *s, bool clones) {
+    const uint64_t sum = sum_of(s);
+    for (size_t i = 0; i < moert_expert_map_slots(s->map); i++) {
+        const uint32_t e = expert_in(s, i);
+        const bool is_clone = e != MOERT_NO_EXPERT && s->expert[i] != e;
+        if (is_clone && (!clones || 2 * s->map->ranks * s->rows[e] <= sum * (s->members[e] - 1))) {
+            s->expert[i] = MOERT_NO_EXPERT;
+            count(s);
+        }
+    }
+}
+
+/* The slot of a rank with the most rows. */
+static size_t hottest_of(const search *s, size_t rank) {
+    size_t hottest = s->map->first[rank];
+    for (size_t i = hottest; i < s->map->first[rank + 1]; i++)
+        hottest = rows_in(s, i) > rows_in(s, hottest) ? i : hottest;
+    return hottest;
+}
+
+/* An empty slot of a rank; SIZE_MAX if there is none. */
+static size_t empty_slot(const search *s, size_t rank) {
+    for (size_t i = s->map->first[rank]; i < s->map->first[rank + 1]; i++)
+        if (s->expert[i] == MOERT_NO_EXPERT)
+            return i;
+    return SIZE_MAX;
+}
+
+/* Makes a slot of a full rank empty: its expert or clone with the fewest rows goes to another rank.
+ * SIZE_MAX if that is not possible. */
+static size_t make_room(search *s, size_t rank) {
+    size_t from = s->map->first[rank];
+    for (size_t i = from; i < s->map->first[rank + 1]; i++)
+        from = rows_in(s, i) < rows_in(s, from) ? i : from;
+    for (size_t r = 0; r < s->map->ranks; r++) {
+        const size_t to = r != rank ? empty_slot(s, r) : SIZE_MAX;
+        if (to == SIZE_MAX || !fits(s, from, r, to))
+            continue;
+        s->expert[to] = s->expert[from];
+        s->expert[from] = MOERT_NO_EXPERT;
+        return from;
+    }
+    return SIZE_MAX;
+}
+
+/* Adds a clone of an expert on the rank that has the fewest rows among those without a member.
+ * False if no slot can be found there. */
+static bool add_clone(search *s, uint32_t e) {
+    size_t rank = SIZE_MAX;
+    for (size_t r = 0; r < s->map->ranks; r++)
+        if (!has(s, r, e, SIZE_MAX) && (rank == SIZE_MAX || s->load[r] < s->load[rank]))
+            rank = r;
+    if (rank == SIZE_MAX)
+        return false;
+    size_t slot = empty_slot(s, rank);
+    slot = slot == SIZE_MAX ? make_room(s, rank) : slot;
+    if (slot == SIZE_MAX)
+        return false;
+    s->expert[slot] = e | MOERT_EXPERT_CLONE;
+    count(s);
+    return true;
+}
+
+/* Clones the hottest expert of the busiest rank, again and again, as long as that pays: the busiest
+ * rank has more than WORTH above the mean, and a clone takes WORTH of its rows away. */
+static moert_status add_clones(search *s) {
+    const size_t slots = moert_expert_map_slots(s->map);
+    const uint64_t enough = sum_of(s) / s->map->ranks * (WORTH + 1) / WORTH;
+    uint32_t *before;
+    MOERT_TRY(moert_alloc(&before, slots, sizeof *before));
+    for (;;) {
+        const size_t busiest = busiest_of(s);
+        const uint64_t most = s->load[busiest];
+        memcpy(before, s->expert, slots * sizeof *before);
+        if (most <= enough || !add_clone(s, expert_in(s, hottest_of(s, busiest))))
+            break;
+        exchange_slots(s);
+        if (s->load[busiest_of(s)] <= most - most / WORTH)
+            continue;
+        memcpy(s->expert, before, slots * sizeof *before);
+        count(s);
+        break;
+    }
+    free(before);
     return MOERT_OK;
+}
+
+moert_status moert_expert_map_balance(const moert_expert_map *map, const uint64_t *rows,
+                                      bool clones, uint32_t *expert) {
+    search s;
+    memcpy(expert, map->expert, moert_expert_map_slots(map) * sizeof *expert);
+    MOERT_TRY(begin(map, rows, expert, &s));
+    drop_clones(&s, clones);
+    exchange_slots(&s);
+    const moert_status status = clones ? add_clones(&s) : MOERT_OK;
+    free(s.members);
+    return status;
+}
+
+/* The rows of a slot in a placement. */
+static double share_of(const moert_expert_map *map, const uint32_t *expert, const uint64_t *rows,
+                       size_t slot) {
+    const uint32_t e = expert[slot] & ~MOERT_EXPERT_CLONE;
+    size_t members = 0;
+    if (expert[slot] == MOERT_NO_EXPERT)
+        return 0.0;
+    for (size_t i = 0; i < moert_expert_map_slots(map); i++)
+        members += expert[i] != MOERT_NO_EXPERT && (expert[i] & ~MOERT_EXPERT_CLONE) == e;
+    return (double)rows[e] / (double)members;
+}
+
+double moert_expert_map_load(const moert_expert_map *map, const uint32_t *expert,
+                             const uint64_t *rows) {
+    double most = 0.0, sum = 0.0;
+    for (size_t e = 0; e < map->experts; e++)
+        sum += (double)rows[e];
+    for (size_t r = 0; r < map->ranks; r++) {
+        double load = 0.0;
+        for (size_t i = map->first[r]; i < map->first[r + 1]; i++)
+            load += share_of(map, expert, rows, i);
+        most = load > most ? load : most;
+    }
+    return sum > 0.0 ? most * (double)map->ranks / sum : 1.0;
 }

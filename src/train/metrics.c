@@ -164,7 +164,8 @@ static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **nu
                {{"save_held_s", row->save_held_s}, row->save_held_s > 0.0},
                {{"save_s", row->save_s}, row->save_s > 0.0},
                {{"moved_experts", row->moved_experts}, row->moved_experts > 0.0},
-               {{"move_s", row->move_s}, row->moved_experts > 0.0}};
+               {{"move_s", row->move_s}, row->moved_experts > 0.0},
+               {{"clones", row->clones}, row->clones > 0.0}};
     size_t most = MOERT_COUNT(all);
     for (size_t i = 0; i < MOERT_METRICS_MORE; i++)
         most += row->more[i].count;

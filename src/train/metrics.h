@@ -5,9 +5,9 @@
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
  * "tokens_per_s": 81234, "expert_load": 1.3, "epoch": 0.2, "rank_load": 1.1, "heldout_loss": 5.4,
  * "test_loss": 5.4, "save_held_s": 0.1, "save_s": 2.5, "moved_experts": 3, "move_s": 0.1,
- * "skipped": true}. Those after expert_load are present only in runs and steps to which they apply.
- * The losses of a blend's sources (train/evaluate.h) and the numbers of a watched run
- * (train/monitor.h) follow.
+ * "clones": 2, "skipped": true}. Those after expert_load are present only in runs and steps to
+ * which they apply. The losses of a blend's sources (train/evaluate.h) and the numbers of a watched
+ * run (train/monitor.h) follow.
  * Numbers have 17 digits; one that is not finite is null. The same numbers go to an event file of
  * TensorBoard, if there is a directory for it.
  */
@@ -41,6 +41,7 @@ typedef struct moert_metrics_row {
     double epoch;                 /* epochs of data used so far; 0: no epochs */
     double rank_load;             /* rows of the busiest rank / mean; 0: experts do not move */
     double moved_experts, move_s; /* since the previous row, and for how long, or 0 */
+    double clones;                /* of experts, in all layers */
     double save_held_s; /* time that the run has waited for saves since the previous row, or 0 */
     double save_s;      /* duration of the save that has ended since the previous row, or 0 */
     bool has_heldout, has_test;

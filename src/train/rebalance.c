@@ -13,16 +13,19 @@ enum { WORTH = 30 }; /* a move must save one of so many rows of the busiest rank
 struct moert_rebalance {
     moert_optimizer *optimizer;
     size_t layers, experts;
+    bool clones;
     uint64_t *step, *rows; /* [layers,E] rows of the step so far, and smoothed over earlier steps */
     uint32_t *expert;      /* [slots of all ranks] */
 };
 
-moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_rebalance **rebalance) {
+moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
+                                    moert_rebalance **rebalance) {
     const moert_model *model = optimizer->model;
     moert_rebalance *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
     made->optimizer = optimizer;
+    made->clones = clones;
     made->layers = moert_model_moe_layers(model);
     made->experts = moert_model_describe(model)->router.experts;
     const size_t slots =
@@ -52,23 +55,25 @@ void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     }
 }
 
-/* rows / mean of the ranks. */
-static double load_of(const moert_expert_map *map, const uint64_t *rows, uint64_t busiest) {
-    uint64_t sum = 0;
-    for (size_t e = 0; e < map->experts; e++)
-        sum += rows[e];
-    return sum > 0 ? (double)busiest * (double)map->ranks / (double)sum : 1.0;
-}
-
 double moert_rebalance_load(const moert_rebalance *rebalance) {
     double worst = 1.0;
     for (size_t l = 0; l < rebalance->layers; l++) {
         const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, l);
         const uint64_t *rows = rebalance->step + l * rebalance->experts;
-        const double load = load_of(map, rows, moert_expert_map_busiest(map, map->expert, rows));
+        const double load = moert_expert_map_load(map, map->expert, rows);
         worst = load > worst ? load : worst;
     }
     return worst;
+}
+
+size_t moert_rebalance_clones(const moert_rebalance *rebalance) {
+    size_t clones = 0;
+    for (size_t l = 0; l < rebalance->layers; l++) {
+        const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, l);
+        for (size_t e = 0; e < map->experts; e++)
+            clones += map->chain[e] - 1;
+    }
+    return clones;
 }
 
 static size_t count_moved(const moert_expert_map *map, const uint32_t *expert) {
@@ -81,14 +86,13 @@ static size_t count_moved(const moert_expert_map *map, const uint32_t *expert) {
 static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moert_rebalanced *done) {
     const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
     const uint64_t *rows = rebalance->rows + layer * rebalance->experts;
-    MOERT_TRY(moert_expert_map_balance(map, rows, rebalance->expert));
-    const uint64_t before = moert_expert_map_busiest(map, map->expert, rows);
-    uint64_t after = moert_expert_map_busiest(map, rebalance->expert, rows);
+    MOERT_TRY(moert_expert_map_balance(map, rows, rebalance->clones, rebalance->expert));
+    const double before = moert_expert_map_load(map, map->expert, rows);
+    double after = moert_expert_map_load(map, rebalance->expert, rows);
     const bool moves = before - after > before / WORTH;
     after = moves ? after : before;
-    const double load_before = load_of(map, rows, before), load_after = load_of(map, rows, after);
-    done->before = load_before > done->before ? load_before : done->before;
-    done->after = load_after > done->after ? load_after : done->after;
+    done->before = before > done->before ? before : done->before;
+    done->after = after > done->after ? after : done->after;
     if (!moves)
         return MOERT_OK;
     done->experts += count_moved(map, rebalance->expert);

@@ -7,13 +7,15 @@ typedef struct moert_rebalance moert_rebalance;
 
 /* What a rebalance has done. Loads are the rows of the busiest rank / mean, in the worst layer. */
 typedef struct moert_rebalanced {
-    size_t experts; /* experts that have moved, in all layers */
+    size_t experts; /* experts and clones that have moved, in all layers */
     double before, after;
     double taken_s;
 } moert_rebalanced;
 
-/* Errors: ERROR_MEMORY. Not collective. */
-moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_rebalance **rebalance);
+/* `clones`: experts with more rows than the ranks' mean get clones in empty slots. Errors:
+ * ERROR_MEMORY. Not collective. */
+moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
+                                    moert_rebalance **rebalance);
 void moert_rebalance_destroy(moert_rebalance *rebalance); /* NULL is legal. */
 
 /* Adds the rows of the model's last loss. `first`: those of earlier steps count half from now on.
@@ -22,6 +24,9 @@ void moert_rebalance_count(moert_rebalance *rebalance, bool first);
 
 /* The rows of the busiest rank / mean, in the worst layer, of the step so far. Not collective. */
 double moert_rebalance_load(const moert_rebalance *rebalance);
+
+/* The clones in all layers. Not collective. */
+size_t moert_rebalance_clones(const moert_rebalance *rebalance);
 
 /*
  * Moves the experts of those layers in which the busiest rank's rows fall by at least a thirtieth.

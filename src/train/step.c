@@ -62,6 +62,11 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
                           o->save_dir);
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
+    if (o->clones && o->rebalance_every == 0)
+        return MOERT_FAIL(ERROR_USAGE, "--clones needs --rebalance N, which places them");
+    if (o->clones && o->verify_every > 0)
+        return MOERT_FAIL(ERROR_USAGE, "--verify does not check experts with clones; leave out "
+                                       "--clones or --verify");
     if (o->eval_every > 0 && !moert_data_has(data, MOERT_HELD_OUT))
         return MOERT_FAIL(ERROR_USAGE,
                           "--eval-every needs held-out data: those of --data, with --held-out or "

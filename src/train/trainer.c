@@ -116,6 +116,7 @@ static moert_status step(moert_trainer *t, bool *stopped) {
         row.epoch = (double)((t->state.step + 1) * o->batch) / (double)rows;
     row.rank_load = t->rebalance != NULL ? moert_rebalance_load(t->rebalance) : 0.0;
     row.moved_experts = (double)t->moved.experts;
+    row.clones = t->rebalance != NULL ? (double)moert_rebalance_clones(t->rebalance) : 0.0;
     row.move_s = t->moved.taken_s;
     t->moved = (moert_rebalanced){0};
     row.save_held_s = t->held_s;
@@ -227,9 +228,10 @@ static moert_status rebalance(moert_trainer *t) {
     go_on_saving(t, moert_saver_wait);
     MOERT_TRY(moert_rebalance_run(t->rebalance, &t->moved));
     if (t->moved.experts > 0)
-        MOERT_INFO("%zu experts have moved in %.3f s; the busiest rank's rows / mean: %.3f, were "
-                   "%.3f",
-                   t->moved.experts, t->moved.taken_s, t->moved.after, t->moved.before);
+        MOERT_INFO("%zu experts and clones have moved in %.3f s, there are %zu clones; the busiest "
+                   "rank's rows / mean: %.3f, were %.3f",
+                   t->moved.experts, t->moved.taken_s, moert_rebalance_clones(t->rebalance),
+                   t->moved.after, t->moved.before);
     return MOERT_OK;
 }
 
@@ -322,7 +324,8 @@ static moert_status begin(moert_trainer *t) {
     MOERT_TRY(moert_trainer_resume(t));
     t->end = o->replay.end > 0 ? o->replay.end : o->steps;
     if (o->rebalance_every > 0 && moert_comm_size(moert_model_mesh(t->model)->experts) > 1)
-        MOERT_TRY(moert_comm_agree(t->world, moert_rebalance_create(t->optimizer, &t->rebalance)));
+        MOERT_TRY(moert_comm_agree(t->world,
+                                   moert_rebalance_create(t->optimizer, o->clones, &t->rebalance)));
     if (t->checkpoints != NULL && o->replay.end == 0)
         MOERT_TRY(create_saver(t));
     if (o->verify_every > 0)

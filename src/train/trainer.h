@@ -31,6 +31,7 @@ typedef struct moert_trainer_options {
     moert_keep keep;            /* checkpoints kept */
     double bias_rate;           /* of moert_model_update_correction after each step; 0 = fixed */
     size_t rebalance_every;     /* steps between moves of experts (train/rebalance.h); 0 = none */
+    bool clones;                /* with rebalance_every: experts with many rows get clones */
     size_t max_skipped;         /* stop after this many steps in a row with non-finite gradients */
     moert_step_ranges left_out; /* steps whose data are left out: they change nothing */
     /* Computes these steps of the run in `out` again, from its last checkpoint before them, and

@@ -82,6 +82,13 @@ for precision in f32 mxfp8; do
 done
 part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
 
+# several ranks compute an expert together
+for precision in f32 bf16 mxfp8; do
+    part invariant cloned-$precision 8 "1 local" "2 window" "3 node" "4 staged" -- --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 \
+        --rebalance 2 --spare-slots 2 --clones --precision $precision
+done
+part invariant cloned-gpt-oss 6 "1 local" "3 window" -- --batch 6 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2 --spare-slots 2 --clones
+
 # states in bf16, which no placement of the experts changes
 for form in qwen3-moe gpt-oss; do
     part invariant states-$form 10 "1 local" "3 window" "4 staged" -- --batch 6 --micro-batches 3 --form $form --kv-heads 2 --experts 6 \
@@ -105,6 +112,9 @@ join # the parts below need the runs of those above
 
 for run in moving-{f32,mxfp8}-{2-window,3-node,4-staged} moving-gpt-oss-3-window states-{qwen3-moe,gpt-oss}-{3-window,4-staged}; do
     check "$run: experts have moved" grep -q '"moved_experts": [1-9]' "$all/$run/metrics.jsonl"
+done
+for run in cloned-{f32,bf16,mxfp8}-{3-node,4-staged} cloned-gpt-oss-3-window; do
+    check "$run: experts had clones" grep -q '"clones": [1-9]' "$all/$run/metrics.jsonl"
 done
 
 # again WHAT NAME RANKS ENGINE STEPS OPTION...: computes layers or experts again, and must have the bits of NAME-1-local

@@ -112,6 +112,10 @@ static const moert_option options[] = {
      "bit of the results changes; 0 = none"},
     {"spare-slots", MOERT_OPTION_UINT, &spare_slots, "1", "0..1024",
      "with --rebalance: each rank has room for so many experts of a layer more than its share"},
+    {"clones", MOERT_OPTION_FLAG, &trainer.clones, NULL, NULL,
+     "with --rebalance: several ranks share the rows of an expert that has more than a rank's "
+     "share, "
+     "in their spare slots. On CPUs no bit of the results changes"},
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),

@@ -44,20 +44,17 @@ TEST(test_slots_that_do_not_hold_the_experts_are_refused) {
 /* ---- balance ---- */
 
 /* rows / mean of the busiest rank after balancing; checks that the placement is whole. */
-static double balance(const moert_expert_map *map, const uint64_t *rows) {
+static double balance(const moert_expert_map *map, const uint64_t *rows, bool clones) {
     const size_t slots = moert_expert_map_slots(map);
     uint32_t *expert = test_alloc(slots * sizeof *expert);
-    uint64_t sum = 0;
-    ASSERT_OK(moert_expert_map_balance(map, rows, expert));
+    ASSERT_OK(moert_expert_map_balance(map, rows, clones, expert));
     moert_expert_map *copy;
     ASSERT_OK(moert_expert_map_copy(map, &copy));
     owned(copy, destroy);
     ASSERT_OK(moert_expert_map_assign(copy, expert));
-    for (size_t e = 0; e < map->experts; e++)
-        sum += rows[e];
-    const uint64_t most = moert_expert_map_busiest(map, expert, rows);
-    assert_true(most <= moert_expert_map_busiest(map, map->expert, rows));
-    return (double)most * (double)map->ranks / (double)sum;
+    const double load = moert_expert_map_load(map, expert, rows);
+    assert_true(load <= moert_expert_map_load(map, map->expert, rows));
+    return load;
 }
 
 TEST(test_loads_of_zipf_are_balanced) {
@@ -66,7 +63,7 @@ TEST(test_loads_of_zipf_are_balanced) {
         const moert_expert_map *map = new_map(64, 4, 17);
         for (size_t e = 0; e < 64; e++) /* in any order */
             rows[e] = 1000000 / (1 + (e * 37 + k) % 64);
-        assert_true(balance(map, rows) <= 1.05);
+        assert_true(balance(map, rows, false) <= 1.05);
     }
 }
 
@@ -76,11 +73,51 @@ TEST(test_balanced_loads_stay) {
     uint32_t expert[16];
     for (size_t e = 0; e < 12; e++)
         rows[e] = 7;
-    ASSERT_OK(moert_expert_map_balance(map, rows, expert));
+    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
     assert_memory_equal(expert, map->expert, sizeof expert);
     memset(rows, 0, sizeof rows);
-    ASSERT_OK(moert_expert_map_balance(map, rows, expert));
+    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
     assert_memory_equal(expert, map->expert, sizeof expert);
+}
+
+TEST(test_hot_experts_get_clones) {
+    enum { EXPERTS = 64, RANKS = 4 };
+    const moert_expert_map *map = new_map(EXPERTS, RANKS, EXPERTS / RANKS + 2);
+    uint64_t rows[EXPERTS];
+    for (unsigned hot = 1; hot <= 20; hot++) { /* one expert has 4 to 80 % of all rows */
+        for (size_t e = 0; e < EXPERTS; e++)
+            rows[e] = 1000 + (e * 37 + hot) % 64;
+        rows[hot] = (EXPERTS - 1) * 1000 * hot / (25 - hot);
+        assert_true(balance(map, rows, true) <= 1.05);
+    }
+}
+
+TEST(test_clones_end_when_they_are_not_needed) {
+    moert_expert_map *map = new_map(8, 4, 4);
+    uint64_t rows[8] = {900, 10, 10, 10, 10, 10, 10, 10};
+    uint32_t expert[16];
+    ASSERT_OK(moert_expert_map_balance(map, rows, true, expert));
+    ASSERT_OK(moert_expert_map_assign(map, expert));
+    assert_int_equal(map->chain[0], 4);
+    rows[0] = 100; /* of 170; three members would have 33, and half of the mean is 21 */
+    ASSERT_OK(moert_expert_map_balance(map, rows, true, expert));
+    assert_memory_equal(expert, map->expert, sizeof expert);
+    rows[0] = 10; /* of 80; two members would have 5 each, and half of the mean is 10 */
+    ASSERT_OK(moert_expert_map_balance(map, rows, true, expert));
+    ASSERT_OK(moert_expert_map_assign(map, expert));
+    assert_int_equal(map->longest, 1);
+}
+
+TEST(test_clones_end_with_clones_off) {
+    moert_expert_map *map = new_map(8, 4, 4);
+    const uint64_t rows[8] = {900, 10, 10, 10, 10, 10, 10, 10};
+    uint32_t expert[16];
+    ASSERT_OK(moert_expert_map_balance(map, rows, true, expert));
+    ASSERT_OK(moert_expert_map_assign(map, expert));
+    assert_int_equal(map->chain[0], 4);
+    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
+    ASSERT_OK(moert_expert_map_assign(map, expert));
+    assert_int_equal(map->longest, 1);
 }
 
 /* The busiest rank's rows in the best of all placements of `left` experts, by brute force. */
@@ -118,7 +155,7 @@ TEST(test_placements_are_near_the_best) {
             sum += rows[e];
         }
         const double best = (double)best_of_all(rows, EXPERTS, RANKS, SLOTS, load, held);
-        assert_true(balance(map, rows) <= 1.1 * best * RANKS / (double)sum);
+        assert_true(balance(map, rows, false) <= 1.1 * best * RANKS / (double)sum);
     }
 }
 
