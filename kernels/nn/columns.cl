@@ -6,11 +6,24 @@
  *
  * for r < rows, c < columns. The second is the gradient of the first, and with repeat 1 they are
  * the same. A row group owns `block` rows of `to`. With ALIGNED, columns, strides and both first
- * columns are multiples of 4. Required: nothing. No local memory. Deterministic.
+ * columns are multiples of 4. `to` is bf16 if ROUNDED is 1, else float32. Required: ROUNDED (0, 1).
+ * No local memory. Deterministic.
  */
 #include "args/nn.h"
+#include "lib/formats.h"
+#ifndef ROUNDED
+#error "ROUNDED must be defined"
+#endif
 
-static inline void copy_rows(global const float *from, global float *to, ulong first, int count,
+#if ROUNDED
+typedef ushort element;
+#define store_elements(x, p, n) store_shorts(encode(x, DTYPE_BF16), p, n)
+#else
+typedef float element;
+#define store_elements(x, p, n) store_part(x, p, n)
+#endif
+
+static inline void copy_rows(global const float *from, global element *to, ulong first, int count,
                              moert_columns_args args) {
     for (int c = 0; c < args.columns; c += VEC) {
         vec part[BATCH];
@@ -18,12 +31,12 @@ static inline void copy_rows(global const float *from, global float *to, ulong f
             part[k] = load_part(from + (first + k) / args.repeat * args.from_stride + c,
                                 k < count ? args.columns - c : 0);
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            store_part(part[k], to + (first + k) * args.to_stride + c,
-                       k < count ? args.columns - c : 0);
+            store_elements(part[k], to + (first + k) * args.to_stride + c,
+                           k < count ? args.columns - c : 0);
     }
 }
 
-static inline void sum_rows(global const float *from, global float *to, moert_columns_args args) {
+static inline void sum_rows(global const float *from, global element *to, moert_columns_args args) {
     for (int c = 0; c < args.columns; c += VEC) {
         const int n = args.columns - c;
         vec sum = 0.0f;
@@ -35,18 +48,18 @@ static inline void sum_rows(global const float *from, global float *to, moert_co
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 sum += part[k];
         }
-        store_part(sum, to + c, n);
+        store_elements(sum, to + c, n);
     }
 }
 
-KERNEL void columns_copy(global const float *from, global float *to, moert_columns_args args) {
+KERNEL void columns_copy(global const float *from, global element *to, moert_columns_args args) {
     const ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong r = first; r < end; r += BATCH)
         copy_rows(from + args.from_column, to + args.to_column, r, (int)min(end - r, (ulong)BATCH),
                   args);
 }
 
-KERNEL void columns_sum(global const float *from, global float *to, moert_columns_args args) {
+KERNEL void columns_sum(global const float *from, global element *to, moert_columns_args args) {
     const ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong r = first; r < end; r++)
         sum_rows(from + args.from_column + r * args.repeat * args.from_stride,

@@ -74,9 +74,9 @@ typedef struct moert_rotation {
 /*
  * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. `bf16`,
  * unless NULL, gets y rounded to bf16 as by a cast; y may then be NULL. For norms over heads, R = T
- * * heads and width = head_size, and y may be rotated. Errors: ERROR_USAGE (width 0, no result
- * buffer, R not a multiple of heads, those of moert_rope), ERROR_UNSUPPORTED (rotation of a bf16
- * result).
+ * * heads and width = head_size, and the result may be rotated. With a rotation and `bf16`, y is
+ * required as scratch, and its contents are unspecified afterwards. Errors: ERROR_USAGE (width 0,
+ * no result buffer, no scratch, R not a multiple of heads, those of moert_rope).
  */
 typedef struct moert_norm {
     size_t rows, width;
@@ -127,6 +127,9 @@ moert_status moert_rope_table_create(moert_device *device, const moert_rope_sche
  */
 moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, moert_buffer *x);
+/* bf16[T,heads,head_size] = x rotated, and rounded as by a cast; another buffer than x. */
+moert_status moert_rope_bf16(const moert_rotation *rotation, size_t tokens, size_t head_size,
+                             const moert_buffer *x, moert_buffer *bf16);
 /* Validates the arguments of moert_rope without launching a kernel. */
 moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, size_t head_size);
 /* The number of rotated elements of a head. */
@@ -167,8 +170,9 @@ moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, m
 /*
  * copy: to[r,c] = from[r / repeat,c]; sum: to[r,c] = the sum over i < repeat, in order, of
  * from[r * repeat + i,c]; for r < rows, c < columns, counted from the first columns given. Each is
- * the gradient of the other. from and to may be the same buffer, but not the same elements. Errors:
- * ERROR_USAGE (columns beyond a stride).
+ * the gradient of the other. from and to may be the same buffer, but not the same elements. `to` is
+ * of `type`, to which results are rounded as by a cast. Errors: ERROR_USAGE (columns beyond a
+ * stride), ERROR_UNSUPPORTED (another type).
  *
  * With heads as rows, these join and split the tensors of multi-head latent attention: a key [T,
  * heads, nope + rope] is a copy of each head's nope part and one of the rope part that all heads
@@ -178,7 +182,8 @@ typedef struct moert_columns {
     size_t rows, columns;
     size_t repeat; /* 0: 1 */
     const moert_buffer *from;
-    size_t from_stride, from_column; /* floats between rows; the first column */
+    size_t from_stride, from_column; /* elements between rows; the first column */
+    moert_dtype type;                /* of `to`: F32 (0) or BF16 */
     moert_buffer *to;
     size_t to_stride, to_column;
 } moert_columns;

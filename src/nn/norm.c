@@ -102,20 +102,27 @@ moert_status moert_norm_run(const moert_norm *norm) {
     MOERT_TRY(choose_form(device, norm->width, FORWARD_STEPS, &form));
     MOERT_TRY(check_results(norm->y, norm->bf16));
     MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
-    if (rotated && norm->bf16 != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "rotated heads are float32 only");
+    const bool rounds = rotated && norm->bf16 != NULL; /* y is scratch */
+    if (rounds && norm->y == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "rotated heads in bf16 need a float32 buffer as scratch");
     const int fused = norm->x != norm->y ? rotated_columns(&form, rotation) : 0;
-    name_program(&form, norm->y, norm->bf16, fused > 0, spec);
-    report_work(device, norm->rows, norm->width, 1, norm->y, norm->bf16);
+    moert_buffer *const y = rounds && fused > 0 ? NULL : norm->y, *const bf16 = rounds && fused == 0
+                                                                                    ? NULL
+                                                                                    : norm->bf16;
+    name_program(&form, y, bf16, fused > 0, spec);
+    report_work(device, norm->rows, norm->width, 1, y, bf16);
     MOERT_TRY(MOERT_RUN(
         device, spec, "norm_forward", ((moert_grid){moert_ceil_div(norm->rows, form.block), 1, 1}),
-        MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y), MOERT_ARG(norm->bf16),
+        MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(y), MOERT_ARG(bf16),
         MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
         MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
                    .epsilon = norm->epsilon, .heads = (int)rotation->heads,
                    .length = (int)rotation->length, .rotated = fused)));
-    return rotated && fused == 0 ? rotate(rotation, norm->rows, norm->width, false, norm->y)
-                                 : MOERT_OK;
+    if (!rotated || fused > 0)
+        return MOERT_OK;
+    return rounds
+               ? moert_rope_bf16(rotation, norm->rows / rotation->heads, norm->width, y, norm->bf16)
+               : rotate(rotation, norm->rows, norm->width, false, y);
 }
 
 /* The pieces of a sequence: the gradient of the weight is summed over the rows of each piece. */

@@ -1,4 +1,5 @@
 /* Rotary positions: creates the table of cosines and sines, and launches kernels/nn/rope.cl. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "args/nn.h"
@@ -7,7 +8,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { BLOCK_TOKENS = 8, GPU_BLOCK_TOKENS = 1 };
+enum { BLOCK_TOKENS = 8, GPU_BLOCK_TOKENS = 1, SPEC_BYTES = 48 };
 
 /* Floats of a row of the table: cosines, then sines. */
 static size_t table_columns(size_t width, bool interleaved) {
@@ -85,21 +86,36 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
     return MOERT_OK;
 }
 
-moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
-                        bool inverse, moert_buffer *x) {
+/* y = x rotated: x itself, or bf16. */
+static moert_status run(const moert_rotation *rotation, size_t tokens, size_t head_size,
+                        bool inverse, const moert_buffer *x, moert_buffer *y) {
     const size_t heads = rotation->heads, length = rotation->length, offset = rotation->offset,
                  width = moert_rotation_width(rotation, head_size);
     moert_device *device = moert_buffer_device(x);
     const size_t block = moert_by_form(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
+    const bool rounds = x != y;
+    char spec[SPEC_BYTES];
     MOERT_TRY(moert_rope_check(rotation, tokens, head_size));
-    moert_profile_work(device, "nn/rope", 0.0,
-                       2 * sizeof(float) * (double)(tokens * heads * width));
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/rope", width / 2 | head_size | offset),
-                     rotation->interleaved ? "rope_interleaved" : "rope",
-                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}),
-                     MOERT_ARG(rotation->table), MOERT_ARG(rotation->positions), MOERT_ARG(x),
-                     MOERT_ARGS(moert_rope_args, .tokens = tokens, .block = block, .length = length,
-                                .heads = (int)heads, .head_size = (int)head_size,
-                                .offset = (int)offset, .width = (int)width,
-                                .sign = inverse ? -1.0f : 1.0f));
+    snprintf(spec, sizeof spec, "%s -DROUNDED=%d",
+             MOERT_PROGRAM(device, "nn/rope", width / 2 | head_size | offset), rounds);
+    const size_t bytes = rounds ? (sizeof(float) + sizeof(uint16_t)) * head_size
+                                : 2 * sizeof(float) * width; /* of a head */
+    moert_profile_work(device, "nn/rope", 0.0, (double)(tokens * heads * bytes));
+    return MOERT_RUN(
+        device, spec, rotation->interleaved ? "rope_interleaved" : "rope",
+        ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(rotation->table),
+        MOERT_ARG(rotation->positions), MOERT_ARG(x), MOERT_ARG(y),
+        MOERT_ARGS(moert_rope_args, .tokens = tokens, .block = block, .length = length,
+                   .heads = (int)heads, .head_size = (int)head_size, .offset = (int)offset,
+                   .width = (int)width, .sign = inverse ? -1.0f : 1.0f));
+}
+
+moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
+                        bool inverse, moert_buffer *x) {
+    return run(rotation, tokens, head_size, inverse, x, x);
+}
+
+moert_status moert_rope_bf16(const moert_rotation *rotation, size_t tokens, size_t head_size,
+                             const moert_buffer *x, moert_buffer *bf16) {
+    return run(rotation, tokens, head_size, false, x, bf16);
 }

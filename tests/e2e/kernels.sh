@@ -84,7 +84,8 @@ options() { # FAMILY: the options of its programs, one a line
     nn/squares) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/optimizer) printf '%s\n' '-DROUNDED='{0,1}' -DBF16_MOMENTS='{0,1}' -DBF16_GRADIENT='{0,1}{,' -DALIGNED'} ;;
-    attention/sinks | exchange/route | nn/bias | nn/columns | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce | nn/rope) printf '%s\n' '' -DALIGNED ;;
+    nn/columns | nn/rope) printf '%s\n' '-DROUNDED='{0,1}{,' -DALIGNED'} ;;
+    attention/sinks | exchange/route | nn/bias | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }

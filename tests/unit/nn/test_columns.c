@@ -39,6 +39,7 @@ static void check_case(const columns_case *c, bool sums) {
     double *x = random_doubles("x", from), *want = random_doubles("before", to);
     moert_columns op = op_of(c, sums);
     moert_buffer *y = upload_doubles(want, to);
+    const float *before = download_floats(y, to);
     op.from = upload_doubles(x, from);
     op.to = y;
     ASSERT_OK((sums ? moert_columns_sum : moert_columns_copy)(&op));
@@ -50,6 +51,10 @@ static void check_case(const columns_case *c, bool sums) {
                 *target += x[(r * c->repeat + i) * op.from_stride + op.from_column + k];
         }
     assert_near_in(sums ? "sum" : "copy", y, want, to, sums ? 1e-6 : 1e-7);
+    op.to = upload_as(before, to, MOERT_DTYPE_BF16);
+    op.type = MOERT_DTYPE_BF16;
+    ASSERT_OK((sums ? moert_columns_sum : moert_columns_copy)(&op));
+    assert_bf16("bf16", op.to, download_floats(y, to), to);
 }
 
 TEST(test_columns_are_copied_and_summed_and_others_stay) {
@@ -72,6 +77,9 @@ TEST(test_columns_beyond_a_row_are_refused) {
     op.from_column = 3;
     op.to_column = 4;
     ASSERT_FAILS(moert_columns_sum(&op), MOERT_ERROR_USAGE, "do not lie within rows");
+    op.to_column = 3;
+    op.type = MOERT_DTYPE_E4M3;
+    ASSERT_FAILS(moert_columns_copy(&op), MOERT_ERROR_UNSUPPORTED, "to f32 or bf16");
 }
 
 TEST(test_clip_limits_values_and_stops_gradients_beyond_the_limit) {

@@ -211,14 +211,15 @@ TEST(test_norm_gives_bf16_results_with_or_without_float32_ones) {
 enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
 
 /* Compares norm and rotation of heads in two steps with one call, which is one kernel where it can
- * be. Then compares the gradients, which the second way writes in bf16. */
+ * be, and its result in bf16. Then compares the gradients, which the second way writes in bf16. */
 static void compare_rotated(size_t width, moert_rotation rotation) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
     oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
-    problem separate, fused;
+    problem separate, fused, rounded;
     moert_buffer *table;
     upload_problem(&o, 0, ROWS, SEQUENCES, &separate);
     upload_problem(&o, 0, ROWS, SEQUENCES, &fused);
+    upload_problem(&o, 0, ROWS, SEQUENCES, &rounded);
     const moert_rope_scheme scheme = {.interleaved = rotation.interleaved,
                                       .width = moert_rotation_width(&rotation, width),
                                       .theta = 1e4};
@@ -236,7 +237,12 @@ static void compare_rotated(size_t width, moert_rotation rotation) {
     fused.backward.bf16 = unset_bf16(n);
     ASSERT_OK(moert_norm_run(&fused.forward));
     ASSERT_OK(moert_norm_backward(&fused.backward));
+    rounded.forward.rotation = rotation;
+    rounded.forward.bf16 = unset_bf16(n);
+    ASSERT_OK(moert_norm_run(&rounded.forward));
     assert_same_bits_in("rotated y", fused.forward.y, download_floats(separate.forward.y, n), n);
+    assert_bf16("rotated y in bf16", rounded.forward.bf16, download_floats(separate.forward.y, n),
+                n);
     assert_same_bits_in("gradient of the weight", fused.backward.partial,
                         download_floats(separate.backward.partial, SEQUENCES * width),
                         SEQUENCES * width);

@@ -53,10 +53,12 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
         const size_t tokens = shape.sequences * shape.length,
                      n = tokens * shape.heads * shape.head_size;
         double *values = random_doubles("x", n), *want = rotate(shape, i % 2 != 0, values);
-        moert_buffer *x = upload_doubles(values, n);
+        moert_buffer *x = upload_doubles(values, n), *bf16 = unset_bf16(n);
         const moert_rotation rotation = rotation_of(shape, i % 2 != 0, shape.length + i);
+        ASSERT_OK(moert_rope_bf16(&rotation, tokens, shape.head_size, x, bf16));
         ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, false, x));
         assert_near_in("x", x, want, n, 1e-5);
+        assert_bf16("x in bf16", bf16, download_floats(x, n), n);
         ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, true, x));
         assert_near_in("restored x", x, values, n, 1e-6);
     }
