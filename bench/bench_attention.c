@@ -4,7 +4,8 @@
  *
  * A sample is 50 ms of calls in a row after 25 ms that do not count; the rate is the median of
  * several samples. The formulas have 2 GEMMs forward and 5 backward (bench_attention_flops); work
- * that a form repeats does not count. Operands repeat patterns of random numbers.
+ * that a form repeats does not count. Operands repeat patterns of random numbers; q, k, v and dout
+ * have the dtype that the device reads (moert_attention_operands), as in training.
  *
  * --compare measures one shape in several forms that alternate ROUNDS times: as given, with a
  * window, sinks, documents, and as multi-head latent attention. Of each form it prints the ratios
@@ -119,7 +120,7 @@ static moert_status report(bench_rows *rows, const form *f, const form *first, s
 static moert_status run_type(bench_rows *rows, form *forms, size_t count, moert_dtype type) {
     const size_t rounds = compare ? ROUNDS : 1;
     for (form *f = forms; f < forms + count; f++) {
-        f->b.a.type = type;
+        MOERT_TRY(bench_attention_set(&f->b, type));
         memset(f->worst, 0, sizeof f->worst);
         MOERT_TRY(moert_attention_forward(&f->b.a));
         MOERT_TRY(moert_attention_backward(&f->b.a));

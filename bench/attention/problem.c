@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
@@ -94,6 +95,28 @@ void bench_attention_destroy(bench_attention *b) {
     for (int i = 0; i < BENCH_ATTENTION_OPERANDS; i++)
         free(b->pattern[i]);
     MOERT_FREE(b->out, b->lse);
+}
+
+/* Fills a buffer of the attention's `operands` with a pattern. */
+static moert_status set_operand(const bench_attention *b, int operand, const moert_buffer *buffer) {
+    uint16_t *bf16;
+    if (b->a.operands == MOERT_DTYPE_F32)
+        return bench_pattern_fill((moert_buffer *)buffer, b->pattern[operand], sizeof(float), 0);
+    MOERT_TRY(MOERT_NEW_ARRAY(&bf16, BENCH_PATTERN));
+    for (size_t i = 0; i < BENCH_PATTERN; i++)
+        bf16[i] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, b->pattern[operand][i]);
+    const moert_status status = bench_pattern_fill((moert_buffer *)buffer, bf16, sizeof *bf16, 0);
+    free(bf16);
+    return status;
+}
+
+moert_status bench_attention_set(bench_attention *b, moert_dtype type) {
+    b->a.type = type;
+    b->a.operands = moert_attention_operands(moert_buffer_device(b->a.q), &b->a);
+    MOERT_TRY(set_operand(b, BENCH_Q, b->a.q));
+    MOERT_TRY(set_operand(b, BENCH_K, b->a.k));
+    MOERT_TRY(set_operand(b, BENCH_V, b->a.v));
+    return set_operand(b, BENCH_DOUT, b->a.dout);
 }
 
 double bench_attention_flops(const bench_attention *b, bool backward) {

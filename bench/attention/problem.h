@@ -20,10 +20,13 @@ typedef struct bench_attention {
     float *out, *lse;                         /* of the device */
 } bench_attention;
 
-/* Creates operands that repeat patterns of random numbers, and buffers for the results. */
+/* Creates operands that repeat patterns of random numbers, and buffers for the results.
+ * bench_attention_set must follow. */
 moert_status bench_attention_create(moert_device *device, const bench_attention_shape *shape,
                                     size_t seed, bench_attention *b);
 void bench_attention_destroy(bench_attention *b); /* legal after a failed create */
+/* Sets the type of the attention, and its operands to the dtype that it reads. */
+moert_status bench_attention_set(bench_attention *b, moert_dtype type);
 
 /* FLOPs of the formulas, without what a form computes twice: 2 for each pair of a query and a key
  * that it sees and each element of a head, in 2 GEMMs forward and 5 backward. */

@@ -25,19 +25,16 @@ typedef struct moert_sink_args {
 } moert_sink_args;
 MOERT_ARGS_LAYOUT(moert_sink_args, value_size, 12, 16)
 
-typedef struct moert_round_args {
-    args_u64 rows, stride, column, length, from;
-    args_i32 columns;
-    args_f32 factor;
+typedef struct moert_stats_args {
+    args_u64 length;
     args_i32 heads;
-} moert_round_args;
-MOERT_ARGS_LAYOUT(moert_round_args, heads, 48, 56)
+} moert_stats_args;
+MOERT_ARGS_LAYOUT(moert_stats_args, heads, 8, 16)
 
 typedef struct moert_nvidia_attention_args {
-    args_u64 stats_at;
     args_i32 tiles, length, heads, kv_heads, sequences, window, section;
-    args_f32 scale;
+    args_f32 scale, factor;
 } moert_nvidia_attention_args;
-MOERT_ARGS_LAYOUT(moert_nvidia_attention_args, scale, 36, 40)
+MOERT_ARGS_LAYOUT(moert_nvidia_attention_args, factor, 32, 36)
 
 #endif

@@ -4,21 +4,33 @@
  *   dsinks[s,h] = - sum_i exp(sinks[h] - lse[i,h]) * (dout[i,h] . out[i,h])    i in sequence s
  *
  * That is ds of a key whose score is the sink and whose value is 0. out, dout [T,N,E]; lse [T,N];
- * dsinks [S,N].
+ * dsinks [S,N]. All are float32, but dout is bf16 if ROUNDED is 1.
  *
  * Grid: {heads, sequences}. ROW_GROUPS row groups add every ROW_GROUPS-th query each, and their
- * sums are added in order. Required: nothing. Local memory on GPUs: 2 KiB. Deterministic: queries
- * are counted from the start of their sequence.
+ * sums are added in order. Required: ROUNDED (0, 1). Local memory on GPUs: 2 KiB. Deterministic:
+ * queries are counted from the start of their sequence.
  */
 #include "args/attention.h"
 #include "lib/elementary.h"
+#include "lib/formats.h"
 #include "lib/row_groups.h"
+#ifndef ROUNDED
+#error "ROUNDED must be defined"
+#endif
+
+#if ROUNDED
+typedef ushort element;
+#define load_elements(p, n) decode(load_shorts(p, n), DTYPE_BF16)
+#else
+typedef float element;
+#define load_elements(p, n) load_part(p, n)
+#endif
 
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 16)
 
 KERNEL_OF(ROW_GROUPS)
 void sink_gradient(global const float *sinks, global const float *out, global const float *lse,
-                   global const float *dout, global float *dsinks, moert_sink_args args) {
+                   global const element *dout, global float *dsinks, moert_sink_args args) {
     ROW_GROUP_OF(ROW_GROUPS);
     const ulong head = get_group_id(0), sequence = get_group_id(1);
     float sum = 0.0f;
@@ -29,7 +41,7 @@ void sink_gradient(global const float *sinks, global const float *out, global co
         for (int c = 0; c < args.value_size; c += VEC) {
             const int n = i < args.length ? args.value_size - c : 0;
             const ulong at = row * args.value_size + c;
-            parts = fma(load_part(dout + at, n), load_part(out + at, n), parts);
+            parts = fma(load_elements(dout + at, n), load_part(out + at, n), parts);
         }
         const float delta = sum_lanes(parts, row_group[row_group_index()]);
         sum = fma(-moert_expf(sinks[head] - lse[row]), delta, sum);

@@ -1,11 +1,27 @@
 /* Causal attention: checks the arguments and chooses an implementation. */
+#include <stdio.h>
+
 #include "args/attention.h"
 #include "attention/internal.h"
+#include "base/dtype.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 
-enum { MAX_HEAD_SIZE = 512 };
+enum { MAX_HEAD_SIZE = 512, SPEC_BYTES = 48 };
+
+/* The attention with its value_size filled in. */
+static moert_attention with_sizes(const moert_attention *attention) {
+    moert_attention a = *attention;
+    a.value_size = a.value_size > 0 ? a.value_size : a.head_size;
+    return a;
+}
+
+moert_dtype moert_attention_operands(const moert_device *device, const moert_attention *attention) {
+    const moert_attention a = with_sizes(attention);
+    return device != NULL && moert_attention_nvidia_supports(device, &a) == NULL ? MOERT_DTYPE_BF16
+                                                                                 : MOERT_DTYPE_F32;
+}
 
 static moert_status check_size(size_t size) {
     if (size == 0 || size > MAX_HEAD_SIZE)
@@ -27,6 +43,11 @@ static moert_status check(const moert_attention *attention) {
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention works in f32 or bf16");
     if (attention->type == MOERT_DTYPE_BF16 && attention->scratch == NULL)
         return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
+    const moert_dtype operands =
+        moert_attention_operands(moert_buffer_device(attention->q), attention);
+    if (attention->operands != operands)
+        return MOERT_FAIL(ERROR_USAGE, "this attention takes operands in %s, not in %s",
+                          moert_dtype_name(operands), moert_dtype_name(attention->operands));
     if (attention->dsinks != NULL && attention->sinks == NULL)
         return MOERT_FAIL(ERROR_USAGE, "attention without sinks has no gradient of sinks");
     if (attention->documents != NULL &&
@@ -43,29 +64,31 @@ static moert_status check(const moert_attention *attention) {
 
 /* *complete = the attention with its defaults filled in, checked. */
 static moert_status complete(const moert_attention *attention, moert_attention *complete) {
-    *complete = *attention;
-    if (attention->value_size == 0)
-        complete->value_size = attention->head_size;
+    *complete = with_sizes(attention);
     if (attention->window == 0 || attention->window > attention->length)
         complete->window = attention->length;
     return check(complete);
 }
 
 /* Reports work to the profile: `key_products` matrix products with keys and `value_products` with
- * values, over the pairs of a query and a key that it sees; the bytes of q, k, v and out, or their
- * gradients, `times` times, and lse once. */
+ * values, over the pairs of a query and a key that it sees; the bytes of q, k, v, out and lse, and
+ * in the backward also those of their gradients. */
 static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
-                        size_t times) {
+                        bool backward) {
     const double pairs = a->documents != NULL
                              ? moert_documents_pairs(a->documents, a->window)
                              : (double)a->sequences * moert_attention_pairs(a->length, a->window);
     const double heads = (double)a->heads, kv_heads = (double)a->kv_heads,
                  both = (double)(a->head_size + a->value_size);
+    const double operands = heads * (double)a->head_size + kv_heads * both,
+                 gradients = (heads + kv_heads) * both;
     moert_profile_work(moert_buffer_device(a->q), "attention/attention",
                        2.0 * heads * pairs *
                            (double)(key_products * a->head_size + value_products * a->value_size),
-                       sizeof(float) * (double)(a->sequences * a->length) *
-                           ((double)times * (heads + kv_heads) * both + heads));
+                       (double)(a->sequences * a->length) *
+                           ((double)moert_dtype_bits(a->operands) / 8.0 * operands +
+                            sizeof(float) * (heads * (double)a->value_size + heads +
+                                             (backward ? gradients : 0.0))));
 }
 
 /* Whether the tensor cores compute a call. The log says why not where the caller allows bf16. */
@@ -78,8 +101,7 @@ static bool takes_nvidia(const moert_attention *a) {
 }
 
 size_t moert_attention_scratch_bytes(const moert_device *device, const moert_attention *attention) {
-    moert_attention a = *attention;
-    a.value_size = a.value_size > 0 ? a.value_size : a.head_size;
+    const moert_attention a = with_sizes(attention);
     return moert_attention_nvidia_supports(device, &a) == NULL
                ? moert_attention_nvidia_scratch_bytes(&a)
                : 0;
@@ -87,8 +109,11 @@ size_t moert_attention_scratch_bytes(const moert_device *device, const moert_att
 
 static moert_status differentiate_sinks(const moert_attention *a) {
     moert_device *device = moert_buffer_device(a->q);
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "attention/sinks", a->value_size),
-                     "sink_gradient", ((moert_grid){a->heads, a->sequences, 1}),
+    char spec[SPEC_BYTES];
+    snprintf(spec, sizeof spec, "%s -DROUNDED=%d",
+             MOERT_PROGRAM(device, "attention/sinks", a->value_size),
+             a->operands == MOERT_DTYPE_BF16);
+    return MOERT_RUN(device, spec, "sink_gradient", ((moert_grid){a->heads, a->sequences, 1}),
                      MOERT_ARG(a->sinks), MOERT_ARG(a->out), MOERT_ARG(a->lse), MOERT_ARG(a->dout),
                      MOERT_ARG(a->dsinks),
                      MOERT_ARGS(moert_sink_args, .length = a->length, .heads = (int)a->heads,
@@ -98,7 +123,7 @@ static moert_status differentiate_sinks(const moert_attention *a) {
 moert_status moert_attention_forward(const moert_attention *attention) {
     moert_attention a;
     MOERT_TRY(complete(attention, &a));
-    report_work(&a, 1, 1, 1);
+    report_work(&a, 1, 1, false);
     return takes_nvidia(&a) ? moert_attention_nvidia_forward(&a)
                             : moert_attention_portable_forward(&a);
 }
@@ -106,7 +131,7 @@ moert_status moert_attention_forward(const moert_attention *attention) {
 moert_status moert_attention_backward(const moert_attention *attention) {
     moert_attention a;
     MOERT_TRY(complete(attention, &a));
-    report_work(&a, 4, 3, 2);
+    report_work(&a, 4, 3, true);
     MOERT_TRY(takes_nvidia(&a) ? moert_attention_nvidia_backward(&a)
                                : moert_attention_portable_backward(&a));
     return a.dsinks != NULL ? differentiate_sinks(&a) : MOERT_OK;

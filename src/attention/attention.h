@@ -17,10 +17,11 @@
  * tokens), ERROR_UNSUPPORTED (head_size, value_size), ERROR_DEVICE (sizes that need more local
  * memory than the device has), and those of moert_documents_blocks.
  *
- * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 round them for a head_size and value_size of both 64, of both 128, and of
- * 192 and 128. All other devices and calls run the float32 kernels, with other bits; the debug log
- * says why. BF16 always needs `scratch` (ERROR_USAGE).
+ * `type` BF16 allows matrix products of bf16 operands; sums stay float32. GPUs of compute
+ * capability 9.0 compute them on tensor cores, for a head_size and value_size of both 64, of both
+ * 128, and of 192 and 128. There q, k, v and dout are bf16, and p and ds are rounded. All other
+ * devices and calls run the float32 kernels, with other bits; the debug log says why. `operands`
+ * must be what moert_attention_operands gives, and BF16 always needs `scratch` (ERROR_USAGE).
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads;
@@ -29,21 +30,26 @@ typedef struct moert_attention {
     size_t window;                 /* query i sees the keys i - window < j <= i; 0: all j <= i */
     moert_documents *documents;    /* of these sequences: a query sees only its own document, and
                                       blocks count from its start. NULL: each sequence is one */
-    float scale;                   /* 1 / sqrt(head_size), or another factor of the scores */
+    float scale;                   /* 1 / sqrt(head_size), or another positive factor of the
+                                      scores */
     const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size],
-                                      [T,kv_heads,value_size] */
+                                      [T,kv_heads,value_size], of `operands` */
     const moert_buffer *sinks; /* [heads], or NULL: one more score for each query of a head, without
                                   a value; lse includes it */
     moert_buffer *out;         /* [T,heads,value_size] */
     moert_buffer *bf16;        /* forward and backward also store `out` here in bf16; or NULL */
     moert_buffer *lse;         /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
-    const moert_buffer *dout;
+    const moert_buffer *dout;  /* of `operands` */
     moert_buffer *dq, *dk, *dv;
     moert_buffer *dsinks;   /* [S,heads]: a partial gradient of each sequence, to be summed in the
                                tree like those of other replicated parameters; with `sinks` only */
     moert_dtype type;       /* F32 (0) or BF16 */
+    moert_dtype operands;   /* of q, k, v and dout: F32 (0) or BF16 */
     moert_buffer **scratch; /* BF16: a growable buffer that keeps nothing between calls */
 } moert_attention;
+/* The dtype of q, k, v and dout in attention of this type, head_size and value_size: BF16 where
+ * tensor cores compute it, else F32. Reads no other field. device == NULL: F32. */
+moert_dtype moert_attention_operands(const moert_device *device, const moert_attention *attention);
 /* The bytes to which the scratch of such attention grows, without documents. Reads no buffer. */
 size_t moert_attention_scratch_bytes(const moert_device *device, const moert_attention *attention);
 moert_status moert_attention_forward(const moert_attention *attention);

@@ -107,7 +107,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.capacity_rows = tokens * moert_min(topk, most);
     s.peak.rows = moert_min(s.peak.rows, tokens * moert_min(topk, own));
     s.peak.largest = moert_min(s.peak.largest, s.capacity_rows);
-    s.attention = moert_attention_shape_of(c);
+    s.attention = moert_attention_shape_of(c, setting->device);
     for (size_t l = 0; l < c->layers; l++)
         s.moe_layers += moert_layer_is_moe(c, l);
     s.dense_layers = c->layers - s.moe_layers;
@@ -307,7 +307,7 @@ static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
     return row * moert_min(n, moert_max(1, s->partial_floats / moert_max(row, 1)));
 }
 
-/* What attention rounds for tensor cores: gqa.c, mla.c. */
+/* What attention computes for tensor cores: gqa.c, mla.c. */
 static size_t attention_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const moert_latent_sizes *l = &c->latent;

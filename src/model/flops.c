@@ -23,7 +23,7 @@ static double count_pair(const moert_model_config *c) {
 
 /* Multiply-adds of a token in the projections of attention. */
 static double count_projections(const moert_model_config *c) {
-    const moert_attention_shape shape = moert_attention_shape_of(c);
+    const moert_attention_shape shape = moert_attention_shape_of(c, NULL);
     double sum = 0.0;
     for (size_t i = 0; i < shape.parameters; i++)
         sum += (double)shape.parameter[i].rows * (double)shape.parameter[i].columns;

@@ -12,7 +12,7 @@ enum { Q, Q_BIAS, K, K_BIAS, V, V_BIAS, O, O_BIAS, Q_NORM, K_NORM, SINKS, PARAME
 enum {
     KEPT_RAW,
     KEPT_CLIPPED = KEPT_RAW + 3,
-    KEPT_READ = KEPT_CLIPPED + 3,
+    KEPT_READ = KEPT_CLIPPED + 3, /* of the dtype that attention reads */
     KEPT_Q_RSTD = KEPT_READ + 3,
     KEPT_K_RSTD,
     KEPT_OUT,
@@ -43,8 +43,15 @@ static size_t norm_width(const moert_model_config *c, const head_group *g) {
     return c->qk_norm_whole ? g->count * c->head_size : c->head_size;
 }
 
-static void describe_group(const moert_model_config *c, size_t index, const head_group *g,
-                           moert_attention_shape *shape) {
+/* The dtype of q, k, v and dout. */
+static moert_dtype operands_of(const moert_model_config *c, const moert_device *device) {
+    return moert_attention_operands(
+        device,
+        &(moert_attention){.head_size = c->head_size, .type = moert_operand_type(c->dense)});
+}
+
+static void describe_group(const moert_model_config *c, const moert_device *device, size_t index,
+                           const head_group *g, moert_attention_shape *shape) {
     static const char *const names[GROUPS][3] = {
         {"self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.q_norm.weight"},
         {"self_attn.k_proj.weight", "self_attn.k_proj.bias", "self_attn.k_norm.weight"},
@@ -54,7 +61,8 @@ static void describe_group(const moert_model_config *c, size_t index, const head
     p[g->weight] = (moert_model_parameter){names[index][0], width, c->hidden, .is_bias = false};
     p[g->weight + 1] = (moert_model_parameter){names[index][1], c->attention_bias ? width : 0, 0,
                                                MOERT_INITIAL_ZEROS, .is_bias = true};
-    shape->kept[KEPT_READ + index].width = shape->scratch[D_Q + index].width = width;
+    shape->kept[KEPT_READ + index] = (moert_model_rows){width, operands_of(c, device)};
+    shape->scratch[D_Q + index].width = width;
     shape->kept[KEPT_CLIPPED + index].width = c->clip_qkv > 0.0f ? width : 0;
     shape->rounded_y = moert_max(shape->rounded_y, width);
     if (g->norm == 0)
@@ -66,20 +74,22 @@ static void describe_group(const moert_model_config *c, size_t index, const head
     shape->norm[index].width = norm_width(c, g);
 }
 
-static void describe(const moert_model_config *c, moert_attention_shape *shape) {
+static void describe(const moert_model_config *c, const moert_device *device,
+                     moert_attention_shape *shape) {
     const size_t h = c->hidden, q = c->heads * c->head_size;
     moert_model_parameter *p = shape->parameter;
     head_group groups[GROUPS];
     list_groups(c, groups);
     for (size_t i = 0; i < GROUPS; i++)
-        describe_group(c, i, &groups[i], shape);
+        describe_group(c, device, i, &groups[i], shape);
     shape->parameters = PARAMETERS;
     p[O] = (moert_model_parameter){"self_attn.o_proj.weight", h, q, .is_bias = false};
     p[O_BIAS] = (moert_model_parameter){"self_attn.o_proj.bias", c->output_bias ? h : 0, 0,
                                         MOERT_INITIAL_ZEROS, .is_bias = true};
     p[SINKS] =
         (moert_model_parameter){"self_attn.sinks", c->sinks ? c->heads : 0, 0, .is_bias = false};
-    shape->kept[KEPT_OUT].width = shape->scratch[D_OUT].width = shape->rounded_x = q;
+    shape->kept[KEPT_OUT].width = shape->rounded_x = q;
+    shape->scratch[D_OUT] = (moert_model_rows){q, operands_of(c, device)};
     shape->kept[KEPT_LSE].width = c->heads;
     shape->scratch[D_SINKS].width = c->sinks ? c->heads : 0;
 }
@@ -117,42 +127,80 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .out = layer->activations->kept[KEPT_OUT],
                              .lse = layer->activations->kept[KEPT_LSE],
                              .type = moert_model_type(model),
+                             .operands = model->attention.kept[KEPT_READ].type,
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
+}
+
+/* The rows of q, k or v on their way. Where attention reads bf16, the last step rounds, and
+ * `floats` is scratch; elsewhere it is `read`. */
+typedef struct group_rows {
+    moert_buffer *raw;       /* as projected, where a norm follows */
+    moert_buffer *unclipped; /* before the clip, or `floats` */
+    moert_buffer *floats, *read;
+    bool rounds, clips, rotates; /* rotates: in a step of its own */
+} group_rows;
+
+static group_rows list_rows(const moert_model *model, const moert_model_layer *layer, size_t index,
+                            const head_group *g) {
+    const moert_model_config *c = &model->config;
+    moert_buffer *const *kept = layer->activations->kept;
+    group_rows r = {.raw = kept[KEPT_RAW + index],
+                    .read = kept[KEPT_READ + index],
+                    .rounds = model->attention.kept[KEPT_READ + index].type == MOERT_DTYPE_BF16,
+                    .clips = c->clip_qkv > 0.0f,
+                    .rotates = g->rotates && !norm_rotates(c, g)};
+    r.floats = r.rounds ? model->scratch[D_Q + index] : r.read;
+    r.unclipped = r.clips ? kept[KEPT_CLIPPED + index] : r.floats;
+    return r;
+}
+
+/* Projection and norm, to `unclipped`, or to `read` if no step follows. */
+static moert_status begin_group(moert_model *model, moert_model_layer *layer, size_t index,
+                                const head_group *g, const group_rows *r) {
+    const moert_model_config *c = &model->config;
+    const bool last = r->rounds && !r->clips && !r->rotates;
+    const moert_buffer *x = layer->activations->normed;
+    if (g->norm == 0)
+        return moert_model_project_to(
+            model, layer, g->weight, x,
+            &(moert_model_target){.type = last ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
+                                  .rows = last ? r->read : r->unclipped,
+                                  .floats = r->floats});
+    MOERT_TRY(moert_model_project(model, layer, g->weight, x, r->raw));
+    return moert_norm_run(&(moert_norm){
+        .rows = model->batch.tokens * norm_rows(c, g),
+        .width = norm_width(c, g),
+        .epsilon = c->norm_epsilon,
+        .x = r->raw,
+        .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + g->norm].weight,
+        .y = r->unclipped,
+        .bf16 = last ? r->read : NULL,
+        .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
+        .rotation = norm_rotates(c, g) ? rotation_of(model, g) : (moert_rotation){.table = NULL}});
 }
 
 /* Computes q, k or v: projection, then the norm, clip and rotation that the model has. */
 static moert_status project_group(moert_model *model, moert_model_layer *layer, size_t index,
                                   const head_group *g) {
     const moert_model_config *c = &model->config;
-    const size_t tokens = model->batch.tokens;
+    const size_t tokens = model->batch.tokens, width = g->count * c->head_size;
     const moert_rotation rotation = rotation_of(model, g);
-    moert_buffer *const raw = layer->activations->kept[KEPT_RAW + index],
-                        *const read = layer->activations->kept[KEPT_READ + index];
-    const bool clips = c->clip_qkv > 0.0f;
-    moert_buffer *normed = clips ? layer->activations->kept[KEPT_CLIPPED + index] : read;
-    MOERT_TRY(moert_model_project(model, layer, g->weight, layer->activations->normed,
-                                  g->norm != 0 ? raw : normed));
-    if (g->norm != 0)
-        MOERT_TRY(moert_norm_run(&(moert_norm){
-            .rows = tokens * norm_rows(c, g),
-            .width = norm_width(c, g),
-            .epsilon = c->norm_epsilon,
-            .x = raw,
-            .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + g->norm].weight,
-            .y = normed,
-            .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
-            .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}}));
-    if (clips)
-        MOERT_TRY(moert_clip(tokens * g->count * c->head_size, c->clip_qkv, normed, read));
-    return g->rotates && !norm_rotates(c, g)
-               ? moert_rope(&rotation, tokens, c->head_size, false, read)
-               : MOERT_OK;
+    const group_rows r = list_rows(model, layer, index, g);
+    MOERT_TRY(begin_group(model, layer, index, g, &r));
+    if (r.clips)
+        MOERT_TRY(moert_clip(tokens * width, c->clip_qkv, r.unclipped, r.floats));
+    if (r.rotates)
+        return r.rounds ? moert_rope_bf16(&rotation, tokens, c->head_size, r.floats, r.read)
+                        : moert_rope(&rotation, tokens, c->head_size, false, r.read);
+    return r.clips && r.rounds ? moert_model_round(model, width, r.floats, r.read) : MOERT_OK;
 }
 
 static moert_status forward(moert_model *model, moert_model_layer *layer, moert_buffer *y) {
     head_group groups[GROUPS];
     moert_buffer *result;
     list_groups(&model->config, groups);
+    if (model->attention.kept[KEPT_READ].type == MOERT_DTYPE_BF16)
+        MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
     for (size_t i = 0; i < GROUPS; i++)
         MOERT_TRY(project_group(model, layer, i, &groups[i]));
     moert_attention attention = attention_of(model, layer);
@@ -206,7 +254,8 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, moert
     moert_buffer **const scratch = model->scratch, *operand;
     head_group groups[GROUPS];
     moert_attention attention = attention_of(model, layer);
-    MOERT_TRY(moert_model_differentiate_input(model, layer, O, dy, scratch[D_OUT], false));
+    const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
+    MOERT_TRY(moert_model_differentiate_input_to(model, layer, O, dy, &dout));
     MOERT_TRY(moert_model_attended(model, &attention, &operand));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];

@@ -6,6 +6,7 @@
 #include "attention/attention.h"
 #include "layer/operand.h"
 #include "model/model.h"
+#include "moert/quantize.h"
 #include "nn/nn.h"
 
 /*
@@ -42,8 +43,9 @@ typedef struct moert_attention_shape {
                                     in the mesh's scratch, x of weights and y of results */
 } moert_attention_shape;
 
-/* The shape of a config's attention. */
-moert_attention_shape moert_attention_shape_of(const moert_model_config *config);
+/* The shape of a config's attention on a device; NULL: on one without tensor cores. */
+moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
+                                               const moert_device *device);
 
 /* elements[] of the tensors of a layer's replicated block; returns their number. */
 size_t moert_model_replicated_shape(const moert_model_config *config,
@@ -154,6 +156,13 @@ static inline moert_status moert_model_operand(moert_model *model, size_t column
                                                moert_buffer **operand) {
     return moert_operand_take(model->mesh, moert_model_type(model), model->batch.tokens * columns,
                               values, which, operand);
+}
+
+/* bf16[T,columns] = floats, rounded. */
+static inline moert_status moert_model_round(const moert_model *model, size_t columns,
+                                             const moert_buffer *floats, moert_buffer *bf16) {
+    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
+                                        model->batch.tokens * columns, floats, bf16});
 }
 
 /* The GEMM of a dense layer over the batch, y[T,n] = x[T,k] weight^T, without the weight. The

@@ -75,11 +75,20 @@ static void describe_parameters(const moert_model_config *c, moert_model_paramet
                                         .initial = MOERT_INITIAL_ZEROS, .is_bias = true};
 }
 
-static void describe(const moert_model_config *c, moert_attention_shape *shape) {
+/* The dtype of q, k, v and dout. */
+static moert_dtype operands_of(const moert_model_config *c, const moert_device *device) {
+    return moert_attention_operands(device,
+                                    &(moert_attention){.head_size = key_size(&c->latent),
+                                                       .value_size = c->latent.value,
+                                                       .type = moert_operand_type(c->dense)});
+}
+
+static void describe(const moert_model_config *c, const moert_device *device,
+                     moert_attention_shape *shape) {
     const moert_latent_sizes *s = &c->latent;
     const size_t n = c->heads, q = n * key_size(s), v = n * s->value,
                  expanded = n * (s->nope + s->value);
-    const moert_dtype type = moert_operand_type(c->dense);
+    const moert_dtype type = moert_operand_type(c->dense), operands = operands_of(c, device);
     const bool direct = s->q_rank == 0;
     moert_model_rows *kept = shape->kept, *scratch = shape->scratch;
     shape->parameters = PARAMETERS;
@@ -90,11 +99,12 @@ static void describe(const moert_model_config *c, moert_attention_shape *shape) 
     kept[KEPT_KV_RAW].width = s->kv_rank;
     kept[KEPT_KV_RSTD].width = 1;
     kept[KEPT_KV_NORMED] = (moert_model_rows){s->kv_rank, type};
-    kept[KEPT_Q].width = kept[KEPT_K].width = q;
-    kept[KEPT_V].width = kept[KEPT_OUT].width = v;
+    kept[KEPT_Q] = kept[KEPT_K] = (moert_model_rows){q, operands};
+    kept[KEPT_V] = scratch[D_OUT] = (moert_model_rows){v, operands};
+    kept[KEPT_OUT].width = v;
     kept[KEPT_LSE].width = n;
     scratch[D_Q].width = scratch[D_K].width = q;
-    scratch[D_V].width = scratch[D_OUT].width = v;
+    scratch[D_V].width = v;
     scratch[D_LATENT].width = s->kv_rank + s->rope;
     scratch[D_SHARED].width = s->rope;
     scratch[D_EXPANDED].width = expanded;
@@ -110,17 +120,22 @@ static void describe(const moert_model_config *c, moert_attention_shape *shape) 
 
 /* ---- parts ---- */
 
-/* Rotates the last `rope` elements of `heads` heads of `size` elements in place. */
+/* The rotation of the last `rope` elements of `heads` heads of `size` elements. */
+static moert_rotation rotation_of(const moert_model *model, size_t heads, size_t size) {
+    const size_t rope = model->config.latent.rope;
+    return (moert_rotation){.table = model->rope,
+                            .positions = moert_model_positions(model),
+                            .heads = heads,
+                            .length = model->length,
+                            .width = rope,
+                            .offset = size - rope,
+                            .interleaved = model->config.rope.interleaved};
+}
+
+/* Rotates heads in place. */
 static moert_status rotate(const moert_model *model, size_t heads, size_t size, bool inverse,
                            moert_buffer *x) {
-    const size_t rope = model->config.latent.rope;
-    const moert_rotation rotation = {.table = model->rope,
-                                     .positions = moert_model_positions(model),
-                                     .heads = heads,
-                                     .length = model->length,
-                                     .width = rope,
-                                     .offset = size - rope,
-                                     .interleaved = model->config.rope.interleaved};
+    const moert_rotation rotation = rotation_of(model, heads, size);
     return moert_rope(&rotation, model->batch.tokens, size, inverse, x);
 }
 
@@ -174,6 +189,7 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .out = layer->activations->kept[KEPT_OUT],
                              .lse = layer->activations->kept[KEPT_LSE],
                              .type = moert_model_type(model),
+                             .operands = model->attention.kept[KEPT_Q].type,
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
@@ -189,8 +205,13 @@ static moert_status project_q(moert_model *model, moert_model_layer *layer) {
                             kept[KEPT_Q_NORMED], kept[KEPT_Q_RSTD]));
         x = kept[KEPT_Q_NORMED];
     }
-    MOERT_TRY(moert_model_project(model, layer, Q_B, x, kept[KEPT_Q]));
-    return rotate(model, c->heads, key_size(&c->latent), false, kept[KEPT_Q]);
+    const size_t size = key_size(&c->latent);
+    const bool rounds = model->attention.kept[KEPT_Q].type == MOERT_DTYPE_BF16;
+    moert_buffer *const floats = rounds ? model->scratch[D_Q] : kept[KEPT_Q];
+    const moert_rotation rotation = rotation_of(model, c->heads, size);
+    MOERT_TRY(moert_model_project(model, layer, Q_B, x, floats));
+    return rounds ? moert_rope_bf16(&rotation, model->batch.tokens, size, floats, kept[KEPT_Q])
+                  : rotate(model, c->heads, size, false, floats);
 }
 
 /* Computes k and v of all heads from their latent row. */
@@ -210,6 +231,7 @@ static moert_status expand(moert_model *model, moert_model_layer *layer) {
                                                       .from = expanded,
                                                       .from_stride = s->nope + s->value,
                                                       .from_column = parts[i].column,
+                                                      .type = model->attention.kept[KEPT_K].type,
                                                       .to = kept[parts[i].kept],
                                                       .to_stride = parts[i].size}));
     return MOERT_OK;
@@ -237,6 +259,7 @@ static moert_status project_kv(moert_model *model, moert_model_layer *layer) {
                                                   .repeat = heads,
                                                   .from = shared,
                                                   .from_stride = s->rope,
+                                                  .type = model->attention.kept[KEPT_K].type,
                                                   .to = layer->activations->kept[KEPT_K],
                                                   .to_stride = key_size(s),
                                                   .to_column = s->nope}));
@@ -355,7 +378,8 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, moert
     const moert_latent_sizes *s = &model->config.latent;
     moert_buffer **const scratch = model->scratch, *result;
     moert_attention attention = attention_of(model, layer);
-    MOERT_TRY(moert_model_differentiate_input(model, layer, O, dy, scratch[D_OUT], false));
+    const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
+    MOERT_TRY(moert_model_differentiate_input_to(model, layer, O, dy, &dout));
     MOERT_TRY(moert_model_attended(model, &attention, &result));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];

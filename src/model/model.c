@@ -105,7 +105,7 @@ moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *conf
     made->device = mesh->device;
     made->config = *config;
     made->config.text = NULL;
-    made->attention = moert_attention_shape_of(config);
+    made->attention = moert_attention_shape_of(config, made->device);
     MOERT_TRY_OR(fail, create_parts(made));
     *model = made;
     return MOERT_OK;

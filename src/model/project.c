@@ -25,14 +25,47 @@ moert_status moert_model_project(moert_model *model, moert_model_layer *layer, s
     return moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &gemm);
 }
 
-moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
-                                             size_t index, const moert_buffer *dy, moert_buffer *dx,
-                                             bool accumulate) {
+/* The GEMM of dx = dy weight. */
+static moert_gemm dgrad_of(const moert_model *model, const moert_model_layer *layer, size_t index,
+                           const moert_buffer *dy, const moert_buffer *dx) {
     moert_gemm gemm = gemm_of(model, layer, index, dx, dy);
     gemm.kind = MOERT_GEMM_DGRAD;
     gemm.bias = NULL;
+    return gemm;
+}
+
+moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
+                                             size_t index, const moert_buffer *dy, moert_buffer *dx,
+                                             bool accumulate) {
+    moert_gemm gemm = dgrad_of(model, layer, index, dy, dx);
     gemm.accumulate = accumulate;
     return moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+}
+
+/* Runs a GEMM whose result to->rows, its y or x, has `columns` columns. */
+static moert_status run_to(moert_model *model, moert_model_layer *layer, size_t index,
+                           const moert_gemm *gemm, size_t columns, const moert_model_target *to) {
+    moert_gemm by = *gemm;
+    const bool cast = to->type == MOERT_DTYPE_BF16 && !moert_gemm_rounds(model->device, gemm);
+    if (cast)
+        *(gemm->kind == MOERT_GEMM_FORWARD ? &by.y : &by.x) = to->floats;
+    else
+        by.result = to->type;
+    MOERT_TRY(moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &by));
+    return cast ? moert_model_round(model, columns, to->floats, to->rows) : MOERT_OK;
+}
+
+moert_status moert_model_project_to(moert_model *model, moert_model_layer *layer, size_t index,
+                                    const moert_buffer *x, const moert_model_target *y) {
+    const moert_gemm gemm = gemm_of(model, layer, index, x, y->rows);
+    return run_to(model, layer, index, &gemm, gemm.n, y);
+}
+
+moert_status moert_model_differentiate_input_to(moert_model *model, moert_model_layer *layer,
+                                                size_t index, const moert_buffer *dy,
+                                                const moert_model_target *dx) {
+    const moert_gemm gemm = dgrad_of(model, layer, index, dy, dx->rows);
+    return run_to(model, layer, index, &gemm, gemm.k, dx);
 }
 
 moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,

@@ -7,9 +7,10 @@ const moert_attention_variant *moert_model_attention_of(const moert_model_config
     return config->latent.kv_rank > 0 ? &moert_model_mla : &moert_model_gqa;
 }
 
-moert_attention_shape moert_attention_shape_of(const moert_model_config *config) {
+moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
+                                               const moert_device *device) {
     moert_attention_shape shape = {.parameters = 0};
-    moert_model_attention_of(config)->describe(config, &shape);
+    moert_model_attention_of(config)->describe(config, device, &shape);
     return shape;
 }
 

@@ -14,8 +14,10 @@
 #include "model/internal.h"
 
 typedef struct moert_attention_variant {
-    /* Describes what a variant holds for a config; fields are zero before. */
-    void (*describe)(const moert_model_config *config, moert_attention_shape *shape);
+    /* Describes what a variant holds for a config on a device, or on one without tensor cores if it
+     * is NULL; fields are zero before. */
+    void (*describe)(const moert_model_config *config, const moert_device *device,
+                     moert_attention_shape *shape);
     /* y[T,H] = attention of layer->activations->normed [T,H], an operand. */
     moert_status (*forward)(moert_model *model, moert_model_layer *layer, moert_buffer *y);
     /* dx[T,H] = gradient of layer->activations->normed, from dy [T,H], an operand. Collects the
@@ -86,10 +88,21 @@ moert_status moert_model_differentiate_attention(moert_model *model, moert_model
 /* y[T,n] = x[T,k] weight^T + bias; x is an operand. */
 moert_status moert_model_project(moert_model *model, moert_model_layer *layer, size_t index,
                                  const moert_buffer *x, moert_buffer *y);
+/* A result of a projection or its gradient: `rows`, of `type` F32 or BF16. BF16 needs `floats`,
+ * float32 scratch of as many elements, for GEMMs that cannot round. */
+typedef struct moert_model_target {
+    moert_dtype type;
+    moert_buffer *rows, *floats;
+} moert_model_target;
+moert_status moert_model_project_to(moert_model *model, moert_model_layer *layer, size_t index,
+                                    const moert_buffer *x, const moert_model_target *y);
 /* dx[T,k] = dy[T,n] weight, or dx += with `accumulate`; dy is an operand. */
 moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
                                              size_t index, const moert_buffer *dy, moert_buffer *dx,
                                              bool accumulate);
+moert_status moert_model_differentiate_input_to(moert_model *model, moert_model_layer *layer,
+                                                size_t index, const moert_buffer *dy,
+                                                const moert_model_target *dx);
 /* Collects the gradients of weight and bias; x and dy are operands. */
 moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,
                                               size_t index, const moert_buffer *x,

@@ -74,7 +74,7 @@ options() { # FAMILY: the options of its programs, one a line
     quant/cast) printf '%s\n' '-DDTYPE=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DDTYPE=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DDTYPE=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention/attention) printf '%s\n' '-DHEAD_SIZE='{'7 -DVALUE_SIZE=7 -DLANE_VECS=2','192 -DVALUE_SIZE=128 -DLANE_VECS=1','64 -DVALUE_SIZE=64 -DLANE_VECS='{1,2}} ;;
     attention/gpu) printf '%s\n' '-DHEAD_SIZE='{'7 -DVALUE_SIZE=7 -DOWN=64','192 -DVALUE_SIZE=128 -DOWN=64','512 -DVALUE_SIZE=512 -DOWN=32'} ;;
-    attention/round) printf '%s\n' -DVALUE_SIZE=64 -DVALUE_SIZE=128 ;;
+    attention/stats) printf '%s\n' -DVALUE_SIZE=64 -DVALUE_SIZE=128 ;;
     nn/norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DGROUPS_PER_ROW=1 -DROTATED=0','1 -DGROUPS_PER_ROW=1 -DALIGNED -DROTATED='{0,1},'16 -DGROUPS_PER_ROW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
     exchange/exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
     router/router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
@@ -84,8 +84,8 @@ options() { # FAMILY: the options of its programs, one a line
     nn/squares) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/optimizer) printf '%s\n' '-DROUNDED='{0,1}' -DBF16_MOMENTS='{0,1}' -DBF16_GRADIENT='{0,1}{,' -DALIGNED'} ;;
-    nn/columns | nn/rope) printf '%s\n' '-DROUNDED='{0,1}{,' -DALIGNED'} ;;
-    attention/sinks | exchange/route | nn/bias | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce) printf '%s\n' '' -DALIGNED ;;
+    attention/sinks | nn/columns | nn/rope) printf '%s\n' '-DROUNDED='{0,1}{,' -DALIGNED'} ;;
+    exchange/route | nn/bias | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }

@@ -1,7 +1,7 @@
 /*
  * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention/attention.cl on
- * operands rounded to bf16, with float32 sums. Scores are in units of log 2: q is multiplied by
- * scale / log 2 before it is rounded, so that p = 2^(score - maximum).
+ * bf16 operands, with float32 sums. `factor` is scale / log 2, so that
+ * p = 2^(factor * score - maximum).
  *
  * A tile is 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
  * BACKWARD_KV. Two consumers, warps 4-7 and 8-11 of a work-group, own 64 of these rows each. They
@@ -21,8 +21,8 @@
  *
  *   FORWARD      stages K, V, K, V .., the last keys first: out += p V of a block overlaps score =
  *                q K' and the softmax of the next block. Work-groups take tiles from a counter. A
- *                second thread of warps 0-3 takes them and loads q in float32, one tile ahead; the
- *                first score of a tile overlaps the end of the one before.
+ *                second thread of warps 0-3 takes them and loads q one tile ahead; the first score
+ *                of a tile overlaps the end of the one before.
  *   BACKWARD_Q   stages K, V, K, V ..: dq += ds K of a block overlaps q K' and dout V' of the next
  *   BACKWARD_KV  each stage holds 64 rows of q and dout, their lse and delta, for all heads of a
  *                group in order: dv += p dout and dk += ds q
@@ -33,10 +33,9 @@
  * If each sequence is several documents, tiles are rows of a document, whose positions count from
  * its start; other rows of the sequence that a block holds are masked or not stored.
  *
- * `rows` is the bf16 tensor [sequences, length, columns] that attention/round.cl writes: k of all
- * heads, v of all heads and, for the backward passes, q and dout of all heads. `queries`: q in
- * float32, only in FORWARD. TMA reads rows past a sequence's end as zeros. The stats
- * [slots,heads,2,64], a slot for each block of a document, are lse / log 2, infinite past the
+ * q, k, v and, in the backward passes, dout are bf16 tensors [sequences, length, heads * head's
+ * elements]. TMA reads rows past a sequence's end as zeros. attention/stats.cl writes the stats
+ * [slots,heads,2,64], a slot for each block of a document: lse / log 2, infinite past the
  * document's end, and delta.
  *
  * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), KEY_SIZE and VALUE_SIZE (64 and 64, 128
@@ -72,15 +71,16 @@
 #define VALUE_BYTES   (BLOCK * VALUE_SIZE * 2)
 #define PAIR_BYTES    (KEY_BYTES + VALUE_BYTES)
 #define KEPT_BYTES    (PASS == FORWARD ? 0 : OWN * (KEY_SIZE + VALUE_SIZE) * 2)
-#define QUERIES_BYTES (PASS == FORWARD ? ROWS * KEY_SIZE * 4 : 0) /* of a consumer, in float32 */
-#define RING_BYTES    (ARENA - KEPT_BYTES - 2 * QUERIES_BYTES - 4096) /* 4096: stats, barriers */
+#define QUERIES_BYTES (PASS == FORWARD ? ROWS * KEY_SIZE * 2 : 0) /* of a consumer */
+#define STATS_BYTES   (PASS == BACKWARD_KV ? 4 * 512 : 0)
+#define RING_BYTES    (ARENA - KEPT_BYTES - 2 * QUERIES_BYTES - STATS_BYTES - 1024) /* barriers */
 #define PAIRS         (RING_BYTES / PAIR_BYTES > 4 ? 4 : RING_BYTES / PAIR_BYTES)
 #define STAGES        (PASS == BACKWARD_KV ? PAIRS : 2 * PAIRS)
 /* Byte offsets in the arena. */
 #define STAGES_AT     KEPT_BYTES
 #define QUERIES_AT    (STAGES_AT + PAIRS * PAIR_BYTES)
 #define STATS_AT      (QUERIES_AT + 2 * QUERIES_BYTES)
-#define FULL_AT       (STATS_AT + 4 * 512)
+#define FULL_AT       (STATS_AT + STATS_BYTES)
 #define EMPTY_AT      (FULL_AT + 8 * STAGES)
 #define KEPT_AT       (EMPTY_AT + 8 * STAGES)
 #define QUERIES_FULL  (KEPT_AT + 8)
@@ -99,12 +99,17 @@ typedef struct place {
 
 /* The kernel's operands and results. */
 typedef struct tensors {
-    float scale;
-    global float *stats;          /* FORWARD: the number of tiles taken, a word */
+    float scale, factor;
+    global float *scratch;        /* the stats; FORWARD: the number of tiles taken, a word */
     global const float *sinks;    /* [heads], only in FORWARD, or null */
     global float *result, *other; /* by PASS: out and lse; dq and null; dk and dv */
     global ushort *out_bf16;      /* FORWARD: out rounded to bf16, or null */
 } tensors;
+
+/* The addresses of the operands' tensor maps; dout only in the backward passes. */
+typedef struct maps {
+    ulong q, k, v, dout;
+} maps;
 
 /* x[64,width] = factor[row] * sums, from position `first` on; x has `heads` heads. */
 INLINED void store_rows(const float *sums, int width, const float *factor, place at, int first,
@@ -162,15 +167,15 @@ INLINED void mask_unseen(float *score, int ahead, int window) {
     }
 }
 
-/* Loads the own rows of the two tensors whose head begins at `column` and at `next_column`. */
-INLINED void load_kept(place at, ulong map, uint base, int column, int next_column) {
+/* Loads the own rows of a tensor whose heads are as wide as keys, and of one as wide as values. */
+INLINED void load_kept(place at, ulong keys, ulong values, uint base) {
     const int row = at.offset + at.first;
     expect(base + KEPT_AT, KEPT_BYTES);
     for (int i = 0; i < 2; i++) {
-        load_block(base + i * ROWS * KEY_SIZE * 2, map, ROWS, KEY_SIZE, column, row + i * ROWS,
-                   at.sequence, base + KEPT_AT);
-        load_block(base + OWN * KEY_SIZE * 2 + i * ROWS * VALUE_SIZE * 2, map, ROWS, VALUE_SIZE,
-                   next_column, row + i * ROWS, at.sequence, base + KEPT_AT);
+        load_block(base + i * ROWS * KEY_SIZE * 2, keys, ROWS, KEY_SIZE, at.head * KEY_SIZE,
+                   row + i * ROWS, at.sequence, base + KEPT_AT);
+        load_block(base + OWN * KEY_SIZE * 2 + i * ROWS * VALUE_SIZE * 2, values, ROWS, VALUE_SIZE,
+                   at.head * VALUE_SIZE, row + i * ROWS, at.sequence, base + KEPT_AT);
     }
 }
 
@@ -186,18 +191,17 @@ INLINED range blocks_seen(place at, int first, int rows) {
 }
 
 /* Loads the keys and the values of a block into the stages of `step` and `step` + 1. */
-INLINED void load_keys(place at, ulong map, uint base, int block, uint step) {
+INLINED void load_keys(place at, maps of, uint base, int block, uint step) {
     const int kv_head = at.head / (at.heads / at.kv_heads), row = at.offset + block * BLOCK;
-    load_block(stage_at(base, step), map, BLOCK, KEY_SIZE, kv_head * KEY_SIZE, row, at.sequence,
+    load_block(stage_at(base, step), of.k, BLOCK, KEY_SIZE, kv_head * KEY_SIZE, row, at.sequence,
                claim_stage(base, step, KEY_BYTES));
-    load_block(stage_at(base, step + 1), map, BLOCK, VALUE_SIZE,
-               at.kv_heads * KEY_SIZE + kv_head * VALUE_SIZE, row, at.sequence,
-               claim_stage(base, step + 1, VALUE_BYTES));
+    load_block(stage_at(base, step + 1), of.v, BLOCK, VALUE_SIZE, kv_head * VALUE_SIZE, row,
+               at.sequence, claim_stage(base, step + 1, VALUE_BYTES));
 }
 
 /* The stats of a head's queries in a block of the document. */
 INLINED global const float *stats_of(place at, tensors t, int head, int block) {
-    return t.stats + ((size_t)(at.slot + block) * at.heads + head) * 2 * ROWS;
+    return t.scratch + ((size_t)(at.slot + block) * at.heads + head) * 2 * ROWS;
 }
 
 /*
@@ -242,12 +246,14 @@ INLINED place place_of(int tile, moert_nvidia_attention_args args,
 /* Grid: {`tiles`}, which is (kv_)heads * blocks of OWN rows of all documents; in FORWARD it may be
  * less, and each work-group then computes several tiles. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
-    tensor_map rows, tensor_map queries, global float *scratch, global float *result,
-    global float *other, global ushort *out_bf16, global const float *sinks,
+    tensor_map q, tensor_map k, tensor_map v, tensor_map dout, global float *scratch,
+    global float *result, global float *other, global ushort *out_bf16, global const float *sinks,
     global const moert_attention_block *list, moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const tensors t = {args.scale, scratch + args.stats_at, sinks, result, other, out_bf16};
+    const tensors t = {args.scale, args.factor, scratch, sinks, result, other, out_bf16};
+    const maps of = {MAP_ADDRESS(nvidia_attention, 0), MAP_ADDRESS(nvidia_attention, 1),
+                     MAP_ADDRESS(nvidia_attention, 2), MAP_ADDRESS(nvidia_attention, 3)};
     if (thread == 0) {
         begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);
         begin_barrier(base + KEPT_AT, 1);
@@ -260,9 +266,9 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     if (thread < 128) {
         release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
-            produce_tiles(args, list, MAP_ADDRESS(nvidia_attention, 0), base, arena);
+            produce_tiles(args, list, of, base, arena);
         else if (thread == 32)
-            produce_queries(args, list, t, MAP_ADDRESS(nvidia_attention, 1), base, arena);
+            produce_queries(args, list, t, of.q, base, arena);
     } else {
         claim_registers(CONSUMER_REGISTERS);
         consume_tiles(args, list, t, base, arena);
@@ -272,7 +278,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     if (thread < 128) {
         release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
-            produce(at, t, MAP_ADDRESS(nvidia_attention, 0), base);
+            produce(at, t, of, base);
     } else {
         claim_registers(CONSUMER_REGISTERS);
         consume(at, t, base, arena);

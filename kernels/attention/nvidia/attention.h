@@ -214,20 +214,6 @@ INLINED void load_own(uint own[][4], int width, uint block) {
             : "memory");
 }
 
-/* own = bf16(factor * x[64,KEY_SIZE]) in the register order of the A operand; x: boxes of 64 rows
- * of 32 floats in local memory, swizzled by 128 bytes. */
-INLINED void load_queries(uint own[][4], local const uchar *x, float factor) {
-    const int row = own_row(), lane = get_local_id(0) % 4;
-    UNROLL_FOR(int i = 0; i < STEPS(KEY_SIZE); i++)
-        UNROLL_FOR(int j = 0; j < 4; j++) {
-            const int chunk = i % 2 * 4 + j / 2 * 2 + lane / 2;
-            const float2 pair =
-                *(local const float2 *)(x + i / 2 * BOX_BYTES + (row + j % 2 * 8) * 128 +
-                                        (chunk ^ row % 8) * 16 + lane % 2 * 8);
-            own[i][j] = round_pair(factor * pair.x, factor * pair.y);
-        }
-}
-
 /* x[64,width] = factor[row] * sums for `count` rows, `stride` elements apart. Lanes exchange pairs
  * of columns, so that each stores 16 bytes at once: even lanes of the first 8 of every 16 columns,
  * odd ones of the last 8. */

@@ -26,9 +26,8 @@ INLINED void load_tile_queries(place at, ulong map, uint base, uint turn) {
         if (turn > 0)
             await(base + QUERIES_EMPTY + 8 * consumer, turn - 1);
         expect(full, QUERIES_BYTES);
-        for (int i = 0; i < KEY_SIZE / 32; i++)
-            load_box(to + i * BOX_BYTES, map, (at.head * KEY_SIZE + 32 * i) * 4,
-                     at.offset + at.first + consumer * ROWS, at.sequence, full);
+        load_block(to, map, ROWS, KEY_SIZE, at.head * KEY_SIZE,
+                   at.offset + at.first + consumer * ROWS, at.sequence, full);
     }
 }
 
@@ -41,21 +40,21 @@ INLINED void produce_queries(moert_nvidia_attention_args args,
     for (; tile < args.tiles; turn++) {
         announce_tile(base, arena, turn, tile);
         load_tile_queries(place_of(tile, args, list), map, base, turn);
-        tile = get_num_groups(0) + count_global((global uint *)t.stats);
+        tile = get_num_groups(0) + count_global((global uint *)t.scratch);
     }
     announce_tile(base, arena, turn, tile);
 }
 
 /* Loads the blocks of all tiles into the ring, the last keys of a tile first. */
 INLINED void produce_tiles(moert_nvidia_attention_args args,
-                           global const moert_attention_block *list, ulong map, uint base,
+                           global const moert_attention_block *list, maps of, uint base,
                            local uchar *arena) {
     uint turn = 0, step = 0;
     for (int tile; (tile = take_tile(base, arena, turn)) < args.tiles; turn++) {
         const place at = place_of(tile, args, list);
         const range seen = blocks_seen(at, at.first, OWN);
         ROLLED for (int block = seen.end - 1; block >= seen.begin; block--, step += 2)
-            load_keys(at, map, base, block, step);
+            load_keys(at, of, base, block, step);
     }
 }
 
@@ -66,18 +65,18 @@ INLINED void produce_tiles(moert_nvidia_attention_args args,
 /* Below all scores, but finite: in a block that it does not see a query has only -INFINITY. */
 #define LOWEST -1e30f
 
-/* Turns scores into weights 2^(score - running maximum). keep[side] is the factor for the sums of
- * all earlier blocks. */
-INLINED void softmax_block(float *score, float *maximum, float *total, float *keep) {
+/* Turns scores into weights 2^(factor * score - running maximum). keep[side] is the factor for the
+ * sums of all earlier blocks. */
+INLINED void softmax_block(float *score, float factor, float *maximum, float *total, float *keep) {
     UNROLL_FOR(int side = 0; side < 2; side++) {
-        float highest = maximum[side], sum = 0.0f;
-        UNROLL_FOR(int j = 0; j < BLOCK / 4; j++)
+        float highest = score[2 * side], sum = 0.0f;
+        UNROLL_FOR(int j = 1; j < BLOCK / 4; j++)
             highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
-        highest = row_max(highest);
+        highest = factor * row_max(highest);
         highest = highest > maximum[side] + SLACK ? highest : maximum[side];
         UNROLL_FOR(int j = 0; j < BLOCK / 4; j++) {
             float *s = score + j / 2 * 4 + 2 * side + j % 2;
-            *s = exp2_of(*s - highest);
+            *s = exp2_of(fma(*s, factor, -highest));
             sum += *s;
         }
         keep[side] = exp2_of(maximum[side] - highest);
@@ -86,13 +85,14 @@ INLINED void softmax_block(float *score, float *maximum, float *total, float *ke
     }
 }
 
-/* own = the own rows of q times `factor`. Rows past the document's end are those of the next one,
- * which does not matter, since they are not stored. */
-INLINED void take_queries(uint own[][4], uint base, local const uchar *arena, uint turn,
-                          float factor) {
+/* own = the own rows of q. Rows past the document's end are those of the next one, which does not
+ * matter, since they are not stored. The loads must end before the producer may load the next
+ * tile's rows to the same place, and nothing here uses their results: hence the fence. */
+INLINED void take_queries(uint own[][4], uint base, uint turn) {
     const uint consumer = get_local_id(0) / 128 - 1;
     await(base + QUERIES_FULL + 8 * consumer, turn);
-    load_queries(own, arena + QUERIES_AT + consumer * QUERIES_BYTES, factor);
+    load_own(own, KEY_SIZE, base + QUERIES_AT + consumer * QUERIES_BYTES);
+    fence_tensor();
     arrive(base + QUERIES_EMPTY + 8 * consumer);
 }
 
@@ -124,7 +124,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
     uint own[STEPS(KEY_SIZE)][4], weights[STEPS(BLOCK)][4];
     uint turn = 0, step = 0;
     int tile = take_tile(base, arena, 0);
-    take_queries(own, base, arena, 0, t.scale * LOG2E);
+    take_queries(own, base, 0);
     await_full(base, 0);
     wgmma_fence();
     score_gemm_rs(score, own, KEY_SIZE, stage_at(base, 0));
@@ -142,7 +142,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
         release_stage(base, step);
         clear(sums, VALUE_SIZE / 2);
         mask_unseen(score, ahead, at.window);
-        softmax_block(score, maximum, total, keep);
+        softmax_block(score, t.factor, maximum, total, keep);
         round_weights(score, weights);
         for (step++; --block >= seen.begin; step += 2) {
             const uint v = step, k = step + 1;
@@ -158,7 +158,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
             release_stage(base, k);
             if (WINDOW ? true : BLOCK < OWN)
                 mask_unseen(score, ahead, at.window);
-            softmax_block(score, maximum, total, keep);
+            softmax_block(score, t.factor, maximum, total, keep);
             wgmma_wait(0);
             release_stage(base, v);
             round_weights(score, weights);
@@ -172,7 +172,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
         wgmma_commit();
         const int next = take_tile(base, arena, ++turn);
         if (next < args.tiles) {
-            take_queries(own, base, arena, turn, t.scale * LOG2E);
+            take_queries(own, base, turn);
             await_full(base, step + 1);
         }
         wgmma_fence();

@@ -9,18 +9,16 @@ INLINED int end_block(place at) {
 
 /* Loads the blocks of queries, from the first one that sees an own key on, for each head of the
  * group. */
-INLINED void produce(place at, tensors t, ulong map, uint base) {
+INLINED void produce(place at, tensors t, maps of, uint base) {
     uint step = 0;
     const int end = end_block(at), group = at.heads / at.kv_heads;
-    const int v_column = at.kv_heads * KEY_SIZE, q_column = v_column + at.kv_heads * VALUE_SIZE,
-              dout_column = q_column + at.heads * KEY_SIZE;
-    load_kept(at, map, base, at.head * KEY_SIZE, v_column + at.head * VALUE_SIZE);
+    load_kept(at, of.k, of.v, base);
     for (int head = at.head * group; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < end; block++, step++) {
             const uint full = claim_stage(base, step, PAIR_BYTES + 512), to = stage_at(base, step);
             const int row = at.offset + block * ROWS;
-            load_block(to, map, ROWS, KEY_SIZE, q_column + head * KEY_SIZE, row, at.sequence, full);
-            load_block(to + KEY_BYTES, map, ROWS, VALUE_SIZE, dout_column + head * VALUE_SIZE, row,
+            load_block(to, of.q, ROWS, KEY_SIZE, head * KEY_SIZE, row, at.sequence, full);
+            load_block(to + KEY_BYTES, of.dout, ROWS, VALUE_SIZE, head * VALUE_SIZE, row,
                        at.sequence, full);
             load_bytes(base + STATS_AT + step % STAGES * 512, stats_of(at, t, head, block), 512,
                        full);
@@ -28,12 +26,13 @@ INLINED void produce(place at, tensors t, ulong map, uint base) {
 }
 
 /* Turns scores, keys by queries, into probabilities. `ahead` as in mask_unseen. */
-INLINED void exponentiate(float *score, local const float *normaliser, int ahead, int window) {
+INLINED void exponentiate(float *score, float factor, local const float *normaliser, int ahead,
+                          int window) {
     mask_unseen(score, ahead, window);
     UNROLL_FOR(int j = 0; j < 8; j++) {
         const float2 pair = *(local const float2 *)(normaliser + own_column(j));
         UNROLL_FOR(int i = 0; i < 4; i++)
-            score[4 * j + i] = exp2_of(score[4 * j + i] - (i % 2 ? pair.y : pair.x));
+            score[4 * j + i] = exp2_of(fma(score[4 * j + i], factor, i % 2 ? -pair.y : -pair.x));
     }
 }
 
@@ -84,12 +83,12 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
         score_gemm_ss(dscore, v, VALUE_SIZE, dout);
         wgmma_commit();
         wgmma_wait(1); /* waits for `score` */
-        exponentiate(score, stats, (block - consumer) * ROWS, at.window);
+        exponentiate(score, t.factor, stats, (block - consumer) * ROWS, at.window);
         round_weights(score, weights);
         wgmma_fence();
 #else
         wgmma_wait(0);
-        exponentiate(score, stats, (block - consumer) * ROWS, at.window);
+        exponentiate(score, t.factor, stats, (block - consumer) * ROWS, at.window);
         round_weights(score, weights);
         wgmma_fence();
         score_gemm_ss(dscore, v, VALUE_SIZE, dout);
@@ -112,8 +111,7 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
         wgmma_wait(0); /* until here wgmma reads the registers of `dweights` */
         release_stage(base, step);
     } while (++step < (uint)steps);
-    /* round.cl multiplied q by scale / log 2; the factor LN2 leaves scale */
-    const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f};
+    const float factor[2] = {t.scale, t.scale}, one[2] = {1.0f, 1.0f};
     store_rows(dksums, KEY_SIZE, factor, at, opaque(first), at.kv_heads, t.result);
     store_rows(dvsums, VALUE_SIZE, one, at, opaque(first), at.kv_heads, t.other);
 }

@@ -1,13 +1,11 @@
 /* The pass BACKWARD_Q of attention.cl, whose tiles are queries. A work-group has one tile. */
 
-INLINED void produce(place at, tensors t, ulong map, uint base) {
+INLINED void produce(place at, tensors t, maps of, uint base) {
     const range seen = blocks_seen(at, at.first, OWN);
-    const int q_column = at.kv_heads * (KEY_SIZE + VALUE_SIZE);
     uint step = 0;
-    load_kept(at, map, base, q_column + at.head * KEY_SIZE,
-              q_column + at.heads * KEY_SIZE + at.head * VALUE_SIZE);
+    load_kept(at, of.q, of.dout, base);
     ROLLED for (int block = seen.begin; block < seen.end; block++, step += 2)
-        load_keys(at, map, base, block, step);
+        load_keys(at, of, base, block, step);
 }
 
 /* Hands back the stages of steps [step, end), whose blocks only the other consumer needs. Returns
@@ -24,11 +22,12 @@ INLINED uint skip_steps(uint base, uint step, uint end) {
 }
 
 /* Turns scores into ds by the own rows' lse and delta. `ahead` as in mask_unseen. */
-INLINED void differentiate(float *score, const float *dscore, int ahead, int window,
+INLINED void differentiate(float *score, const float *dscore, float factor, int ahead, int window,
                            const float *normaliser, const float *delta) {
     mask_unseen(score, ahead, window);
     UNROLL_FOR(int i = 0; i < 32; i++)
-        score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
+        score[i] =
+            exp2_of(fma(score[i], factor, -normaliser[i / 2 % 2])) * (dscore[i] - delta[i / 2 % 2]);
 }
 
 #if KEY_SIZE <= 128 /* else there are too few registers for the own rows */
@@ -71,7 +70,7 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
     wgmma_commit();
     wgmma_wait(0);
     release_stage(base, step + 1);
-    differentiate(score, dscore, ahead, at.window, normaliser, delta);
+    differentiate(score, dscore, t.factor, ahead, at.window, normaliser, delta);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
         const uint k = step + 2 * block, v = k + 1;
@@ -85,7 +84,7 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
         wgmma_commit();
         wgmma_wait(1);
         release_stage(base, v);
-        differentiate(score, dscore, ahead - block * ROWS, at.window, normaliser, delta);
+        differentiate(score, dscore, t.factor, ahead - block * ROWS, at.window, normaliser, delta);
         wgmma_wait(0);
         release_stage(base, k - 2);
         round_weights(score, weights);

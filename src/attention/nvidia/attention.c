@@ -1,9 +1,7 @@
 /*
- * Attention on the tensor cores of Hopper GPUs. kernels/attention/round.cl first rounds the tensors
- * that several work-groups read to bf16; then kernels/attention/nvidia/attention.cl runs. The
- * scratch buffer holds the rounded rows of all heads, in the forward [T, k | v] and after them the
- * number of tiles taken, in the backward [T, k | v | q | dout] and after them the stats of the
- * queries.
+ * Attention on the tensor cores of Hopper GPUs, by kernels/attention/nvidia/attention.cl; before a
+ * backward kernels/attention/stats.cl runs. The scratch buffer holds the number of tiles taken in
+ * the forward, and the stats of the queries in the backward.
  */
 #include <stdio.h>
 
@@ -16,7 +14,6 @@ enum {
     STATS_PER_BLOCK = 128,
     STATS_ROWS = 16, /* of a work-group of attention_stats */
     OWN_ROWS = 128,
-    ITEMS = 256,
     COUNTER_BYTES = 16,
     FEW_TIMES = 16,
     SPEC_BYTES = 128,
@@ -57,68 +54,28 @@ static moert_status find_blocks(const moert_attention *a, size_t own, blocks *fo
     return moert_documents_blocks(a->documents, own, &found->list, &found->count);
 }
 
-static size_t width_of(const moert_attention *a, bool backward) {
-    return (a->kv_heads + (backward ? a->heads : 0)) * (a->head_size + a->value_size);
-}
-
-/* Offset of the stats in the scratch buffer, or of the number of tiles taken; in words. */
-static size_t stats_at(const moert_attention *a, bool backward) {
-    return a->sequences * a->length * width_of(a, backward) * sizeof(uint16_t) / sizeof(float);
-}
-
-/* Rounds the rows of x to the columns of scratch from *column on, and advances *column. */
-static moert_status round_rows(const moert_attention *a, const moert_buffer *x, size_t heads,
-                               size_t width, float factor, bool backward, size_t *column) {
-    const size_t rows = a->sequences * a->length, columns = heads * width;
-    const size_t at = *column, stride = width_of(a, backward);
-    char spec[SPEC_BYTES];
-    snprintf(spec, sizeof spec, "attention/round -DVALUE_SIZE=%zu", a->value_size);
-    *column += columns;
-    const moert_grid grid = {moert_ceil_div(rows * (columns / 4), ITEMS), 1, 1};
-    return MOERT_RUN(
-        moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(x), MOERT_ARG(*a->scratch),
-        MOERT_ARGS(moert_round_args, .rows = rows, .columns = (int)columns, .factor = factor,
-                   .stride = stride, .column = at, .from = backward ? 0 : stats_at(a, false)));
-}
-
-/* Rounds dout to the columns from `column` on, computes the stats, and rounds out to a->bf16. */
-static moert_status make_stats(const moert_attention *a, const blocks *of, size_t column) {
-    const size_t stride = width_of(a, true);
-    char spec[SPEC_BYTES];
-    snprintf(spec, sizeof spec, "attention/round -DVALUE_SIZE=%zu", a->value_size);
-    const moert_grid grid = {of->count * (BLOCK_ROWS / STATS_ROWS), a->heads, of->sequences};
-    return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->out),
-                     MOERT_ARG(a->bf16), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
-                     MOERT_ARG(*a->scratch), MOERT_ARG(of->list),
-                     MOERT_ARGS(moert_round_args, .length = a->length, .heads = (int)a->heads,
-                                .stride = stride, .column = column, .from = stats_at(a, true)));
-}
-
-/* The size of the scratch buffer, with the stats of so many blocks. */
-static size_t scratch_bytes(const moert_attention *a, bool backward, size_t count) {
-    const size_t last =
-        backward ? count * a->heads * STATS_PER_BLOCK * sizeof(float) : COUNTER_BYTES;
-    return stats_at(a, backward) * sizeof(float) + last;
+/* The size of the stats of so many blocks. */
+static size_t stats_bytes(const moert_attention *a, size_t count) {
+    return count * a->heads * STATS_PER_BLOCK * sizeof(float);
 }
 
 size_t moert_attention_nvidia_scratch_bytes(const moert_attention *a) {
-    return scratch_bytes(a, true, a->sequences * moert_ceil_div(a->length, BLOCK_ROWS));
+    return stats_bytes(a, a->sequences * moert_ceil_div(a->length, BLOCK_ROWS));
 }
 
-/* Fills the scratch buffer; the forward pass reads q in float32 and counts the tiles taken. */
-static moert_status prepare(const moert_attention *a, bool backward) {
-    size_t column = 0;
+/* Computes the stats, and rounds out to a->bf16. */
+static moert_status make_stats(const moert_attention *a) {
+    moert_device *device = moert_buffer_device(a->q);
     blocks of;
+    char spec[SPEC_BYTES];
     MOERT_TRY(find_blocks(a, BLOCK_ROWS, &of));
-    MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q),
-                                   scratch_bytes(a, backward, of.sequences * of.count),
-                                   a->scratch));
-    MOERT_TRY(round_rows(a, a->k, a->kv_heads, a->head_size, 1.0f, backward, &column));
-    MOERT_TRY(round_rows(a, a->v, a->kv_heads, a->value_size, 1.0f, backward, &column));
-    if (!backward)
-        return MOERT_OK;
-    MOERT_TRY(round_rows(a, a->q, a->heads, a->head_size, a->scale * LOG2E, true, &column));
-    return make_stats(a, &of, column);
+    MOERT_TRY(moert_buffer_reserve(device, stats_bytes(a, of.sequences * of.count), a->scratch));
+    snprintf(spec, sizeof spec, "attention/stats -DVALUE_SIZE=%zu", a->value_size);
+    const moert_grid grid = {of.count * (BLOCK_ROWS / STATS_ROWS), a->heads, of.sequences};
+    return MOERT_RUN(device, spec, "attention_stats", grid, MOERT_ARG(a->out), MOERT_ARG(a->bf16),
+                     MOERT_ARG(a->dout), MOERT_ARG(a->lse), MOERT_ARG(*a->scratch),
+                     MOERT_ARG(of.list),
+                     MOERT_ARGS(moert_stats_args, .length = a->length, .heads = (int)a->heads));
 }
 
 /* How many heads, counted over all sequences, come at a time: as many as keep all units busy, since
@@ -130,27 +87,29 @@ static size_t heads_at_a_time(const moert_attention *a, size_t heads, size_t uni
     return all < FEW_TIMES * busy ? all : busy;
 }
 
-static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
-                             moert_buffer *other) {
-    const bool backward = which != FORWARD;
+/* The tensor map of bf16 x[sequences, length, columns]. */
+static moert_status map_rows(const moert_attention *a, const moert_buffer *x, size_t columns,
+                             moert_tensor_map *map) {
     const moert_tensor_layout rows = {.groups = a->sequences,
                                       .rows = a->length,
-                                      .columns = width_of(a, backward),
-                                      .stride = width_of(a, backward),
+                                      .columns = columns,
+                                      .stride = columns,
                                       .box_rows = BLOCK_ROWS};
-    const moert_tensor_layout queries = {.groups = a->sequences,
-                                         .rows = a->length,
-                                         .columns = a->heads * a->head_size * sizeof(float),
-                                         .stride = a->heads * a->head_size * sizeof(float),
-                                         .box_rows = BLOCK_ROWS,
-                                         .bytes = true};
-    moert_tensor_map map, queries_map;
+    return moert_tensor_map_make((moert_buffer *)x, &rows, map);
+}
+
+static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
+                             moert_buffer *other) {
+    moert_tensor_map q, k, v, dout = {{0}};
     char spec[SPEC_BYTES];
     moert_device *device = moert_buffer_device(a->q);
     int sequences, tiles;
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
-    MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
-    MOERT_TRY(moert_tensor_map_make((moert_buffer *)a->q, &queries, &queries_map));
+    MOERT_TRY(map_rows(a, a->q, a->heads * a->head_size, &q));
+    MOERT_TRY(map_rows(a, a->k, a->kv_heads * a->head_size, &k));
+    MOERT_TRY(map_rows(a, a->v, a->kv_heads * a->value_size, &v));
+    if (which != FORWARD)
+        MOERT_TRY(map_rows(a, a->dout, a->heads * a->value_size, &dout));
     snprintf(spec, sizeof spec,
              "attention/nvidia/attention -DPASS=%d -DKEY_SIZE=%zu -DVALUE_SIZE=%zu -DWINDOW=%d "
              "-DARENA=%d",
@@ -163,22 +122,23 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
     return MOERT_RUN(
-        device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_STRUCT(queries_map),
-        MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->bf16),
-        MOERT_ARG(a->sinks), MOERT_ARG(of.list),
+        device, spec, "nvidia_attention", grid, MOERT_STRUCT(q), MOERT_STRUCT(k), MOERT_STRUCT(v),
+        MOERT_STRUCT(dout), MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
+        MOERT_ARG(a->bf16), MOERT_ARG(a->sinks), MOERT_ARG(of.list),
         MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = (int)a->length,
                    .heads = (int)a->heads, .kv_heads = (int)a->kv_heads, .sequences = sequences,
                    .window = (int)a->window, .section = (int)heads_at_a_time(a, heads, units),
-                   .scale = a->scale, .stats_at = stats_at(a, backward)));
+                   .scale = a->scale, .factor = a->scale * LOG2E));
 }
 
-moert_status moert_attention_nvidia_forward(const moert_attention *attention) {
-    MOERT_TRY(prepare(attention, false));
-    return run_pass(attention, FORWARD, attention->out, attention->lse);
+moert_status moert_attention_nvidia_forward(const moert_attention *a) {
+    MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q), COUNTER_BYTES, a->scratch));
+    MOERT_TRY(moert_buffer_clear(*a->scratch, 0, COUNTER_BYTES));
+    return run_pass(a, FORWARD, a->out, a->lse);
 }
 
-moert_status moert_attention_nvidia_backward(const moert_attention *attention) {
-    MOERT_TRY(prepare(attention, true));
-    MOERT_TRY(run_pass(attention, BACKWARD_Q, attention->dq, NULL));
-    return run_pass(attention, BACKWARD_KV, attention->dk, attention->dv);
+moert_status moert_attention_nvidia_backward(const moert_attention *a) {
+    MOERT_TRY(make_stats(a));
+    MOERT_TRY(run_pass(a, BACKWARD_Q, a->dq, NULL));
+    return run_pass(a, BACKWARD_KV, a->dk, a->dv);
 }

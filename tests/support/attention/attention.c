@@ -82,8 +82,12 @@ double attention_oracle_loss(void *oracle) {
 
 /* ---- the device ---- */
 
-static moert_buffer *part(const double *x, size_t width, size_t first, size_t tokens) {
-    return upload_doubles(x + first * width, tokens * width);
+static moert_buffer *part(const double *x, size_t width, size_t first, size_t tokens,
+                          moert_dtype type) {
+    float *values = test_alloc(tokens * width * sizeof *values);
+    for (size_t i = 0; i < tokens * width; i++)
+        values[i] = (float)x[first * width + i];
+    return upload_as(values, tokens * width, type);
 }
 
 attention_results attention_on_device(const attention_oracle *o, attention_run run) {
@@ -112,13 +116,9 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
                                  .window = s->window,
                                  .documents = documents,
                                  .scale = 1.0f / sqrtf((float)s->head_size),
-                                 .q = part(o->q, q, first, tokens),
-                                 .k = part(o->k, k, first, tokens),
-                                 .v = part(o->v, v, first, tokens),
                                  .sinks = s->sinks ? upload_doubles(o->sinks, s->heads) : NULL,
                                  .out = made[ATTENTION_OUT],
                                  .lse = made[ATTENTION_LSE],
-                                 .dout = part(o->dout, out, first, tokens),
                                  .dq = made[ATTENTION_DQ],
                                  .dk = made[ATTENTION_DK],
                                  .dv = made[ATTENTION_DV],
@@ -126,6 +126,11 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
                                  .bf16 = rounded,
                                  .type = run.type,
                                  .scratch = &scratch};
+    attention.operands = moert_attention_operands(test_device, &attention);
+    attention.q = part(o->q, q, first, tokens, attention.operands);
+    attention.k = part(o->k, k, first, tokens, attention.operands);
+    attention.v = part(o->v, v, first, tokens, attention.operands);
+    attention.dout = part(o->dout, out, first, tokens, attention.operands);
     ASSERT_OK(moert_attention_forward(&attention));
     if (rounded != NULL)
         assert_bf16("bf16 out", rounded, download_floats(made[ATTENTION_OUT], tokens * out),

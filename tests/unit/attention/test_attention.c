@@ -203,6 +203,28 @@ TEST(test_attention_takes_4096_tokens_and_large_scores) {
     }
 }
 
+/* So many tiles that work-groups of tensor cores compute several of them, one behind the other. */
+TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
+    static const attention_shape shapes[] = {{4, 1024, 16, 16, 192, 128, 0, false},
+                                             {4, 1024, 16, 4, 128, 128, 0, false},
+                                             {4, 1024, 16, 2, 64, 64, 200, true}};
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++) {
+        const moert_attention of = {.head_size = shapes[i].head_size,
+                                    .value_size = shapes[i].value_size,
+                                    .type = MOERT_DTYPE_BF16};
+        if (moert_attention_operands(test_device, &of) != MOERT_DTYPE_BF16)
+            skip();
+        const attention_oracle o = attention_oracle_create(shapes[i]);
+        const attention_run run = {
+            .type = MOERT_DTYPE_BF16, .sequences = shapes[i].sequences, .backward = true};
+        const attention_results want = attention_on_device(&o, run);
+        for (int again = 0; again < 4; again++) {
+            const attention_results got = attention_on_device(&o, run);
+            attention_same_results(&got, &want);
+        }
+    }
+}
+
 TEST(test_attention_refuses_what_it_cannot_do) {
     moert_buffer *x = unset_floats(64);
     moert_attention a = {.sequences = 1, .length = 1, .heads = 3, .kv_heads = 2, .head_size = 4};
@@ -212,6 +234,11 @@ TEST(test_attention_refuses_what_it_cannot_do) {
     a.type = MOERT_DTYPE_BF16;
     a.kv_heads = 1;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE, "scratch");
+    moert_buffer *scratch = NULL;
+    a.scratch = &scratch;
+    a.operands = MOERT_DTYPE_BF16;
+    ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE, "operands in f32, not in bf16");
+    a.operands = MOERT_DTYPE_F32;
     a.type = MOERT_DTYPE_E4M3;
     ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
     a.type = MOERT_DTYPE_F32;

@@ -1,17 +1,15 @@
 /*
- * Prepares the inputs of attention/nvidia/attention.cl: rows of float32 tensors rounded to bf16,
- * and lse / log 2 and delta of each query (log 2 is the natural logarithm).
+ * Prepares the backward of attention/nvidia/attention.cl: lse / log 2 and delta of each query (log
+ * 2 is the natural logarithm).
  *
- *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns; rows of `to` lie `stride`
- *                                                      elements apart
  *   stats[slot,head,0,i] = lse[t,head] / log 2
- *   stats[slot,head,1,i] = bf16(dout[t,head]) . out[t,head]
+ *   stats[slot,head,1,i] = dout[t,head] . out[t,head]
  *                                                      t = position 64 block + i of a document, or
  *                                                      of a sequence; slots count the blocks of all
  *                                                      documents; infinity and 0 past the end
  *   out_bf16[t,head] = bf16(out[t,head])               unless out_bf16 is null
  *
- * delta uses the same rounded dout as dp does, so that the ds of a row sum to nearly 0.
+ * dout is bf16, so that the ds of a row, whose dp are computed from it, sum to nearly 0.
  *
  * Required: VALUE_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: each sum has a fixed
  * order.
@@ -35,27 +33,11 @@ static inline float4 from_bf16(ushort4 x) {
     return as_float4(convert_uint4(x) << 16);
 }
 
-/* Also zeroes word `from` of `to`, unless `from` is 0. Grid: {rows * columns / 4 / ITEMS, rounded
- * up}. columns, stride and column are multiples of 4. */
-GROUP void round_rows(global const float *x, global ushort *to, moert_round_args args) {
-    const size_t quad = get_global_id(0), row = quad / (args.columns / 4),
-                 c = quad % (args.columns / 4) * 4;
-    if (quad == 0 && args.from > 0)
-        ((global uint *)to)[args.from] = 0;
-    if (row < args.rows)
-        *(global ushort4 *)(to + row * args.stride + args.column + c) =
-            to_bf16(args.factor * *(global const float4 *)(x + row * args.columns + c));
-}
-
-/*
- * Computes the stats, and rounds dout into the columns of `to` from `column` on. The stats begin
- * `from` floats after the start of `to`. `blocks`: those of 64 positions of all documents, or null
- * if each sequence is one. Grid: {4 times the blocks of a sequence; heads; sequences}, or {4 times
- * the blocks; heads; 1}.
- */
+/* `blocks`: those of 64 positions of all documents, or null if each sequence is one. Grid: {4 times
+ * the blocks of a sequence; heads; sequences}, or {4 times the blocks; heads; 1}. */
 GROUP void attention_stats(global const float *out, global ushort *out_bf16,
-                           global const float *dout, global const float *lse, global ushort *to,
-                           global const moert_attention_block *blocks, moert_round_args args) {
+                           global const ushort *dout, global const float *lse, global float *stats,
+                           global const moert_attention_block *blocks, moert_stats_args args) {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
     const size_t number = get_group_id(0) / 4, head = get_group_id(1), sequence = get_group_id(2);
@@ -66,13 +48,10 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     const size_t token = b.token + position, row = token * args.heads + head;
     float4 sum = 0.0f;
     for (int d = 4 * part; d < VALUE_SIZE && position < b.length; d += 64) {
-        const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * VALUE_SIZE + d));
-        *(global ushort4 *)(to + token * args.stride + args.column + head * VALUE_SIZE + d) =
-            rounded;
         const float4 x = *(global const float4 *)(out + row * VALUE_SIZE + d);
         if (out_bf16 != 0)
             *(global ushort4 *)(out_bf16 + row * VALUE_SIZE + d) = to_bf16(x);
-        sum = fma(x, from_bf16(rounded), sum);
+        sum = fma(x, from_bf16(*(global const ushort4 *)(dout + row * VALUE_SIZE + d)), sum);
     }
     parts[own][part] = (sum.x + sum.y) + (sum.z + sum.w);
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -81,8 +60,7 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     float delta = 0.0f;
     IN_ORDER_FOR(int i = 0; i < 16; i++)
         delta += parts[own][i];
-    global float *stats = (global float *)to + args.from + in_block +
-                          ((size_t)(b.slot + b.first / 64) * args.heads + head) * 128;
+    stats += ((size_t)(b.slot + b.first / 64) * args.heads + head) * 128 + in_block;
     stats[0] = position < b.length ? lse[row] * 1.44269504088896341f : INFINITY;
     stats[64] = delta;
 }
