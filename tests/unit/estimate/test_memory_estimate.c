@@ -209,6 +209,7 @@ typedef struct recipe {
     moert_combine combine;
     moert_aux_form aux_form;
     moert_latent_sizes latent; /* kv_rank 0: grouped-query attention */
+    size_t head_size;          /* 0: the model's */
     size_t loss_chunk;
     bool tied;
     moert_recompute recompute;
@@ -220,7 +221,7 @@ typedef struct recipe {
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
             micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {0, 0, 0, 0, 0},   \
-            0, false, MOERT_RECOMPUTE_NONE, false, MOERT_STATE_F32, MOERT_STATE_F32                \
+            0, 0, false, MOERT_RECOMPUTE_NONE, false, MOERT_STATE_F32, MOERT_STATE_F32             \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -236,6 +237,10 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.combine = how->combine;
     config.latent = how->latent;
     config.rope.interleaved = how->latent.kv_rank > 0;
+    if (how->head_size > 0)
+        config.head_size = config.rope.width = how->head_size;
+    if (how->latent.kv_rank > 0)
+        config.rope.width = how->latent.rope;
     config.memory.loss_chunk = how->loss_chunk;
     config.tied_embeddings = how->tied;
     config.memory.recompute = how->recompute;
@@ -326,6 +331,16 @@ TEST(test_estimate_knows_latent_attention) {
         recipes[i / 2].latent = latent[i % 2];
         run_model(models[0], &recipes[i / 2], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
     }
+}
+
+TEST(test_estimate_knows_heads_that_tensor_cores_take) {
+    recipe grouped = RECIPE(F32, BF16, F32, 2, 0, F32), latent = grouped;
+    grouped.head_size = 64;
+    latent.latent = (moert_latent_sizes){24, 16, 128, 64, 128};
+    const size_t batch = test_ranks > 1 ? 2 * test_ranks - 1 : 3;
+    run_model(models[0], &latent, 1, batch, 1);
+    for (size_t m = 0; m < MOERT_COUNT(models); m++)
+        run_model(models[m], &grouped, 1, batch, 1);
 }
 
 TEST(test_estimate_knows_layers_that_are_computed_again) {
