@@ -1,5 +1,7 @@
 // run: np=2,3,4 sanitize=3
 /* Several ranks compute an expert together: all results have the bits of a layer without clones. */
+#include <math.h>
+
 #include "base/memory.h"
 #include "base/rng.h"
 #include "context/context.h"
@@ -8,7 +10,7 @@
 #include "support/mpi.h"
 
 /* About 200 rows an expert: up to 4 ranges of 64 rows. */
-enum { TOKENS = 40 * LAYER_TOKENS, EXPERTS = 5, MICRO = 2, ROUNDS = 3 };
+enum { TOKENS = 40 * LAYER_TOKENS, EXPERTS = 5, MICRO = 2, ROUNDS = 2 };
 
 static moert_layer_options form(size_t hidden, size_t intermediate) {
     moert_layer_options options = layer_form(hidden, intermediate);
@@ -44,14 +46,25 @@ static void run_steps(layer_run *run) {
     run->pass = NULL;
 }
 
+/* Whether gradients have the same bits, or on GPUs, which may add in another order, nearly the same
+ * values. */
+static bool same_gradients(const float *a, const float *b, size_t n) {
+    float largest = 0.0f, difference = 0.0f;
+    for (size_t i = 0; i < n; i++) {
+        largest = fmaxf(largest, fabsf(a[i]));
+        difference = fmaxf(difference, fabsf(a[i] - b[i]));
+    }
+    return moert_device_describe(test_device)->is_cpu ? memcmp(a, b, n * sizeof *a) == 0
+                                                      : difference <= 1e-5f * largest;
+}
+
 static bool same(const layer_run *run, const layer_results *a, const layer_results *b) {
     const oracle_layer *oracle = run->oracle;
     const size_t rows = oracle->tokens * oracle->options.hidden * sizeof(float);
     bool all = memcmp(a->y, b->y, rows) == 0 && memcmp(a->dx, b->dx, rows) == 0;
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
         if (a->gradient[i] != NULL)
-            all = all &&
-                  memcmp(a->gradient[i], b->gradient[i], oracle->elements[i] * sizeof(float)) == 0;
+            all = all && same_gradients(a->gradient[i], b->gradient[i], oracle->elements[i]);
     return all;
 }
 
