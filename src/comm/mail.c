@@ -50,15 +50,26 @@ static moert_status grow(void *array, size_t used, size_t room, size_t bytes) {
     return MOERT_OK;
 }
 
-static moert_status reserve_messages(moert_mail *mail) {
-    const size_t room = 2 * mail->room + 16;
-    if (mail->count < mail->room)
-        return MOERT_OK;
+static moert_status reserve_messages(moert_mail *mail, size_t room) {
     MOERT_TRY(grow(&mail->requests, mail->count, room, sizeof *mail->requests));
     MOERT_TRY(grow(&mail->part, mail->count, room, sizeof *mail->part));
     MOERT_TRY(grow(&mail->done, 0, room, sizeof *mail->done));
     mail->room = room;
     return MOERT_OK;
+}
+
+static moert_status reserve_runs(moert_mail *mail, size_t runs) {
+    MOERT_TRY(grow(&mail->lengths, 0, runs, sizeof *mail->lengths));
+    MOERT_TRY(grow(&mail->offsets, 0, runs, sizeof *mail->offsets));
+    mail->runs = runs;
+    return MOERT_OK;
+}
+
+moert_status moert_mail_reserve(moert_mail *mail, size_t messages, size_t bytes) {
+    const size_t room = messages * (bytes / moert_mail_piece_bytes + 1);
+    if (mail->runs == 0)
+        MOERT_TRY(reserve_runs(mail, 1));
+    return room > mail->room ? reserve_messages(mail, room) : MOERT_OK;
 }
 
 /* Creates the MPI datatype of the runs in lengths and offsets. */
@@ -88,7 +99,8 @@ static moert_status post_piece(moert_mail *mail, moert_mail_address to, const mo
     const bool together = runs == 1 && rows->row_bytes == rows->stride_bytes;
     MPI_Datatype type = MPI_BYTE;
     int count = 1, peer = (int)to.peer;
-    MOERT_TRY(reserve_messages(mail));
+    if (mail->count == mail->room)
+        MOERT_TRY(reserve_messages(mail, 2 * mail->room + 16));
     if (together)
         MOERT_TRY(
             moert_to_int((size_t)mail->lengths[0] * rows->row_bytes, "bytes of a message", &count));
@@ -152,11 +164,8 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
                              const moert_mail_run *runs, size_t count) {
     const size_t most = rows_of_message(rows);
     moert_mail_cursor at = {runs, runs + count, 0};
-    if (count > mail->runs) {
-        MOERT_TRY(grow(&mail->lengths, 0, count, sizeof *mail->lengths));
-        MOERT_TRY(grow(&mail->offsets, 0, count, sizeof *mail->offsets));
-        mail->runs = count;
-    }
+    if (count > mail->runs)
+        MOERT_TRY(reserve_runs(mail, count));
     while (at.run < at.end) {
         size_t first = 0, listed;
         MOERT_TRY(take_piece(mail, &at, most, &first, &listed));

@@ -70,6 +70,14 @@ static tensor weights_of(const moert_layer *layer, size_t block, size_t index) {
     return (tensor){t->weight, t->elements / moert_max(layer->local_experts, 1)};
 }
 
+/* Makes room for the messages of one tensor: each link receives one, and sends up to one to each
+ * other rank. */
+static moert_status reserve_mail(const moert_layer *layer, size_t links, moert_mail *mail) {
+    const size_t elements = weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).elements;
+    return moert_mail_reserve(mail, links * moert_comm_size(layer->mesh->experts),
+                              elements * sizeof(float));
+}
+
 moert_status moert_clones_prepare(moert_layer *layer) {
     moert_mesh *mesh = layer->mesh;
     const size_t count = layer->placement->longest > 1 ? list_links(layer, NULL) : 0;
@@ -81,9 +89,12 @@ moert_status moert_clones_prepare(moert_layer *layer) {
     if (layer->placement->longest > 1 && mesh->handover == NULL)
         MOERT_TRY(MOERT_NEW(&mesh->handover));
     moert_handover *h = mesh->handover;
-    if (h != NULL && h->mail == NULL)
+    if (h == NULL)
+        return MOERT_OK;
+    if (h->mail == NULL)
         MOERT_TRY(moert_mail_create(mesh->experts, &h->mail));
-    if (h == NULL || floats <= h->room)
+    MOERT_TRY(reserve_mail(layer, count, h->mail));
+    if (floats <= h->room)
         return MOERT_OK;
     h->room = 0;
     MOERT_FREE(h->in, h->out);
