@@ -58,25 +58,35 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
     return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
+/* moert_precision_gemm of a wgrad; after a failure only takes part in the chains of clones. */
+static moert_status run_wgrad(moert_pass *pass, int block, const moert_gemm *gemm,
+                              moert_status status) {
+    return status == MOERT_OK ? moert_precision_gemm(pass, block, gemm)
+                              : moert_clones_gemm(pass, gemm, status);
+}
+
 /* Computes the weight gradients, those of the first projection first: dv may be in
- * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. */
-static moert_status compute_wgrad(moert_pass *pass) {
+ * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. After
+ * a failure, `status`, it only takes part in the chains of clones. */
+static moert_status compute_wgrad(moert_pass *pass, moert_status status) {
     moert_layer *layer = pass->layer;
     const bool biased = layer->options.expert_biases;
     moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
     moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
     moert_phase_set(MOERT_PHASE_WGRAD);
     in.y = pass->dv;
-    MOERT_TRY(moert_wire_unpack(pass, pass->x, &in.x, &in.ldx));
-    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
+    if (status == MOERT_OK)
+        status = moert_wire_unpack(pass, pass->x, &in.x, &in.ldx);
+    status = run_wgrad(pass, BLOCK_EXPERT_IN, &in, status);
     in.kind = MOERT_GEMM_BIAS_GRAD;
     if (biased)
-        MOERT_TRY(moert_clones_gemm(pass, &in));
+        status = moert_clones_gemm(pass, &in, status);
     second.x = pass->h;
-    MOERT_TRY(moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_OUT, &second));
+    if (status == MOERT_OK)
+        status = moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy);
+    status = run_wgrad(pass, BLOCK_EXPERT_OUT, &second, status);
     const moert_scaled_bias biases = moert_pass_biases(pass, &second);
-    return biased ? moert_clones_bias_gradient(pass, &biases) : MOERT_OK;
+    return biased ? moert_clones_bias_gradient(pass, &biases, status) : status;
 }
 
 static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,
@@ -102,11 +112,12 @@ static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, 
  * Computes the weight gradients, unless they are deferred, while dx travels. */
 static moert_status differentiate_experts(moert_pass *pass, moert_transfer *back) {
     moert_layer *layer = pass->layer;
-    MOERT_TRY(moert_pass_each_chunk(pass, back, differentiate_chunk));
+    moert_status status = moert_pass_each_chunk(pass, back, differentiate_chunk);
     if (layer->options.deferred_wgrad)
-        return MOERT_OK;
-    MOERT_TRY(moert_exchange_combine_overlapped(layer->mesh->exchange, back));
-    return compute_wgrad(pass);
+        return status;
+    if (status == MOERT_OK)
+        status = moert_exchange_combine_overlapped(layer->mesh->exchange, back);
+    return compute_wgrad(pass, status);
 }
 
 /* The pass of the earliest backward whose deferred wgrad has not run; NULL if there is none. */
@@ -134,7 +145,7 @@ moert_status moert_pass_wgrad(moert_pass *pass) {
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing for a pass whose backward was "
                                        "earlier; weight gradients add up in that order");
     pass->owes_wgrad = false;
-    return compute_wgrad(pass);
+    return compute_wgrad(pass, MOERT_OK);
 }
 
 /* Computes dlogits from the gradients of the routing weights and of the losses, then the gradient

@@ -203,13 +203,13 @@ typedef struct chained {
     bool accumulate;
 } chained;
 
-/* Computes slots [first, end). */
+/* Computes slots [first, end), unless `status` is a failure. */
 static moert_status run_slots(const moert_pass *pass, const chained *c, size_t first, size_t end,
-                              bool accumulate) {
+                              bool accumulate, moert_status status) {
     const uint32_t *ends = pass->plan->plan->ends;
     const moert_part part = {first, end, first > 0 ? ends[first - 1] : 0,
                              end > 0 ? ends[end - 1] : 0};
-    return first < end ? c->run(c->op, &part, accumulate) : MOERT_OK;
+    return first < end && status == MOERT_OK ? c->run(c->op, &part, accumulate) : status;
 }
 
 static bool is_link(const moert_handover *h, size_t slot) {
@@ -220,13 +220,13 @@ static bool is_link(const moert_handover *h, size_t slot) {
 }
 
 /* Computes the slots that are in no chain. */
-static moert_status run_others(const moert_pass *pass, const moert_handover *h, const chained *c) {
+static moert_status run_others(const moert_pass *pass, const moert_handover *h, const chained *c,
+                               moert_status status) {
     const size_t local = pass->layer->local_experts;
     size_t first = 0;
-    moert_status status = MOERT_OK;
     for (size_t s = 0; s <= local; s++)
         if (s == local || is_link(h, s)) {
-            status = moert_first(status, run_slots(pass, c, first, s, c->accumulate));
+            status = run_slots(pass, c, first, s, c->accumulate, status);
             first = s + 1;
         }
     return status;
@@ -239,21 +239,22 @@ static bool waits(const link *l, const chained *c) {
 
 /* Computes a link's part of the chain, and hands it on. */
 static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t number,
-                             const chained *c) {
+                             const chained *c, moert_status status) {
     const link *l = &h->links[number];
-    moert_status status = waits(l, c) ? take(h, number, &c->result) : MOERT_OK;
-    status = moert_first(status, run_slots(pass, c, l->slot, l->slot + 1, waits(l, c)));
-    if (l->member < l->last) /* also after a failure, so that nobody waits in vain */
-        status = moert_first(status, give(pass->layer, h, number, &c->result, l->member + 1));
-    return status;
+    if (waits(l, c))
+        status = moert_first(status, take(h, number, &c->result));
+    status = run_slots(pass, c, l->slot, l->slot + 1, waits(l, c), status);
+    return l->member < l->last
+               ? moert_first(status, give(pass->layer, h, number, &c->result, l->member + 1))
+               : status;
 }
 
 /* The chains that this rank begins come first, those that wait for others last. All ranks take the
  * latter in the same order, so no two ranks wait for each other. */
-static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c) {
+static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c,
+                               moert_status status) {
     const moert_layer *layer = pass->layer;
     const size_t elements = c->result.elements;
-    moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
         if (waits(l, c))
@@ -265,18 +266,19 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
         if (c->accumulate && l->member == l->last)
             status = moert_first(status, give(layer, h, i, &c->result, 0));
         else if (!waits(l, c))
-            status = moert_first(status, run_link(pass, h, i, c));
+            status = run_link(pass, h, i, c, status);
     }
-    status = moert_first(status, run_others(pass, h, c));
+    status = run_others(pass, h, c, status);
     for (size_t i = 0; i < h->count; i++)
         if (waits(&h->links[i], c))
-            status = moert_first(status, run_link(pass, h, i, c));
+            status = run_link(pass, h, i, c, status);
     return moert_first(status, await(h, PART_SENT));
 }
 
-static moert_status run(moert_pass *pass, const chained *c) {
-    return pass->layer->placement->longest == 1 ? c->run(c->op, &(moert_part){0}, c->accumulate)
-                                                : run_chains(pass, begin(pass->layer), c);
+static moert_status run(moert_pass *pass, const chained *c, moert_status status) {
+    if (pass->layer->placement->longest > 1)
+        return run_chains(pass, begin(pass->layer), c, status);
+    return status == MOERT_OK ? c->run(c->op, &(moert_part){0}, c->accumulate) : status;
 }
 
 static moert_status run_gemm(const void *op, const moert_part *part, bool accumulate) {
@@ -286,10 +288,10 @@ static moert_status run_gemm(const void *op, const moert_part *part, bool accumu
     return moert_gemm_run(&gemm);
 }
 
-moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm) {
+moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_status status) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const tensor result = {wgrad ? gemm->weight : gemm->bias, wgrad ? gemm->n * gemm->k : gemm->n};
-    return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate});
+    return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate}, status);
 }
 
 static moert_status run_bias(const void *op, const moert_part *part, bool accumulate) {
@@ -299,6 +301,8 @@ static moert_status run_bias(const void *op, const moert_part *part, bool accumu
     return moert_scaled_bias_gradient(&bias);
 }
 
-moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias) {
-    return run(pass, &(chained){run_bias, bias, {bias->dbias, bias->n}, bias->accumulate});
+moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
+                                        moert_status status) {
+    const tensor result = {bias->dbias, bias->n};
+    return run(pass, &(chained){run_bias, bias, result, bias->accumulate}, status);
 }

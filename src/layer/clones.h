@@ -17,13 +17,18 @@
  * Not collective. Errors: ERROR_UNSUPPORTED (too many clones on this rank), ERROR_MEMORY. */
 moert_status moert_clones_prepare(moert_layer *layer);
 
-/* moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot. */
-moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
-/* moert_scaled_bias_gradient. */
-moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);
+/*
+ * A rank whose `status` is a failure takes part in the calls below without computing anything, so
+ * that nobody waits for it. They return the first failure.
+ */
 
-/* Sends the weights of experts to their clones if they have changed. A rank whose `status` is a
- * failure also takes part. Returns the first failure. */
+/* moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot. */
+moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_status status);
+/* moert_scaled_bias_gradient. */
+moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
+                                        moert_status status);
+
+/* Sends the weights of experts to their clones if they have changed. */
 moert_status moert_clones_refresh(moert_layer *layer, moert_status status);
 
 /* Frees what the layers of a mesh have needed for clones. NULL is legal. */

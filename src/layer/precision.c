@@ -288,12 +288,14 @@ moert_status moert_precision_gemm(moert_pass *pass, int block, const moert_gemm 
     const operand x = operand_of(pass, block, false, &rounded),
                   y = operand_of(pass, block, true, &rounded);
     rounded.type = operand_type(layer);
+    moert_status status = MOERT_OK;
     if (rounds && has_x)
-        MOERT_TRY(round_operand(layer, &gemm->groups, axis, &x));
-    if (rounds && (wgrad || !has_x))
-        MOERT_TRY(round_operand(layer, &gemm->groups, axis, &y));
+        status = round_operand(layer, &gemm->groups, axis, &x);
+    if (status == MOERT_OK && rounds && (wgrad || !has_x))
+        status = round_operand(layer, &gemm->groups, axis, &y);
     if (wgrad)
-        return moert_clones_gemm(pass, &rounded);
+        return moert_clones_gemm(pass, &rounded, status);
+    MOERT_TRY(status);
     if (!has_blocks(layer))
         return moert_block_gemm(layer->block[block], EXPERT_WEIGHT, &rounded);
     rounded.prepacked = own->prepacked[moert_prepacked_use_of(gemm)];
