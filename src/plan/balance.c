@@ -18,8 +18,7 @@ typedef struct search {
 } search;
 
 static uint32_t expert_in(const search *s, size_t slot) {
-    const uint32_t word = s->expert[slot];
-    return word != MOERT_NO_EXPERT ? word & ~MOERT_EXPERT_CLONE : word;
+    return moert_expert_of(s->expert[slot]);
 }
 
 static uint64_t rows_in(const search *s, size_t slot) {
@@ -225,12 +224,12 @@ moert_status moert_expert_map_balance(const moert_expert_map *map, const uint64_
 /* The rows of a slot in a placement. */
 static double share_of(const moert_expert_map *map, const uint32_t *expert, const uint64_t *rows,
                        size_t slot) {
-    const uint32_t e = expert[slot] & ~MOERT_EXPERT_CLONE;
+    const uint32_t e = moert_expert_of(expert[slot]);
     size_t members = 0;
-    if (expert[slot] == MOERT_NO_EXPERT)
+    if (e == MOERT_NO_EXPERT)
         return 0.0;
     for (size_t i = 0; i < moert_expert_map_slots(map); i++)
-        members += expert[i] != MOERT_NO_EXPERT && (expert[i] & ~MOERT_EXPERT_CLONE) == e;
+        members += moert_expert_of(expert[i]) == e;
     return (double)rows[e] / (double)members;
 }
 

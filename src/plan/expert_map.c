@@ -139,7 +139,7 @@ typedef struct seen {
 /* Checks the word in a slot of a rank. */
 static moert_status check_slot(size_t experts, uint32_t word, size_t rank, size_t slot,
                                seen *before) {
-    const uint32_t e = word & ~MOERT_EXPERT_CLONE;
+    const uint32_t e = moert_expert_of(word);
     const bool own = e == word;
     if (e >= experts || (own && before[e].placed))
         return MOERT_FAIL(ERROR_USAGE,

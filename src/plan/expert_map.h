@@ -26,10 +26,13 @@ typedef struct moert_expert_map {
     uint32_t *chain;  /* [E] members of its chain */
 } moert_expert_map;
 
-/* The expert or clone in a slot, as the number of the expert; or MOERT_NO_EXPERT. */
-static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, size_t slot) {
-    const uint32_t word = placement->expert[slot];
+/* The number of the expert, itself or cloned, that the word of a slot stands for; or
+ * MOERT_NO_EXPERT. */
+static inline uint32_t moert_expert_of(uint32_t word) {
     return word != MOERT_NO_EXPERT ? word & ~MOERT_EXPERT_CLONE : word;
+}
+static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, size_t slot) {
+    return moert_expert_of(placement->expert[slot]);
 }
 
 /* The first of an expert's `rows` rows that member `member` of its chain computes, or the end if it
