@@ -69,7 +69,7 @@ static moert_status balance(size_t experts, size_t ranks, double *inclusion) {
     uint32_t *expert = NULL;
     double *sorted = NULL;
     moert_status status;
-    MOERT_TRY_OR(release, moert_expert_map_create(experts, ranks, 0, &map));
+    MOERT_TRY_OR(release, moert_expert_map_create(experts, ranks, 1, 0, &map));
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, experts));
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, experts));
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&sorted, experts));

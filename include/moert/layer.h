@@ -38,6 +38,15 @@ typedef struct moert_mesh moert_mesh;
  * ERROR_COMM. `context` must outlive the mesh.
  */
 MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh);
+/*
+ * Like moert_mesh_create, but with exact replicas: results have the bits of EDP 1, where CPUs add
+ * (moert_layer_place says when). Groups are consecutive ranks. A replica computes the rows of its
+ * group's tokens, but the first 63 or fewer rows of an expert may belong to the group before. The
+ * weight gradient of an expert is one sum, which its replicas hand on to each other; one of them
+ * has the result, and sends its weights to the others.
+ */
+MOERT_API moert_status moert_mesh_create_exact(moert_context *context, size_t ep,
+                                               moert_mesh **mesh);
 /* Destroy its layers first. NULL is legal. */
 MOERT_API void moert_mesh_destroy(moert_mesh *mesh);
 /* The engine that moves rows: "local", "window", "node" or "staged". Not collective. */

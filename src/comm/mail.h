@@ -12,7 +12,7 @@
 
 /* Number of parts: the caller assigns each message to a part, and the messages of each part are
  * counted. */
-enum { MOERT_MAIL_PARTS = 64 };
+enum { MOERT_MAIL_PARTS = 1024 };
 
 typedef struct moert_mail moert_mail;
 

@@ -191,13 +191,31 @@ static moert_status gather_counts(moert_exchange *exchange, const moert_planner 
 }
 
 /*
- * Reads the messages of all ranks: the counts, the largest number of slots of a rank, and an upper
- * bound of the rows of a rank. A token sends a rank at most min(K, its experts) rows.
+ * An upper bound of the rows of a rank. A token sends a rank at most min(K, its experts) rows. A
+ * rank of a group of exact replicas gets those of its group's tokens, and of each expert up to
+ * MOERT_CUT_ROWS - 1 others.
  */
+static size_t bound_rows(const moert_planner *planner, size_t ranks) {
+    const moert_expert_map *placement = planner->choice.placement;
+    const size_t groups = placement->groups, held = moert_expert_map_most(placement);
+    size_t most = 0, all = 0;
+    for (size_t g = 0; g < groups; g++) {
+        size_t tokens = 0;
+        for (size_t r = g * ranks / groups; r < (g + 1) * ranks / groups; r++)
+            tokens += planner->all[r * planner->message_words + TOKENS];
+        most = moert_max(most, tokens);
+        all += tokens;
+    }
+    const size_t each = moert_min(planner->choice.topk, held);
+    return moert_min(all * each, most * each + (groups - 1) * held * (MOERT_CUT_ROWS - 1));
+}
+
+/* Reads the messages of all ranks: the counts, the largest number of slots of a rank, and the bound
+ * of the rows of a rank. */
 static moert_status read_counts(const moert_planner *planner, size_t ranks,
                                 moert_exchange_plan *made) {
     const size_t experts = planner->choice.experts, topk = planner->choice.topk;
-    size_t tokens = 0, most = 0;
+    size_t most = 0;
     for (size_t r = 0; r < ranks; r++) {
         const uint64_t *row = planner->all + r * planner->message_words;
         if (row[TOPK] != planner->all[TOPK])
@@ -207,11 +225,9 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
                               r, (size_t)row[TOPK], (size_t)planner->all[TOPK]);
         memcpy(planner->counts + r * experts, row + HEADER_WORDS,
                experts * sizeof *planner->counts);
-        tokens += row[TOKENS];
         most = moert_max(most, row[TOKENS]);
     }
-    made->capacity_rows =
-        tokens * moert_min(topk, moert_expert_map_most(planner->choice.placement));
+    made->capacity_rows = bound_rows(planner, ranks);
     made->largest_slots = most * topk;
     return MOERT_OK;
 }
@@ -325,7 +341,7 @@ static moert_status place(moert_planner *planner, size_t ranks) {
         planner->contiguous = NULL;
     }
     if (planner->contiguous == NULL)
-        MOERT_TRY(moert_expert_map_create(experts, ranks, 0, &planner->contiguous));
+        MOERT_TRY(moert_expert_map_create(experts, ranks, 1, 0, &planner->contiguous));
     planner->choice.placement = planner->contiguous;
     return MOERT_OK;
 }

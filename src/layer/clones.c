@@ -8,8 +8,8 @@
 #include "comm/mail.h"
 
 /* A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
- * gradients have the tags below. PART_SENT counts all messages that are sent. */
-enum { FIRST_TAG = 20000, PART_SENT = MOERT_MAIL_PARTS - 1, MOST_LINKS = MOERT_MAIL_PARTS - 1 };
+ * gradients have the tags below. Each link has two parts of the mail (part_of). */
+enum { FIRST_TAG = 20000, MOST_LINKS = MOERT_MAIL_PARTS / 2 };
 
 /* This rank's place in the chain of an expert with clones. */
 typedef struct link {
@@ -17,6 +17,7 @@ typedef struct link {
     int tag;
     size_t slot; /* of this rank */
     size_t member, last;
+    size_t own; /* the member that is the expert itself */
 } link;
 
 /* The messages of clones, and memory for them, of all layers of a mesh. */
@@ -55,8 +56,12 @@ static size_t list_links(const moert_layer *layer, link *links) {
             if (moert_expert_map_at(map, s) != e)
                 continue;
             if (links != NULL)
-                links[count] =
-                    (link){e, tag, s - map->first[rank], map->member[s], map->chain[e] - 1};
+                links[count] = (link){.expert = e,
+                                      .tag = tag,
+                                      .slot = s - map->first[rank],
+                                      .member = map->member[s],
+                                      .last = map->chain[e] - 1,
+                                      .own = map->member[map->first[map->rank[e]] + map->slot[e]]};
             count++;
         }
         tag += map->chain[e] > 1;
@@ -111,11 +116,20 @@ static moert_handover *begin(const moert_layer *layer) {
     return h;
 }
 
+static bool is_own(const link *l) {
+    return l->member == l->own;
+}
+
 /* ---- messages ---- */
 
 static size_t rank_of(const moert_layer *layer, const link *l, size_t member) {
     const moert_expert_map *map = layer->placement;
     return moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, member));
+}
+
+/* The part that counts the messages which a link sends, or receives. */
+static size_t part_of(size_t number, bool send) {
+    return 2 * number + send;
 }
 
 /* Posts a message of a link to or from another member of its chain. */
@@ -127,8 +141,8 @@ static moert_status post(const moert_layer *layer, moert_handover *h, size_t num
     const moert_mail_run all = {0, elements};
     return moert_mail_post(
         h->mail,
-        (moert_mail_address){send, rank_of(layer, l, member), l->tag, send ? PART_SENT : number},
-        &rows, &all, 1);
+        (moert_mail_address){send, rank_of(layer, l, member), l->tag, part_of(number, send)}, &rows,
+        &all, 1);
 }
 
 /* Waits for the messages of a part. */
@@ -141,38 +155,62 @@ static moert_status await(moert_handover *h, size_t part) {
     return status;
 }
 
-/* Reads a link's slot, and sends it to another member. */
+static moert_status await_sent(moert_handover *h) {
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < h->count; i++)
+        status = moert_first(status, await(h, part_of(i, true)));
+    return status;
+}
+
+/* Reads a link's slot, to send it. */
+static moert_status load(moert_handover *h, size_t number, const tensor *t) {
+    const size_t bytes = t->elements * sizeof(float);
+    const moert_status status = await(h, part_of(number, true)); /* what it has sent before */
+    return moert_first(status, moert_buffer_read(t->buffer, h->links[number].slot * bytes,
+                                                 h->out + number * t->elements, bytes));
+}
+
+/* Sends a link's slot to another member. */
 static moert_status give(const moert_layer *layer, moert_handover *h, size_t number,
                          const tensor *t, size_t member) {
-    const size_t bytes = t->elements * sizeof(float);
-    const moert_status status = moert_buffer_read(t->buffer, h->links[number].slot * bytes,
-                                                  h->out + number * t->elements, bytes);
+    const moert_status status = load(h, number, t);
     return moert_first(status, post(layer, h, number, true, member, t->elements));
 }
 
 /* Waits for a link's message, and writes it to the slot. */
 static moert_status take(moert_handover *h, size_t number, const tensor *t) {
     const size_t bytes = t->elements * sizeof(float);
-    MOERT_TRY(await(h, number));
+    MOERT_TRY(await(h, part_of(number, false)));
     return moert_buffer_write(t->buffer, h->links[number].slot * bytes,
                               h->in + number * t->elements, bytes);
 }
 
 /* ---- weights ---- */
 
+/* Sends a link's slot, which is an expert itself, to all other members. */
+static moert_status give_all(const moert_layer *layer, moert_handover *h, size_t number,
+                             const tensor *t) {
+    const link *l = &h->links[number];
+    moert_status status = load(h, number, t);
+    for (size_t m = 0; m <= l->last; m++)
+        if (m != l->own)
+            status = moert_first(status, post(layer, h, number, true, m, t->elements));
+    return status;
+}
+
 /* Sends one tensor of the experts to their clones. */
 static moert_status send_weights(const moert_layer *layer, moert_handover *h, const tensor *t) {
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
-        if (h->links[i].member < h->links[i].last)
-            status = moert_first(status, post(layer, h, i, false, h->links[i].last, t->elements));
+        if (!is_own(&h->links[i]))
+            status = moert_first(status, post(layer, h, i, false, h->links[i].own, t->elements));
     for (size_t i = 0; i < h->count; i++)
-        for (size_t m = 0; h->links[i].member == h->links[i].last && m < h->links[i].last; m++)
-            status = moert_first(status, give(layer, h, i, t, m));
+        if (is_own(&h->links[i]))
+            status = moert_first(status, give_all(layer, h, i, t));
     for (size_t i = 0; i < h->count; i++)
-        if (h->links[i].member < h->links[i].last)
+        if (!is_own(&h->links[i]))
             status = moert_first(status, take(h, i, t));
-    return moert_first(status, await(h, PART_SENT));
+    return moert_first(status, await_sent(h));
 }
 
 moert_status moert_clones_refresh(moert_layer *layer, moert_status status) {
@@ -232,21 +270,28 @@ static moert_status run_others(const moert_pass *pass, const moert_handover *h, 
     return status;
 }
 
-/* Whether a link goes on from another member's values. */
+/* Whether a link goes on from another member's values: the sums of the member before it, or, as the
+ * first, the old gradient of the expert itself. */
 static bool waits(const link *l, const chained *c) {
-    return l->member > 0 || c->accumulate;
+    return l->member > 0 || (c->accumulate && !is_own(l));
 }
 
-/* Computes a link's part of the chain, and hands it on. */
+/* Computes a link's part of the chain, and hands it on: to the next member, or from the last one to
+ * the expert itself, which then waits for it. */
 static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t number,
                              const chained *c, moert_status status) {
+    const moert_layer *layer = pass->layer;
     const link *l = &h->links[number];
     if (waits(l, c))
         status = moert_first(status, take(h, number, &c->result));
-    status = run_slots(pass, c, l->slot, l->slot + 1, waits(l, c), status);
-    return l->member < l->last
-               ? moert_first(status, give(pass->layer, h, number, &c->result, l->member + 1))
-               : status;
+    status = run_slots(pass, c, l->slot, l->slot + 1, l->member > 0 || c->accumulate, status);
+    if (l->member < l->last)
+        status = moert_first(status, give(layer, h, number, &c->result, l->member + 1));
+    else if (!is_own(l))
+        status = moert_first(status, give(layer, h, number, &c->result, l->own));
+    if (l->member < l->last && is_own(l))
+        status = moert_first(status, post(layer, h, number, false, l->last, c->result.elements));
+    return status;
 }
 
 /* The chains that this rank begins come first, those that wait for others last. All ranks take the
@@ -258,21 +303,24 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
         if (waits(l, c))
-            status = moert_first(status, post(layer, h, i, false,
-                                              l->member > 0 ? l->member - 1 : l->last, elements));
+            status = moert_first(
+                status, post(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, elements));
     }
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
-        if (c->accumulate && l->member == l->last)
+        if (c->accumulate && is_own(l) && l->member > 0)
             status = moert_first(status, give(layer, h, i, &c->result, 0));
-        else if (!waits(l, c))
+        if (!waits(l, c))
             status = run_link(pass, h, i, c, status);
     }
     status = run_others(pass, h, c, status);
     for (size_t i = 0; i < h->count; i++)
         if (waits(&h->links[i], c))
             status = run_link(pass, h, i, c, status);
-    return moert_first(status, await(h, PART_SENT));
+    for (size_t i = 0; i < h->count; i++)
+        if (is_own(&h->links[i]) && h->links[i].member < h->links[i].last)
+            status = moert_first(status, take(h, i, &c->result));
+    return moert_first(status, await_sent(h));
 }
 
 static moert_status run(moert_pass *pass, const chained *c, moert_status status) {

@@ -37,19 +37,19 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
                           "results of an odd hidden size, %zu, are not combined as bf16",
                           options->hidden);
     MOERT_TRY(moert_router_check(&options->router));
-    if (options->router.experts < moert_comm_size(mesh->experts))
+    const size_t ep = moert_comm_size(mesh->experts) / mesh->exact;
+    if (options->router.experts < ep)
         return MOERT_FAIL(ERROR_USAGE,
                           "%zu experts cannot be spread over %zu ranks; use fewer ranks, or expert "
                           "parallelism (ep) of at "
                           "most %zu",
-                          options->router.experts, moert_comm_size(mesh->experts),
-                          options->router.experts);
+                          options->router.experts, ep, options->router.experts);
     if (options->recompute_experts && options->deferred_wgrad)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "recompute_experts of a layer with deferred_wgrad, "
                                              "which keeps what it would compute again");
     if (options->shared_gate && options->shared_intermediate == 0)
         return MOERT_FAIL(ERROR_USAGE, "shared_gate of a layer without a shared expert");
-    return moert_layer_check_sizes(options, moert_comm_size(mesh->experts));
+    return moert_layer_check_sizes(options, ep);
 }
 
 moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
@@ -73,9 +73,10 @@ static moert_status create_parts(moert_layer *layer) {
         "the second projection of all experts of a rank in one layer"};
     const moert_layer_options *o = &layer->options;
     const moert_mesh *mesh = layer->mesh;
-    const size_t ranks = moert_comm_size(mesh->experts), rank = moert_comm_rank(mesh->experts);
+    const size_t ep = moert_comm_size(mesh->experts) / mesh->exact,
+                 rank = moert_comm_rank(mesh->experts);
     size_t count;
-    moert_plan_experts(o->router.experts, ranks, rank, &layer->first_expert, &count);
+    moert_plan_experts(o->router.experts, ep, rank % ep, &layer->first_expert, &count);
     layer->local_experts = moert_expert_map_slots_of(layer->placement, rank);
     const moert_layer_shapes shapes = moert_layer_shapes_of(o, layer->local_experts);
     for (int b = 0; b < BLOCKS; b++) {
@@ -106,13 +107,15 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     made->options = taken;
     made->weights_changed = true;
     status = moert_expert_map_create(taken.router.experts, moert_comm_size(mesh->experts),
-                                     taken.slots, &made->placement);
+                                     mesh->exact, taken.slots, &made->placement);
     if (status == MOERT_OK)
         status = MOERT_NEW(&made->passes);
     if (status == MOERT_OK) {
         made->passes->layers = 1;
         status = create_parts(made);
     }
+    if (status == MOERT_OK)
+        status = moert_clones_prepare(made);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     *layer = made;
     return MOERT_OK;

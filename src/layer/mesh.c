@@ -45,23 +45,30 @@ static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
     return MOERT_OK;
 }
 
-static void print_ep(const void *ep, FILE *file) {
-    fprintf(file, "ep=%zu%c", *(const size_t *)ep, 0);
+static void print_sizes(const void *sizes, FILE *file) {
+    const size_t *size = sizes;
+    fprintf(file, "ep=%zu%cexact replicas=%zu%c", size[0], 0, size[1], 0);
 }
 
-moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
+static moert_status create(moert_context *context, size_t ep, bool exact, moert_mesh **mesh) {
     MOERT_REQUIRE(context);
     moert_comm *world = moert_context_comm(context);
-    size_t size = moert_comm_size(world);
+    size_t size = moert_comm_size(world), replicas = 1;
     moert_mesh *made = NULL;
     moert_status status = moert_mesh_group(size, ep, &ep);
+    if (status == MOERT_OK && exact) {
+        replicas = size / ep;
+        ep = size;
+    }
     if (status == MOERT_OK && mesh == NULL)
-        status = MOERT_FAIL(ERROR_USAGE, "moert_mesh_create: mesh is NULL");
+        status = MOERT_FAIL(ERROR_USAGE, "the mesh to create is NULL");
     if (status == MOERT_OK)
         status = MOERT_NEW(&made);
     MOERT_TRY_OR(fail, moert_comm_agree(world, status));
-    MOERT_TRY_OR(fail, moert_comm_compare(world, print_ep, &ep, MOERT_ERROR_USAGE,
-                                          "all ranks must create the mesh alike"));
+    MOERT_TRY_OR(fail,
+                 moert_comm_compare(world, print_sizes, (size_t[]){ep, replicas}, MOERT_ERROR_USAGE,
+                                    "all ranks must create the mesh alike"));
+    made->exact = replicas;
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
@@ -77,6 +84,14 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
 fail:
     moert_mesh_destroy(made);
     return status;
+}
+
+moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
+    return create(context, ep, false, mesh);
+}
+
+moert_status moert_mesh_create_exact(moert_context *context, size_t ep, moert_mesh **mesh) {
+    return create(context, ep, true, mesh);
 }
 
 void moert_mesh_destroy(moert_mesh *mesh) {

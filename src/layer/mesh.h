@@ -52,8 +52,9 @@ struct moert_mesh {
     moert_context *context;
     moert_device *device;
     moert_comm *world;    /* the context's */
-    moert_comm *experts;  /* the EP ranks of this rank's group */
-    moert_comm *replicas; /* the EDP ranks with the same experts */
+    moert_comm *experts;  /* the EP ranks of this rank's group; with exact replicas all ranks */
+    moert_comm *replicas; /* the EDP ranks with the same experts; with exact ones this rank alone */
+    size_t exact;         /* exact replicas among `experts`; 1: there are none */
     moert_exchange *exchange;
     moert_window *windows[MOERT_SHARED_WINDOWS];
     size_t window_width[MOERT_SHARED_WINDOWS];

@@ -7,8 +7,6 @@
 
 #include "base/memory.h"
 
-enum { CUT_ROWS = 64 };
-
 void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
     if (rank >= ranks) { /* no such rank, no experts */
         *first = experts;
@@ -79,23 +77,34 @@ void moert_expert_map_destroy(moert_expert_map *placement) {
         MOERT_FREE(placement->first, placement);
 }
 
-moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t slots,
+/* Fills the slots of a rank with its block of experts, of which its group has every groups-th; the
+ * others are clones. Returns the number of the rank's slots. */
+static size_t fill_slots(const moert_expert_map *placement, size_t rank, size_t slots) {
+    const size_t groups = placement->groups, size = placement->ranks / groups;
+    uint32_t *expert = placement->expert + placement->first[rank];
+    size_t first, count;
+    moert_plan_experts(placement->experts, size, rank % size, &first, &count);
+    slots = slots > 0 ? slots : count;
+    for (size_t s = 0; s < slots; s++) {
+        const bool own = s % groups == rank / size;
+        expert[s] =
+            s < count ? (uint32_t)(first + s) | (own ? 0 : MOERT_EXPERT_CLONE) : MOERT_NO_EXPERT;
+    }
+    return slots;
+}
+
+moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t groups, size_t slots,
                                      moert_expert_map **placement) {
     moert_expert_map *made;
     size_t first, count;
-    moert_plan_experts(experts, ranks, 0, &first, &count);
+    moert_plan_experts(experts, ranks / groups, 0, &first, &count);
     if (slots > 0 && slots < count)
         return MOERT_FAIL(ERROR_USAGE, "%zu slots on each of %zu ranks do not hold %zu experts",
-                          slots, ranks, experts);
-    MOERT_TRY(allocate(experts, ranks, slots > 0 ? ranks * slots : experts, &made));
-    for (size_t r = 0; r < ranks; r++) {
-        moert_plan_experts(experts, ranks, r, &first, &count);
-        const size_t own = slots > 0 ? slots : count;
-        uint32_t *expert = made->expert + made->first[r];
-        made->first[r + 1] = made->first[r] + (uint32_t)own;
-        for (size_t s = 0; s < own; s++)
-            expert[s] = s < count ? (uint32_t)(first + s) : MOERT_NO_EXPERT;
-    }
+                          slots, ranks / groups, experts);
+    MOERT_TRY(allocate(experts, ranks, slots > 0 ? ranks * slots : groups * experts, &made));
+    made->groups = groups;
+    for (size_t r = 0; r < ranks; r++)
+        made->first[r + 1] = made->first[r] + (uint32_t)fill_slots(made, r, slots);
     *placement = made;
     return moert_expert_map_assign(made, made->expert);
 }
@@ -104,6 +113,7 @@ moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expe
     const size_t slots = moert_expert_map_slots(placement);
     const size_t words = words_of(placement->experts, placement->ranks, slots);
     MOERT_TRY(allocate(placement->experts, placement->ranks, slots, copy));
+    (*copy)->groups = placement->groups;
     (*copy)->longest = placement->longest;
     memcpy((*copy)->first, placement->first, words * sizeof *placement->first);
     return MOERT_OK;
@@ -123,22 +133,40 @@ size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, s
     return slot;
 }
 
+/* The rows that the first `ranks` ranks have for an expert. */
+static uint64_t rows_before(const moert_expert_map *placement, size_t expert, size_t ranks,
+                            const uint64_t *counts) {
+    uint64_t rows = 0;
+    for (size_t r = 0; r < ranks; r++)
+        rows += counts[r * placement->experts + expert];
+    return rows;
+}
+
+static uint64_t pieces_of(uint64_t rows) {
+    return (rows + MOERT_CUT_ROWS - 1) / MOERT_CUT_ROWS;
+}
+
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
-                              uint64_t rows) {
-    const uint64_t pieces = (rows + CUT_ROWS - 1) / CUT_ROWS;
-    const uint64_t first = pieces * member / placement->chain[expert] * CUT_ROWS;
-    return first < rows ? first : rows;
+                              const uint64_t *counts) {
+    const size_t ranks = placement->ranks, groups = placement->groups;
+    const uint64_t rows = rows_before(placement, expert, ranks, counts);
+    const uint64_t pieces =
+        groups > 1 ? pieces_of(rows_before(placement, expert, member * ranks / groups, counts))
+                   : pieces_of(rows) * member / placement->chain[expert];
+    return pieces * MOERT_CUT_ROWS < rows ? pieces * MOERT_CUT_ROWS : rows;
 }
 
 /* What check() has seen of an expert. */
 typedef struct seen {
-    size_t last; /* 1 + the last rank that holds it or a clone */
-    bool placed; /* it has a slot */
+    size_t last;    /* 1 + the last rank that holds it or a clone */
+    size_t members; /* slots that hold it or a clone */
+    bool placed;    /* it has a slot */
 } seen;
 
 /* Checks the word in a slot of a rank. */
-static moert_status check_slot(size_t experts, uint32_t word, size_t rank, size_t slot,
-                               seen *before) {
+static moert_status check_slot(const moert_expert_map *placement, uint32_t word, size_t rank,
+                               size_t slot, seen *before) {
+    const size_t experts = placement->experts, groups = placement->groups;
     const uint32_t e = moert_expert_of(word);
     const bool own = e == word;
     if (e >= experts || (own && before[e].placed))
@@ -151,7 +179,13 @@ static moert_status check_slot(size_t experts, uint32_t word, size_t rank, size_
                           "a placement puts expert %u into slot %zu of rank %zu, which has it, or "
                           "a clone of it, in another slot",
                           e, slot, rank);
+    if (groups > 1 && before[e].members != rank * groups / placement->ranks)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a placement puts expert %u into slot %zu of rank %zu, where its group "
+                          "has it, or an earlier group has not; each of %zu groups has one of each",
+                          e, slot, rank, groups);
     before[e].last = rank + 1;
+    before[e].members++;
     before[e].placed |= own;
     return MOERT_OK;
 }
@@ -164,25 +198,26 @@ static moert_status check(const moert_expert_map *placement, const uint32_t *exp
     for (size_t r = 0; r < placement->ranks; r++)
         for (uint32_t s = placement->first[r]; s < placement->first[r + 1]; s++)
             if (status == MOERT_OK && expert[s] != MOERT_NO_EXPERT)
-                status =
-                    check_slot(placement->experts, expert[s], r, s - placement->first[r], before);
+                status = check_slot(placement, expert[s], r, s - placement->first[r], before);
     for (size_t e = 0; e < placement->experts; e++)
-        placed += before[e].placed;
+        placed += before[e].placed && before[e].members >= placement->groups;
     free(before);
     if (status == MOERT_OK && placed < placement->experts)
-        return MOERT_FAIL(ERROR_USAGE, "a placement has slots for %zu of %zu experts", placed,
-                          placement->experts);
+        return MOERT_FAIL(ERROR_USAGE, "a placement has slots for %zu of %zu experts%s", placed,
+                          placement->experts, placement->groups > 1 ? " in each group" : "");
     return status;
 }
 
-/* Numbers the members of the chains: the experts come after their clones. */
+/* Numbers the members of the chains: the experts come after their clones, or in the order of their
+ * groups. */
 static void number_members(moert_expert_map *placement) {
+    const int rounds = placement->groups > 1 ? 1 : 2;
     placement->longest = 1;
     memset(placement->chain, 0, placement->experts * sizeof *placement->chain);
-    for (int own = 0; own < 2; own++)
+    for (int round = 0; round < rounds; round++)
         for (size_t s = 0; s < moert_expert_map_slots(placement); s++) {
             const uint32_t word = placement->expert[s], e = moert_expert_map_at(placement, s);
-            if (e == MOERT_NO_EXPERT || (word == e) != own)
+            if (e == MOERT_NO_EXPERT || (rounds == 2 && (word == e) != (round == 1)))
                 continue;
             placement->member[s] = placement->chain[e]++;
             placement->longest = moert_max(placement->longest, placement->chain[e]);

@@ -6,10 +6,15 @@
  * Other slots may hold clones of an expert. They and the expert itself form its *chain*: the clones
  * in the order of their slots, then the expert. Each member of the chain computes a range of the
  * expert's rows, in this order (moert_expert_map_cut).
+ *
+ * If the ranks form several groups (exact replicas), each group has a member of each expert's
+ * chain, and member m is in group m, wherever the expert itself is.
  */
 #pragma once
 
 #include "moert/plan.h"
+
+enum { MOERT_CUT_ROWS = 64 }; /* the ranges of a chain begin at multiples of it */
 
 /* MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
 #define MOERT_NO_EXPERT    UINT32_MAX
@@ -17,6 +22,7 @@
 
 typedef struct moert_expert_map {
     size_t experts, ranks;
+    size_t groups;    /* of consecutive ranks, each with all experts; 1 or more */
     size_t longest;   /* members of the longest chain; 1: there are no clones */
     uint32_t *first;  /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all */
     uint32_t *expert; /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
@@ -35,27 +41,31 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
     return moert_expert_of(placement->expert[slot]);
 }
 
-/* The first of an expert's `rows` rows that member `member` of its chain computes, or the end if it
- * is the number of members. Ranges begin at multiples of 64 rows, so that the pairs and blocks of
- * sums over rows stay whole. */
+/*
+ * The first of an expert's rows that member `member` of its chain computes, or the end if it is the
+ * number of members; counts[ranks,E] are the rows of each rank's tokens. Members share the rows
+ * evenly, or each computes those of its group's tokens. Ranges begin at multiples of MOERT_CUT_ROWS, so
+ * that the pairs and blocks of sums over rows stay whole.
+ */
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
-                              uint64_t rows);
+                              const uint64_t *counts);
 
 /* The slot, counted over all ranks, of a member of an expert's chain. */
 size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t member);
 /* The rank of a slot, counted over all ranks. */
 size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot);
 
-/* Contiguous blocks of experts. Each rank has `slots` slots, of which the last may be empty; 0: as
- * many as it has experts. Errors: ERROR_USAGE (too few slots), ERROR_MEMORY. */
-moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t slots,
+/* Contiguous blocks of experts, in each of `groups` groups, which divide the ranks; the experts
+ * themselves are spread over the groups. Each rank has `slots` slots, of which the last may be
+ * empty; 0: as many as it has experts. Errors: ERROR_USAGE (too few slots), ERROR_MEMORY. */
+moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t groups, size_t slots,
                                      moert_expert_map **placement);
 void moert_expert_map_destroy(moert_expert_map *placement); /* NULL is legal. */
 moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expert_map **copy);
 
 /* Places expert[slots of all ranks], which may be `placement`'s own array. ERROR_USAGE unless each
- * expert has one slot, and at most one clone or itself on each rank; also ERROR_MEMORY. After a
- * failure the placement is as before. */
+ * expert has one slot, and at most one clone or itself on each rank, or, with several groups, one in
+ * each group; also ERROR_MEMORY. After a failure the placement is as before. */
 moert_status moert_expert_map_assign(moert_expert_map *placement, const uint32_t *expert);
 
 /* The slots of all ranks, and of one. */

@@ -62,10 +62,9 @@ static range rows_of(const moert_plan *plan, size_t slot) {
     const uint32_t e = moert_expert_map_at(placement, slot);
     if (e == MOERT_NO_EXPERT)
         return (range){0, 0};
-    const uint64_t rows = plan->expert_counts[e];
     const size_t member = placement->member[slot];
-    return (range){moert_expert_map_cut(placement, e, member, rows),
-                   moert_expert_map_cut(placement, e, member + 1, rows)};
+    return (range){moert_expert_map_cut(placement, e, member, plan->counts),
+                   moert_expert_map_cut(placement, e, member + 1, plan->counts)};
 }
 
 /* How many of the rows [before, before + count) are in a range. */
@@ -251,7 +250,7 @@ moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *ind
     MOERT_REQUIRE(counts);
     MOERT_REQUIRE(plan);
     MOERT_TRY(check_shape(shape));
-    MOERT_TRY(moert_expert_map_create(shape->experts, shape->ranks, 0, &placement));
+    MOERT_TRY(moert_expert_map_create(shape->experts, shape->ranks, 1, 0, &placement));
     moert_status status = MOERT_NEW_ARRAY(&lanes, shape->experts);
     if (status == MOERT_OK)
         status = moert_plan_create_placed(shape, placement, index, counts, lanes, plan);

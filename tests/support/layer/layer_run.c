@@ -24,28 +24,33 @@ static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     return tokens * (oracle->tokens / LAYER_TOKENS);
 }
 
-/* The range of a tensor's elements that this rank holds. */
-static void part_of(const layer_run *run, moert_layer_tensor which, size_t *first, size_t *count) {
-    const size_t elements = run->oracle->elements[which],
-                 experts = run->oracle->options.router.experts;
-    *first = 0;
-    *count = elements;
-    if (oracle_layer_of_experts(which)) {
-        const size_t lowest = moert_layer_first_expert(run->layer);
-        *first = lowest * (elements / experts);
-        *count = moert_min(moert_layer_local_experts(run->layer), experts - lowest) *
-                 (elements / experts);
-    }
+/* A tensor of all experts consists of parts, one in each slot of a rank; others of one part. */
+static size_t count_parts(const layer_run *run, moert_layer_tensor which) {
+    return oracle_layer_of_experts(which) ? moert_layer_local_experts(run->layer) : 1;
+}
+
+static size_t part_elements(const layer_run *run, moert_layer_tensor which) {
+    const oracle_layer *oracle = run->oracle;
+    return oracle->elements[which] /
+           (oracle_layer_of_experts(which) ? oracle->options.router.experts : 1);
+}
+
+/* The expert of a part, or 0; MOERT_LAYER_NO_EXPERT if the slot is empty or has a clone. */
+static uint32_t expert_of(const layer_run *run, moert_layer_tensor which, size_t part) {
+    return oracle_layer_of_experts(which) ? moert_layer_expert(run->layer, part) : 0;
 }
 
 static void load_weights(const layer_run *run) {
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
-        size_t first, count;
-        part_of(run, (moert_layer_tensor)i, &first, &count);
-        if (count > 0)
-            ASSERT_OK(moert_buffer_write(moert_layer_weight(run->layer, (moert_layer_tensor)i), 0,
-                                         to_floats(run->oracle->tensor[i] + first, count),
-                                         count * sizeof(float)));
+        const moert_layer_tensor which = (moert_layer_tensor)i;
+        const size_t n = part_elements(run, which), bytes = n * sizeof(float);
+        for (size_t p = 0; n > 0 && p < count_parts(run, which); p++) {
+            const uint32_t expert = expert_of(run, which, p);
+            if (expert != MOERT_LAYER_NO_EXPERT)
+                ASSERT_OK(moert_buffer_write(moert_layer_weight(run->layer, which), p * bytes,
+                                             to_floats(run->oracle->tensor[i] + expert * n, n),
+                                             bytes));
+        }
     }
 }
 
@@ -72,19 +77,26 @@ static void upload_tokens(layer_run *run) {
     run->dx = unset_floats(n);
 }
 
-layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
-                         bool deferred) {
+layer_run layer_run_open_on(moert_context *context, moert_mesh *mesh, const oracle_layer *oracle,
+                            bool deferred) {
     moert_device *const device = test_device;
     moert_layer_options options = oracle->options;
-    layer_run run = {.world = moert_context_comm(context), .oracle = oracle, .deferred = deferred};
+    layer_run run = {
+        .world = moert_context_comm(context), .mesh = mesh, .oracle = oracle, .deferred = deferred};
     options.deferred_wgrad = deferred;
-    ASSERT_OK(moert_mesh_create(context, ep, &run.mesh));
     ASSERT_OK(moert_layer_create(run.mesh, &options, &run.layer));
     test_device = moert_context_device(context);
     load_weights(&run);
     upload_tokens(&run);
     test_device = device;
     return run;
+}
+
+layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
+                         bool deferred) {
+    moert_mesh *mesh;
+    ASSERT_OK(moert_mesh_create(context, ep, &mesh));
+    return layer_run_open_on(context, mesh, oracle, deferred);
 }
 
 void layer_run_close(const layer_run *run) {
@@ -127,28 +139,44 @@ static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
     return all;
 }
 
-/* Each rank broadcasts its part of a gradient. Ranks that hold a replica of that part compare it
- * with their copy. */
+/* Whether this rank has a part with the same expert and other values. */
+static bool differs(const layer_run *run, moert_layer_tensor which, const float *mine,
+                    uint32_t expert, const float *values) {
+    const size_t n = part_elements(run, which);
+    for (size_t p = 0; p < count_parts(run, which); p++)
+        if (expert_of(run, which, p) == expert &&
+            memcmp(mine + p * n, values, n * sizeof *values) != 0)
+            return true;
+    return false;
+}
+
+/* Each rank broadcasts its parts of a gradient. Ranks that hold a replica of a part compare it with
+ * their copy. */
 static float *collect_gradient(const layer_run *run, moert_layer_tensor which) {
-    size_t mine[2];
-    bool differs = false;
-    part_of(run, which, &mine[0], &mine[1]);
-    const size_t elements = run->oracle->elements[which], bytes = mine[1] * sizeof(float);
-    float *part = test_alloc(bytes), *received = test_alloc(elements * sizeof *received);
-    float *all = test_alloc(elements * sizeof *all);
-    ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), 0, part, bytes));
+    const size_t n = part_elements(run, which), own = count_parts(run, which);
+    float *mine = test_alloc(own * n * sizeof *mine), *received = test_alloc(n * sizeof *received);
+    float *all = test_alloc(run->oracle->elements[which] * sizeof *all);
+    bool differ = false;
+    ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), 0, mine,
+                                own * n * sizeof *mine));
     for (size_t r = 0; r < moert_comm_size(run->world); r++) {
-        size_t range[2] = {mine[0], mine[1]};
-        if (r == moert_comm_rank(run->world))
-            memcpy(received, part, bytes);
-        ASSERT_OK(moert_comm_broadcast(run->world, r, range, sizeof range));
-        ASSERT_OK(moert_comm_broadcast(run->world, r, received, range[1] * sizeof *received));
-        memcpy(all + range[0], received, range[1] * sizeof *received);
-        if (range[0] == mine[0])
-            differs |= memcmp(received, part, bytes) != 0;
+        const bool sends = r == moert_comm_rank(run->world);
+        size_t parts = own;
+        ASSERT_OK(moert_comm_broadcast(run->world, r, &parts, sizeof parts));
+        for (size_t p = 0; p < parts; p++) {
+            uint32_t expert = sends ? expert_of(run, which, p) : 0;
+            ASSERT_OK(moert_comm_broadcast(run->world, r, &expert, sizeof expert));
+            if (expert == MOERT_LAYER_NO_EXPERT)
+                continue;
+            if (sends)
+                memcpy(received, mine + p * n, n * sizeof *received);
+            ASSERT_OK(moert_comm_broadcast(run->world, r, received, n * sizeof *received));
+            memcpy(all + expert * n, received, n * sizeof *received);
+            differ |= differs(run, which, mine, expert, received);
+        }
     }
     moert_status status = MOERT_OK;
-    if (differs)
+    if (differ)
         status = MOERT_FAIL(ERROR_MISMATCH, "replicas of tensor %d differ", (int)which);
     ASSERT_OK(moert_comm_agree(run->world, status));
     return all;

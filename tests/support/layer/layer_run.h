@@ -32,6 +32,9 @@ typedef struct layer_results {
  * this file are collective. */
 layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
                          bool deferred);
+/* The same on a mesh, which layer_run_close destroys. */
+layer_run layer_run_open_on(moert_context *context, moert_mesh *mesh, const oracle_layer *oracle,
+                            bool deferred);
 void layer_run_close(const layer_run *run);
 
 /* Ends the pass of the last forward first. */

@@ -71,7 +71,8 @@ static bool same(const layer_run *run, const layer_results *a, const layer_resul
 /* Changes the second projections of the experts that this rank has. */
 static void change_weights(const layer_run *run) {
     moert_buffer *w2 = moert_layer_weight(run->layer, MOERT_LAYER_W2);
-    const size_t n = moert_buffer_bytes(w2) / sizeof(float), each = n / EXPERTS;
+    const size_t n = moert_buffer_bytes(w2) / sizeof(float),
+                 each = n / moert_layer_local_experts(run->layer);
     float *values = test_alloc(n * sizeof *values);
     ASSERT_OK(moert_buffer_read(w2, 0, values, n * sizeof *values));
     for (size_t i = 0; i < n; i++)
@@ -82,21 +83,38 @@ static void change_weights(const layer_run *run) {
     moert_layer_weights_changed(run->layer);
 }
 
+/* Makes two rounds of steps; places clones before each of them if asked to. */
+static void compare_runs(layer_run *plain, layer_run *cloned, bool places) {
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        if (places)
+            place_clones(cloned, round);
+        run_steps(plain);
+        run_steps(cloned);
+        const layer_results a = layer_run_collect(plain), b = layer_run_collect(cloned);
+        ASSERT_ON_ALL(same(plain, &a, &b));
+        change_weights(plain);
+        change_weights(cloned);
+    }
+    layer_run_close(plain);
+    layer_run_close(cloned);
+}
+
 static void compare(const moert_layer_options *options, size_t ep, bool deferred) {
     const oracle_layer oracle = oracle_layer_create(options, TOKENS);
     layer_run plain = layer_run_open(test_context, ep, &oracle, deferred);
     layer_run cloned = layer_run_open(test_context, ep, &oracle, deferred);
-    for (unsigned round = 0; round < ROUNDS; round++) {
-        place_clones(&cloned, round);
-        run_steps(&plain);
-        run_steps(&cloned);
-        const layer_results a = layer_run_collect(&plain), b = layer_run_collect(&cloned);
-        ASSERT_ON_ALL(same(&plain, &a, &b));
-        change_weights(&plain);
-        change_weights(&cloned);
-    }
-    layer_run_close(&plain);
-    layer_run_close(&cloned);
+    compare_runs(&plain, &cloned, true);
+}
+
+/* Compares exact replicas in groups of `ep` with one set of experts. */
+static void compare_replicas(moert_layer_options options, size_t ep, bool deferred) {
+    moert_mesh *mesh;
+    options.slots = 0;
+    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
+    layer_run plain = layer_run_open(test_context, 0, &oracle, deferred);
+    ASSERT_OK(moert_mesh_create_exact(test_context, ep, &mesh));
+    layer_run replicas = layer_run_open_on(test_context, mesh, &oracle, deferred);
+    compare_runs(&plain, &replicas, false);
 }
 
 TEST(test_clones_give_the_bits_of_one_expert) {
@@ -125,6 +143,18 @@ TEST(test_clones_work_within_groups_of_experts) {
     const moert_layer_options options = form(40, 24);
     if (test_ranks % 2 == 0)
         compare(&options, 2, false);
+}
+
+TEST(test_exact_replicas_give_the_bits_of_one_set) {
+    for (size_t ep = 1; ep <= test_ranks; ep++) {
+        moert_layer_options options = form(40, 24);
+        if (test_ranks % ep != 0)
+            continue;
+        compare_replicas(options, ep, false);
+        options.expert_biases = true;
+        options.precision = MOERT_PRECISION_MXFP8;
+        compare_replicas(options, ep, true);
+    }
 }
 
 TEST(test_clones_that_do_not_fit_are_refused) {

@@ -11,7 +11,7 @@ static void destroy(void *map) {
 
 static moert_expert_map *new_map(size_t experts, size_t ranks, size_t slots) {
     moert_expert_map *map;
-    ASSERT_OK(moert_expert_map_create(experts, ranks, slots, &map));
+    ASSERT_OK(moert_expert_map_create(experts, ranks, 1, slots, &map));
     return owned(map, destroy);
 }
 
@@ -35,9 +35,45 @@ TEST(test_a_map_begins_with_contiguous_blocks) {
             }
 }
 
+TEST(test_each_group_has_all_experts) {
+    enum { EXPERTS = 7, RANKS = 6, GROUPS = 3, SIZE = RANKS / GROUPS };
+    for (size_t slots = 0; slots < 6; slots += 5) {
+        moert_expert_map *map;
+        size_t own[RANKS] = {0};
+        ASSERT_OK(moert_expert_map_create(EXPERTS, RANKS, GROUPS, slots, &map));
+        owned(map, destroy);
+        for (size_t e = 0; e < EXPERTS; e++) {
+            assert_int_equal(map->chain[e], GROUPS);
+            for (size_t m = 0; m < GROUPS; m++) {
+                const size_t rank = moert_expert_map_rank(map, moert_expert_map_find(map, e, m));
+                assert_int_equal(rank, m * SIZE + moert_plan_owner(EXPERTS, SIZE, e));
+            }
+            own[map->rank[e]]++;
+        }
+        for (size_t r = 0; r < RANKS; r++)
+            assert_in_range(own[r], EXPERTS / RANKS, EXPERTS / RANKS + 1);
+    }
+}
+
+TEST(test_a_group_without_an_expert_is_refused) {
+    moert_expert_map *map;
+    ASSERT_OK(moert_expert_map_create(2, 2, 2, 3, &map));
+    owned(map, destroy);
+    uint32_t expert[] = {0, MOERT_EXPERT_CLONE | 1, MOERT_NO_EXPERT,
+                         1, MOERT_EXPERT_CLONE | 0, MOERT_NO_EXPERT};
+    ASSERT_OK(moert_expert_map_assign(map, expert));
+    expert[1] = MOERT_NO_EXPERT;
+    ASSERT_FAILS(moert_expert_map_assign(map, expert), MOERT_ERROR_USAGE,
+                 "an earlier group has not");
+    expert[1] = MOERT_EXPERT_CLONE | 1;
+    expert[4] = MOERT_NO_EXPERT;
+    ASSERT_FAILS(moert_expert_map_assign(map, expert), MOERT_ERROR_USAGE,
+                 "slots for 1 of 2 experts in each group");
+}
+
 TEST(test_slots_that_do_not_hold_the_experts_are_refused) {
     moert_expert_map *map;
-    ASSERT_FAILS(moert_expert_map_create(9, 4, 2, &map), MOERT_ERROR_USAGE,
+    ASSERT_FAILS(moert_expert_map_create(9, 4, 1, 2, &map), MOERT_ERROR_USAGE,
                  "2 slots on each of 4 ranks do not hold 9 experts");
 }
 

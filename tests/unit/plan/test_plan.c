@@ -167,18 +167,18 @@ static moert_expert_map *cloned_map(void) {
                                       MOERT_NO_EXPERT,
                                       MOERT_NO_EXPERT};
     moert_expert_map *map;
-    ASSERT_OK(moert_expert_map_create(CLONED_EXPERTS, CLONED_RANKS, CLONED_SLOTS, &map));
+    ASSERT_OK(moert_expert_map_create(CLONED_EXPERTS, CLONED_RANKS, 1, CLONED_SLOTS, &map));
     ASSERT_OK(moert_expert_map_assign(map, expert));
     return owned(map, destroy_map);
 }
 
 /* Row n of an expert, over all ranks, is in the member whose range holds n, and there behind the
- * rows before it. */
-TEST(test_clones_share_the_rows_of_an_expert) {
+ * rows before it. Returns the largest number of an expert's rows that leave their rank. */
+static size_t check_ranges(const moert_expert_map *map) {
     const plan_case c = {
         "clones", CLONED_EXPERTS, 2, CLONED_RANKS, {CLONED_TOKENS, 1, CLONED_TOKENS / 2}, RANDOM};
-    const moert_expert_map *map = cloned_map();
     moert_lane lanes[CLONED_RANKS * CLONED_EXPERTS];
+    size_t most = 0;
     fixture f;
     build(&c, &f);
     for (size_t r = 0; r < CLONED_RANKS; r++) {
@@ -187,29 +187,45 @@ TEST(test_clones_share_the_rows_of_an_expert) {
         owned(f.plan[r], destroy);
         check_positions(&c, f.plan[r]);
     }
-    assert_int_equal(map->longest, 3);
     for (size_t e = 0; e < c.experts; e++) {
-        const uint64_t rows = f.plan[0]->expert_counts[e];
-        size_t nth = 0, member = 0;
+        size_t nth = 0, member = 0, leave = 0;
         for (size_t r = 0; r < c.ranks; r++)
             for (size_t s = 0; s < c.tokens[r] * c.topk; s++) {
                 if (f.index[r][s] != (int32_t)e)
                     continue;
-                while (nth == moert_expert_map_cut(map, e, member + 1, rows))
+                while (nth == moert_expert_map_cut(map, e, member + 1, f.counts))
                     member++;
                 const size_t slot = moert_expert_map_find(map, e, member);
                 const size_t rank = moert_expert_map_rank(map, slot),
                              local = slot - map->first[rank];
                 const size_t before = local > 0 ? f.plan[rank]->ends[local - 1] : 0;
-                const uint64_t first = moert_expert_map_cut(map, e, member, rows);
+                const uint64_t first = moert_expert_map_cut(map, e, member, f.counts);
                 assert_int_equal(first % 64, 0);
                 assert_int_equal(f.plan[r]->slot_rank[s], rank);
                 assert_int_equal(f.plan[r]->slot_row[s], before + nth - first);
+                leave += rank != r;
                 nth++;
             }
-        assert_int_equal(nth, rows);
-        assert_int_equal(member + 1, map->chain[e]);
+        assert_int_equal(nth, f.plan[0]->expert_counts[e]);
+        assert_int_equal(moert_expert_map_cut(map, e, map->chain[e], f.counts), nth);
+        most = moert_max(most, leave);
     }
+    return most;
+}
+
+TEST(test_clones_share_the_rows_of_an_expert) {
+    const moert_expert_map *map = cloned_map();
+    assert_int_equal(map->longest, 3);
+    check_ranges(map);
+}
+
+TEST(test_replicas_compute_the_rows_of_their_groups) {
+    moert_expert_map *map;
+    ASSERT_OK(
+        moert_expert_map_create(CLONED_EXPERTS, CLONED_RANKS, CLONED_RANKS, CLONED_SLOTS, &map));
+    owned(map, destroy_map);
+    assert_int_equal(map->longest, CLONED_RANKS);
+    assert_in_range(check_ranges(map), 1, 63 * (CLONED_RANKS - 1));
 }
 
 TEST(test_plan_gives_each_expert_one_owner_in_contiguous_blocks) {
