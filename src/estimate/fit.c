@@ -18,9 +18,10 @@ void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
     while (strcmp(moert_config_choice("MOERT_EXCHANGE", engine), moert_mesh_engine(mesh)) != 0)
         engine++;
     setting->ranks = moert_comm_size(mesh->world);
-    setting->ep = moert_comm_size(mesh->experts);
+    setting->exact = mesh->exact > 1;
+    setting->ep = moert_comm_size(mesh->experts) / mesh->exact;
     moert_mesh_places(mesh->world, setting->ep, places);
-    setting->places = places;
+    setting->places = setting->exact ? NULL : places; /* exact replicas: whatever the hosts */
     setting->engine = engine;
     setting->device = mesh->device;
     setting->largest_bytes = moert_device_describe(mesh->device)->largest_bytes;

@@ -84,6 +84,17 @@ static size_t uneven(const moert_model_config *c, size_t balanced_rows) {
     return (size_t)ceil((double)balanced_rows * fmax(c->memory.imbalance, 1.0));
 }
 
+/* bound_rows of exchange/plan.c; `tokens` are those of the rank's group, `held` its experts. */
+static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, size_t held) {
+    const size_t each = moert_min(setting->config->router.topk, held);
+    size_t most = tokens;
+    for (size_t g = 0; setting->exact && g < setting->ranks / setting->ep; g++)
+        most = moert_max(most, count_sequences(setting, g) * setting->length);
+    return setting->exact ? moert_min(setting->batch * setting->length * each,
+                                      most * each + held * (MOERT_CUT_ROWS - 1))
+                          : tokens * each;
+}
+
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
@@ -102,9 +113,10 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
     s.tokens = s.sequences * setting->length;
     s.experts = c->expert_slots > 0 ? c->expert_slots : own;
+    s.chain = setting->exact ? setting->ranks / setting->ep : setting->clones ? setting->ep : 1;
     s.peak = (moert_row_peak){uneven(c, moert_ceil_div(tokens * topk * own, experts)),
                               uneven(c, moert_ceil_div(tokens * topk * most, experts))};
-    s.capacity_rows = tokens * moert_min(topk, most);
+    s.capacity_rows = bound_rows(setting, tokens, most);
     s.peak.rows = moert_min(s.peak.rows, tokens * moert_min(topk, own));
     s.peak.largest = moert_min(s.peak.largest, s.capacity_rows);
     s.attention = moert_attention_shape_of(c, setting->device);
@@ -152,8 +164,8 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
     const moert_model_config *c = s->config;
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
     const size_t h = c->hidden;
-    const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
-                 replica = place_of(setting, rank).replica;
+    const size_t ranks = setting->ranks, replicas = setting->exact ? 1 : ranks / setting->ep,
+                 replica = setting->exact ? 0 : place_of(setting, rank).replica;
     const size_t table = c->vocabulary * h;
     const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
     const size_t dense[] = {2 * s->dense * h, h * s->dense}, parts[] = {2, 1};
@@ -240,7 +252,8 @@ static size_t moe_bytes(const moert_memory_shape *s, size_t rows, bool staged) {
     const bool keeps = !recomputes_experts(s);
     const hidden_floats own = experts_hidden(s, rows), shared = shared_hidden(s);
     /* the plan on the device */
-    size_t floats = moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
+    size_t floats =
+        moert_round_up(s->experts, 4) + 4 * s->chain * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
         t * experts,
         t * experts,
@@ -407,6 +420,27 @@ static size_t check_bytes(const moert_memory_setting *setting, const moert_memor
            moert_memory_layer_copies(&once, &most, s->moe_layers > 0, s->dense_layers > 0);
 }
 
+/* ---- experts that move, and clones ---- */
+
+/* The most experts of this rank whose chain has other members. */
+static size_t count_links(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const size_t share = moert_ceil_div(s->config->router.experts, setting->ep);
+    if (setting->exact)
+        return s->experts;
+    return setting->clones ? moert_min(s->experts, (s->experts - share) * setting->ep) : 0;
+}
+
+/* The weights and moments of all experts of a layer, that leave and that come (train/move.c); and a
+ * first projection that a link sends, and one that it receives (layer/clones.c). */
+static size_t move_bytes(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
+    size_t floats = 0;
+    for (int b = 1; b < MOERT_LAYER_BLOCKS; b++)
+        floats += setting->moves ? 2 * 3 * (layer.elements[b][0] + layer.elements[b][1]) : 0;
+    const size_t first = layer.elements[1][0] / moert_max(s->experts, 1);
+    return (floats + 2 * count_links(setting, s) * first) * sizeof(float);
+}
+
 size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
     return make_shape(setting, rank).peak.rows;
 }
@@ -446,6 +480,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
                        results_bytes(&s) + outer * sizeof(float) + head_bytes(&s, adds ? 0 : count),
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = exchange.staging * sizeof(float),
+        .moves = s.moe_layers > 0 ? move_bytes(setting, &s) : 0,
         .saves = setting->saves_beside /* moert_saver_floats */
                      ? 3 * shards * sizeof(float)
                      : 0,
@@ -455,6 +490,6 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     };
     memory->total = memory->weights + memory->gradients + memory->moments + memory->copies +
                     memory->sums + memory->activations + memory->scratch + memory->staging +
-                    memory->saves + memory->checks + exchange.taken * sizeof(float);
+                    memory->moves + memory->saves + memory->checks + exchange.taken * sizeof(float);
     return MOERT_OK;
 }

@@ -17,6 +17,8 @@ typedef struct moert_memory_setting {
     const moert_model_config *config;
     size_t batch, length; /* B sequences of one micro-batch over all ranks, of S tokens each */
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
+    bool exact;           /* the other sets are exact replicas */
+    bool moves, clones;   /* experts move between the ranks; and get clones in spare slots */
     const moert_mesh_place *places; /* [R] in the mesh; NULL: as on one host */
     unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
@@ -42,6 +44,9 @@ typedef struct moert_memory_setting {
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \
     X(staging, "staging", "rows packed into messages of the staged or node exchange")              \
+    X(moves, "moves",                                                                              \
+      "host copies of experts that move, and of what an expert and its clones or exact "           \
+      "replicas hand to each other")                                                               \
     X(saves, "saves", "host copy of this rank's part of a checkpoint, to save beside training")    \
     X(checks, "checks",                                                                            \
       "a second copy of a layer and its inputs, with which ranks repeat each other's work "        \

@@ -13,6 +13,7 @@ typedef struct moert_memory_shape {
     moert_layer_options options;                               /* implied by the config */
     size_t tokens, sequences, first_sequence, total_sequences; /* `tokens` is T of this rank */
     size_t length, experts;                                    /* S; L of this rank */
+    size_t chain;                /* the most members of an expert's chain (plan/expert_map.h) */
     moert_row_peak peak;         /* M, in the layer where it is largest */
     const moert_row_peak *peaks; /* [MoE layers] in each; NULL: `peak` in all */
     size_t capacity_rows;        /* the bound of M */

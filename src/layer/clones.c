@@ -42,6 +42,10 @@ void moert_clones_free(moert_handover *handover) {
     MOERT_FREE(handover->in, handover->out, handover);
 }
 
+size_t moert_clones_bytes(const moert_handover *handover) {
+    return handover != NULL ? 2 * handover->room * sizeof *handover->in : 0;
+}
+
 /* ---- preparation ---- */
 
 /* The slots of this rank whose experts have several members, in the order of the experts, which all

@@ -34,3 +34,5 @@ moert_status moert_clones_refresh(moert_layer *layer, moert_status status);
 /* Frees what the layers of a mesh have needed for clones. NULL is legal. */
 typedef struct moert_handover moert_handover;
 void moert_clones_free(moert_handover *handover);
+/* The host memory for what they hand on. NULL: 0. */
+size_t moert_clones_bytes(const moert_handover *handover);

@@ -61,7 +61,7 @@ static moert_status create(moert_context *context, size_t ep, bool exact, moert_
         ep = size;
     }
     if (status == MOERT_OK && mesh == NULL)
-        status = MOERT_FAIL(ERROR_USAGE, "the mesh to create is NULL");
+        status = MOERT_FAIL(ERROR_USAGE, "moert_mesh_create: mesh is NULL");
     if (status == MOERT_OK)
         status = MOERT_NEW(&made);
     MOERT_TRY_OR(fail, moert_comm_agree(world, status));

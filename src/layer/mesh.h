@@ -65,6 +65,10 @@ struct moert_mesh {
     moert_span *replica_spans; /* [EDP] one leaf for each replica */
 };
 
+/* The kinds of replicas of the experts: moert_mesh_create, and moert_mesh_create_exact. */
+#define MOERT_REPLICA_WORDS "summed|exact"
+enum { MOERT_REPLICAS_SUMMED, MOERT_REPLICAS_EXACT };
+
 /* *group = the number of ranks that share one set of experts: `ep`, or all `ranks` if it is 0.
  * ERROR_USAGE as for moert_mesh_create. */
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);

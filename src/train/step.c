@@ -39,7 +39,8 @@ static moert_status check_replay(const moert_trainer_options *o) {
     return MOERT_OK;
 }
 
-static moert_status check_options(const moert_trainer_options *o, const moert_data *data) {
+static moert_status check_options(const moert_trainer_options *o, bool exact,
+                                  const moert_data *data) {
     moert_data_info info = moert_data_describe(data);
     if (o->micro_batches == 0 || o->batch % o->micro_batches != 0)
         return MOERT_FAIL(ERROR_USAGE,
@@ -64,9 +65,14 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
     if (o->clones && o->rebalance_every == 0)
         return MOERT_FAIL(ERROR_USAGE, "--clones needs --rebalance N, which places them");
-    if (o->clones && o->verify_every > 0)
-        return MOERT_FAIL(ERROR_USAGE, "--verify does not check experts with clones; leave out "
-                                       "--clones or --verify");
+    if ((o->clones || exact) && o->verify_every > 0)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--verify does not check experts with clones or exact replicas; leave "
+                          "out --%s or --verify",
+                          exact ? "replicas" : "clones");
+    if (exact && o->rebalance_every > 0)
+        return MOERT_FAIL(ERROR_USAGE, "--rebalance does not move experts that have exact "
+                                       "replicas; leave out --replicas or --rebalance");
     if (o->eval_every > 0 && !moert_data_has(data, MOERT_HELD_OUT))
         return MOERT_FAIL(ERROR_USAGE,
                           "--eval-every needs held-out data: those of --data, with --held-out or "
@@ -83,7 +89,7 @@ static size_t count_experts(const moert_trainer *t) {
 moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const moert_data_info info = moert_data_describe(t->data);
-    MOERT_TRY(check_options(o, t->data));
+    MOERT_TRY(check_options(o, moert_model_mesh(t->model)->exact > 1, t->data));
     if (o->bias_rate > 0.0 && !moert_model_describe(t->model)->correction_bias)
         return MOERT_FAIL(ERROR_USAGE,
                           "--bias-rate %g: the routers of this model have no correction bias",

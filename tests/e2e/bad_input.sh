@@ -136,6 +136,10 @@ bad "$both" 2 '--peak-tflops -1: expected a number' train "${text[@]}" --watch -
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
 bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
 bad "$both" 2 '[12] ranks .* groups of 3 .*must divide' train "${text[@]}" --ep 3 --out OUT/run
+bad "$both" 2 '--replicas maybe: expected summed\|exact' train "${text[@]}" --ep 1 --replicas maybe
+bad 2 2 '--rebalance does not move experts that have exact replicas' train "${text[@]}" --ep 1 --replicas exact --rebalance 2
+bad 2 2 '--verify does not check .*; leave out --replicas or --verify' train "${text[@]}" --ep 1 --replicas exact --verify 2
+bad "$both" 2 '--clones needs --rebalance N' train "${text[@]}" --clones
 bad "1 2 4" 2 'MOERT_EXCHANGE=bogus .*auto\|local\|window\|node\|staged' MOERT_EXCHANGE=bogus train "${text[@]}"
 bad "$both" 2 'MOERT_BACKEND=bogus .*auto\|reference\|portable' MOERT_BACKEND=bogus train "${text[@]}"
 bad 2 1 'MOERT_BACKEND is nvidia, which takes GPUs of compute capability 8\.0 and later, not' MOERT_BACKEND=nvidia train "${text[@]}"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume. With replicas of
-# the experts, two runs on the same ranks give the same bits, and the losses agree with those without replicas within 1e-5.
+# Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume, and with exact
+# replicas of the experts. With summed replicas, two runs on the same ranks give the same bits, and the losses agree with those
+# without replicas within 1e-5.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -135,6 +136,17 @@ for what in layer experts; do
     several=4
 done
 
+# exact NAME RANKS ENGINE STEPS OPTION...: trains with exact replicas of the experts, and must have the bits of NAME-1-local
+exact() {
+    train "exact-$1-$3" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" --replicas exact "${@:5}" &&
+        same_run "$all/$1-1-local" "$all/exact-$1-$3"
+    verdict $? "$1: $2 $3 ${*:5:2} with exact replicas has the bits of 1 local"
+}
+part exact mixtral 4 window 30 --ep 2 --batch 8
+part exact micro-batches 4 staged 10 --ep 1 --batch 8 --micro-batches 2 --z-coef 1e-3
+part exact gpt-oss 4 node 6 --ep 2 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
+part exact mxfp8 3 window 4 --ep 1 --batch 6 --micro-batches 2 --precision mxfp8
+
 # pieces NAME RANKS ENGINE STEPS OPTION...: runs with a driver that allocates at most 64 KiB at once, so that most buffers consist of
 # several allocations, and must have the bits of NAME-1-local
 pieces() {
@@ -188,13 +200,13 @@ rearranged() {
     local run=(--batch 8 --steps 12 --save-every 6 --eval-every 12) way
     train slices 4 window "${run[@]}" --ep 2 && mv "$all/slices/checkpoints"/*12 "$all/slices-whole"
     verdict $? "rearranged: EP 2 x EDP 2 runs"
-    for way in "4 window --ep 2" "2 window --ep 2" "1 local" "3 staged"; do
+    for way in "4 window --ep 2" "2 window --ep 2" "1 local" "3 staged" "4 window --ep 2 --replicas exact"; do
         cp -r "$all/slices" "$all/from-slices-${way// /-}"
         # shellcheck disable=SC2086
         check "rearranged: $way resumes it" train "from-slices-${way// /-}" $way "${run[@]}" --resume auto
     done
     check "rearranged: EP 2 x EDP 2 has the bits of the uninterrupted run" diff -r "$all/slices-whole" "$all/from-slices-4-window---ep-2/checkpoints"/*12
-    for way in "1 local" "3 staged"; do
+    for way in "1 local" "3 staged" "4 window --ep 2 --replicas exact"; do
         check "rearranged: $way has the bits of EP 2" diff -r "$all/from-slices-2-window---ep-2/checkpoints" "$all/from-slices-${way// /-}/checkpoints"
     done
 }

@@ -85,6 +85,12 @@ moert_mesh *open_mesh(size_t ep) {
     return owned(mesh, destroy_mesh);
 }
 
+moert_mesh *open_exact_mesh(size_t ep) {
+    moert_mesh *mesh;
+    ASSERT_OK(moert_mesh_create_exact(test_context, ep, &mesh));
+    return owned(mesh, destroy_mesh);
+}
+
 static void destroy_model(void *model) {
     moert_model_destroy(model);
 }

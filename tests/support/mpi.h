@@ -41,9 +41,11 @@ int close_test_mesh(void **state);
  * on one host again. */
 void deal_ranks(size_t hosts);
 
-/* open_mesh() creates another mesh, with `ep` ranks per set of experts (0: all). open_model()
- * creates a model without weights. Both objects are destroyed when the test ends. */
+/* open_mesh() creates another mesh, with `ep` ranks per set of experts (0: all), open_exact_mesh()
+ * one with exact replicas. open_model() creates a model without weights. All these objects are
+ * destroyed when the test ends. */
 moert_mesh *open_mesh(size_t ep);
+moert_mesh *open_exact_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
 /* Reads the config.json of a golden model. The config is freed when the test ends. */
 moert_model_config golden_config(const char *name);

@@ -467,6 +467,7 @@ FUNCTIONS = {
     "moert_layer_weight": ("moert_buffer *", ["moert_layer *", "moert_layer_tensor"]),
     "moert_layer_weights_changed": ("void", ["moert_layer *"]),
     "moert_mesh_create": ("moert_status", ["moert_context *", "size_t", "moert_mesh **"]),
+    "moert_mesh_create_exact": ("moert_status", ["moert_context *", "size_t", "moert_mesh **"]),
     "moert_mesh_destroy": ("void", ["moert_mesh *"]),
     "moert_mesh_engine": ("string", ["moert_mesh *"]),
     "moert_mesh_settle": ("moert_status", ["moert_mesh *"]),

@@ -18,7 +18,7 @@ static const char *model_path, *checked_path, *documents_path;
 static moert_option_list data_paths;
 static size_t token_bits;
 static size_t batch, length, micro_batches, ep;
-static unsigned aux_form, save_mode;
+static unsigned aux_form, save_mode, replicas;
 static size_t verify_every;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
@@ -44,6 +44,8 @@ static const moert_option options[] = {
     MOERT_MEMORY_OPTIONS(memory_choice, most_memory),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
+    {"replicas", MOERT_OPTION_CHOICE, &replicas, "summed", MOERT_REPLICA_WORDS,
+     "as for moert-train"},
     {"ranks", MOERT_OPTION_UINT, &asked_ranks, "0", "0..65536",
      "with --model: estimate for so many ranks of one host, with devices such as this one; 0 = for "
      "the ranks of this run"},
@@ -232,7 +234,7 @@ static moert_status run(moert_context *context) {
                                       micro_batches,  (moert_aux_form)aux_form,
                                       save_mode != 0, verify_every > 0,
                                       asked_ranks,    ep,
-                                      most_bytes};
+                                      most_bytes,     replicas == MOERT_REPLICAS_EXACT};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (checked_path != NULL)

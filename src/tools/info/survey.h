@@ -18,6 +18,7 @@ typedef struct moert_survey_model {
     size_t ranks, ep;  /* the estimate is for so many ranks of one host, `ep` of which share one set
                           of experts; ranks 0: for these */
     size_t most;       /* bytes that a rank may take; 0: as for moert_fit_compare */
+    bool exact;        /* replicas of the experts are exact */
 } moert_survey_model;
 
 /*

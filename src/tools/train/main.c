@@ -28,7 +28,7 @@ static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static moert_split split;
 static double held_out, temperature, save_rate, peak_tflops;
-static unsigned schedule_kind, aux_form, save_mode, save_dtype, order, on_mismatch;
+static unsigned schedule_kind, aux_form, save_mode, save_dtype, order, on_mismatch, replicas;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 static const char *most_memory;
@@ -123,6 +123,9 @@ static const moert_option options[] = {
     {"seed", MOERT_OPTION_UINT, &trainer.seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
+    {"replicas", MOERT_OPTION_CHOICE, &replicas, "summed", MOERT_REPLICA_WORDS,
+     "with --ep: how the sets of experts work together. Summed: each adds up its own gradients, "
+     "which are then summed. Exact: all add to the same sums, with the bits of one set on CPUs"},
     {"skip-steps", MOERT_OPTION_STRING, &skip_steps, NULL, NULL,
      "A:B leaves out the data of the steps from A on and before B, which then change nothing; "
      "several "
@@ -459,7 +462,8 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_data_compare(data.data, world));
     MOERT_TRY_OR(done, moert_config_compare(world, config.text));
-    MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
+    MOERT_TRY_OR(done, (replicas == MOERT_REPLICAS_EXACT ? moert_mesh_create_exact
+                                                         : moert_mesh_create)(context, ep, &mesh));
     MOERT_TRY_OR(done, make_slots(context, &config));
     if (!trains_not())
         MOERT_TRY_OR(done, moert_train_fit(context, mesh, &trainer, most_bytes, &config, &memory));

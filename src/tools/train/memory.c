@@ -88,6 +88,8 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
                                       .saves_beside = trainer->save_every > 0 &&
                                                       trainer->save_mode != MOERT_SAVE_HELD,
                                       .verifies = trainer->verify_every > 0,
+                                      .moves = config->expert_slots > 0,
+                                      .clones = trainer->clones && config->expert_slots > 0,
                                       .aux_form = trainer->losses.aux_form};
     moert_fit_prepare(mesh, memory->places, setting);
     const moert_status status = chooses

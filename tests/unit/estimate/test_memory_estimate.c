@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "estimate/memory.h"
 #include "exchange/internal.h"
+#include "layer/clones.h"
 #include "layer/internal.h"
 #include "model/audit_internal.h"
 #include "support/mpi.h"
@@ -215,13 +216,14 @@ typedef struct recipe {
     moert_recompute recompute;
     bool verifies;
     moert_state_type moments, gradients;
+    bool exact; /* replicas */
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
             micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {0, 0, 0, 0, 0},   \
-            0, 0, false, MOERT_RECOMPUTE_NONE, false, MOERT_STATE_F32, MOERT_STATE_F32             \
+            0, 0, false, MOERT_RECOMPUTE_NONE, false, MOERT_STATE_F32, MOERT_STATE_F32, false      \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -248,7 +250,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.memory.gradients = how->gradients;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     deal_ranks(hosts);
-    moert_mesh *mesh = open_mesh(ep);
+    moert_mesh *mesh = how->exact ? open_exact_mesh(ep) : open_mesh(ep);
     moert_mesh_place places[4];
     moert_mesh_places(mesh->world, ep, places);
     deal_ranks(1);
@@ -265,6 +267,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
         .length = LENGTH,
         .ranks = test_ranks,
         .ep = ep,
+        .exact = mesh->exact > 1,
         .places = places,
         .engine = engine_of(mesh),
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
@@ -280,6 +283,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     const moert_memory got = measure(model, optimizer);
     compare(&want, &got);
     expect_equal("saves", want.saves, moert_saver_floats(model) * sizeof(float));
+    expect_equal("moves", want.moves, moert_clones_bytes(mesh->handover));
     expect_equal("checks", want.checks, audit != NULL ? audit_bytes(audit) : 0);
     moert_audit_destroy(audit);
     moert_optimizer_destroy(optimizer);
@@ -294,6 +298,15 @@ TEST(test_estimate_equals_what_a_step_allocates) {
 TEST(test_estimate_holds_for_replicas_and_a_rank_without_sequences) {
     for (size_t m = 0; m < MOERT_COUNT(models); m++)
         run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1, 1);
+}
+
+TEST(test_estimate_knows_exact_replicas) {
+    for (size_t ep = 1; ep <= test_ranks; ep++) {
+        recipe how = RECIPE(BF16, F32, F32, 2, 0, F32);
+        how.exact = true;
+        if (test_ranks % ep == 0)
+            run_model(models[ep % 2], &how, ep, 2 * test_ranks - 1, 1);
+    }
 }
 
 TEST(test_estimate_knows_the_groups_of_ranks_on_two_hosts) {
