@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A training run whose rank is killed or stopped ends soon and names the rank. A run that gets SIGTERM saves a checkpoint of its last
-# whole step and ends without an error. Resumed from its last checkpoint on any number of ranks, it ends with the bytes of a run without
-# faults. No temporary files and no shared memory are left. FAULTS_SEED=N repeats a random choice of ranks and moments. FAULTS=N: only N
-# random faults during the steps. FAULTS_LIVES=N: only N at any moment of a process, and N / 5 more under launch/train. FAULTS_STEPS=N:
-# the steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
+# A training run whose rank is killed or stopped ends soon and names the rank, also while experts move or hand on what their clones
+# need. A run that gets SIGTERM saves a checkpoint of its last whole step and ends without an error. Resumed from its last checkpoint
+# on any number of ranks, it ends with the bytes of a run without faults. No temporary files and no shared memory are left.
+# FAULTS_SEED=N repeats a random choice of ranks and moments. FAULTS=N: only N random faults during the steps. FAULTS_LIVES=N: only N at
+# any moment of a process, N / 5 more under launch/train, and N while experts move. FAULTS_STEPS=N: the steps of each run, a multiple of
+# 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -118,6 +119,41 @@ verdict $status "a run with many saves"
 life_ms=$((($(date +%s%N) - from) / 1000000))
 for ((n = 0; n < lives; n++)); do life $n train; done
 for ((n = lives; n < lives + (lives + 4) / 5; n++)); do life $n under_launch; done
+
+# ---- inside a call by which experts move, or by which an expert and its clones hand weights and sums to each other ----
+
+work=$tmp/handed steps=20 last=step-00000020 shim=$(realpath "${bin%/bin}/tests/inject.so")
+arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --experts 4 --length 64 --batch 8 --steps $steps --save-every 2
+    --keep-last 2 --rebalance 2 --spare-slots 2 --clones --log-every 0)
+train whole 1
+await
+verdict $status "a run with experts that move"
+LD_PRELOAD=$shim INJECT_LOG=$work/sites train sites 3
+await
+hand_calls() { # prints `RANK SITE FUNCTION FILE:LINE` of each such call
+    local log site function offsets place
+    for log in "$work"/sites.?; do
+        while read -r site function offsets; do
+            [[ $function = @(MPI_*|clEnqueue*) ]] || continue
+            place=$(addr2line -e "$program" $offsets | grep -Eo '(layer/clones|train/move)\.c:[0-9]+' | head -n 1)
+            [ -z "$place" ] || echo "${log##*.} $site $function $place"
+        done <"$log"
+    done
+}
+hand_calls >"$work/calls"
+grep -q 'layer/clones' "$work/calls" && grep -q 'train/move' "$work/calls"
+verdict $? "$(wc -l <"$work/calls") call sites move experts or hand on what clones need"
+handed() { # FILE N: kills a rank in a random call of the file, then resumes the run
+    local victim site function place call=$((1 + RANDOM % 6)) title
+    read -r victim site function place < <(grep "$1" "$work/calls" | shuf -n 1 --random-source=<(while :; do echo $RANDOM; done))
+    title="$function in $place kills rank $victim"
+    LD_PRELOAD=$shim INJECT_LOG=$work/fired INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
+    await
+    [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault KILL "$victim" "$gone" && [ -z "$(temporary)" ]
+    verdict $? "$title at call $call: $(grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1); the job ends after $seconds s and names it"
+    resumes "handed-$2" $((1 + RANDOM % 4))
+}
+for ((n = 0; n < lives; n++)); do handed $([ $((n % 2)) -eq 0 ] && echo layer/clones || echo train/move) $n; done
 
 [ -z "$chosen" ] || finish
 work=$tmp steps=${FAULTS_STEPS:-240} last=step-$(printf %08d ${FAULTS_STEPS:-240})

@@ -9,6 +9,7 @@
  *   INJECT_LOG=PATH    PATH.RANK gets a line `SITE FUNCTION OFFSET...` for each site that occurs,
  *                      and `fired FUNCTION CAUSE` when a call fails; a message must name CAUSE
  *   INJECT_SITE=SITE   the site that fails, on rank INJECT_RANK (0); without it no call fails
+ *   INJECT_KILL=N      instead the N-th call of the site kills its process
  *
  * Every function of the table is a stub of machine code (stubs.h), which works for any arguments:
  * x86-64 and AArch64 with glibc only.
@@ -21,6 +22,7 @@
 #include <fcntl.h>
 #include <link.h>
 #include <mpi.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -206,7 +208,8 @@ static uintptr_t program_base;               /* what its addresses are relative 
 static uintptr_t program_start, program_end; /* code of the program; empty: no call is examined */
 static atomic_uint_least64_t seen[SITES];
 static atomic_bool fired;
-static uint64_t chosen; /* 0: none */
+static uint64_t chosen;       /* 0: none */
+static atomic_int calls_left; /* of the chosen site, until the one that kills; 0: none does */
 static int log_file = -1;
 /* this thread is inside the shim */
 static _Thread_local bool busy __attribute__((tls_model("initial-exec")));
@@ -279,6 +282,8 @@ __attribute__((constructor)) static void start(void) {
     }
     if (site != NULL && strcmp(rank_text(), rank != NULL ? rank : "0") == 0)
         chosen = strtoull(site, NULL, 16);
+    if (getenv("INJECT_KILL") != NULL)
+        calls_left = atoi(getenv("INJECT_KILL"));
     if (log_file >= 0 && (site == NULL || chosen != 0))
         find_program();
     unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
@@ -384,7 +389,10 @@ uint64_t inject_decide(frame *f) {
         log_line("%016llx %s %lx %lx %lx\n", (unsigned long long)site, table[f->index].name,
                  offsets[0], offsets[1], offsets[2]);
     errno = kept;
-    if (chosen == site && !atomic_exchange(&fired, true)) {
+    if (chosen == site && calls_left > 0) {
+        if (atomic_fetch_sub(&calls_left, 1) == 1)
+            raise(SIGKILL);
+    } else if (chosen == site && !atomic_exchange(&fired, true)) {
         log_line("fired %s %s\n", table[f->index].name, cause_of(f));
         f->result = fail(f);
         address = 0;

@@ -6,9 +6,11 @@
 #include "base/rng.h"
 #include "context/internal.h"
 #include "support/mpi.h"
+#include "support/suite.h"
 #include "train/move.h"
 
-enum { STEPS = 4, EXPERTS = 5, SEQUENCES = 5, LENGTH = 9 };
+/* LENGTH gives an expert about 150 rows, which is room for three clones. */
+enum { STEPS = 4, EXPERTS = 5, SEQUENCES = 5, LENGTH = 75 };
 
 static const moert_optimizer_options settings = {
     .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = 0.1, .clip = 1.0};
@@ -17,7 +19,7 @@ static const moert_optimizer_options settings = {
 typedef struct run {
     moert_model *model;
     moert_optimizer *optimizer;
-    double norm[STEPS];
+    double norm[STEPS], loss[STEPS];
 } run;
 
 static void destroy_optimizer(void *optimizer) {
@@ -56,7 +58,7 @@ static moert_status set_gradients(const moert_model *model, size_t step) {
 }
 
 /* Computes the gradients of a batch, whose second micro-batch is as the first. */
-static void compute_gradients(const run *r, size_t step) {
+static void compute_gradients(run *r, size_t step) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
     const size_t vocabulary = moert_model_describe(r->model)->vocabulary;
     moert_model_result result;
@@ -74,6 +76,7 @@ static void compute_gradients(const run *r, size_t step) {
         ASSERT_OK(moert_model_forward(r->model, &batch));
         ASSERT_OK(moert_model_loss(r->model, &losses, 0.5, &result));
         ASSERT_OK(moert_model_backward(r->model, i == 1));
+        r->loss[step] = result.cross_entropy;
     }
 }
 
@@ -82,19 +85,39 @@ static void take_step(run *r, size_t step) {
     ASSERT_OK(moert_optimizer_step(r->optimizer, 1e-2, r->norm[step], step + 1));
 }
 
-/* Shuffles the slots of all ranks in each layer. */
-static void move_at_random(const run *r, size_t seed) {
+static size_t random_below(size_t end, size_t seed, size_t layer, size_t i) {
+    return (size_t)(moert_rng_uniform(seed, layer, i) * (double)end);
+}
+
+static bool has_expert(const moert_expert_map *map, const uint32_t *expert, size_t rank,
+                       uint32_t e) {
+    for (size_t s = map->first[rank]; s < map->first[rank + 1]; s++)
+        if (moert_expert_of(expert[s]) == e)
+            return true;
+    return false;
+}
+
+/* Shuffles the slots of all ranks in each layer, and puts clones into most of the empty ones. */
+static void move_at_random(const run *r, size_t seed, bool clones) {
     for (size_t layer = 0; layer < moert_model_moe_layers(r->model); layer++) {
         const moert_expert_map *map = moert_model_placement(r->model, layer);
         const size_t slots = moert_expert_map_slots(map);
         uint32_t expert[64];
         assert_in_range(slots, 1, MOERT_COUNT(expert));
-        memcpy(expert, map->expert, slots * sizeof *expert);
+        for (size_t i = 0; i < slots; i++)
+            expert[i] =
+                moert_expert_map_at(map, i) == map->expert[i] ? map->expert[i] : MOERT_NO_EXPERT;
         for (size_t i = slots; i-- > 1;) {
-            const size_t other = (size_t)(moert_rng_uniform(seed, layer, i) * (double)(i + 1));
+            const size_t other = random_below(i + 1, seed, layer, i);
             const uint32_t kept = expert[i];
             expert[i] = expert[other];
             expert[other] = kept;
+        }
+        for (size_t i = 0; clones && i < slots; i++) {
+            const uint32_t e = (uint32_t)random_below(EXPERTS + 1, seed, layer, slots + i);
+            if (expert[i] == MOERT_NO_EXPERT && e < EXPERTS &&
+                !has_expert(map, expert, moert_expert_map_rank(map, i), e))
+                expert[i] = MOERT_EXPERT_CLONE | e;
         }
         ASSERT_OK(moert_move_experts(r->optimizer, layer, expert, NULL));
     }
@@ -132,7 +155,7 @@ TEST(test_moved_experts_have_the_bits_of_those_that_stay) {
         run moves =
             open_run(ep, moert_min(moert_ceil_div(EXPERTS, ep) + 1, EXPERTS), MOERT_PRECISION_F32);
         for (size_t step = 0; step < STEPS; step++) {
-            move_at_random(&moves, ep * STEPS + step);
+            move_at_random(&moves, ep * STEPS + step, false);
             ASSERT_OK_ON_ALL(set_gradients(stays.model, step));
             ASSERT_OK_ON_ALL(set_gradients(moves.model, step));
             take_step(&stays, step);
@@ -144,20 +167,34 @@ TEST(test_moved_experts_have_the_bits_of_those_that_stay) {
     }
 }
 
-/* Trains two models, one of which moves its experts before each step. */
-static void check_training(moert_precision precision) {
-    const size_t slots = moert_min(moert_ceil_div(EXPERTS, test_ranks) + 1, EXPERTS);
-    run stays = open_run(0, 0, precision), moves = open_run(0, slots, precision);
+/* Trains a model whose experts move, and are cloned, before random steps; none do with schedule 0.
+ * Each schedule has its own number of slots. */
+static run train(moert_precision precision, size_t schedule) {
+    const size_t share = moert_ceil_div(EXPERTS, test_ranks), spare = 1 + schedule % 3;
+    run r = open_run(0, schedule > 0 ? moert_min(share + spare, EXPERTS) : 0, precision);
     for (size_t step = 0; step < STEPS; step++) {
-        move_at_random(&moves, 50 + step);
-        compute_gradients(&stays, step);
-        compute_gradients(&moves, step);
-        take_step(&stays, step);
-        take_step(&moves, step);
-        ASSERT_ON_ALL(moves.norm[step] == stays.norm[step]);
+        const size_t seed = schedule * STEPS + step;
+        if (schedule > 0 && moert_rng_uniform(1, 0, seed) < 0.7)
+            move_at_random(&r, seed, schedule % 4 > 0);
+        compute_gradients(&r, step);
+        take_step(&r, step);
     }
-    const moert_checksum *want = sums_of(&stays), *got = sums_of(&moves);
-    ASSERT_ON_ALL(memcmp(got, want, moert_model_tensor_count(stays.model) * sizeof *got) == 0);
+    return r;
+}
+
+/* Compares trainings by random schedules with one without moves: by default one schedule, with
+ * TEST_ALL eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
+static void check_training(moert_precision precision, size_t seed) {
+    const size_t schedules = suite_skips(true) ? 1 : 8;
+    const run stays = train(precision, 0);
+    const moert_checksum *want = sums_of(&stays);
+    for (size_t i = 1; i <= schedules; i++) {
+        const run moves = train(precision, seed * schedules + i);
+        ASSERT_ON_ALL(memcmp(moves.norm, stays.norm, sizeof stays.norm) == 0);
+        ASSERT_ON_ALL(memcmp(moves.loss, stays.loss, sizeof stays.loss) == 0);
+        const moert_checksum *got = sums_of(&moves);
+        ASSERT_ON_ALL(memcmp(got, want, moert_model_tensor_count(stays.model) * sizeof *got) == 0);
+    }
 }
 
 /* With every engine between ranks. */
@@ -166,7 +203,7 @@ static void check_engines(moert_precision precision) {
     for (size_t i = 0; i < (test_ranks > 1 ? MOERT_COUNT(engines) : 1); i++) {
         test_context->options.engine = test_ranks > 1 ? engines[i] : "local";
         deal_ranks(strcmp(test_context->options.engine, "node") == 0 ? 2 : 1);
-        check_training(precision);
+        check_training(precision, 4 * i + precision);
     }
     test_context->options.engine = NULL;
     deal_ranks(1);
