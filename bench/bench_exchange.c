@@ -29,7 +29,9 @@
 
 enum side { OURS, PACKED, PREPACKED_STREAMED, SIDES };
 
-static unsigned engine, dtype, skew;
+static unsigned engine, dtype;
+static const char *skew_text;
+static bench_skew skew;
 static size_t tokens, hidden, topk, experts, repeat, batch, seed;
 static bool weighted, with_rival;
 static const char *json_path;
@@ -43,7 +45,7 @@ static const moert_option options[] = {
     {"experts", MOERT_OPTION_UINT, &experts, "16", "1..4096", "E"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "f32", BENCH_DTYPE_WORDS,
      "of the rows; mxfp8 rows are only dispatched"},
-    {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
+    {"skew", MOERT_OPTION_STRING, &skew_text, "balanced", NULL, BENCH_SKEW_HELP},
     {"weights", MOERT_OPTION_FLAG, &weighted, "1", NULL,
      "combine multiplies the rows by weights, as if the layer had not; off with MOERT_PUSH=sum"},
     {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "also measure packed MPI_Alltoallv"},
@@ -167,7 +169,7 @@ static moert_status prepare(bench *b) {
     b->width = bench_payload_width(&b->payload);
     b->row_bytes = b->width * sizeof(float);
     MOERT_TRY(MOERT_NEW_ARRAY(&b->all_index, all * topk));
-    MOERT_TRY(bench_route((bench_skew)skew, seed, all, topk, experts, b->all_index));
+    MOERT_TRY(bench_route(skew, seed, all, topk, experts, b->all_index));
     MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
     weighted = weighted && !moert_exchange_sums(b->exchange);
     b->payload.slack = slack_of(b);
@@ -320,8 +322,7 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
     const double gbps = b->bytes / us[OURS].median * 1e-3;
     const double ratio = rival / us[OURS].median;
     const char *name = moert_exchange_engine(b->exchange);
-    const char *type = bench_dtype_name((bench_dtype)dtype),
-               *form = bench_skew_name((bench_skew)skew);
+    const char *type = bench_dtype_name((bench_dtype)dtype), *form = skew_text;
     const size_t ranks = moert_comm_size(b->comm);
     json_t *of_rival[] = {json_null(), json_null(), json_null()};
     if (rival > 0.0) {
@@ -394,7 +395,7 @@ static moert_status check_options(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
     if (hidden % 16 != 0)
         return MOERT_FAIL(ERROR_USAGE, "--hidden is %zu, which is not a multiple of 16", hidden);
-    return MOERT_OK;
+    return bench_skew_read(skew_text, &skew);
 }
 
 MOERT_PROGRAM_MAIN("[mpirun -n R] bench_exchange [OPTION...]",

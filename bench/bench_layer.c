@@ -36,8 +36,9 @@ enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
 #define SAMPLE_S 0.05
 
 static size_t tokens, length, hidden, intermediate, experts, topk, ep, repeat, seed;
-static unsigned model, precision, dispatch, combine, skew;
-static const char *json_path;
+static unsigned model, precision, dispatch, combine;
+static const char *json_path, *skew_text;
+static bench_skew skew;
 static bool with_spans, balances;
 static size_t clones;
 
@@ -61,8 +62,8 @@ static const moert_option options[] = {
      "of rows to the experts"},
     {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
      "of rows back from the experts"},
-    {"skew", MOERT_OPTION_CHOICE, &skew, "router", "router|" BENCH_SKEW_WORDS,
-     "a router's choice of experts, or a " BENCH_SKEW_HELP},
+    {"skew", MOERT_OPTION_STRING, &skew_text, NULL, NULL,
+     BENCH_SKEW_HELP ". Default: a router's choice of experts"},
     {"balance", MOERT_OPTION_FLAG, &balances, NULL, NULL,
      "place the experts so that the ranks get equal rows, as far as possible"},
     {"clones", MOERT_OPTION_UINT, &clones, "0", "0..1024",
@@ -140,8 +141,7 @@ static moert_status make_routing(bench *b) {
     MOERT_TRY(MOERT_NEW_ARRAY(&weight, own));
     for (size_t i = 0; i < own; i++)
         weight[i] = 1.0f / (float)topk;
-    MOERT_TRY_OR(release, bench_route((bench_skew)(skew - 1), seed, ranks * tokens, topk, experts,
-                                      b->index));
+    MOERT_TRY_OR(release, bench_route(skew, seed, ranks * tokens, topk, experts, b->index));
     MOERT_TRY_OR(release,
                  bench_upload(b->device, weight, own * sizeof *weight, &b->buffer[WEIGHT]));
     status = bench_upload(b->device, b->index + moert_comm_rank(b->comm) * own,
@@ -221,7 +221,7 @@ static moert_status make_batch(bench *b) {
 }
 
 static moert_status make_operands(bench *b) {
-    if (skew > 0) {
+    if (skew_text != NULL) {
         MOERT_TRY(make_routing(b));
         MOERT_TRY(place(b));
     }
@@ -239,7 +239,7 @@ static moert_status prepare(bench *b) {
     o.precision = (moert_precision)precision;
     o.dispatch = (moert_dispatch)dispatch;
     o.combine = (moert_combine)combine;
-    o.external_routing = skew > 0;
+    o.external_routing = skew_text != NULL;
     const size_t group = ep == 0 ? moert_comm_size(b->comm) : ep;
     o.slots = balances ? moert_min(moert_ceil_div(experts, group) + clones, experts) : 0;
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
@@ -416,11 +416,11 @@ static moert_status check_options(int argc, char **argv) {
     bench_model_take(model, &hidden, &intermediate, &experts, &topk);
     if (topk > experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
-    if (balances && skew == 0)
+    if (balances && skew_text == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--balance needs --skew: the router's choice is even");
     if (clones > 0 && !balances)
         return MOERT_FAIL(ERROR_USAGE, "--clones needs --balance, which places them");
-    return MOERT_OK;
+    return skew_text != NULL ? bench_skew_read(skew_text, &skew) : MOERT_OK;
 }
 
 MOERT_PROGRAM_MAIN("[mpirun -n R] bench_layer [OPTION...]",

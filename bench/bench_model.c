@@ -16,10 +16,10 @@
 
 enum { MOST_COUNTS = 64, STEP = 2 /* index among the words of --op */ };
 
-static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
+static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path, *skew_text;
 static bench_work asked; /* ep 0 = the fastest */
 static size_t layers, length;
-static unsigned model, type, dispatch, combine, engine, skew, operation;
+static unsigned model, type, dispatch, combine, engine, operation;
 static double shared_cores;
 
 static const moert_option options[] = {
@@ -56,9 +56,11 @@ static const moert_option options[] = {
      "chunks of an exchange that overlap with compute; 0 = as the exchange chooses"},
     {"micro-batches", MOERT_OPTION_UINT, &asked.micro_batches, "1", "1..1000000",
      "micro-batches of a step, after which gradients are summed once"},
-    {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
+    {"skew", MOERT_OPTION_STRING, &skew_text, "balanced", NULL, BENCH_SKEW_HELP},
     {"balance", MOERT_OPTION_FLAG, &asked.balanced, NULL, NULL,
      "the experts are placed so that the ranks get equal rows, as far as possible"},
+    {"clones", MOERT_OPTION_UINT, &asked.clones, "0", "0..1024",
+     "with --balance: each rank has room for so many clones of experts with many rows"},
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
      "passes of a layer to predict, or step: a training step of --model"},
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
@@ -82,7 +84,6 @@ static bench_work work_of(size_t ranks, size_t group) {
     bench_work w = asked;
     w.ranks = ranks;
     w.ep = group;
-    w.skew = (bench_skew)skew;
     w.type = type == 0 ? "f32" : "bf16";
     w.row_bytes = row_bytes[dispatch];
     w.result_bytes = combine == MOERT_COMBINE_BF16 ? 2.0 : 4.0;
@@ -134,10 +135,10 @@ static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction 
                       double efficiency) {
     static const char *const engines[] = {"window", "staged", "node"};
     json_t *row = json_pack(
-        "{ss sI sI sI ss ss sb sI sI sI sI sI sf sf sf ss sf sf}", "op",
+        "{ss sI sI sI ss ss sb sI sI sI sI sI sI sf sf sf ss sf sf}", "op",
         w->backward ? "forward+backward" : "forward", "ranks", (json_int_t)w->ranks, "nodes",
-        (json_int_t)nodes, "ep", (json_int_t)w->ep, "engine", engines[w->engine], "skew",
-        bench_skew_name(w->skew), "balanced", w->balanced, "T", (json_int_t)w->tokens, "H",
+        (json_int_t)nodes, "ep", (json_int_t)w->ep, "engine", engines[w->engine], "skew", skew_text,
+        "balanced", w->balanced, "clones", (json_int_t)w->clones, "T", (json_int_t)w->tokens, "H",
         (json_int_t)w->hidden, "I", (json_int_t)w->intermediate, "E", (json_int_t)w->experts, "K",
         (json_int_t)w->topk, "ms", p->seconds * 1e3, "tokens_per_s_rank",
         (double)w->tokens / p->seconds, "efficiency", efficiency, "bound",
@@ -287,6 +288,9 @@ static moert_status check_options(int argc, char **argv) {
                                        "qwen3-30b, olmoe or mixtral-8x7b");
     if (operation == STEP && json_path != NULL)
         return MOERT_FAIL(ERROR_USAGE, "--json has rows of layers, not of --op step");
+    if (asked.clones > 0 && !asked.balanced)
+        return MOERT_FAIL(ERROR_USAGE, "--clones needs --balance, which places them");
+    MOERT_TRY(bench_skew_read(skew_text, &asked.skew));
     return parse_counts();
 }
 

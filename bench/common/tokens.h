@@ -6,19 +6,27 @@
 
 #include "base/error.h"
 
-/* Words and help of an option of type bench_skew. */
-#define BENCH_SKEW_WORDS "balanced|zipf|hot|one"
+/* Forms and help of an option that bench_skew_read reads. */
+#define BENCH_SKEW_FORMS "balanced|zipf[:S]|hot[:P]|one"
 #define BENCH_SKEW_HELP                                                                            \
-    "load of the experts: equal; the n-th drawn 1/n as often; one takes 30 % of the slots, or as " \
-    "many as K allows; one takes every token"
+    BENCH_SKEW_FORMS ": load of the experts. Equal; the n-th drawn 1/n^S as often (S 1); one "     \
+                     "takes P % of the slots, or as many as K allows (P 30); one takes every "     \
+                     "token"
 
 /* 32 random bits for a column of a token's row; such bits as a value in [-0.5, 0.5). */
 uint32_t bench_word(uint64_t seed, uint64_t token, size_t column);
 float bench_number(uint64_t seed, uint64_t token, size_t column);
 
-typedef enum bench_skew { BENCH_BALANCED, BENCH_ZIPF, BENCH_HOT, BENCH_ONE } bench_skew;
+typedef enum bench_skew_kind { BENCH_BALANCED, BENCH_ZIPF, BENCH_HOT, BENCH_ONE } bench_skew_kind;
 
-const char *bench_skew_name(bench_skew skew);
+/* How the experts of tokens are drawn. */
+typedef struct bench_skew {
+    bench_skew_kind kind;
+    double amount; /* ZIPF: the exponent; HOT: the hot expert's share of the slots */
+} bench_skew;
+
+/* ERROR_USAGE unless `text` has one of BENCH_SKEW_FORMS. */
+moert_status bench_skew_read(const char *text, bench_skew *skew);
 
 /* index[tokens,topk] = distinct experts of tokens 0 to tokens - 1, a function of the seed. With
  * BENCH_ONE all slots but the first are -1. Errors: ERROR_MEMORY. */

@@ -203,7 +203,8 @@ static moert_status open_exchange(const bench_work *w, size_t tokens, unsigned e
     const size_t ranks = moert_comm_size(p->comm), slots = tokens * w->topk;
     const size_t mine = moert_comm_rank(p->comm) * slots;
     MOERT_TRY(MOERT_NEW_ARRAY(&p->experts, ranks * slots));
-    MOERT_TRY(bench_route(BENCH_BALANCED, 1, ranks * tokens, w->topk, w->experts, p->experts));
+    MOERT_TRY(bench_route((bench_skew){BENCH_BALANCED, 0.0}, 1, ranks * tokens, w->topk, w->experts,
+                          p->experts));
     MOERT_TRY(bench_upload(p->device, p->experts + mine, slots * sizeof(int32_t), &p->index));
     MOERT_TRY(bench_upload(p->device, NULL, tokens * w->hidden * sizeof(float), &p->rows));
     MOERT_TRY(moert_exchange_create(p->device, p->comm, engine, &p->exchange));

@@ -82,12 +82,13 @@ static moert_status make_setting(const bench_machine *m, const bench_work *w, se
     if (w->engine == BENCH_NODE && m->linked)
         return MOERT_FAIL(ERROR_USAGE, "the node exchange is for CPU devices");
     MOERT_TRY(bench_spread_of(&(bench_sharing){w->skew, w->tokens * w->ep, w->topk, w->experts,
-                                               w->ep, nodes, w->balanced},
+                                               w->ep, nodes, w->balanced, w->clones},
                               &s->spread));
     s->m = m;
     s->w = w;
     s->nodes = (double)nodes;
-    s->rows = (double)(w->tokens * (w->skew == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
+    s->rows =
+        (double)(w->tokens * (w->skew.kind == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
     s->local = (double)moert_ceil_div(w->experts, w->ep);
     s->slowdown = slowdown_of(m, w->ranks);
     s->chunks = (double)chunks_of(w);
@@ -233,6 +234,16 @@ static double sums(const setting *s) {
            sum_seconds(s->m, ranks, ranks / s->w->ep, 12.0 * h * i * s->local);
 }
 
+/* Seconds in which the clones of a rank hand on their partial gradients, through host memory at
+ * both ends. */
+static double handover(const setting *s) {
+    const bench_line link = s->nodes > 1.0 ? s->m->between : s->m->inside;
+    const double bytes =
+        12.0 * (double)s->w->hidden * (double)s->w->intermediate * s->spread.clones;
+    return bytes / (link.gbps * 1e9) + s->slowdown * 2.0 * bytes / (s->m->host_gbps * 1e9) +
+           2.0 * s->spread.clones * link.us * 1e-6;
+}
+
 /* ---- a pass ---- */
 
 /* Seconds of the exchange that overlap with compute: with chunks, with `work` seconds of it; over
@@ -283,7 +294,7 @@ moert_status bench_predict(const bench_machine *machine, const bench_work *work,
     MOERT_TRY(add_pass(&s, false, &p));
     if (work->backward) {
         MOERT_TRY(add_pass(&s, true, &p));
-        p.part[BENCH_SUMS] = sums(&s) / (double)work->micro_batches;
+        p.part[BENCH_SUMS] = sums(&s) / (double)work->micro_batches + handover(&s);
         p.seconds += p.part[BENCH_SUMS];
     }
     for (int i = 1; i < BENCH_PARTS; i++)

@@ -6,7 +6,8 @@
  *   dispatch every slot's row to the owner of its expert
  *   experts  two GEMMs and a GLU forward; four GEMMs backward
  *   combine  every slot's row back to its token's rank, summed there
- *   sums     the router's gradient over all ranks, experts' gradients over their replicas
+ *   sums     the router's gradient over all ranks, experts' gradients over their replicas, and
+ *            partial sums that clones hand on
  *
  * The slowest rank is the one with the most rows (spread.h). Traffic of the engines:
  *
@@ -37,7 +38,8 @@ typedef struct bench_work {
     size_t tokens;    /* tokens of a rank */
     size_t hidden, intermediate, experts, topk;
     bench_skew skew;
-    bool balanced;       /* the experts are placed by their rows */
+    bool balanced;       /* the experts are placed by their rows, */
+    size_t clones;       /* with room for so many clones on each rank */
     const char *type;    /* dtype of the experts' GEMMs: f32 or bf16 */
     double row_bytes;    /* per element of a dispatched row: 4, 2 or 33/32 */
     double result_bytes; /* per element of a combined row: 4 or 2 */

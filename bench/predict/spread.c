@@ -3,12 +3,9 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "plan/balance.h"
-
-#define HOT_FRACTION 0.3 /* as in tokens.c */
 
 /* ---- probabilities ---- */
 
@@ -28,19 +25,19 @@ static double sum_of(const double *values, size_t count) {
     return sum;
 }
 
-/* inclusion[e] = 1 - exp(-rate / (e + 1)): experts are drawn by Zipf's law until there are K
- * distinct ones. */
-static void fill_zipf(double rate, size_t experts, double *inclusion) {
+/* inclusion[e] = 1 - exp(-rate / (e + 1)^exponent): experts are drawn by Zipf's law until there are
+ * K distinct ones. */
+static void fill_zipf(double rate, size_t experts, double exponent, double *inclusion) {
     for (size_t e = 0; e < experts; e++)
-        inclusion[e] = -expm1(-rate / (double)(e + 1));
+        inclusion[e] = -expm1(-rate / pow((double)(e + 1), exponent));
 }
 
 /* Finds the rate at which sum(inclusion) = K, by bisection. */
-static void include_zipf(size_t topk, size_t experts, double *inclusion) {
-    double low = 0.0, high = 1e6;
+static void include_zipf(size_t topk, size_t experts, double exponent, double *inclusion) {
+    double low = 0.0, high = 1e6 * pow((double)experts, exponent);
     for (int i = 0; i < 200; i++) {
         const double rate = 0.5 * (low + high);
-        fill_zipf(rate, experts, inclusion);
+        fill_zipf(rate, experts, exponent, inclusion);
         if (sum_of(inclusion, experts) < (double)topk)
             low = rate;
         else
@@ -49,39 +46,70 @@ static void include_zipf(size_t topk, size_t experts, double *inclusion) {
 }
 
 static void include(bench_skew skew, size_t topk, size_t experts, double *inclusion) {
-    const double hot = fmin(1.0, HOT_FRACTION * (double)topk);
+    const double hot = fmin(1.0, skew.amount * (double)topk);
     for (size_t e = 0; e < experts; e++)
-        inclusion[e] = skew == BENCH_BALANCED || experts == 1 ? (double)topk / (double)experts
-                       : skew == BENCH_ONE                    ? (double)(e == 0)
-                       : e == 0                               ? hot
+        inclusion[e] = skew.kind == BENCH_BALANCED || experts == 1 ? (double)topk / (double)experts
+                       : skew.kind == BENCH_ONE                    ? (double)(e == 0)
+                       : e == 0                                    ? hot
                                 : ((double)topk - hot) / (double)(experts - 1);
-    if (skew == BENCH_ZIPF && topk < experts)
-        include_zipf(topk, experts, inclusion);
-    else if (skew == BENCH_ZIPF)
-        fill_zipf(INFINITY, experts, inclusion);
+    if (skew.kind == BENCH_ZIPF && topk < experts)
+        include_zipf(topk, experts, skew.amount, inclusion);
+    else if (skew.kind == BENCH_ZIPF)
+        fill_zipf(INFINITY, experts, skew.amount, inclusion);
 }
 
-/* Sorts inclusion[E] by the slots of a balanced placement. */
-static moert_status balance(size_t experts, size_t ranks, double *inclusion) {
+/* ---- places ---- */
+
+/* share[slots] = how likely one of a token's experts is in a slot. Slots follow the ranks. */
+typedef struct places {
+    double *share;
+    size_t slots, clones;
+} places;
+
+/* Fills places with the experts of a placement: an expert and its clones share its rows. */
+static void fill_places(const moert_expert_map *map, const double *inclusion, places *p) {
+    p->clones = 0;
+    for (size_t slot = 0; slot < p->slots; slot++) {
+        const uint32_t e = moert_expert_map_at(map, slot);
+        p->share[slot] = e != MOERT_NO_EXPERT ? inclusion[e] / (double)map->chain[e] : 0.0;
+        p->clones += e != map->expert[slot];
+    }
+}
+
+/* Balances the expected rows of a placement's ranks. */
+static moert_status balance(moert_expert_map *map, bool clones, const double *inclusion) {
     static const double UNIT = 1e-9;
-    moert_expert_map *map = NULL;
     uint64_t *rows = NULL;
     uint32_t *expert = NULL;
-    double *sorted = NULL;
     moert_status status;
-    MOERT_TRY_OR(release, moert_expert_map_create(experts, ranks, 1, 0, &map));
-    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, experts));
-    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, experts));
-    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&sorted, experts));
-    for (size_t e = 0; e < experts; e++)
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, map->experts));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, moert_expert_map_slots(map)));
+    for (size_t e = 0; e < map->experts; e++)
         rows[e] = (uint64_t)(inclusion[e] / UNIT);
-    MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, false, expert));
-    for (size_t slot = 0; slot < experts; slot++)
-        sorted[slot] = inclusion[expert[slot]];
-    memcpy(inclusion, sorted, experts * sizeof *sorted);
+    MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, clones, expert));
+    status = moert_expert_map_assign(map, expert);
+release:
+    MOERT_FREE(rows, expert);
+    return status;
+}
+
+static moert_status place(const bench_sharing *of, places *p) {
+    const size_t share = moert_ceil_div(of->experts, of->ep),
+                 slots = of->clones > 0 ? moert_min(share + of->clones, of->experts) : 0;
+    moert_expert_map *map = NULL;
+    double *inclusion = NULL;
+    moert_status status;
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&inclusion, of->experts));
+    include(of->skew, of->topk, of->experts, inclusion);
+    MOERT_TRY_OR(release, moert_expert_map_create(of->experts, of->ep, 1, slots, &map));
+    if (of->balanced)
+        MOERT_TRY_OR(release, balance(map, of->clones > 0, inclusion));
+    p->slots = moert_expert_map_slots(map);
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&p->share, p->slots));
+    fill_places(map, inclusion, p);
 release:
     moert_expert_map_destroy(map);
-    MOERT_FREE(rows, expert, sorted);
+    free(inclusion);
     return status;
 }
 
@@ -103,19 +131,19 @@ double bench_largest_normal(size_t count) {
     return low;
 }
 
-/* Experts divided into consecutive groups: ranks, nodes, or single experts. */
+/* Slots divided into consecutive groups: ranks, nodes, or single slots. */
 typedef struct grouping {
-    const double *inclusion;
+    const places *places;
     size_t experts, topk, tokens, groups;
 } grouping;
 
 static size_t first_of(const grouping *g, size_t group) {
-    return group * g->experts / g->groups;
+    return group * g->places->slots / g->groups;
 }
 
 static double mean_of(const grouping *g, size_t group) {
     const size_t first = first_of(g, group);
-    return sum_of(g->inclusion + first, first_of(g, group + 1) - first);
+    return sum_of(g->places->share + first, first_of(g, group + 1) - first);
 }
 
 /* The standard deviation of a group's rows: each token makes K draws without replacement, each of
@@ -149,7 +177,7 @@ static double distinct(const grouping *g, bool exact) {
         const size_t first = first_of(g, i), end = first_of(g, i + 1);
         double none = 1.0;
         for (size_t e = first; e < end; e++)
-            none *= 1.0 - g->inclusion[e];
+            none *= 1.0 - g->places->share[e];
         sum += 1.0 - (exact ? none_among((double)(end - first), (double)g->topk, (double)g->experts)
                             : none);
     }
@@ -157,31 +185,25 @@ static double distinct(const grouping *g, bool exact) {
 }
 
 moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread) {
-    const bench_skew skew = of->skew;
     const size_t tokens = of->tokens, topk = of->topk, experts = of->experts, ep = of->ep,
                  nodes = of->nodes;
-    double *inclusion;
     if (tokens == 0 || topk == 0 || topk > experts || ep == 0 || ep > experts || nodes == 0 ||
         nodes > ep)
         return MOERT_FAIL(ERROR_USAGE,
                           "no spread of %zu tokens, %zu of %zu experts each, over %zu ranks on %zu "
                           "nodes",
                           tokens, topk, experts, ep, nodes);
-    MOERT_TRY(MOERT_NEW_ARRAY(&inclusion, experts));
-    const size_t taken = skew == BENCH_ONE ? 1 : topk;
-    include(skew, topk, experts, inclusion);
-    const moert_status status = of->balanced ? balance(experts, ep, inclusion) : MOERT_OK;
-    if (status != MOERT_OK) {
-        free(inclusion);
-        return status;
-    }
-    grouping g = {inclusion, experts, taken, tokens, ep};
-    spread->pairs_rank = distinct(&g, skew == BENCH_BALANCED);
+    places p = {.share = NULL};
+    MOERT_TRY(place(of, &p));
+    const bool even = of->skew.kind == BENCH_BALANCED;
+    grouping g = {&p, experts, of->skew.kind == BENCH_ONE ? 1 : topk, tokens, ep};
+    spread->pairs_rank = distinct(&g, even);
     spread->largest_rank = largest_of(&g);
     g.groups = nodes;
-    spread->pairs_node = distinct(&g, skew == BENCH_BALANCED);
-    g.groups = experts;
-    spread->largest_expert = largest_of(&g);
-    free(inclusion);
+    spread->pairs_node = distinct(&g, even);
+    g.groups = p.slots;
+    spread->largest_expert = largest_of(&g) * (double)experts / (double)p.slots;
+    spread->clones = (double)p.clones / (double)ep;
+    free(p.share);
     return MOERT_OK;
 }

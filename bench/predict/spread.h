@@ -16,7 +16,8 @@ typedef struct bench_spread {
     double pairs_rank;     /* distinct ranks that own a token's experts */
     double pairs_node;     /* distinct nodes */
     double largest_rank;   /* rows of the busiest rank, as a multiple of the mean */
-    double largest_expert; /* rows of the busiest expert, as a multiple of the mean */
+    double largest_expert; /* rows of the busiest expert, or of one of its clones, likewise */
+    double clones;         /* of a rank */
 } bench_spread;
 
 /* The expected maximum of `count` independent standard normal values; 0 for one value. */
@@ -24,12 +25,14 @@ double bench_largest_normal(size_t count);
 
 /*
  * The spread of `tokens` tokens, in total, over ep ranks that share the experts: E/ep consecutive
- * experts each or, balanced, as moert_expert_map_balance places them by their expected rows. Nodes
- * are runs of ep / nodes ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
+ * experts each or, balanced, as moert_expert_map_balance places them by their expected rows, with
+ * room for `clones` clones on each rank. Nodes are runs of ep / nodes ranks. Errors: ERROR_USAGE,
+ * ERROR_MEMORY.
  */
 typedef struct bench_sharing {
     bench_skew skew;
     size_t tokens, topk, experts, ep, nodes;
     bool balanced;
+    size_t clones;
 } bench_sharing;
 moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread);

@@ -9,30 +9,33 @@
 
 /* ---- spread ---- */
 
+static const bench_skew skew_even = {BENCH_BALANCED, 0.0}, skew_one = {BENCH_ONE, 0.0},
+                        skew_zipf = {BENCH_ZIPF, 1.0};
+
 static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size_t ep,
                               size_t nodes) {
     bench_spread spread;
     ASSERT_OK(
-        bench_spread_of(&(bench_sharing){skew, 4096, topk, experts, ep, nodes, false}, &spread));
+        bench_spread_of(&(bench_sharing){skew, 4096, topk, experts, ep, nodes, false, 0}, &spread));
     return spread;
 }
 
 TEST(test_distinct_ranks_and_nodes_are_counted_exactly) {
     /* 2 of 4 experts, 4 ranks, 2 nodes: a token reaches 2 ranks; 2 of the 6 pairs of ranks share a
      * node */
-    const bench_spread a = spread_of(BENCH_BALANCED, 2, 4, 4, 2);
+    const bench_spread a = spread_of(skew_even, 2, 4, 4, 2);
     assert_within(a.pairs_rank, 2.0, 1e-12);
     assert_within(a.pairs_node, 1.0 * 2.0 / 6.0 + 2.0 * 4.0 / 6.0, 1e-12);
     /* 2 of 4 experts on 2 ranks: 2 of the 6 pairs of experts share a rank */
-    assert_within(spread_of(BENCH_BALANCED, 2, 4, 2, 1).pairs_rank, 10.0 / 6.0, 1e-12);
+    assert_within(spread_of(skew_even, 2, 4, 2, 1).pairs_rank, 10.0 / 6.0, 1e-12);
     /* a token that chooses all experts reaches every rank and node; there is no imbalance */
-    const bench_spread all = spread_of(BENCH_BALANCED, 8, 8, 4, 2);
+    const bench_spread all = spread_of(skew_even, 8, 8, 4, 2);
     assert_within(all.pairs_rank, 4.0, 1e-12);
     assert_within(all.pairs_node, 2.0, 1e-12);
     assert_within(all.largest_rank, 1.0, 1e-12);
-    assert_within(spread_of(BENCH_BALANCED, 2, 8, 1, 1).pairs_rank, 1.0, 1e-12);
-    assert_within(spread_of(BENCH_ONE, 2, 8, 4, 4).pairs_node, 1.0, 1e-12);
-    assert_within(spread_of(BENCH_ONE, 2, 8, 4, 4).largest_rank, 4.0, 1e-12);
+    assert_within(spread_of(skew_even, 2, 8, 1, 1).pairs_rank, 1.0, 1e-12);
+    assert_within(spread_of(skew_one, 2, 8, 4, 4).pairs_node, 1.0, 1e-12);
+    assert_within(spread_of(skew_one, 2, 8, 4, 4).largest_rank, 4.0, 1e-12);
 }
 
 /* Computes the mean spread over several seeds, with experts drawn as in bench_exchange. */
@@ -66,9 +69,13 @@ TEST(test_expected_spreads_are_those_of_draws) {
         /* tolerances; the prediction treats experts of skewed draws as independent */
         double pairs, largest;
     } cases[] = {
-        {BENCH_BALANCED, 2, 8, 4, 0.01, 0.01},    {BENCH_BALANCED, 8, 64, 16, 0.01, 0.01},
-        {BENCH_BALANCED, 8, 128, 64, 0.01, 0.03}, {BENCH_HOT, 2, 16, 8, 0.05, 0.05},
-        {BENCH_ZIPF, 4, 64, 8, 0.06, 0.12},
+        {{BENCH_BALANCED, 0.0}, 2, 8, 4, 0.01, 0.01},
+        {{BENCH_BALANCED, 0.0}, 8, 64, 16, 0.01, 0.01},
+        {{BENCH_BALANCED, 0.0}, 8, 128, 64, 0.01, 0.03},
+        {{BENCH_HOT, 0.3}, 2, 16, 8, 0.05, 0.05},
+        {{BENCH_ZIPF, 1.0}, 4, 64, 8, 0.06, 0.12},
+        {{BENCH_ZIPF, 0.5}, 4, 64, 8, 0.06, 0.12},
+        {{BENCH_HOT, 0.4}, 2, 64, 4, 0.08, 0.05},
     };
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         const bench_spread want =
@@ -81,7 +88,7 @@ TEST(test_expected_spreads_are_those_of_draws) {
 }
 
 TEST(test_balanced_experts_spread_evenly) {
-    bench_sharing of = {BENCH_ZIPF, 4096, 2, 64, 4, 1, false};
+    bench_sharing of = {skew_zipf, 4096, 2, 64, 4, 1, false, 0};
     bench_spread contiguous, balanced;
     ASSERT_OK(bench_spread_of(&of, &contiguous));
     of.balanced = true;
@@ -89,9 +96,27 @@ TEST(test_balanced_experts_spread_evenly) {
     assert_true(contiguous.largest_rank > 2.5);
     assert_true(balanced.largest_rank >= 1.0 && balanced.largest_rank < 1.05);
     assert_within(balanced.largest_expert, contiguous.largest_expert, 1e-12);
-    of.skew = BENCH_ONE; /* one expert cannot be divided */
+    of.skew = skew_one; /* without clones an expert cannot be divided */
     ASSERT_OK(bench_spread_of(&of, &balanced));
     assert_within(balanced.largest_rank, 4.0, 1e-12);
+    of.clones = 1;
+    ASSERT_OK(bench_spread_of(&of, &balanced));
+    assert_true(balanced.largest_rank >= 1.0 && balanced.largest_rank < 1.05);
+    assert_within(balanced.clones, 0.75, 1e-12);
+}
+
+TEST(test_skews_are_read) {
+    bench_skew skew;
+    ASSERT_OK(bench_skew_read("zipf", &skew));
+    assert_true(skew.kind == BENCH_ZIPF && skew.amount == 1.0);
+    ASSERT_OK(bench_skew_read("zipf:0.5", &skew));
+    assert_true(skew.kind == BENCH_ZIPF && skew.amount == 0.5);
+    ASSERT_OK(bench_skew_read("hot:40", &skew));
+    assert_true(skew.kind == BENCH_HOT);
+    assert_within(skew.amount, 0.4, 1e-12);
+    static const char *const bad[] = {"", "zip", "zipf:", "zipf:0", "hot:101", "hot:4x", "one:1"};
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+        ASSERT_FAILS(bench_skew_read(bad[i], &skew), MOERT_ERROR_USAGE, "expected balanced|zipf");
 }
 
 TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
@@ -310,7 +335,7 @@ TEST_WITH(test_more_of_anything_takes_no_less, open_machine, close_machine) {
     more.topk += 1;
     assert_true(predicted(&more).seconds > base);
     more = w;
-    more.skew = BENCH_ZIPF;
+    more.skew = skew_zipf;
     assert_true(predicted(&more).seconds > base);
     more = w;
     more.row_bytes = 2.0;
