@@ -112,10 +112,10 @@ moert_status moert_lock_take(const char *directory, moert_lock **out) {
     moert_lock *lock;
     MOERT_TRY(MOERT_NEW(&lock));
     lock->handle = -1;
+    lock->old = strlen(directory);
     moert_status status;
     MOERT_TRY_OR(undo, moert_text_path(&lock->directory, "%s", directory));
     MOERT_TRY_OR(undo, moert_text_path(&lock->path, "%s/.lock", directory));
-    lock->old = strlen(directory);
     MOERT_TRY_OR(undo, find_existing(directory, &lock->old));
     MOERT_TRY_OR(undo, moert_make_directories(directory));
     MOERT_TRY_OR(undo, take(lock));
