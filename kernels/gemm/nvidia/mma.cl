@@ -106,9 +106,11 @@ static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *fi
     const uint across = (s.columns + RESULTS - 1) / RESULTS, n = get_group_id(0);
     const uint high = n / (GROUP * across) * GROUP, rest = n % (GROUP * across),
                span = min((uint)GROUP, s.down - high);
-    const uint begin = s.skip > 0 ? ends[s.skip - 1] / LINES + s.skip
-                                  : 0; /* the first row tile of the groups [skip, groups) */
-    const uint row = begin + high + rest % span, each = (s.lines + LINES - 1) / LINES;
+    const uint each = (s.lines + LINES - 1) / LINES; /* row tiles of a group in WGRAD */
+    const uint begin = ORIENTATION == WGRAD ? s.skip * each
+                       : s.skip > 0         ? ends[s.skip - 1] / LINES + s.skip
+                                    : 0; /* the first row tile of the groups [skip, groups) */
+    const uint row = begin + high + rest % span;
     const uint group = ORIENTATION == WGRAD ? row / each : find_group(row, ends, s.skip, s.groups);
     *first = group > 0 ? ends[group - 1] : 0;
     t->group = group;

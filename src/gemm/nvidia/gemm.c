@@ -117,10 +117,10 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
         return MOERT_NVIDIA_TAKES;
     if (gemm == NULL)
         return NULL;
-    if (gemm->kind == MOERT_GEMM_WGRAD && gemm->part.end - gemm->part.first < gemm->groups.count)
-        return "weight gradients of all groups";
     if (moert_nvidia_splits(device, gemm))
         return NULL;
+    if (moert_nvidia_is_part(gemm) && moert_nvidia_is_quantized(gemm))
+        return "all groups of quantized operands";
     if (moert_nvidia_is_fp8(gemm))
         return moert_nvidia_fp8_refusal(device, gemm);
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, ungated = !gemm->gated;

@@ -48,8 +48,8 @@ static bool suits(const moert_gemm *gemm, moert_gemm_kind kind) {
     const bool wgrad = kind == MOERT_GEMM_WGRAD;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column;
     return gemm->type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
-           (wgrad || gemm->shared_weight) && (wgrad ? gemm->ldx : lengths) % QUAD == 0 &&
-           gemm->groups.rows > 0;
+           (wgrad ? !moert_nvidia_is_part(gemm) : gemm->shared_weight) &&
+           (wgrad ? gemm->ldx : lengths) % QUAD == 0 && gemm->groups.rows > 0;
 }
 
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm) {

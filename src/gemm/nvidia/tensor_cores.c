@@ -260,11 +260,11 @@ static moert_status run_mma(const moert_gemm *gemm) {
     const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
                                b = moert_nvidia_second_operand(gemm);
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const size_t used = gemm->shared_weight ? 1 : gemm->groups.count;
-    const size_t rows_used =
-        gemm->part.end > 0 ? gemm->part.end_row - gemm->part.first_row : gemm->groups.rows;
-    const size_t down = wgrad ? used * moert_ceil_div(gemm->n, TILE_MMA)
-                              : rows_used / TILE_MMA + (gemm->part.first > 0) + used;
+    const moert_part part = moert_part_of(gemm);
+    const size_t used = gemm->shared_weight ? 1 : part.end - part.first;
+    const size_t down = wgrad
+                            ? used * moert_ceil_div(gemm->n, TILE_MMA)
+                            : (part.end_row - part.first_row) / TILE_MMA + (part.first > 0) + used;
     const size_t across =
         moert_ceil_div(gemm->kind == MOERT_GEMM_FORWARD ? gemm->n : gemm->k, TILE_MMA);
     char spec[SPEC_BYTES];

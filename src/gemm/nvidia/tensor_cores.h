@@ -39,6 +39,12 @@ static inline bool moert_nvidia_is_quantized(const moert_gemm *gemm) {
     return gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL;
 }
 
+/* Whether the GEMM computes only some of the groups. */
+static inline bool moert_nvidia_is_part(const moert_gemm *gemm) {
+    const moert_part part = moert_part_of(gemm);
+    return part.end - part.first < gemm->groups.count;
+}
+
 /* A condition on a GEMM, and the text for `supports` if it does not hold. */
 typedef struct moert_nvidia_condition {
     bool holds;

@@ -32,7 +32,7 @@ typedef struct way {
     moert_dtype type;
     bool prepacked;
     const char *bf16;   /* the value of MOERT_BF16; NULL: auto */
-    bool parts;         /* forward, dgrad and gated: one call for every two groups */
+    bool parts;         /* one call for every two groups */
     moert_dtype result; /* dtype of the result of forward and dgrad */
     bool split;         /* if the device supports it, split f32 operands into three bf16 values */
     unsigned spared;    /* compute units that first serve the second queue, then join the GEMM */
