@@ -10,6 +10,7 @@
  */
 #define LINES       128
 #define COLUMNS     256
+#define RESULTS     COLUMNS
 #define BLOCK_K     128
 #define WIDTH       128 /* columns of a part */
 #define PARTS       (COLUMNS / WIDTH)
@@ -26,6 +27,9 @@
 #define SCALES        (LINES + (WGRAD ? COLUMNS : 4))
 #define SCALES_OWN    ((LINES + COLUMN_SCALES + 95) / 96) /* scales that a work-item loads */
 
+#define REDUCES_ROWS WGRAD
+#define KEEPS_EMPTY  0
+
 /* Offsets in the arena. */
 #define OUT_AT    (STAGES * STAGE_BYTES)
 #define FULL_AT   (OUT_AT + 8 * OUTS * PIECE_BYTES)
@@ -41,45 +45,18 @@ typedef struct tile {
     uint k_size;
 } tile;
 
-/* The state of the walk over the groups: tiles of the group from `base` on, rows from `first` to
- * `last` - 1, blocks of rows before the group. */
-typedef struct walk {
-    uint group, first, last, base, block;
-} walk;
-
 typedef struct shape {
     uint groups, lines, columns, k_size; /* lines of all groups; in WGRAD of each group */
 } shape;
+
+#include "gemm/nvidia/tiles.h"
+#include "gemm/nvidia/walk.h"
 
 /* Scales; fp8.cl defines the strides. */
 typedef struct scales {
     global const float *s, *t;
     uint s_line, t_group, t_block, t_column;
 } scales;
-
-static inline uint blocks_of(uint k_size) {
-    return (k_size + BLOCK_K - 1) / BLOCK_K;
-}
-
-static inline uint tiles_down(const shape *s, const walk *w) {
-    return ((WGRAD ? s->lines : w->last - w->first) + LINES - 1) / LINES;
-}
-
-/* Finds the group of tile n, which must not decrease from call to call; false beyond the last
- * tile. */
-static inline bool find_group(const shape *s, local const uint *ends, uint n, walk *w) {
-    const uint across = (s->columns + COLUMNS - 1) / COLUMNS;
-    for (; w->group < s->groups; w->group++) {
-        w->first = w->group > 0 ? ends[w->group - 1] : 0;
-        w->last = ends[w->group];
-        const uint count = tiles_down(s, w) * across;
-        if (n - w->base < count)
-            return true;
-        w->base += count;
-        w->block += blocks_of(w->last - w->first);
-    }
-    return false;
-}
 
 /* The position of a block of K: in the tile that begins at (line, column) of the walk's group. */
 typedef struct position {
@@ -116,17 +93,15 @@ static inline float load_scale(const shape *s, const scales *of, const walk *w, 
  */
 static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base,
                            local uchar *arena) {
-    const uint across = (s.columns + COLUMNS - 1) / COLUMNS;
     const bool loads_scales = get_local_id(0) >= 32;
     local const uint *ends = (local const uint *)(arena + ENDS_AT);
     walk w = {0, 0, 0, 0, 0};
     uint step = 0;
     for (uint n = get_group_id(0);; n += get_num_groups(0)) {
         const bool more = find_group(&s, ends, n, &w);
-        const uint down = tiles_down(&s, &w), nth = n - w.base;
-        const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across),
-                   span = min(GROUP, (int)(down - high));
-        position at = {(high + rest % span) * LINES, rest / span * COLUMNS, 0};
+        const tile_position tile_at =
+            tile_position_of(n - w.base, GROUP, tiles_down(&s, &w), tiles_across(&s));
+        position at = {tile_at.down * LINES, tile_at.across * COLUMNS, 0};
         const uint k_size = WGRAD ? w.last - w.first : s.k_size,
                    blocks = more ? blocks_of(k_size) : 0;
         for (; at.block < max(blocks, 1u); at.block++, step++) {

@@ -44,6 +44,7 @@
 #endif
 #include "lib/nvidia.h"
 #include "gemm/nvidia/mma.h"
+#include "gemm/nvidia/tiles.h"
 
 #define FORWARD 0
 #define DGRAD   1
@@ -103,18 +104,17 @@ static inline uint find_group(uint row, global const uint *ends, uint skip, uint
 
 /* This work-group's tile, and the first row of its group; false if there is no tile. */
 static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *first) {
-    const uint across = (s.columns + RESULTS - 1) / RESULTS, n = get_group_id(0);
-    const uint high = n / (GROUP * across) * GROUP, rest = n % (GROUP * across),
-               span = min((uint)GROUP, s.down - high);
+    const uint across = (s.columns + RESULTS - 1) / RESULTS;
+    const tile_position at = tile_position_of(get_group_id(0), GROUP, s.down, across);
     const uint each = (s.lines + LINES - 1) / LINES; /* row tiles of a group in WGRAD */
     const uint begin = ORIENTATION == WGRAD ? s.skip * each
                        : s.skip > 0         ? ends[s.skip - 1] / LINES + s.skip
                                     : 0; /* the first row tile of the groups [skip, groups) */
-    const uint row = begin + high + rest % span;
+    const uint row = begin + at.down;
     const uint group = ORIENTATION == WGRAD ? row / each : find_group(row, ends, s.skip, s.groups);
     *first = group > 0 ? ends[group - 1] : 0;
     t->group = group;
-    t->column = rest / span * RESULTS;
+    t->column = at.across * RESULTS;
     t->k_size = ORIENTATION == WGRAD ? ends[group] - *first : s.k_size;
     t->line = ORIENTATION == WGRAD ? group * s.lines + row % each * LINES
                                    : *first + (row - *first / LINES - group) * LINES;

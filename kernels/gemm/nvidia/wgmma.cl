@@ -88,14 +88,16 @@
 #define CONSUMER_REGISTERS 232
 #endif
 
-#define SPLITS    (ORIENTATION != WGRAD) /* whether tiles of the last round may be split */
-#define LINES     128
-#define COLUMNS   256
-#define BLOCK_K   64
-#define SPAN      COLUMNS                       /* columns of a warp */
-#define RESULTS   (GLU ? COLUMNS / 2 : COLUMNS) /* columns of the result in a tile */
-#define BOX_BYTES 8192                          /* 64 rows of 128 bytes */
-#define BAR_DONE  4
+#define SPLITS       (ORIENTATION != WGRAD) /* whether tiles of the last round may be split */
+#define REDUCES_ROWS (ORIENTATION == WGRAD)
+#define KEEPS_EMPTY  (BETA == 1)
+#define LINES        128
+#define COLUMNS      256
+#define BLOCK_K      64
+#define SPAN         COLUMNS                       /* columns of a warp */
+#define RESULTS      (GLU ? COLUMNS / 2 : COLUMNS) /* columns of the result in a tile */
+#define BOX_BYTES    8192                          /* 64 rows of 128 bytes */
+#define BAR_DONE     4
 
 #if ORIENTATION == FORWARD
 #define TRANSPOSED_A 0
@@ -139,6 +141,8 @@ typedef struct shape {
 } shape;
 
 #include "gemm/nvidia/ahead.h"
+#include "gemm/nvidia/tiles.h"
+#include "gemm/nvidia/walk.h"
 #include "gemm/nvidia/wgmma.h"
 
 /* Clears the rows from `k_size` on in the boxes that a consumer multiplies: its own box of A and

@@ -7,36 +7,6 @@
  *     barrier FULL         one arrival, and the bytes that TMA writes
  *     barrier EMPTY        one arrival of each consumer
  */
-/* The state of the walk over the groups: tiles of the group from `base` on, rows from `first` to
- * `last` - 1. */
-typedef struct walk {
-    uint group, first, last, base;
-} walk;
-
-/* The number of tiles along the lines of a group; 0 if the old values stay unchanged. */
-static inline uint tiles_down(const shape *s, const walk *w) {
-    const bool all = ORIENTATION == WGRAD ? BETA != 1 || w->last > w->first : false;
-    return ((all ? s->lines : w->last - w->first) + LINES - 1) / LINES;
-}
-
-static inline uint tiles_across(const shape *s) {
-    return (s->columns + RESULTS - 1) / RESULTS;
-}
-
-/* Finds the group of tile t, which must not decrease from call to call; false beyond the last
- * tile. */
-static inline bool find_group(const shape *s, local const uint *ends, uint t, walk *w) {
-    for (; w->group < s->groups; w->group++) {
-        w->first = w->group > 0 ? ends[w->group - 1] : 0;
-        w->last = ends[w->group];
-        const uint count = tiles_down(s, w) * tiles_across(s);
-        if (t - w->base < count)
-            return true;
-        w->base += count;
-    }
-    return false;
-}
-
 /* The number of tiles that are not split. If the last round has tiles for at most half of the
  * work-groups, these are split. Weight gradients, which gain nothing, are never split. All
  * work-items of the work-group call this; `total` is 0. */
@@ -44,7 +14,7 @@ static inline uint whole_tiles(const shape *s, local const uint *ends, local uin
     if (!SPLITS)
         return ~0u;
     for (uint g = s->skip + get_local_id(0); g < s->groups; g += 384) {
-        const walk w = {g, g > 0 ? ends[g - 1] : 0, ends[g], 0};
+        const walk w = {g, g > 0 ? ends[g - 1] : 0, ends[g], 0, 0};
         add_local(local_address(total), tiles_down(s, &w) * tiles_across(s));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -65,11 +35,9 @@ static inline uint scattered(uint nth, uint down) {
 }
 
 static inline corner find_tile(const shape *s, const walk *w, uint k_size, uint nth) {
-    const uint most = max((uint)GROUP, GROUP * 4096u / max(k_size, 1u)), down = tiles_down(s, w),
-               across = tiles_across(s);
-    const uint high = nth / (most * across) * most, rest = nth % (most * across),
-               span = min(most, down - high);
-    return (corner){scattered(high + rest % span, down) * LINES, rest / span * RESULTS};
+    const uint most = max((uint)GROUP, GROUP * 4096u / max(k_size, 1u)), down = tiles_down(s, w);
+    const tile_position at = tile_position_of(nth, most, down, tiles_across(s));
+    return (corner){scattered(at.down, down) * LINES, at.across * RESULTS};
 }
 
 /* Starts the loads of a block of both operands. */
@@ -132,7 +100,7 @@ static inline void leave(global uint *counts) {
 static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base,
                            local tile *tiles, local const uint *ends, uint whole,
                            global uint *counts) {
-    walk w = {s.skip, 0, 0, 0};
+    walk w = {s.skip, 0, 0, 0, 0};
     uint step = 0, known = ~0u; /* the group whose operands are known to be decoded */
     for (uint t = take_tile(get_group_id(0), counts);;
          t = take_tile(t + get_num_groups(0), counts)) {
@@ -140,7 +108,7 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
         const uint nth = split ? whole + (t - whole) / 2 : t;
         const bool more = find_group(&s, ends, nth, &w);
         const int k_size = ORIENTATION == WGRAD ? w.last - w.first : s.k_size,
-                  steps = (k_size + BLOCK_K - 1) / BLOCK_K;
+                  steps = blocks_of(k_size);
         const int all = steps + OLD_STEPS;
         corner at = find_tile(&s, &w, k_size, nth - w.base);
         at.line += split ? (t - whole) % 2 * 64 : 0;
