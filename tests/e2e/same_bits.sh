@@ -36,8 +36,8 @@ invariant() {
             verdict $status "$variant: $run runs: $(tail -n 1 "$all/$first/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
             continue
         fi
-        [ $status -eq 0 ] && same_run "$all/$first" "$all/$variant-${run/ /-}"
-        verdict $? "$variant: $run gives the bits of ${runs[0]}"
+        [ $status -eq 0 ] && "${alike:-same_run}" "$all/$first" "$all/$variant-${run/ /-}"
+        verdict $? "$variant: $run gives the ${kept:-bits} of ${runs[0]}"
     done
 }
 
@@ -58,9 +58,8 @@ blended() { # VARIANT STEPS "RANKS ENGINE"... -- OPTION...
     done
 }
 
-losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
-    paste <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$1/metrics.jsonl") \
-        <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$2/metrics.jsonl") |
+losses_near() { # RUN RUN: true if the losses of every step agree within 1e-5
+    paste <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$1/metrics.jsonl") <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$2/metrics.jsonl") |
         awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; n++ }
             END { printf "worst %.2g of %d steps\n", worst, n; exit !(n > 0 && worst <= 1e-5) }' >>"$log"
 }
@@ -83,11 +82,13 @@ for precision in f32 mxfp8; do
 done
 part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
 
-# several ranks compute an expert together
+# several ranks compute an expert together; tensor cores do not add row by row, so clones change last bits there
 for precision in f32 bf16 mxfp8; do
+    if [ "${MOERT_DEVICE:-}" = gpu ] && [ $precision != f32 ]; then alike=losses_near kept=losses; fi
     part invariant cloned-$precision 8 "1 local" "2 window" "3 node" "4 staged" -- --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 \
         --rebalance 2 --spare-slots 2 --clones --precision $precision
 done
+unset alike kept
 part invariant cloned-gpt-oss 6 "1 local" "3 window" -- --batch 6 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2 --spare-slots 2 --clones
 
 # states in bf16, which no placement of the experts changes
@@ -173,7 +174,7 @@ replicas() {
     verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
     train replicas-c 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 --rebalance 5 && same_run "$all/replicas-a" "$all/replicas-c"
     verdict $? "replicas: so does a run whose experts move"
-    losses_near replicas-a mixtral-4-window
+    losses_near "$all/replicas-a" "$all/mixtral-4-window"
     verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
 }
 part replicas
