@@ -82,14 +82,15 @@ for precision in f32 mxfp8; do
 done
 part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
 
-# several ranks compute an expert together; tensor cores do not add row by row, so clones change last bits there
+# several ranks compute an expert together; on GPUs tensor cores, and kernels for biases, do not add row by row, so clones change
+# last bits there
 for precision in f32 bf16 mxfp8; do
     if [ "${MOERT_DEVICE:-}" = gpu ] && [ $precision != f32 ]; then alike=losses_near kept=losses; fi
     part invariant cloned-$precision 8 "1 local" "2 window" "3 node" "4 staged" -- --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 \
         --rebalance 2 --spare-slots 2 --clones --precision $precision
 done
-unset alike kept
 part invariant cloned-gpt-oss 6 "1 local" "3 window" -- --batch 6 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2 --spare-slots 2 --clones
+unset alike kept
 
 # states in bf16, which no placement of the experts changes
 for form in qwen3-moe gpt-oss; do
