@@ -310,11 +310,18 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
     }
 }
 
+/* Fields of rotary positions are written elsewhere. Without dense layers their size is left out,
+ * as Hugging Face transformers refuses null. */
+static bool is_written(const config_field *field, const moert_model_config *config) {
+    return (field->families >> config->family & 1) && field->offset != FIELD(rope.theta) &&
+           field->offset != FIELD(partial_rotary) &&
+           (field->offset != FIELD(dense_intermediate) || config->dense_intermediate > 0);
+}
+
 bool moert_fields_write(const moert_model_config *config, json_t *root) {
     bool whole = true;
     for (size_t i = 0; i < MOERT_COUNT(fields); i++)
-        if (fields[i].families >> config->family & 1 && fields[i].offset != FIELD(rope.theta) &&
-            fields[i].offset != FIELD(partial_rotary))
+        if (is_written(&fields[i], config))
             whole &=
                 json_object_set_new(root, fields[i].keys[0], field_json(&fields[i], config)) == 0;
     return whole;

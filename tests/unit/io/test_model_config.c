@@ -237,6 +237,10 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
         assert_keys_within(text, config.text);
         assert_keys_within(config.text, text);
         free(text);
+        config.dense_intermediate = 0; /* transformers wants a number, or no key */
+        ASSERT_OK(moert_model_config_text(&config, &text));
+        assert_null(strstr(text, "intermediate_size\": null"));
+        free(text);
         moert_model_config_free(&config);
     }
     moert_model_config other = {.family = MOERT_FAMILY_GPT_OSS};
