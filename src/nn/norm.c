@@ -10,15 +10,16 @@ enum {
     BLOCK_ROWS = 32, /* rows of a work-group: enough work to hide its start */
     COLUMNS = 64,    /* columns of a work-group of norm_partial */
     /* the following are for GPUs */
-    STEP = 128,          /* floats of a step in kernels/lib/common.h; replaces COLUMNS */
-    FORWARD_STEPS = 16,  /* the most steps of a row in the registers of a row group */
-    BACKWARD_STEPS = 8,  /* the same in backward, where dy and a sum also take registers */
-    MOST_FLOATS = 16384, /* the widest row that fits the registers of several row groups */
-    FLOATS_AHEAD = 1024, /* a row group reads rows of about this many floats at a time */
-    PIECE_BLOCKS = 8,    /* the fewest blocks of a piece of norm_gradients */
-    PIECE_ROWS = 64,     /* rows of a piece of norm_partial */
-    ROTATED_GRAIN = 8,   /* the norm kernels rotate only a multiple of 8 columns */
-    MOST_PIECES = 1024,  /* pieces for norm_sum_pieces to add; many sequences need more */
+    STEP = 128,           /* floats of a step in kernels/lib/common.h; replaces COLUMNS */
+    FORWARD_STEPS = 16,   /* the most steps of a row in the registers of a row group */
+    BACKWARD_STEPS = 4,   /* the same in backward, where dy and a sum also take registers */
+    MOST_ROW_GROUPS = 16, /* the most row groups of a row, which hold more steps of wider rows */
+    MOST_FLOATS = 16384,  /* the widest row that fits the registers of several row groups */
+    FLOATS_AHEAD = 1024,  /* a row group reads rows of about this many floats at a time */
+    PIECE_BLOCKS = 8,     /* the fewest blocks of a piece of norm_gradients */
+    PIECE_ROWS = 64,      /* rows of a piece of norm_partial */
+    ROTATED_GRAIN = 8,    /* the norm kernels rotate only a multiple of 8 columns */
+    MOST_PIECES = 1024,   /* pieces for norm_sum_pieces to add; many sequences need more */
     SPEC_BYTES = 104,
 };
 
@@ -37,7 +38,8 @@ static moert_status choose_form(const moert_device *device, size_t width, size_t
     MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
     const bool in_registers = moert_by_form(device, 0, 1) == 1 && width <= MOST_FLOATS;
     const size_t steps = moert_ceil_div(width, STEP);
-    const size_t groups_per_row = in_registers ? moert_ceil_div(steps, most_steps) : 1;
+    const size_t groups_per_row =
+        in_registers ? moert_min(moert_ceil_div(steps, most_steps), MOST_ROW_GROUPS) : 1;
     form->steps = in_registers ? moert_ceil_div(steps, groups_per_row) : 0;
     form->block = moert_by_form(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
     snprintf(form->program, sizeof form->program,
