@@ -210,15 +210,17 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     if (is_by_weight(gemm) ? !has_rows(&full) : full.groups.count == 0)
         return MOERT_OK;
     const moert_device *device = moert_buffer_device(full.groups.ends);
-    const char *taken = backend->supports(device, &full);
+    const char *taken = backend->supports(device, &full), *first = "";
     if (taken != NULL && backend != &moert_backend_portable) {
+        first = taken;
         backend = &moert_backend_portable;
         full.prepacked = NULL; /* the panels are in the order of the other backend */
         taken = backend->supports(device, &full);
     }
     if (taken != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s",
-                          moert_gemm_name(&full), full.n, full.k, backend->name, taken);
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s%s%s",
+                          moert_gemm_name(&full), full.n, full.k, backend->name, taken,
+                          *first != '\0' ? ", and the first choice " : "", first);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
         report_work(&full);
     return backend->run(&full);

@@ -218,7 +218,8 @@ typedef struct moert_gemm {
 typedef struct moert_prepacks {
     moert_prepacked *prepacked[MOERT_PREPACKED_USES];
     size_t gemms[MOERT_PREPACKED_USES]; /* GEMMs of each use since the weight changed */
-    bool repeats; /* GEMMs now repeat earlier ones: they do not count, and make no copy */
+    bool repeats; /* GEMMs now repeat earlier ones: they do not count, and make no copy unless they
+                     need it */
 } moert_prepacks;
 /* To be called when the weight has changed; a zeroed struct needs no call. */
 void moert_prepacks_changed(moert_prepacks *prepacks);

@@ -124,8 +124,10 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
     if (prepack->any_use)
         use = MOERT_PREPACKED_FORWARD;
     moert_prepacked **prepacked = &prepacks->prepacked[use];
+    /* tensor cores cannot do without the copy */
+    const bool repeats = prepacks->repeats && prepack->pays_at > 1;
     /* the GEMMs of a weight's parts count as one */
-    const bool counts = !prepacks->repeats && (gemm->part.first == 0 || prepacks->gemms[use] == 0);
+    const bool counts = !repeats && (gemm->part.first == 0 || prepacks->gemms[use] == 0);
     if (counts)
         prepacks->gemms[use]++;
     if (prepacks->gemms[use] < prepack->pays_at)
