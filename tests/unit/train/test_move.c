@@ -168,14 +168,16 @@ TEST(test_moved_experts_have_the_bits_of_those_that_stay) {
 }
 
 /* Trains a model whose experts move, and are cloned, before random steps; none do with schedule 0.
- * Each schedule has its own number of slots. */
+ * Each schedule has its own number of slots. On GPUs clones keep the bits of float32 only. */
 static run train(moert_precision precision, size_t schedule) {
     const size_t share = moert_ceil_div(EXPERTS, test_ranks), spare = 1 + schedule % 3;
+    const bool clones =
+        moert_device_describe(test_device)->is_cpu || precision == MOERT_PRECISION_F32;
     run r = open_run(0, schedule > 0 ? moert_min(share + spare, EXPERTS) : 0, precision);
     for (size_t step = 0; step < STEPS; step++) {
         const size_t seed = schedule * STEPS + step;
         if (schedule > 0 && moert_rng_uniform(1, 0, seed) < 0.7)
-            move_at_random(&r, seed, schedule % 4 > 0);
+            move_at_random(&r, seed, clones && schedule % 4 > 0);
         compute_gradients(&r, step);
         take_step(&r, step);
     }
