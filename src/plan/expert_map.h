@@ -44,8 +44,8 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
 /*
  * The first of an expert's rows that member `member` of its chain computes, or the end if it is the
  * number of members; counts[ranks,E] are the rows of each rank's tokens. Members share the rows
- * evenly, or each computes those of its group's tokens. Ranges begin at multiples of MOERT_CUT_ROWS, so
- * that the pairs and blocks of sums over rows stay whole.
+ * evenly, or each computes those of its group's tokens. Ranges begin at multiples of
+ * MOERT_CUT_ROWS, so that the pairs and blocks of sums over rows stay whole.
  */
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
                               const uint64_t *counts);
@@ -64,8 +64,8 @@ void moert_expert_map_destroy(moert_expert_map *placement); /* NULL is legal. */
 moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expert_map **copy);
 
 /* Places expert[slots of all ranks], which may be `placement`'s own array. ERROR_USAGE unless each
- * expert has one slot, and at most one clone or itself on each rank, or, with several groups, one in
- * each group; also ERROR_MEMORY. After a failure the placement is as before. */
+ * expert has one slot, and at most one clone or itself on each rank, or, with several groups, one
+ * in each group; also ERROR_MEMORY. After a failure the placement is as before. */
 moert_status moert_expert_map_assign(moert_expert_map *placement, const uint32_t *expert);
 
 /* The slots of all ranks, and of one. */
