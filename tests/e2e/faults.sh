@@ -144,11 +144,15 @@ hand_calls >"$work/calls"
 grep -q 'layer/clones' "$work/calls" && grep -q 'train/move' "$work/calls"
 verdict $? "$(wc -l <"$work/calls") call sites move experts or hand on what clones need"
 handed() { # FILE N: kills a rank in a random call of the file, then resumes the run
-    local victim site function place call=$((1 + RANDOM % 6)) title
+    local victim site function place call title
     read -r victim site function place < <(grep "$1" "$work/calls" | shuf -n 1 --random-source=<(while :; do echo $RANDOM; done))
     title="$function in $place kills rank $victim"
-    LD_PRELOAD=$shim INJECT_LOG=$work/fired INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
-    await
+    for call in $((1 + RANDOM % 6)) 1; do
+        rm -rf "${work:?}/handed-$2"
+        LD_PRELOAD=$shim INJECT_LOG=$work/fired INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
+        await
+        [ "$status" -eq 0 ] || break # else the site has fewer calls
+    done
     [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault KILL "$victim" "$gone" && [ -z "$(temporary)" ]
     verdict $? "$title at call $call: $(grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1); the job ends after $seconds s and names it"
     resumes "handed-$2" $((1 + RANDOM % 4))
