@@ -123,7 +123,8 @@ static moert_status read_cache(void) {
     const moert_checksum sum = moert_checksum_of(input, input_bytes);
     moert_pocl_step step;
     write_pieces("entry.bin", &sum, sizeof sum, input, input_bytes);
-    moert_pocl_set_directory();
+    if (moert_pocl_directory() == NULL)
+        moert_pocl_set_directory(); /* begin makes it again */
     MOERT_TRY(moert_pocl_begin("entry", "fuzz", &step));
     moert_pocl_end(&step, false);
     return moert_pocl_directory() != NULL ? moert_remove_tree(moert_pocl_directory()) : MOERT_OK;

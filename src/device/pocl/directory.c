@@ -14,6 +14,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 
@@ -28,6 +29,7 @@ enum { FIRST_BYTES = 16 << 20, STEP_BYTES = 4 << 20 };
 
 static struct {
     char *path;
+    int lock; /* the open, locked directory, or -1 */
     pid_t process;
     char problem[440];
 } own;
@@ -142,6 +144,7 @@ static int create_in(const char *parent) {
     free(prefix);
     if (code == 0) {
         own.path = path;
+        own.lock = handle;
         return 0;
     }
     if (handle >= 0)
@@ -200,8 +203,10 @@ const char *moert_pocl_problem(void) {
 moert_status moert_pocl_prepare(const char *what, bool compiles) {
     if (own.path == NULL)
         return MOERT_OK;
-    if (mkdir(own.path, 0700) == 0)
-        lock(own.path); /* it was deleted while this process runs */
+    if (mkdir(own.path, 0700) == 0) { /* it was deleted while this process runs */
+        moert_close_files(&own.lock, 1);
+        own.lock = lock(own.path);
+    }
     const int code = compiles ? refuses(own.path, STEP_BYTES) : lacks(own.path, STEP_BYTES);
     if (code == 0)
         return MOERT_OK;
