@@ -62,6 +62,8 @@ static range rows_of(const moert_plan *plan, size_t slot) {
     const uint32_t e = moert_expert_map_at(placement, slot);
     if (e == MOERT_NO_EXPERT)
         return (range){0, 0};
+    if (placement->chain[e] == 1)
+        return (range){0, plan->expert_counts[e]};
     const size_t member = placement->member[slot];
     return (range){moert_expert_map_cut(placement, e, member, plan->counts),
                    moert_expert_map_cut(placement, e, member + 1, plan->counts)};
