@@ -430,8 +430,9 @@ static size_t count_links(const moert_memory_setting *setting, const moert_memor
     return setting->clones ? moert_min(s->experts, (s->experts - share) * setting->ep) : 0;
 }
 
-/* The weights and moments of all experts of a layer, that leave and that come (train/move.c); and a
- * first projection that a link sends, and one that it receives (layer/clones.c). */
+/* Host copies of the weights and moments of all experts of a layer, for those that leave and for
+ * those that arrive (train/move.c). Also, for each link, a first projection to send and one to
+ * receive (layer/clones.c). */
 static size_t move_bytes(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
     size_t floats = 0;
