@@ -6,7 +6,8 @@
 
 #include "base/memory.h"
 
-enum { WORTH = 30 }; /* a clone must save one of so many rows of the busiest rank */
+/* What an exchange and a clone must save: one of so many rows of the busiest rank. */
+enum { EXCHANGE_WORTH = 100, CLONE_WORTH = 30 };
 
 /* A placement that is being improved. */
 typedef struct search {
@@ -104,12 +105,12 @@ static exchange find_exchange(const search *s, size_t busiest) {
     return best;
 }
 
-/* Exchanges slots as long as the busiest rank gains. */
+/* Exchanges slots as long as each exchange pays. */
 static void exchange_slots(search *s) {
     for (;;) {
         const size_t busiest = busiest_of(s);
         const exchange best = find_exchange(s, busiest);
-        if (best.larger >= s->load[busiest])
+        if (s->load[busiest] - best.larger <= s->load[busiest] / EXCHANGE_WORTH)
             break;
         const uint32_t moved = s->expert[best.here];
         s->expert[best.here] = s->expert[best.there];
@@ -186,10 +187,10 @@ static bool add_clone(search *s, uint32_t e) {
 }
 
 /* Clones the hottest expert of the busiest rank, again and again, as long as that pays: the busiest
- * rank has more than WORTH above the mean, and a clone takes WORTH of its rows away. */
+ * rank has more than CLONE_WORTH above the mean, and a clone takes CLONE_WORTH of its rows away. */
 static moert_status add_clones(search *s) {
     const size_t slots = moert_expert_map_slots(s->map);
-    const uint64_t enough = sum_of(s) / s->map->ranks * (WORTH + 1) / WORTH;
+    const uint64_t enough = sum_of(s) / s->map->ranks * (CLONE_WORTH + 1) / CLONE_WORTH;
     uint32_t *before;
     MOERT_TRY(moert_alloc(&before, slots, sizeof *before));
     for (;;) {
@@ -199,7 +200,7 @@ static moert_status add_clones(search *s) {
         if (most <= enough || !add_clone(s, expert_in(s, hottest_of(s, busiest))))
             break;
         exchange_slots(s);
-        if (s->load[busiest_of(s)] <= most - most / WORTH)
+        if (s->load[busiest_of(s)] <= most - most / CLONE_WORTH)
             continue;
         memcpy(s->expert, before, slots * sizeof *before);
         count(s);

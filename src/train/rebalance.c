@@ -8,7 +8,10 @@
 #include "plan/balance.h"
 #include "train/move.h"
 
-enum { WORTH = 30 }; /* a move must save one of so many rows of the busiest rank */
+enum {
+    WORTH = 30, /* the moves of a layer must save one of so many rows of the busiest rank */
+    MEMORY = 8  /* a step's rows lose one of so many at each later step */
+};
 
 struct moert_rebalance {
     moert_optimizer *optimizer;
@@ -51,7 +54,7 @@ void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     const uint64_t *counts = moert_model_expert_counts(rebalance->optimizer->model);
     for (size_t i = 0; i < rebalance->layers * rebalance->experts; i++) {
         rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
-        rebalance->rows[i] = (first ? rebalance->rows[i] / 2 : rebalance->rows[i]) + counts[i];
+        rebalance->rows[i] = rebalance->rows[i] - (first ? rebalance->rows[i] / MEMORY : 0) + counts[i];
     }
 }
 

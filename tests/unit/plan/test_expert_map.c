@@ -116,6 +116,24 @@ TEST(test_balanced_loads_stay) {
     assert_memory_equal(expert, map->expert, sizeof expert);
 }
 
+TEST(test_few_experts_move) {
+    enum { EXPERTS = 64, RANKS = 4, SLOTS = EXPERTS + RANKS };
+    const moert_expert_map *map = new_map(EXPERTS, RANKS, SLOTS / RANKS);
+    uint64_t rows[EXPERTS];
+    uint32_t expert[SLOTS];
+    size_t moved = 0;
+    for (size_t e = 0; e < EXPERTS; e++) /* no two are equal, but each rank has nearly the mean */
+        rows[e] = 1000 + e * 37 % 64;
+    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
+    assert_memory_equal(expert, map->expert, sizeof expert);
+    rows[0] += 4000; /* rank 0 has a sixth more than the mean */
+    assert_true(balance(map, rows, false) <= 1.05);
+    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
+    for (size_t s = 0; s < SLOTS; s++)
+        moved += expert[s] != MOERT_NO_EXPERT && expert[s] != map->expert[s];
+    assert_in_range(moved, 1, 4);
+}
+
 TEST(test_hot_experts_get_clones) {
     enum { EXPERTS = 64, RANKS = 4 };
     const moert_expert_map *map = new_map(EXPERTS, RANKS, EXPERTS / RANKS + 2);
