@@ -199,7 +199,9 @@ resumed() {
 }
 part resumed mixtral 30 --batch 8
 part resumed epochs 30 --batch 8 --order epochs
-part resumed states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --moments bf16 --gradients bf16
+part resumed states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
+    --spare-slots 1 --moments bf16 --gradients bf16
+part resumed cloned-f32 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
 
 # a checkpoint of EP 2 x EDP 2, of which each rank has written its shards, is resumed with the same and with other arrangements
 rearranged() {
@@ -217,4 +219,6 @@ rearranged() {
     done
 }
 part rearranged
+join
+check "resumed-cloned-f32: experts had clones after the resume" grep -q '"step": [4-7],.*"clones": [1-9]' "$all/resumed-cloned-f32/metrics.jsonl"
 finish
