@@ -33,8 +33,8 @@ MOERT_API moert_status moert_buffer_wrap(moert_device *device, void *memory, siz
                                          moert_buffer **buffer);
 
 /*
- * Makes a buffer that is a range of `parent`. `parent` must outlive it. offset_bytes must be a
- * multiple of 512.
+ * Makes a buffer that is a range of `parent`, which may be a view. `parent` must outlive it.
+ * offset_bytes must be a multiple of 512.
  * Errors: ERROR_USAGE (alignment, or past the parent's end), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes,

@@ -164,6 +164,21 @@ static moert_status share_pieces(const moert_buffer *parent, size_t offset_bytes
     return MOERT_OK;
 }
 
+/* OpenCL has no regions of regions: replaces a region by the memory that it is of. */
+static cl_int find_whole(cl_mem *memory, size_t *offset_bytes) {
+    cl_mem whole;
+    size_t offset;
+    cl_int code =
+        clGetMemObjectInfo(*memory, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof whole, &whole, NULL);
+    if (code == CL_SUCCESS)
+        code = clGetMemObjectInfo(*memory, CL_MEM_OFFSET, sizeof offset, &offset, NULL);
+    if (code != CL_SUCCESS || whole == NULL)
+        return code;
+    *memory = whole;
+    *offset_bytes += offset;
+    return CL_SUCCESS;
+}
+
 moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, size_t bytes,
                                moert_buffer **buffer) {
     MOERT_REQUIRE(parent);
@@ -174,10 +189,12 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
             ERROR_USAGE,
             "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
             offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
-    cl_int code;
     /* OpenCL has no empty views: an empty view gets a byte of the parent, which no one accesses */
     size_t start = bytes > 0 ? offset_bytes : 0, part = moert_max(bytes, 1);
     cl_mem source = moert_buffer_part(parent, &start, &part);
+    cl_int code = find_whole(&source, &start);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(parent->device, code, "clGetMemObjectInfo");
     const cl_buffer_region region = {start, part};
     cl_mem memory =
         clCreateSubBuffer(source, CL_MEM_READ_WRITE, CL_BUFFER_CREATE_TYPE_REGION, &region, &code);

@@ -7,9 +7,15 @@
 #include "base/phase.h"
 #include "comm/mail.h"
 
-/* A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
- * gradients have the tags below. Each link has two parts of the mail (part_of). */
-enum { FIRST_TAG = 20000, MOST_LINKS = MOERT_MAIL_PARTS / 2 };
+/*
+ * A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
+ * gradients have the tags below. Weight gradients are handed on in up to MOST_PIECES pieces, so
+ * that the next member begins while this one computes the next piece. Each link has a part of the
+ * mail for each piece that it receives, and one for all that it sends.
+ */
+enum { FIRST_TAG = 20000, MOST_LINKS = MOERT_MAIL_PARTS / 2, MOST_PIECES = 8 };
+/* Views begin at multiples of 512 bytes. */
+enum { VIEW_FLOATS = 128 };
 
 /* This rank's place in the chain of an expert with clones. */
 typedef struct link {
@@ -29,11 +35,16 @@ typedef struct moert_handover {
     size_t room;     /* floats of each */
 } moert_handover;
 
-/* A tensor of the local slots: [L,elements]. */
+/* A tensor of the local slots: [L,rows,columns]; a slot is handed on in so many pieces. */
 typedef struct tensor {
     moert_buffer *buffer;
-    size_t elements;
+    size_t rows, columns, pieces;
 } tensor;
+
+/* Rows [first, first + count) of a slot's matrix. */
+typedef struct span {
+    size_t first, count;
+} span;
 
 void moert_clones_free(moert_handover *handover) {
     if (handover == NULL)
@@ -73,24 +84,25 @@ static size_t list_links(const moert_layer *layer, link *links) {
     return count;
 }
 
-/* The weights of a block's tensor in the local slots; without elements if there are none. */
+/* The weights of a block's tensor in the local slots; without columns if there are none. */
 static tensor weights_of(const moert_layer *layer, size_t block, size_t index) {
     const moert_block_tensor *t = &layer->block[block]->tensor[index];
-    return (tensor){t->weight, t->elements / moert_max(layer->local_experts, 1)};
+    return (tensor){t->weight, 1, t->elements / moert_max(layer->local_experts, 1), 1};
 }
 
-/* Makes room for the messages of one tensor: each link receives one, and sends up to one to each
- * other rank. */
+/* Makes room for the messages of one tensor. Each link sends weights to each other rank, or sends
+ * the old and the new gradient and receives them. */
 static moert_status reserve_mail(const moert_layer *layer, size_t links, moert_mail *mail) {
-    const size_t elements = weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).elements;
-    return moert_mail_reserve(mail, links * moert_comm_size(layer->mesh->experts),
+    const size_t ranks = moert_comm_size(layer->mesh->experts);
+    const size_t elements = weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).columns;
+    return moert_mail_reserve(mail, links * moert_max(ranks, 4 * MOST_PIECES),
                               elements * sizeof(float));
 }
 
 moert_status moert_clones_prepare(moert_layer *layer) {
     moert_mesh *mesh = layer->mesh;
     const size_t count = layer->placement->longest > 1 ? list_links(layer, NULL) : 0;
-    const size_t floats = count * weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).elements;
+    const size_t floats = count * weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).columns;
     if (count > MOST_LINKS)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a placement puts %zu experts with clones on one rank; the limit is %d",
@@ -131,22 +143,64 @@ static size_t rank_of(const moert_layer *layer, const link *l, size_t member) {
     return moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, member));
 }
 
-/* The part that counts the messages which a link sends, or receives. */
-static size_t part_of(size_t number, bool send) {
-    return 2 * number + send;
+/* The distance of rows at which a view can begin, in matrices of so many columns. */
+static size_t rows_of_view(size_t columns) {
+    size_t rows = VIEW_FLOATS;
+    while (rows > 1 && rows / 2 * columns % VIEW_FLOATS == 0)
+        rows /= 2;
+    return rows;
 }
 
-/* Posts a message of a link to or from another member of its chain. */
+static span piece_of(const tensor *t, size_t piece) {
+    const size_t step = t->pieces > 1 ? rows_of_view(t->columns) : 1, steps = t->rows / step;
+    const size_t first = steps * piece / t->pieces * step,
+                 end = steps * (piece + 1) / t->pieces * step;
+    return (span){first, end - first};
+}
+
+/* The floats of a piece that a link sends or receives. */
+static float *values_of(const moert_handover *h, size_t number, const tensor *t, size_t piece,
+                        bool send) {
+    return (send ? h->out : h->in) + (number * t->rows + piece_of(t, piece).first) * t->columns;
+}
+
+/* Where a piece is in the buffer, in bytes. */
+static size_t offset_of(const moert_handover *h, size_t number, const tensor *t, size_t piece) {
+    return (h->links[number].slot * t->rows + piece_of(t, piece).first) * t->columns *
+           sizeof(float);
+}
+
+static size_t bytes_of(const tensor *t, size_t piece) {
+    return piece_of(t, piece).count * t->columns * sizeof(float);
+}
+
+/* The parts that count the messages which a link sends, and those with a piece for it. */
+static size_t sent_by(size_t number) {
+    return MOST_LINKS + number;
+}
+static size_t received_by(size_t number, const tensor *t, size_t piece) {
+    return number * t->pieces + piece;
+}
+
+/* Posts the message with a link's piece to or from another member of its chain. */
 static moert_status post(const moert_layer *layer, moert_handover *h, size_t number, bool send,
-                         size_t member, size_t elements) {
+                         size_t member, const tensor *t, size_t piece) {
     const link *l = &h->links[number];
-    float *values = (send ? h->out : h->in) + number * elements;
-    const moert_mail_rows rows = {values, sizeof *values, sizeof *values};
-    const moert_mail_run all = {0, elements};
-    return moert_mail_post(
-        h->mail,
-        (moert_mail_address){send, rank_of(layer, l, member), l->tag, part_of(number, send)}, &rows,
-        &all, 1);
+    const moert_mail_rows rows = {values_of(h, number, t, piece, send), sizeof(float),
+                                  sizeof(float)};
+    const moert_mail_run all = {0, piece_of(t, piece).count * t->columns};
+    const size_t part = send ? sent_by(number) : received_by(number, t, piece);
+    return moert_mail_post(h->mail,
+                           (moert_mail_address){send, rank_of(layer, l, member), l->tag, part},
+                           &rows, &all, 1);
+}
+
+static moert_status post_all(const moert_layer *layer, moert_handover *h, size_t number, bool send,
+                             size_t member, const tensor *t) {
+    moert_status status = MOERT_OK;
+    for (size_t p = 0; p < t->pieces; p++)
+        status = moert_first(status, post(layer, h, number, send, member, t, p));
+    return status;
 }
 
 /* Waits for the messages of a part. */
@@ -162,58 +216,55 @@ static moert_status await(moert_handover *h, size_t part) {
 static moert_status await_sent(moert_handover *h) {
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
-        status = moert_first(status, await(h, part_of(i, true)));
+        status = moert_first(status, await(h, sent_by(i)));
     return status;
 }
 
-/* Reads a link's slot, to send it. */
-static moert_status load(moert_handover *h, size_t number, const tensor *t) {
-    const size_t bytes = t->elements * sizeof(float);
-    const moert_status status = await(h, part_of(number, true)); /* what it has sent before */
-    return moert_first(status, moert_buffer_read(t->buffer, h->links[number].slot * bytes,
-                                                 h->out + number * t->elements, bytes));
+/* Reads a piece of a link's slot, to send it. */
+static moert_status load(const moert_handover *h, size_t number, const tensor *t, size_t piece) {
+    return moert_buffer_read(t->buffer, offset_of(h, number, t, piece),
+                             values_of(h, number, t, piece, true), bytes_of(t, piece));
 }
 
-/* Sends a link's slot to another member. */
+/* Sends a piece of a link's slot to another member. */
 static moert_status give(const moert_layer *layer, moert_handover *h, size_t number,
-                         const tensor *t, size_t member) {
-    const moert_status status = load(h, number, t);
-    return moert_first(status, post(layer, h, number, true, member, t->elements));
+                         const tensor *t, size_t piece, size_t member) {
+    const moert_status status = load(h, number, t, piece);
+    return moert_first(status, post(layer, h, number, true, member, t, piece));
 }
 
-/* Waits for a link's message, and writes it to the slot. */
-static moert_status take(moert_handover *h, size_t number, const tensor *t) {
-    const size_t bytes = t->elements * sizeof(float);
-    MOERT_TRY(await(h, part_of(number, false)));
-    return moert_buffer_write(t->buffer, h->links[number].slot * bytes,
-                              h->in + number * t->elements, bytes);
+/* Waits for a piece for a link, and writes it to the slot. */
+static moert_status take(moert_handover *h, size_t number, const tensor *t, size_t piece) {
+    MOERT_TRY(await(h, received_by(number, t, piece)));
+    return moert_buffer_write(t->buffer, offset_of(h, number, t, piece),
+                              values_of(h, number, t, piece, false), bytes_of(t, piece));
 }
 
 /* ---- weights ---- */
 
 /* Sends a link's slot, which is an expert itself, to all other members. */
-static moert_status give_all(const moert_layer *layer, moert_handover *h, size_t number,
-                             const tensor *t) {
+static moert_status give_weight(const moert_layer *layer, moert_handover *h, size_t number,
+                                const tensor *t) {
     const link *l = &h->links[number];
-    moert_status status = load(h, number, t);
+    moert_status status = load(h, number, t, 0);
     for (size_t m = 0; m <= l->last; m++)
         if (m != l->own)
-            status = moert_first(status, post(layer, h, number, true, m, t->elements));
+            status = moert_first(status, post(layer, h, number, true, m, t, 0));
     return status;
 }
 
-/* Sends one tensor of the experts to their clones. */
+/* Sends one tensor of the experts, in one piece, to their clones. */
 static moert_status send_weights(const moert_layer *layer, moert_handover *h, const tensor *t) {
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
         if (!is_own(&h->links[i]))
-            status = moert_first(status, post(layer, h, i, false, h->links[i].own, t->elements));
+            status = moert_first(status, post(layer, h, i, false, h->links[i].own, t, 0));
     for (size_t i = 0; i < h->count; i++)
         if (is_own(&h->links[i]))
-            status = moert_first(status, give_all(layer, h, i, t));
+            status = moert_first(status, give_weight(layer, h, i, t));
     for (size_t i = 0; i < h->count; i++)
         if (!is_own(&h->links[i]))
-            status = moert_first(status, take(h, i, t));
+            status = moert_first(status, take(h, i, t, 0));
     return moert_first(status, await_sent(h));
 }
 
@@ -225,7 +276,7 @@ moert_status moert_clones_refresh(moert_layer *layer, moert_status status) {
     for (size_t b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
         for (size_t i = 0; i < EXPERT_TENSORS; i++) {
             const tensor t = weights_of(layer, b, i);
-            if (t.elements > 0)
+            if (t.columns > 0)
                 status = moert_first(status, send_weights(layer, h, &t));
         }
     for (size_t b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
@@ -237,21 +288,26 @@ moert_status moert_clones_refresh(moert_layer *layer, moert_status status) {
 
 /* ---- gradients ---- */
 
-/* A gradient of all local slots. `run` computes that of a part. */
+/* A gradient of all local slots. `run` computes rows of the slots of a part. */
 typedef struct chained {
-    moert_status (*run)(const void *op, const moert_part *part, bool accumulate);
+    moert_status (*run)(const struct chained *c, const moert_part *part, span rows,
+                        bool accumulate);
     const void *op;
     tensor result;
     bool accumulate;
 } chained;
 
-/* Computes slots [first, end), unless `status` is a failure. */
+static span all_rows(const chained *c) {
+    return (span){0, c->result.rows};
+}
+
+/* Computes rows of slots [first, end), unless `status` is a failure. */
 static moert_status run_slots(const moert_pass *pass, const chained *c, size_t first, size_t end,
-                              bool accumulate, moert_status status) {
+                              span rows, bool accumulate, moert_status status) {
     const uint32_t *ends = pass->plan->plan->ends;
     const moert_part part = {first, end, first > 0 ? ends[first - 1] : 0,
                              end > 0 ? ends[end - 1] : 0};
-    return first < end && status == MOERT_OK ? c->run(c->op, &part, accumulate) : status;
+    return first < end && status == MOERT_OK ? c->run(c, &part, rows, accumulate) : status;
 }
 
 static bool is_link(const moert_handover *h, size_t slot) {
@@ -268,7 +324,7 @@ static moert_status run_others(const moert_pass *pass, const moert_handover *h, 
     size_t first = 0;
     for (size_t s = 0; s <= local; s++)
         if (s == local || is_link(h, s)) {
-            status = run_slots(pass, c, first, s, c->accumulate, status);
+            status = run_slots(pass, c, first, s, all_rows(c), c->accumulate, status);
             first = s + 1;
         }
     return status;
@@ -280,21 +336,58 @@ static bool waits(const link *l, const chained *c) {
     return l->member > 0 || (c->accumulate && !is_own(l));
 }
 
-/* Computes a link's part of the chain, and hands it on: to the next member, or from the last one to
- * the expert itself, which then waits for it. */
+/* Whether a link hands its sums on, and to which member: to the next one, or from the last one to
+ * the expert itself. */
+static bool hands_on(const link *l, size_t *to) {
+    *to = l->member < l->last ? l->member + 1 : l->own;
+    return *to != l->member;
+}
+
+/* Computes pieces [first, end) of a link: takes the sums so far, goes on, and hands them on. */
+static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t number,
+                               const chained *c, span pieces, moert_status status) {
+    const link *l = &h->links[number];
+    const tensor *t = &c->result;
+    const size_t end = pieces.first + pieces.count;
+    const span before = piece_of(t, pieces.first), last = piece_of(t, end - 1);
+    const span rows = {before.first, last.first + last.count - before.first};
+    size_t to;
+    for (size_t p = pieces.first; p < end && waits(l, c); p++)
+        status = moert_first(status, take(h, number, t, p));
+    status = run_slots(pass, c, l->slot, l->slot + 1, rows, l->member > 0 || c->accumulate, status);
+    for (size_t p = pieces.first; p < end && hands_on(l, &to); p++)
+        status = moert_first(status, give(pass->layer, h, number, t, p, to));
+    return status;
+}
+
+/* Computes a link's part of the chain. A GPU computes all pieces at once, since one would not keep
+ * it busy. An expert itself that is not the last member then waits for the sums of that one. */
 static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t number,
                              const chained *c, moert_status status) {
-    const moert_layer *layer = pass->layer;
     const link *l = &h->links[number];
-    if (waits(l, c))
-        status = moert_first(status, take(h, number, &c->result));
-    status = run_slots(pass, c, l->slot, l->slot + 1, l->member > 0 || c->accumulate, status);
-    if (l->member < l->last)
-        status = moert_first(status, give(layer, h, number, &c->result, l->member + 1));
-    else if (!is_own(l))
-        status = moert_first(status, give(layer, h, number, &c->result, l->own));
+    const tensor *t = &c->result;
+    const size_t together = moert_by_form(pass->layer->mesh->device, 1, t->pieces);
+    status = moert_first(status, await(h, sent_by(number))); /* the old gradient */
+    for (size_t p = 0; p < t->pieces; p += together)
+        status = run_pieces(pass, h, number, c, (span){p, together}, status);
     if (l->member < l->last && is_own(l))
-        status = moert_first(status, post(layer, h, number, false, l->last, c->result.elements));
+        status = moert_first(status, post_all(pass->layer, h, number, false, l->last, t));
+    return status;
+}
+
+/* Sends the old gradient of a link that is an expert itself to the first member. */
+static moert_status give_old(const moert_layer *layer, moert_handover *h, size_t number,
+                             const tensor *t) {
+    moert_status status = MOERT_OK;
+    for (size_t p = 0; p < t->pieces; p++)
+        status = moert_first(status, give(layer, h, number, t, p, 0));
+    return status;
+}
+
+static moert_status take_all(moert_handover *h, size_t number, const tensor *t) {
+    moert_status status = MOERT_OK;
+    for (size_t p = 0; p < t->pieces; p++)
+        status = moert_first(status, take(h, number, t, p));
     return status;
 }
 
@@ -303,17 +396,17 @@ static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t n
 static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c,
                                moert_status status) {
     const moert_layer *layer = pass->layer;
-    const size_t elements = c->result.elements;
+    const tensor *t = &c->result;
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
         if (waits(l, c))
             status = moert_first(
-                status, post(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, elements));
+                status, post_all(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, t));
     }
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
         if (c->accumulate && is_own(l) && l->member > 0)
-            status = moert_first(status, give(layer, h, i, &c->result, 0));
+            status = moert_first(status, give_old(layer, h, i, t));
         if (!waits(l, c))
             status = run_link(pass, h, i, c, status);
     }
@@ -323,31 +416,62 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
             status = run_link(pass, h, i, c, status);
     for (size_t i = 0; i < h->count; i++)
         if (is_own(&h->links[i]) && h->links[i].member < h->links[i].last)
-            status = moert_first(status, take(h, i, &c->result));
+            status = moert_first(status, take_all(h, i, t));
     return moert_first(status, await_sent(h));
 }
 
 static moert_status run(moert_pass *pass, const chained *c, moert_status status) {
     if (pass->layer->placement->longest > 1)
         return run_chains(pass, begin(pass->layer), c, status);
-    return status == MOERT_OK ? c->run(c->op, &(moert_part){0}, c->accumulate) : status;
+    return status == MOERT_OK ? c->run(c, &(moert_part){0}, all_rows(c), c->accumulate) : status;
 }
 
-static moert_status run_gemm(const void *op, const moert_part *part, bool accumulate) {
-    moert_gemm gemm = *(const moert_gemm *)op;
+/* Weight gradients [N,K] of few chains are handed on in pieces. Many chains need no pieces: a
+ * member computes one while the next member computes another. */
+static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
+    const moert_expert_map *map = layer->placement;
+    const size_t step = rows_of_view(k);
+    size_t chains = 0;
+    for (size_t e = 0; e < map->experts; e++)
+        chains += map->chain[e] > 1;
+    return chains > MOST_PIECES || n % step != 0 ? 1 : moert_min(n / step, MOST_PIECES);
+}
+
+/* Runs a wgrad of some rows of one slot's [N,K]. Their place in a view of matrices that have just
+ * these rows is where they are in the whole weight. */
+static moert_status run_rows(moert_gemm *gemm, span rows) {
+    const size_t slot = gemm->part.first, row_bytes = gemm->k * sizeof(float);
+    const size_t before = slot * (gemm->n - rows.count) + rows.first;
+    moert_buffer *view;
+    MOERT_TRY(moert_buffer_view(gemm->weight, before * row_bytes,
+                                gemm->groups.count * rows.count * row_bytes, &view));
+    gemm->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    gemm->y_column += rows.first;
+    gemm->n = rows.count;
+    gemm->weight = view;
+    const moert_status status = moert_gemm_run(gemm);
+    moert_buffer_destroy(view);
+    return status;
+}
+
+static moert_status run_gemm(const chained *c, const moert_part *part, span rows, bool accumulate) {
+    moert_gemm gemm = *(const moert_gemm *)c->op;
     gemm.part = *part;
     gemm.accumulate = accumulate;
-    return moert_gemm_run(&gemm);
+    return rows.count < c->result.rows ? run_rows(&gemm, rows) : moert_gemm_run(&gemm);
 }
 
 moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_status status) {
-    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const tensor result = {wgrad ? gemm->weight : gemm->bias, wgrad ? gemm->n * gemm->k : gemm->n};
+    const size_t n = gemm->n, k = gemm->k;
+    const tensor result = gemm->kind == MOERT_GEMM_WGRAD
+                              ? (tensor){gemm->weight, n, k, pieces_of(pass->layer, n, k)}
+                              : (tensor){gemm->bias, 1, n, 1};
     return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate}, status);
 }
 
-static moert_status run_bias(const void *op, const moert_part *part, bool accumulate) {
-    moert_scaled_bias bias = *(const moert_scaled_bias *)op;
+static moert_status run_bias(const chained *c, const moert_part *part, span rows, bool accumulate) {
+    moert_scaled_bias bias = *(const moert_scaled_bias *)c->op;
+    (void)rows;
     bias.part = *part;
     bias.accumulate = accumulate;
     return moert_scaled_bias_gradient(&bias);
@@ -355,6 +479,6 @@ static moert_status run_bias(const void *op, const moert_part *part, bool accumu
 
 moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
                                         moert_status status) {
-    const tensor result = {bias->dbias, bias->n};
+    const tensor result = {bias->dbias, 1, bias->n, 1};
     return run(pass, &(chained){run_bias, bias, result, bias->accumulate}, status);
 }

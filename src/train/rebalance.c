@@ -54,7 +54,7 @@ void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     const uint64_t *counts = moert_model_expert_counts(rebalance->optimizer->model);
     for (size_t i = 0; i < rebalance->layers * rebalance->experts; i++) {
         rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
-        rebalance->rows[i] = rebalance->rows[i] - (first ? rebalance->rows[i] / MEMORY : 0) + counts[i];
+        rebalance->rows[i] += counts[i] - (first ? rebalance->rows[i] / MEMORY : 0);
     }
 }
 

@@ -161,6 +161,7 @@ pieces() {
 if [ "${MOERT_DEVICE:-}" != gpu ]; then # only on CPUs has a buffer several allocations
     part pieces states-gpt-oss 3 staged 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
         --spare-slots 1 --moments bf16 --gradients bf16
+    part pieces cloned-f32 2 window 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
     part pieces nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
     part pieces dense-bf16 1 local 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
 fi

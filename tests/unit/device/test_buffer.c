@@ -112,6 +112,21 @@ TEST(test_a_view_is_a_part_of_its_parent) {
     moert_buffer_destroy(view);
 }
 
+TEST(test_a_view_of_a_view_is_a_part_of_the_whole) {
+    unsigned char source[1600], got[64];
+    for (size_t i = 0; i < sizeof source; i++)
+        source[i] = (unsigned char)(i * 7);
+    moert_buffer *parent = test_buffer(sizeof source), *view = NULL, *inner = NULL;
+    ASSERT_OK(moert_buffer_write(parent, 0, source, sizeof source));
+    ASSERT_OK(moert_buffer_view(parent, 512, 1024, &view));
+    ASSERT_FAILS(moert_buffer_view(view, 512, 513, &inner), MOERT_ERROR_USAGE, "1024 bytes");
+    ASSERT_OK(moert_buffer_view(view, 512, 64, &inner));
+    moert_buffer_destroy(view);
+    ASSERT_OK(moert_buffer_read(inner, 0, got, sizeof got));
+    assert_memory_equal(got, source + 1024, sizeof got);
+    moert_buffer_destroy(inner);
+}
+
 /* Creates a buffer that is larger than one allocation may be, so that it consists of several. */
 enum { PIECE_BYTES = 4096, PIECES = 3 };
 static moert_buffer *create_pieces(size_t bytes) {
