@@ -154,8 +154,8 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
     MOERT_TRY(moert_mail_create(comm, &mail));
     moert_comm_wait_begin(comm);
     moert_status status = post_rounds(comm, mail, &from, send_rows, &to, receive_rows);
-    while (status == MOERT_OK && moert_mail_left_of_all(mail) > 0)
-        status = moert_mail_progress(mail, true);
+    if (status == MOERT_OK)
+        status = moert_mail_await_all(mail);
     moert_comm_wait_end(comm);
     moert_mail_destroy(mail);
     return status;

@@ -220,3 +220,15 @@ size_t moert_mail_left(const moert_mail *mail, size_t part) {
 size_t moert_mail_left_of_all(const moert_mail *mail) {
     return mail->count;
 }
+
+moert_status moert_mail_await(moert_mail *mail, size_t part) {
+    while (mail->left[part] > 0)
+        MOERT_TRY(moert_mail_progress(mail, true));
+    return MOERT_OK;
+}
+
+moert_status moert_mail_await_all(moert_mail *mail) {
+    while (mail->count > 0)
+        MOERT_TRY(moert_mail_progress(mail, true));
+    return MOERT_OK;
+}

@@ -66,6 +66,11 @@ moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
  * base/phase.h. */
 moert_status moert_mail_progress(moert_mail *mail, bool wait);
 
+/* Progresses messages until those of one part, or of all parts, are complete. The caller reports
+ * the wait to base/phase.h. */
+moert_status moert_mail_await(moert_mail *mail, size_t part);
+moert_status moert_mail_await_all(moert_mail *mail);
+
 /* The messages in flight of one part, and of all parts. */
 size_t moert_mail_left(const moert_mail *mail, size_t part);
 size_t moert_mail_left_of_all(const moert_mail *mail);

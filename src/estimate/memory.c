@@ -84,15 +84,13 @@ static size_t uneven(const moert_model_config *c, size_t balanced_rows) {
     return (size_t)ceil((double)balanced_rows * fmax(c->memory.imbalance, 1.0));
 }
 
-/* bound_rows of exchange/plan.c; `tokens` are those of the rank's group, `held` its experts. */
+/* `tokens` are those of the rank's group, `held` its experts. */
 static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, size_t held) {
-    const size_t each = moert_min(setting->config->router.topk, held);
     size_t most = tokens;
     for (size_t g = 0; setting->exact && g < setting->ranks / setting->ep; g++)
         most = moert_max(most, count_sequences(setting, g) * setting->length);
-    return setting->exact ? moert_min(setting->batch * setting->length * each,
-                                      most * each + held * (MOERT_CUT_ROWS - 1))
-                          : tokens * each;
+    return moert_expert_map_bound(setting->config->router.topk, held,
+                                  setting->exact ? setting->batch * setting->length : tokens, most);
 }
 
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {

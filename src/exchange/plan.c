@@ -206,8 +206,7 @@ static size_t bound_rows(const moert_planner *planner, size_t ranks) {
         most = moert_max(most, tokens);
         all += tokens;
     }
-    const size_t each = moert_min(planner->choice.topk, held);
-    return moert_min(all * each, most * each + held * (MOERT_CUT_ROWS - 1));
+    return moert_expert_map_bound(planner->choice.topk, held, all, most);
 }
 
 /* Reads the messages of all ranks: the counts, the largest number of slots of a rank, and the bound

@@ -205,10 +205,8 @@ static moert_status post_all(const moert_layer *layer, moert_handover *h, size_t
 
 /* Waits for the messages of a part. */
 static moert_status await(moert_handover *h, size_t part) {
-    moert_status status = MOERT_OK;
     moert_phase_wait_begin();
-    while (status == MOERT_OK && moert_mail_left(h->mail, part) > 0)
-        status = moert_mail_progress(h->mail, true);
+    const moert_status status = moert_mail_await(h->mail, part);
     moert_phase_wait_end();
     return status;
 }

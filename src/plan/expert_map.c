@@ -126,6 +126,11 @@ size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot) {
     return rank;
 }
 
+size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most) {
+    const size_t each = moert_min(topk, held);
+    return moert_min(tokens * each, most * each + held * (MOERT_CUT_ROWS - 1));
+}
+
 size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t member) {
     size_t slot = 0;
     while (moert_expert_map_at(placement, slot) != expert || placement->member[slot] != member)

@@ -43,10 +43,8 @@ moert_status moert_node_message_post(moert_exchange *exchange, int tag,
 
 moert_status moert_node_await(moert_exchange *exchange) {
     const moert_node *node = exchange->state;
-    moert_status status = MOERT_OK;
     moert_phase_wait_begin();
-    while (status == MOERT_OK && moert_mail_left_of_all(node->mail) > 0)
-        status = moert_mail_progress(node->mail, true);
+    const moert_status status = moert_mail_await_all(node->mail);
     moert_phase_wait_end();
     return status;
 }
