@@ -204,10 +204,12 @@ static void sum_pieces(void *context, size_t first, size_t end) {
     summing *s = context;
     size_t bytes;
     int reason = ENOMEM;
-    char *data = malloc(MOERT_PIECE_BYTES);
+    char *data = NULL; /* not needed if all pieces are summed */
     for (size_t i = s->first + first; i < s->first + end; i++) {
         if (moert_piece_is_summed(&s->manifest->sums[i]))
             continue;
+        if (data == NULL)
+            data = malloc(MOERT_PIECE_BYTES);
         if (data == NULL || !read_piece(s->manifest, i, data, &bytes, &reason)) {
             s->reason = reason;
             s->bad = i + 1;

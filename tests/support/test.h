@@ -35,6 +35,13 @@
             fail_msg("%s does not fail with '%s'", #call, (text));                                 \
     } while (0)
 
+/* Skips the rest of the running test; tests/run prints why. */
+#define SKIP(why)                                                                                  \
+    do {                                                                                           \
+        print_message("# skipped: %s\n", (why));                                                   \
+        skip();                                                                                    \
+    } while (0)
+
 /* True if `got` is `wanted` and the last message contains `text`; otherwise prints both. */
 bool failed_with(moert_status got, moert_status wanted, const char *text);
 

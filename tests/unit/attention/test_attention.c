@@ -213,7 +213,7 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
                                     .value_size = shapes[i].value_size,
                                     .type = MOERT_DTYPE_BF16};
         if (moert_attention_operands(test_device, &of) != MOERT_DTYPE_BF16)
-            skip();
+            SKIP("no tensor cores for attention here");
         const attention_oracle o = attention_oracle_create(shapes[i]);
         const attention_run run = {
             .type = MOERT_DTYPE_BF16, .sequences = shapes[i].sequences, .backward = true};

@@ -142,7 +142,7 @@ TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
  * windows would use. */
 TEST(test_untouched_shared_memory_costs_nothing) {
     if (getenv("TEST_EMULATED") != NULL)
-        skip(); /* QEMU 7 reserves memory for what is mapped, and has a record of each page */
+        SKIP("QEMU 7 reserves memory for what is mapped, and has a record of each page");
     const size_t bytes = (size_t)1 << 40;
     moert_shared *shared = NULL;
     ASSERT_OK_ON_ALL(moert_shared_create(test_comm, bytes, &shared));

@@ -42,12 +42,17 @@ static bool write_flaw(const char *file, const char *text, const char *right, co
     return at != NULL;
 }
 
-/* Fails unless the difference begins with `wanted`; "" means that there is none. GPUs are not
- * compared: NVIDIA's divide by an approximation unless a program asks for more. */
+#define QUOTIENT "x / y of vectors is "
+
+/* On NVIDIA's GPUs only programs that quantize round quotients and roots correctly. This program
+ * does not, so there the comparison finds a quotient before all that it compares later. */
+static bool approximates_quotients(void) {
+    return moert_device_describe(test_device)->nvidia > 0;
+}
+
+/* Fails unless the difference begins with `wanted`; "" means that there is none. */
 static void expect_difference(const char *wanted) {
     char *difference;
-    if (!moert_device_describe(test_device)->is_cpu)
-        skip();
     ASSERT_OK(moert_device_difference(test_device, &difference));
     const bool as_wanted = wanted[0] == '\0' ? difference[0] == '\0'
                                              : strncmp(difference, wanted, strlen(wanted)) == 0;
@@ -60,7 +65,7 @@ static void expect_difference(const char *wanted) {
 TEST(test_the_device_computes_as_the_host) {
     write_text("kernels/lib/arithmetic.cl", kernels);
     write_text("kernels/args/arithmetic.h", table);
-    expect_difference("");
+    expect_difference(approximates_quotients() ? QUOTIENT : "");
 }
 
 TEST(test_flaws_of_operations_are_found) {
@@ -75,12 +80,14 @@ TEST(test_flaws_of_operations_are_found) {
          "x * y of vectors is "},
         {"x * y + z", "fma(x, y, z)", "x * y + z of vectors is "},
         {"fma(x, y, z)", "x * y + z", "fma(x, y, z) of vectors is "},
-        {"x / y", "x * (1.0f / y)", "x / y of vectors is "},
+        {"x / y", "x * (1.0f / y)", QUOTIENT},
         {"sqrt(x)", "1.0f / sqrt(1.0f / x)", "sqrt(x) of vectors is "},
         {"rint(x)", "round(x)", "rint(x) of vectors is "},
     };
     write_text("kernels/lib/arithmetic.cl", kernels);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        if (approximates_quotients() && strcmp(rows[i].difference, QUOTIENT) == 0)
+            break;
         assert_true(write_flaw("kernels/args/arithmetic.h", table, rows[i].right, rows[i].flaw));
         expect_difference(rows[i].difference);
     }
@@ -95,6 +102,8 @@ TEST(test_flaws_of_scalars_and_sums_are_found) {
         {"products += x[i] * y[i]", "products = fma(x[i], y[i], products)", "the sum of x * y is "},
         {"(real)x[i] * (real)x[i]", "x[i] * x[i]", "the "},
     };
+    if (approximates_quotients())
+        SKIP("NVIDIA's GPUs approximate quotients, which are compared before scalars and sums");
     write_text("kernels/args/arithmetic.h", table);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         assert_true(write_flaw("kernels/lib/arithmetic.cl", kernels, rows[i].right, rows[i].flaw));
@@ -120,7 +129,7 @@ TEST(test_the_cache_keeps_the_result) {
     write_text("kernels/args/arithmetic.h", table);
     set_variable("MOERT_CACHE_DIR", in_directory("cache"));
     for (int i = 0; i < 3; i++) {
-        expect_difference("");
+        expect_difference(approximates_quotients() ? QUOTIENT : "");
         assert_int_equal(count_files(in_directory("cache"), "-difference.bin"), 1);
         if (i == 1)
             replace_entry();

@@ -143,7 +143,7 @@ TEST(test_a_buffer_of_several_pieces_is_used_as_one) {
     enum { ROWS = BYTES / 4 / STRIDE };
     static float source[BYTES / 4], got[BYTES / 4], rows[ROWS * WIDTH];
     if (!test_device->info.is_cpu)
-        skip();
+        SKIP("only on CPUs has a buffer several allocations");
     moert_buffer *other = test_buffer(BYTES), *buffer = create_pieces(BYTES), *view;
     float *mapped;
     assert_int_equal(buffer->piece_count, PIECES);

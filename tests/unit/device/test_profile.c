@@ -222,7 +222,7 @@ TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, 
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     begin_profile();
     if (moert_recording_start(test_device, &recording) != MOERT_OK)
-        skip();
+        SKIP("the device's driver records no commands");
     add(x, y, 3);
     ASSERT_OK(moert_recording_stop(recording));
     ASSERT_OK(moert_recording_play(recording));

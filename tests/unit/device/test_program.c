@@ -298,7 +298,7 @@ TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
 
 TEST_WITH(test_a_full_disk_ends_with_a_message, make_kernels, NULL) {
     if (!expect_sum_elsewhere("good"))
-        skip(); /* the device is not PoCL's */
+        SKIP("the device is not PoCL's");
     expect_elsewhere(names_the_full_directories);
     expect_elsewhere(names_the_full_directory);
 }

@@ -311,7 +311,7 @@ TEST(test_estimate_knows_exact_replicas) {
 
 TEST(test_estimate_knows_the_groups_of_ranks_on_two_hosts) {
     if (test_ranks != 4)
-        skip();
+        SKIP("only for 4 ranks");
     run_model(models[0], &plain, 2, 5, 2);
 }
 

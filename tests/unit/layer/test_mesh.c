@@ -62,7 +62,7 @@ TEST(test_places_follow_the_hosts) {
 TEST(test_a_mesh_has_these_places) {
     moert_mesh_place places[MOST];
     if (test_ranks != 4)
-        skip();
+        SKIP("only for 4 ranks");
     deal_ranks(2);
     const moert_mesh *mesh = open_mesh(2);
     moert_mesh_places(mesh->world, 2, places);

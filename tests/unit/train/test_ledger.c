@@ -186,7 +186,7 @@ TEST(test_replicas_count_once_and_bytes_stay_in_their_group) {
 
 TEST(test_ranks_dealt_to_two_hosts_have_their_bytes_in_their_rows) {
     if (test_ranks != 4)
-        skip();
+        SKIP("only for 4 ranks");
     check(2, 2);
 }
 

@@ -153,7 +153,7 @@ TEST(test_plots_are_svg_if_gnuplot_is_installed) {
     write_run(0, 20);
     ASSERT_OK(moert_metrics_plot(in_directory(run), &drawn));
     if (system("command -v gnuplot >/dev/null") != 0)
-        skip();
+        SKIP("gnuplot is not installed");
     assert_true(drawn);
     static const char *const kinds[] = {"loss", "load"};
     for (size_t i = 0; i < 2; i++) {
