@@ -309,6 +309,9 @@ MOERT_API moert_status moert_pass_report(moert_pass *pass, moert_pass_losses *lo
 
 /* Slots of each expert [E], over all ranks of this rank's EP group. Not collective. */
 MOERT_API const uint64_t *moert_pass_expert_counts(const moert_pass *pass);
+/* Slots of each rank's tokens for each expert [ranks,E], for the ranks of this rank's EP group. Not
+ * collective. */
+MOERT_API const uint64_t *moert_pass_rank_counts(const moert_pass *pass);
 
 #ifdef __cplusplus
 }

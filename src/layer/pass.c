@@ -138,6 +138,10 @@ const uint64_t *moert_pass_expert_counts(const moert_pass *pass) {
     return pass != NULL && pass->plan != NULL ? pass->plan->plan->expert_counts : NULL;
 }
 
+const uint64_t *moert_pass_rank_counts(const moert_pass *pass) {
+    return pass != NULL && pass->plan != NULL ? pass->plan->plan->counts : NULL;
+}
+
 /* ---- descriptors ---- */
 
 moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int block,

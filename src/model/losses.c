@@ -105,8 +105,20 @@ static moert_status gather_layer(moert_model *model, const moert_model_layer *la
     return copy_inputs(scratch, tokens, inputs, moert_model_entropies_at(model) + l * tokens);
 }
 
+static void sum_nodes(moert_model *model, const moert_model_layer *layer) {
+    const moert_comm *comm = model->mesh->experts;
+    const size_t experts = model->config.router.experts, n = moert_comm_node_count(comm) * experts;
+    const uint64_t *counts = moert_pass_rank_counts(layer->pass);
+    uint64_t *sums = model->node_counts + layer->moe_index * n;
+    memset(sums, 0, n * sizeof *sums);
+    for (size_t r = 0; r < moert_comm_size(comm); r++)
+        for (size_t e = 0; e < experts; e++)
+            sums[moert_comm_node(comm, r) * experts + e] += counts[r * experts + e];
+}
+
 moert_status moert_model_take_loads(moert_model *model, const moert_model_layer *layer) {
     const size_t experts = model->config.router.experts;
+    sum_nodes(model, layer);
     memcpy(model->own_counts + layer->moe_index * experts, moert_pass_expert_counts(layer->pass),
            experts * sizeof *model->own_counts);
     return moert_model_recomputes(model) ? gather_layer(model, layer, false) : MOERT_OK;
@@ -340,4 +352,8 @@ done:
 
 const uint64_t *moert_model_expert_counts(const moert_model *model) {
     return model->counts;
+}
+
+const uint64_t *moert_model_node_counts(const moert_model *model) {
+    return model->node_counts;
 }

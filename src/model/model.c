@@ -85,6 +85,10 @@ static moert_status create_parts(moert_model *model) {
         status = MOERT_NEW_ARRAY(&model->counts, model->moe_layers * c->router.experts);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * c->router.experts);
+    if (status == MOERT_OK)
+        status =
+            MOERT_NEW_ARRAY(&model->node_counts, model->moe_layers * c->router.experts *
+                                                     moert_comm_node_count(model->mesh->experts));
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_mlp_of(&model->layer[i])->create(model, &model->layer[i]));
@@ -142,7 +146,7 @@ void moert_model_destroy(moert_model *model) {
     moert_block_destroy(model->outer);
     moert_gradient_pool_destroy(model->gradient_pool);
     MOERT_FREE(model->block, model->moe, model->layer, model->activations, model->own_counts,
-               model->counts, model->tensor, model);
+               model->node_counts, model->counts, model->tensor, model);
 }
 
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {

@@ -145,6 +145,9 @@ size_t moert_model_moe_layers(const moert_model *model);
 void moert_model_row_peaks(const moert_model *model, moert_row_peak *peaks);
 /* Slots per expert [L,E] of the last loss, over all ranks. Not collective. */
 const uint64_t *moert_model_expert_counts(const moert_model *model);
+/* Slots per expert [L,nodes,E] of the last forward, of the tokens of each node of the EP group. Not
+ * collective. */
+const uint64_t *moert_model_node_counts(const moert_model *model);
 
 /*
  * Moves the routers' correction biases, if the model has them, towards balanced loads

@@ -6,8 +6,9 @@
 
 #include "base/memory.h"
 
-/* What an exchange and a clone must save: one of so many rows of the busiest rank. */
-enum { EXCHANGE_WORTH = 100, CLONE_WORTH = 30 };
+/* What an exchange and a clone must save: one of so many rows of the busiest rank. An exchange
+ * between nodes must save one of so many rows of the two experts. */
+enum { EXCHANGE_WORTH = 100, CLONE_WORTH = 30, GATHER_WORTH = 4 };
 
 /* A placement that is being improved. */
 typedef struct search {
@@ -105,6 +106,13 @@ static exchange find_exchange(const search *s, size_t busiest) {
     return best;
 }
 
+static void exchange_two(search *s, const exchange *two) {
+    const uint32_t moved = s->expert[two->here];
+    s->expert[two->here] = s->expert[two->there];
+    s->expert[two->there] = moved;
+    count(s);
+}
+
 /* Exchanges slots as long as each exchange pays. */
 static void exchange_slots(search *s) {
     for (;;) {
@@ -112,10 +120,7 @@ static void exchange_slots(search *s) {
         const exchange best = find_exchange(s, busiest);
         if (s->load[busiest] - best.larger <= s->load[busiest] / EXCHANGE_WORTH)
             break;
-        const uint32_t moved = s->expert[best.here];
-        s->expert[best.here] = s->expert[best.there];
-        s->expert[best.there] = moved;
-        count(s);
+        exchange_two(s, &best);
     }
 }
 
@@ -221,6 +226,82 @@ moert_status moert_expert_map_balance(const moert_expert_map *map, const uint64_
     free(s.members);
     return status;
 }
+
+/* ---- nodes ---- */
+
+/* Whether a slot may go to another node: it is empty, or holds an expert without clones. */
+static bool is_movable(const search *s, size_t slot) {
+    const uint32_t e = expert_in(s, slot);
+    return e == MOERT_NO_EXPERT || s->members[e] == 1;
+}
+
+/* The rows that no longer travel if the contents of a slot go from one node to another. */
+static int64_t saved_by(const search *s, const moert_row_sources *from, size_t slot, size_t node,
+                        size_t to) {
+    const size_t e = expert_in(s, slot), experts = s->map->experts;
+    return e == MOERT_NO_EXPERT
+               ? 0
+               : (int64_t)(from->rows[to * experts + e] - from->rows[node * experts + e]);
+}
+
+/* Finds the exchange between two ranks on different nodes that saves the most rows, above `most`,
+ * and leaves both ranks at most `limit` rows. Returns the rows that it saves, or `most`. */
+static int64_t find_gathering(const search *s, const moert_row_sources *from, size_t r, size_t q,
+                              uint64_t limit, int64_t most, exchange *best) {
+    const uint32_t *first = s->map->first;
+    for (size_t a = first[r]; a < first[r + 1]; a++)
+        for (size_t b = first[q]; b < first[q + 1]; b++) {
+            const uint64_t here = rows_in(s, a), there = rows_in(s, b);
+            const int64_t saved = saved_by(s, from, a, from->node[r], from->node[q]) +
+                                  saved_by(s, from, b, from->node[q], from->node[r]);
+            if (saved > most && (uint64_t)saved * GATHER_WORTH >= here + there &&
+                s->load[r] - here + there <= limit && s->load[q] - there + here <= limit &&
+                is_movable(s, a) && is_movable(s, b)) {
+                *best = (exchange){.here = a, .there = b};
+                most = saved;
+            }
+        }
+    return most;
+}
+
+static void gather(search *s, const moert_row_sources *from) {
+    const size_t ranks = s->map->ranks;
+    const uint64_t busiest = s->load[busiest_of(s)], limit = busiest + busiest / EXCHANGE_WORTH;
+    for (;;) {
+        exchange best = {0};
+        int64_t most = 0;
+        for (size_t r = 0; r < ranks; r++)
+            for (size_t q = r + 1; q < ranks; q++)
+                if (from->node[r] != from->node[q])
+                    most = find_gathering(s, from, r, q, limit, most, &best);
+        if (most == 0)
+            break;
+        exchange_two(s, &best);
+    }
+}
+
+moert_status moert_expert_map_gather(const moert_expert_map *map, const uint64_t *rows,
+                                     const moert_row_sources *from, uint32_t *expert) {
+    search s;
+    MOERT_TRY(begin(map, rows, expert, &s));
+    gather(&s, from);
+    free(s.members);
+    return MOERT_OK;
+}
+
+double moert_expert_map_crossing(const moert_expert_map *map, const uint32_t *expert,
+                                 const moert_row_sources *from) {
+    double crossing = 0.0, all = 0.0;
+    for (size_t i = 0; i < moert_expert_map_slots(map); i++)
+        for (size_t n = 0; expert[i] < map->experts && n < from->nodes; n++) {
+            const double rows = (double)from->rows[n * map->experts + expert[i]];
+            crossing += n != from->node[moert_expert_map_rank(map, i)] ? rows : 0.0;
+            all += rows;
+        }
+    return all > 0.0 ? crossing / all : 0.0;
+}
+
+/* ---- loads ---- */
 
 /* The rows of a slot in a placement. */
 static double share_of(const moert_expert_map *map, const uint32_t *expert, const uint64_t *rows,

@@ -9,7 +9,8 @@
 #include "train/move.h"
 
 enum {
-    WORTH = 30, /* the moves of a layer must save one of so many rows of the busiest rank */
+    WORTH = 30, /* the moves of a layer must save one of so many rows: of the busiest rank's, or of
+                   all those that travel between nodes */
     MEMORY = 8  /* a step's rows lose one of so many at each later step */
 };
 
@@ -19,6 +20,9 @@ struct moert_rebalance {
     bool clones;
     uint64_t *step, *rows; /* [layers,E] rows of the step so far, and smoothed over earlier steps */
     uint32_t *expert;      /* [slots of all ranks] */
+    size_t nodes;          /* 0: experts do not move for the sake of nodes */
+    uint32_t *node;        /* [ranks] */
+    uint64_t *node_rows;   /* [layers,nodes,E] `rows` of the tokens of each node */
 };
 
 moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
@@ -31,11 +35,21 @@ moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
     made->clones = clones;
     made->layers = moert_model_moe_layers(model);
     made->experts = moert_model_describe(model)->router.experts;
+    const moert_mesh *mesh = moert_model_mesh(model);
+    const size_t ranks = moert_comm_size(mesh->experts),
+                 nodes = moert_comm_node_count(mesh->experts);
+    /* groups of replicas are on different nodes, but have the same placement */
+    made->nodes = nodes > 1 && moert_comm_size(mesh->replicas) == 1 ? nodes : 0;
     const size_t slots =
         made->layers > 0 ? moert_expert_map_slots(moert_model_placement(model, 0)) : 0;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->step, made->layers * made->experts));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->rows, made->layers * made->experts));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->expert, slots));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->node, ranks));
+    MOERT_TRY_OR(fail,
+                 MOERT_NEW_ARRAY(&made->node_rows, made->layers * made->nodes * made->experts));
+    for (size_t r = 0; r < ranks; r++)
+        made->node[r] = (uint32_t)moert_comm_node(mesh->experts, r);
     *rebalance = made;
     return MOERT_OK;
 fail:
@@ -45,17 +59,26 @@ fail:
 
 void moert_rebalance_destroy(moert_rebalance *rebalance) {
     if (rebalance != NULL)
-        MOERT_FREE(rebalance->expert, rebalance->rows, rebalance->step, rebalance);
+        MOERT_FREE(rebalance->node_rows, rebalance->node, rebalance->expert, rebalance->rows,
+                   rebalance->step, rebalance);
+}
+
+/* Adds counts[n] to smoothed sums. */
+static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
+    for (size_t i = 0; i < n; i++)
+        sums[i] += counts[i] - (first ? sums[i] / MEMORY : 0);
 }
 
 void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     if (rebalance == NULL)
         return;
-    const uint64_t *counts = moert_model_expert_counts(rebalance->optimizer->model);
-    for (size_t i = 0; i < rebalance->layers * rebalance->experts; i++) {
+    const moert_model *model = rebalance->optimizer->model;
+    const uint64_t *counts = moert_model_expert_counts(model);
+    const size_t n = rebalance->layers * rebalance->experts;
+    for (size_t i = 0; i < n; i++)
         rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
-        rebalance->rows[i] += counts[i] - (first ? rebalance->rows[i] / MEMORY : 0);
-    }
+    add(rebalance->rows, counts, n, first);
+    add(rebalance->node_rows, moert_model_node_counts(model), rebalance->nodes * n, first);
 }
 
 double moert_rebalance_load(const moert_rebalance *rebalance) {
@@ -86,13 +109,32 @@ static size_t count_moved(const moert_expert_map *map, const uint32_t *expert) {
     return moved;
 }
 
+/* Finds a placement of a layer. *saved: the part of its rows that it keeps within a node. */
+static moert_status find_placement(moert_rebalance *rebalance, size_t layer, double *saved) {
+    const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
+    const size_t experts = rebalance->experts;
+    const uint64_t *rows = rebalance->rows + layer * experts;
+    uint32_t *expert = rebalance->expert;
+    const moert_row_sources from = {rebalance->nodes, rebalance->node,
+                                    rebalance->node_rows + layer * rebalance->nodes * experts};
+    *saved = 0.0;
+    MOERT_TRY(moert_expert_map_balance(map, rows, rebalance->clones, expert));
+    if (rebalance->nodes == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_expert_map_gather(map, rows, &from, expert));
+    *saved = moert_expert_map_crossing(map, map->expert, &from) -
+             moert_expert_map_crossing(map, expert, &from);
+    return MOERT_OK;
+}
+
 static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moert_rebalanced *done) {
     const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
     const uint64_t *rows = rebalance->rows + layer * rebalance->experts;
-    MOERT_TRY(moert_expert_map_balance(map, rows, rebalance->clones, rebalance->expert));
+    double saved;
+    MOERT_TRY(find_placement(rebalance, layer, &saved));
     const double before = moert_expert_map_load(map, map->expert, rows);
     double after = moert_expert_map_load(map, rebalance->expert, rows);
-    const bool moves = before - after > before / WORTH;
+    const bool moves = before - after > before / WORTH || saved > 1.0 / WORTH;
     after = moves ? after : before;
     done->before = before > done->before ? before : done->before;
     done->after = after > done->after ? after : done->after;

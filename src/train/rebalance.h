@@ -29,7 +29,8 @@ double moert_rebalance_load(const moert_rebalance *rebalance);
 size_t moert_rebalance_clones(const moert_rebalance *rebalance);
 
 /*
- * Moves the experts of those layers in which the busiest rank's rows fall by at least a thirtieth.
+ * Moves the experts of those layers in which the busiest rank's rows fall by at least a thirtieth,
+ * or a thirtieth of all rows no longer travels between nodes.
  * Call it between steps, while no save is in progress. Collective. Errors: those of
  * moert_move_experts.
  */

@@ -488,6 +488,7 @@ FUNCTIONS = {
     "moert_pass_destroy": ("void", ["moert_pass *"]),
     "moert_pass_expert_counts": ("uint64_t *", ["moert_pass *"]),
     "moert_pass_get": ("moert_buffer *", ["moert_pass *", "moert_pass_view"]),
+    "moert_pass_rank_counts": ("uint64_t *", ["moert_pass *"]),
     "moert_pass_report": ("moert_status", ["moert_pass *", "moert_pass_losses *"]),
     "moert_pass_wgrad": ("moert_status", ["moert_pass *"]),
     "moert_plan_count": ("moert_status", ["int32_t *", "size_t", "size_t", "size_t", "uint64_t *"]),

@@ -159,6 +159,26 @@ TEST(test_losses_are_reported) {
     layer_run_close(&run);
 }
 
+TEST(test_counts_are_those_of_the_index) {
+    const moert_layer_options options = layer_form(20, 12);
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    const size_t slots = run.batch.tokens * options.router.topk, experts = options.router.experts;
+    int *index = test_alloc((slots + 1) * sizeof *index);
+    uint64_t own[16] = {0}, sums[16] = {0};
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    ASSERT_OK(moert_buffer_read(moert_pass_get(run.pass, MOERT_PASS_INDEX), 0, index,
+                                slots * sizeof *index));
+    for (size_t s = 0; s < slots; s++)
+        own[index[s]]++;
+    const uint64_t *counts = moert_pass_rank_counts(run.pass);
+    for (size_t i = 0; i < test_ranks * experts; i++)
+        sums[i % experts] += counts[i];
+    ASSERT_ON_ALL(memcmp(own, counts + test_rank * experts, experts * sizeof *own) == 0);
+    ASSERT_ON_ALL(memcmp(sums, moert_pass_expert_counts(run.pass), experts * sizeof *sums) == 0);
+    layer_run_close(&run);
+}
+
 TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
     moert_layer_options options = form();
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);

@@ -356,7 +356,7 @@ TEST(test_missing_arguments_are_named) {
                   moert_layer_weight(layer, (moert_layer_tensor)-1) == NULL &&
                   moert_layer_gradient(layer, (moert_layer_tensor)99) == NULL &&
                   moert_layer_weight(NULL, MOERT_LAYER_W1) == NULL &&
-                  moert_pass_expert_counts(NULL) == NULL);
+                  moert_pass_expert_counts(NULL) == NULL && moert_pass_rank_counts(NULL) == NULL);
     moert_layer_destroy(layer);
 }
 

@@ -134,6 +134,31 @@ TEST(test_few_experts_move) {
     assert_in_range(moved, 1, 4);
 }
 
+TEST(test_experts_go_to_the_node_of_their_tokens) {
+    enum { EXPERTS = 16, RANKS = 4, NODES = 2 };
+    static const uint32_t node[RANKS] = {0, 0, 1, 1};
+    const moert_expert_map *map = new_map(EXPERTS, RANKS, EXPERTS / RANKS);
+    uint64_t rows[EXPERTS], from[NODES][EXPERTS];
+    uint32_t expert[EXPERTS];
+    const moert_row_sources sources = {NODES, node, from[0]};
+    for (int even = 0; even < 2; even++) {
+        for (size_t e = 0; e < EXPERTS;
+             e++) { /* node e % 2 has 9 of 10 rows of expert e, or half */
+            rows[e] = 1000 + e * 37 % 64;
+            from[e % 2][e] = even ? rows[e] / 2 : rows[e] * 9 / 10;
+            from[1 - e % 2][e] = rows[e] - from[e % 2][e];
+        }
+        ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
+        assert_within(moert_expert_map_crossing(map, expert, &sources), 0.5, 0.01);
+        ASSERT_OK(moert_expert_map_gather(map, rows, &sources, expert));
+        if (even)
+            assert_memory_equal(expert, map->expert, sizeof expert);
+        else
+            assert_within(moert_expert_map_crossing(map, expert, &sources), 0.1, 0.01);
+        assert_true(moert_expert_map_load(map, expert, rows) <= 1.03);
+    }
+}
+
 TEST(test_hot_experts_get_clones) {
     enum { EXPERTS = 64, RANKS = 4 };
     const moert_expert_map *map = new_map(EXPERTS, RANKS, EXPERTS / RANKS + 2);
