@@ -4,8 +4,6 @@
 #include "base/memory.h"
 #include "base/phase.h"
 
-enum { ALIGNMENT_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
-
 static size_t count_parts(const moert_block_shape *shape, size_t tensor) {
     return shape->parts != NULL ? shape->parts[tensor] : 1;
 }
@@ -44,7 +42,7 @@ size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t r
             return floats + chunk / per_part * part + chunk % per_part * MOERT_SQUARES_CHUNK;
         }
         chunk -= chunks;
-        floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
+        floats += moert_round_up(shape->elements[i], MOERT_VIEW_FLOATS);
     }
     return floats;
 }
@@ -65,7 +63,7 @@ static moert_status make_tensors(moert_block *block, const moert_block_shape *sh
         block->tensor[i].elements = shape->elements[i];
         block->tensor[i].offset = block->floats;
         block->tensor[i].parts = count_parts(shape, i);
-        block->floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
+        block->floats += moert_round_up(shape->elements[i], MOERT_VIEW_FLOATS);
     }
     const size_t ranks = moert_comm_size(block->comm);
     block->chunks = block_chunks(shape);
@@ -226,10 +224,10 @@ size_t moert_block_first_chunk(const moert_block *block, size_t rank) {
 }
 
 /* gradient += nodes in this rank's shard of a replicated block. Views start at multiples of
- * ALIGNMENT_FLOATS, so this also adds some elements before the shard; other ranks have their
+ * MOERT_VIEW_FLOATS, so this also adds some elements before the shard; other ranks have their
  * sums. */
 static moert_status add_shard(moert_block *block, size_t first, size_t count) {
-    const size_t before = first % ALIGNMENT_FLOATS;
+    const size_t before = first % MOERT_VIEW_FLOATS;
     const size_t start = (first - before) * sizeof(float), bytes = (before + count) * sizeof(float);
     moert_buffer *sum = NULL, *shard = NULL;
     moert_status status = moert_buffer_view(block->gradient, start, bytes, &sum);

@@ -31,6 +31,8 @@
 #include "plan/expert_map.h"
 #include "router/router.h"
 
+enum { MOERT_VIEW_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
+
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
     size_t parts;                    /* tensors of the model's files that form it */

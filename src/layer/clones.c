@@ -14,8 +14,6 @@
  * mail for each piece that it receives, and one for all that it sends.
  */
 enum { FIRST_TAG = 20000, MOST_LINKS = MOERT_MAIL_PARTS / 2, MOST_PIECES = 8 };
-/* Views begin at multiples of 512 bytes. */
-enum { VIEW_FLOATS = 128 };
 
 /* This rank's place in the chain of an expert with clones. */
 typedef struct link {
@@ -41,7 +39,7 @@ typedef struct tensor {
     size_t rows, columns, pieces;
 } tensor;
 
-/* Rows [first, first + count) of a slot's matrix. */
+/* Rows of a slot's matrix, or pieces of it: [first, first + count). */
 typedef struct span {
     size_t first, count;
 } span;
@@ -90,8 +88,9 @@ static tensor weights_of(const moert_layer *layer, size_t block, size_t index) {
     return (tensor){t->weight, 1, t->elements / moert_max(layer->local_experts, 1), 1};
 }
 
-/* Makes room for the messages of one tensor. Each link sends weights to each other rank, or sends
- * the old and the new gradient and receives them. */
+/* Makes room for the messages of one tensor. Of weights, a link sends one message to each other
+ * rank. Of a gradient, it sends and receives up to MOST_PIECES messages with the old values, and as
+ * many with the new ones. */
 static moert_status reserve_mail(const moert_layer *layer, size_t links, moert_mail *mail) {
     const size_t ranks = moert_comm_size(layer->mesh->experts);
     const size_t elements = weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).columns;
@@ -145,8 +144,8 @@ static size_t rank_of(const moert_layer *layer, const link *l, size_t member) {
 
 /* The distance of rows at which a view can begin, in matrices of so many columns. */
 static size_t rows_of_view(size_t columns) {
-    size_t rows = VIEW_FLOATS;
-    while (rows > 1 && rows / 2 * columns % VIEW_FLOATS == 0)
+    size_t rows = MOERT_VIEW_FLOATS;
+    while (rows > 1 && rows / 2 * columns % MOERT_VIEW_FLOATS == 0)
         rows /= 2;
     return rows;
 }
@@ -286,7 +285,7 @@ moert_status moert_clones_refresh(moert_layer *layer, moert_status status) {
 
 /* ---- gradients ---- */
 
-/* A gradient of all local slots. `run` computes rows of the slots of a part. */
+/* A gradient of all local slots. `run` computes `rows` of the matrix of each slot in `part`. */
 typedef struct chained {
     moert_status (*run)(const struct chained *c, const moert_part *part, span rows,
                         bool accumulate);
@@ -424,8 +423,9 @@ static moert_status run(moert_pass *pass, const chained *c, moert_status status)
     return status == MOERT_OK ? c->run(c, &(moert_part){0}, all_rows(c), c->accumulate) : status;
 }
 
-/* Weight gradients [N,K] of few chains are handed on in pieces. Many chains need no pieces: a
- * member computes one while the next member computes another. */
+/* If few experts have clones, their weight gradients [N,K] are handed on in pieces. With many,
+ * whole gradients do: a member computes that of one expert while the next member computes
+ * another's. */
 static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
     const moert_expert_map *map = layer->placement;
     const size_t step = rows_of_view(k);

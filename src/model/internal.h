@@ -130,7 +130,8 @@ struct moert_model {
     double rows;          /* tokens of the last loss without padding, over all ranks */
     uint64_t *own_counts; /* [moe_layers,E] slots per expert of the last forward, in the EP group */
     uint64_t *counts;     /* [moe_layers,E] the same of the last loss, over all ranks */
-    uint64_t *node_counts; /* [moe_layers,nodes,E] own_counts, of the tokens of each node */
+    uint64_t *node_counts; /* [moe_layers,nodes,E] own_counts, of the tokens of each node; NULL if
+                              the EP group is on one node */
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */

@@ -118,7 +118,8 @@ static void sum_nodes(moert_model *model, const moert_model_layer *layer) {
 
 moert_status moert_model_take_loads(moert_model *model, const moert_model_layer *layer) {
     const size_t experts = model->config.router.experts;
-    sum_nodes(model, layer);
+    if (model->node_counts != NULL)
+        sum_nodes(model, layer);
     memcpy(model->own_counts + layer->moe_index * experts, moert_pass_expert_counts(layer->pass),
            experts * sizeof *model->own_counts);
     return moert_model_recomputes(model) ? gather_layer(model, layer, false) : MOERT_OK;

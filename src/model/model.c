@@ -85,10 +85,10 @@ static moert_status create_parts(moert_model *model) {
         status = MOERT_NEW_ARRAY(&model->counts, model->moe_layers * c->router.experts);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * c->router.experts);
-    if (status == MOERT_OK)
+    const size_t nodes = moert_comm_node_count(model->mesh->experts);
+    if (status == MOERT_OK && nodes > 1)
         status =
-            MOERT_NEW_ARRAY(&model->node_counts, model->moe_layers * c->router.experts *
-                                                     moert_comm_node_count(model->mesh->experts));
+            MOERT_NEW_ARRAY(&model->node_counts, model->moe_layers * nodes * c->router.experts);
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_mlp_of(&model->layer[i])->create(model, &model->layer[i]));

@@ -145,8 +145,8 @@ size_t moert_model_moe_layers(const moert_model *model);
 void moert_model_row_peaks(const moert_model *model, moert_row_peak *peaks);
 /* Slots per expert [L,E] of the last loss, over all ranks. Not collective. */
 const uint64_t *moert_model_expert_counts(const moert_model *model);
-/* Slots per expert [L,nodes,E] of the last forward, of the tokens of each node of the EP group. Not
- * collective. */
+/* Slots per expert [L,nodes,E] of the last forward, of the tokens of each node of the EP group;
+ * NULL if it is on one node. Not collective. */
 const uint64_t *moert_model_node_counts(const moert_model *model);
 
 /*

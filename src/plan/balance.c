@@ -6,8 +6,8 @@
 
 #include "base/memory.h"
 
-/* What an exchange and a clone must save: one of so many rows of the busiest rank. An exchange
- * between nodes must save one of so many rows of the two experts. */
+/* An exchange must save 1/EXCHANGE_WORTH of the busiest rank's rows, and a clone 1/CLONE_WORTH. An
+ * exchange between nodes must save 1/GATHER_WORTH of the rows of the two experts. */
 enum { EXCHANGE_WORTH = 100, CLONE_WORTH = 30, GATHER_WORTH = 4 };
 
 /* A placement that is being improved. */
@@ -244,8 +244,9 @@ static int64_t saved_by(const search *s, const moert_row_sources *from, size_t s
                : (int64_t)(from->rows[to * experts + e] - from->rows[node * experts + e]);
 }
 
-/* Finds the exchange between two ranks on different nodes that saves the most rows, above `most`,
- * and leaves both ranks at most `limit` rows. Returns the rows that it saves, or `most`. */
+/* Looks between two ranks on different nodes for an exchange that keeps more than `most` rows from
+ * travelling between nodes, after which neither rank has more than `limit` rows. Sets *best to the
+ * one that saves the most, and returns what that saves; if there is none, returns `most`. */
 static int64_t find_gathering(const search *s, const moert_row_sources *from, size_t r, size_t q,
                               uint64_t limit, int64_t most, exchange *best) {
     const uint32_t *first = s->map->first;
@@ -292,12 +293,13 @@ moert_status moert_expert_map_gather(const moert_expert_map *map, const uint64_t
 double moert_expert_map_crossing(const moert_expert_map *map, const uint32_t *expert,
                                  const moert_row_sources *from) {
     double crossing = 0.0, all = 0.0;
-    for (size_t i = 0; i < moert_expert_map_slots(map); i++)
-        for (size_t n = 0; expert[i] < map->experts && n < from->nodes; n++) {
-            const double rows = (double)from->rows[n * map->experts + expert[i]];
-            crossing += n != from->node[moert_expert_map_rank(map, i)] ? rows : 0.0;
-            all += rows;
-        }
+    for (size_t r = 0; r < map->ranks; r++)
+        for (size_t i = map->first[r]; i < map->first[r + 1]; i++)
+            for (size_t n = 0; expert[i] < map->experts && n < from->nodes; n++) {
+                const double rows = (double)from->rows[n * map->experts + expert[i]];
+                crossing += n != from->node[r] ? rows : 0.0;
+                all += rows;
+            }
     return all > 0.0 ? crossing / all : 0.0;
 }
 

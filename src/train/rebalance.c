@@ -11,7 +11,7 @@
 enum {
     WORTH = 30, /* the moves of a layer must save one of so many rows: of the busiest rank's, or of
                    all those that travel between nodes */
-    MEMORY = 8  /* a step's rows lose one of so many at each later step */
+    MEMORY = 8  /* each later step takes one of so many off the rows of earlier steps */
 };
 
 struct moert_rebalance {
@@ -78,7 +78,8 @@ void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     for (size_t i = 0; i < n; i++)
         rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
     add(rebalance->rows, counts, n, first);
-    add(rebalance->node_rows, moert_model_node_counts(model), rebalance->nodes * n, first);
+    if (rebalance->nodes > 0)
+        add(rebalance->node_rows, moert_model_node_counts(model), rebalance->nodes * n, first);
 }
 
 double moert_rebalance_load(const moert_rebalance *rebalance) {

@@ -18,8 +18,8 @@ moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
                                     moert_rebalance **rebalance);
 void moert_rebalance_destroy(moert_rebalance *rebalance); /* NULL is legal. */
 
-/* Adds the rows of the model's last loss. `first`: of a step; those of earlier steps then count an
- * eighth less. NULL is legal. Not collective. */
+/* Adds the rows of the model's last loss. At the first micro-batch of a step (`first`), the rows of
+ * earlier steps lose an eighth before. NULL is legal. Not collective. */
 void moert_rebalance_count(moert_rebalance *rebalance, bool first);
 
 /* The rows of the busiest rank / mean, in the worst layer, of the step so far. Not collective. */

@@ -50,7 +50,8 @@ static bool approximates_quotients(void) {
     return moert_device_describe(test_device)->nvidia > 0;
 }
 
-/* Fails unless the difference begins with `wanted`; "" means that there is none. */
+/* Fails unless moert_device_difference gives a text that begins with `wanted`, or "" if that is
+ * "". */
 static void expect_difference(const char *wanted) {
     char *difference;
     ASSERT_OK(moert_device_difference(test_device, &difference));
