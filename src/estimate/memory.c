@@ -429,15 +429,16 @@ static size_t count_links(const moert_memory_setting *setting, const moert_memor
 }
 
 /* Host copies of the weights and moments of all experts of a layer, for those that leave and for
- * those that arrive (train/move.c). Also, for each link, a first projection to send and one to
- * receive (layer/clones.c). */
+ * those that arrive (train/move.c). Also, for each link, an expert's weights to send and to receive
+ * (layer/clones.c). */
 static size_t move_bytes(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
-    size_t floats = 0;
+    size_t weights = 0;
     for (int b = 1; b < MOERT_LAYER_BLOCKS; b++)
-        floats += setting->moves ? 2 * 3 * (layer.elements[b][0] + layer.elements[b][1]) : 0;
-    const size_t first = layer.elements[1][0] / moert_max(s->experts, 1);
-    return (floats + 2 * count_links(setting, s) * first) * sizeof(float);
+        weights += layer.elements[b][0] + layer.elements[b][1];
+    const size_t moved = setting->moves ? 3 * weights : 0,
+                 handed = count_links(setting, s) * (weights / moert_max(s->experts, 1));
+    return 2 * (moved + handed) * sizeof(float);
 }
 
 size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {

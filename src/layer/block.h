@@ -202,6 +202,10 @@ moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
  * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
+/* Begins to send the weights of experts to their clones, which the next forward would do first, so
+ * that they travel while the caller computes what comes before the layer. Until then the weights
+ * must not change, and no other layer of the mesh may run. Collective over the EP group. */
+moert_status moert_layer_send_weights(moert_layer *layer);
 /* From now on forward does not read the ends of batches to check them, which waits for the device.
  */
 void moert_layer_trust_batches(moert_layer *layer);

@@ -13,7 +13,12 @@
  * that the next member begins while this one computes the next piece. Each link has a part of the
  * mail for each piece that it receives, and one for all that it sends.
  */
-enum { FIRST_TAG = 20000, MOST_LINKS = MOERT_MAIL_PARTS / 2, MOST_PIECES = 8 };
+enum {
+    FIRST_TAG = 20000,
+    MOST_LINKS = MOERT_MAIL_PARTS / 2,
+    MOST_PIECES = 8,
+    WEIGHTS = 2 * EXPERT_TENSORS
+};
 
 /* This rank's place in the chain of an expert with clones. */
 typedef struct link {
@@ -29,7 +34,7 @@ typedef struct moert_handover {
     moert_mail *mail;
     link links[MOST_LINKS]; /* of the layer at work */
     size_t count;
-    float *in, *out; /* [count,elements] values that arrive, and that are sent */
+    float *in, *out; /* values that arrive, and that are sent: [count,elements] of each tensor */
     size_t room;     /* floats of each */
 } moert_handover;
 
@@ -37,6 +42,7 @@ typedef struct moert_handover {
 typedef struct tensor {
     moert_buffer *buffer;
     size_t rows, columns, pieces;
+    size_t before; /* floats of `in` and `out` before its values */
 } tensor;
 
 /* Rows of a slot's matrix, or pieces of it: [first, first + count). */
@@ -82,26 +88,40 @@ static size_t list_links(const moert_layer *layer, link *links) {
     return count;
 }
 
-/* The weights of a block's tensor in the local slots; without columns if there are none. */
-static tensor weights_of(const moert_layer *layer, size_t block, size_t index) {
-    const moert_block_tensor *t = &layer->block[block]->tensor[index];
-    return (tensor){t->weight, 1, t->elements / moert_max(layer->local_experts, 1), 1};
+/* Lists the weights of the local slots that a layer has. Returns their number, and in *floats the
+ * values that so many links send or receive. */
+static size_t list_weights(const moert_layer *layer, size_t links, tensor *list, size_t *floats) {
+    size_t count = 0;
+    *floats = 0;
+    for (size_t b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
+        for (size_t i = 0; i < EXPERT_TENSORS; i++) {
+            const moert_block_tensor *t = &layer->block[b]->tensor[i];
+            const size_t columns = t->elements / moert_max(layer->local_experts, 1);
+            if (columns > 0)
+                list[count++] = (tensor){t->weight, 1, columns, 1, *floats};
+            *floats += links * columns;
+        }
+    return count;
 }
 
-/* Makes room for the messages of one tensor. Of weights, a link sends one message to each other
+/* Makes room for the messages in flight. Of each weight, a link sends one message to each other
  * rank. Of a gradient, it sends and receives up to MOST_PIECES messages with the old values, and as
  * many with the new ones. */
 static moert_status reserve_mail(const moert_layer *layer, size_t links, moert_mail *mail) {
     const size_t ranks = moert_comm_size(layer->mesh->experts);
-    const size_t elements = weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).columns;
-    return moert_mail_reserve(mail, links * moert_max(ranks, 4 * MOST_PIECES),
-                              elements * sizeof(float));
+    tensor weights[WEIGHTS];
+    size_t floats;
+    list_weights(layer, links, weights, &floats);
+    return moert_mail_reserve(mail, links * moert_max(WEIGHTS * ranks, 4 * MOST_PIECES),
+                              weights[0].columns * sizeof(float));
 }
 
 moert_status moert_clones_prepare(moert_layer *layer) {
     moert_mesh *mesh = layer->mesh;
     const size_t count = layer->placement->longest > 1 ? list_links(layer, NULL) : 0;
-    const size_t floats = count * weights_of(layer, BLOCK_EXPERT_IN, EXPERT_WEIGHT).columns;
+    tensor weights[WEIGHTS];
+    size_t floats;
+    list_weights(layer, count, weights, &floats);
     if (count > MOST_LINKS)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a placement puts %zu experts with clones on one rank; the limit is %d",
@@ -160,7 +180,8 @@ static span piece_of(const tensor *t, size_t piece) {
 /* The floats of a piece that a link sends or receives. */
 static float *values_of(const moert_handover *h, size_t number, const tensor *t, size_t piece,
                         bool send) {
-    return (send ? h->out : h->in) + (number * t->rows + piece_of(t, piece).first) * t->columns;
+    return (send ? h->out : h->in) + t->before +
+           (number * t->rows + piece_of(t, piece).first) * t->columns;
 }
 
 /* Where a piece is in the buffer, in bytes. */
@@ -250,8 +271,8 @@ static moert_status give_weight(const moert_layer *layer, moert_handover *h, siz
     return status;
 }
 
-/* Sends one tensor of the experts, in one piece, to their clones. */
-static moert_status send_weights(const moert_layer *layer, moert_handover *h, const tensor *t) {
+/* Begins to receive a tensor's weights for clones, and to send those of experts. */
+static moert_status exchange_weight(const moert_layer *layer, moert_handover *h, const tensor *t) {
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
         if (!is_own(&h->links[i]))
@@ -259,27 +280,36 @@ static moert_status send_weights(const moert_layer *layer, moert_handover *h, co
     for (size_t i = 0; i < h->count; i++)
         if (is_own(&h->links[i]))
             status = moert_first(status, give_weight(layer, h, i, t));
-    for (size_t i = 0; i < h->count; i++)
-        if (!is_own(&h->links[i]))
-            status = moert_first(status, take(h, i, t, 0));
-    return moert_first(status, await_sent(h));
+    return status;
 }
 
-moert_status moert_clones_refresh(moert_layer *layer, moert_status status) {
-    if (layer->placement->longest == 1 || layer->clones_current)
+moert_status moert_clones_send(moert_layer *layer, moert_status status) {
+    if (layer->placement->longest == 1 || layer->clones != CLONES_OLD)
         return status;
     moert_phase_set(MOERT_PHASE_MOVE);
     moert_handover *h = begin(layer);
-    for (size_t b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
-        for (size_t i = 0; i < EXPERT_TENSORS; i++) {
-            const tensor t = weights_of(layer, b, i);
-            if (t.columns > 0)
-                status = moert_first(status, send_weights(layer, h, &t));
-        }
-    for (size_t b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
-        moert_block_weights_changed(layer->block[b]); /* copies of the clones' weights are old */
-    layer->weights_changed = true;
-    layer->clones_current = status == MOERT_OK;
+    tensor weights[WEIGHTS];
+    size_t floats;
+    const size_t count = list_weights(layer, h->count, weights, &floats);
+    for (size_t i = 0; i < count; i++)
+        status = moert_first(status, exchange_weight(layer, h, &weights[i]));
+    layer->clones = CLONES_SENT;
+    return status;
+}
+
+moert_status moert_clones_take(moert_layer *layer, moert_status status) {
+    if (layer->clones != CLONES_SENT)
+        return status;
+    moert_phase_set(MOERT_PHASE_MOVE);
+    moert_handover *h = begin(layer);
+    tensor weights[WEIGHTS];
+    size_t floats;
+    const size_t count = list_weights(layer, h->count, weights, &floats);
+    for (size_t i = 0; i < count * h->count; i++)
+        if (!is_own(&h->links[i % h->count]))
+            status = moert_first(status, take(h, i % h->count, &weights[i / h->count], 0));
+    status = moert_first(status, await_sent(h));
+    layer->clones = status == MOERT_OK ? CLONES_CURRENT : CLONES_OLD;
     return status;
 }
 
@@ -462,8 +492,8 @@ static moert_status run_gemm(const chained *c, const moert_part *part, span rows
 moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_status status) {
     const size_t n = gemm->n, k = gemm->k;
     const tensor result = gemm->kind == MOERT_GEMM_WGRAD
-                              ? (tensor){gemm->weight, n, k, pieces_of(pass->layer, n, k)}
-                              : (tensor){gemm->bias, 1, n, 1};
+                              ? (tensor){gemm->weight, n, k, pieces_of(pass->layer, n, k), 0}
+                              : (tensor){gemm->bias, 1, n, 1, 0};
     return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate}, status);
 }
 

@@ -28,8 +28,12 @@ moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_s
 moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
                                         moert_status status);
 
-/* Sends the weights of experts to their clones if they have changed. */
-moert_status moert_clones_refresh(moert_layer *layer, moert_status status);
+/* Begins to send the weights of experts to their clones, if they have changed since the last call.
+ * Until moert_clones_take they must not change, and no other layer of the mesh may use its clones.
+ */
+moert_status moert_clones_send(moert_layer *layer, moert_status status);
+/* Waits for the weights that moert_clones_send sends. */
+moert_status moert_clones_take(moert_layer *layer, moert_status status);
 
 /* Frees what the layers of a mesh have needed for clones. NULL is legal. */
 typedef struct moert_handover moert_handover;

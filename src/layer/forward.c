@@ -185,14 +185,16 @@ static moert_status run(moert_pass *pass, moert_status status, moert_buffer *y) 
     moert_transfer back;
     moert_buffer *result = NULL; /* the shared expert's result, computed while rows travel */
     moert_precision_begin(layer);
-    status = moert_clones_refresh(layer, status);
+    status = moert_clones_send(layer, status);
     if (status == MOERT_OK)
         status = route(pass, x);
     status = deliver(pass, status, x, &back);
-    if (status != MOERT_OK)
-        return moert_precision_tell_replicas(layer, status);
-    if (shared)
+    const bool delivered = status == MOERT_OK; /* the same on all ranks of the EP group */
+    if (delivered && shared)
         status = compute_shared_expert(pass, x, &result);
+    status = moert_clones_take(layer, status);
+    if (!delivered)
+        return moert_precision_tell_replicas(layer, status);
     status = moert_first(status, moert_pass_each_chunk(pass, &back, compute_chunk));
     back.target = y;
     /* the ranks agree on `status` in the combine */

@@ -38,6 +38,9 @@ typedef struct moert_pass_list {
     size_t layers; /* that share the list */
 } moert_pass_list;
 
+/* Whether clones have the weights of their experts, or these are on the way. */
+typedef enum clones_state { CLONES_OLD, CLONES_SENT, CLONES_CURRENT } clones_state;
+
 struct moert_layer {
     moert_mesh *mesh;
     moert_layer_options options;
@@ -45,8 +48,8 @@ struct moert_layer {
     size_t first_expert, local_experts; /* of the contiguous placement; L */
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
-    bool weights_changed;     /* the weights changed since `rounded` was computed */
-    bool clones_current;      /* clones have the weights of their experts */
+    bool weights_changed; /* the weights changed since `rounded` was computed */
+    clones_state clones;
     moert_probe *probe;       /* NULL: none */
     size_t gathers;           /* gathers of an amax that remain in the call under way */
     const moert_buffer *bf16; /* moert_layer_give_bf16 */

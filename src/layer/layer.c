@@ -191,13 +191,17 @@ void moert_layer_weights_changed(moert_layer *layer) {
     if (layer == NULL)
         return;
     layer->weights_changed = true;
-    layer->clones_current = false;
+    layer->clones = CLONES_OLD;
     for (size_t i = 0; i < BLOCKS; i++)
         moert_block_weights_changed(layer->block[i]);
 }
 
 moert_block *moert_layer_block(moert_layer *layer, size_t index) {
     return index < BLOCKS ? layer->block[index] : NULL;
+}
+
+moert_status moert_layer_send_weights(moert_layer *layer) {
+    return moert_clones_send(layer, MOERT_OK);
 }
 
 void moert_layer_trust_batches(moert_layer *layer) {

@@ -81,6 +81,8 @@ moert_status moert_model_reserve_layer(moert_model *model, moert_model_layer *la
 
 moert_status moert_model_run_layer(moert_model *model, size_t index) {
     moert_model_layer *layer = &model->layer[index];
+    if (!layer->is_dense)
+        MOERT_TRY(moert_layer_send_weights(layer->moe)); /* they travel during the attention */
     MOERT_TRY(moert_model_attend(model, layer, moert_model_input(model, index)));
     return moert_model_run_mlp(model, layer);
 }
