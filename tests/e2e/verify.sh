@@ -20,15 +20,15 @@ clean() { # TITLE RANKS ENGINE OPTION...
 }
 part clean "f32" 1 local
 part clean "f32" 3 staged --micro-batches 2
-part clean "f32 on two hosts" 4 node
+sampled clean "f32 on two hosts" 4 node
 part clean "replicas of experts" 4 window --ep 2
-part clean "bf16" 2 window --precision bf16 --dense bf16 --dispatch bf16 --combine bf16 --micro-batches 4
-part clean "mxfp8" 3 window --precision mxfp8 --dispatch mxfp8
-part clean "nvfp4, layers computed again" 2 staged --precision nvfp4 --recompute layer
-part clean "experts computed again" 2 window --recompute experts --micro-batches 2
-part clean "documents" 3 window --document-end 10
-part clean "experts that move" 3 window --rebalance 2
-part clean "latent attention, dense layers, shared experts" 3 staged --form deepseek-v3 --head-size 16
+sampled clean "bf16" 2 window --precision bf16 --dense bf16 --dispatch bf16 --combine bf16 --micro-batches 4
+sampled clean "mxfp8" 3 window --precision mxfp8 --dispatch mxfp8
+sampled clean "nvfp4, layers computed again" 2 staged --precision nvfp4 --recompute layer
+sampled clean "experts computed again" 2 window --recompute experts --micro-batches 2
+sampled clean "documents" 3 window --document-end 10
+sampled clean "experts that move" 3 window --rebalance 2
+sampled clean "latent attention, dense layers, shared experts" 3 staged --form deepseek-v3 --head-size 16
 
 # ---- wrong bits ----
 

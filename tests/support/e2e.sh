@@ -15,7 +15,9 @@
 #   engine NAME              prints the engine to use: NAME; but staged for window and node if MOERT_DEVICE is gpu, as not all GPUs
 #                            support those
 #   node_ranks NAME          prints how many ranks count as a host for that engine: 2 for node, else 0 (all)
+#   choice N TEXT            prints a number below N that TEXT and the commit choose
 #   part COMMAND...          runs COMMAND in the background with its own $tmp and $log; at most one part per core at a time
+#   sampled COMMAND...       like part, but the commit chooses about one COMMAND of two; TEST_ALL=1 (make check-all) runs all
 #   join                     waits for all parts and prints their lines in order
 #   finish                   joins, prints the TAP plan and exits with the script's status
 . launch/environment
@@ -109,12 +111,16 @@ node_ranks() {
     if [ "$1" = node ]; then echo 2; else echo 0; fi
 }
 
+choice() { echo $(($(cksum <<<"$2 ${e2e_commit:=$(git rev-parse HEAD 2>/dev/null || echo 1)}" | cut -d ' ' -f 1) % $1)); }
+
 part() {
     while [ "$(jobs -pr | wc -l)" -ge "${TEST_JOBS:-$(nproc)}" ]; do wait -n; done
     local own=$tmp/part-$((e2e_parts++))
     mkdir "$own"
     (tmp=$own log=$own/log && "$@"; echo end) >"$own.lines" &
 }
+
+sampled() { [ "${TEST_ALL:-0}" -eq 0 ] && [ "$(choice 2 "$*")" -eq 1 ] || part "$@"; }
 
 join() {
     local lines line
