@@ -39,6 +39,9 @@ typedef struct moert_router_options {
     size_t kept_groups; /* groups whose experts may be chosen */
     size_t group_best;  /* the kept groups have the largest sums of this many best selection scores:
                            2 in Hugging Face's DeepSeek-V3, K / kept_groups in Megatron */
+    bool balanced;      /* for measurements: a hash of each logit replaces it, so that the experts
+                           get nearly equal numbers of rows. Gradients pass as if the logits were
+                           not replaced, so the model does not learn to route */
 } moert_router_options;
 
 #define MOERT_ROUTER_OPTIONS_INIT                                                                  \

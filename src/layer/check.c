@@ -53,6 +53,7 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%zu", router.groups)                                                                        \
     X("%zu", router.kept_groups)                                                                   \
     X("%zu", router.group_best)                                                                    \
+    X("%d", router.balanced)                                                                       \
     X("%d", glu.interleaved)                                                                       \
     X("%.9g", glu.limit)                                                                           \
     X("%.9g", glu.alpha)                                                                           \
