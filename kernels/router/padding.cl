@@ -9,7 +9,7 @@
 #include "args/router.h"
 
 #if MOERT_ITEMS == 1
-#define TOKENS 256 /* src/router/router.c: SKIPPED_TOKENS */
+#define TOKENS 256 /* src/router/router.c: TOKENS_AT_ONCE */
 #else
 #define TOKENS 1
 #endif

@@ -113,6 +113,7 @@ typedef struct moert_model_config {
     const char *quant_method; /* format of the weights on disk (weights.h): "fp8", "mxfp4", or NULL
                                  = plain */
     /* settings of the computation, not part of config.json; F32 after reading */
+    bool balanced_routing;     /* hashes of the routers' logits choose the experts */
     moert_precision precision; /* precision of the experts' GEMMs */
     moert_precision dense;     /* precision of all GEMMs except the experts' and the router's: F32
                                   or BF16 */

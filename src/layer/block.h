@@ -202,6 +202,10 @@ moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
  * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
+/* From now on hashes of the router's logits replace them, so that the experts get nearly equal
+ * numbers of rows, to compare speeds. Gradients pass as if the logits were not replaced, so the
+ * model does not learn to route. */
+void moert_layer_balance_routing(moert_layer *layer);
 /* Begins to send the weights of experts to their clones, which the next forward would do first, so
  * that they travel while the caller computes what comes before the layer. Until then the weights
  * must not change, and no other layer of the mesh may run. Collective over the EP group. */

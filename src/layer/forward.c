@@ -46,6 +46,8 @@ static moert_status route(moert_pass *pass, const moert_buffer *x) {
     moert_gemm gemm = moert_pass_router_gemm(pass, experts, x, pass->logits);
     gemm.bias = dense->tensor[DENSE_ROUTER_BIAS].weight;
     MOERT_TRY(moert_block_gemm(dense, DENSE_ROUTER, &gemm));
+    if (layer->balanced)
+        MOERT_TRY(moert_router_balance(layer->mesh->device, router, tokens, pass->logits));
     MOERT_TRY(moert_router_forward(layer->mesh->device, router, tokens, pass->logits,
                                    dense->tensor[DENSE_CORRECTION].weight, &pass->routing));
     return pass->batch.token != NULL ? moert_router_skip(layer->mesh->device, router, tokens,

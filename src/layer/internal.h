@@ -58,6 +58,7 @@ struct moert_layer {
     moert_batch batch; /* of the last backward */
     bool unreduced;    /* its gradients have not been reduced */
     bool trusts_batches;
+    bool balanced;      /* moert_layer_balance_routing */
     uint64_t backwards; /* backwards so far */
     bool lost_wgrad;    /* a pass ended before its deferred wgrad */
 };

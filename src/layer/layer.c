@@ -204,6 +204,10 @@ moert_status moert_layer_send_weights(moert_layer *layer) {
     return moert_clones_send(layer, MOERT_OK);
 }
 
+void moert_layer_balance_routing(moert_layer *layer) {
+    layer->balanced = true;
+}
+
 void moert_layer_trust_batches(moert_layer *layer) {
     layer->trusts_batches = true;
 }

@@ -134,6 +134,8 @@ static moert_status create_again(moert_audit *audit) {
     if (model->moe_layers == 0)
         return MOERT_OK;
     MOERT_TRY(moert_layer_create(model->mesh, &options, &audit->again.moe));
+    if (model->config.balanced_routing)
+        moert_layer_balance_routing(audit->again.moe);
     moert_layer_share_passes(audit->again.moe, model->moe[0]->moe);
     return MOERT_OK;
 }

@@ -8,6 +8,8 @@ static moert_status create(moert_model *model, moert_model_layer *layer) {
     MOERT_TRY(moert_comm_agree(model->mesh->world,
                                moert_buffer_create(model->device, bytes, &layer->aux_gradient)));
     MOERT_TRY(moert_layer_create(model->mesh, &options, &layer->moe));
+    if (model->config.balanced_routing)
+        moert_layer_balance_routing(layer->moe);
     if (moert_model_recomputes(model) && layer != model->moe[0])
         moert_layer_share_passes(layer->moe, model->moe[0]->moe);
     return MOERT_OK;

@@ -11,7 +11,8 @@
 #include "router/router.h"
 
 enum { MOST_EXPERTS = 1024 };
-enum { SKIPPED_TOKENS = 256 }; /* of a row group on CPUs, as in kernels/router/padding.cl */
+/* The tokens of a row group on CPUs, as in kernels/router/balance.cl and padding.cl. */
+enum { TOKENS_AT_ONCE = 256 };
 
 /* A build of kernels/router/router.cl for up to MOST_EXPERTS experts. GPUs keep arrays of that
  * length in local memory, so they use builds for different numbers of experts. A row group computes
@@ -178,10 +179,25 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
 }
 
+/* The grid of a kernel that takes TOKENS_AT_ONCE tokens a row group on CPUs, one on GPUs. */
+static moert_grid few_tokens_each(const moert_device *device, size_t tokens) {
+    return (moert_grid){moert_ceil_div(tokens, moert_by_form(device, TOKENS_AT_ONCE, 1)), 1, 1};
+}
+
+moert_status moert_router_balance(moert_device *device, const moert_router_options *options,
+                                  size_t tokens, moert_buffer *logits) {
+    MOERT_TRY(moert_router_check(options));
+    if (tokens == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_buffer("logits", logits, tokens, options->experts));
+    const moert_router_args args = args_of(options, tokens);
+    return MOERT_RUN(device, "router/balance", "router_balance", few_tokens_each(device, tokens),
+                     MOERT_ARG(logits), MOERT_STRUCT(args));
+}
+
 moert_status moert_router_skip(moert_device *device, const moert_router_options *options,
                                size_t tokens, const moert_buffer *token,
                                const moert_routing *routing) {
-    const size_t block = moert_by_form(device, SKIPPED_TOKENS, 1);
     MOERT_TRY(moert_router_check(options));
     if (tokens == 0)
         return MOERT_OK;
@@ -191,9 +207,8 @@ moert_status moert_router_skip(moert_device *device, const moert_router_options 
     MOERT_TRY(check_buffer("weight", routing->weight, tokens, options->topk));
     MOERT_TRY(check_buffer("lse", routing->lse, tokens, 1));
     const moert_router_args args = args_of(options, tokens);
-    return MOERT_RUN(device, "router/padding", "router_skip",
-                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(token),
-                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+    return MOERT_RUN(device, "router/padding", "router_skip", few_tokens_each(device, tokens),
+                     MOERT_ARG(token), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
 }
 

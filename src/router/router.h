@@ -36,6 +36,11 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                                   size_t tokens, const moert_buffer *logits,
                                   const moert_buffer *bias, const moert_routing *routing);
 
+/* Replaces logits[T,E] by hashes of them, uniform in [-1, 1), to compare speeds. A hash
+ * depends on the logit's bits and its expert only. Non-finite logits stay. Errors: ERROR_USAGE. */
+moert_status moert_router_balance(moert_device *device, const moert_router_options *options,
+                                  size_t tokens, moert_buffer *logits);
+
 /* Clears the routing of padding, the tokens t with a negative token[t] (int32 [T]): index -1 in all
  * slots, weights, scores and lse 0. Call it after moert_router_forward. Errors: ERROR_USAGE. */
 moert_status moert_router_skip(moert_device *device, const moert_router_options *options,

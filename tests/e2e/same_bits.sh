@@ -78,6 +78,7 @@ part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
 part invariant sequence-loss 6 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
 MOERT_PUSH=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 part invariant gpt-oss 6 "1 local" "3 window" "4 staged" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6
+part invariant balanced 4 "1 local" "3 window" -- --batch 6 --form qwen3-moe --length 256 --balanced-routing
 
 # experts that move between ranks, with checkpoints on the way
 for precision in f32 mxfp8; do
@@ -117,6 +118,8 @@ part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batc
 
 join # the parts below need the runs of those above
 
+check "balanced routing: the busiest expert has at most 1.2 times the mean" \
+    awk '{ sub(/.*"expert_load": /, ""); if ($1 + 0 > 1.2) bad++ } END { exit !(NR == 4 && !bad) }' "$all/balanced-3-window/metrics.jsonl"
 for run in "$all"/moving-*-[2-4]-* "$all"/states-*-[2-4]-*; do
     check "${run##*/}: experts have moved" grep -q '"moved_experts": [1-9]' "$run/metrics.jsonl"
 done

@@ -29,6 +29,7 @@ static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static moert_split split;
 static double held_out, temperature, save_rate, peak_tflops;
 static unsigned schedule_kind, aux_form, save_mode, save_dtype, order, on_mismatch, replicas;
+static bool balanced_routing;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 static const char *most_memory;
@@ -116,6 +117,9 @@ static const moert_option options[] = {
      "with --rebalance: several ranks share the rows of an expert that has more than a rank's "
      "share, "
      "in their spare slots. On CPUs no bit of the results changes"},
+    {"balanced-routing", MOERT_OPTION_FLAG, &balanced_routing, NULL, NULL,
+     "only to compare speeds: hashes of the routers' logits choose the experts, so that these get "
+     "nearly equal numbers of rows; the model does not learn to route"},
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
@@ -309,6 +313,7 @@ static moert_status take_config(moert_data *data, moert_model_config *config) {
                                  : moert_config_from_sizes(&sizes, config));
     moert_program_compute(&compute_choice, config);
     config->memory = memory_choice;
+    config->balanced_routing = balanced_routing;
     if (trainer.bias_rate < 0.0)
         trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
