@@ -2,6 +2,8 @@
 #include "base/clock.h"
 
 #include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <time.h>
 
 #include "base/memory.h"
@@ -14,10 +16,16 @@ uint64_t moert_clock_ns(void) {
 
 enum { YIELD_NS = 1000000, LONGEST_NAP_NS = 1000000 };
 
+static atomic_bool awake;
+
+void moert_clock_stay_awake(void) {
+    atomic_store(&awake, true);
+}
+
 void moert_clock_pause(uint64_t begun_ns) {
     const uint64_t waited = moert_clock_ns() - begun_ns;
     const struct timespec nap = {.tv_nsec = (long)moert_min(waited / 16, LONGEST_NAP_NS)};
-    if (waited < YIELD_NS)
+    if (waited < YIELD_NS || atomic_load(&awake))
         sched_yield();
     else
         nanosleep(&nap, NULL);

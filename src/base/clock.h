@@ -10,3 +10,8 @@ uint64_t moert_clock_ns(void);
  * longer one sleeps, each time for a sixteenth of the wait so far, so that ranks that wait leave
  * shared cores to those that work. */
 void moert_clock_pause(uint64_t begun_ns);
+
+/* From now on moert_clock_pause only yields. Where MPI copies a large message in many pieces, each
+ * sleep of either side delays the next pieces. For processes whose device computes without the
+ * host's cores. */
+void moert_clock_stay_awake(void);

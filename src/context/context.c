@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -124,6 +125,8 @@ moert_status moert_context_open(const void *comm, const moert_context_options *o
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, moert_context_open_device(made)));
     MOERT_TRY_OR(fail, moert_context_settle_tiles(made->comm, made->device));
     MOERT_TRY_OR(fail, find_difference(made));
+    if (moert_device_describe(made->device)->is_gpu)
+        moert_clock_stay_awake();
     const unsigned timeout_s =
         taken->timeout_s < 0 ? moert_config_get()->timeout_s : (unsigned)taken->timeout_s;
     MOERT_TRY_OR(fail, moert_watchdog_start(made->comm, timeout_s, &made->watchdog));
