@@ -27,6 +27,16 @@ int close_test_device(void **state) {
     return 0;
 }
 
+void *test_device_id(void) {
+    const bool opened = test_device != NULL;
+    if (!opened && open_test_device(NULL) != 0)
+        return NULL;
+    void *id = moert_device_id(test_device);
+    if (!opened)
+        close_test_device(NULL);
+    return id;
+}
+
 static bool says(bool has, const char *what, const char *otherwise) {
     if (!has)
         print_message("# no tensor cores of %s: %s\n", what, otherwise);

@@ -113,11 +113,8 @@ TEST(test_options_of_another_size_are_refused) {
 }
 
 TEST(test_a_context_works_on_the_queue_of_the_caller) {
-    cl_platform_id platform = NULL;
-    cl_device_id id = NULL;
+    cl_device_id id = test_device_id();
     cl_int code[2];
-    ASSERT_ON_ALL(clGetPlatformIDs(1, &platform, NULL) == CL_SUCCESS &&
-                  clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &id, NULL) == CL_SUCCESS);
     cl_context cl = clCreateContext(NULL, 1, &id, NULL, NULL, &code[0]);
     cl_command_queue queue = clCreateCommandQueueWithProperties(cl, id, NULL, &code[1]);
     ASSERT_ON_ALL(code[0] == CL_SUCCESS && code[1] == CL_SUCCESS);
