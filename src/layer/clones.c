@@ -45,6 +45,13 @@ typedef struct tensor {
     size_t before; /* floats of `in` and `out` before its values */
 } tensor;
 
+/* The weights of the local slots that a layer has, and all values that its links send or receive.
+ */
+typedef struct weight_list {
+    tensor tensor[WEIGHTS];
+    size_t count, floats;
+} weight_list;
+
 /* Rows of a slot's matrix, or pieces of it: [first, first + count). */
 typedef struct span {
     size_t first, count;
@@ -88,40 +95,33 @@ static size_t list_links(const moert_layer *layer, link *links) {
     return count;
 }
 
-/* Lists the weights of the local slots that a layer has. Returns their number, and in *floats the
- * values that so many links send or receive. */
-static size_t list_weights(const moert_layer *layer, size_t links, tensor *list, size_t *floats) {
-    size_t count = 0;
-    *floats = 0;
+static weight_list list_weights(const moert_layer *layer, size_t links) {
+    weight_list list = {0};
     for (size_t b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
         for (size_t i = 0; i < EXPERT_TENSORS; i++) {
             const moert_block_tensor *t = &layer->block[b]->tensor[i];
             const size_t columns = t->elements / moert_max(layer->local_experts, 1);
             if (columns > 0)
-                list[count++] = (tensor){t->weight, 1, columns, 1, *floats};
-            *floats += links * columns;
+                list.tensor[list.count++] = (tensor){t->weight, 1, columns, 1, list.floats};
+            list.floats += links * columns;
         }
-    return count;
+    return list;
 }
 
-/* Makes room for the messages in flight. Of each weight, a link sends one message to each other
- * rank. Of a gradient, it sends and receives up to MOST_PIECES messages with the old values, and as
- * many with the new ones. */
-static moert_status reserve_mail(const moert_layer *layer, size_t links, moert_mail *mail) {
+/* Makes room for the messages in flight, each of up to `elements`. Of each weight, a link sends one
+ * message to each other rank. Of a gradient, it sends and receives up to MOST_PIECES messages with
+ * the old values, and as many with the new ones. */
+static moert_status reserve_mail(const moert_layer *layer, size_t links, size_t elements,
+                                 moert_mail *mail) {
     const size_t ranks = moert_comm_size(layer->mesh->experts);
-    tensor weights[WEIGHTS];
-    size_t floats;
-    list_weights(layer, links, weights, &floats);
     return moert_mail_reserve(mail, links * moert_max(WEIGHTS * ranks, 4 * MOST_PIECES),
-                              weights[0].columns * sizeof(float));
+                              elements * sizeof(float));
 }
 
 moert_status moert_clones_prepare(moert_layer *layer) {
     moert_mesh *mesh = layer->mesh;
     const size_t count = layer->placement->longest > 1 ? list_links(layer, NULL) : 0;
-    tensor weights[WEIGHTS];
-    size_t floats;
-    list_weights(layer, count, weights, &floats);
+    const weight_list weights = list_weights(layer, count);
     if (count > MOST_LINKS)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a placement puts %zu experts with clones on one rank; the limit is %d",
@@ -133,15 +133,15 @@ moert_status moert_clones_prepare(moert_layer *layer) {
         return MOERT_OK;
     if (h->mail == NULL)
         MOERT_TRY(moert_mail_create(mesh->experts, &h->mail));
-    MOERT_TRY(reserve_mail(layer, count, h->mail));
-    if (floats <= h->room)
+    MOERT_TRY(reserve_mail(layer, count, weights.tensor[0].columns, h->mail));
+    if (weights.floats <= h->room)
         return MOERT_OK;
     h->room = 0;
     MOERT_FREE(h->in, h->out);
     h->in = h->out = NULL;
-    MOERT_TRY(MOERT_NEW_ARRAY(&h->in, floats));
-    MOERT_TRY(MOERT_NEW_ARRAY(&h->out, floats));
-    h->room = floats;
+    MOERT_TRY(MOERT_NEW_ARRAY(&h->in, weights.floats));
+    MOERT_TRY(MOERT_NEW_ARRAY(&h->out, weights.floats));
+    h->room = weights.floats;
     return MOERT_OK;
 }
 
@@ -283,16 +283,27 @@ static moert_status exchange_weight(const moert_layer *layer, moert_handover *h,
     return status;
 }
 
+/* Waits for a tensor's weights for clones. */
+static moert_status take_weight(moert_handover *h, const tensor *t) {
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < h->count; i++)
+        if (!is_own(&h->links[i]))
+            status = moert_first(status, take(h, i, t, 0));
+    return status;
+}
+
+static weight_list begin_weights(const moert_layer *layer) {
+    moert_phase_set(MOERT_PHASE_MOVE);
+    return list_weights(layer, begin(layer)->count);
+}
+
 moert_status moert_clones_send(moert_layer *layer, moert_status status) {
     if (layer->placement->longest == 1 || layer->clones != CLONES_OLD)
         return status;
-    moert_phase_set(MOERT_PHASE_MOVE);
-    moert_handover *h = begin(layer);
-    tensor weights[WEIGHTS];
-    size_t floats;
-    const size_t count = list_weights(layer, h->count, weights, &floats);
-    for (size_t i = 0; i < count; i++)
-        status = moert_first(status, exchange_weight(layer, h, &weights[i]));
+    const weight_list weights = begin_weights(layer);
+    for (size_t i = 0; i < weights.count; i++)
+        status =
+            moert_first(status, exchange_weight(layer, layer->mesh->handover, &weights.tensor[i]));
     layer->clones = CLONES_SENT;
     return status;
 }
@@ -300,14 +311,10 @@ moert_status moert_clones_send(moert_layer *layer, moert_status status) {
 moert_status moert_clones_take(moert_layer *layer, moert_status status) {
     if (layer->clones != CLONES_SENT)
         return status;
-    moert_phase_set(MOERT_PHASE_MOVE);
-    moert_handover *h = begin(layer);
-    tensor weights[WEIGHTS];
-    size_t floats;
-    const size_t count = list_weights(layer, h->count, weights, &floats);
-    for (size_t i = 0; i < count * h->count; i++)
-        if (!is_own(&h->links[i % h->count]))
-            status = moert_first(status, take(h, i % h->count, &weights[i / h->count], 0));
+    const weight_list weights = begin_weights(layer);
+    moert_handover *h = layer->mesh->handover;
+    for (size_t i = 0; i < weights.count; i++)
+        status = moert_first(status, take_weight(h, &weights.tensor[i]));
     status = moert_first(status, await_sent(h));
     layer->clones = status == MOERT_OK ? CLONES_CURRENT : CLONES_OLD;
     return status;
@@ -507,6 +514,6 @@ static moert_status run_bias(const chained *c, const moert_part *part, span rows
 
 moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
                                         moert_status status) {
-    const tensor result = {bias->dbias, 1, bias->n, 1};
+    const tensor result = {bias->dbias, 1, bias->n, 1, 0};
     return run(pass, &(chained){run_bias, bias, result, bias->accumulate}, status);
 }
