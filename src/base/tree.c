@@ -22,12 +22,13 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
     return count;
 }
 
-void moert_tree_append(moert_tree_node *nodes, size_t *count, size_t leaf, size_t total) {
-    nodes[(*count)++] = (moert_tree_node){leaf, 1};
+void moert_tree_append(moert_tree_node *nodes, size_t *count, moert_tree_node node, size_t total) {
+    const size_t reached = node.first + node.width;
+    nodes[(*count)++] = node;
     while (*count > 1) {
         moert_tree_node *left = &nodes[*count - 2];
         const size_t wide = 2 * left->width, end = left->first + wide;
-        if (left->first % wide != 0 || leaf + 1 < (end < total ? end : total))
+        if (left->first % wide != 0 || reached < (end < total ? end : total))
             return;
         left->width = wide;
         (*count)--;

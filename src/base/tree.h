@@ -34,10 +34,10 @@ enum { MOERT_TREE_MAX_NODES = 128 };
  * most 2 log2(total) + 2). */
 size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NODES]);
 
-/* Appends `leaf` to nodes[*count], the largest complete nodes within the leaves so far, and joins
- * nodes that are now complete: the last one with the one before it, as often as *count - 1 lags
- * behind. */
-void moert_tree_append(moert_tree_node *nodes, size_t *count, size_t leaf, size_t total);
+/* Appends `node` to nodes[*count], the largest complete nodes within the leaves so far, which end
+ * where `node` begins, and joins nodes that are now complete: the last one with the one before it,
+ * as often as *count - 1 lags behind. */
+void moert_tree_append(moert_tree_node *nodes, size_t *count, moert_tree_node node, size_t total);
 
 /*
  * sum[n] = the root of the tree, from `count` nodes in ascending order; rows[i] has the n values of

@@ -2,6 +2,7 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "estimate/parts.h"
+#include "exchange/peers.h"
 #include "layer/wire.h"
 
 /* Whether untouched rows of the engine's windows cost no memory. */
@@ -58,12 +59,27 @@ static size_t count_messages(const moert_memory_shape *s) {
            moert_with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
 }
 
+/* The windows of sums and gathers between devices that wait for each other: of all ranks, and of
+ * those with the same experts. */
+static size_t count_peers(const moert_memory_setting *setting) {
+    const unsigned sync = moert_config_get()->sync;
+    const bool waits = setting->device != NULL && moert_device_describe(setting->device)->is_gpu
+                           ? sync != MOERT_SYNC_HOST
+                           : sync == MOERT_SYNC_DEVICE;
+    const size_t groups = 1 + (!setting->exact && setting->ranks > setting->ep);
+    return waits && setting->device != NULL
+               ? groups * moert_peers_bytes(setting->device) / sizeof(float)
+               : 0;
+}
+
 moert_memory_exchange moert_memory_exchange_of(const moert_memory_setting *setting,
                                                const moert_memory_shape *s) {
     moert_memory_exchange sum = {0};
     add_windows(setting, s, &sum);
     sum.taken = reserves_worst_case(setting) ? sum.used : sum.reserved;
-    if (setting->engine == MOERT_EXCHANGE_STAGED)
+    if (setting->engine == MOERT_EXCHANGE_WINDOW)
+        sum.staging = count_peers(setting);
+    else if (setting->engine == MOERT_EXCHANGE_STAGED)
         sum.staging = count_staging(s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
         sum.staging = count_messages(s);

@@ -43,7 +43,9 @@ typedef struct moert_memory_setting {
     X(sums, "sums", "gradients of replicated parameters, per node of the tree that sums them")     \
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \
-    X(staging, "staging", "rows packed into messages of the staged or node exchange")              \
+    X(staging, "staging",                                                                          \
+      "rows packed into messages of the staged or node exchange; windows of "                      \
+      "sums between devices")                                                                      \
     X(moves, "moves",                                                                              \
       "host copies of experts that move, and of what an expert and its clones or exact "           \
       "replicas hand to each other")                                                               \

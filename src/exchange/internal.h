@@ -40,6 +40,11 @@ static inline const moert_exchange_memory *moert_memory_of(const moert_device *d
     return moert_device_describe(device)->is_cpu ? &moert_memory_shared : &moert_memory_nvidia;
 }
 
+/* Checks, before any allocation, every condition that excludes the memory. A failure may concern
+ * this rank alone. Collective. */
+moert_status moert_memory_look(const moert_exchange_memory *memory, const moert_device *device,
+                               moert_comm *comm);
+
 /* storage->addresses = table[ranks] */
 moert_status moert_storage_point(moert_device *device, const uint64_t *table, size_t ranks,
                                  moert_storage *storage);

@@ -22,6 +22,20 @@ moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_w
     return MOERT_OK;
 }
 
+moert_status moert_memory_look(const moert_exchange_memory *memory, const moert_device *device,
+                               moert_comm *comm) {
+    const bool cpu = moert_device_describe(device)->is_cpu;
+    bool all_cpus;
+    MOERT_TRY(moert_exchange_everyone(comm, cpu, &all_cpus));
+    if (moert_comm_node_count(comm) != 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on %zu hosts",
+                          moert_comm_node_count(comm));
+    if (cpu != all_cpus)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "rank %zu uses a CPU device, which others do not",
+                          moert_comm_rank(comm));
+    return memory->look != NULL ? memory->look(device, comm) : MOERT_OK;
+}
+
 moert_status moert_storage_point(moert_device *device, const uint64_t *table, size_t ranks,
                                  moert_storage *storage) {
     MOERT_TRY(moert_buffer_create(device, ranks * sizeof *table, &storage->addresses));

@@ -73,14 +73,14 @@ static moert_status make_tensors(moert_block *block, const moert_block_shape *sh
     return MOERT_OK;
 }
 
-moert_status moert_block_create(moert_device *device, moert_comm *comm, const char *what,
-                                bool replicated, const moert_block_shape *shape,
-                                moert_block **block) {
+moert_status moert_block_create(const moert_holders *holders, const char *what, bool replicated,
+                                const moert_block_shape *shape, moert_block **block) {
     moert_block *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    made->device = device;
-    made->comm = comm;
+    made->device = holders->device;
+    made->comm = holders->comm;
+    made->peers = holders->peers;
     made->what = what;
     made->replicated = replicated;
     MOERT_TRY_OR(fail, make_tensors(made, shape));
@@ -239,7 +239,8 @@ static moert_status add_shard(moert_block *block, size_t first, size_t count) {
     return status;
 }
 
-/* The buffer that the ranks sum, mapped to host memory; CPU devices map it without a copy. */
+/* The buffer that the ranks sum. For host sums it is mapped to host memory, on CPUs without a
+ * copy. */
 static moert_buffer *summed_buffer(const moert_block *block) {
     return block->replicated ? block->nodes : block->gradient;
 }
@@ -249,6 +250,13 @@ moert_status moert_block_reduce_start(moert_block *block, const moert_span *span
         return MOERT_OK;
     if (!block->replicated)
         MOERT_TRY(moert_block_take_bound(block));
+    if (block->peers != NULL && moert_peers_can_sum(block->peers, spans))
+        return moert_peers_reduce_scatter(
+            block->peers, &(moert_peers_sum){.spans = spans,
+                                             .node_rows = summed_buffer(block),
+                                             .border = block->border,
+                                             .sum = block->gradient,
+                                             .accumulate = block->replicated && block->accumulate});
     MOERT_TRY(moert_buffer_map(summed_buffer(block), &block->mapped));
     return moert_tree_sum_start(block->comm, spans, block->mapped, block->border, &block->sum);
 }
@@ -283,6 +291,8 @@ moert_status moert_block_gather(const moert_block *block, moert_buffer *values) 
     float *mapped;
     if (moert_comm_size(block->comm) == 1 || block->floats == 0)
         return MOERT_OK;
+    if (block->peers != NULL)
+        return moert_peers_all_gather(block->peers, block->border, values);
     MOERT_TRY(moert_buffer_map(values, &mapped));
     moert_status status = moert_comm_gather_shards(block->comm, block->border, mapped);
     return moert_first(status, moert_buffer_unmap(values, mapped));

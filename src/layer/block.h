@@ -25,6 +25,7 @@
 #include "base/memory.h"
 #include "comm/tree_sum.h"
 #include "device/device.h"
+#include "exchange/peers.h"
 #include "gemm/gemm.h"
 #include "moert/layer.h"
 #include "nn/nn.h"
@@ -32,6 +33,13 @@
 #include "router/router.h"
 
 enum { MOERT_VIEW_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
+
+/* The ranks that hold a block. */
+typedef struct moert_holders {
+    moert_device *device;
+    moert_comm *comm;
+    moert_peers *peers; /* their devices, if these sum and gather without their hosts; or NULL */
+} moert_holders;
 
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
@@ -53,8 +61,9 @@ typedef struct moert_gradient_pool {
 
 typedef struct moert_block {
     moert_device *device;
-    moert_comm *comm; /* the ranks that hold the block */
-    const char *what; /* a description for messages; a literal */
+    moert_comm *comm;   /* the ranks that hold the block */
+    moert_peers *peers; /* their devices, or NULL */
+    const char *what;   /* a description for messages; a literal */
     bool replicated;
     size_t floats; /* floats of all tensors with their padding, which stays zero */
     size_t chunks; /* chunks of all tensors; see MOERT_SQUARES_CHUNK */
@@ -85,11 +94,9 @@ size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t r
 /* How many tensors of the model's files the block consists of. */
 size_t moert_block_parts(const moert_block *block);
 
-/* Weights and gradients start as zero. `comm` contains the ranks that hold the block, all ranks for
- * a replicated one. Not collective. */
-moert_status moert_block_create(moert_device *device, moert_comm *comm, const char *what,
-                                bool replicated, const moert_block_shape *shape,
-                                moert_block **block);
+/* Weights and gradients start as zero. All ranks hold a replicated block. Not collective. */
+moert_status moert_block_create(const moert_holders *holders, const char *what, bool replicated,
+                                const moert_block_shape *shape, moert_block **block);
 void moert_block_destroy(moert_block *block);
 
 /*
@@ -166,9 +173,10 @@ size_t moert_block_first_chunk(const moert_block *block, size_t rank);
  * replicas, and `spans` has one leaf per replica. The sum replaces this rank's shard of the
  * gradient. With `accumulate`, a sum of nodes is added to the shard instead.
  *
- * start waits for the device but not for other ranks. Between start and wait, the caller may
- * neither write gradients nor read those of the block. All ranks start blocks in the same order. If
- * no sum is in progress, progress and wait do nothing.
+ * start waits for the device but not for other ranks; where devices sum (exchange/peers.h), it
+ * enqueues the whole sum and waits for nothing. Between start and wait, the caller may neither
+ * write gradients nor read those of the block. All ranks start blocks in the same order. If no sum
+ * is in progress, progress and wait do nothing.
  */
 moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans);
 moert_status moert_block_reduce_progress(moert_block *block);

@@ -82,8 +82,8 @@ static moert_status create_parts(moert_layer *layer) {
     for (int b = 0; b < BLOCKS; b++) {
         const bool dense = b == BLOCK_DENSE;
         const moert_block_shape shape = {shapes.elements[b], shapes.count[b], shapes.parts[b]};
-        MOERT_TRY(moert_block_create(mesh->device, dense ? mesh->world : mesh->replicas, what[b],
-                                     dense, &shape, &layer->block[b]));
+        MOERT_TRY(moert_block_create(dense ? &mesh->everyone : &mesh->owners, what[b], dense,
+                                     &shape, &layer->block[b]));
     }
     return MOERT_OK;
 }

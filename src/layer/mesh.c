@@ -50,6 +50,15 @@ static void print_sizes(const void *sizes, FILE *file) {
     fprintf(file, "ep=%zu%cexact replicas=%zu%c", size[0], 0, size[1], 0);
 }
 
+/* Sums and gathers pass between the devices where the exchange may use windows, too. */
+static moert_status find_holders(const moert_mesh *mesh, moert_comm *comm, moert_holders *holders) {
+    const unsigned engine = moert_context_exchange(mesh->context);
+    *holders = (moert_holders){.device = mesh->device, .comm = comm};
+    return engine == MOERT_EXCHANGE_AUTO || engine == MOERT_EXCHANGE_WINDOW
+               ? moert_peers_create(mesh->device, comm, &holders->peers)
+               : MOERT_OK;
+}
+
 static moert_status create(moert_context *context, size_t ep, bool exact, moert_mesh **mesh) {
     MOERT_REQUIRE(context);
     moert_comm *world = moert_context_comm(context);
@@ -79,6 +88,8 @@ static moert_status create(moert_context *context, size_t ep, bool exact, moert_
     status = moert_exchange_create(made->device, made->experts, moert_context_exchange(context),
                                    &made->exchange);
     MOERT_TRY_OR(fail, moert_comm_agree(world, status)); /* of all groups of experts */
+    MOERT_TRY_OR(fail, find_holders(made, made->world, &made->everyone));
+    MOERT_TRY_OR(fail, find_holders(made, made->replicas, &made->owners));
     *mesh = made;
     return MOERT_OK;
 fail:
@@ -102,6 +113,8 @@ void moert_mesh_destroy(moert_mesh *mesh) {
     for (size_t i = 0; i < MOERT_SCRATCHES; i++)
         moert_buffer_destroy(mesh->scratch[i]);
     moert_clones_free(mesh->handover);
+    moert_peers_destroy(mesh->owners.peers);
+    moert_peers_destroy(mesh->everyone.peers);
     moert_exchange_destroy(mesh->exchange);
     moert_comm_destroy(mesh->replicas);
     moert_comm_destroy(mesh->experts);
@@ -114,7 +127,10 @@ const char *moert_mesh_engine(const moert_mesh *mesh) {
 
 moert_status moert_mesh_settle(moert_mesh *mesh) {
     MOERT_REQUIRE(mesh);
-    return moert_exchange_settle(mesh->exchange);
+    MOERT_TRY(moert_exchange_settle(mesh->exchange));
+    const moert_status status = moert_peers_settle(mesh->everyone.peers);
+    return moert_comm_agree(mesh->world,
+                            moert_first(status, moert_peers_settle(mesh->owners.peers)));
 }
 
 moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch) {

@@ -4,9 +4,9 @@
  */
 #pragma once
 
-#include "comm/tree_sum.h"
 #include "context/context.h"
 #include "exchange/exchange.h"
+#include "layer/block.h"
 #include "moert/layer.h"
 
 /* Scratch buffers, valid until the next operation that uses the same one. */
@@ -54,7 +54,8 @@ struct moert_mesh {
     moert_comm *world;    /* the context's */
     moert_comm *experts;  /* the EP ranks of this rank's group; with exact replicas all ranks */
     moert_comm *replicas; /* the EDP ranks with the same experts; with exact ones this rank alone */
-    size_t exact;         /* exact replicas among `experts`; 1: there are none */
+    moert_holders everyone, owners; /* of replicated blocks, and of the experts' blocks */
+    size_t exact;                   /* exact replicas among `experts`; 1: there are none */
     moert_exchange *exchange;
     moert_window *windows[MOERT_SHARED_WINDOWS];
     size_t window_width[MOERT_SHARED_WINDOWS];

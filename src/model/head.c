@@ -55,7 +55,7 @@ size_t moert_head_sums(moert_span span, size_t direct) {
     size_t most = 0, depth = 0;
     for (size_t i = 0; i < span.count; i++) {
         most = moert_max(most, depth + 1);
-        moert_tree_append(nodes, &depth, span.first + i, span.total);
+        moert_tree_append(nodes, &depth, (moert_tree_node){span.first + i, 1}, span.total);
     }
     return most - moert_min(most, direct);
 }
@@ -209,7 +209,8 @@ static moert_status open_sum(pass *p) {
 static moert_status close_sum(pass *p, size_t index) {
     const moert_batch *batch = &p->model->batch;
     const size_t top = p->depth;
-    moert_tree_append(p->node, &p->depth, batch->first_sequence + index, batch->total_sequences);
+    moert_tree_append(p->node, &p->depth, (moert_tree_node){batch->first_sequence + index, 1},
+                      batch->total_sequences);
     for (size_t i = top; i >= p->depth; i--)
         MOERT_TRY(moert_add(weight_floats(p->model), p->sum[i], p->sum[i - 1]));
     return MOERT_OK;

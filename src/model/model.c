@@ -21,7 +21,7 @@ size_t moert_model_replicated_shape(const moert_model_config *config,
 moert_status moert_model_create_attention(moert_model *model, moert_block **block) {
     size_t elements[MOERT_ATTENTION_MOST + 2];
     const size_t count = moert_model_replicated_shape(&model->config, &model->attention, elements);
-    return moert_block_create(model->device, model->mesh->world, "the attention of a layer", true,
+    return moert_block_create(&model->mesh->everyone, "the attention of a layer", true,
                               &(moert_block_shape){elements, count, NULL}, block);
 }
 
@@ -56,8 +56,8 @@ static moert_status create_parts(moert_model *model) {
                                          [OUTER_HEAD] =
                                              c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
     moert_status status =
-        moert_block_create(model->device, model->mesh->world, "embedding, head and final norm",
-                           true, &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer);
+        moert_block_create(&model->mesh->everyone, "embedding, head and final norm", true,
+                           &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer);
     if (status == MOERT_OK)
         status = moert_documents_create(model->device, &model->documents);
     const size_t shared = c->memory.recompute == MOERT_RECOMPUTE_LAYER ? 1 : c->layers;

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
+enum { LINE_BYTES = 64, PROBE_ROUNDS = 2 };
 enum { MESSAGE_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
 
 /* ---- barriers ---- */
@@ -147,57 +147,13 @@ void moert_control_close(moert_exchange *exchange) {
     exchange->state = NULL;
 }
 
-/* Checks, before any allocation, every condition that excludes the engine. Collective. */
-static moert_status look(const moert_exchange *exchange, const moert_exchange_memory *memory) {
-    moert_comm *comm = exchange->comm;
-    const bool cpu = moert_device_describe(exchange->device)->is_cpu;
-    bool all_cpus;
-    MOERT_TRY(moert_exchange_everyone(comm, cpu, &all_cpus));
-    if (moert_comm_node_count(comm) != 1)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on %zu hosts",
-                          moert_comm_node_count(comm));
-    if (cpu != all_cpus)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "rank %zu uses a CPU device, which others do not",
-                          moert_comm_rank(comm));
-    return memory->look != NULL ? memory->look(exchange->device, comm) : MOERT_OK;
-}
-
-/* ---- who waits ---- */
-
-/* Whether each rank has a GPU that no other rank uses. If so, MOERT_SYNC=auto lets the devices
- * wait, since the kernels of all ranks can run at the same time. */
-static moert_status have_a_gpu_each(moert_exchange *exchange, bool *all) {
-    enum { BYTES = sizeof((moert_device_info *)0)->pci };
-    const moert_device_info *info = moert_device_describe(exchange->device);
-    const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
-    char(*addresses)[BYTES] = NULL;
-    moert_status status;
-    MOERT_TRY_OR(release, moert_comm_agree(exchange->comm, moert_alloc(&addresses, ranks, BYTES)));
-    MOERT_TRY_OR(release, moert_comm_allgather(exchange->comm, info->pci, BYTES, addresses));
-    bool alone = info->is_gpu && info->pci[0] != '\0';
-    for (size_t r = 0; r < ranks; r++)
-        alone = alone && (r == rank || strcmp(addresses[r], info->pci) != 0);
-    MOERT_TRY_OR(release, moert_exchange_everyone(exchange->comm, alone, all));
-release:
-    free(addresses);
-    return status;
-}
-
-/* Creates and tests flags if the devices wait for each other. A device waits for at most three
- * quarters of the watchdog's time, so that its verdict names a late rank before the watchdog ends
- * the job. */
+/* Creates and tests flags if the devices wait for each other. */
 static moert_status open_flags(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    const moert_config *config = moert_config_get();
-    const uint64_t timeout_ms = 1000 * (config->timeout_s > 0 ? config->timeout_s : LONGEST_S);
-    bool wanted = config->sync == MOERT_SYNC_DEVICE, own;
-    MOERT_TRY(have_a_gpu_each(exchange, &own));
-    MOERT_TRY(moert_exchange_everyone(exchange->comm,
-                                      config->sync == MOERT_SYNC_AUTO ? own : wanted, &wanted));
-    if (!wanted)
+    moert_status status =
+        moert_flags_open(exchange->device, exchange->comm, control->memory, &control->flags);
+    if (status == MOERT_OK && control->flags == NULL)
         return MOERT_OK;
-    moert_status status = moert_flags_create(exchange->device, exchange->comm, control->memory,
-                                             timeout_ms * 750000, &control->flags);
     if (status == MOERT_OK)
         status = probe(exchange);
     status = moert_comm_agree(exchange->comm, status);
@@ -207,7 +163,7 @@ static moert_status open_flags(moert_exchange *exchange) {
     }
     moert_flags_destroy(control->flags);
     control->flags = NULL;
-    if (config->sync == MOERT_SYNC_DEVICE)
+    if (moert_config_get()->sync == MOERT_SYNC_DEVICE)
         return status;
     MOERT_INFO("the hosts wait for their devices: %s", moert_last_error());
     return MOERT_OK;
@@ -244,7 +200,7 @@ void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
     const moert_exchange_memory *memory = moert_memory_of(device);
     const size_t probe_bytes = moert_comm_size(comm) * LINE_BYTES;
     moert_control *control = NULL;
-    moert_status status = look(exchange, memory);
+    moert_status status = moert_memory_look(memory, device, comm);
     if (status == MOERT_OK)
         status = MOERT_NEW(&control);
     if (!moert_exchange_goes_on(comm, status, reason)) {

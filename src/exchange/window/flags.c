@@ -2,11 +2,13 @@
 #include "exchange/window/flags.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/config.h"
 #include "base/memory.h"
 #include "base/phase.h"
 
-enum { LINE_BYTES = 64, BARRIERS = 256 };
+enum { LINE_BYTES = 64, BARRIERS = 256, LONGEST_S = 86400 };
 
 /* kernels/exchange/barrier.h writes it. */
 typedef struct verdict {
@@ -72,6 +74,36 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
 undo:
     moert_flags_destroy(made);
     return status;
+}
+
+/* Whether each rank has a GPU that no other rank uses. */
+static moert_status have_a_gpu_each(const moert_device *device, moert_comm *comm, bool *all) {
+    enum { BYTES = sizeof((moert_device_info *)0)->pci };
+    const moert_device_info *info = moert_device_describe(device);
+    const size_t ranks = moert_comm_size(comm), rank = moert_comm_rank(comm);
+    char(*addresses)[BYTES] = NULL;
+    moert_status status;
+    MOERT_TRY_OR(release, moert_comm_agree(comm, moert_alloc(&addresses, ranks, BYTES)));
+    MOERT_TRY_OR(release, moert_comm_allgather(comm, info->pci, BYTES, addresses));
+    bool alone = info->is_gpu && info->pci[0] != '\0';
+    for (size_t r = 0; r < ranks; r++)
+        alone = alone && (r == rank || strcmp(addresses[r], info->pci) != 0);
+    MOERT_TRY_OR(release, moert_exchange_everyone(comm, alone, all));
+release:
+    free(addresses);
+    return status;
+}
+
+moert_status moert_flags_open(moert_device *device, moert_comm *comm,
+                              const moert_exchange_memory *memory, moert_flags **flags) {
+    const moert_config *config = moert_config_get();
+    const uint64_t timeout_ms = 1000 * (config->timeout_s > 0 ? config->timeout_s : LONGEST_S);
+    bool wanted = config->sync == MOERT_SYNC_DEVICE, own;
+    *flags = NULL;
+    MOERT_TRY(have_a_gpu_each(device, comm, &own));
+    MOERT_TRY(
+        moert_exchange_everyone(comm, config->sync == MOERT_SYNC_AUTO ? own : wanted, &wanted));
+    return wanted ? moert_flags_create(device, comm, memory, timeout_ms * 750000, flags) : MOERT_OK;
 }
 
 void moert_flags_destroy(moert_flags *flags) {

@@ -117,7 +117,7 @@ static void check_append(moert_span span) {
     for (size_t i = 0; i < span.count; i++) {
         size_t top = depth;
         memcpy(sums + top * N, leaves + i * N, N * sizeof *sums);
-        moert_tree_append(nodes, &depth, span.first + i, span.total);
+        moert_tree_append(nodes, &depth, (moert_tree_node){span.first + i, 1}, span.total);
         for (; top >= depth; top--)
             for (size_t k = 0; k < N; k++)
                 sums[(top - 1) * N + k] += sums[top * N + k];

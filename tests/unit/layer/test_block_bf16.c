@@ -11,7 +11,8 @@ static const char kind[] = "a block";
 
 static moert_block *open_block(moert_gradient_pool *pool, const char *what) {
     moert_block *block;
-    ASSERT_OK(moert_block_create(test_device, moert_context_comm(test_context), what, false,
+    const moert_holders holders = {test_device, moert_context_comm(test_context), NULL};
+    ASSERT_OK(moert_block_create(&holders, what, false,
                                  &(moert_block_shape){elements, TENSORS, NULL}, &block));
     ASSERT_OK(moert_block_keep_bf16(block, pool));
     assert_null(block->gradient);

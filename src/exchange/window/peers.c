@@ -1,0 +1,278 @@
+/* Implements reduce-scatter and all-gather between the devices of one host (see exchange/peers.h). */
+#include "exchange/peers.h"
+
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "device/profile/profile.h"
+#include "exchange/internal.h"
+#include "exchange/window/flags.h"
+
+/* Floats of a half of the window. A round moves enough that its launches do not count: on an H200
+ * a barrier takes about 10 us, and 32 MiB from another GPU take 100 us. */
+enum { HALVES = 2, HALF_FLOATS = 1 << 18, GPU_HALF_FLOATS = 1 << 23 };
+/* Columns of a round are multiples of it, so that staged rows are aligned. */
+enum { STEP = 128 };
+enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row group in kernels/exchange/peers.cl */
+
+struct moert_peers {
+    moert_device *device;
+    moert_comm *comm;
+    moert_flags *flags;
+    moert_storage window; /* f32 [HALVES][half_floats] */
+    uint64_t rounds;      /* so far; round i uses half i % HALVES */
+};
+
+static size_t half_floats(const moert_device *device) {
+    return moert_by_form(device, HALF_FLOATS, GPU_HALF_FLOATS);
+}
+
+size_t moert_peers_bytes(const moert_device *device) {
+    return HALVES * half_floats(device) * sizeof(float);
+}
+
+/* ---- rounds ---- */
+
+/* The columns of a round: those from `at` on of every shard, at most `columns`. */
+typedef struct peers_round {
+    const size_t *border;
+    size_t at, columns;
+    size_t half; /* offset in floats in the window */
+} peers_round;
+
+/* The number of columns of a rank's shard in a round; *start = the first of them. */
+static size_t width_of(const peers_round *round, size_t owner, size_t *start) {
+    const size_t length = round->border[owner + 1] - round->border[owner];
+    *start = round->border[owner] + round->at;
+    return moert_min(round->columns, length - moert_min(round->at, length));
+}
+
+static size_t widest_shard(const moert_peers *peers, const size_t *border) {
+    size_t widest = 0;
+    for (size_t r = 0; r < moert_comm_size(peers->comm); r++)
+        widest = moert_max(widest, border[r + 1] - border[r]);
+    return widest;
+}
+
+/* The half of the next round. */
+static size_t next_half(moert_peers *peers) {
+    return peers->rounds++ % HALVES * half_floats(peers->device);
+}
+
+/* window[to, to + count) = source[from, from + count), in floats. */
+static moert_status stage(const moert_peers *peers, const moert_buffer *source, size_t from,
+                          size_t to, size_t count) {
+    return count > 0 ? moert_buffer_copy(source, from * sizeof(float), peers->window.rows,
+                                         to * sizeof(float), count * sizeof(float))
+                     : MOERT_OK;
+}
+
+/* Launches sum_nodes for args->n columns. */
+static moert_status fetch(const moert_peers *peers, const moert_peers_args *args,
+                          moert_buffer *target) {
+    const size_t sizes = args->n | args->target;
+    const moert_grid grid = {
+        moert_ceil_div(args->n, moert_by_form(peers->device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    if (args->n == 0)
+        return MOERT_OK;
+    moert_profile_work(peers->device, "exchange/peers", 0.0,
+                       sizeof(float) * (double)((args->nodes + 1) * args->n));
+    return MOERT_RUN(peers->device, MOERT_PROGRAM(peers->device, "exchange/peers", sizes),
+                     "sum_nodes", grid, MOERT_ARG(peers->window.addresses), MOERT_ARG(target),
+                     MOERT_STRUCT(*args));
+}
+
+/* ---- sums ---- */
+
+/* The number of the ranks' nodes; *most = that of the rank with most. */
+static size_t count_nodes(const moert_peers *peers, const moert_span *spans, size_t *most) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    size_t sum = 0;
+    *most = 0;
+    for (size_t r = 0; r < moert_comm_size(peers->comm); r++) {
+        const size_t count = moert_tree_nodes(spans[r], nodes);
+        sum += count;
+        *most = moert_max(*most, count);
+    }
+    return sum;
+}
+
+bool moert_peers_can_sum(const moert_peers *peers, const moert_span *spans) {
+    size_t most;
+    return count_nodes(peers, spans, &most) <= MOERT_PEERS_NODES;
+}
+
+/* Lists the nodes of this rank's shard in all windows. A window holds [owner][node][columns]. */
+static void list_nodes(const moert_peers *peers, const moert_peers_sum *sum,
+                       const peers_round *round, moert_peers_args *args) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES], path[MOERT_TREE_MAX_NODES];
+    size_t joined = 0;
+    for (size_t r = 0; r < moert_comm_size(peers->comm); r++) {
+        const size_t count = moert_tree_nodes(sum->spans[r], nodes);
+        for (size_t i = 0; i < count; i++) {
+            const size_t row = moert_comm_rank(peers->comm) * count + i, before = joined;
+            moert_tree_append(path, &joined, nodes[i], sum->spans[r].total);
+            args->node[args->nodes++] =
+                (moert_peers_node){.rank = (uint32_t)r,
+                                   .at = (uint32_t)(round->half + row * round->columns),
+                                   .joins = (uint32_t)(before + 1 - joined)};
+        }
+    }
+}
+
+static moert_status sum_round(const moert_peers *peers, const moert_peers_sum *sum,
+                              const peers_round *round) {
+    const size_t ranks = moert_comm_size(peers->comm), me = moert_comm_rank(peers->comm);
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const size_t count = moert_tree_nodes(sum->spans[me], nodes);
+    size_t start;
+    for (size_t r = 0; r < ranks; r++) {
+        const size_t width = width_of(round, r, &start);
+        for (size_t i = 0; i < count; i++)
+            MOERT_TRY(stage(peers, sum->node_rows, i * round->border[ranks] + start,
+                            round->half + (r * count + i) * round->columns, width));
+    }
+    MOERT_TRY(moert_flags_barrier(peers->flags));
+    moert_peers_args args = {.n = width_of(round, me, &start), .accumulate = sum->accumulate};
+    args.target = start;
+    list_nodes(peers, sum, round, &args);
+    return fetch(peers, &args, sum->sum);
+}
+
+moert_status moert_peers_reduce_scatter(moert_peers *peers, const moert_peers_sum *sum) {
+    const size_t widest = widest_shard(peers, sum->border);
+    size_t most;
+    (void)count_nodes(peers, sum->spans, &most);
+    const size_t rows = moert_comm_size(peers->comm) * moert_max(most, 1);
+    peers_round round = {.border = sum->border,
+                         .columns = half_floats(peers->device) / rows / STEP * STEP};
+    for (; round.at < widest; round.at += round.columns) {
+        round.half = next_half(peers);
+        MOERT_TRY(sum_round(peers, sum, &round));
+    }
+    return MOERT_OK;
+}
+
+/* ---- gathers ---- */
+
+static moert_status gather_round(const moert_peers *peers, const peers_round *round,
+                                 moert_buffer *values) {
+    const size_t me = moert_comm_rank(peers->comm);
+    size_t start;
+    const size_t width = width_of(round, me, &start);
+    MOERT_TRY(stage(peers, values, start, round->half, width));
+    MOERT_TRY(moert_flags_barrier(peers->flags));
+    for (size_t r = 0; r < moert_comm_size(peers->comm); r++) {
+        moert_peers_args args = {.n = width_of(round, r, &start), .nodes = 1};
+        args.target = start;
+        args.node[0] = (moert_peers_node){.rank = (uint32_t)r, .at = (uint32_t)round->half};
+        if (r != me)
+            MOERT_TRY(fetch(peers, &args, values));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_peers_all_gather(moert_peers *peers, const size_t *border,
+                                    moert_buffer *values) {
+    const size_t widest = widest_shard(peers, border);
+    peers_round round = {.border = border, .columns = half_floats(peers->device)};
+    for (; round.at < widest; round.at += round.columns) {
+        round.half = next_half(peers);
+        MOERT_TRY(gather_round(peers, &round, values));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_peers_settle(moert_peers *peers) {
+    if (peers == NULL)
+        return MOERT_OK;
+    MOERT_TRY(moert_flags_fetch_verdict(peers->flags));
+    MOERT_TRY(moert_device_finish(peers->device));
+    return moert_flags_check_verdict(peers->flags);
+}
+
+/* ---- creation ---- */
+
+/* Gathers numbers of the ranks, several times, so that a device that reads a stale copy is found.
+ * Every rank takes part in all rounds. */
+static moert_status probe(moert_peers *peers) {
+    enum { ROUNDS = 2 * HALVES + 1 };
+    const size_t ranks = moert_comm_size(peers->comm), rank = moert_comm_rank(peers->comm);
+    moert_buffer *values = NULL;
+    size_t *border = NULL;
+    float *host = NULL;
+    moert_status status = moert_buffer_create(peers->device, ranks * STEP * sizeof *host, &values);
+    if (status == MOERT_OK)
+        status = moert_alloc(&host, ranks * STEP, sizeof *host);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&border, ranks + 1);
+    MOERT_TRY_OR(release, moert_comm_agree(peers->comm, status));
+    for (size_t r = 0; r <= ranks; r++)
+        border[r] = r * STEP;
+    for (size_t round = 0; round < ROUNDS && status == MOERT_OK; round++) {
+        for (size_t i = 0; i < STEP; i++)
+            host[rank * STEP + i] = (float)(rank * ROUNDS + round);
+        MOERT_TRY_OR(release, moert_buffer_write(values, rank * STEP * sizeof *host,
+                                                 host + rank * STEP, STEP * sizeof *host));
+        MOERT_TRY_OR(release, moert_peers_all_gather(peers, border, values));
+        MOERT_TRY_OR(release, moert_buffer_read(values, 0, host, ranks * STEP * sizeof *host));
+        for (size_t i = 0; i < ranks * STEP && status == MOERT_OK; i++)
+            if (host[i] != (float)(i / STEP * ROUNDS + round))
+                status = MOERT_FAIL(ERROR_UNSUPPORTED, "kernels read memory of rank %zu wrong",
+                                    i / STEP);
+        status = moert_comm_agree(peers->comm, status);
+    }
+    if (status == MOERT_OK)
+        status = moert_peers_settle(peers);
+release:
+    moert_buffer_destroy(values);
+    MOERT_FREE(border, host);
+    return status;
+}
+
+/* All ranks return the same failure. *flags stays NULL where the hosts wait for their devices. */
+static moert_status open_peers(moert_peers *peers) {
+    const moert_exchange_memory *memory = moert_memory_of(peers->device);
+    moert_comm *comm = peers->comm;
+    MOERT_TRY(moert_comm_agree(comm, moert_memory_look(memory, peers->device, comm)));
+    MOERT_TRY(moert_flags_open(peers->device, comm, memory, &peers->flags));
+    if (peers->flags == NULL)
+        return MOERT_OK;
+    MOERT_TRY(
+        moert_comm_agree(comm, memory->create(peers->device, comm, moert_peers_bytes(peers->device),
+                                              &peers->window)));
+    moert_device_count(peers->device, moert_peers_bytes(peers->device), 0);
+    return moert_comm_agree(comm, probe(peers));
+}
+
+moert_status moert_peers_create(moert_device *device, moert_comm *comm, moert_peers **peers) {
+    moert_peers *made = NULL;
+    *peers = NULL;
+    if (moert_comm_size(comm) == 1)
+        return MOERT_OK;
+    moert_status status = MOERT_NEW(&made);
+    if (status == MOERT_OK)
+        *made = (moert_peers){.device = device, .comm = comm};
+    status = moert_comm_agree(comm, status);
+    if (status == MOERT_OK && open_peers(made) == MOERT_OK && made->flags != NULL) {
+        MOERT_INFO("gradients are summed, and weights gathered, between devices");
+        *peers = made;
+        return MOERT_OK;
+    }
+    if (status == MOERT_OK && made->flags != NULL)
+        MOERT_INFO("gradients and weights pass through host memory: %s", moert_last_error());
+    moert_peers_destroy(made);
+    return status;
+}
+
+void moert_peers_destroy(moert_peers *peers) {
+    if (peers == NULL)
+        return;
+    moert_device_finish(peers->device);
+    if (peers->window.rows != NULL)
+        moert_device_count(peers->device, 0, moert_peers_bytes(peers->device));
+    moert_flags_destroy(peers->flags);
+    moert_storage_release(&peers->window);
+    free(peers);
+}
