@@ -198,13 +198,16 @@ static bool matches(const moert_device_info *info, const char *selector) {
 }
 
 /* The index of the matching device at `pci`, or else of match number local_rank modulo the number
- * of matches. table->count if no device matches. */
+ * of matches. All CPU devices are the same cores, by other drivers; so only the first of them
+ * counts, and the ranks of a host have equal devices. table->count if no device matches. */
 static size_t choose(const device_table *table, const char *selector, const char *pci,
                      unsigned local_rank) {
     size_t found[MAX_DEVICES], count = 0;
+    bool has_cpu = false;
     for (size_t i = 0; i < table->count; i++) {
-        if (!matches(&table->info[i], selector))
+        if (!matches(&table->info[i], selector) || (has_cpu && table->info[i].is_cpu))
             continue;
+        has_cpu = has_cpu || table->info[i].is_cpu;
         if (pci != NULL && pci[0] != '\0' && strcmp(pci, table->info[i].pci) == 0)
             return i;
         found[count++] = i;

@@ -45,13 +45,18 @@ done
 
 info 2
 if grep -q 'Portable Computing' "$out"; then
+    export MOERT_DEVICE="Portable Computing"
+    POCL_DEVICES="basic basic" info 2
+    [ "$(section placement | grep -Ec '^ +[01] .* [0-9]+:0 ')" -eq 2 ]
+    verdict $? "2 ranks: of several devices that are the CPU, both take the first"
+    info 2
     [ "$(section digits | grep -Ec '^ +[01]  .* yes +(-|bf16 alone .*)$')" -eq 2 ]
     verdict $? "2 ranks: PoCL computes the digits of every driver"
     export POCL_EXTRA_BUILD_FLAGS=-cl-fast-relaxed-math MOERT_LOG=info
     MOERT_CACHE_DIR=off info 2
     [ $status -eq 0 ] && has_lines "$out" '^ +1  .* no +x / y of vectors is' && [ "$(grep -c 'info: digits may differ' "$log")" -eq 1 ]
     verdict $? "2 ranks: a driver with inexact divisions is found, and one rank logs it"
-    unset POCL_EXTRA_BUILD_FLAGS MOERT_LOG
+    unset POCL_EXTRA_BUILD_FLAGS MOERT_LOG MOERT_DEVICE
     info 2
 fi
 if section placement | grep -q ' yes  [0-9,-]*$'; then

@@ -11,11 +11,6 @@ typedef struct share {
     int device; /* its number in its platform */
 } share;
 
-/* PoCL makes two devices with other names. Other drivers may have one: then all ranks share it. */
-__attribute__((constructor)) static void ask_for_two_devices(void) {
-    setenv("POCL_DEVICES", "pthread basic", 1);
-}
-
 static moert_status find_share(MPI_Comm mpi, const MPI_Comm *placement, share *out) {
     moert_context *context;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
