@@ -19,7 +19,7 @@ enum {
     PIECE_BLOCKS = 8,     /* the fewest blocks of a piece of norm_gradients */
     PIECE_ROWS = 64,      /* rows of a piece of norm_partial */
     ROTATED_GRAIN = 8,    /* the norm kernels rotate only a multiple of 8 columns */
-    MOST_PIECES = 1024,   /* pieces for norm_sum_pieces to add; many sequences need more */
+    MOST_PIECES = 1024,   /* pieces of a sequence for norm_sum_pieces to add */
     SPEC_BYTES = 104,
 };
 
@@ -168,12 +168,13 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                      MOERT_STRUCT(args));
 }
 
-/* Rows of a piece; on CPUs a sequence is one piece. */
-static size_t rows_of_pieces(const moert_device *device, const norm_form *form, size_t rows,
+/* Rows of a piece; on CPUs a sequence is one piece. The number depends on the sequence alone, and so
+ * do the bits of its sum, whatever other sequences the rank has. */
+static size_t rows_of_pieces(const moert_device *device, const norm_form *form,
                              size_t sequence_rows) {
+    const size_t least = moert_ceil_div(sequence_rows, MOST_PIECES);
     const size_t gpu_rows =
-        form->steps > 0 ? moert_max(PIECE_BLOCKS * form->block,
-                                    moert_round_up(moert_ceil_div(rows, MOST_PIECES), form->block))
+        form->steps > 0 ? moert_max(PIECE_BLOCKS * form->block, moert_round_up(least, form->block))
                         : PIECE_ROWS;
     return moert_by_form(device, sequence_rows, gpu_rows);
 }
@@ -188,8 +189,7 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     if (choose_form(device, width, BACKWARD_STEPS, &form) != MOERT_OK)
         return 0; /* moert_norm_backward will report the failure */
-    const size_t pieces =
-        pieces_of(sequence_rows, rows_of_pieces(device, &form, rows, sequence_rows));
+    const size_t pieces = pieces_of(sequence_rows, rows_of_pieces(device, &form, sequence_rows));
     return pieces > 1 ? sequences * pieces * width : 0;
 }
 
@@ -211,7 +211,7 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
         MOERT_TRY(rotate(&norm->rotation, rows, norm->width, true, norm->dy));
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     const size_t piece_rows =
-        norm->scratch == NULL ? sequence_rows : rows_of_pieces(device, &form, rows, sequence_rows);
+        norm->scratch == NULL ? sequence_rows : rows_of_pieces(device, &form, sequence_rows);
     const cut c = {sequence_rows, piece_rows, pieces_of(sequence_rows, piece_rows)};
     if (c.pieces == 1)
         return run_pieces(norm, &form, rotated, &c, norm->partial);

@@ -176,9 +176,12 @@ TEST(test_norm_backward_accumulates) {
 }
 
 TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
-    const size_t rows = 137, widths[] = {20, 64, 100};
-    for (size_t i = 0; i < 3; i++) {
-        const size_t width = widths[i];
+    /* the last batch has more pieces than MOST_PIECES of norm.c */
+    static const struct {
+        size_t rows, width;
+    } sequence[] = {{137, 20}, {137, 64}, {137, 100}, {22000, 20}};
+    for (size_t i = 0; i < MOERT_COUNT(sequence); i++) {
+        const size_t rows = sequence[i].rows, width = sequence[i].width;
         oracle o = oracle_create((norm_case){3, 3 * rows, width});
         gradients batch = device_backward(&o, 0, 3 * rows, 3, false, NULL);
         gradients alone = device_backward(&o, rows, rows, 1, false, NULL);
