@@ -46,8 +46,10 @@ MOERT_API void moert_buffer_destroy(moert_buffer *buffer);
 MOERT_API size_t moert_buffer_bytes(const moert_buffer *buffer);
 MOERT_API moert_device *moert_buffer_device(const moert_buffer *buffer);
 
-/* Copies host to device or device to host; blocks. Errors: ERROR_USAGE (outside the buffer),
- * ERROR_DEVICE. */
+/* Copies host to device or device to host. Blocks until `source` may be reused, or `target` is
+ * complete. Later commands of the device find what was written; other processes that share the
+ * memory find it after moert_device_finish. Errors: ERROR_USAGE (outside the buffer), ERROR_DEVICE.
+ */
 MOERT_API moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes,
                                           const void *source, size_t bytes);
 MOERT_API moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes,

@@ -240,12 +240,14 @@ static moert_status verdict(const shape *c, trip *t, const char *what) {
     return moert_comm_agree(test_comm, local);
 }
 
-/* Fills rows with NaN, so that an element that is never written shows. */
+/* Fills rows with NaN, so that an element that is never written shows. Waits until they are in
+ * memory, which moert_buffer_write does not promise: other ranks write to these rows next. */
 static moert_status write_nan(moert_window *window, size_t rows, trip *t) {
     const size_t floats = rows * moert_window_stride(window);
     for (size_t i = 0; i < floats; i++)
         t->host[i] = NAN;
-    return moert_buffer_write(moert_window_rows(window), 0, t->host, floats * sizeof(float));
+    MOERT_TRY(moert_buffer_write(moert_window_rows(window), 0, t->host, floats * sizeof(float)));
+    return moert_device_finish(test_device);
 }
 
 static moert_status poison(moert_window *window, trip *t) {

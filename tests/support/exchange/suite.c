@@ -132,6 +132,7 @@ void close_trip(trip *t) {
 }
 
 void close_usable(const shape *c, trip *t) {
+    ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* the device of make_busy works again */
     ASSERT_OK_ON_ALL(trip_run(c, t));
     ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));
     close_trip(t);

@@ -126,7 +126,7 @@ static bool is_shared(const moert_storage *storage) {
         const uint32_t value = (uint32_t)(100 * test_rank + i);
         right = moert_buffer_write(storage->rows, offsets[i] * MiB, &value, 4) == MOERT_OK && right;
     }
-    right = on_all(right);
+    right = on_all(right && moert_device_finish(test_device) == MOERT_OK);
     for (size_t r = 0; r < test_ranks && right; r++)
         for (size_t i = 0; i < OFFSETS; i++)
             right = right && *(uint32_t *)(uintptr_t)(table[r] + offsets[i] * MiB) == 100 * r + i;
