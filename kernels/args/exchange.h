@@ -38,9 +38,9 @@ typedef struct moert_barrier_args {
 } moert_barrier_args;
 MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 
-/* A sum of rows in the windows of a host's ranks: the window of a row, its first float, and the sums
- * that end with it (kernels/exchange/peers.cl). MOERT_PEERS_DEPTH: most sums that wait for their
- * right half; so many that no tree of 2^31 leaves needs more. */
+/* A sum of rows in the windows of a host's ranks: the window of each row, its first float, and the
+ * sums that end with it (kernels/exchange/peers.cl). MOERT_PEERS_DEPTH: the most sums that wait for
+ * their right half; no tree of 2^31 leaves needs more. */
 enum { MOERT_PEERS_NODES = 72, MOERT_PEERS_DEPTH = 32 };
 typedef struct moert_peers_node {
     args_u32 rank, at, joins;

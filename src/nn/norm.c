@@ -168,8 +168,8 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                      MOERT_STRUCT(args));
 }
 
-/* Rows of a piece; on CPUs a sequence is one piece. The number depends on the sequence alone, and so
- * do the bits of its sum, whatever other sequences the rank has. */
+/* Rows of a piece; on CPUs a sequence is one piece. They depend on the sequence alone, so the bits
+ * of its sum do not depend on how many sequences the rank has. */
 static size_t rows_of_pieces(const moert_device *device, const norm_form *form,
                              size_t sequence_rows) {
     const size_t least = moert_ceil_div(sequence_rows, MOST_PIECES);

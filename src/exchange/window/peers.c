@@ -1,4 +1,4 @@
-/* Implements reduce-scatter and all-gather between the devices of one host (see exchange/peers.h). */
+/* Implements reduce-scatter and all-gather between the devices of one host (exchange/peers.h). */
 #include "exchange/peers.h"
 
 #include <stdlib.h>
@@ -194,10 +194,15 @@ moert_status moert_peers_settle(moert_peers *peers) {
 
 /* ---- creation ---- */
 
+enum { PROBE_ROUNDS = 2 * HALVES + 1 };
+
+static float probe_value(size_t rank, size_t round) {
+    return (float)(rank * PROBE_ROUNDS + round);
+}
+
 /* Gathers numbers of the ranks, several times, so that a device that reads a stale copy is found.
  * Every rank takes part in all rounds. */
 static moert_status probe(moert_peers *peers) {
-    enum { ROUNDS = 2 * HALVES + 1 };
     const size_t ranks = moert_comm_size(peers->comm), rank = moert_comm_rank(peers->comm);
     moert_buffer *values = NULL;
     size_t *border = NULL;
@@ -210,15 +215,15 @@ static moert_status probe(moert_peers *peers) {
     MOERT_TRY_OR(release, moert_comm_agree(peers->comm, status));
     for (size_t r = 0; r <= ranks; r++)
         border[r] = r * STEP;
-    for (size_t round = 0; round < ROUNDS && status == MOERT_OK; round++) {
+    for (size_t round = 0; round < PROBE_ROUNDS && status == MOERT_OK; round++) {
         for (size_t i = 0; i < STEP; i++)
-            host[rank * STEP + i] = (float)(rank * ROUNDS + round);
+            host[rank * STEP + i] = probe_value(rank, round);
         MOERT_TRY_OR(release, moert_buffer_write(values, rank * STEP * sizeof *host,
                                                  host + rank * STEP, STEP * sizeof *host));
         MOERT_TRY_OR(release, moert_peers_all_gather(peers, border, values));
         MOERT_TRY_OR(release, moert_buffer_read(values, 0, host, ranks * STEP * sizeof *host));
         for (size_t i = 0; i < ranks * STEP && status == MOERT_OK; i++)
-            if (host[i] != (float)(i / STEP * ROUNDS + round))
+            if (host[i] != probe_value(i / STEP, round))
                 status = MOERT_FAIL(ERROR_UNSUPPORTED, "kernels read memory of rank %zu wrong",
                                     i / STEP);
         status = moert_comm_agree(peers->comm, status);
