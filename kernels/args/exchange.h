@@ -40,8 +40,9 @@ MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 
 /* A sum of rows in the windows of a host's ranks: the window of each row, its first float, and the
  * sums that end with it (kernels/exchange/peers.cl). MOERT_PEERS_DEPTH: the most sums that wait for
- * their right half; no tree of 2^31 leaves needs more. */
-enum { MOERT_PEERS_NODES = 72, MOERT_PEERS_DEPTH = 32 };
+ * their right half; no tree of 2^31 leaves needs more. MOERT_PEERS_FEW: the
+ * most rows that are summed in pairs. */
+enum { MOERT_PEERS_NODES = 71, MOERT_PEERS_FEW = 8, MOERT_PEERS_DEPTH = 32 };
 typedef struct moert_peers_node {
     args_u32 rank, at, joins;
 } moert_peers_node;
@@ -51,7 +52,7 @@ typedef struct moert_peers_args {
     args_i32 accumulate;
     moert_peers_node node[MOERT_PEERS_NODES];
 } moert_peers_args;
-MOERT_ARGS_LAYOUT(moert_peers_args, node, 24, 888)
+MOERT_ARGS_LAYOUT(moert_peers_args, node, 24, 880)
 
 /* The slots of a batch. `first`: the index of the first word, or lane, of a table that the kernel
  * uses. */

@@ -68,18 +68,34 @@ static moert_status stage(const moert_peers *peers, const moert_buffer *source, 
                      : MOERT_OK;
 }
 
-/* Launches sum_nodes for args->n columns. */
+/* Whether the tree over the rows joins neighbours, then neighbouring pairs, and so on. */
+static bool in_pairs(const moert_peers_args *args) {
+    if (args->nodes > MOERT_PEERS_FEW)
+        return false;
+    for (uint32_t i = 0; i + 1 < args->nodes; i++) {
+        uint32_t ones = 0;
+        while (i >> ones & 1)
+            ones++;
+        if (args->node[i].joins != ones)
+            return false;
+    }
+    return true; /* the last row ends all sums */
+}
+
+/* Sums args->n columns of all rows. */
 static moert_status fetch(const moert_peers *peers, const moert_peers_args *args,
                           moert_buffer *target) {
+    const char *kernel = in_pairs(args) ? "sum_pairs" : "sum_tree";
     const size_t sizes = args->n | args->target;
-    const moert_grid grid = {
-        moert_ceil_div(args->n, moert_by_form(peers->device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    const size_t columns =
+        moert_by_form(peers->device, COLUMNS, GPU_COLUMNS * MOERT_EXCHANGE_GPU_ROW_GROUPS);
+    const moert_grid grid = {moert_ceil_div(args->n, columns), 1, 1};
     if (args->n == 0)
         return MOERT_OK;
     moert_profile_work(peers->device, "exchange/peers", 0.0,
                        sizeof(float) * (double)((args->nodes + 1) * args->n));
-    return MOERT_RUN(peers->device, MOERT_PROGRAM(peers->device, "exchange/peers", sizes),
-                     "sum_nodes", grid, MOERT_ARG(peers->window.addresses), MOERT_ARG(target),
+    return MOERT_RUN(peers->device, MOERT_PROGRAM(peers->device, "exchange/peers", sizes), kernel,
+                     grid, MOERT_ARG(peers->window.addresses), MOERT_ARG(target),
                      MOERT_STRUCT(*args));
 }
 
