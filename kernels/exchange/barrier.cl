@@ -6,11 +6,21 @@
  *                        is late by `patience_ns`, verdict = {r + 1, number}, and later barriers
  *                        do not wait.
  *
+ *   poll_flag            loads flag[0] `polls` times, so that the host can measure how long a poll
+ *                        takes
+ *
  * Barriers are numbered; the number grows by one and wraps. Commands enqueued after a barrier see
  * the results of all commands enqueued before it on any rank's device. One work-group, no local
  * memory. The kernel waits for kernels of other devices, which must run at the same time.
  */
 #include "exchange/barrier.h"
+
+KERNEL void poll_flag(global int *flag, global int *seen, ulong polls) {
+    int last = 0;
+    for (ulong i = 0; i < polls; i++)
+        last |= load_flag(flag) + (int)(now_ns(i, 1) >> 63);
+    *seen = last;
+}
 
 KERNEL void barrier_of_devices(BARRIER_PARAMETERS) {
     raise_all(segments, verdict, m);

@@ -12,7 +12,7 @@
  * Time comes from the device's clock on NVIDIA, and from the system's clock on x86-64 Linux, where
  * a waiting thread also yields to other threads. With several work-items, where PoCL 6 crashes
  * while it compiles assembly, time comes from x86-64's counter, taken for one of 4 GHz. Elsewhere,
- * each poll of a flag counts as 100 ns.
+ * polls are counted, each of the duration that the host has measured.
  */
 #include "args/exchange.h"
 
@@ -72,7 +72,7 @@ static inline uint count_up(global uint *count) {
 #endif
 
 #if MOERT_NVIDIA
-static inline ulong now_ns(ulong polls) {
+static inline ulong now_ns(ulong polls, uint poll_ps) {
     ulong ns;
     __asm__ volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
     return ns;
@@ -87,20 +87,20 @@ static inline long system_call(long number, long first, long second) {
     return result;
 }
 
-static inline ulong now_ns(ulong polls) {
+static inline ulong now_ns(ulong polls, uint poll_ps) {
     long time[2];                    /* seconds and nanoseconds of CLOCK_MONOTONIC */
     system_call(24, 0, 0);           /* sched_yield */
     system_call(228, 1, (long)time); /* clock_gettime */
     return (ulong)time[0] * 1000000000 + (ulong)time[1];
 }
 #elif MOERT_CPU && defined(__x86_64__)
-static inline ulong now_ns(ulong polls) {
+static inline ulong now_ns(ulong polls, uint poll_ps) {
     __builtin_ia32_pause();
     return __builtin_ia32_rdtsc() / 4;
 }
 #else
-static inline ulong now_ns(ulong polls) {
-    return polls * 100;
+static inline ulong now_ns(ulong polls, uint poll_ps) {
+    return polls * poll_ps / 1000;
 }
 #endif
 
@@ -124,7 +124,7 @@ INLINED void wait_for_all(BARRIER_PARAMETERS) {
         ulong start = 0;
         for (ulong polls = 0;
              (int)((uint)load_flag(flag_of(segments, m.rank, r)) - (uint)m.number) < 0; polls++) {
-            const ulong now = now_ns(polls);
+            const ulong now = now_ns(polls, m.poll_ps);
             start = polls == 0 ? now : start;
             if (verdict[0] != 0)
                 return;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/phase.h"
@@ -24,6 +25,7 @@ struct moert_flags {
     moert_storage segment; /* this rank's flags: LINE_BYTES for each rank r, which raises flag r */
     moert_staging *verdict;
     uint64_t patience_ns;
+    uint32_t poll_ps;            /* picoseconds of a poll of a flag */
     uint32_t number;             /* number of the last barrier */
     moert_phase phase[BARRIERS]; /* phase[n % BARRIERS]: the phase in which this rank enqueued
                                     barrier n */
@@ -36,7 +38,8 @@ static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
         .args = {.patience_ns = flags->patience_ns,
                  .ranks = (uint32_t)ranks,
                  .rank = (uint32_t)moert_comm_rank(flags->comm),
-                 .number = (int32_t)flags->number},
+                 .number = (int32_t)flags->number,
+                 .poll_ps = flags->poll_ps},
     };
 }
 
@@ -46,11 +49,38 @@ static moert_status launch(moert_flags *flags, moert_barrier barrier) {
                      MOERT_ARG(barrier.verdict), MOERT_STRUCT(barrier.args));
 }
 
+/* Measures how long the device takes to poll a flag: the shortest of several attempts, since other
+ * processes may use it, too. NVIDIA's kernels have a clock. */
+static moert_status measure_poll(moert_flags *flags) {
+    enum { POLLS = 1 << 16, ATTEMPTS = 3 };
+    uint64_t shortest_ns = UINT64_MAX;
+    moert_buffer *seen = NULL;
+    moert_status status;
+    if (moert_device_describe(flags->device)->nvidia > 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_create(flags->device, sizeof(int32_t), &seen));
+    for (size_t i = 0; i <= ATTEMPTS; i++) {
+        const size_t polls = i > 0 ? POLLS : 1; /* the first launch compiles the kernel */
+        const uint64_t start_ns = moert_clock_ns();
+        MOERT_TRY_OR(release, MOERT_RUN(flags->device, "exchange/barrier", "poll_flag",
+                                        ((moert_grid){1, 1, 1}), MOERT_ARG(flags->segment.rows),
+                                        MOERT_ARG(seen), MOERT_ARG(polls)));
+        MOERT_TRY_OR(release, moert_device_finish(flags->device));
+        if (i > 0)
+            shortest_ns = moert_min(shortest_ns, moert_clock_ns() - start_ns);
+    }
+    flags->poll_ps = (uint32_t)moert_max(1, moert_min(shortest_ns * 1000 / POLLS, UINT32_MAX));
+release:
+    moert_buffer_destroy(seen);
+    return status;
+}
+
 static moert_status begin(moert_flags *flags) {
     MOERT_TRY(moert_staging_create(flags->device, VERDICT_BYTES, &flags->verdict));
     MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, VERDICT_BYTES));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
+    MOERT_TRY(measure_poll(flags));
     MOERT_TRY(launch(flags, moert_flags_nobody(flags)));
     return moert_device_finish(flags->device);
 }
