@@ -211,12 +211,13 @@ fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: another one each time) un
 		mkdir -p $(BUILD)/fuzz/corpus/$(TARGET); \
 		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/$(FUZZER) && \
 		MOERT_CACHE_DIR="$${MOERT_CACHE_DIR:-$(CURDIR)/$(BUILD)/cache}" \
+			LSAN_OPTIONS=suppressions=tests/support/lsan.supp:print_suppressions=0 \
 			FUZZ_TARGET=$(TARGET) $(BUILD)/fuzz/$(FUZZER) $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
 			>$(BUILD)/fuzz/log 2>&1 || { cat $(BUILD)/fuzz/log; exit 1; }; \
 		tail -n 1 $(BUILD)/fuzz/log; \
 	fi
 
-$(BUILD)/fuzz_op: $(patsubst %,$(BUILD)/tests/fuzz/%.o,fuzz_op buffers describe) $(STATIC)
+$(BUILD)/fuzz_op: $(patsubst %,$(BUILD)/tests/%.o,fuzz/fuzz_op fuzz/buffers fuzz/describe support/keep_modules) $(STATIC)
 $(BUILD)/fuzz_files: $(patsubst %,$(BUILD)/tests/fuzz/%.o,fuzz_files hosts notes) $(TOOLPART) $(STATIC)
 $(BUILD)/fuzz_%:
 	$(call say,LINK)
