@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Trains released models whole, with random weights and tokens, all in bf16, a rank on each GPU, and measures the steps.
 
-  models.py --ranks R [--only olmoe gpt-oss qwen3-moe] [--steps 30] [--length 4096] [--sequences 8] [--peak-tflops 989]
-      [--mpirun "mpirun ..."] [--set KEY=N...] [--title TEXT] [--json FILE]
+  models.py --ranks R [--only olmoe gpt-oss qwen3-moe] [--routing balanced natural] [--steps 30] [--length 4096] [--sequences 8]
+      [--peak-tflops 989] [--mpirun "mpirun ..."] [--set KEY=N...] [--title TEXT] [--json FILE]
 
 A step has --sequences for each rank. moert-info says which settings fit: the first of CHOICES is used. Each model trains with balanced
-and with natural routing; the medians are of the second half of the steps. Every loss must be finite. Where R / 2 ranks fit too, three
-steps must have the losses of R ranks in every digit. --set replaces numbers of the config.json, for trials of this program.
+and with natural routing, for which more rows must fit; the medians are of the second half of the steps. Every loss must be finite. Where
+R / 2 ranks fit too, three steps must have the losses of R ranks in every digit. --set replaces numbers of the config.json, for trials of this program.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ from fits import MODELS, TYPES, write_config
 FORMS = {"OLMoE-1B-7B": "olmoe", "gpt-oss-20b": "gpt-oss", "Qwen3-30B-A3B": "qwen3-moe"}
 # sequences of a rank and micro-batch, --recompute, dtype of moments and gradients
 CHOICES = [(4, "none", "f32"), (2, "none", "f32"), (1, "none", "f32"), (1, "auto", "f32"), (1, "auto", "bf16")]
-IMBALANCE = 1.1  # rows of a rank that must fit, relative to balanced routing
+IMBALANCE = {True: 1.1, False: 1.5}  # rows of a rank that must fit, relative to balanced routing, where routing is balanced or natural
 COMPARED = 3  # steps on R / 2 ranks
 MEMORY = re.compile(r"memory +([\d.]+) MiB .* expected ([\d.]+) for its rows, up to ([\d.]+)")
 
@@ -64,7 +64,7 @@ class Model:
             raise RuntimeError(f"{program} on {ranks} ranks: {done.stderr.strip()[-600:]}")
         return done.stdout
 
-    def choose(self, ranks):
+    def choose(self, ranks, balanced):
         """The first of CHOICES that fits, as options of moert-train, and what moert-info expects; or None."""
         total = self.args.ranks * self.args.sequences
         for sequences, recompute, states in CHOICES:
@@ -72,7 +72,7 @@ class Model:
                 continue
             pieces = total // (ranks * sequences)
             options = TYPES | {"micro-batches": pieces, "length": self.args.length, "moments": states, "gradients": states}
-            asked = options | {"model": self.directory, "batch": total // pieces, "recompute": recompute, "imbalance": IMBALANCE}
+            asked = options | {"model": self.directory, "batch": total // pieces, "recompute": recompute, "imbalance": IMBALANCE[balanced]}
             memory = json.loads(self.run(ranks, "moert-info", ["--json", *words(asked)]))["memory"]
             if memory["fits"]:
                 return options | {"batch": total, "recompute": memory["recompute"], "loss-chunk": memory["loss_chunk"]}, memory
@@ -89,8 +89,12 @@ class Model:
             raise RuntimeError(f"{len(lines)} of {steps} steps, losses {[line['loss'] for line in lines]}")
         return lines, text
 
-    def measure(self, options, memory, balanced):
+    def measure(self, balanced):
         ranks, start = self.args.ranks, time.monotonic()
+        chosen = self.choose(ranks, balanced)
+        if chosen is None:
+            raise RuntimeError(f"does not fit on {ranks} ranks with {IMBALANCE[balanced]} times balanced routing's rows")
+        options, memory = chosen
         lines, text = self.train(ranks, self.args.steps, options, balanced)
         late = lines[len(lines) // 2 :]
         median = {key: statistics.median(line[key] for line in late) for key in ("tokens_per_s", "model_flops_per_s", "mfu", "expert_load")}
@@ -110,7 +114,7 @@ class Model:
     def compare(self):
         """Prints whether R / 2 ranks have the losses of R ranks; False if not."""
         ranks, half = self.args.ranks, self.args.ranks // 2
-        chosen = self.choose(half) if half > 0 else None
+        chosen = self.choose(half, True) if half > 0 else None
         if chosen is None:
             print(f"#   {self.name} does not fit on {half} ranks" if half > 0 else "#   no fewer ranks", flush=True)
             return True
@@ -134,11 +138,7 @@ def measure(args, name):
     """The rows of a model, and whether all is right."""
     with tempfile.TemporaryDirectory() as directory:
         model = Model(args, name, directory)
-        chosen = model.choose(args.ranks)
-        if chosen is None:
-            print(f"{name:14} does not fit on {args.ranks} ranks", flush=True)
-            return [], True
-        rows = [attempt(name, model.measure, *chosen, balanced) for balanced in (True, False)]
+        rows = [attempt(name, model.measure, balanced) for balanced in (routing == "balanced" for routing in args.routing)]
         same = attempt(name, model.compare)
         return [row for row in rows if row], all(rows) and same is True
 
@@ -148,6 +148,7 @@ def main():
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--only", nargs="+", choices=FORMS.values(), default=list(FORMS.values()))
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--routing", nargs="+", choices=["balanced", "natural"], default=["balanced", "natural"])
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--peak-tflops", type=float, default=989)

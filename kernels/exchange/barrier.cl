@@ -6,8 +6,8 @@
  *                        is late by `patience_ns`, verdict = {r + 1, number}, and later barriers
  *                        do not wait.
  *
- *   poll_flag            loads flag[0] `polls` times, so that the host can measure how long a poll
- *                        takes
+ *   poll_flag            where polls are counted, loads flag[0] `polls` times, so that the host can
+ *                        measure how long a poll takes
  *
  * Barriers are numbered; the number grows by one and wraps. Commands enqueued after a barrier see
  * the results of all commands enqueued before it on any rank's device. One work-group, no local
@@ -16,10 +16,12 @@
 #include "exchange/barrier.h"
 
 KERNEL void poll_flag(global int *flag, global int *seen, ulong polls) {
-    int last = 0;
+    int all = 0;
+#ifdef COUNTS_POLLS
     for (ulong i = 0; i < polls; i++)
-        last |= load_flag(flag) + (int)(now_ns(i, 1) >> 63);
-    *seen = last;
+        all |= load_flag(flag);
+#endif
+    *seen = all;
 }
 
 KERNEL void barrier_of_devices(BARRIER_PARAMETERS) {

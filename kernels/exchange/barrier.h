@@ -99,6 +99,7 @@ static inline ulong now_ns(ulong polls, uint poll_ps) {
     return __builtin_ia32_rdtsc() / 4;
 }
 #else
+#define COUNTS_POLLS 1
 static inline ulong now_ns(ulong polls, uint poll_ps) {
     return polls * poll_ps / 1000;
 }

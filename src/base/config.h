@@ -42,7 +42,8 @@
     X(sync, "MOERT_SYNC", CHOICE, AGREE, "auto", "auto|host|device",                               \
       "what waits for the other ranks in the window exchange: host, device (kernels, by flags in " \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
-      "each); where devices wait, rows also move during GEMMs, and one kernel moves few rows")     \
+      "each); where devices wait, rows also move during GEMMs, one kernel moves few rows, and "    \
+      "devices sum gradients")                                                                     \
     X(push, "MOERT_PUSH", CHOICE, AGREE, "auto", "auto|off|on|sum",                                \
       "whether the window exchange sends the experts' results to their tokens' ranks: auto (yes "  \
       "if GEMMs can store them there: bf16 on Hopper GPUs), off (the combine fetches them), on "   \

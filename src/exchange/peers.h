@@ -23,7 +23,7 @@ typedef struct moert_peers moert_peers;
 
 /*
  * *peers = NULL where the devices of the ranks do not wait for each other: on several hosts, with
- * MOERT_SYNC=host, or if a test of the windows fails. The result is the same on all ranks.
+ * MOERT_SYNC=host, or with auto if a test of the windows fails. All ranks return the same status.
  * Collective. `device` and `comm` must outlive the peers.
  */
 moert_status moert_peers_create(moert_device *device, moert_comm *comm, moert_peers **peers);

@@ -106,7 +106,12 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
     moert_exchange *exchange = window->exchange;
     *storage = (moert_storage){.rows = NULL};
     *everywhere = false;
-    const moert_status local = exchange->engine->allocate(window, rows, storage);
+    moert_status local = exchange->engine->allocate(window, rows, storage);
+    if (local != MOERT_OK)
+        local = moert_error_record(local, __func__, __LINE__,
+                                   "a window for %zu rows of %zu bytes (less even routing needs "
+                                   "more; see --recompute and --micro-batches): %s",
+                                   rows, moert_row_bytes(window), moert_last_error());
     const moert_status status =
         moert_exchange_everyone(exchange->comm, local == MOERT_OK, everywhere);
     if (status != MOERT_OK || !*everywhere)

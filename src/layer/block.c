@@ -250,18 +250,24 @@ static moert_buffer *summed_buffer(const moert_block *block) {
     return block->replicated ? block->nodes : block->gradient;
 }
 
+static moert_phase phase_of_sum(const moert_block *block) {
+    return block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS : MOERT_PHASE_REDUCE_REPLICAS;
+}
+
 moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans) {
     if (block->floats == 0 || moert_comm_size(block->comm) == 1)
         return MOERT_OK;
     if (!block->replicated)
         MOERT_TRY(moert_block_take_bound(block));
-    if (block->peers != NULL && moert_peers_can_sum(block->peers, spans))
+    if (block->peers != NULL && moert_peers_can_sum(block->peers, spans)) {
+        moert_phase_set(phase_of_sum(block));
         return moert_peers_reduce_scatter(
             block->peers, &(moert_peers_sum){.spans = spans,
                                              .node_rows = summed_buffer(block),
                                              .border = block->border,
                                              .sum = block->gradient,
                                              .accumulate = block->replicated && block->accumulate});
+    }
     MOERT_TRY(moert_buffer_map(summed_buffer(block), &block->mapped));
     return moert_tree_sum_start(block->comm, spans, block->mapped, block->border, &block->sum);
 }
@@ -274,7 +280,7 @@ moert_status moert_block_reduce_progress(moert_block *block) {
 static moert_status end_sum(moert_block *block) {
     size_t first;
     const size_t count = moert_block_shard(block, &first);
-    moert_phase_set(block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS : MOERT_PHASE_REDUCE_REPLICAS);
+    moert_phase_set(phase_of_sum(block));
     MOERT_TRY(moert_tree_sum_wait(block->sum));
     block->sum = NULL;
     MOERT_TRY(moert_buffer_unmap(summed_buffer(block), block->mapped));

@@ -85,7 +85,7 @@ options() { # FAMILY: the options of its programs, one a line
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/optimizer) printf '%s\n' '-DROUNDED='{0,1}' -DBF16_MOMENTS='{0,1}' -DBF16_GRADIENT='{0,1}{,' -DALIGNED'} ;;
     attention/sinks | nn/columns | nn/rope) printf '%s\n' '-DROUNDED='{0,1}{,' -DALIGNED'} ;;
-    exchange/route | nn/bias | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce) printf '%s\n' '' -DALIGNED ;;
+    exchange/peers | exchange/route | nn/bias | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }

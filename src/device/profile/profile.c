@@ -71,6 +71,7 @@ static const struct {
     {"nn/bias", OF(ELEMENTWISE)},
     {"nn/reduce", OF(SUMS)},
     {"nn/squares", OF(SUMS)},
+    {"exchange/peers", OF(SUMS)},
     {"nn/optimizer", OF(OPTIMIZER)},
 };
 

@@ -150,10 +150,12 @@ void moert_control_close(moert_exchange *exchange) {
 /* Creates and tests flags if the devices wait for each other. */
 static moert_status open_flags(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_status status =
-        moert_flags_open(exchange->device, exchange->comm, control->memory, &control->flags);
-    if (status == MOERT_OK && control->flags == NULL)
+    bool wanted;
+    MOERT_TRY(moert_flags_wanted(exchange->device, exchange->comm, &wanted));
+    if (!wanted)
         return MOERT_OK;
+    moert_status status = moert_flags_create(exchange->device, exchange->comm, control->memory,
+                                             moert_flags_patience_ns(), &control->flags);
     if (status == MOERT_OK)
         status = probe(exchange);
     status = moert_comm_agree(exchange->comm, status);

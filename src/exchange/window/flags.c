@@ -50,14 +50,12 @@ static moert_status launch(moert_flags *flags, moert_barrier barrier) {
 }
 
 /* Measures how long the device takes to poll a flag: the shortest of several attempts, since other
- * processes may use it, too. NVIDIA's kernels have a clock. */
+ * processes may use it, too. Kernels with a clock do not poll here, nor use the result. */
 static moert_status measure_poll(moert_flags *flags) {
     enum { POLLS = 1 << 16, ATTEMPTS = 3 };
     uint64_t shortest_ns = UINT64_MAX;
     moert_buffer *seen = NULL;
     moert_status status;
-    if (moert_device_describe(flags->device)->nvidia > 0)
-        return MOERT_OK;
     MOERT_TRY(moert_buffer_create(flags->device, sizeof(int32_t), &seen));
     for (size_t i = 0; i <= ATTEMPTS; i++) {
         const size_t polls = i > 0 ? POLLS : 1; /* the first launch compiles the kernel */
@@ -124,16 +122,17 @@ release:
     return status;
 }
 
-moert_status moert_flags_open(moert_device *device, moert_comm *comm,
-                              const moert_exchange_memory *memory, moert_flags **flags) {
-    const moert_config *config = moert_config_get();
-    const uint64_t timeout_ms = 1000 * (config->timeout_s > 0 ? config->timeout_s : LONGEST_S);
-    bool wanted = config->sync == MOERT_SYNC_DEVICE, own;
-    *flags = NULL;
+moert_status moert_flags_wanted(const moert_device *device, moert_comm *comm, bool *wanted) {
+    const unsigned sync = moert_config_get()->sync;
+    bool own;
     MOERT_TRY(have_a_gpu_each(device, comm, &own));
-    MOERT_TRY(
-        moert_exchange_everyone(comm, config->sync == MOERT_SYNC_AUTO ? own : wanted, &wanted));
-    return wanted ? moert_flags_create(device, comm, memory, timeout_ms * 750000, flags) : MOERT_OK;
+    return moert_exchange_everyone(comm, sync == MOERT_SYNC_AUTO ? own : sync == MOERT_SYNC_DEVICE,
+                                   wanted);
+}
+
+uint64_t moert_flags_patience_ns(void) {
+    const moert_config *config = moert_config_get();
+    return (config->timeout_s > 0 ? config->timeout_s : (uint64_t)LONGEST_S) * 750000000;
 }
 
 void moert_flags_destroy(moert_flags *flags) {

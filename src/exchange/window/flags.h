@@ -12,15 +12,13 @@
 
 typedef struct moert_flags moert_flags;
 
-/*
- * Creates flags if the devices wait for each other, as MOERT_SYNC says; otherwise *flags = NULL.
- * auto: if each rank has a GPU that no other rank uses, since the kernels of all ranks can then run
- * at the same time. A device waits for at most three quarters of the watchdog's time, so that its
- * verdict names a late rank before the watchdog ends the job. Collective; all ranks return the same
- * status.
- */
-moert_status moert_flags_open(moert_device *device, moert_comm *comm,
-                              const moert_exchange_memory *memory, moert_flags **flags);
+/* Whether the devices wait for each other, as MOERT_SYNC says. auto: if each rank has a GPU that no
+ * other rank uses, since the kernels of all ranks can then run at the same time. Collective; the
+ * result is the same on all ranks. */
+moert_status moert_flags_wanted(const moert_device *device, moert_comm *comm, bool *wanted);
+/* Three quarters of the watchdog's time: a device that waits so long names the late rank before the
+ * watchdog ends the job. */
+uint64_t moert_flags_patience_ns(void);
 /* Creates flags whose barriers wait for `patience_ns` at most. Collective; all ranks return the
  * same status. */
 moert_status moert_flags_create(moert_device *device, moert_comm *comm,

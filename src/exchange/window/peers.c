@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
@@ -21,6 +22,7 @@ struct moert_peers {
     moert_comm *comm;
     moert_flags *flags;
     moert_storage window; /* f32 [HALVES][half_floats] */
+    size_t counted_bytes; /* moert_device_count */
     uint64_t rounds;      /* so far; round i uses half i % HALVES */
 };
 
@@ -216,84 +218,101 @@ static float probe_value(size_t rank, size_t round) {
     return (float)(rank * PROBE_ROUNDS + round);
 }
 
-/* Gathers numbers of the ranks, several times, so that a device that reads a stale copy is found.
- * Every rank takes part in all rounds. */
-static moert_status probe(moert_peers *peers) {
-    const size_t ranks = moert_comm_size(peers->comm), rank = moert_comm_rank(peers->comm);
-    moert_buffer *values = NULL;
-    size_t *border = NULL;
-    float *host = NULL;
-    moert_status status = moert_buffer_create(peers->device, ranks * STEP * sizeof *host, &values);
-    if (status == MOERT_OK)
-        status = moert_alloc(&host, ranks * STEP, sizeof *host);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&border, ranks + 1);
-    MOERT_TRY_OR(release, moert_comm_agree(peers->comm, status));
+/* The memory of the start-up test. */
+typedef struct peers_probe {
+    moert_buffer *values; /* f32 [ranks, STEP] */
+    float *host;          /* the same on the host */
+    size_t *border;       /* [ranks + 1] */
+} peers_probe;
+
+static moert_status open_probe(const moert_peers *peers, peers_probe *p) {
+    const size_t ranks = moert_comm_size(peers->comm);
+    MOERT_TRY(moert_buffer_create(peers->device, ranks * STEP * sizeof *p->host, &p->values));
+    MOERT_TRY(moert_alloc(&p->host, ranks * STEP, sizeof *p->host));
+    MOERT_TRY(MOERT_NEW_ARRAY(&p->border, ranks + 1));
     for (size_t r = 0; r <= ranks; r++)
-        border[r] = r * STEP;
-    for (size_t round = 0; round < PROBE_ROUNDS && status == MOERT_OK; round++) {
-        for (size_t i = 0; i < STEP; i++)
-            host[rank * STEP + i] = probe_value(rank, round);
-        MOERT_TRY_OR(release, moert_buffer_write(values, rank * STEP * sizeof *host,
-                                                 host + rank * STEP, STEP * sizeof *host));
-        MOERT_TRY_OR(release, moert_peers_all_gather(peers, border, values));
-        MOERT_TRY_OR(release, moert_buffer_read(values, 0, host, ranks * STEP * sizeof *host));
-        for (size_t i = 0; i < ranks * STEP && status == MOERT_OK; i++)
-            if (host[i] != probe_value(i / STEP, round))
-                status = MOERT_FAIL(ERROR_UNSUPPORTED, "kernels read memory of rank %zu wrong",
-                                    i / STEP);
-        status = moert_comm_agree(peers->comm, status);
-    }
-    if (status == MOERT_OK)
-        status = moert_peers_settle(peers);
-release:
-    moert_buffer_destroy(values);
-    MOERT_FREE(border, host);
+        p->border[r] = r * STEP;
+    return MOERT_OK;
+}
+
+/* Gathers numbers of the ranks, and compares them. */
+static moert_status probe_round(moert_peers *peers, const peers_probe *p, size_t round) {
+    const size_t ranks = moert_comm_size(peers->comm);
+    const size_t first = moert_comm_rank(peers->comm) * STEP;
+    for (size_t i = first; i < first + STEP; i++)
+        p->host[i] = probe_value(i / STEP, round);
+    MOERT_TRY(moert_buffer_write(p->values, first * sizeof *p->host, p->host + first,
+                                 STEP * sizeof *p->host));
+    MOERT_TRY(moert_peers_all_gather(peers, p->border, p->values));
+    MOERT_TRY(moert_buffer_read(p->values, 0, p->host, ranks * STEP * sizeof *p->host));
+    for (size_t i = 0; i < ranks * STEP; i++)
+        if (p->host[i] != probe_value(i / STEP, round))
+            return MOERT_FAIL(ERROR_UNSUPPORTED, "kernels read the memory of rank %zu wrong",
+                              i / STEP);
+    return moert_peers_settle(peers);
+}
+
+/* Several rounds detect a device that reads a stale copy. All ranks return the same failure. */
+static moert_status probe(moert_peers *peers) {
+    peers_probe p = {.values = NULL};
+    moert_status status = moert_comm_agree(peers->comm, open_probe(peers, &p));
+    for (size_t round = 0; round < PROBE_ROUNDS && status == MOERT_OK; round++)
+        status = moert_comm_agree(peers->comm, probe_round(peers, &p, round));
+    moert_buffer_destroy(p.values);
+    MOERT_FREE(p.border, p.host);
     return status;
 }
 
-/* All ranks return the same failure. *flags stays NULL where the hosts wait for their devices. */
+/* Creates flags and windows, and tests them. All ranks return the same failure. */
 static moert_status open_peers(moert_peers *peers) {
     const moert_exchange_memory *memory = moert_memory_of(peers->device);
+    const size_t bytes = moert_peers_bytes(peers->device);
     moert_comm *comm = peers->comm;
-    MOERT_TRY(moert_comm_agree(comm, moert_memory_look(memory, peers->device, comm)));
-    MOERT_TRY(moert_flags_open(peers->device, comm, memory, &peers->flags));
-    if (peers->flags == NULL)
-        return MOERT_OK;
     MOERT_TRY(
-        moert_comm_agree(comm, memory->create(peers->device, comm, moert_peers_bytes(peers->device),
-                                              &peers->window)));
-    moert_device_count(peers->device, moert_peers_bytes(peers->device), 0);
-    return moert_comm_agree(comm, probe(peers));
+        moert_flags_create(peers->device, comm, memory, moert_flags_patience_ns(), &peers->flags));
+    moert_status status = memory->create(peers->device, comm, bytes, &peers->window);
+    if (status == MOERT_OK)
+        moert_device_count(peers->device, peers->counted_bytes = bytes, 0);
+    MOERT_TRY(moert_comm_agree(comm, status));
+    return probe(peers);
 }
 
 moert_status moert_peers_create(moert_device *device, moert_comm *comm, moert_peers **peers) {
+    char reason[MOERT_EXCHANGE_REASON_BYTES];
     moert_peers *made = NULL;
+    bool wanted;
     *peers = NULL;
-    if (moert_comm_size(comm) == 1)
+    if (moert_comm_size(comm) == 1 ||
+        !moert_exchange_goes_on(comm, moert_memory_look(moert_memory_of(device), device, comm),
+                                reason))
+        return MOERT_OK;
+    MOERT_TRY(moert_flags_wanted(device, comm, &wanted));
+    if (!wanted)
         return MOERT_OK;
     moert_status status = MOERT_NEW(&made);
     if (status == MOERT_OK)
         *made = (moert_peers){.device = device, .comm = comm};
     status = moert_comm_agree(comm, status);
-    if (status == MOERT_OK && open_peers(made) == MOERT_OK && made->flags != NULL) {
-        MOERT_INFO("gradients are summed, and weights gathered, between devices");
+    if (status == MOERT_OK)
+        status = open_peers(made);
+    if (status == MOERT_OK) {
+        MOERT_INFO("devices sum gradients and gather weights, without their hosts");
         *peers = made;
         return MOERT_OK;
     }
-    if (status == MOERT_OK && made->flags != NULL)
-        MOERT_INFO("gradients and weights pass through host memory: %s", moert_last_error());
     moert_peers_destroy(made);
-    return status;
+    if (moert_config_get()->sync == MOERT_SYNC_DEVICE)
+        return status;
+    MOERT_INFO("gradients and weights pass through host memory: %s", moert_last_error());
+    return MOERT_OK;
 }
 
 void moert_peers_destroy(moert_peers *peers) {
     if (peers == NULL)
         return;
     moert_device_finish(peers->device);
-    if (peers->window.rows != NULL)
-        moert_device_count(peers->device, 0, moert_peers_bytes(peers->device));
     moert_flags_destroy(peers->flags);
     moert_storage_release(&peers->window);
+    moert_device_count(peers->device, 0, peers->counted_bytes);
     free(peers);
 }
