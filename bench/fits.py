@@ -38,9 +38,8 @@ MODELS = {
 
 def write_config(directory, case, sizes, length):
     config = json.loads((GOLDEN / case / "config.json").read_text()) | sizes | {"max_position_embeddings": length}
-    if "layer_types" in config:  # the case's pattern, for all layers
-        types, layers = config["layer_types"], config["num_hidden_layers"]
-        config["layer_types"] = (types * layers)[:layers]
+    if "layer_types" in config:  # sizes may have fewer layers than the list
+        config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     (Path(directory) / "config.json").write_text(json.dumps(config))
     return next(config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config)
 

@@ -12,7 +12,7 @@
  * Time comes from the device's clock on NVIDIA, and from the system's clock on x86-64 Linux, where
  * a waiting thread also yields to other threads. With several work-items, where PoCL 6 crashes
  * while it compiles assembly, time comes from x86-64's counter, taken for one of 4 GHz. Elsewhere,
- * polls are counted, each of the duration that the host has measured.
+ * the kernel counts polls, and the host has measured how long a poll takes (poll_ps).
  */
 #include "args/exchange.h"
 

@@ -10,8 +10,9 @@
  *   barrier   of all devices
  *   fetch     sum, or copy, the columns in that half of all windows
  *
- * The next round uses the other half. A rank that stages to a half again has passed a barrier that
- * all ranks reach after they have fetched from it, so a round needs one barrier.
+ * The next round uses the other half. Before a rank writes to a half again, it has passed the
+ * barrier of the round in between, which all ranks reach after they have read that half. So a round
+ * needs one barrier.
  */
 #pragma once
 
@@ -43,9 +44,9 @@ typedef struct moert_peers_sum {
 /* Whether the ranks have few enough nodes for moert_peers_reduce_scatter. */
 bool moert_peers_can_sum(const moert_peers *peers, const moert_span *spans);
 /*
- * The shard of `sum` that this rank owns = the root of the tree over all ranks' leaves. All ranks
- * call the operations of the peers, and those of exchanges, in the same order. Not blocking: the
- * buffers must not change before the device has done the commands. An error is local to this rank.
+ * Writes the root of the tree over all ranks' leaves to this rank's shard of `sum`. All ranks call
+ * the operations of the peers, and those of exchanges, in the same order. Not blocking: the buffers
+ * must not change before the device has done the commands. An error is local to this rank.
  */
 moert_status moert_peers_reduce_scatter(moert_peers *peers, const moert_peers_sum *sum);
 /* values[n], f32 = the shards of all ranks; this rank provides its own. Otherwise as above. */
