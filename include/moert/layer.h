@@ -67,7 +67,7 @@ MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 typedef struct moert_batch {
     size_t size;              /* sizeof(moert_batch) */
     size_t tokens;            /* T on this rank */
-    size_t sequences;         /* on this rank, in order */
+    size_t sequences;         /* on this rank, in order; some may be empty */
     size_t first_sequence;    /* global index of the first; ascending with the rank */
     size_t total_sequences;   /* of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T. Forward waits

@@ -138,9 +138,8 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
     if (batch->tokens > INT32_MAX)
         return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens; at most %d", batch->tokens,
                           INT32_MAX);
-    if ((batch->tokens > 0) != (batch->sequences > 0))
-        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in %zu sequences", batch->tokens,
-                          batch->sequences);
+    if (batch->tokens > 0 && batch->sequences == 0)
+        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in 0 sequences", batch->tokens);
     if (batch->first_sequence > batch->total_sequences ||
         batch->sequences > batch->total_sequences - batch->first_sequence)
         return MOERT_FAIL(ERROR_USAGE, "sequences [%zu, +%zu) of a batch exceed its total of %zu",

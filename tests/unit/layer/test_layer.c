@@ -265,6 +265,39 @@ TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
     layer_run_close(&run);
 }
 
+/* Reads the router's gradient after a step in which rank 0 has other tokens than `run`. */
+static float *router_gradient(layer_run *run, const moert_batch *other) {
+    const moert_batch own = run->batch;
+    const size_t bytes = run->oracle->elements[MOERT_LAYER_ROUTER] * sizeof(float);
+    float *gradient = test_alloc(bytes);
+    if (test_rank == 0)
+        run->batch = *other;
+    ASSERT_OK_ON_ALL(layer_run_step(run, 0, 1));
+    run->batch = own;
+    ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, MOERT_LAYER_ROUTER), 0, gradient,
+                                bytes));
+    return gradient;
+}
+
+/* Sequences without tokens count as sequences of padding. */
+TEST(test_a_rank_without_tokens_may_have_sequences) {
+    const moert_layer_options options = plain_form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    moert_batch padded = run.batch, empty = run.batch;
+    int32_t *token = test_alloc((run.batch.tokens + 1) * sizeof *token);
+    uint32_t *ends = test_alloc((run.batch.sequences + 1) * sizeof *ends);
+    memset(token, -1, run.batch.tokens * sizeof *token);
+    memset(ends, 0, run.batch.sequences * sizeof *ends);
+    padded.token = upload(token, run.batch.tokens * sizeof *token);
+    empty.tokens = 0;
+    empty.ends = upload(ends, run.batch.sequences * sizeof *ends);
+    const float *expected = router_gradient(&run, &padded), *got = router_gradient(&run, &empty);
+    ASSERT_ON_ALL(run.batch.sequences > 0 || test_rank > 0);
+    ASSERT_ON_ALL(memcmp(got, expected, oracle.elements[MOERT_LAYER_ROUTER] * sizeof *got) == 0);
+    layer_run_close(&run);
+}
+
 TEST(test_impossible_layers_and_meshes_are_refused) {
     moert_mesh *mesh;
     moert_layer *layer;
