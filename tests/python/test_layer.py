@@ -106,6 +106,48 @@ def test_passes_may_interleave(context):
         assert (value == second[name]).all(), name
 
 
+def test_exact_replicas_have_the_bits_of_one_set(context):
+    layer, single = make(context, ep=1, exact=True), make(context)
+    x, sequences = tokens(context, 10)
+    (y, record), (expected, _) = (one.forward(x, sequences=sequences) for one in (layer, single))
+    assert (y == expected).all()
+    dx = record.backward(y)
+    layer.reduce()
+    return whole(context, y).tobytes() + whole(context, dx).tobytes() + layer.gradient("router").tobytes()
+
+
+def test_the_router_s_results_are_those_of_numpy(context):
+    layer = make(context)
+    x, sequences = tokens(context, 11)
+    _, record = layer.forward(x, sequences=sequences)
+    logits = x.astype(float) @ layer.weight("router").T.astype(float)
+    scores = numpy.exp(logits) / numpy.exp(logits).sum(1, keepdims=True)
+    chosen = numpy.argsort(-scores, kind="stable")[:, :K]
+    assert (record.view("index") == chosen).all()
+    close("logits", record.view("logits"), logits, 1e-6)
+    close("scores", record.view("scores"), scores, 1e-6)
+    close("lse", record.view("lse"), numpy.log(numpy.exp(logits).sum(1)), 1e-6)
+    taken = numpy.take_along_axis(scores, chosen, 1)
+    close("weight", record.view("weight"), taken / taken.sum(1, keepdims=True), 1e-6)
+
+    share, counts = whole(context, scores).sum(0), record.expert_counts.astype(float)
+    factor, gradient = E / (K * (SEQUENCES * LENGTH) ** 2), numpy.empty(E, numpy.float32)
+    aux, z = record.losses(0.5, gradient)
+    close("aux", aux, factor * (counts * share).sum(), 1e-6)
+    close("z", z, (whole(context, numpy.log(numpy.exp(logits).sum(1))) ** 2).mean(), 1e-6)
+    close("aux_gradient", gradient, 0.5 * factor * counts, 1e-6)
+
+
+def test_padding_goes_to_no_expert(context):
+    layer = make(context)
+    x, sequences = tokens(context, 12)
+    token = numpy.arange(len(x), dtype=numpy.int32)
+    token[::3] = -1
+    y, record = layer.forward(x, sequences=sequences, token=token)
+    assert (y[::3] == 0).all() and (y[1::3] == layer.forward(x, sequences=sequences, training=False)[0][1::3]).all()
+    assert record.expert_counts.sum() == sum(context.gather(int((token >= 0).sum()))) * K
+
+
 def test_a_rank_may_have_no_tokens(context):
     layer = make(context)
     x = RNG(7).standard_normal((6 if context.rank == 0 else 0, H), numpy.float32)

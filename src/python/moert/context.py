@@ -1,5 +1,6 @@
 """The context of a process: its ranks, its cores, its device."""
 import atexit
+import contextlib
 import ctypes
 import weakref
 
@@ -7,9 +8,12 @@ import numpy
 
 from . import _mpi
 from ._array import Buffer
-from ._library import Error, library
+from ._library import Error, library, structs
 
 _open = []  # contexts to close when Python ends, the newest last
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+_WATCH = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_char_p)
+_LEVELS = ("error", "warn", "info", "debug", "trace")
 
 
 class Context:
@@ -17,16 +21,29 @@ class Context:
 
     The library binds the process to its cores (MOERT_BIND) and opens the OpenCL device (MOERT_DEVICE). The thread that makes a
     context makes all further calls. close() is collective; when Python ends, open contexts are closed, the newest first.
+
+    Options replace the variables of the environment; they have the names of moert_context_options: engine="staged",
+    binding="off", timeout_s=60, cl_context, cl_device and cl_queue (addresses). `placement` is a communicator of mpi4py.
+    log(level, line) gets the lines that would go to stderr; level is "error", "warn", "info", "debug" or "trace". watch(message)
+    is called on another thread before the watchdog ends this process; if it returns true, the program ends its process itself.
     """
 
-    def __init__(self, comm=None):
+    def __init__(self, comm=None, *, placement=None, log=None, watch=None, **options):
         self.comm, handle = _mpi.communicator(comm)
         self.handle = ctypes.c_void_p()
         self._owned, self._meshes, self._in_place = [], {}, None
+        described = structs["moert_context_options"](**options)
+        self._kept = []  # what the library may use until the context ends
+        if log is not None:
+            described.log = self._keep(_LOG(lambda _, level, line: log(_LEVELS[level], line.decode())))
+        if watch is not None:
+            described.watch = self._keep(_WATCH(lambda _, message: bool(watch(message.decode()))))
+        if placement is not None:
+            described.placement = self._keep(ctypes.pointer(ctypes.c_void_p(_mpi.communicator(placement)[1])))
         if not _open:
             atexit.unregister(_close_all)
             atexit.register(_close_all)  # after MPI's own end is registered, and so before it
-        library.moert_context_create(handle, None, ctypes.byref(self.handle))
+        library.moert_context_create(handle, ctypes.byref(described), ctypes.byref(self.handle))
         _open.append(self)
         self.rank = library.moert_context_rank(self.handle)
         self.size = library.moert_context_size(self.handle)
@@ -34,6 +51,24 @@ class Context:
         self.device_name = library.moert_device_name(self.device).decode()
         if self.size > 1:
             _mpi.end_job_on_exceptions(self.comm)
+
+    def _keep(self, thing):
+        """The address of a callback or of what a pointer points to, which lives as long as this context."""
+        self._kept.append(thing)
+        return ctypes.cast(thing, ctypes.c_void_p).value
+
+    @contextlib.contextmanager
+    def paused_watch(self):
+        """`with context.paused_watch():` computes outside of moert for long; no rank ends the job because this rank is late."""
+        library.moert_context_pause_watch(self.handle, True)
+        try:
+            yield
+        finally:
+            library.moert_context_pause_watch(self.handle, False)
+
+    def set_timeout(self, seconds):
+        """The time limit of this rank's waits for others; 0: none."""
+        library.moert_context_set_timeout(self.handle, seconds)
 
     def finish(self):
         """Waits until the device has done all work."""
@@ -56,13 +91,14 @@ class Context:
         """Has `thing.close()` called before the context ends."""
         self._owned.append(weakref.ref(thing))
 
-    def mesh(self, ep=0):
-        """The handle of the mesh with `ep` ranks that share one set of experts; 0 = all. Collective at the first call."""
-        if ep not in self._meshes:
+    def mesh(self, ep=0, exact=False):
+        """The handle of the mesh with `ep` ranks that share one set of experts; 0 = all. With `exact`, results have the bits of one
+        set (moert_mesh_create_exact). Collective at the first call."""
+        if (ep, exact) not in self._meshes:
             handle = ctypes.c_void_p()
-            library.moert_mesh_create(self.handle, ep, ctypes.byref(handle))
-            self._meshes[ep] = handle
-        return self._meshes[ep]
+            (library.moert_mesh_create_exact if exact else library.moert_mesh_create)(self.handle, ep, ctypes.byref(handle))
+            self._meshes[ep, exact] = handle
+        return self._meshes[ep, exact]
 
     def engine(self, ep=0):
         """The engine that moves rows over that mesh, such as "window"."""

@@ -14,7 +14,7 @@ _ROUTER = {name for name, _ in structs["moert_router_options"]._fields_} - {"siz
 class Layer:
     """A layer of moert/layer.h; the options have the names of moert_layer_options and moert_router_options.
 
-    `ep` ranks share one set of experts; 0 = all. Collective.
+    `ep` ranks share one set of experts; 0 = all. `exact` replicas give the bits of one set. Collective.
 
         layer = moert.Layer(hidden=64, intermediate=128, experts=8, topk=2)
         layer.initialize(seed=1, deviation=0.02)
@@ -23,13 +23,13 @@ class Layer:
         layer.reduce()
     """
 
-    def __init__(self, context=None, ep=0, **options):
+    def __init__(self, context=None, ep=0, exact=False, **options):
         self.context = context or default_context()
         described = structs["moert_layer_options"]()
         for name, value in options.items():
             (described.router if name in _ROUTER else described).set(name, value)
         self.handle = ctypes.c_void_p()
-        library.moert_layer_create(self.context.mesh(ep), ctypes.byref(described), ctypes.byref(self.handle))
+        library.moert_layer_create(self.context.mesh(ep, exact), ctypes.byref(described), ctypes.byref(self.handle))
         self.options, self.hidden = described, described.hidden
         self.first_expert = library.moert_layer_first_expert(self.handle)
         self.local_experts = library.moert_layer_local_experts(self.handle)
@@ -81,32 +81,34 @@ class Layer:
     def _ends(self, tokens, sequences):
         """The cumulative ends of this rank's sequences: of one, of a number of equal ones, or as given."""
         if sequences is None:
-            return numpy.array([tokens] if tokens else [], numpy.uint32)
+            return numpy.array([tokens], numpy.uint32)
         if isinstance(sequences, int):
             if sequences < 0 or (sequences and tokens % sequences) or (tokens and not sequences):
                 raise Error(f"sequences: {tokens} tokens do not form {sequences} equal sequences", "ERROR_USAGE")
             return numpy.arange(1, sequences + 1, dtype=numpy.uint32) * numpy.uint32(tokens // max(sequences, 1))
         return numpy.ascontiguousarray(sequences, numpy.uint32)
 
-    def forward(self, x, y=None, sequences=None, training=True, index=None, weight=None):
+    def forward(self, x, y=None, sequences=None, training=True, index=None, weight=None, token=None):
         """(y, pass) of float32 x[T,H]. Without `training` there is no pass (None). Collective.
 
         x must not change until the pass's backward is done. `sequences` divides the tokens into the leaves of the tree that sums
         the gradients of replicated tensors: a number of equal sequences, or their cumulative ends; one per rank by default. The
         same sequences give the same bits on any number of ranks. A layer with external_routing takes int32 index[T,K] and
-        weight[T,K].
+        weight[T,K]. Tokens with a negative number in int32 token[T] are padding: no expert computes them.
         """
         memory = Memory(x, "x").expect("x", "f32", (None, self.hidden))
         y = numpy.empty(memory.shape, numpy.float32) if y is None else y
         ends = self._ends(memory.shape[0], sequences)
-        counts, slots = self.context.gather(len(ends)), (memory.shape[0], self.options.router.topk)
+        counts = [1] * self.context.size if sequences is None else self.context.gather(len(ends))
+        slots = memory.shape[0], self.options.router.topk
         handle = ctypes.c_void_p()
         with Call(self.context) as call:
             batch = structs["moert_batch"](tokens=memory.shape[0], sequences=len(ends),
                                            first_sequence=sum(counts[: self.context.rank]), total_sequences=sum(counts),
                                            ends=call.take(ends, "ends"), forward_only=not training,
                                            index=call.take(index, "index", "i32", slots),
-                                           weight=call.take(weight, "weight", "f32", slots))
+                                           weight=call.take(weight, "weight", "f32", slots),
+                                           token=call.take(token, "token", "i32", memory.shape[:1]))
             target = call.take(y, "y", "f32", memory.shape, output=True)
             library.moert_layer_forward(self.handle, ctypes.byref(batch), call.take(memory, "x"), target,
                                         ctypes.byref(handle) if training else None)
@@ -156,6 +158,28 @@ class Pass:
         """The experts' weight gradients, after the backward of a layer with deferred_wgrad. Not collective."""
         library.moert_pass_wgrad(self.handle)
         self.layer.context.finish()
+
+    def view(self, name):
+        """What the router has computed, as a copy: "index" [T,K], "weight" [T,K], "logits" [T,E], "scores" [T,E], "lse" [T]."""
+        buffer = library.moert_pass_get(self.handle, enumerator("moert_pass_view", name))
+        if not buffer:
+            raise Error(f"a pass with external routing has no view: {name}", "ERROR_USAGE")
+        router, tokens = self.layer.options.router, self.shape[:1]
+        shapes = {"index": (router.topk,), "weight": (router.topk,), "logits": (router.experts,), "scores": (router.experts,), "lse": ()}
+        result = numpy.empty(tokens + shapes[name], numpy.int32 if name == "index" else numpy.float32)
+        library.moert_buffer_read(buffer, 0, result.ctypes.data, result.nbytes)
+        return result
+
+    def losses(self, aux_coefficient=0.0, aux_gradient=None):
+        """(aux, z): the router's load-balancing and z losses over all tokens of all ranks, without coefficients.
+
+        float32 aux_gradient[E] gets the gradient of aux_coefficient * aux, for backward. Collective.
+        """
+        with Call(self.layer.context) as call:
+            found = structs["moert_pass_losses"](aux_coefficient=aux_coefficient)
+            found.aux_gradient = call.take(aux_gradient, "aux_gradient", "f32", (self.layer.options.router.experts,), True)
+            library.moert_pass_report(self.handle, ctypes.byref(found))
+        return found.aux, found.z
 
     @property
     def expert_counts(self):
