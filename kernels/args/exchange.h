@@ -56,6 +56,12 @@ typedef struct moert_peers_args {
 } moert_peers_args;
 MOERT_ARGS_LAYOUT(moert_peers_args, node, 24, 880)
 
+/* A copy of n floats into a window: the first float there, and in the source. */
+typedef struct moert_stage_args {
+    args_u64 from, to, n;
+} moert_stage_args;
+MOERT_ARGS_LAYOUT(moert_stage_args, n, 16, 24)
+
 /* The slots of a batch. `first`: the index of the first word, or lane, of a table that the kernel
  * uses. */
 typedef struct moert_plan_args {

@@ -7,6 +7,8 @@
  *               the right: left + right.
  *   sum_pairs   the same for at most MOERT_PEERS_FEW rows, where the tree joins neighbours, then
  *               neighbouring pairs, and so on
+ *   stage       window[to, to + n) = source[from, from + n). On an H200, a driver's copy into memory
+ *               that other GPUs read takes four times as long
  *
  *   windows [ranks]   raw addresses at which this device finds the window of each rank
  *
@@ -67,3 +69,13 @@ INLINED vec sum_any(global const ulong *windows, const moert_peers_args *args, u
     }
 SUM(sum_pairs, sum_few)
 SUM(sum_tree, sum_any)
+
+KERNEL_OF(ROW_GROUPS)
+void stage(global const float *source, global float *window, moert_stage_args args) {
+    const ulong nth = get_group_id(0) * ROW_GROUPS + (ulong)row_group_index();
+    const ulong begin = nth * COLUMNS, end = min(begin + COLUMNS, args.n);
+    for (ulong i = begin; i < end; i += VEC) {
+        const int left = (int)min((ulong)VEC, end - i);
+        store_part(load_part(source + args.from + i, left), window + args.to + i, left);
+    }
+}

@@ -62,12 +62,24 @@ static size_t next_half(moert_peers *peers) {
     return peers->rounds++ % HALVES * half_floats(peers->device);
 }
 
+/* The grid of a kernel that works on n columns. */
+static moert_grid grid_of(const moert_peers *peers, size_t n) {
+    const size_t columns =
+        moert_by_form(peers->device, COLUMNS, GPU_COLUMNS * MOERT_EXCHANGE_GPU_ROW_GROUPS);
+    return (moert_grid){moert_ceil_div(n, columns), 1, 1};
+}
+
 /* window[to, to + count) = source[from, from + count), in floats. */
 static moert_status stage(const moert_peers *peers, const moert_buffer *source, size_t from,
                           size_t to, size_t count) {
-    return count > 0 ? moert_buffer_copy(source, from * sizeof(float), peers->window.rows,
-                                         to * sizeof(float), count * sizeof(float))
-                     : MOERT_OK;
+    const moert_stage_args args = {.from = from, .to = to, .n = count};
+    if (count == 0)
+        return MOERT_OK;
+    moert_profile_work(peers->device, "exchange/peers", 0.0, 2 * sizeof(float) * (double)count);
+    return MOERT_RUN(peers->device,
+                     MOERT_PROGRAM(peers->device, "exchange/peers", from | to | count), "stage",
+                     grid_of(peers, count), MOERT_ARG(source), MOERT_ARG(peers->window.rows),
+                     MOERT_STRUCT(args));
 }
 
 /* Whether the tree over the rows joins neighbours, then neighbouring pairs, and so on. */
@@ -89,15 +101,12 @@ static moert_status fetch(const moert_peers *peers, const moert_peers_args *args
                           moert_buffer *target) {
     const char *kernel = in_pairs(args) ? "sum_pairs" : "sum_tree";
     const size_t sizes = args->n | args->target;
-    const size_t columns =
-        moert_by_form(peers->device, COLUMNS, GPU_COLUMNS * MOERT_EXCHANGE_GPU_ROW_GROUPS);
-    const moert_grid grid = {moert_ceil_div(args->n, columns), 1, 1};
     if (args->n == 0)
         return MOERT_OK;
     moert_profile_work(peers->device, "exchange/peers", 0.0,
                        sizeof(float) * (double)((args->nodes + 1) * args->n));
     return MOERT_RUN(peers->device, MOERT_PROGRAM(peers->device, "exchange/peers", sizes), kernel,
-                     grid, MOERT_ARG(peers->window.addresses), MOERT_ARG(target),
+                     grid_of(peers, args->n), MOERT_ARG(peers->window.addresses), MOERT_ARG(target),
                      MOERT_STRUCT(*args));
 }
 
