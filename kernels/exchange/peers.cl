@@ -7,8 +7,8 @@
  *               the right: left + right.
  *   sum_pairs   the same for at most MOERT_PEERS_FEW rows, where the tree joins neighbours, then
  *               neighbouring pairs, and so on
- *   stage       window[to, to + n) = source[from, from + n). On an H200, a driver's copy into memory
- *               that other GPUs read takes four times as long
+ *   stage       window[to, to + n) = source[from, from + n). NVIDIA's driver copies into memory that
+ *               other GPUs read more slowly than a kernel does
  *
  *   windows [ranks]   raw addresses at which this device finds the window of each rank
  *
