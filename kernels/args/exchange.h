@@ -30,15 +30,14 @@ typedef struct moert_exchange_args {
 } moert_exchange_args;
 MOERT_ARGS_LAYOUT(moert_exchange_args, round, 52, 56)
 
-/* A barrier of the ranks' devices. If `ranks` is 0, the barrier does nothing. poll_ps: picoseconds
- * of a poll, for kernels without a clock. */
+/* A barrier of the ranks' devices. If `ranks` is 0, the barrier does nothing. patience: ticks of
+ * kernels/exchange/barrier.h. */
 typedef struct moert_barrier_args {
-    args_u64 patience_ns;
+    args_u64 patience;
     args_u32 ranks, rank;
     args_i32 number;
-    args_u32 poll_ps;
 } moert_barrier_args;
-MOERT_ARGS_LAYOUT(moert_barrier_args, poll_ps, 20, 24)
+MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 
 /* A sum of rows in the windows of a host's ranks: the window of each row, its first float, and the
  * sums that end with it (kernels/exchange/peers.cl). MOERT_PEERS_DEPTH: the most sums that wait for

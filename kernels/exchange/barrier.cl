@@ -3,11 +3,12 @@
  *
  *   barrier_of_devices   stores `number` in flag[rank] of every rank's segment, then waits until
  *                        flag[r] of this rank's segment has reached `number` for all r. If rank r
- *                        is late by `patience_ns`, verdict = {r + 1, number}, and later barriers
+ *                        is late by `patience`, verdict = {r + 1, number}, and later barriers
  *                        do not wait.
  *
- *   poll_flag            where polls are counted, loads flag[0] `polls` times, so that the host can
- *                        measure how long a poll takes
+ *   count_ticks          result = {ticks after polling the flag `polls` times more, 0}, so that the
+ *                        host can measure how long a tick takes; {0, 1} at once where a tick is a
+ *                        nanosecond
  *
  * Barriers are numbered; the number grows by one and wraps. Commands enqueued after a barrier see
  * the results of all commands enqueued before it on any rank's device. One work-group, no local
@@ -15,13 +16,18 @@
  */
 #include "exchange/barrier.h"
 
-KERNEL void poll_flag(global int *flag, global int *seen, ulong polls) {
-    int all = 0;
-#ifdef COUNTS_POLLS
+KERNEL void count_ticks(global int *flag, global ulong *result, ulong polls) {
+    if (!is_first_item())
+        return;
+#ifdef TICK_IS_NS
+    result[1] = 1;
+#else
+    int seen = 0;
     for (ulong i = 0; i < polls; i++)
-        all |= load_flag(flag);
+        seen |= load_flag(flag);
+    result[1] = seen < 0; /* no flag is negative, which the compiler cannot know */
+    result[0] = ticks(result[0] + polls);
 #endif
-    *seen = all;
 }
 
 KERNEL void barrier_of_devices(BARRIER_PARAMETERS) {

@@ -9,10 +9,11 @@
  *   verdict            {1 + the late rank, or 0; number of the barrier it was late in}. An arrival
  *                      counter follows, LINE_INTS words after the start. It is 0 between kernels.
  *
- * Time comes from the device's clock on NVIDIA, and from the system's clock on x86-64 Linux, where
- * a waiting thread also yields to other threads. With several work-items, where PoCL 6 crashes
- * while it compiles assembly, time comes from x86-64's counter, taken for one of 4 GHz. Elsewhere,
- * the kernel counts polls, and the host has measured how long a poll takes (poll_ps).
+ * ticks(polls) is the time after so many polls of a flag. A tick is a nanosecond of the device's
+ * clock on NVIDIA, and of the system's clock on x86-64 Linux, where a waiting thread also yields to
+ * other threads. Elsewhere the host measures how long a tick takes: one of x86-64's counter where
+ * there are several work-items, since PoCL 6 crashes while it compiles assembly there; one of the
+ * clock of cl_khr_kernel_clock; or else a poll.
  */
 #include "args/exchange.h"
 
@@ -72,12 +73,14 @@ static inline uint count_up(global uint *count) {
 #endif
 
 #if MOERT_NVIDIA
-static inline ulong now_ns(ulong polls, uint poll_ps) {
+#define TICK_IS_NS 1
+static inline ulong ticks(ulong polls) {
     ulong ns;
     __asm__ volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
     return ns;
 }
 #elif MOERT_CPU && MOERT_ITEMS == 1 && defined(__x86_64__) && defined(__linux__)
+#define TICK_IS_NS 1
 static inline long system_call(long number, long first, long second) {
     long result;
     __asm__ volatile("syscall"
@@ -87,21 +90,25 @@ static inline long system_call(long number, long first, long second) {
     return result;
 }
 
-static inline ulong now_ns(ulong polls, uint poll_ps) {
+static inline ulong ticks(ulong polls) {
     long time[2];                    /* seconds and nanoseconds of CLOCK_MONOTONIC */
     system_call(24, 0, 0);           /* sched_yield */
     system_call(228, 1, (long)time); /* clock_gettime */
     return (ulong)time[0] * 1000000000 + (ulong)time[1];
 }
 #elif MOERT_CPU && defined(__x86_64__)
-static inline ulong now_ns(ulong polls, uint poll_ps) {
+static inline ulong ticks(ulong polls) {
     __builtin_ia32_pause();
-    return __builtin_ia32_rdtsc() / 4;
+    return __builtin_ia32_rdtsc();
+}
+#elif MOERT_CPU && defined(cl_khr_kernel_clock)
+ulong __attribute__((overloadable)) clock_read_device(void); /* declared from OpenCL 3.0 on */
+static inline ulong ticks(ulong polls) {
+    return clock_read_device();
 }
 #else
-#define COUNTS_POLLS 1
-static inline ulong now_ns(ulong polls, uint poll_ps) {
-    return polls * poll_ps / 1000;
+static inline ulong ticks(ulong polls) {
+    return polls;
 }
 #endif
 
@@ -118,18 +125,18 @@ INLINED void raise_all(BARRIER_PARAMETERS) {
         raise_flag(flag_of(segments, r, m.rank), m.number);
 }
 
-/* Waits for all ranks' flags, for at most `patience_ns`, and not at all once a rank was late.
+/* Waits for all ranks' flags, for at most `patience` ticks, and not at all once a rank was late.
  * Called by a whole row group. */
 INLINED void wait_for_all(BARRIER_PARAMETERS) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS) {
         ulong start = 0;
         for (ulong polls = 0;
              (int)((uint)load_flag(flag_of(segments, m.rank, r)) - (uint)m.number) < 0; polls++) {
-            const ulong now = now_ns(polls, m.poll_ps);
+            const ulong now = ticks(polls);
             start = polls == 0 ? now : start;
             if (verdict[0] != 0)
                 return;
-            if (now - start > m.patience_ns) {
+            if (now - start > m.patience) {
                 verdict[1] = (uint)m.number;
                 verdict[0] = r + 1;
             }

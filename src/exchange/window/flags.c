@@ -25,7 +25,7 @@ struct moert_flags {
     moert_storage segment; /* this rank's flags: LINE_BYTES for each rank r, which raises flag r */
     moert_staging *verdict;
     uint64_t patience_ns;
-    uint32_t poll_ps;            /* picoseconds of a poll of a flag */
+    double tick_ns;              /* nanoseconds of a tick of the kernels */
     uint32_t number;             /* number of the last barrier */
     moert_phase phase[BARRIERS]; /* phase[n % BARRIERS]: the phase in which this rank enqueued
                                     barrier n */
@@ -35,11 +35,10 @@ static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
     return (moert_barrier){
         .segments = flags->segment.addresses,
         .verdict = moert_staging_buffer(flags->verdict),
-        .args = {.patience_ns = flags->patience_ns,
+        .args = {.patience = (uint64_t)((double)flags->patience_ns / flags->tick_ns),
                  .ranks = (uint32_t)ranks,
                  .rank = (uint32_t)moert_comm_rank(flags->comm),
-                 .number = (int32_t)flags->number,
-                 .poll_ps = flags->poll_ps},
+                 .number = (int32_t)flags->number},
     };
 }
 
@@ -49,27 +48,39 @@ static moert_status launch(moert_flags *flags, moert_barrier barrier) {
                      MOERT_ARG(barrier.verdict), MOERT_STRUCT(barrier.args));
 }
 
-/* Measures how long the device takes to poll a flag: the shortest of several attempts, since other
- * processes may use it, too. Kernels with a clock do not poll here, nor use the result. */
-static moert_status measure_poll(moert_flags *flags) {
-    enum { POLLS = 1 << 16, ATTEMPTS = 3 };
-    uint64_t shortest_ns = UINT64_MAX;
-    moert_buffer *seen = NULL;
+/* What kernels/exchange/barrier.cl counts. */
+typedef struct tick_count {
+    uint64_t ticks, tick_is_ns;
+} tick_count;
+
+/* Counts the ticks so far, after some polls; *ns = when the device ended. */
+static moert_status count_ticks(const moert_flags *flags, const moert_buffer *result, size_t polls,
+                                tick_count *counted, uint64_t *ns) {
+    MOERT_TRY(MOERT_RUN(flags->device, "exchange/barrier", "count_ticks", ((moert_grid){1, 1, 1}),
+                        MOERT_ARG(flags->segment.rows), MOERT_ARG(result), MOERT_ARG(polls)));
+    MOERT_TRY(moert_device_finish(flags->device));
+    *ns = moert_clock_ns();
+    return moert_buffer_read(result, 0, counted, sizeof *counted);
+}
+
+/* Measures a tick over so long a time that the start of a kernel does not count. */
+static moert_status measure_tick(moert_flags *flags) {
+    const uint64_t long_ns = 50000000;
+    tick_count before = {.tick_is_ns = 0}, after;
+    uint64_t start_ns = 0, end_ns = 0;
+    moert_buffer *result = NULL;
     moert_status status;
-    MOERT_TRY(moert_buffer_create(flags->device, sizeof(int32_t), &seen));
-    for (size_t i = 0; i <= ATTEMPTS; i++) {
-        const size_t polls = i > 0 ? POLLS : 1; /* the first launch compiles the kernel */
-        const uint64_t start_ns = moert_clock_ns();
-        MOERT_TRY_OR(release, MOERT_RUN(flags->device, "exchange/barrier", "poll_flag",
-                                        ((moert_grid){1, 1, 1}), MOERT_ARG(flags->segment.rows),
-                                        MOERT_ARG(seen), MOERT_ARG(polls)));
-        MOERT_TRY_OR(release, moert_device_finish(flags->device));
-        if (i > 0)
-            shortest_ns = moert_min(shortest_ns, moert_clock_ns() - start_ns);
+    flags->tick_ns = 1.0;
+    MOERT_TRY(moert_buffer_create(flags->device, sizeof before, &result));
+    MOERT_TRY_OR(release, moert_buffer_clear(result, 0, sizeof before));
+    MOERT_TRY_OR(release, count_ticks(flags, result, 1, &before, &start_ns)); /* compiles it */
+    for (size_t polls = 1 << 16; !before.tick_is_ns && end_ns - start_ns < long_ns; polls *= 2) {
+        MOERT_TRY_OR(release, count_ticks(flags, result, 1, &before, &start_ns));
+        MOERT_TRY_OR(release, count_ticks(flags, result, polls, &after, &end_ns));
+        flags->tick_ns = (double)(end_ns - start_ns) / (double)(after.ticks - before.ticks);
     }
-    flags->poll_ps = (uint32_t)moert_max(1, moert_min(shortest_ns * 1000 / POLLS, UINT32_MAX));
 release:
-    moert_buffer_destroy(seen);
+    moert_buffer_destroy(result);
     return status;
 }
 
@@ -78,7 +89,7 @@ static moert_status begin(moert_flags *flags) {
     MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, VERDICT_BYTES));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
-    MOERT_TRY(measure_poll(flags));
+    MOERT_TRY(measure_tick(flags));
     MOERT_TRY(launch(flags, moert_flags_nobody(flags)));
     return moert_device_finish(flags->device);
 }
