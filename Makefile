@@ -151,14 +151,14 @@ check: ## all tests of the default set (first installs missing packages)
 
 check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
-	$(Q)tests/run --build $(BUILD)/sanitize --jobs $(JOBS) --sanitize
+	$(Q)tests/run --build $(BUILD)/sanitize --jobs $(JOBS) --sanitize $(ALL)
 
 check-all: ## every test, every golden case, every engine and rank count
 	$(Q)launch/install-deps --if-missing
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
 	$(Q)$(MAKE) --no-print-directory lint
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --all
-	$(Q)$(MAKE) --no-print-directory check-sanitize
+	$(Q)$(MAKE) --no-print-directory check-sanitize ALL=--all
 
 check-kernels: tests ## kernel unit tests in Oclgrind: no invalid accesses, races or uses of uninitialised values (minutes)
 	$(Q)tests/check_kernels --build $(BUILD)

@@ -17,7 +17,8 @@ RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
 . tests/support/job.sh
-steps=${FAULTS_STEPS:-240}
+default_steps=$([ "${TEST_ALL:-0}" -eq 0 ] && echo 120 || echo 240)
+steps=${FAULTS_STEPS:=$default_steps}
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
     --keep-last 2 --log-every 0)
 whole_run=("${arguments[@]}")
@@ -160,7 +161,7 @@ handed() { # FILE N: kills a rank in a random call of the file, then resumes the
 for ((n = 0; n < lives; n++)); do handed $([ $((n % 2)) -eq 0 ] && echo layer/clones || echo train/move) $n; done
 
 [ -z "$chosen" ] || finish
-work=$tmp steps=${FAULTS_STEPS:-240} last=step-$(printf %08d ${FAULTS_STEPS:-240})
+work=$tmp steps=$FAULTS_STEPS last=step-$(printf %08d $FAULTS_STEPS)
 arguments=("${whole_run[@]}")
 
 # ordered NAME RANKS VICTIM...: sends SIGTERM to these ranks
