@@ -64,7 +64,8 @@ static inline void rope_token(global const float *x, global element *y, global c
         vec a[BATCH], b[BATCH];
         int at[BATCH], column[BATCH];
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            const int part = min(first + k * MOERT_ITEMS, all - 1);
+            /* beyond the end: the item's first part again, which no other item writes */
+            const int part = first + (first + k * MOERT_ITEMS < all ? k * MOERT_ITEMS : 0);
             column[k] = part % parts * PART;
             at[k] = part / parts * args.head_size + column[k];
             a[k] = *(global const vec *)(x + at[k]);
