@@ -2,6 +2,7 @@
  * A driver with little room for one allocation: LD_PRELOAD=small_allocations.so ALLOCATION_BYTES=N
  * makes OpenCL report N as the largest allocation and refuse larger ones.
  */
+#define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <dlfcn.h>
 #include <stdlib.h>
