@@ -110,7 +110,7 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
                 ((uint)(127 - bias) << mantissa);
     if (bias < 127) { /* else the type has the exponents of a float */
         code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
-        code = min(code, (uvec)overflow);
+        code = min(code, (uvec)overflow); /* Oclgrind is wrong with a vector and a scalar */
     }
     code |= (u >> 31) << (bits - 1);
     return a > 0x7F800000u ? nan_code : code;

@@ -77,6 +77,8 @@ static moert_status measure_tick(moert_flags *flags) {
     for (size_t polls = 1 << 16; !before.tick_is_ns && end_ns - start_ns < long_ns; polls *= 2) {
         MOERT_TRY_OR(release, count_ticks(flags, result, 1, &before, &start_ns));
         MOERT_TRY_OR(release, count_ticks(flags, result, polls, &after, &end_ns));
+        if (after.ticks <= before.ticks)
+            MOERT_TRY_OR(release, MOERT_FAIL(ERROR_UNSUPPORTED, "the device's clock stands still"));
         flags->tick_ns = (double)(end_ns - start_ns) / (double)(after.ticks - before.ticks);
     }
 release:
