@@ -274,6 +274,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     const row_slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
         return moert_logf(sum) - (chosen - most);
+    barrier(CLK_GLOBAL_MEM_FENCE); /* all items have read the target's logit */
     for (long first = 0; first < streamed; first += TILES) {
         const long end = min(streamed * TILE_FLOATS, width);
         load_tiles(TILES, x, row, first, end, LAST_USE);
