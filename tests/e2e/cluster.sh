@@ -217,8 +217,8 @@ part killed
 part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S=4\)\$" "a rank that is stopped, alone on its host, is named"
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
 # any of the ranks may be the first to say it
-part fault 3 mixed 2 "(rank [01] on node[01] .* in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)"`
-    `"|rank 2 on node2 .* in phase 'dispatch', .* 1 \(node1, rank 1 waits at step 12 in 'combine'\))" \
+part fault 3 mixed 2 "(rank [01] on node[01] .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)"`
+    `"|rank 2 on node2 .* at step 12 in phase 'dispatch', .* 1 \(node1, rank 1 waits at step 12 in 'combine'\))" \
     "when all ranks wait, the message says what the others do"
 part preflight
 for ((n = 0; n < ${CLUSTER_RESTARTS:-1}; n++)); do part restarts $n; done

@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.." || exit 1
 inject() { logged tests/inject --build "${TEST_BUILD:-build}" --state "$tmp/state" "$@"; }
 inject --only '^MPI_' --each --ranks 2 train
 status=$?
-inject --ranks one --sample 3
-[ $status -eq 0 ] && [ $? -eq 0 ] && [ "$(wc -l <"$tmp/state/results")" -gt 30 ]
+inject --ranks one --sample 5
+[ $? -eq 0 ] && [ $status -eq 0 ] && [ "$(wc -l <"$tmp/state/results")" -gt 50 ]
 verdict $? "the runs of this sample end as they should"
 while read -r scenario ranks site function rank verdict detail; do
     [[ $verdict = @(good|tolerated|warned|unreached) ]]
