@@ -15,7 +15,7 @@
 #   engine NAME              prints the engine to use: NAME; but staged for window and node if MOERT_DEVICE is gpu, as not all GPUs
 #                            support those
 #   node_ranks NAME          prints how many ranks count as a host for that engine: 2 for node, else 0 (all)
-#   choice N TEXT            prints a number below N that TEXT and the commit choose
+#   choice N TEXT            as in tests/support/choice.sh
 #   part COMMAND...          runs COMMAND in the background with its own $tmp and $log; at most one part per core at a time
 #   sampled COMMAND...       like part, but the commit chooses about one COMMAND of two; TEST_ALL=1 (make check-all) runs all
 #   join                     waits for all parts and prints their lines in order
@@ -60,6 +60,7 @@ has_lines() {
 }
 
 . tests/support/digits.sh
+. tests/support/choice.sh
 
 same_run() {
     [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
@@ -110,8 +111,6 @@ engine() {
 node_ranks() {
     if [ "$1" = node ]; then echo 2; else echo 0; fi
 }
-
-choice() { echo $(($(cksum <<<"$2 ${e2e_commit:=$(git rev-parse HEAD 2>/dev/null || echo 1)}" | cut -d ' ' -f 1) % $1)); }
 
 part() {
     while [ "$(jobs -pr | wc -l)" -ge "${TEST_JOBS:-$(nproc)}" ]; do wait -n; done
