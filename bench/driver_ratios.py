@@ -11,6 +11,7 @@ median over the rounds; of a training, over the steps of its second half.
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import tempfile
 from pathlib import Path
 
 SHAPES = [(8, 512, 1408, 1024), (8, 64, 1408, 1024)]  # E, M, N, K
-QUICKSTART = """--data LICENSE docs --layers 2 --hidden 128 --intermediate 256 --experts 8 --topk 2 --heads 4 --kv-heads 2
-    --batch 16 --length 128 --lr 2e-3 --warmup 60 --lr-floor 0 --aux-coef 0.01""".split()  # as launch/quickstart
+ROOT = Path(__file__).resolve().parents[1]
+# the model and schedule of launch/quickstart
+QUICKSTART = re.search(r"--layers.*?(?=\"\$@\")", (ROOT / "launch/quickstart").read_text(), re.S).group().replace("\\\n", " ").split()
 LOW = {"f32": [], "bf16": ["--precision", "bf16", "--dense", "bf16"], "mxfp8": ["--precision", "mxfp8"], "nvfp4": ["--precision", "nvfp4"]}
 
 
@@ -47,9 +49,27 @@ class Side:
         """{"": tokens/s} and the losses of a training on one rank."""
         metrics = work / "metrics"
         metrics.unlink(missing_ok=True)
-        self.run("moert-train", *QUICKSTART, *LOW[precision], "--steps", steps, "--log-every", 0, "--metrics", metrics)
+        self.run("moert-train", "--data", "LICENSE", "docs", *QUICKSTART, *LOW[precision], "--steps", steps, "--log-every", 0,
+                 "--save-every", 0, "--sample", 0, "--metrics", metrics)  # fmt: skip
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         return {"": statistics.median(line["tokens_per_s"] for line in lines[steps // 2 :])}, [line["loss"] for line in lines]
+
+
+def compare(args, title, measure):
+    """Prints and returns the rows of what measure(side) returns for each side in turn: rates by name, and results that must be equal."""
+    (first, second), rates, results = args.sides, [{}, {}], []
+    for _ in range(args.rounds):
+        for side, collected in zip(args.sides, rates):
+            found, result = measure(side)
+            results.append(result)
+            for key, rate in found.items():
+                collected.setdefault(key, []).append(rate)
+    same, rows = all(result == results[0] for result in results), []
+    for key in rates[0]:
+        ours, theirs = (statistics.median(side[key]) for side in rates)
+        rows.append({"what": f"{title} {key}".strip(), first.name: ours, second.name: theirs, "ratio": theirs / ours, "same": same})
+        print(f"{rows[-1]['what']:40} {ours:10.1f} {theirs:10.1f} {theirs / ours:6.3f}{'' if same else '  OTHER LOSSES'}", flush=True)
+    return rows
 
 
 def main():
@@ -57,43 +77,25 @@ def main():
     parser.add_argument("sides", nargs=2, type=Side)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--only", nargs="+", default=["f32", "bf16", "mxfp8", "nvfp4"])
+    parser.add_argument("--only", nargs="+", choices=LOW, default=list(LOW))
     parser.add_argument("--title", default="")
     parser.add_argument("--json")
     args = parser.parse_args()
-    first, second = args.sides
+    first, second = (side.name for side in args.sides)
     print("".join(f"# {line}\n" for line in args.title.splitlines()), end="")
-    print(f"# medians of {args.rounds} rounds, in which {first.name} and {second.name} alternate; GFLOP/s of GEMMs, tokens/s of trainings")
-    print(f"#{'what':39} {first.name:>10} {second.name:>10} {second.name}/{first.name}", flush=True)
-    rows, right = [], True
-
-    def compare(title, measure):
-        nonlocal right
-        rates, results = [{}, {}], []
-        for _ in range(args.rounds):
-            for side, collected in zip(args.sides, rates):
-                found, result = measure(side)
-                results.append(result)
-                for key, rate in found.items():
-                    collected.setdefault(key, []).append(rate)
-        same = all(result == results[0] for result in results)
-        right = right and same
-        for key in rates[0]:
-            ours, theirs = (statistics.median(side[key]) for side in rates)
-            rows.append({"what": f"{title} {key}".strip(), first.name: ours, second.name: theirs, "ratio": theirs / ours, "same": same})
-            print(f"{rows[-1]['what']:40} {ours:10.1f} {theirs:10.1f} {theirs / ours:6.3f}{'' if same else '  OTHER LOSSES'}", flush=True)
-
+    print(f"# medians of {args.rounds} rounds, in which {first} and {second} alternate; GFLOP/s of GEMMs, tokens/s of trainings")
+    print(f"#{'what':39} {first:>10} {second:>10} {second}/{first}", flush=True)
+    rows = []
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         for dtype in [word for word in ("f32", "bf16") if word in args.only]:
-            for shape in SHAPES:
-                title = f"GEMM {dtype} E={shape[0]} M={shape[1]} N={shape[2]} K={shape[3]}"
-                compare(title, lambda side, dtype=dtype, shape=shape: side.gemm(work, dtype, shape))
+            for e, m, n, k in SHAPES:
+                rows += compare(args, f"GEMM {dtype} E={e} M={m} N={n} K={k}", lambda side: side.gemm(work, dtype, (e, m, n, k)))
         for precision in args.only:
-            compare(f"training {precision}", lambda side, precision=precision: side.train(work, precision, args.steps))
+            rows += compare(args, f"training {precision}", lambda side: side.train(work, precision, args.steps))
     if args.json:
         Path(args.json).write_text(json.dumps({"title": args.title, "rows": rows}, indent=1))
-    sys.exit(not right)
+    sys.exit(not all(row["same"] for row in rows))
 
 
 if __name__ == "__main__":
