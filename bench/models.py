@@ -6,7 +6,8 @@
 
 A step has --sequences for each rank. moert-info says which settings fit: the first of CHOICES is used. Each model trains with balanced
 and with natural routing, for which more rows must fit; the medians are of the second half of the steps. Every loss must be finite. Where
-R / 2 ranks fit too, three steps must have the losses of R ranks in every digit. --set replaces numbers of the config.json, for trials of this program.
+R / 2 ranks fit too, three steps must have the losses of R ranks in every digit. --set replaces numbers of the config.json, for trials of
+this program.
 """
 import argparse
 import json

@@ -13,7 +13,7 @@
 /* Floats of a half of the window. A round moves enough that its launches do not count: on an H200
  * a barrier takes about 10 us, and 32 MiB from another GPU take 100 us. */
 enum { HALVES = 2, HALF_FLOATS = 1 << 18, GPU_HALF_FLOATS = 1 << 23 };
-/* A round has a multiple of so many columns of each shard, so that staged rows are aligned. */
+/* A round's columns of a shard are a multiple of STEP, so that staged rows are aligned. */
 enum { STEP = 128 };
 enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row group in kernels/exchange/peers.cl */
 
