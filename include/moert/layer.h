@@ -190,6 +190,10 @@ typedef struct moert_layer_losses {
     bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
     moert_buffer *weight_gradient; /* [T,K] gets the gradients of the routing weights, or NULL */
     bool aux_by_sequence; /* aux_gradient is [sequences of the batch, E], a row for each sequence */
+    /* bf16 buffers that get the gradients of W1 and W2, rounded to nearest even, instead of the
+     * layer's float32 ones, which get unspecified values; or NULL. They must stay valid until the
+     * pass's wgrad is done. Not with `accumulate`, replicas of experts, or clones. */
+    moert_buffer *w1_gradient, *w2_gradient;
 } moert_layer_losses;
 
 #define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )

@@ -10,11 +10,11 @@ typedef struct moert_gemm_args {
     args_u64 ldx, ldy, y_column, prob_stride, lda, a_column, ldc, c_column;
     args_u32 start, skip, groups, shared, rows;
     args_i32 n, k, width, reduction, accumulate, axis, transposed, panels, depth, split, height,
-        every, keep, quantized, interleaved;
+        every, keep, once, quantized, interleaved;
     args_f32 limit, alpha, offset;
     args_i32 activation;
 } moert_gemm_args;
-MOERT_ARGS_LAYOUT(moert_gemm_args, activation, 156, 160)
+MOERT_ARGS_LAYOUT(moert_gemm_args, activation, 160, 168)
 
 /* Arguments of kernels/gemm/glu.cl. */
 typedef struct moert_plain_glu_args {

@@ -124,7 +124,7 @@ static inline void end_tile(accumulators acc, target c) {
         const vec bias = c.bias != 0 ? load_part(c.bias + v * VEC, columns) : 0.0f;
         for (int r = 0; r < c.lines; r++) {
             const vec x = c.bias != 0 ? acc[r][v] + bias : acc[r][v];
-            store_part(x, c.at + r * c.line + v * VEC, columns);
+            store_sum_part(x, c, r * c.line + v * VEC, columns);
         }
     }
 }

@@ -230,10 +230,12 @@ static inline void prefetch_line(global const value *p) {
  * since Intel's CPUs store faster to cached lines there than past the caches. */
 static inline void prefetch_tile(target c, int i, int j) {
     const bool edge = j + COLUMNS >= c.columns;
-    global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
+    const ulong at = (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
+    const size_t first = c.rounded != 0 ? (size_t)(c.rounded + at) : (size_t)(c.at + at);
+    const size_t bytes = c.rounded != 0 ? sizeof(ushort) : sizeof(float);
     UNROLL_FOR(int r = 0; r < LINES; r++)
         UNROLL_FOR(int v = 0; v < WIDTH; v++)
-            PREFETCH(at + r * c.line + v * VEC, DOT == 2 ? 2 : 3);
+            PREFETCH(first + (r * c.line + v * VEC) * bytes, DOT == 2 ? 2 : 3);
 }
 
 /* `multiply` with a transposed operand a[p, line] at stride lda. Packs STRIP lines of `a` at a
@@ -267,12 +269,13 @@ static inline void multiply_transposed(global const value *a, ulong lda, local f
     end_tiles();
 }
 
-/* Weight gradients are larger than a cache. Tiles that are computed at once are stored past the
+/* With rounded_w, w only holds the sums between two blocks of the reduction.
+ * Weight gradients are larger than a cache. Tiles that are computed at once are stored past the
  * cache if they are aligned to 64 bytes (not with amx.h). The lock at the end of a work-group makes
  * these stores visible. */
 KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
-                       global float *w, moert_gemm_args args, local vec *panel,
-                       local float *strip) {
+                       global float *w, global ushort *rounded_w, moert_gemm_args args,
+                       local vec *panel, local float *strip) {
     const uint own = args.skip + get_group_id(0), g = args.start + own;
     span part = group_part(ends, g, 0, args.rows, 0, INT_MAX);
     int column = column_block() * args.panels * COLUMNS,
@@ -280,19 +283,23 @@ KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global co
     int line = get_group_id(1) * args.split, lines = min(args.split, args.n - line);
     if (column < 0 || (part.count == 0 && args.accumulate))
         return;
-    w += ((ulong)own * args.n + line) * args.k + column;
+    const ulong at = ((ulong)own * args.n + line) * args.k + column;
+    w += at;
+    rounded_w = rounded_w != 0 ? rounded_w + at : 0;
     y += part.first * args.ldy + args.y_column + line;
     x += part.first * args.ldx + column;
     const int dots = (part.count + PER_DOT - 1) / PER_DOT;
     args.depth =
         clamp((dots + 15) / 16 * 16, 16, args.depth); /* short groups need less room for panels */
-    const bool once = part.count <= args.depth * PER_DOT && !args.accumulate &&
-                      ((ulong)w | (ulong)args.k * 4) % 64 == 0;
-    for (int p = 0; p == 0 || p < part.count;
-         p += args.depth * PER_DOT) { /* one iteration for a group without rows, which gets zeros */
-        int used = min(args.depth * PER_DOT, part.count - p);
+    const int block = args.depth * PER_DOT;
+    const ulong places =
+        rounded_w != 0 ? (ulong)rounded_w | (ulong)args.k * 2 : (ulong)w | (ulong)args.k * 4;
+    const bool once = part.count <= block && !args.accumulate && places % 64 == 0;
+    /* one iteration for a group without rows, which gets zeros */
+    for (int p = 0; p == 0 || p < part.count; p += block) {
+        int used = min(block, part.count - p);
         pack_rows((rows_of){x, args.ldx}, p, 0, columns, used, args.depth, panel);
-        target c = {w, 0, args.k, lines, columns, once};
+        target c = {w, 0, args.k, lines, columns, once, p + block >= part.count ? rounded_w : 0};
         multiply_transposed(y + p * args.ldy, args.ldy, strip, panel, used, args.depth, c,
                             p == 0 && !args.accumulate);
     }

@@ -66,7 +66,8 @@ typedef struct target {
     global const float *bias; /* biases of the target's columns, or null */
     ulong line;
     int lines, columns;
-    bool once; /* whole tiles bypass the cache; addresses are multiples of 64 bytes */
+    bool once;              /* whole tiles bypass the cache; addresses are multiples of 64 bytes */
+    global ushort *rounded; /* where the sums go as bf16, instead of `at`; or null */
 } target;
 
 /* Only constants index the accumulators, so that they stay in registers. */
@@ -171,14 +172,53 @@ static inline vec multiply_add(vec sum, spread a, vec b) {
 
 /* ---- tiles ---- */
 
-static inline void store_whole(vec x, int v, global float *p, bool past_cache) {
+#if BF16
+/* Writes the first n lanes, rounded to bf16. */
+static inline void store_bf16(vec x, global ushort *p, int n, bool past_cache) {
+    const ushort16 bits = convert_ushort16(as_uint16(rounded(x)) >> 16);
+    ushort lane[VEC];
 #if MOERT_CPU && defined(__clang__)
-    if (past_cache) {
-        __builtin_nontemporal_store(x, (global vec *)p + v);
+    if (past_cache && n >= VEC) {
+        __builtin_nontemporal_store(bits, (global ushort16 *)p);
         return;
     }
 #endif
-    store_vec(x, p + v * VEC);
+    if (n >= VEC) {
+        vstore16(bits, 0, p);
+        return;
+    }
+    vstore16(bits, 0, lane);
+    for (int i = 0; i < n; i++)
+        p[i] = lane[i];
+}
+#else
+#define store_bf16(x, p, n, past_cache) /* results of float operands are not rounded */
+#endif
+
+static inline void store_whole(vec x, global float *p, bool past_cache) {
+#if MOERT_CPU && defined(__clang__)
+    if (past_cache) {
+        __builtin_nontemporal_store(x, (global vec *)p);
+        return;
+    }
+#endif
+    store_vec(x, p);
+}
+
+/* Stores a vector of the target, `at` elements after its first. */
+static inline void store_sum(vec x, target c, ulong at) {
+    if (BF16 && c.rounded != 0)
+        store_bf16(x, c.rounded + at, VEC, c.once);
+    else
+        store_whole(x, c.at + at, c.once);
+}
+
+/* store_sum of the first n lanes. */
+static inline void store_sum_part(vec x, target c, ulong at, int n) {
+    if (BF16 && c.rounded != 0)
+        store_bf16(x, c.rounded + at, n, false);
+    else
+        store_part(x, c.at + at, n);
 }
 
 #if DOT != 2
@@ -223,7 +263,7 @@ static inline void end_tile(accumulators acc, target c) {
     if (c.lines == LINES && c.columns == COLUMNS) {
         UNROLL_FOR(int r = 0; r < LINES; r++)
             UNROLL_FOR(int v = 0; v < WIDTH; v++)
-                store_whole(acc[r][v], v, c.at + r * c.line, c.once);
+                store_sum(acc[r][v], c, r * c.line + v * VEC);
     } else {
         accumulators edge;
         UNROLL_FOR(int r = 0; r < LINES; r++)
@@ -231,15 +271,21 @@ static inline void end_tile(accumulators acc, target c) {
                 edge[r][v] = acc[r][v];
         for (int r = 0; r < c.lines; r++)
             for (int v = 0; v * VEC < c.columns; v++)
-                store_part(edge[r][v], c.at + r * c.line + v * VEC, c.columns - v * VEC);
+                store_sum_part(edge[r][v], c, r * c.line + v * VEC, c.columns - v * VEC);
     }
 }
 #endif
 
 /* The tile of the target that begins at (line, column). */
 static inline target tile_of(target c, int line, int column) {
-    return (target){c.at + line * c.line + column, c.bias != 0 ? c.bias + column : 0, c.line,
-                    min(LINES, c.lines - line),    min(COLUMNS, c.columns - column),  c.once};
+    const ulong at = line * c.line + column;
+    return (target){c.at + at,
+                    c.bias != 0 ? c.bias + column : 0,
+                    c.line,
+                    min(LINES, c.lines - line),
+                    min(COLUMNS, c.columns - column),
+                    c.once,
+                    c.rounded != 0 ? c.rounded + at : 0};
 }
 
 /*

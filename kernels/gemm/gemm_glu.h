@@ -25,6 +25,7 @@ typedef struct gated {
     glu_form form;
     bool fresh, last; /* whether this block begins or ends the chain */
     bool keep;        /* v is an output */
+    bool once;        /* v is written past the caches, unless it holds sums between blocks */
 } gated;
 
 static inline gated gated_target(span rows, int first, int columns, global float *v, global void *h,
@@ -43,7 +44,8 @@ static inline gated gated_target(span rows, int first, int columns, global float
                    .columns = columns,
                    .width = args.width,
                    .form = {args.interleaved, args.limit, args.alpha, args.offset, args.activation},
-                   .keep = args.keep};
+                   .keep = args.keep,
+                   .once = args.once && ((ulong)v | width * sizeof(float)) % 64 == 0};
 }
 
 /* Vector i of the tile whose first column of h is j: its first column in v, and its number of
@@ -98,16 +100,7 @@ static inline void begin_gated(accumulators acc, const gated *c, int line, int j
 static inline void store_h(vec x, const gated *c, ulong at, int n) {
 #if BF16
     if (c->quantized) {
-        global ushort *to = (global ushort *)c->h + at;
-        const ushort16 bits = convert_ushort16(as_uint16(rounded(x)) >> 16);
-        ushort lane[VEC];
-        if (n >= VEC) {
-            vstore16(bits, 0, to);
-            return;
-        }
-        vstore16(bits, 0, lane);
-        for (int i = 0; i < n; i++)
-            to[i] = lane[i];
+        store_bf16(x, (global ushort *)c->h + at, n, false);
         return;
     }
 #endif
@@ -138,7 +131,10 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j) 
                 x[r][i] += bias;
         }
         for (int r = 0; r < lines && (c->keep || !c->last); r++)
-            store_part(x[r][i], gated_at(c, line + r, part), part.count);
+            if (part.count >= VEC)
+                store_whole(x[r][i], gated_at(c, line + r, part), c->once && c->fresh && c->last);
+            else
+                store_part(x[r][i], gated_at(c, line + r, part), part.count);
     }
     for (int i = 0; i < PAIRS && c->last; i++) {
         const int column = j + i * VEC, count = c->width - column;

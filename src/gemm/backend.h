@@ -37,6 +37,8 @@ typedef struct moert_backend {
      * whether they are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
+    /* Whether a wgrad writes gemm->rounded; NULL: never, and the caller casts `weight`. */
+    bool (*rounds)(const moert_device *device, const moert_gemm *gemm);
     bool records;        /* run() with a workspace only launches kernels, so an op can record it */
     moert_dtype decoded; /* dtype of operands that the caller dequantizes, as run() cannot */
     bool coarse_fp8;     /* sums of FP8 operands keep fewer bits than float32 */

@@ -4,6 +4,7 @@
 #include "base/dtype.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
+#include "moert/quantize.h"
 
 /* moert_check_buffer of floats. */
 static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
@@ -73,6 +74,7 @@ static moert_gemm completed(const moert_gemm *gemm) {
     full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
     full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
     full.part = moert_part_of(gemm);
+    full.rounded = gemm->kind == MOERT_GEMM_WGRAD ? gemm->rounded : NULL;
     if (!is_by_weight(gemm)) {
         full.shared_weight = false;
         full.result = MOERT_DTYPE_F32;
@@ -108,6 +110,9 @@ static moert_status check_buffers(const moert_gemm *full) {
                                      dtype_bytes(full, (needs & READS_X) != 0)));
     if ((needs & NEEDS_WEIGHT) != 0)
         MOERT_TRY(check_buffer("weight", full->weight, weights * full->n, full->k, full->k));
+    if (full->rounded != NULL)
+        MOERT_TRY(moert_check_buffer("rounded", full->rounded, weights * full->n, full->k, full->k,
+                                     sizeof(uint16_t)));
     if ((needs & NEEDS_BIAS) != 0 || (full->kind == MOERT_GEMM_FORWARD && full->bias != NULL))
         MOERT_TRY(check_buffer("bias", full->bias, weights, full->n, full->n));
     return MOERT_OK;
@@ -201,7 +206,21 @@ static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
     MOERT_TRY(check_prepacked(full));
     if (gemm->accumulate && gemm->kind == MOERT_GEMM_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
+    if (full->rounded != NULL &&
+        (gemm->accumulate || full->part.end - full->part.first != gemm->groups.count))
+        return MOERT_FAIL(ERROR_USAGE, "only a wgrad of all groups that does not accumulate gives "
+                                       "a rounded result");
     return MOERT_OK;
+}
+
+/* Rounds the result of a wgrad that has been computed in float32. */
+static moert_status round_result(const moert_gemm *full) {
+    return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
+                                        .from = MOERT_DTYPE_F32,
+                                        .to = MOERT_DTYPE_BF16,
+                                        .n = full->groups.count * full->n * full->k,
+                                        .source = full->weight,
+                                        .target = full->rounded});
 }
 
 moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm) {
@@ -223,7 +242,9 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
                           *first != '\0' ? ", and the first choice " : "", first);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
         report_work(&full);
-    return backend->run(&full);
+    MOERT_TRY(backend->run(&full));
+    const bool rounds = backend->rounds != NULL && backend->rounds(device, &full);
+    return full.rounded != NULL && !rounds ? round_result(&full) : MOERT_OK;
 }
 
 moert_status moert_gemm_run(const moert_gemm *gemm) {

@@ -182,12 +182,15 @@ typedef struct moert_gemm {
                              bias_grad ignore it and give a result for each group */
     bool accumulate;    /* dgrad, wgrad, bias_grad: add to the old result */
     moert_buffer *x;    /* [M,K] at stride ldx */
-    moert_buffer *weight; /* [G,N,K] */
-    moert_buffer *bias;   /* [G,N]; NULL is legal in forward */
-    moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* strides in elements; 0 = k, n */
-    size_t y_column;      /* columns [y_column, y_column + n) of y are used */
-    moert_buffer **split; /* F32: the backend may multiply each operand as a sum of three bf16
+    moert_buffer *weight;  /* [G,N,K] */
+    moert_buffer *rounded; /* wgrad of all groups, not with `accumulate`: bf16 [G,N,K] gets the
+                              result, rounded to nearest even, and `weight` gets unspecified values;
+                              or NULL */
+    moert_buffer *bias;    /* [G,N]; NULL is legal in forward */
+    moert_buffer *y;       /* [M,N] at stride ldy */
+    size_t ldx, ldy;       /* strides in elements; 0 = k, n */
+    size_t y_column;       /* columns [y_column, y_column + n) of y are used */
+    moert_buffer **split;  /* F32: the backend may multiply each operand as a sum of three bf16
                              values, stored in the growable buffer *split. NULL: sums are chains */
     moert_gated gated;
     moert_glu glu;

@@ -251,6 +251,26 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     return moert_exchange_dispatch_start(mesh->exchange, &there, status);
 }
 
+/* Checks a bf16 buffer for the gradient of an expert block's weights; NULL is legal. */
+static moert_status check_rounded(const moert_pass *pass, const char *name, int block,
+                                  const moert_buffer *gradient) {
+    const moert_layer *layer = pass->layer;
+    const size_t elements = layer->block[block]->tensor[EXPERT_WEIGHT].elements;
+    if (gradient == NULL)
+        return MOERT_OK;
+    if (pass->accumulate)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s of a backward that accumulates; only float32 gradients "
+                          "are added to",
+                          name);
+    if (moert_comm_size(layer->mesh->replicas) > 1 || layer->placement->longest > 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s of experts with replicas or clones, whose gradients are summed in "
+                          "float32",
+                          name);
+    return moert_layer_check_buffer(layer, name, gradient, elements * sizeof(uint16_t));
+}
+
 /* Checks the buffers and losses of a backward. */
 static moert_status check_backward(const moert_pass *pass, const moert_buffer *dy,
                                    const moert_layer_losses *losses, const moert_buffer *dx) {
@@ -259,6 +279,8 @@ static moert_status check_backward(const moert_pass *pass, const moert_buffer *d
     const size_t bytes = pass->batch.tokens * o->hidden * sizeof(float);
     MOERT_TRY(moert_layer_check_buffer(layer, "dy", dy, bytes));
     MOERT_TRY(moert_layer_check_buffer(layer, "dx", dx, bytes));
+    MOERT_TRY(check_rounded(pass, "w1_gradient", BLOCK_EXPERT_IN, losses->w1_gradient));
+    MOERT_TRY(check_rounded(pass, "w2_gradient", BLOCK_EXPERT_OUT, losses->w2_gradient));
     const size_t rows = losses->aux_by_sequence ? pass->batch.sequences : 1;
     if (losses->aux_gradient != NULL)
         MOERT_TRY(moert_layer_check_buffer(layer, "aux_gradient", losses->aux_gradient,
@@ -296,11 +318,13 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     moert_status status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &taken,
                                              losses != NULL ? losses : &none);
     MOERT_TRY(check_order(pass));
-    if (status == MOERT_OK)
-        status = check_backward(pass, dy, &taken, dx);
     moert_layer *layer = pass->layer;
     moert_mesh *mesh = layer->mesh;
     pass->accumulate = taken.accumulate;
+    pass->rounded[BLOCK_EXPERT_IN] = taken.w1_gradient;
+    pass->rounded[BLOCK_EXPERT_OUT] = taken.w2_gradient;
+    if (status == MOERT_OK)
+        status = check_backward(pass, dy, &taken, dx);
     pass->stage = STAGE_NOTHING;
     pass->again = layer->options.recompute_experts;
     layer->unreduced = false;

@@ -87,9 +87,10 @@ struct moert_pass {
     moert_window *dy; /* the layer's passes own it if wgrad is deferred */
     moert_buffer *dv; /* [M,2I] (moert_precision_dv_type): v, or scratch */
     bool accumulate;
-    bool again;        /* the backward computes v and h again (recompute_experts) */
-    bool owes_wgrad;   /* its deferred wgrad has not run */
-    uint64_t backward; /* the number of its backward among those of the layer */
+    moert_buffer *rounded[BLOCKS]; /* where rounded gradients of weights go (moert_layer_losses) */
+    bool again;                    /* the backward computes v and h again (recompute_experts) */
+    bool owes_wgrad;               /* its deferred wgrad has not run */
+    uint64_t backward;             /* the number of its backward among those of the layer */
 };
 
 /* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over

@@ -157,6 +157,7 @@ moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int blo
         .n = in ? 2 * o->intermediate : o->hidden,
         .k = in ? o->hidden : o->intermediate,
         .accumulate = wgrad && pass->accumulate,
+        .rounded = wgrad ? pass->rounded[block] : NULL,
         .weight = wgrad ? weights[EXPERT_WEIGHT].gradient : weights[EXPERT_WEIGHT].weight,
         .bias = wgrad ? weights[EXPERT_BIAS].gradient : weights[EXPERT_BIAS].weight,
     };

@@ -30,6 +30,11 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     return gemm->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
 }
 
+/* The GPU form, and kernels for float32 operands, do not round. */
+static bool rounds(const moert_device *device, const moert_gemm *gemm) {
+    return gemm->type == MOERT_DTYPE_BF16 && !moert_device_describe(device)->gpu_form;
+}
+
 const moert_backend moert_backend_portable = {.name = "portable",
                                               .supports = supports,
                                               .prepack = &moert_portable_prepack,
@@ -37,4 +42,5 @@ const moert_backend moert_backend_portable = {.name = "portable",
                                               .glu = moert_portable_glu,
                                               .reserve = moert_portable_reserve,
                                               .release = moert_portable_release,
+                                              .rounds = rounds,
                                               .records = true};

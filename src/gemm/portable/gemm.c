@@ -16,9 +16,10 @@ enum {
     SMALLEST_SPLIT = 128,
     IDLE_LAYERS =
         1, /* first layers of a grid, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
-    WORK_GROUPS_PER_UNIT = 8, /* enough for compute units to finish at about the same time */
-    GLU_FLOATS = 16384,       /* about the GLU's results per work-group on CPUs */
-    GPU_GLU_FLOATS = 768,     /* the same on GPUs, which need more work-groups */
+    WORK_GROUPS_PER_UNIT = 8,    /* enough for compute units to finish at about the same time */
+    PAST_CACHE_BYTES = 16 << 20, /* a v that caches do not hold until the backward reads it */
+    GLU_FLOATS = 16384,          /* about the GLU's results per work-group on CPUs */
+    GPU_GLU_FLOATS = 768,        /* the same on GPUs, which need more work-groups */
 };
 
 /* Where the panels are (local or global memory), and which operands are packed into panels. */
@@ -213,10 +214,10 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, NULL, &t.tile, spec);
     const moert_gemm_args args = args_of(gemm, start, &t);
-    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
-                     MOERT_STRUCT(args), moert_argument_local(t.local_bytes),
-                     moert_argument_local((size_t)t.depth * STRIP_BYTES));
+    return MOERT_RUN(
+        device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y),
+        MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->rounded), MOERT_STRUCT(args),
+        moert_argument_local(t.local_bytes), moert_argument_local((size_t)t.depth * STRIP_BYTES));
 }
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
@@ -303,6 +304,7 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     args.width = (int)glu->width;
     args.height = prepacked ? (int)moert_panel_height(gemm->prepacked, gemm->k) : 0;
     args.keep = !gemm->drop_v;
+    args.once = moert_buffer_bytes(gemm->y) >= PAST_CACHE_BYTES;
     args.quantized = glu->type != MOERT_DTYPE_F32;
     args.interleaved = glu->form.interleaved;
     args.limit = glu->form.limit;

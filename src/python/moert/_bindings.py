@@ -93,13 +93,15 @@ STRUCTS = {
         ("slots", "size_t", 144),
         ("recompute_experts", "bool", 152),
     ]),
-    "moert_layer_losses": (40, {0:40}, [
+    "moert_layer_losses": (56, {0:56}, [
         ("size", "size_t", 0),
         ("aux_gradient", "moert_buffer *", 8),
         ("z_factor", "float", 16),
         ("accumulate", "bool", 20),
         ("weight_gradient", "moert_buffer *", 24),
         ("aux_by_sequence", "bool", 32),
+        ("w1_gradient", "moert_buffer *", 40),
+        ("w2_gradient", "moert_buffer *", 48),
     ]),
     "moert_pass_losses": (40, {0:40}, [
         ("size", "size_t", 0),

@@ -16,7 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._library import Error
-from ._pool import copied, empty
+from ._pool import empty
 from .exchange import Route
 from .layer import Layer
 from .op import Op
@@ -122,7 +122,6 @@ class _Copies:
                            precision="bf16", dispatch="bf16" if weights[0].shape[2] % 2 == 0 else "f32", glu=dict(glu),
                            external_routing=True)
         self.copies = [torch.from_numpy(self.layer.weight(name)) for name in ("w1", "w2")]
-        self.gradients = [self.layer.gradient(name) for name in ("w1", "w2")]
 
     def refresh(self, weights):
         seen = [(weight.data_ptr(), weight._version) for weight in weights]
@@ -160,9 +159,9 @@ class LayerExperts:
         """(dx, dweight, dgate_up, ddown, None, None) from dy[T,H]."""
         self.kept.refresh(self.weights[:2])  # another call may have changed them; this one's are those of its forward
         dx, dweight = torch.empty(dy.shape), torch.empty(self.index.shape)
-        self.record.backward(dy.float(), dx, weight_gradient=dweight)
+        gradients = [empty(*weight.shape, dtype=torch.bfloat16) if one else None for weight, one in zip(self.weights, wanted[:2])]
+        self.record.backward(dy.float(), dx, weight_gradient=dweight, w1_gradient=gradients[0], w2_gradient=gradients[1])
         self.kept.layer.reduce()
-        gradients = [copied(gradient, torch.bfloat16) if one else None for gradient, one in zip(self.kept.gradients, wanted)]
         return dx, dweight, *gradients, None, None
 
 

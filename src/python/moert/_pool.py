@@ -6,6 +6,7 @@ import weakref
 import numpy
 import torch
 
+_ALIGNMENT = 64  # the bytes of a cache line, so that kernels write whole ones
 _TYPES = {torch.float32: numpy.float32, torch.bfloat16: numpy.uint16}
 
 
@@ -34,7 +35,8 @@ class Pool:
                 memory = min(fitting, key=lambda one: one.nbytes)
                 self.free = [one for one in self.free if one is not memory]
             else:
-                memory = numpy.empty(size, numpy.uint8)
+                memory = numpy.empty(size + _ALIGNMENT, numpy.uint8)
+                memory = memory[-memory.ctypes.data % _ALIGNMENT:][:size]
             self.used += memory.nbytes
             self.most = max(self.most, self.used)
             return memory

@@ -140,15 +140,22 @@ class Pass:
         self.layer, self.handle, self._buffers, self.shape = layer, handle, buffers, shape
         layer._passes.add(self)
 
-    def backward(self, dy, dx=None, aux_gradient=None, z_factor=0.0, accumulate=False, weight_gradient=None):
+    def backward(self, dy, dx=None, aux_gradient=None, z_factor=0.0, accumulate=False, weight_gradient=None, w1_gradient=None,
+                 w2_gradient=None):
         """dx[T,H] from dy[T,H]; also the gradients of the layer's weights, and with external_routing weight_gradient[T,K].
-        Collective."""
+
+        The gradients of w1 and w2 go, rounded, to bf16 w1_gradient and w2_gradient if these are given, and not to the layer's own.
+        Neither is legal with `accumulate` or replicas of experts. Collective.
+        """
         layer = self.layer
         dx = numpy.empty(self.shape, numpy.float32) if dx is None else dx
         with Call(layer.context) as call:
             losses = structs["moert_layer_losses"](z_factor=z_factor, accumulate=accumulate)
             losses.aux_gradient = call.take(aux_gradient, "aux_gradient", "f32", (layer.options.router.experts,))
             losses.weight_gradient = call.take(weight_gradient, "weight_gradient", "f32", (self.shape[0], layer.options.router.topk), True)
+            options, local = layer.options, layer.local_experts
+            losses.w1_gradient = call.take(w1_gradient, "w1_gradient", "bf16", (local, 2 * options.intermediate, options.hidden), True)
+            losses.w2_gradient = call.take(w2_gradient, "w2_gradient", "bf16", (local, options.hidden, options.intermediate), True)
             library.moert_pass_backward(self.handle, call.take(dy, "dy", "f32", self.shape), ctypes.byref(losses),
                                         call.take(dx, "dx", "f32", self.shape, output=True))
         self._buffers += call.inputs()

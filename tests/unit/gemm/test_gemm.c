@@ -122,6 +122,48 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     }
 }
 
+static void check_rounded_wgrad(const problem *p, const way *by) {
+    const size_t n = p->groups * p->n * p->k;
+    const arrays want = run_new(p, WGRAD, by, false), a = make_arrays(p, false);
+    set_variable("MOERT_BF16", by->bf16);
+    moert_gemm gemm = upload_gemm(p, &a, by->type, by->type);
+    gemm.type = by->type;
+    gemm.rounded = unset_bf16(n);
+    ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
+    assert_bf16(by->name, gemm.rounded, want.weight, n);
+    set_variable("MOERT_BF16", NULL);
+}
+
+TEST(test_a_rounded_wgrad_is_the_float32_one_rounded) {
+    const problem whole_tiles = {
+        .n = 128, .k = 128, .rows = 1400, .groups = 3, .ends = {40, 40, 1400}};
+    for (size_t w = 0; w < gemm_way_count; w++) {
+        check_rounded_wgrad(&whole_tiles, &gemm_ways[w]);
+        for (size_t i = 0; i < gemm_problem_count; i++) {
+            problem p = gemm_problems[i];
+            p.accumulate = false;
+            check_rounded_wgrad(&p, &gemm_ways[w]);
+        }
+    }
+}
+
+TEST(test_a_rounded_wgrad_does_not_accumulate) {
+    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
+    const arrays a = make_arrays(&p, true);
+    const char *const text = "only a wgrad of all groups that does not accumulate";
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    gemm.rounded = unset_bf16(2 * 4 * 4);
+    ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
+    gemm.accumulate = true;
+    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, text);
+    gemm.accumulate = false;
+    gemm.part = (moert_part){1, 2, 4, 8};
+    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, text);
+    gemm.part = (moert_part){0};
+    gemm.rounded = test_buffer(2 * 4 * 4 * sizeof(uint16_t) - 1);
+    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "rounded");
+}
+
 static void fill(float *data, size_t count, float value) {
     for (size_t i = 0; i < count; i++)
         data[i] = value;

@@ -188,6 +188,49 @@ TEST(test_deferred_wgrad_gives_the_same_bits) {
     check_same_bits(rounded, true);
 }
 
+/* Compares gradients of W1 and W2 that a backward has rounded with those of another layer. */
+static void check_rounded_gradients(const moert_layer_options *options, bool deferred) {
+    const moert_layer_tensor which[] = {MOERT_LAYER_W1, MOERT_LAYER_W2};
+    const oracle_layer oracle = oracle_layer_create(options, LAYER_TOKENS);
+    layer_run plain = layer_run_open(test_context, 0, &oracle, deferred),
+              run = layer_run_open(test_context, 0, &oracle, deferred);
+    moert_buffer *rounded[2];
+    size_t elements[2];
+    for (size_t i = 0; i < 2; i++) {
+        elements[i] = oracle.elements[which[i]] / options->router.experts *
+                      moert_layer_local_experts(run.layer);
+        rounded[i] = unset_bf16(elements[i]);
+    }
+    const moert_layer_losses losses = {.size = sizeof losses,
+                                       .aux_gradient = run.aux,
+                                       .z_factor = (float)oracle.z_factor,
+                                       .w1_gradient = rounded[0],
+                                       .w2_gradient = rounded[1]};
+    ASSERT_OK(layer_run_step(&plain, 0, 1));
+    ASSERT_OK(layer_run_forward(&run));
+    ASSERT_OK(moert_pass_backward(run.pass, run.dy, &losses, run.dx));
+    if (deferred)
+        ASSERT_OK(moert_pass_wgrad(run.pass));
+    ASSERT_OK(moert_layer_reduce(run.layer, true));
+    for (size_t i = 0; i < 2; i++) {
+        float *floats = test_alloc(elements[i] * sizeof *floats);
+        ASSERT_OK(moert_buffer_read(moert_layer_gradient(plain.layer, which[i]), 0, floats,
+                                    elements[i] * sizeof *floats));
+        assert_bf16("gradient", rounded[i], floats, elements[i]);
+    }
+    layer_run_close(&plain);
+    layer_run_close(&run);
+}
+
+TEST(test_rounded_gradients_of_experts_are_the_float32_ones_rounded) {
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
+        for (int deferred = 0; deferred < 2; deferred++) {
+            moert_layer_options options = full_form();
+            options.precision = (moert_precision)p;
+            check_rounded_gradients(&options, deferred);
+        }
+}
+
 TEST(test_experts_that_are_computed_again_give_the_same_bits) {
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
         for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_BF16; d++) {
@@ -347,6 +390,7 @@ int main(int count, char **arguments) {
     const struct CMUnitTest on_hosts[] = {
         cmocka_unit_test(test_gradients_of_a_layer_with_every_feature_agree_with_differences),
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
+        cmocka_unit_test(test_rounded_gradients_of_experts_are_the_float32_ones_rounded),
         cmocka_unit_test(test_experts_that_are_computed_again_give_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
     };

@@ -159,6 +159,35 @@ TEST(test_reductions_out_of_order_are_refused) {
     layer_run_close(&run);
 }
 
+/* One rank per set of experts: more ranks hold replicas. */
+TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
+    const moert_layer_options options = form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 1, &oracle, false);
+    const size_t elements = oracle.elements[MOERT_LAYER_W1];
+    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    moert_pass *pass = forward(&run);
+    losses.w1_gradient = unset_bf16(elements);
+    losses.accumulate = true;
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, &losses, run.dx), MOERT_ERROR_USAGE,
+                        "w1_gradient of a backward that accumulates");
+    losses.accumulate = false;
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, &losses, run.dx),
+                            MOERT_ERROR_UNSUPPORTED, "w1_gradient of experts with replicas");
+    else
+        ASSERT_OK(moert_pass_backward(pass, run.dy, &losses, run.dx));
+    layer_run_close(&run);
+    run = layer_run_open(test_context, 0, &oracle, false);
+    pass = forward(&run);
+    losses.w1_gradient = test_buffer(sizeof(uint16_t));
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, &losses, run.dx), MOERT_ERROR_USAGE,
+                        "w1_gradient of a layer holds");
+    losses.w1_gradient = NULL;
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, &losses, run.dx));
+    layer_run_close(&run);
+}
+
 TEST(test_deferred_wgrads_of_experts_that_are_computed_again_are_refused) {
     moert_layer_options options = form();
     moert_layer *layer = NULL;
