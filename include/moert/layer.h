@@ -10,9 +10,10 @@
  * routing weight, so dispatch and combine are transposes of each other: backward dispatches dy and
  * combines dx.
  *
- * All matrices are dense row-major float32 in device memory. T may differ between ranks and be 0.
- * Calls are collective over the mesh's context unless their comment says otherwise. Calls enqueue
- * work without waiting for its end; buffers may be reused in queue order.
+ * All matrices are dense row-major float32 in device memory, unless their comment says otherwise. T
+ * may differ between ranks and be 0. Calls are collective over the mesh's context unless their
+ * comment says otherwise. Calls enqueue work without waiting for its end; buffers may be reused in
+ * queue order.
  */
 #ifndef MOERT_LAYER_H
 #define MOERT_LAYER_H
@@ -78,6 +79,9 @@ typedef struct moert_batch {
     /* int32 [T], or NULL: tokens with a negative number are padding, routed to no expert. Their y
      * is that of a shared expert, or 0, and the router gets no gradient from them. */
     const moert_buffer *token;
+    /* Of x, y, and the backward's dy and dx: F32; or BF16 in a layer with external_routing and
+     * dispatch BF16, but no shared expert. y and dx are then rounded to nearest even. */
+    moert_dtype type;
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )

@@ -1,4 +1,5 @@
 /* The layer's backward pass and the completion of its gradients. */
+#include "base/dtype.h"
 #include "base/options.h"
 #include "base/phase.h"
 #include "layer/check.h"
@@ -276,7 +277,7 @@ static moert_status check_backward(const moert_pass *pass, const moert_buffer *d
                                    const moert_layer_losses *losses, const moert_buffer *dx) {
     const moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
-    const size_t bytes = pass->batch.tokens * o->hidden * sizeof(float);
+    const size_t bytes = pass->batch.tokens * o->hidden * moert_dtype_bits(pass->batch.type) / 8;
     MOERT_TRY(moert_layer_check_buffer(layer, "dy", dy, bytes));
     MOERT_TRY(moert_layer_check_buffer(layer, "dx", dx, bytes));
     MOERT_TRY(check_rounded(pass, "w1_gradient", BLOCK_EXPERT_IN, losses->w1_gradient));
@@ -337,7 +338,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     }
     /* the ranks agree on `status` in the combine */
     status = differentiate_experts(pass, &back);
-    back.target = dx;
+    status = moert_first(status, moert_wire_target(pass, dx, &back.target));
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     pass->stage = STAGE_BACKWARD;
     pass->backward = layer->backwards++;
@@ -348,6 +349,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     if (routes)
         status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
+    MOERT_TRY(moert_wire_round(pass, back.target, dx));
     MOERT_TRY(moert_probe_close(pass, false));
     if (routes)
         MOERT_TRY(add_router(pass, dlogits, dx));

@@ -145,6 +145,14 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
         return MOERT_FAIL(ERROR_USAGE, "sequences [%zu, +%zu) of a batch exceed its total of %zu",
                           batch->first_sequence, batch->sequences, batch->total_sequences);
     const moert_layer_options *o = &layer->options;
+    const bool moves_bf16 =
+        o->external_routing && o->dispatch == MOERT_DISPATCH_BF16 && o->shared_intermediate == 0;
+    if (batch->type != MOERT_DTYPE_F32 && !(batch->type == MOERT_DTYPE_BF16 && moves_bf16))
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "rows of type %d (moert_dtype) in a batch; they may be f32 (0), or bf16 "
+                          "(%d) in a layer with external_routing and bf16 dispatch but no shared "
+                          "expert",
+                          (int)batch->type, (int)MOERT_DTYPE_BF16);
     const size_t slots = batch->tokens * o->router.topk * sizeof(float);
     if (o->external_routing)
         MOERT_TRY(moert_layer_check_buffer(layer, "index", batch->index, slots));

@@ -1,4 +1,5 @@
 /* The layer's forward pass. */
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "base/phase.h"
@@ -17,7 +18,7 @@ static moert_status take_batch(moert_pass *pass, const moert_batch *given, bool 
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_batch, MOERT_BATCH_INIT, batch, given));
     batch->forward_only |= forward_only;
     MOERT_TRY(moert_layer_check_batch(layer, batch));
-    const size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
+    const size_t bytes = batch->tokens * layer->options.hidden * moert_dtype_bits(batch->type) / 8;
     MOERT_TRY(moert_layer_check_buffer(layer, "x", x, bytes));
     MOERT_TRY(moert_layer_check_buffer(layer, "y", y, bytes));
     return batch->forward_only
@@ -198,9 +199,10 @@ static moert_status run(moert_pass *pass, moert_status status, moert_buffer *y) 
     if (!delivered)
         return moert_precision_tell_replicas(layer, status);
     status = moert_first(status, moert_pass_each_chunk(pass, &back, compute_chunk));
-    back.target = y;
+    status = moert_first(status, moert_wire_target(pass, y, &back.target));
     /* the ranks agree on `status` in the combine */
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &back, status));
+    MOERT_TRY(moert_wire_round(pass, back.target, y));
     MOERT_TRY(moert_probe_close(pass, true));
     return shared ? moert_add(pass->batch.tokens * layer->options.hidden, result, y) : MOERT_OK;
 }

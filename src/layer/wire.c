@@ -52,7 +52,7 @@ moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows,
                              const moert_buffer **wire_rows) {
     moert_layer *layer = pass->layer;
     const size_t tokens = pass->batch.tokens, width = moert_wire_width(&layer->options);
-    const moert_buffer *given = layer->bf16;
+    const moert_buffer *given = pass->batch.type == MOERT_DTYPE_BF16 ? rows : layer->bf16;
     moert_buffer *payload;
     *wire_rows = rows;
     layer->bf16 = NULL;
@@ -69,6 +69,30 @@ moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows,
                                             tokens * layer->options.hidden, rows, payload});
     const moert_quantize op = quantize_of(layer, tokens, width, (moert_buffer *)rows, payload);
     return moert_quantize_run(&op);
+}
+
+static size_t token_elements(const moert_pass *pass) {
+    return pass->batch.tokens * pass->layer->options.hidden;
+}
+
+moert_status moert_wire_target(const moert_pass *pass, moert_buffer *result,
+                               moert_buffer **target) {
+    *target = result;
+    return pass->batch.type == MOERT_DTYPE_F32
+               ? MOERT_OK
+               : moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_TOKENS, token_elements(pass),
+                                    target);
+}
+
+moert_status moert_wire_round(const moert_pass *pass, moert_buffer *target, moert_buffer *result) {
+    if (pass->batch.type == MOERT_DTYPE_F32)
+        return MOERT_OK;
+    return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
+                                        .from = MOERT_DTYPE_F32,
+                                        .to = pass->batch.type,
+                                        .n = token_elements(pass),
+                                        .source = target,
+                                        .target = result});
 }
 
 moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_buffer **rows,

@@ -13,10 +13,14 @@ size_t moert_wire_width(const moert_layer_options *options);
 /* The width in floats of a window of the experts' results. */
 size_t moert_wire_back_width(const moert_layer_options *options);
 
-/* *wire_rows = rows[T,H] in the wire's representation: `rows`, the buffer of moert_layer_give_bf16,
- * or a scratch buffer that is valid until the next pack or rounding. */
+/* *wire_rows = rows[T,H], of the batch's type, in the wire's representation: `rows`, the buffer of
+ * moert_layer_give_bf16, or a scratch buffer that is valid until the next pack or rounding. */
 moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows,
                              const moert_buffer **wire_rows);
+/* *target = float32 [T,H] for the combine of y or dx: `result` or, if that is bf16, scratch, which
+ * moert_wire_round then rounds to `result`. */
+moert_status moert_wire_target(const moert_pass *pass, moert_buffer *result, moert_buffer **target);
+moert_status moert_wire_round(const moert_pass *pass, moert_buffer *target, moert_buffer *result);
 /* Whether the experts' forward and dgrad can process the rows of some experts only, because no
  * conversion before or after them needs all rows. */
 bool moert_wire_takes_chunks(const moert_layer_options *options);

@@ -61,7 +61,7 @@ STRUCTS = {
         ("kept_groups", "size_t", 48),
         ("group_best", "size_t", 56),
     ]),
-    "moert_batch": (80, {0:80}, [
+    "moert_batch": (88, {0:88}, [
         ("size", "size_t", 0),
         ("tokens", "size_t", 8),
         ("sequences", "size_t", 16),
@@ -72,6 +72,7 @@ STRUCTS = {
         ("index", "moert_buffer *", 56),
         ("weight", "moert_buffer *", 64),
         ("token", "moert_buffer *", 72),
+        ("type", "moert_dtype", 80),
     ]),
     "moert_layer_options": (160, {0:160, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
         ("size", "size_t", 0),

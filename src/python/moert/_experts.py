@@ -119,7 +119,7 @@ class _Copies:
     def __init__(self, context, count, topk, weights, glu, ep):
         self.key, self.seen = (context, count, topk, glu, ep), None
         self.layer = Layer(context, ep, hidden=weights[0].shape[2], intermediate=weights[1].shape[2], experts=count, topk=topk,
-                           precision="bf16", dispatch="bf16" if weights[0].shape[2] % 2 == 0 else "f32", glu=dict(glu),
+                           precision="bf16", dispatch="bf16", glu=dict(glu),
                            external_routing=True)
         self.copies = [torch.from_numpy(self.layer.weight(name)) for name in ("w1", "w2")]
 
@@ -149,18 +149,18 @@ class LayerExperts:
             raise Error(f"this rank owns {kept.layer.local_experts} experts, but has weights of {weights[0].shape[0]}", "ERROR_USAGE")
 
     def forward(self, x, weight, training):
-        """float32 y[T,H] of x[T,H] and float32 weight[T,K]."""
+        """y[T,H] of x[T,H] and float32 weight[T,K]."""
         dtype_of(x, self.weights[0])
         self.kept.refresh(self.weights[:2])
-        y, self.record = self.kept.layer.forward(x.float(), torch.empty(x.shape), training=training, index=self.index, weight=weight)
+        y, self.record = self.kept.layer.forward(x, torch.empty_like(x), training=training, index=self.index, weight=weight)
         return y
 
     def backward(self, dy, wanted):
         """(dx, dweight, dgate_up, ddown, None, None) from dy[T,H]."""
         self.kept.refresh(self.weights[:2])  # another call may have changed them; this one's are those of its forward
-        dx, dweight = torch.empty(dy.shape), torch.empty(self.index.shape)
+        dx, dweight = torch.empty_like(dy), torch.empty(self.index.shape)
         gradients = [empty(*weight.shape, dtype=torch.bfloat16) if one else None for weight, one in zip(self.weights, wanted[:2])]
-        self.record.backward(dy.float(), dx, weight_gradient=dweight, w1_gradient=gradients[0], w2_gradient=gradients[1])
+        self.record.backward(dy, dx, weight_gradient=dweight, w1_gradient=gradients[0], w2_gradient=gradients[1])
         self.kept.layer.reduce()
         return dx, dweight, *gradients, None, None
 
@@ -168,4 +168,5 @@ class LayerExperts:
 def experts_class(weights, context, ep):
     """The class for these weights: LayerExperts for bf16 parameters without biases; its layer is made by all ranks together."""
     stable = weights[0].dtype == torch.bfloat16 and weights[0].is_leaf and weights[2] is None and weights[3] is None
-    return LayerExperts if stable and ep in (0, context.size) else OpExperts
+    even = weights[0].shape[2] % 2 == 0  # bf16 rows travel in pairs of values
+    return LayerExperts if stable and even and ep in (0, context.size) else OpExperts

@@ -4,9 +4,11 @@ import weakref
 
 import numpy
 
-from ._array import Call, Memory
+from ._array import Call, Memory, number
 from ._library import Error, enumerator, library, structs
 from .context import default_context
+
+_NUMPY = {"f32": numpy.float32, "bf16": numpy.uint16}
 
 _ROUTER = {name for name, _ in structs["moert_router_options"]._fields_} - {"size"}
 
@@ -89,15 +91,17 @@ class Layer:
         return numpy.ascontiguousarray(sequences, numpy.uint32)
 
     def forward(self, x, y=None, sequences=None, training=True, index=None, weight=None, token=None):
-        """(y, pass) of float32 x[T,H]. Without `training` there is no pass (None). Collective.
+        """(y, pass) of x[T,H]. Without `training` there is no pass (None). Collective.
+
+        x and y are float32; they may be bf16 in a layer with bf16 dispatch, external_routing and no shared expert.
 
         x must not change until the pass's backward is done. `sequences` divides the tokens into the leaves of the tree that sums
         the gradients of replicated tensors: a number of equal sequences, or their cumulative ends; one per rank by default. The
         same sequences give the same bits on any number of ranks. A layer with external_routing takes int32 index[T,K] and
         weight[T,K]. Tokens with a negative number in int32 token[T] are padding: no expert computes them.
         """
-        memory = Memory(x, "x").expect("x", "f32", (None, self.hidden))
-        y = numpy.empty(memory.shape, numpy.float32) if y is None else y
+        memory = Memory(x, "x").expect("x", ("f32", "bf16"), (None, self.hidden))
+        y = numpy.empty(memory.shape, _NUMPY[memory.dtype]) if y is None else y
         ends = self._ends(memory.shape[0], sequences)
         counts = [1] * self.context.size if sequences is None else self.context.gather(len(ends))
         slots = memory.shape[0], self.options.router.topk
@@ -108,11 +112,11 @@ class Layer:
                                            ends=call.take(ends, "ends"), forward_only=not training,
                                            index=call.take(index, "index", "i32", slots),
                                            weight=call.take(weight, "weight", "f32", slots),
-                                           token=call.take(token, "token", "i32", memory.shape[:1]))
-            target = call.take(y, "y", "f32", memory.shape, output=True)
+                                           type=number(memory.dtype), token=call.take(token, "token", "i32", memory.shape[:1]))
+            target = call.take(y, "y", memory.dtype, memory.shape, output=True)
             library.moert_layer_forward(self.handle, ctypes.byref(batch), call.take(memory, "x"), target,
                                         ctypes.byref(handle) if training else None)
-        return y, Pass(self, handle, call.inputs(), memory.shape) if training else None
+        return y, Pass(self, handle, call.inputs(), memory.shape, memory.dtype) if training else None
 
     def reduce(self, last=True):
         """Sums the gradients of replicated tensors over all ranks; with `last` also those of experts over replicas. Collective."""
@@ -136,19 +140,19 @@ class Layer:
 class Pass:
     """A forward with all that its backward needs. Any number of passes may exist; their backwards may come in any order."""
 
-    def __init__(self, layer, handle, buffers, shape):
-        self.layer, self.handle, self._buffers, self.shape = layer, handle, buffers, shape
+    def __init__(self, layer, handle, buffers, shape, dtype):
+        self.layer, self.handle, self._buffers, self.shape, self.dtype = layer, handle, buffers, shape, dtype
         layer._passes.add(self)
 
     def backward(self, dy, dx=None, aux_gradient=None, z_factor=0.0, accumulate=False, weight_gradient=None, w1_gradient=None,
                  w2_gradient=None):
-        """dx[T,H] from dy[T,H]; also the gradients of the layer's weights, and with external_routing weight_gradient[T,K].
+        """dx[T,H] from dy[T,H], both of x's dtype; also the gradients of the layer's weights, and with external_routing weight_gradient[T,K].
 
         The gradients of w1 and w2 go, rounded, to bf16 w1_gradient and w2_gradient if these are given, and not to the layer's own.
         Neither is legal with `accumulate` or replicas of experts. Collective.
         """
         layer = self.layer
-        dx = numpy.empty(self.shape, numpy.float32) if dx is None else dx
+        dx = numpy.empty(self.shape, _NUMPY[self.dtype]) if dx is None else dx
         with Call(layer.context) as call:
             losses = structs["moert_layer_losses"](z_factor=z_factor, accumulate=accumulate)
             losses.aux_gradient = call.take(aux_gradient, "aux_gradient", "f32", (layer.options.router.experts,))
@@ -156,8 +160,8 @@ class Pass:
             options, local = layer.options, layer.local_experts
             losses.w1_gradient = call.take(w1_gradient, "w1_gradient", "bf16", (local, 2 * options.intermediate, options.hidden), True)
             losses.w2_gradient = call.take(w2_gradient, "w2_gradient", "bf16", (local, options.hidden, options.intermediate), True)
-            library.moert_pass_backward(self.handle, call.take(dy, "dy", "f32", self.shape), ctypes.byref(losses),
-                                        call.take(dx, "dx", "f32", self.shape, output=True))
+            library.moert_pass_backward(self.handle, call.take(dy, "dy", self.dtype, self.shape), ctypes.byref(losses),
+                                        call.take(dx, "dx", self.dtype, self.shape, output=True))
         self._buffers += call.inputs()
         return dx
 

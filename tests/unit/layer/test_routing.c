@@ -75,6 +75,52 @@ TEST(test_a_layer_with_the_routing_of_another_has_its_bits) {
     layer_run_close(&run);
 }
 
+/* Runs a pass of the batch, and returns the gradient of W1. */
+static moert_buffer *run_pass(moert_layer *layer, const moert_batch *batch,
+                              moert_buffer *const rows[4]) {
+    moert_pass *pass = NULL;
+    ASSERT_OK_ON_ALL(moert_layer_forward(layer, batch, rows[0], rows[1], &pass));
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, rows[2], NULL, rows[3]));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
+    moert_pass_destroy(pass);
+    const moert_buffer *gradient = moert_layer_gradient(layer, MOERT_LAYER_W1);
+    return copy_of(gradient, moert_buffer_bytes(gradient) / sizeof(float));
+}
+
+TEST(test_rows_in_bf16_give_the_results_of_the_same_values_in_float32) {
+    moert_layer_options options = layer_form(20, 12);
+    options.dispatch = MOERT_DISPATCH_BF16;
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    const size_t tokens = run.batch.tokens, slots = tokens * options.router.topk;
+    const size_t n = tokens * options.hidden;
+    moert_layer *layer;
+    options.external_routing = true;
+    ASSERT_OK_ON_ALL(moert_layer_create(run.mesh, &options, &layer));
+    copy_weights(run.layer, layer);
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    moert_batch batch = run.batch;
+    batch.index = copy_of(moert_pass_get(run.pass, MOERT_PASS_INDEX), slots);
+    batch.weight = copy_of(moert_pass_get(run.pass, MOERT_PASS_WEIGHT), slots);
+    moert_buffer *const floats[] = {run.x, run.y, run.dy, run.dx};
+    moert_buffer *const bf16[] = {
+        upload_as(download_floats(run.x, n), n, MOERT_DTYPE_BF16), unset_bf16(n),
+        upload_as(download_floats(run.dy, n), n, MOERT_DTYPE_BF16), unset_bf16(n)};
+    const moert_buffer *want = run_pass(layer, &batch, floats);
+    batch.type = MOERT_DTYPE_BF16;
+    const moert_buffer *got = run_pass(layer, &batch, bf16);
+    assert_bf16("y", bf16[1], download_floats(run.y, n), n);
+    assert_bf16("dx", bf16[3], download_floats(run.dx, n), n);
+    ASSERT_ON_ALL(same(got, want, moert_buffer_bytes(want) / sizeof(float)));
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+                        MOERT_ERROR_UNSUPPORTED, "rows of type 2");
+    batch.type = MOERT_DTYPE_F16;
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(layer, &batch, run.x, run.y, NULL),
+                        MOERT_ERROR_UNSUPPORTED, "rows of type 1");
+    moert_layer_destroy(layer);
+    layer_run_close(&run);
+}
+
 /* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. */
 TEST(test_views_show_what_the_router_computed) {
     const moert_layer_options options = layer_form(20, 12);
