@@ -2,13 +2,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/internal.h"
 #include "device/profile/profile.h"
 
-enum { VIEW_ALIGNMENT_BYTES = 512, PAGE_BYTES = 4096 };
+enum { VIEW_ALIGNMENT_BYTES = 512, PAGE_BYTES = 4096, HUGE_PAGE_BYTES = 2 << 20 };
 
 size_t moert_device_peak_bytes(const moert_device *device) {
     return device->peak_bytes;
@@ -33,6 +34,24 @@ static moert_status adopt_memory(moert_device *device, cl_mem memory, size_t byt
     return MOERT_OK;
 }
 
+/* Lets Linux back a large allocation of a CPU's driver by huge pages, whose addresses need fewer
+ * entries of the TLB. The memory must not have been used. Its own queue does not wait for work. */
+static void use_huge_pages(const moert_device *device, cl_mem memory, size_t bytes) {
+    cl_command_queue queue = clCreateCommandQueue(device->context, device->id, 0, NULL);
+    char *host = queue == NULL ? NULL
+                               : clEnqueueMapBuffer(queue, memory, CL_TRUE, CL_MAP_WRITE, 0, bytes,
+                                                    0, NULL, NULL, NULL);
+    const size_t before = -(uintptr_t)host % HUGE_PAGE_BYTES;
+    if (host != NULL && bytes >= before + HUGE_PAGE_BYTES)
+        madvise(host + before, (bytes - before) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, MADV_HUGEPAGE);
+    if (host != NULL)
+        clEnqueueUnmapMemObject(queue, memory, host, 0, NULL, NULL);
+    if (queue != NULL) {
+        clFinish(queue);
+        clReleaseCommandQueue(queue);
+    }
+}
+
 static moert_status create(moert_device *device, cl_mem_flags flags, void *host, size_t bytes,
                            moert_buffer **buffer) {
     if (bytes > device->info.largest_bytes)
@@ -50,6 +69,8 @@ static moert_status create(moert_device *device, cl_mem_flags flags, void *host,
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, "clCreateBuffer");
     MOERT_TRY(adopt_memory(device, memory, bytes, buffer));
+    if ((flags & CL_MEM_ALLOC_HOST_PTR) != 0 && padded >= 2 * HUGE_PAGE_BYTES)
+        use_huge_pages(device, memory, padded);
     if (host == NULL) {
         (*buffer)->counted_bytes = padded;
         moert_device_count(device, padded, 0);
