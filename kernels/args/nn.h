@@ -45,11 +45,11 @@ MOERT_ARGS_LAYOUT(moert_loss_args, factor, 8, 16)
 
 typedef struct moert_norm_args {
     args_u64 rows, block, sequence_rows, pieces;
-    args_i32 width;
+    args_i32 width, part;
     args_f32 epsilon;
     args_i32 heads, length, rotated, accumulate;
 } moert_norm_args;
-MOERT_ARGS_LAYOUT(moert_norm_args, accumulate, 52, 56)
+MOERT_ARGS_LAYOUT(moert_norm_args, accumulate, 56, 64)
 
 typedef struct moert_adamw_args {
     args_u64 at, gradient_at, state_at, n, part, first, first_part, keys_at;

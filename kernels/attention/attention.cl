@@ -37,12 +37,13 @@
  * Blocks that the mask hides from all lanes are skipped.
  *
  * Required: HEAD_SIZE, D, and VALUE_SIZE, E, any positive numbers; LANE_VECS, LANES / 16, 1 or 2.
- * Local memory: 4 * LANES * (A * D + B * E + C * ROWS) bytes, with A, B, C = 1, 1, 1 (forward), 2,
+ * Local memory: 4 * LANES * (A * D + B * E + C * ROWS) bytes, with A, B, C = 1, 1, 2 (forward), 2,
  * 1, 2 (backward_q, plus 8 * LANES bytes), 2, 2, 2 (backward_kv).
  *
- * Deterministic, without atomics: rows are taken in ascending order. attention_forward counts its
- * blocks from the start of the document, and a block that a lane does not see leaves the lane as it
- * is. So a document's result depends on that document alone, and not on LANES.
+ * Deterministic, without atomics, and with the bits of gpu.cl: rows are taken in ascending order.
+ * attention_forward counts its blocks from the start of the document, and a block that a lane does
+ * not see leaves the lane as it is. So a document's result depends on that document alone, and not
+ * on LANES.
  */
 #if !defined(HEAD_SIZE) || !defined(VALUE_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE, VALUE_SIZE and LANE_VECS must be defined"
@@ -53,6 +54,8 @@
 #define NV    LANE_VECS
 #define LANES (NV * VEC)
 #define ROWS  32
+#define KEYS  64 /* the block of keys of the forward, which rescales sums once a block (gpu.cl) */
+#define SUMS  16 /* the sums of a row's weights: sum i has the keys i, i + 16, ... of each block */
 /* ROW_TILE: rows of score_gemm's register tile. TILE_OF: values of weighted_sum's register tile,
  * the largest power of two up to MOST_TILE that divides the size of a row. */
 #if NARROW
@@ -67,15 +70,14 @@
 #define TRANSPOSE_STEPS ROLLED
 #include "lib/transpose.h"
 
-/* lanes[d,lane] = factor * x[lane,d] for `count` rows of x; lanes past them are zero. */
-INLINED void load_lanes(head_rows x, int count, float factor, local vec *lanes) {
+/* lanes[d,lane] = x[lane,d] for `count` rows of x; lanes past them are zero. */
+INLINED void load_lanes(head_rows x, int count, local vec *lanes) {
     for (int v = 0; v < NV; v++)
         for (int d = 0; d < x.size; d += VEC) {
             vec t[VEC];
             UNROLL_FOR(int r = 0; r < VEC; r++) {
                 int lane = v * VEC + r;
-                t[r] = lane < count ? factor * load_part(x.at + lane * x.stride + d, x.size - d)
-                                    : (vec)0.0f;
+                t[r] = lane < count ? load_part(x.at + lane * x.stride + d, x.size - d) : (vec)0.0f;
             }
             transpose(t);
             UNROLL_FOR(int r = 0; r < VEC; r++)
@@ -104,7 +106,7 @@ INLINED void clear(local vec *sums, int size) {
         sums[i] = 0.0f;
 }
 
-/* out[row,lane] = sum_d x[row,d] * lanes[d,lane] for `rows` rows of x (1 to ROWS). */
+/* out[row,lane] = sum_d x[row,d] * lanes[d,lane] for `rows` rows of x, at least 1. */
 INLINED void score_gemm(head_rows x, int rows, local const vec *lanes, local vec *out) {
     for (int first = 0; first < rows; first += ROW_TILE) {
         global const float *row[ROW_TILE];
@@ -150,7 +152,7 @@ static inline float dot_row(global const float *a, global const float *b) {
     vec sum = 0.0f;
     for (int d = 0; d < VALUE_SIZE; d += VEC)
         sum = fma(load_part(a + d, VALUE_SIZE - d), load_part(b + d, VALUE_SIZE - d), sum);
-    return sum_lanes(sum, 0);
+    return sum_vec(sum, 0);
 }
 
 /* The positions of the lanes of vector v; `first` is the work-group's first position. */
@@ -165,24 +167,25 @@ static inline int16 sees(int16 distance, int window) {
 
 /* Turns one block of scores into exp(score - running maximum). keep[] is the factor by which the
  * sums of all earlier blocks must be multiplied. */
-static inline void softmax_block(local vec *score, int row, int rows, const place *p, vec *maximum,
-                                 vec *total, vec *keep) {
+static inline void softmax_block(local vec *score, int row, int rows, const place *p, float scale,
+                                 vec *maximum, vec (*total)[SUMS], vec *keep) {
     for (int v = 0; v < NV; v++) {
         int16 position = lane_positions(p->query, v);
-        vec highest = maximum[v], sum = 0.0f;
+        vec highest = maximum[v];
         for (int r = 0; r < rows; r++) {
-            vec s =
-                select((vec)-INFINITY, score[r * NV + v], sees(position - (row + r), p->window));
+            vec s = select((vec)-INFINITY, scale * score[r * NV + v],
+                           sees(position - (row + r), p->window));
             score[r * NV + v] = s;
             highest = fmax(highest, s);
         }
+        keep[v] = moert_exp(maximum[v] - highest);
+        for (int i = 0; i < SUMS; i++)
+            total[v][i] *= keep[v];
         for (int r = 0; r < rows; r++) {
             vec weight = moert_exp(score[r * NV + v] - highest);
             score[r * NV + v] = weight;
-            sum += weight;
+            total[v][r % SUMS] += weight;
         }
-        keep[v] = moert_exp(maximum[v] - highest);
-        total[v] = fma(total[v], keep[v], sum);
         maximum[v] = highest;
     }
 }
@@ -191,25 +194,29 @@ static inline void softmax_block(local vec *score, int row, int rows, const plac
  * blocks, which see more keys, start first. */
 KERNEL void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
                               global float *lse, moert_attention_args args) {
-    local vec lanes[HEAD_SIZE * NV], sums[VALUE_SIZE * NV], score[ROWS * NV];
-    const place p = query_place(blocks, args, LANES, ROWS);
-    vec maximum[NV], total[NV], keep[NV];
-    UNROLL_FOR(int i = 0; i < NV; i++) {
-        maximum[i] = sinks != 0 ? sinks[p.head] : LOWEST;
-        total[i] = sinks != 0 ? 1.0f : 0.0f;
+    local vec lanes[HEAD_SIZE * NV], sums[VALUE_SIZE * NV], score[KEYS * NV];
+    const place p = query_place(blocks, args, LANES, KEYS);
+    vec maximum[NV], total[NV][SUMS], keep[NV];
+    UNROLL_FOR(int v = 0; v < NV; v++) {
+        maximum[v] = sinks != 0 ? sinks[p.head] : LOWEST;
+        for (int i = 0; i < SUMS; i++)
+            total[v][i] = sinks != 0 && i == 0 ? 1.0f : 0.0f;
     }
-    load_lanes(rows_from(q, p.row, args.heads, HEAD_SIZE), p.count, args.scale, lanes);
+    load_lanes(rows_from(q, p.row, args.heads, HEAD_SIZE), p.count, lanes);
     clear(sums, VALUE_SIZE);
-    for (int row = p.first_key; row < p.end_key; row += ROWS) {
-        int rows = min(p.end_key - row, ROWS);
+    for (int row = p.first_key; row < p.end_key; row += KEYS) {
+        int rows = min(p.end_key - row, KEYS);
         size_t at = p.kv_row + (size_t)row * args.kv_heads;
         score_gemm(rows_from(k, at, args.kv_heads, HEAD_SIZE), rows, lanes, score);
-        softmax_block(score, row, rows, &p, maximum, total, keep);
+        softmax_block(score, row, rows, &p, args.scale, maximum, total, keep);
         weighted_sum(rows_from(v, at, args.kv_heads, VALUE_SIZE), rows, score, keep, sums);
     }
-    UNROLL_FOR(int i = 0; i < NV; i++) {
-        keep[i] = 1.0f / total[i];
-        score[i] = maximum[i] + moert_log(total[i]);
+    UNROLL_FOR(int v = 0; v < NV; v++) {
+        vec all = total[v][0];
+        for (int i = 1; i < SUMS; i++)
+            all += total[v][i];
+        keep[v] = 1.0f / all;
+        score[v] = maximum[v] + moert_log(all);
     }
     store_lanes(sums, keep, p.count, rows_from(out, p.row, args.heads, VALUE_SIZE));
     for (int i = 0; i < p.count; i++)
@@ -228,8 +235,8 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
         ((local float *)normaliser)[i] = lse[row];
         ((local float *)delta)[i] = dot_row(dout + row * VALUE_SIZE, out + row * VALUE_SIZE);
     }
-    load_lanes(rows_from(q, p.row, args.heads, HEAD_SIZE), p.count, args.scale, lanes);
-    load_lanes(rows_from(dout, p.row, args.heads, VALUE_SIZE), p.count, 1.0f, dlanes);
+    load_lanes(rows_from(q, p.row, args.heads, HEAD_SIZE), p.count, lanes);
+    load_lanes(rows_from(dout, p.row, args.heads, VALUE_SIZE), p.count, dlanes);
     clear(sums, HEAD_SIZE);
     UNROLL_FOR(int i = 0; i < NV; i++)
         keep[i] = 1.0f;
@@ -241,7 +248,7 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
         score_gemm(rows_from(v, at, args.kv_heads, VALUE_SIZE), rows, dlanes, dscore);
         for (int r = 0; r < rows; r++)
             UNROLL_FOR(int i = 0; i < NV; i++) {
-                vec weight = moert_exp(score[r * NV + i] - normaliser[i]),
+                vec weight = moert_exp(args.scale * score[r * NV + i] - normaliser[i]),
                     d = weight * (dscore[r * NV + i] - delta[i]);
                 dscore[r * NV + i] =
                     select((vec)0.0f, d, sees(lane_positions(p.query, i) - (row + r), args.window));
@@ -265,8 +272,8 @@ KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global floa
         keep[i] = 1.0f;
         factor[i] = args.scale;
     }
-    load_lanes(rows_from(k, p.kv_row, args.kv_heads, HEAD_SIZE), p.count, args.scale, klanes);
-    load_lanes(rows_from(v, p.kv_row, args.kv_heads, VALUE_SIZE), p.count, 1.0f, vlanes);
+    load_lanes(rows_from(k, p.kv_row, args.kv_heads, HEAD_SIZE), p.count, klanes);
+    load_lanes(rows_from(v, p.kv_row, args.kv_heads, VALUE_SIZE), p.count, vlanes);
     clear(dksums, HEAD_SIZE);
     clear(dvsums, VALUE_SIZE);
     for (int head = p.first_head; head < p.end_head; head++)
@@ -282,7 +289,7 @@ KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global floa
                 float normaliser = lse[own];
                 float delta = dot_row(dout + own * VALUE_SIZE, out + own * VALUE_SIZE);
                 UNROLL_FOR(int i = 0; i < NV; i++) {
-                    vec weight = moert_exp(score[r * NV + i] - normaliser);
+                    vec weight = moert_exp(args.scale * score[r * NV + i] - normaliser);
                     weight = select((vec)0.0f, weight,
                                     sees(row + r - lane_positions(p.key, i), args.window));
                     score[r * NV + i] = weight;

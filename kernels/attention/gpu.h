@@ -149,22 +149,25 @@ INLINED void store_sums(float4 (*sums)[R], const float *factor, int count, head_
         }
 }
 
-/* Stores 4 partial sums of a[row] . b[row] for `count` rows, zeros for rows past them; `row_dot`
- * adds them. Rows of b lie as those of a. */
+/* Stores 16 partial sums of a[row] . b[row] for `count` rows, zeros for rows past them: sum i has
+ * the columns i, i + 16, ...; `row_dot` adds them. Rows of b lie as those of a. */
 INLINED void dot_rows(head_rows a, global const float *b, int count, local float4 *w) {
     const int row = get_local_id(0) / 4, part = get_local_id(0) % 4;
-    float sum = 0.0f;
+    float4 sum = 0.0f;
     for (int d = 4 * part; d < a.size && row < count; d += 16)
-        sum = dot4(load_quad(a.at + row * a.stride + d, a.size - d),
-                   load_quad(b + row * a.stride + d, a.size - d), sum);
+        sum = fma(load_quad(a.at + row * a.stride + d, a.size - d),
+                  load_quad(b + row * a.stride + d, a.size - d), sum);
     barrier(CLK_LOCAL_MEM_FENCE);
-    parts_of(w, row)[part] = sum;
+    vstore4(sum, part, parts_of(w, row));
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
+/* The order of sum_vec() on CPUs. */
 INLINED float row_dot(local float4 *w, int row) {
-    return (parts_of(w, row)[0] + parts_of(w, row)[1]) +
-           (parts_of(w, row)[2] + parts_of(w, row)[3]);
+    local const float4 *part = (local const float4 *)parts_of(w, row);
+    const float4 four = (part[0] + part[2]) + (part[1] + part[3]);
+    const float2 two = four.lo + four.hi;
+    return two.x + two.y;
 }
 
 /* Replaces value[i] by the maximum, or the ordered sum, over the 16 items of a row. */

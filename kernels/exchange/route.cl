@@ -14,7 +14,7 @@
  * rounded).
  *
  * A row group computes one row. Local memory: MOERT_ITEMS floats (weigh). Deterministic: weigh adds
- * column c to lane c mod VEC, then adds the lanes as a tree.
+ * column c to lane c mod SUM_LANES, then adds the lanes as a tree.
  */
 #include "args/exchange.h"
 #include "lib/formats.h"
@@ -62,11 +62,11 @@ KERNEL void weigh(global const void *combined, global const float *weight, globa
     const uint p = get_group_id(0), width = args.width;
     const ulong first = (ulong)p * width;
     const vec w = (vec)weight[p];
-    vec sum = 0.0f;
-    for (uint c = 0; c < width; c += VEC) {
+    row_sum sum = NO_SUM;
+    EACH_STEP_OF(c, v, width) {
         const int left = (int)(width - c);
         const vec x = load_as(rows, args.type, first + c, left);
-        sum = fma(load_as(combined, args.type, first + c, left), x, sum);
+        sum.part[v] = fma(load_as(combined, args.type, first + c, left), x, sum.part[v]);
         store_as(w * x, rows, args.type, first + c, left);
     }
     const float total = sum_lanes(sum, row_group);

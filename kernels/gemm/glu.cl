@@ -144,8 +144,9 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
          end = min(args.rows, first + args.split);
     for (uint m = first; m < end; m++) {
         ulong row = (ulong)m * args.width;
-        vec p = prob != 0 ? prob[m * args.prob_stride] : 1.0f, sum = 0.0f;
-        for (int j = 0; j < args.width; j += BATCH * VEC) {
+        vec p = prob != 0 ? prob[m * args.prob_stride] : 1.0f;
+        row_sum sum = NO_SUM;
+        for (int j = 0, part = 0; j < args.width; j += BATCH * VEC, part = (part + 1) % SUM_VECS) {
             raw_pair x[BATCH];
             raw q[BATCH];
             UNROLL_FOR(int k = 0; k < BATCH; k++)
@@ -160,7 +161,7 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
                     store_pair(
                         gradient_of(pair_of(x[k], form.interleaved), widen(q[k]), p, form, &pull),
                         dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
-                    sum += pull;
+                    sum.part[part] += pull;
                 }
             }
         }

@@ -7,16 +7,19 @@
  * work-items with vectors of 4 floats, so that its loads and stores are contiguous.
  *
  * Both forms process a row in steps of VEC floats. A work-item holds PART of them in a `vec`: item
- * i holds those from i * PART on. Every elementwise formula is evaluated in vector form. This
- * includes tails, which are loaded with zeros and stored by count, so a value does not depend on
- * its position in a buffer. The first work-item of a row group stores the results that all of its
- * items share.
+ * i holds those from i * PART on. A sum over a row has SUM_LANES lanes in both forms, which are
+ * added in the same order, so both give the same bits. Every elementwise formula is evaluated in
+ * vector form. This includes tails, which are loaded with zeros and stored by count, so a value
+ * does not depend on its position in a buffer. The first work-item of a row group stores the
+ * results that all of its items share.
  *
  * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On NVIDIA's GPUs
  * MOERT_NVIDIA is the compute capability, 90 for sm_90; it selects instructions that PTX has and
- * OpenCL C lacks. The GPU form may define ALIGNED: memory that steps read and write begins at
- * multiples of 16 bytes and ends at multiples of 4 floats. A part is then one access or none, and
- * the compiler can keep many loads in flight.
+ * OpenCL C lacks. MOERT_FAST is defined there unless MOERT_BACKEND names a backend without tensor
+ * cores: divisions, square roots and elementary functions are then the hardware's, and their last
+ * bits differ from those of CPUs. The GPU form may define ALIGNED: memory that steps read and write
+ * begins at multiples of 16 bytes and ends at multiples of 4 floats. A part is then one access or
+ * none, and the compiler can keep many loads in flight.
  */
 #if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
 #error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
@@ -109,6 +112,36 @@ typedef ushort4 short_vec;
 #define LANES_IN_ORDER    (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)
+
+/* The lanes of a sum over a row: eight vectors of a CPU's work-item, or one of each of 32. */
+#define SUM_LANES 128
+#define SUM_VECS  (SUM_LANES / VEC)
+typedef struct row_sum {
+    vec part[SUM_VECS];
+} row_sum;
+#define NO_SUM                                                                                     \
+    {                                                                                              \
+        { 0.0f }                                                                                   \
+    }
+/* Runs statements for each step of the first `width` columns of a row. The step begins at column c,
+ * and its sum belongs to part v of a row_sum. */
+#define FOR_EACH_STEP(c, v, width, ...)                                                            \
+    {                                                                                              \
+        int c = 0;                                                                                 \
+        while (c + SUM_LANES <= (int)(width)) {                                                    \
+            UNROLL_FOR(int v = 0; v < SUM_VECS; v++) {                                             \
+                __VA_ARGS__                                                                        \
+                c += VEC;                                                                          \
+            }                                                                                      \
+        }                                                                                          \
+        for (int v = 0; c < (int)(width); v++) {                                                   \
+            __VA_ARGS__                                                                            \
+            c += VEC;                                                                              \
+        }                                                                                          \
+    }
+/* Precedes a statement that is too long to be repeated: runs it for each step. */
+#define EACH_STEP_OF(c, v, width)                                                                  \
+    for (int c = 0, v = 0; c < (int)(width); c += VEC, v = (v + 1) % SUM_VECS)
 
 static inline int item_index(void) {
     return MOERT_ITEMS > 1 ? (int)get_local_id(0) : 0;
@@ -203,7 +236,7 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
 }
 
 /*
- * The sum and the maxima over the lanes of a step, always in the same tree order; all items get the
+ * The sum and the maxima over the lanes of a vec, always in the same tree order; all items get the
  * result. All items of the row group must call together, with `row_group` as ROW_GROUP declares it.
  * DEFINE_LANES defines such a function for an element type and an operation.
  */
@@ -261,8 +294,35 @@ static inline void exchange_floats(float x, local float *row_group, float16 *low
     }
 #endif
 
-DEFINE_LANES(sum_lanes, float, PLUS)
+DEFINE_LANES(sum_vec, float, PLUS)
 DEFINE_LANES(max_lanes, float, fmax)
+
+/* The sum of a row's lanes. A CPU adds as the work-items of the GPU form do: the four lanes of each
+ * item, then items 16, 8, 4, 2 and 1 apart. */
+#if MOERT_ITEMS == 1
+/* Lanes i and j of each four lanes of a, then of b; lane i of each two lanes. */
+#define TWO_OF_FOUR(a, b, i, j)                                                                    \
+    __builtin_shufflevector(a, b, i, j, i + 4, j + 4, i + 8, j + 8, i + 12, j + 12, i + 16,        \
+                            j + 16, i + 20, j + 20, i + 24, j + 24, i + 28, j + 28)
+#define ONE_OF_TWO(a, b, i)                                                                        \
+    __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16,   \
+                            i + 18, i + 20, i + 22, i + 24, i + 26, i + 28, i + 30)
+static inline float sum_lanes(row_sum x, local float *row_group) {
+    vec pairs[4], items[2];
+    UNROLL_FOR(int i = 0; i < 4; i++) {
+        const vec a = x.part[2 * i], b = x.part[2 * i + 1];
+        pairs[i] = TWO_OF_FOUR(a, b, 0, 1) + TWO_OF_FOUR(a, b, 2, 3);
+    }
+    UNROLL_FOR(int i = 0; i < 2; i++)
+        items[i] = ONE_OF_TWO(pairs[2 * i], pairs[2 * i + 1], 0) +
+                   ONE_OF_TWO(pairs[2 * i], pairs[2 * i + 1], 1);
+    return sum_vec(items[0] + items[1], row_group);
+}
+#else
+static inline float sum_lanes(row_sum x, local float *row_group) {
+    return sum_vec(x.part[0], row_group);
+}
+#endif
 #if MOERT_ITEMS > 1 && MOERT_NVIDIA >= 80
 static inline uint max_uints(uvec x, local float *row_group) {
     uint2 own = max(x.lo, x.hi);

@@ -31,11 +31,11 @@
  * log(x < 0) = NaN; log1p(-1) = -inf, log1p(x < -1) = NaN. expm1(x) = log1p(x) = x, with its sign,
  * for |x| < 2^-25.
  *
- * On NVIDIA's GPUs the names stand for the driver's functions, which use the hardware's exp2 and
- * log2. The epilogues of GEMMs have no registers to spare, and the separate GLU must have their
- * bits.
+ * With MOERT_FAST the names stand for the driver's functions, which on NVIDIA's GPUs use the
+ * hardware's exp2 and log2. The epilogues of tensor-core GEMMs have no registers to spare, and the
+ * separate GLU must have their bits.
  */
-#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+#ifdef MOERT_FAST
 #define moert_exp   exp
 #define moert_exp2  exp2
 #define moert_expm1 expm1

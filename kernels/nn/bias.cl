@@ -11,14 +11,12 @@
  *
  * Grid of forward and dprob: (groups from number `skip` on, S). A row group computes every S-th row
  * of a group. Grid of the gradient: (groups from number `skip` on, blocks of `columns` columns). In
- * the GPU form a block is one step of VEC columns; ROW_GROUPS row groups add every ROW_GROUPS-th
- * row each, and their sums are added in order. Local memory on GPUs: 128 bytes (dprob), 4 KiB
- * (gradient). Deterministic.
+ * the GPU form a block is one step of VEC columns. Local memory on GPUs: 128 bytes (dprob).
+ * Deterministic.
  */
 #include "args/nn.h"
-#include "lib/row_groups.h"
 
-#define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
+#define ROWS_AHEAD (MOERT_ITEMS == 1 ? 1 : 16) /* rows that are loaded at once */
 
 static inline float weight_of(global const float *prob, ulong row, moert_bias_args args) {
     return prob != 0 ? prob[row * args.prob_stride] : 1.0f;
@@ -46,55 +44,36 @@ KERNEL void bias_dprob(global const uint *ends, global const float *bias, global
     ROW_GROUP;
     uint g = args.skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
-        vec sum = 0.0f;
-        for (int c = 0; c < (int)args.n; c += BATCH * VEC) {
-            vec a[BATCH], b[BATCH];
-            load_batch(a, y + r * args.ldy + c, args.n - c);
-            load_batch(b, bias + (ulong)g * args.bias_stride + c, args.n - c);
-            UNROLL_FOR(int k = 0; k < BATCH; k++)
-                sum = fma(a[k], b[k], sum);
-        }
+        row_sum sum = NO_SUM;
+        EACH_STEP_OF(c, v, args.n)
+        sum.part[v] =
+            fma(load_part(y + r * args.ldy + c, args.n - c),
+                load_part(bias + (ulong)g * args.bias_stride + c, args.n - c), sum.part[v]);
         const float total = sum_lanes(sum, row_group);
         if (is_first_item())
             dprob[r * args.prob_stride] += total;
     }
 }
 
-#if MOERT_ITEMS == 1
 KERNEL void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
                           global float *dbias, moert_bias_args args) {
-    const uint g = args.skip + get_group_id(0),
+    const uint g = args.skip + get_group_id(0), last = ends[g],
                end = min(args.n, (uint)(get_group_id(1) + 1) * args.columns);
     for (uint c = get_group_id(1) * args.columns; c < end; c += VEC) {
-        int part = min(end - c, (uint)VEC);
+        const int n = (int)(end - c);
         global float *target = dbias + (ulong)g * args.n + c;
-        vec sum = args.accumulate ? load_part(target, part) : (vec)(0.0f);
-        for (uint r = group_start(ends, g); r < ends[g]; r++)
-            sum = fma((vec)weight_of(prob, r, args), load_part(y + r * args.ldy + c, part), sum);
-        store_part(sum, target, part);
-    }
-}
-#else
-KERNEL_OF(ROW_GROUPS)
-void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
-                   global float *dbias, moert_bias_args args) {
-    SUMS_OF(ROW_GROUPS);
-    const uint g = args.skip + get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
-    vec sum = 0.0f;
-    for (uint r = group_start(ends, g) + row_group_index(); r < end; r += ROWS_AHEAD * ROW_GROUPS) {
-        vec part[ROWS_AHEAD];
-        float weight[ROWS_AHEAD];
-        UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
-            const uint row = min(r + k * ROW_GROUPS, end - 1);
-            part[k] = load_part(y + row * args.ldy + c, args.n - c);
-            weight[k] = weight_of(prob, row, args);
+        vec sum = args.accumulate ? load_part(target, n) : (vec)(0.0f);
+        for (uint r = group_start(ends, g); r < last; r += ROWS_AHEAD) {
+            vec part[ROWS_AHEAD];
+            float weight[ROWS_AHEAD];
+            UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
+                const uint row = min(r + k, last - 1);
+                part[k] = load_part(y + row * args.ldy + c, n);
+                weight[k] = weight_of(prob, row, args);
+            }
+            UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
+                sum = r + k < last ? fma((vec)weight[k], part[k], sum) : sum;
         }
-        UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
-            sum = r + k * ROW_GROUPS < end ? fma((vec)weight[k], part[k], sum) : sum;
+        store_part(sum, target, n);
     }
-    sum = sum_row_groups(sum, ROW_GROUPS, sums);
-    global float *target = dbias + (ulong)g * args.n + c;
-    if (row_group_index() == 0)
-        store_part(args.accumulate ? sum + load_part(target, args.n - c) : sum, target, args.n - c);
 }
-#endif

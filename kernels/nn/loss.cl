@@ -11,10 +11,6 @@
  * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of
  * V or more gives a loss of NaN, and so does any logit that is not finite, except -infinity.
  *
- * CPU form: a work-item owns a row and keeps the exponentials in it. 16 lanes are summed in blocks
- * of BLOCK vectors, then the blocks, then the lanes; two levels keep the rounding error of a long
- * row small.
- *
  * GPU form: GROUPS_PER_ROW row groups own a row, which they read in tiles of TILE_FLOATS. The first
  * pass goes backwards, from the end of the row:
  *
@@ -25,6 +21,9 @@
  * registers, from 0 on, and marks them for early eviction, which leaves room for other rows. In the
  * first pass a work-item rescales its sum whenever it finds a larger logit (Milakov, Gimelshein:
  * "Online normalizer calculation for softmax", 2018).
+ *
+ * CPU form: a work-item owns a row and adds it as the items of the GPU form do, four of them in a
+ * vector.
  *
  * Required: BF16 (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
  * on that row only, and the order of its sums on V only.
@@ -37,7 +36,6 @@
 #include "lib/formats.h"
 #include "lib/row_groups.h"
 
-#define BLOCK          64
 #define HELD           4 /* tiles that stay in registers */
 #define NEAR           6 /* tiles that fit in the L1 cache of a compute unit */
 #define TILES          2 /* tiles that are loaded at once */
@@ -132,60 +130,109 @@ static inline void row_zero(global float *row, ulong vocabulary) {
         store_part((vec)(0.0f), row + v, (int)min((ulong)VEC, vocabulary - v));
 }
 
+/* exp(x - most); 0 if most, and so all of x, is -infinity. */
+static inline vec exponentials(vec x, vec most) {
+    return moert_exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
+}
+
 #if MOERT_ITEMS == 1
-static inline float row_maximum(global const float *row, ulong vocabulary) {
-    vec most = (vec)(-INFINITY);
-    for (ulong v = 0; v < vocabulary; v += VEC)
-        most = fmax(most, load_logits(row + v, (int)min((ulong)VEC, vocabulary - v)));
-    return max_lanes(most, 0);
+/* A tile of the GPU form: each of its ROW_GROUPS row groups owns BATCHES neighbouring runs of RUN
+ * columns, and in each run an item owns 4 columns. */
+#define ROW_GROUPS  16
+#define BATCHES     4
+#define RUN         128
+#define GROUP_VECS  (RUN / VEC)
+#define TILE_VECS   (ROW_GROUPS * GROUP_VECS)
+#define TILE_FLOATS (ROW_GROUPS * BATCHES * RUN)
+
+/* The column in a tile where vector q of the items begins; it grows with q. */
+static inline int first_column(int q) {
+    return q / GROUP_VECS * BATCHES * RUN + q % GROUP_VECS * VEC;
 }
 
-/* The sum of exp(row - most); stores the exponentials in the row if `keep`. */
-static inline float row_exponentials(global float *row, ulong vocabulary, float most, bool keep) {
-    vec sum = (vec)(0.0f);
-    for (ulong first = 0; first < vocabulary; first += BLOCK * VEC) {
-        ulong end = min(first + BLOCK * VEC, vocabulary);
-        vec part = (vec)(0.0f);
-        for (ulong v = first; v < end; v += VEC) {
-            int n = (int)min((ulong)VEC, end - v);
-            vec e = moert_exp(load_logits(row + v, n) - (vec)(most));
-            part += e;
-            if (keep)
-                store_part(e, row + v, n);
+/* The largest logit so far of each item, in all of its lanes, and its sums of exp(logit -
+ * largest). */
+typedef struct scan {
+    vec most, lanes;
+} scan;
+
+static inline vec larger(vec x, vec than) {
+    return x > than ? x : than; /* a NaN is never larger */
+}
+
+/* Adds `runs` runs of columns of one vector of items; the last has n columns. */
+INLINED void scan_runs(scan *s, global const float *p, int runs, int n) {
+    vec x[BATCHES], peak = s->most, all = s->lanes;
+    UNROLL_FOR(int k = 0; k < runs; k++) {
+        x[k] = k < runs - 1 ? load_part(p + k * RUN, VEC) : load_logits(p + k * RUN, n);
+        peak = larger(x[k], peak);
+    }
+    peak = larger(peak.s23016745ab89efcd, peak);
+    peak = larger(peak.s1032547698badcfe, peak);
+    if (any(peak != s->most && s->most > -INFINITY)) /* else the factor is 1, or the sum 0 */
+        all *= exponentials(s->most, peak);
+    UNROLL_FOR(int k = 0; k < runs; k++)
+        all += exponentials(x[k], peak);
+    *s = (scan){peak, all};
+}
+
+/* Adds the columns of one vector of items; n columns are left from the first one on. */
+static inline void scan_vector(scan *s, global const float *p, long n) {
+    const int last = (int)min((n - 1) / RUN, (long)BATCHES - 1),
+              left = (int)min(n - last * RUN, 16l);
+    if (last == 3)
+        scan_runs(s, p, 4, left);
+    else if (last == 2)
+        scan_runs(s, p, 3, left);
+    else if (last == 1)
+        scan_runs(s, p, 2, left);
+    else
+        scan_runs(s, p, 1, left);
+}
+
+/* The sum of exp(logit - *most) over a row; *most becomes the largest logit. */
+static inline float row_sum_of(global const float *row, ulong vocabulary, float *most) {
+    const long width = (long)vocabulary;
+    scan found[TILE_VECS];
+    int used = 0;
+    for (; used < TILE_VECS && first_column(used) < width; used++)
+        found[used] = (scan){(vec)(-INFINITY), (vec)(0.0f)};
+    for (long first = (width - 1) / TILE_FLOATS * TILE_FLOATS; first >= 0; first -= TILE_FLOATS)
+        for (int q = 0; q < used && first + first_column(q) < width; q++)
+            scan_vector(&found[q], row + first + first_column(q), width - first - first_column(q));
+    vec peak = (vec)(-INFINITY);
+    for (int q = 0; q < used; q++)
+        peak = fmax(peak, found[q].most);
+    *most = max_lanes(peak, 0);
+    float sum = 0.0f;
+    IN_ORDER_FOR(int group = 0; group < used; group += GROUP_VECS) {
+        float own[2 * VEC] = {0.0f}; /* of the row group's items */
+        for (int i = 0; i < GROUP_VECS && group + i < used; i++) {
+            const scan *s = &found[group + i];
+            const vec e = exponentials(s->most, (vec)(*most)), x = s->lanes;
+            vstore4((x.s048c + x.s159d + x.s26ae + x.s37bf) * e.s048c, i, own);
         }
-        sum += part;
+        sum += sum_vec(vload16(0, own) + vload16(1, own), 0);
     }
-    return sum_lanes(sum, 0);
-}
-
-/* row = (row / sum - onehot(target)) * factor */
-static inline void row_gradient(global float *row, ulong vocabulary, float sum, float factor,
-                                ulong target) {
-    for (ulong v = 0; v < vocabulary; v += VEC) {
-        int n = (int)min((ulong)VEC, vocabulary - v);
-        vec p = load_part(row + v, n) / (vec)(sum);
-        if (target - v < VEC)
-            p = select(p, p - (vec)(1.0f), lane_places() == (ivec)((int)(target - v)));
-        store_gradient(p * (vec)(factor), row, v, n);
-    }
+    return sum;
 }
 
 /* Returns the loss; stores the gradient unless factor is 0. */
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
                              local float *row_group, local float *of_groups) {
-    float most = row_maximum(row, vocabulary);
-    float chosen = target < vocabulary ? row[target] : NAN;
-    float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
-    if (factor != 0.0f)
-        row_gradient(row, vocabulary, sum, factor, target);
+    const float chosen = target < vocabulary ? row[target] : NAN;
+    float most, sum = row_sum_of(row, vocabulary, &most);
+    const float scale = factor / sum;
+    for (ulong v = 0; v < vocabulary && factor != 0.0f; v += VEC) {
+        const int n = (int)min((ulong)VEC, vocabulary - v);
+        vec p = exponentials(load_logits(row + v, n), (vec)(most)) * scale;
+        if (target - v < VEC)
+            p = select(p, p - factor, lane_places() == (ivec)((int)(target - v)));
+        store_gradient(p, row, v, n);
+    }
     return moert_logf(sum) - (chosen - most);
 }
 #else
-/* exp(x - most); 0 if most, and so all of x, is -infinity. */
-static inline vec exponentials(vec x, float most) {
-    return moert_exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
-}
-
 #define TILE_FLOATS (GROUPS_PER_ROW * BATCH * VEC)
 
 /* Loads the logits of tiles from number `first` on; lanes outside [0, vocabulary) are -infinity. */
@@ -269,7 +316,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
         reduce_row_groups(max_lanes(found.most, row_group), true, GROUPS_PER_ROW, of_groups);
     const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) *
                       exponentials(found.most, most).x;
-    const float sum = reduce_row_groups(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
+    const float sum = reduce_row_groups(sum_vec((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
                                         GROUPS_PER_ROW, of_groups);
     const row_slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)

@@ -10,13 +10,14 @@
  *
  * y and dx are float32 matrices, bf16 matrices, or both, as RESULTS says; all others are float32.
  * All are row-major without padding; W is any positive number. A piece is `block` rows of a
- * sequence, counted from its first row. On CPUs a piece is a whole sequence; on GPUs
- * norm_sum_pieces adds the pieces of each sequence.
+ * sequence, counted from its first row. On GPUs norm_sum_pieces adds the pieces of each sequence;
+ * on CPUs norm_partial does, in the same order.
  *
  * A row group owns `block` rows (forward, dx), or COLUMNS columns of a piece (partial), and reads
  * rows twice. If STEPS is not 0, GROUPS_PER_ROW row groups own a row together and keep it in
  * registers, and norm_gradients computes dx and a piece in one pass. Local memory on GPUs: 132
- * bytes for each row group; 16 KiB (norm_sum_pieces).
+ * bytes for each row group; 16 KiB (norm_sum_pieces). On CPUs a work-item adds the parts of a row,
+ * `part` columns each, as these row groups do.
  *
  * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. The first
  * `rotated` columns of y are rotated by the token's position, as by rope.cl; those of dy are
@@ -58,12 +59,17 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
         global const float *from = x + row * args.width;
-        vec squares = 0.0f;
-        for (int c = 0; c < args.width; c += VEC) {
-            vec a = load_part(from + c, args.width - c);
-            squares = fma(a, a, squares);
+        float squares = 0.0f;
+        IN_ORDER_FOR(int begin = 0; begin < args.width; begin += args.part) {
+            const int width = min(args.part, args.width - begin);
+            row_sum sum = NO_SUM;
+            FOR_EACH_STEP(c, v, width, {
+                const vec a = load_part(from + begin + c, width - c);
+                sum.part[v] = fma(a, a, sum.part[v]);
+            })
+            squares += sum_lanes(sum, row_group);
         }
-        float scale = 1.0f / sqrt(sum_lanes(squares, row_group) / (float)args.width + args.epsilon);
+        float scale = 1.0f / sqrt(squares / (float)args.width + args.epsilon);
         if (is_first_item())
             rstd[row] = scale;
         for (int c = 0; c < args.width; c += VEC) {
@@ -82,14 +88,19 @@ KERNEL void norm_backward(global const float *x, global const float *weight,
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
         global const float *xr = x + row * args.width, *dyr = dy + row * args.width;
-        vec dots = 0.0f;
-        for (int c = 0; c < args.width; c += VEC) {
-            int n = args.width - c;
-            vec g = load_part(dyr + c, n) * load_part(weight + c, n);
-            dots = fma(g, load_part(xr + c, n), dots);
+        float dots = 0.0f;
+        IN_ORDER_FOR(int begin = 0; begin < args.width; begin += args.part) {
+            const int width = min(args.part, args.width - begin);
+            row_sum sum = NO_SUM;
+            FOR_EACH_STEP(c, v, width, {
+                const int at = begin + c, n = width - c;
+                const vec g = load_part(dyr + at, n) * load_part(weight + at, n);
+                sum.part[v] = fma(g, load_part(xr + at, n), sum.part[v]);
+            })
+            dots += sum_lanes(sum, row_group);
         }
         float scale = rstd[row];
-        float x_factor = -scale * scale * scale / (float)args.width * sum_lanes(dots, row_group);
+        float x_factor = -scale * scale * scale / (float)args.width * dots;
         for (int c = 0; c < args.width; c += VEC) {
             int n = args.width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
@@ -100,22 +111,15 @@ KERNEL void norm_backward(global const float *x, global const float *weight,
     }
 }
 
-KERNEL void norm_partial(global const float *x, global const float *rstd, global const float *dy,
-                         global float *partial, moert_norm_args args) {
-    int column = get_group_id(0) * COLUMNS;
-    ulong piece = get_group_id(2) * get_num_groups(1) + get_group_id(1),
-          sequence_end = (get_group_id(2) + 1) * args.sequence_rows;
-    ulong first = get_group_id(2) * args.sequence_rows + get_group_id(1) * args.block,
-          end = min(first + args.block, sequence_end);
-    vec sum[COLUMN_VECS];
-    UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
-        sum[v] = 0.0f;
-    for (ulong row = first; row < end; row += BATCH) {
+/* Adds rows [row, end) of the columns from `column` on to `sum`. */
+static inline void add_piece(vec sum[COLUMN_VECS], global const float *x, global const float *rstd,
+                             global const float *dy, ulong row, ulong end, int column, int width) {
+    for (; row < end; row += BATCH) {
         vec g[BATCH][COLUMN_VECS], a[BATCH][COLUMN_VECS];
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++) {
-                ulong at = (row + k) * args.width + column + v * VEC;
-                int n = row + k < end ? args.width - column - v * VEC : 0;
+                ulong at = (row + k) * width + column + v * VEC;
+                int n = row + k < end ? width - column - v * VEC : 0;
                 g[k][v] = load_part(dy + at, n);
                 a[k][v] = load_part(x + at, n);
             }
@@ -125,12 +129,55 @@ KERNEL void norm_partial(global const float *x, global const float *rstd, global
                 sum[v] = fma(g[k][v] * scale, a[k][v], sum[v]);
         }
     }
-    UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++) {
-        int n = args.width - column - v * VEC;
-        if (n > 0)
-            store_part(sum[v], partial + piece * args.width + column + v * VEC, n);
-    }
 }
+
+static inline void store_columns(const vec sum[COLUMN_VECS], global float *row, int column,
+                                 int width) {
+    UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
+        if (column + v * VEC < width)
+            store_part(sum[v], row + column + v * VEC, width - column - v * VEC);
+}
+
+#if MOERT_ITEMS == 1
+/* A sequence's pieces, added in the order of norm_sum_pieces. */
+KERNEL void norm_partial(global const float *x, global const float *rstd, global const float *dy,
+                         global float *partial, moert_norm_args args) {
+    const int column = get_group_id(0) * COLUMNS;
+    const ulong sequence = get_group_id(2), first = sequence * args.sequence_rows,
+                end = first + args.sequence_rows;
+    vec all[COLUMN_VECS];
+    for (ulong own = 0; own < min(args.pieces, (ulong)JOIN_ROW_GROUPS); own++) {
+        vec sum[COLUMN_VECS];
+        UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
+            sum[v] = 0.0f;
+        for (ulong piece = own; piece < args.pieces; piece += JOIN_ROW_GROUPS) {
+            const ulong row = first + piece * args.block;
+            vec part[COLUMN_VECS];
+            UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
+                part[v] = 0.0f;
+            add_piece(part, x, rstd, dy, row, min(row + args.block, end), column, args.width);
+            UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
+                sum[v] += part[v];
+        }
+        UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
+            all[v] = own > 0 ? all[v] + sum[v] : sum[v];
+    }
+    store_columns(all, partial + sequence * args.width, column, args.width);
+}
+#else
+KERNEL void norm_partial(global const float *x, global const float *rstd, global const float *dy,
+                         global float *partial, moert_norm_args args) {
+    const int column = get_group_id(0) * COLUMNS;
+    const ulong sequence = get_group_id(2), piece = sequence * get_num_groups(1) + get_group_id(1),
+                first = sequence * args.sequence_rows + get_group_id(1) * args.block,
+                end = min(first + args.block, (sequence + 1) * args.sequence_rows);
+    vec sum[COLUMN_VECS];
+    UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
+        sum[v] = 0.0f;
+    add_piece(sum, x, rstd, dy, first, end, column, args.width);
+    store_columns(sum, partial + piece * args.width, column, args.width);
+}
+#endif
 #else
 /* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. */
 #define SOME_STEPS   (ROTATED ? 2 * STEPS : STEPS)
@@ -155,7 +202,7 @@ static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulon
 }
 
 static inline float sum_row(vec x, local float (*row_group)[MOERT_ITEMS], local float *of_groups) {
-    const float own = sum_lanes(x, row_group[row_group_index()]);
+    const float own = sum_vec(x, row_group[row_group_index()]);
     return GROUPS_PER_ROW > 1 ? reduce_row_groups(own, false, GROUPS_PER_ROW, of_groups) : own;
 }
 

@@ -13,9 +13,9 @@
  * (sum_blocks). Local memory: one number for each item, up to 2 KiB. Sums are double if the device
  * has float64 (MOERT_FP64).
  *
- * Deterministic: in a block each lane adds its elements in order; then the lanes are added. In the
- * CPU form, lanes and blocks are added in order. In the GPU form each item adds every JOIN_ITEMS-th
- * block of a tensor, and the items' sums are added by halves.
+ * Deterministic, with the same bits in both forms: in a block each of SUM_LANES lanes adds its
+ * elements in order; then the lanes are added as a tree. Each of JOIN_SUMS sums adds every
+ * JOIN_SUMS-th block of a tensor, and these sums are added by halves.
  */
 #include "args/nn.h"
 #if BF16
@@ -23,11 +23,16 @@
 #endif
 
 #define BLOCK      4096
+#define JOIN_SUMS  256
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
-#define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS)
+#define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS) /* each has JOIN_SUMS / JOIN_ITEMS sums */
 
 #if MOERT_FP64
 typedef double real;
+typedef double2 real2;
+typedef double4 real4;
+typedef double8 real8;
+typedef double16 real16;
 #if MOERT_ITEMS == 1
 typedef double16 real_vec;
 #define to_real convert_double16
@@ -37,36 +42,50 @@ typedef double4 real_vec;
 #endif
 #else
 typedef float real;
+typedef float2 real2;
+typedef float4 real4;
+typedef float8 real8;
+typedef float16 real16;
 typedef vec real_vec;
 #define to_real(x) (x)
 #endif
 
 #if BF16
 typedef ushort element;
-#define load_elements load_bf16_batch
+#define load_element_part(p, n) decode(load_shorts(p, n), DTYPE_BF16)
 #else
 typedef float element;
-#define load_elements load_batch
+#define load_element_part(p, n) load_part(p, n)
 #endif
 
-/* The sum of all lanes; only the first item gets it. */
-static inline real sum_reals(real_vec x, local real *items) {
-#if MOERT_ITEMS == 1
-    real lane[VEC], total = 0;
-    vstore16(x, 0, lane);
-    IN_ORDER_FOR(int i = 0; i < VEC; i++)
-        total += lane[i];
-    return total;
-#else
-    items[item_index()] = (x.x + x.z) + (x.y + x.w);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    real total = 0;
-    if (is_first_item())
-        IN_ORDER_FOR(int i = 0; i < MOERT_ITEMS; i++)
-            total += items[i];
-    return total;
-#endif
+/* The steps that are loaded at once. */
+#define STEPS (MOERT_ITEMS == 1 ? SUM_VECS : BATCH)
+
+static inline void load_steps(vec x[STEPS], global const element *p, int n) {
+    UNROLL_FOR(int i = 0; i < STEPS; i++)
+        x[i] = MOERT_ITEMS > 1 || n > i * VEC ? load_element_part(p + i * VEC, n - i * VEC)
+                                              : (vec)(0.0f);
 }
+
+DEFINE_TREE(sum_reals, real, PLUS)
+
+/* The sum of all lanes, as sum_lanes() adds them; only the first item gets it. */
+#if MOERT_ITEMS == 1
+static inline real sum_parts(const real_vec x[SUM_VECS], local real *items) {
+    real item[SUM_LANES / 4];
+    UNROLL_FOR(int i = 0; i < SUM_VECS; i++) {
+        const real8 pairs = (real8)(x[i].s014589cd) + (real8)(x[i].s2367abef);
+        vstore4(pairs.even + pairs.odd, i, item);
+    }
+    return sum_reals_of_16(vload16(0, item) + vload16(1, item));
+}
+#else
+static inline real sum_parts(const real_vec x[SUM_VECS], local real *items) {
+    items[item_index()] = (x[0].x + x[0].z) + (x[0].y + x[0].w);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return is_first_item() ? sum_reals_of_16(vload16(0, items) + vload16(1, items)) : 0;
+}
+#endif
 
 KERNEL void sum_squares(global const element *restrict x, global const ulong *restrict table,
                         global real *restrict sum, moert_squares_args args) {
@@ -82,16 +101,18 @@ KERNEL void sum_squares(global const element *restrict x, global const ulong *re
     }
     ulong begin = table[3 * tensor], length = table[3 * tensor + 1];
     ulong first = (block - table[3 * tensor + 2]) * BLOCK, end = min(first + BLOCK, length);
-    real_vec squares = (real_vec)(0);
-    for (ulong i = first; i < end; i += BATCH * VEC) {
-        vec part[BATCH];
-        load_elements(part, x + begin + i, (int)(end - i));
-        UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            real_vec value = to_real(part[k]);
-            squares += value * value;
+    real_vec squares[SUM_VECS];
+    UNROLL_FOR(int v = 0; v < SUM_VECS; v++)
+        squares[v] = 0;
+    for (ulong i = first; i < end; i += STEPS * VEC) {
+        vec part[STEPS];
+        load_steps(part, x + begin + i, (int)(end - i));
+        UNROLL_FOR(int k = 0; k < STEPS; k++) {
+            const real_vec value = to_real(part[k]);
+            squares[k % SUM_VECS] += value * value;
         }
     }
-    const real total = sum_reals(squares, items);
+    const real total = sum_parts(squares, items);
     if (is_first_item())
         sum[block] = total;
 }
@@ -99,17 +120,19 @@ KERNEL void sum_squares(global const element *restrict x, global const ulong *re
 KERNEL_OF(ROW_GROUPS)
 void sum_blocks(global const ulong *restrict table, global const real *restrict block_sum,
                 global real *restrict sum) {
-    local real sums[JOIN_ITEMS];
-    ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
-    int item = row_group_index() * MOERT_ITEMS + item_index();
-    real total = 0;
-    IN_ORDER_FOR(ulong block = table[3 * tensor + 2] + item; block < end; block += JOIN_ITEMS)
-        total += block_sum[block];
-    sums[item] = total;
-    for (int left = JOIN_ITEMS / 2; left > 0; left /= 2) {
+    local real sums[JOIN_SUMS];
+    const ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
+    const int item = row_group_index() * MOERT_ITEMS + item_index();
+    for (int own = item; own < JOIN_SUMS; own += JOIN_ITEMS) {
+        real total = 0;
+        IN_ORDER_FOR(ulong block = table[3 * tensor + 2] + own; block < end; block += JOIN_SUMS)
+            total += block_sum[block];
+        sums[own] = total;
+    }
+    for (int left = JOIN_SUMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (item < left)
-            sums[item] += sums[item + left];
+        for (int own = item; own < left; own += JOIN_ITEMS)
+            sums[own] += sums[own + left];
     }
     if (item == 0)
         sum[tensor] = sums[0];

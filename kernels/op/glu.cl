@@ -127,9 +127,9 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
         const uint g = group_of(ends, args.groups, r);
         const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
         const vec p = prob != 0 ? prob[r] : 1.0f, scale = acc_scale != 0 ? acc_scale[g] : 1.0f;
-        vec sum = 0.0f;
+        row_sum sum = NO_SUM;
         pair top = {0.0f, 0.0f};
-        for (int j = 0; j < args.width; j += VEC) {
+        EACH_STEP_OF(j, part, args.width) {
             const spot s = find_spot(j, args.width, args.run, args.linear_first);
             const int n = args.width - j;
             vec v[2] = {0.0f, 0.0f};
@@ -139,7 +139,7 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
             vec dprob_part;
             const pair y = gradient_of(split_pair(v[0], v[1], s), q, p, form, &dprob_part);
             const pair out = join_pair(y, s);
-            sum += first_lanes(dprob_part, n);
+            sum.part[part] += first_lanes(dprob_part, n);
             top = (pair){raise(top.g, first_lanes(y.g, n)), raise(top.u, first_lanes(y.u, n))};
             for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec z = i == 0 ? out.g : out.u;

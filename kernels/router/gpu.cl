@@ -114,7 +114,7 @@ static inline uint token_min(uint x, local float *row_group) {
     return x;
 }
 
-/* The sum of a token's lanes, by the tree of sum_lanes(). */
+/* The sum of a token's lanes, by the tree of sum_vec(). */
 static inline float sum_token(const vec x[TOKENS], local float *row_group) {
     float sum[TOKENS];
     UNROLL_FOR(int i = 0; i < TOKENS; i++) {
@@ -137,10 +137,10 @@ static inline void load_token(vec x[PARTS], global const float *p) {
                          EXPERTS - token_offset() - i * PART_STRIDE);
 }
 
-/* x / total with one reciprocal for all lanes. The bits are those of NVIDIA's compiler for a
- * division by 1 to 256. */
+/* x / total; with MOERT_FAST by one reciprocal for all lanes, with the bits of NVIDIA's compiler
+ * for a division by 1 to 256. */
 static inline vec divided(vec x, float total) {
-#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+#ifdef MOERT_FAST
     float inverse;
     __asm__("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(total));
     return x * inverse;
@@ -279,8 +279,8 @@ static inline float2 row_sums(const vec s[STEPS], global const float *a, int exp
         if (a != 0)
             weighted = fma(s[i], load_part(a + i * VEC, experts - i * VEC), weighted);
     }
-    return (float2)(whole ? sum_lanes(sum, row_group) : 0.0f,
-                    a != 0 ? sum_lanes(weighted, row_group) : 0.0f);
+    return (float2)(whole ? sum_vec(sum, row_group) : 0.0f,
+                    a != 0 ? sum_vec(weighted, row_group) : 0.0f);
 }
 
 KERNEL_OF(ROW_GROUPS)

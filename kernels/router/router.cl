@@ -34,9 +34,9 @@
  * 16 bytes for each of MOST_EXPERTS (router_forward), 20 KiB (router_mass).
  *
  * Deterministic: a token's result depends on that token's row only. Sums over E add lane by lane,
- * then the lanes as a tree; sums over K add by slot. router_mass adds tokens in order. On GPUs, row
- * group i of ROW_GROUPS adds every ROW_GROUPS-th token from the i-th on, and the row groups' sums
- * are added in order.
+ * then the lanes as a tree; sums over K add by slot. In router_mass, row group i of ROW_GROUPS adds
+ * every ROW_GROUPS-th token from the i-th on, and the row groups' sums are added in order; a CPU
+ * adds in the same order.
  */
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
@@ -53,7 +53,8 @@ static inline bool any_lane(ivec condition, local float *row_group) {
 /* Stores s[E] in `row` and the log-sum-exp of l[E] in *lse; false if a logit is not finite. */
 static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse,
                        local float *row_group) {
-    vec largest = -INFINITY, sum = 0.0f;
+    vec largest = -INFINITY;
+    row_sum sum = NO_SUM;
     ivec finite = -1;
     for (int e = 0; e < experts; e += VEC) {
         const vec x = load_part(l + e, experts - e),
@@ -63,9 +64,9 @@ static bool row_scores(global const float *l, int experts, int score, ROW uint *
         store_floats(padded, row + e);
     }
     const float top = max_lanes(largest, row_group);
-    for (int e = 0; e < experts; e += VEC) {
+    EACH_STEP_OF(e, v, experts) {
         const vec x = load_floats(row + e), exponential = moert_exp(x - top);
-        sum += exponential;
+        sum.part[v] += exponential;
         store_floats(is_pointwise(score) ? pointwise_scores(x, score) : exponential, row + e);
     }
     const float total = sum_lanes(sum, row_group);
@@ -165,12 +166,12 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
 /* {sum s, sum s * a} of a row */
 static float2 row_sums(global const float *s, global const float *a, int experts,
                        local float *row_group) {
-    vec sum = 0.0f, weighted = 0.0f;
-    for (int e = 0; e < experts; e += VEC) {
+    row_sum sum = NO_SUM, weighted = NO_SUM;
+    EACH_STEP_OF(e, v, experts) {
         vec x = load_part(s + e, experts - e);
-        sum += x;
+        sum.part[v] += x;
         if (a)
-            weighted = fma(x, load_part(a + e, experts - e), weighted);
+            weighted.part[v] = fma(x, load_part(a + e, experts - e), weighted.part[v]);
     }
     return (float2)(sum_lanes(sum, row_group), sum_lanes(weighted, row_group));
 }
@@ -279,10 +280,10 @@ KERNEL void router_entropy(global const float *scores, global float *entropy,
         global const float *s = scores + t * args.experts;
         const float total =
             is_pointwise(args.score) ? row_sums(s, 0, args.experts, row_group).x + TINY : 1.0f;
-        vec sum = 0.0f;
-        for (int e = 0; e < args.experts; e += VEC) {
+        row_sum sum = NO_SUM;
+        EACH_STEP_OF(e, v, args.experts) {
             const vec r = load_part(s + e, args.experts - e) / total;
-            sum -= select((vec)0.0f, r * moert_log(r), r > 0.0f);
+            sum.part[v] -= select((vec)0.0f, r * moert_log(r), r > 0.0f);
         }
         const float whole = sum_lanes(sum, row_group);
         if (is_first_item())
@@ -290,27 +291,32 @@ KERNEL void router_entropy(global const float *scores, global float *entropy,
     }
 }
 
+#define ROW_GROUPS 32 /* of router_mass */
+
 #if MOERT_ITEMS == 1
 KERNEL void router_mass(global const float *scores, global const uint *ends, global float *mass,
                         moert_router_args args) {
     const uint sequence = get_group_id(0);
-    const ulong last = min((ulong)ends[sequence], args.tokens);
-    global float *sum = mass + (ulong)sequence * args.experts;
-    for (int e = 0; e < args.experts; e += VEC)
-        store_part(0.0f, sum + e, args.experts - e);
-    for (ulong t = group_start(ends, sequence); t < last; t++) {
-        global const float *s = scores + t * args.experts;
-        const float total =
-            is_pointwise(args.score) ? row_sums(s, 0, args.experts, 0).x + TINY : 1.0f;
+    const ulong start = group_start(ends, sequence), last = min((ulong)ends[sequence], args.tokens);
+    global float *all = mass + (ulong)sequence * args.experts;
+    vec sum[MOST_EXPERTS / VEC];
+    for (uint own = 0; own < ROW_GROUPS; own++) { /* of the GPU form */
+        for (int i = 0; i < MOST_EXPERTS / VEC; i++)
+            sum[i] = 0.0f;
+        for (ulong t = start + own; t < last; t += ROW_GROUPS) {
+            global const float *s = scores + t * args.experts;
+            const float total =
+                is_pointwise(args.score) ? row_sums(s, 0, args.experts, 0).x + TINY : 1.0f;
+            for (int e = 0; e < args.experts; e += VEC)
+                sum[e / VEC] += load_part(s + e, args.experts - e) / total;
+        }
         for (int e = 0; e < args.experts; e += VEC) {
             const int n = args.experts - e;
-            store_part(load_part(sum + e, n) + load_part(s + e, n) / total, sum + e, n);
+            store_part(own > 0 ? load_part(all + e, n) + sum[e / VEC] : sum[e / VEC], all + e, n);
         }
     }
 }
 #else
-#define ROW_GROUPS 32
-
 KERNEL_OF(ROW_GROUPS)
 void router_mass(global const float *scores, global const uint *ends, global float *mass,
                  moert_router_args args) {

@@ -6,6 +6,7 @@
 
 #include "base/checksum.h"
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -52,19 +53,28 @@ static int row_group_items(const moert_device *device, const char *spec) {
     return device->info.gpu_form ? GPU_ITEMS : 1;
 }
 
-/* Whether divisions and square roots of a program must round correctly: everywhere, except that on
- * NVIDIA's GPUs, where this takes longer, only programs that quantize or read block formats do. */
+/* Whether programs may use the faster functions of NVIDIA's GPUs: where tensor cores are used,
+ * whose sums differ from those of CPUs anyway. */
+static bool is_fast(const moert_device *device) {
+    const unsigned backend = moert_config_get()->backend;
+    return device->info.nvidia > 0 &&
+           (backend == MOERT_BACKEND_AUTO || backend == MOERT_BACKEND_NVIDIA);
+}
+
+/* Whether divisions and square roots of a program must round correctly: everywhere, except that of
+ * fast programs only those that quantize or read block formats do. */
 static bool must_round_correctly(const moert_device *device, const char *spec) {
-    return device->info.nvidia == 0 || strncmp(spec, "quant/", 6) == 0 ||
+    return !is_fast(device) || strncmp(spec, "quant/", 6) == 0 ||
            strstr(spec, "-DELEMENT=") != NULL;
 }
 
 /* Uses -w for CPUs: without AVX-512 the compiler warns at every vector of 16 floats that the
  * calling convention differs from other CPUs. tests/e2e/kernels.sh checks the other warnings. */
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
-    char capability[32] = "";
+    char capability[48] = "";
     if (device->info.nvidia > 0)
-        snprintf(capability, sizeof capability, " -DMOERT_NVIDIA=%u", device->info.nvidia);
+        snprintf(capability, sizeof capability, " -DMOERT_NVIDIA=%u%s", device->info.nvidia,
+                 is_fast(device) ? " -DMOERT_FAST" : "");
     *options = moert_text_format("%s-cl-std=%s%s -DMOERT_CPU=%d -DMOERT_FP64=%d "
                                  "-DMOERT_ITEMS=%d%s%s",
                                  must_round_correctly(device, spec) ? ROUND_CORRECTLY : "",

@@ -10,7 +10,7 @@ enum {
     BLOCK_ROWS = 32, /* rows of a work-group: enough work to hide its start */
     COLUMNS = 64,    /* columns of a work-group of norm_partial */
     /* the following are for GPUs */
-    STEP = 128,           /* floats of a step in kernels/lib/common.h; replaces COLUMNS */
+    STEP = 128,           /* SUM_LANES in kernels/lib/common.h; on GPUs replaces COLUMNS */
     FORWARD_STEPS = 16,   /* the most steps of a row in the registers of a row group */
     BACKWARD_STEPS = 4,   /* the same in backward, where dy and a sum also take registers */
     MOST_ROW_GROUPS = 16, /* the most row groups of a row, which hold more steps of wider rows */
@@ -28,6 +28,8 @@ typedef struct norm_form {
     int columns;  /* columns of a row */
     size_t steps; /* steps of a row that a row group holds in registers; 0: rows are read twice */
     size_t block; /* rows of a row group */
+    size_t part;  /* columns that a row group sums, in both forms */
+    size_t piece_grain; /* pieces have a multiple of so many rows; 0: PIECE_ROWS */
     char program[64];
 } norm_form;
 
@@ -36,16 +38,20 @@ static moert_status choose_form(const moert_device *device, size_t width, size_t
     if (width == 0)
         return MOERT_FAIL(ERROR_USAGE, "RMSNorm over rows of width 0");
     MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
-    const bool in_registers = moert_by_form(device, 0, 1) == 1 && width <= MOST_FLOATS;
+    const bool fits = width <= MOST_FLOATS;
     const size_t steps = moert_ceil_div(width, STEP);
-    const size_t groups_per_row =
-        in_registers ? moert_min(moert_ceil_div(steps, most_steps), MOST_ROW_GROUPS) : 1;
-    form->steps = in_registers ? moert_ceil_div(steps, groups_per_row) : 0;
-    form->block = moert_by_form(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
+    const size_t row_groups =
+        fits ? moert_min(moert_ceil_div(steps, most_steps), MOST_ROW_GROUPS) : 1;
+    const size_t own_steps = moert_ceil_div(steps, row_groups);
+    const size_t block = moert_max(1, FLOATS_AHEAD / (steps * STEP));
+    form->steps = fits ? moert_by_form(device, 0, own_steps) : 0;
+    form->block = moert_by_form(device, BLOCK_ROWS, block);
+    form->part = own_steps * STEP;
+    form->piece_grain = fits ? block : 0;
     snprintf(form->program, sizeof form->program,
              "nn/norm -DCOLUMNS=%zu -DSTEPS=%zu -DGROUPS_PER_ROW=%zu%s",
-             moert_by_form(device, COLUMNS, STEP), form->steps, groups_per_row,
-             MOERT_PROGRAM(device, "", width));
+             moert_by_form(device, COLUMNS, STEP), form->steps,
+             moert_by_form(device, 1, row_groups), MOERT_PROGRAM(device, "", width));
     return MOERT_OK;
 }
 
@@ -118,7 +124,7 @@ moert_status moert_norm_run(const moert_norm *norm) {
         MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(y), MOERT_ARG(bf16),
         MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
         MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
-                   .epsilon = norm->epsilon, .heads = (int)rotation->heads,
+                   .part = (int)form.part, .epsilon = norm->epsilon, .heads = (int)rotation->heads,
                    .length = (int)rotation->length, .rotated = fused)));
     if (!rotated || fused > 0)
         return MOERT_OK;
@@ -140,7 +146,9 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
     moert_norm_args args = {.rows = norm->rows,
                             .sequence_rows = c->sequence_rows,
                             .block = c->piece_rows,
+                            .pieces = c->pieces,
                             .width = form->columns,
+                            .part = (int)form->part,
                             .accumulate = norm->accumulate,
                             .heads = (int)rotation->heads,
                             .length = (int)rotation->length,
@@ -155,11 +163,11 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                          MOERT_ARG(rotation->table), MOERT_STRUCT(args));
     /* norm_partial runs first: norm_backward may overwrite dy, since dx may be the same buffer */
     const size_t columns = moert_by_form(device, COLUMNS, STEP);
-    MOERT_TRY(
-        MOERT_RUN(device, spec, "norm_partial",
-                  ((moert_grid){moert_ceil_div(norm->width, columns), c->pieces, norm->sequences}),
-                  MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(piece),
-                  MOERT_STRUCT(args)));
+    MOERT_TRY(MOERT_RUN(device, spec, "norm_partial",
+                        ((moert_grid){moert_ceil_div(norm->width, columns),
+                                      moert_by_form(device, 1, c->pieces), norm->sequences}),
+                        MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
+                        MOERT_ARG(piece), MOERT_STRUCT(args)));
     args.block = form->block;
     return MOERT_RUN(device, spec, "norm_backward",
                      ((moert_grid){moert_ceil_div(norm->rows, form->block), 1, 1}),
@@ -168,15 +176,11 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                      MOERT_STRUCT(args));
 }
 
-/* Rows of a piece; on CPUs a sequence is one piece. They depend on the sequence alone, so the bits
- * of its sum do not depend on how many sequences the rank has. */
-static size_t rows_of_pieces(const moert_device *device, const norm_form *form,
-                             size_t sequence_rows) {
-    const size_t least = moert_ceil_div(sequence_rows, MOST_PIECES);
-    const size_t gpu_rows =
-        form->steps > 0 ? moert_max(PIECE_BLOCKS * form->block, moert_round_up(least, form->block))
-                        : PIECE_ROWS;
-    return moert_by_form(device, sequence_rows, gpu_rows);
+/* Rows of a piece. They depend on the sequence alone, so the bits of its sum do not depend on how
+ * many sequences the rank has. */
+static size_t rows_of_pieces(const norm_form *form, size_t sequence_rows) {
+    const size_t grain = form->piece_grain, least = moert_ceil_div(sequence_rows, MOST_PIECES);
+    return grain > 0 ? moert_max(PIECE_BLOCKS * grain, moert_round_up(least, grain)) : PIECE_ROWS;
 }
 
 static size_t pieces_of(size_t sequence_rows, size_t piece_rows) {
@@ -189,8 +193,8 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     if (choose_form(device, width, BACKWARD_STEPS, &form) != MOERT_OK)
         return 0; /* moert_norm_backward will report the failure */
-    const size_t pieces = pieces_of(sequence_rows, rows_of_pieces(device, &form, sequence_rows));
-    return pieces > 1 ? sequences * pieces * width : 0;
+    const size_t pieces = pieces_of(sequence_rows, rows_of_pieces(&form, sequence_rows));
+    return pieces > 1 ? moert_by_form(device, 0, sequences * pieces * width) : 0;
 }
 
 moert_status moert_norm_backward(const moert_norm_gradient *norm) {
@@ -211,9 +215,9 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
         MOERT_TRY(rotate(&norm->rotation, rows, norm->width, true, norm->dy));
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     const size_t piece_rows =
-        norm->scratch == NULL ? sequence_rows : rows_of_pieces(device, &form, sequence_rows);
+        norm->scratch == NULL ? sequence_rows : rows_of_pieces(&form, sequence_rows);
     const cut c = {sequence_rows, piece_rows, pieces_of(sequence_rows, piece_rows)};
-    if (c.pieces == 1)
+    if (c.pieces == 1 || moert_by_form(device, 1, 0) == 1)
         return run_pieces(norm, &form, rotated, &c, norm->partial);
     MOERT_TRY(moert_buffer_reserve(device, sequences * c.pieces * norm->width * sizeof(float),
                                    norm->scratch));

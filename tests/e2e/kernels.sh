@@ -124,7 +124,7 @@ compile() { # FORM FAMILY OPTION...
     # this back end does not support the calling convention of kernels, so they become functions
     aarch64) "${what[@]}" --target=aarch64-linux-gnu -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S -emit-llvm &&
         sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O0 -S - -o "$out.s" ;;
-    nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -O$((items > 1)) -S ;;
+    nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -DMOERT_FAST -O$((items > 1)) -S ;;
     without_fp64) "${what[@]}" --target=nvptx64-nvidia-nvcl -DMOERT_CPU=0 -DMOERT_FP64=0 -fsyntax-only ;;
     gfx*) "${what[@]}" --target=amdgcn-amd-amdhsa -nogpulib "-mcpu=$form" -DMOERT_CPU=0 -DMOERT_FP64=1 -O$((items > 1)) -S ;;
     spirv) "${what[@]}" --target=spir64 -DMOERT_CPU=0 -DMOERT_FP64=0 -O$((items > 1)) -emit-llvm -c && "$llvm_spirv" "$out" -o "$out.spv" ;;

@@ -382,8 +382,10 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
     if (strstr(options, "-cl-std=CL3.0") == NULL) {
         /* PoCL compiles the GPU form of a program for the CPU, as it does in many tests */
         char *own = format_text("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
-        char *nvidia = strstr(own, "-DMOERT_NVIDIA=");
+        char *nvidia = strstr(own, "-DMOERT_NVIDIA="), *fast = strstr(own, "-DMOERT_FAST");
         memset(nvidia, ' ', strcspn(nvidia, " "));
+        if (fast != NULL)
+            memset(fast, ' ', strcspn(fast, " "));
         cpu[strlen("-DMOERT_CPU=")] = '1';
         say("program %u: %s\n", p->number, options);
         const cl_int code = REAL(clBuildProgram)(handle, count, devices, own, notify, data);

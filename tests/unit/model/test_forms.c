@@ -1,0 +1,216 @@
+// run: np=1 env=MOERT_BACKEND=portable
+/* Sums have the same bits in the kernels' CPU form and GPU form: `test_forms digest` prints a hash
+ * of each operation's results, and the test compares that with MOERT_FORM=gpu. */
+#include <xxhash.h>
+
+#include "attention/attention.h"
+#include "nn/bias.h"
+#include "nn/nn.h"
+#include "router/router.h"
+#include "support/test.h"
+
+static uint64_t hash_of(uint64_t hash, const moert_buffer *buffer, size_t floats) {
+    return XXH3_64bits_withSeed(download_floats(buffer, floats), floats * sizeof(float), hash);
+}
+
+static moert_buffer *values(size_t n, float scale, uint64_t stream) {
+    return upload_floats(random_floats(n, scale, stream), n);
+}
+
+static void print(const char *name, size_t width, uint64_t hash) {
+    printf("%s of %zu: %016llx\n", name, width, (unsigned long long)hash);
+}
+
+/* ---- operations ---- */
+
+static void norm(size_t width) {
+    const size_t rows = width > 4096 ? 12 : 300, sequences = 2, n = rows * width;
+    moert_buffer *scratch = NULL;
+    moert_norm forward = {.rows = rows,
+                          .width = width,
+                          .epsilon = 1e-5f,
+                          .x = values(n, 1.0f, 1),
+                          .weight = values(width, 1.0f, 2),
+                          .y = unset_floats(n),
+                          .rstd = unset_floats(rows)};
+    ASSERT_OK(moert_norm_run(&forward));
+    const moert_norm_gradient backward = {.sequences = sequences,
+                                          .rows = rows,
+                                          .width = width,
+                                          .x = forward.x,
+                                          .weight = forward.weight,
+                                          .rstd = forward.rstd,
+                                          .dy = values(n, 1.0f, 3),
+                                          .dx = unset_floats(n),
+                                          .partial = unset_floats(sequences * width),
+                                          .scratch = &scratch};
+    ASSERT_OK(moert_norm_backward(&backward));
+    print("norm", width, hash_of(hash_of(0, forward.y, n), forward.rstd, rows));
+    print("gradient of norm", width, hash_of(0, backward.dx, n));
+    print("gradient of norm's weight", width, hash_of(0, backward.partial, sequences * width));
+    moert_buffer_destroy(scratch);
+}
+
+static void router(size_t experts, moert_score score) {
+    const size_t tokens = 90, n = tokens * experts, slots = tokens * 2;
+    const uint32_t ends[] = {50, 90};
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = experts;
+    options.topk = 2;
+    options.score = score;
+    const moert_routing routing = {unset_floats(n), unset_floats(slots), unset_floats(slots),
+                                   unset_floats(tokens)};
+    moert_buffer *mass = unset_floats(2 * experts), *entropy = unset_floats(tokens);
+    const moert_buffer *sequence_ends = upload(ends, sizeof ends);
+    const moert_router_gradient gradient = {.tokens = tokens,
+                                            .logits = values(n, 3.0f, 4),
+                                            .routing = &routing,
+                                            .dweight = values(slots, 1.0f, 5),
+                                            .aux_gradient = values(experts, 1.0f, 6),
+                                            .z_factor = 0.1f,
+                                            .dlogits = unset_floats(n)};
+    ASSERT_OK(moert_router_forward(test_device, &options, tokens, gradient.logits, NULL, &routing));
+    ASSERT_OK(moert_router_backward(test_device, &options, &gradient));
+    ASSERT_OK(moert_router_mass(&options, tokens, routing.scores, sequence_ends, 2, mass));
+    ASSERT_OK(moert_router_entropy(&options, tokens, routing.scores, entropy));
+    uint64_t hash = hash_of(0, routing.scores, n);
+    hash = hash_of(hash_of(hash, routing.index, slots), routing.weight, slots);
+    print("router", experts, hash_of(hash, routing.lse, tokens));
+    print("gradient of router", experts, hash_of(0, gradient.dlogits, n));
+    print("router's mass", experts, hash_of(0, mass, 2 * experts));
+    print("router's entropy", experts, hash_of(0, entropy, tokens));
+}
+
+static void glu(size_t width) {
+    const size_t rows = 20;
+    const moert_glu glu = {.form = MOERT_GLU_SWIGLU,
+                           .rows = rows,
+                           .width = width,
+                           .v = values(2 * rows * width, 2.0f, 7),
+                           .prob = values(rows, 1.0f, 8),
+                           .dh = values(rows * width, 1.0f, 9),
+                           .dv = unset_floats(2 * rows * width),
+                           .dprob = unset_floats(rows)};
+    ASSERT_OK(moert_glu_backward(&glu));
+    print("gradient of GLU", width, hash_of(hash_of(0, glu.dv, 2 * rows * width), glu.dprob, rows));
+}
+
+static void bias(size_t width) {
+    const uint32_t ends[] = {7, 7, 90};
+    const moert_scaled_bias bias = {.groups = {upload(ends, sizeof ends), 3, 90},
+                                    .n = width,
+                                    .ldy = width,
+                                    .prob = values(90, 1.0f, 10),
+                                    .prob_stride = 1,
+                                    .bias = values(3 * width, 1.0f, 11),
+                                    .y = values(90 * width, 1.0f, 12),
+                                    .dprob = values(90, 1.0f, 13),
+                                    .dbias = unset_floats(3 * width)};
+    ASSERT_OK(moert_scaled_bias_dprob(&bias));
+    ASSERT_OK(moert_scaled_bias_gradient(&bias));
+    print("gradients of bias", width, hash_of(hash_of(0, bias.dprob, 90), bias.dbias, 3 * width));
+}
+
+static void squares(size_t length) {
+    const moert_square_span spans[] = {{{values(length, 1.0f, 14), MOERT_DTYPE_F32, 0}, length},
+                                       {{values(99, 1.0f, 15), MOERT_DTYPE_F32, 0}, 99}};
+    moert_squares *squares;
+    double sums[2];
+    ASSERT_OK(moert_squares_create(test_device, spans, 2, &squares));
+    ASSERT_OK(moert_squares_sum(squares, sums));
+    moert_squares_destroy(squares);
+    print("squares", length, XXH3_64bits(sums, sizeof sums));
+}
+
+static void attention(size_t length) {
+    const size_t sequences = 2, heads = 4, kv_heads = 2, size = 40, tokens = sequences * length;
+    const size_t n = tokens * heads * size, kv = tokens * kv_heads * size;
+    const moert_attention a = {.sequences = sequences,
+                               .length = length,
+                               .heads = heads,
+                               .kv_heads = kv_heads,
+                               .head_size = size,
+                               .scale = 0.17f,
+                               .q = values(n, 1.0f, 16),
+                               .k = values(kv, 1.0f, 17),
+                               .v = values(kv, 1.0f, 18),
+                               .sinks = values(heads, 1.0f, 19),
+                               .out = unset_floats(n),
+                               .lse = unset_floats(tokens * heads),
+                               .dout = values(n, 1.0f, 20),
+                               .dq = unset_floats(n),
+                               .dk = unset_floats(kv),
+                               .dv = unset_floats(kv),
+                               .dsinks = unset_floats(sequences * heads)};
+    ASSERT_OK(moert_attention_forward(&a));
+    ASSERT_OK(moert_attention_backward(&a));
+    print("attention", length, hash_of(0, a.out, n));
+    print("log-sum-exp of attention", length, hash_of(0, a.lse, tokens * heads));
+    print("gradient of queries", length, hash_of(0, a.dq, n));
+    print("gradient of keys and values", length, hash_of(hash_of(0, a.dk, kv), a.dv, kv));
+    print("gradient of sinks", length, hash_of(0, a.dsinks, sequences * heads));
+}
+
+static void loss(size_t vocabulary) {
+    const size_t tokens = 5, n = tokens * vocabulary;
+    const int32_t target[] = {0, -1, (int32_t)vocabulary / 2, (int32_t)vocabulary - 1, 3};
+    const moert_prediction p = {.tokens = tokens,
+                                .vocabulary = vocabulary,
+                                .target = upload(target, sizeof target),
+                                .factor = 0.25f,
+                                .logits = values(n, 4.0f, 21),
+                                .loss = unset_floats(tokens)};
+    ASSERT_OK(moert_cross_entropy(&p));
+    print("loss", vocabulary, hash_of(0, p.loss, tokens));
+    print("gradient of loss", vocabulary, hash_of(0, p.logits, n));
+}
+
+static int print_digests(void) {
+    static const size_t widths[] = {20, 128, 300, 1000, 2048, 2880, 7168, 17000};
+    if (open_test_device(NULL) != 0)
+        return 1;
+    for (size_t i = 0; i < MOERT_COUNT(widths); i++) {
+        norm(widths[i]);
+        glu(widths[i]);
+        bias(widths[i]);
+        release_owned();
+    }
+    for (int s = 0; s <= MOERT_SCORE_SQRT_SOFTPLUS; s++)
+        for (size_t experts = 8; experts <= 512; experts *= 4)
+            router(experts, (moert_score)s);
+    squares(3);
+    squares(5000000);
+    attention(50);
+    attention(200);
+    loss(300);
+    loss(50257);
+    return close_test_device(NULL);
+}
+
+int main(int count, char **words) {
+    return count == 2 && strcmp(words[1], "digest") == 0
+               ? print_digests()
+               : run_file(__FILE__, open_test_device, close_test_device);
+}
+
+TEST(test_both_forms_give_the_same_bits) {
+    char *path = realpath("/proc/self/exe", NULL), line[2][200];
+    FILE *pipe[2];
+    size_t wrong = 0;
+    for (int i = 0; i < 2; i++)
+        pipe[i] =
+            popen(titled("ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 MOERT_FORM=%s '%s' digest",
+                         i == 0 ? "cpu" : "gpu", path),
+                  "r");
+    while (fgets(line[0], sizeof line[0], pipe[0]) != NULL) {
+        assert_non_null(fgets(line[1], sizeof line[1], pipe[1]));
+        if (strcmp(line[0], line[1]) != 0) {
+            print_message("# differs: %s", line[0]);
+            wrong++;
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pclose(pipe[i]), 0);
+    free(path);
+    assert_int_equal(wrong, 0);
+}
