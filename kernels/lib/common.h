@@ -123,20 +123,18 @@ typedef struct row_sum {
     {                                                                                              \
         { 0.0f }                                                                                   \
     }
-/* Runs statements for each step of the first `width` columns of a row. The step begins at column c,
- * and its sum belongs to part v of a row_sum. */
-#define FOR_EACH_STEP(c, v, width, ...)                                                            \
+/* Runs `body` for each step of the first `width` columns of a row. The step begins at column c, and
+ * its sum belongs to part v of a row_sum. Outside of parentheses, `body` has no comma. */
+#define FOR_EACH_STEP(c, v, width, body)                                                           \
     {                                                                                              \
         int c = 0;                                                                                 \
         while (c + SUM_LANES <= (int)(width)) {                                                    \
             UNROLL_FOR(int v = 0; v < SUM_VECS; v++) {                                             \
-                __VA_ARGS__                                                                        \
-                c += VEC;                                                                          \
+                body c += VEC;                                                                     \
             }                                                                                      \
         }                                                                                          \
         for (int v = 0; c < (int)(width); v++) {                                                   \
-            __VA_ARGS__                                                                            \
-            c += VEC;                                                                              \
+            body c += VEC;                                                                         \
         }                                                                                          \
     }
 /* Precedes a statement that is too long to be repeated: runs it for each step. */

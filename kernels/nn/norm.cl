@@ -93,7 +93,8 @@ KERNEL void norm_backward(global const float *x, global const float *weight,
             const int width = min(args.part, args.width - begin);
             row_sum sum = NO_SUM;
             FOR_EACH_STEP(c, v, width, {
-                const int at = begin + c, n = width - c;
+                const int at = begin + c;
+                const int n = width - c;
                 const vec g = load_part(dyr + at, n) * load_part(weight + at, n);
                 sum.part[v] = fma(g, load_part(xr + at, n), sum.part[v]);
             })
