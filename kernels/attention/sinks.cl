@@ -40,7 +40,7 @@ void sink_gradient(global const float *sinks, global const float *out, global co
          first += ROW_GROUPS, own = (own + 1) % OWN_SUMS) {
         const ulong i = first + row_group_index();
         const ulong row = (sequence * args.length + min(i, args.length - 1)) * args.heads + head;
-        row_sum parts = NO_SUM;
+        lane_sums parts = NO_SUM;
         EACH_STEP_OF(c, v, args.value_size) {
             const int n = i < args.length ? args.value_size - c : 0;
             const ulong at = row * args.value_size + c;

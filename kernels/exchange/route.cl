@@ -62,7 +62,7 @@ KERNEL void weigh(global const void *combined, global const float *weight, globa
     const uint p = get_group_id(0), width = args.width;
     const ulong first = (ulong)p * width;
     const vec w = (vec)weight[p];
-    row_sum sum = NO_SUM;
+    lane_sums sum = NO_SUM;
     EACH_STEP_OF(c, v, width) {
         const int left = (int)(width - c);
         const vec x = load_as(rows, args.type, first + c, left);

@@ -145,7 +145,7 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
     for (uint m = first; m < end; m++) {
         ulong row = (ulong)m * args.width;
         vec p = prob != 0 ? prob[m * args.prob_stride] : 1.0f;
-        row_sum sum = NO_SUM;
+        lane_sums sum = NO_SUM;
         for (int j = 0, part = 0; j < args.width; j += BATCH * VEC, part = (part + 1) % SUM_VECS) {
             raw_pair x[BATCH];
             raw q[BATCH];

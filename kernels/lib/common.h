@@ -116,15 +116,15 @@ typedef ushort4 short_vec;
 /* The lanes of a sum over a row: eight vectors of a CPU's work-item, or one of each of 32. */
 #define SUM_LANES 128
 #define SUM_VECS  (SUM_LANES / VEC)
-typedef struct row_sum {
+typedef struct lane_sums {
     vec part[SUM_VECS];
-} row_sum;
+} lane_sums;
 #define NO_SUM                                                                                     \
     {                                                                                              \
         { 0.0f }                                                                                   \
     }
 /* Runs `body` for each step of the first `width` columns of a row. The step begins at column c, and
- * its sum belongs to part v of a row_sum. Outside of parentheses, `body` has no comma. */
+ * its sum belongs to part v of a lane_sums. Outside of parentheses, `body` has no comma. */
 #define FOR_EACH_STEP(c, v, width, body)                                                           \
     {                                                                                              \
         int c = 0;                                                                                 \
@@ -305,7 +305,7 @@ DEFINE_LANES(max_lanes, float, fmax)
 #define ONE_OF_TWO(a, b, i)                                                                        \
     __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16,   \
                             i + 18, i + 20, i + 22, i + 24, i + 26, i + 28, i + 30)
-static inline float sum_lanes(row_sum x, local float *row_group) {
+static inline float sum_lanes(lane_sums x, local float *row_group) {
     vec pairs[4], items[2];
     UNROLL_FOR(int i = 0; i < 4; i++) {
         const vec a = x.part[2 * i], b = x.part[2 * i + 1];
@@ -317,7 +317,7 @@ static inline float sum_lanes(row_sum x, local float *row_group) {
     return sum_vec(items[0] + items[1], row_group);
 }
 #else
-static inline float sum_lanes(row_sum x, local float *row_group) {
+static inline float sum_lanes(lane_sums x, local float *row_group) {
     return sum_vec(x.part[0], row_group);
 }
 #endif

@@ -44,7 +44,7 @@ KERNEL void bias_dprob(global const uint *ends, global const float *bias, global
     ROW_GROUP;
     uint g = args.skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
-        row_sum sum = NO_SUM;
+        lane_sums sum = NO_SUM;
         EACH_STEP_OF(c, v, args.n)
         sum.part[v] =
             fma(load_part(y + r * args.ldy + c, args.n - c),

@@ -62,7 +62,7 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
         float squares = 0.0f;
         IN_ORDER_FOR(int begin = 0; begin < args.width; begin += args.part) {
             const int width = min(args.part, args.width - begin);
-            row_sum sum = NO_SUM;
+            lane_sums sum = NO_SUM;
             FOR_EACH_STEP(c, v, width, {
                 const vec a = load_part(from + begin + c, width - c);
                 sum.part[v] = fma(a, a, sum.part[v]);
@@ -91,7 +91,7 @@ KERNEL void norm_backward(global const float *x, global const float *weight,
         float dots = 0.0f;
         IN_ORDER_FOR(int begin = 0; begin < args.width; begin += args.part) {
             const int width = min(args.part, args.width - begin);
-            row_sum sum = NO_SUM;
+            lane_sums sum = NO_SUM;
             FOR_EACH_STEP(c, v, width, {
                 const int at = begin + c;
                 const int n = width - c;

@@ -127,7 +127,7 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
         const uint g = group_of(ends, args.groups, r);
         const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
         const vec p = prob != 0 ? prob[r] : 1.0f, scale = acc_scale != 0 ? acc_scale[g] : 1.0f;
-        row_sum sum = NO_SUM;
+        lane_sums sum = NO_SUM;
         pair top = {0.0f, 0.0f};
         EACH_STEP_OF(j, part, args.width) {
             const spot s = find_spot(j, args.width, args.run, args.linear_first);

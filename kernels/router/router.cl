@@ -54,7 +54,7 @@ static inline bool any_lane(ivec condition, local float *row_group) {
 static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse,
                        local float *row_group) {
     vec largest = -INFINITY;
-    row_sum sum = NO_SUM;
+    lane_sums sum = NO_SUM;
     ivec finite = -1;
     for (int e = 0; e < experts; e += VEC) {
         const vec x = load_part(l + e, experts - e),
@@ -166,7 +166,7 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
 /* {sum s, sum s * a} of a row */
 static float2 row_sums(global const float *s, global const float *a, int experts,
                        local float *row_group) {
-    row_sum sum = NO_SUM, weighted = NO_SUM;
+    lane_sums sum = NO_SUM, weighted = NO_SUM;
     EACH_STEP_OF(e, v, experts) {
         vec x = load_part(s + e, experts - e);
         sum.part[v] += x;
@@ -280,7 +280,7 @@ KERNEL void router_entropy(global const float *scores, global float *entropy,
         global const float *s = scores + t * args.experts;
         const float total =
             is_pointwise(args.score) ? row_sums(s, 0, args.experts, row_group).x + TINY : 1.0f;
-        row_sum sum = NO_SUM;
+        lane_sums sum = NO_SUM;
         EACH_STEP_OF(e, v, args.experts) {
             const vec r = load_part(s + e, args.experts - e) / total;
             sum.part[v] -= select((vec)0.0f, r * moert_log(r), r > 0.0f);
