@@ -106,7 +106,7 @@ KERNEL void gemm_dgrad(global const uint *ends, global const value *y, WEIGHT_AR
 
 #if WIDTH % 2 == 0
 /* gemm_forward into v[M,2I], then the GLU into h[M,I] (gemm_glu.h), I = width. v is dense. It is
- * written only if `keep` is set or K has several blocks.
+ * written only if `keep` is set or K has several blocks, and past the caches if `once` is set.
  * A panel holds WIDTH / 2 * 16 columns of h. */
 KERNEL void gemm_glu_forward(global const uint *ends, global const value *x, global const float *w,
                              global const float *bias, global float *v, global const float *prob,
@@ -269,10 +269,10 @@ static inline void multiply_transposed(global const value *a, ulong lda, local f
     end_tiles();
 }
 
-/* With rounded_w, w only holds the sums between two blocks of the reduction.
- * Weight gradients are larger than a cache. Tiles that are computed at once are stored past the
- * cache if they are aligned to 64 bytes (not with amx.h). The lock at the end of a work-group makes
- * these stores visible. */
+/* The result goes to w. If rounded_w is not null, it goes there, rounded to bf16, and w holds the
+ * sums of a group between two blocks of its rows. Weight gradients are larger than a cache. Tiles
+ * that are computed at once are stored past the cache if they are aligned to 64 bytes (not with
+ * amx.h). The lock at the end of a work-group makes these stores visible. */
 KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                        global float *w, global ushort *rounded_w, moert_gemm_args args,
                        local vec *panel, local float *strip) {

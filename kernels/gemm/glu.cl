@@ -11,8 +11,8 @@
  * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride. If prob is null, all are 1;
  * if dprob is null, it is not computed. A row group computes `split` whole rows, a step of columns
  * at a time. NaNs of g and u pass the limits; an infinite limit has no effect. Deterministic: the
- * bits of a row depend on that row only. dprob adds column j to lane j mod VEC, then adds the lanes
- * as a tree. If dv has the type of v, it may be the same memory.
+ * bits of a row depend on that row only. dprob adds column j to lane j mod SUM_LANES, then adds the
+ * lanes as a tree. If dv has the type of v, it may be the same memory.
  *
  * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded; the
  * bits of a NaN are unspecified). Arithmetic is float32. PLAIN may be defined if gates come first,

@@ -100,8 +100,8 @@ typedef struct moert_norm_gradient {
     moert_buffer *dy, *dx;
     bool accumulate;
     moert_buffer *partial;
-    moert_buffer **scratch; /* a growable buffer that keeps nothing between calls. With NULL, GPUs
-                               are slower, and the last bits of `partial` differ */
+    moert_buffer **scratch; /* a growable buffer that keeps nothing between calls. With NULL, the
+                               last bits of `partial` differ, and GPUs are slower */
     moert_buffer *bf16;     /* bf16 [R,width], or NULL */
     moert_rotation rotation;
 } moert_norm_gradient;

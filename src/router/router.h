@@ -68,8 +68,8 @@ typedef struct moert_router_gradient {
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
                                    const moert_router_gradient *gradient);
 
-/* mass[S,E] = sum of r[t,e] over the tokens of each of S sequences, in order. sequence_ends is
- * uint32 [S]. */
+/* mass[S,E] = sum of r[t,e] over the tokens of each of S sequences, in a fixed order. sequence_ends
+ * is uint32 [S]. */
 moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
                                const moert_buffer *scores, const moert_buffer *sequence_ends,
                                size_t sequences, moert_buffer *mass);

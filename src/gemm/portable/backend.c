@@ -30,7 +30,7 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     return gemm->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
 }
 
-/* The GPU form, and kernels for float32 operands, do not round. */
+/* Only the kernels for CPUs with bf16 operands write a rounded weight gradient. */
 static bool rounds(const moert_device *device, const moert_gemm *gemm) {
     return gemm->type == MOERT_DTYPE_BF16 && !moert_device_describe(device)->gpu_form;
 }
