@@ -167,7 +167,7 @@ static inline void pack_strip(global const value *a, ulong lda, int lines, int u
                 block[q] = strip_dot(a, lda, i, lines, p + q * PER_DOT, used);
             transpose(block);
             UNROLL_FOR(int r = 0; r < VEC; r++)
-                vstore16(block[r], 0, strip + (i + r) * depth + p / PER_DOT);
+                STORE_VECTOR(local, float, 16, block[r], strip + (i + r) * depth + p / PER_DOT);
         }
 }
 

@@ -130,7 +130,7 @@ static inline successor successor_of(global const uint *ends, uint first, uint s
 #if BF16
 static inline vec load_operand(global const ushort *p, int n) {
     if (n >= VEC)
-        return as_float16(convert_uint16(vload16(0, p)) << 16);
+        return as_float16(convert_uint16(LOAD_VECTOR(global, ushort, 16, p)) << 16);
     ushort lane[VEC];
     for (int i = 0; i < VEC; i++)
         lane[i] = i < n ? p[i] : 0;
@@ -184,7 +184,7 @@ static inline void store_bf16(vec x, global ushort *p, int n, bool past_cache) {
     }
 #endif
     if (n >= VEC) {
-        vstore16(bits, 0, p);
+        STORE_VECTOR(global, ushort, 16, bits, p);
         return;
     }
     vstore16(bits, 0, lane);
@@ -297,9 +297,9 @@ static inline target tile_of(target c, int line, int column) {
 static inline void convert_line(global const ushort *from, int used, local uint *to) {
     int p = 0;
     for (; p + 2 * VEC <= used; p += 2 * VEC) {
-        const uint16 pairs =
-            (uint16)(as_uint8(vload16(0, from + p)), as_uint8(vload16(1, from + p)));
-        vstore16(rotate(pairs, (uint16)16), 0, to + p / 2);
+        const uint16 pairs = (uint16)(as_uint8(LOAD_VECTOR(global, ushort, 16, from + p)),
+                                      as_uint8(LOAD_VECTOR(global, ushort, 16, from + p + VEC)));
+        STORE_VECTOR(local, uint, 16, rotate(pairs, (uint16)16), to + p / 2);
     }
     for (; p < used; p += 2)
         to[p / 2] = (uint)from[p] << 16 | (p + 1 < used ? from[p + 1] : 0x8000u);
@@ -309,7 +309,7 @@ static inline void convert_line(global const ushort *from, int used, local uint 
 #elif BF16
 static inline void convert_line(global const ushort *from, int used, local float *to) {
     for (int p = 0; p < used; p += VEC)
-        vstore16(load_operand(from + p, used - p), 0, to + p);
+        STORE_VECTOR(local, float, 16, load_operand(from + p, used - p), to + p);
 }
 #endif
 

@@ -28,8 +28,8 @@ static inline uvec load_payload(const blocks *b, block_row at, int column, int n
     global const uchar *line = b->q + at.row * b->q_bytes;
 #if ELEMENT_BITS == 4 && MOERT_ITEMS == 1
     line += column / 2;
-    const uint8 bytes =
-        n >= VEC ? convert_uint8(vload8(0, line)) : load_bytes(line, (n + 1) / 2).lo;
+    const uint8 bytes = n >= VEC ? convert_uint8(LOAD_VECTOR(global, uchar, 8, line))
+                                 : load_bytes(line, (n + 1) / 2).lo;
     uvec elements;
     elements.even = bytes & 0xF;
     elements.odd = bytes >> 4;

@@ -173,6 +173,21 @@ static inline ivec lane_places(void) {
 /* Whether a part that begins at p is a single access. */
 #define IS_WHOLE(p) (MOERT_ITEMS > 1 && ((size_t)(p)&15) == 0)
 
+/* Read and write a vector of `n` elements of `type` in the address space `space`, aligned as one of
+ * them is. PoCL compiles vloadN and vstoreN to several accesses, vstoreN of bytes and shorts to N. */
+#if MOERT_ITEMS == 1 && MOERT_CPU && defined(__clang__)
+typedef float16 loose_float16 __attribute__((aligned(4)));
+typedef uint16 loose_uint16 __attribute__((aligned(4)));
+typedef ushort16 loose_ushort16 __attribute__((aligned(2)));
+typedef uchar16 loose_uchar16 __attribute__((aligned(1)));
+typedef uchar8 loose_uchar8 __attribute__((aligned(1)));
+#define LOAD_VECTOR(space, type, n, p)     (*(space const loose_##type##n *)(p))
+#define STORE_VECTOR(space, type, n, x, p) (*(space loose_##type##n *)(p) = (x))
+#else
+#define LOAD_VECTOR(space, type, n, p)     vload##n(0, p)
+#define STORE_VECTOR(space, type, n, x, p) vstore##n(x, 0, p)
+#endif
+
 /* Reads n floats of a step; lanes beyond them are zero. n may exceed VEC, and in the GPU form it
  * may be 0 or negative. */
 static inline vec load_part(global const float *p, int n) {
@@ -189,11 +204,10 @@ static inline vec load_part(global const float *p, int n) {
     return vload_part(0, lane);
 }
 
-/* Writes PART floats. PoCL's vstore16 would be three stores. */
+/* Writes PART floats. */
 static inline void store_vec(vec x, global float *p) {
-#if MOERT_ITEMS == 1 && MOERT_CPU && defined(__clang__)
-    typedef vec loose __attribute__((aligned(4)));
-    *(global loose *)p = x;
+#if MOERT_ITEMS == 1
+    STORE_VECTOR(global, float, 16, x, p);
 #else
     if (IS_WHOLE(p))
         *(global vec *)p = x;

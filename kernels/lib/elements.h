@@ -8,17 +8,17 @@
  * matrix. Lanes beyond n are zero.
  */
 #if MOERT_ITEMS == 1
-#define WHOLE(type, p)          1
-#define LOAD_WHOLE(type, p)     vload16(0, p)
-#define STORE_WHOLE(type, x, p) vstore16(x, 0, p)
+#define WHOLE(type, p)             1
+#define LOAD_WHOLE(element, p)     LOAD_VECTOR(global, element, 16, p)
+#define STORE_WHOLE(element, x, p) STORE_VECTOR(global, element, 16, x, p)
 #elif defined(ALIGNED)
-#define WHOLE(type, p)          1
-#define LOAD_WHOLE(type, p)     (*(global const type *)(p))
-#define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
+#define WHOLE(type, p)             1
+#define LOAD_WHOLE(element, p)     (*(global const element##4 *)(p))
+#define STORE_WHOLE(element, x, p) (*(global element##4 *)(p) = (x))
 #else
-#define WHOLE(type, p)          (((size_t)(p) & (sizeof(type) - 1)) == 0)
-#define LOAD_WHOLE(type, p)     (*(global const type *)(p))
-#define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
+#define WHOLE(type, p)             (((size_t)(p) & (sizeof(type) - 1)) == 0)
+#define LOAD_WHOLE(element, p)     (*(global const element##4 *)(p))
+#define STORE_WHOLE(element, x, p) (*(global element##4 *)(p) = (x))
 #endif
 #ifdef ALIGNED
 #define ALL_OR_NONE 1
@@ -30,9 +30,9 @@
         p += part_start();                                                                         \
         n -= part_start();                                                                         \
         if (ALL_OR_NONE)                                                                           \
-            return n > 0 ? convert_uvec(LOAD_WHOLE(name##_vec, p)) : (uvec)0;                      \
+            return n > 0 ? convert_uvec(LOAD_WHOLE(element, p)) : (uvec)0;                         \
         if (n >= PART && WHOLE(name##_vec, p))                                                     \
-            return convert_uvec(LOAD_WHOLE(name##_vec, p));                                        \
+            return convert_uvec(LOAD_WHOLE(element, p));                                           \
         element lane[PART];                                                                        \
         for (int i = 0; i < PART; i++)                                                             \
             lane[i] = i < n ? p[i] : 0;                                                            \
@@ -42,7 +42,7 @@
         p += part_start();                                                                         \
         n -= part_start();                                                                         \
         if (ALL_OR_NONE ? n > 0 : n >= PART && WHOLE(name##_vec, p)) {                             \
-            STORE_WHOLE(name##_vec, convert_##name##_vec(x), p);                                   \
+            STORE_WHOLE(element, convert_##name##_vec(x), p);                                      \
             return;                                                                                \
         }                                                                                          \
         if (ALL_OR_NONE)                                                                           \

@@ -43,7 +43,7 @@ static inline void store_row(const job *j, uvec payload, uint row, int column, i
     const uvec kept = lane_places() < n ? payload : 0u;
     const uint8 pairs = kept.even | kept.odd << 4;
     if (n >= VEC)
-        vstore8(convert_uchar8(pairs), 0, line + column / 2);
+        STORE_VECTOR(global, uchar, 8, convert_uchar8(pairs), line + column / 2);
     else
         store_bytes((uvec)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
 #else
