@@ -152,13 +152,13 @@ class LayerExperts:
         """y[T,H] of x[T,H] and float32 weight[T,K]."""
         dtype_of(x, self.weights[0])
         self.kept.refresh(self.weights[:2])
-        y, self.record = self.kept.layer.forward(x, torch.empty_like(x), training=training, index=self.index, weight=weight)
+        y, self.record = self.kept.layer.forward(x, empty(*x.shape, dtype=x.dtype), training=training, index=self.index, weight=weight)
         return y
 
     def backward(self, dy, wanted):
         """(dx, dweight, dgate_up, ddown, None, None) from dy[T,H]."""
         self.kept.refresh(self.weights[:2])  # another call may have changed them; this one's are those of its forward
-        dx, dweight = torch.empty_like(dy), torch.empty(self.index.shape)
+        dx, dweight = empty(*dy.shape, dtype=dy.dtype), torch.empty(self.index.shape)
         gradients = [empty(*weight.shape, dtype=torch.bfloat16) if one else None for weight, one in zip(self.weights, wanted[:2])]
         self.record.backward(dy, dx, weight_gradient=dweight, w1_gradient=gradients[0], w2_gradient=gradients[1])
         self.kept.layer.reduce()
