@@ -28,7 +28,8 @@ from fits import MODELS, TYPES, write_config
 FORMS = {"OLMoE-1B-7B": "olmoe", "gpt-oss-20b": "gpt-oss", "Qwen3-30B-A3B": "qwen3-moe"}
 # sequences of a rank and micro-batch, --recompute, dtype of moments and gradients
 CHOICES = [(4, "none", "f32"), (2, "none", "f32"), (1, "none", "f32"), (1, "auto", "f32"), (1, "auto", "bf16")]
-IMBALANCE = {True: 1.1, False: 1.5}  # rows of a rank that must fit, relative to balanced routing, where routing is balanced or natural
+# rows of a rank that must fit, relative to balanced routing, where routing is balanced or natural: the first with which it trains
+IMBALANCES = {True: (1.1,), False: (1.5, 3)}
 COMPARED = 3  # steps on R / 2 ranks
 MEMORY = re.compile(r"memory +([\d.]+) MiB .* expected ([\d.]+) for its rows, up to ([\d.]+)")
 
@@ -65,7 +66,7 @@ class Model:
             raise RuntimeError(f"{program} on {ranks} ranks: {done.stderr.strip()[-600:]}")
         return done.stdout
 
-    def choose(self, ranks, balanced):
+    def choose(self, ranks, imbalance):
         """The first of CHOICES that fits, as options of moert-train, and what moert-info expects; or None."""
         total = self.args.ranks * self.args.sequences
         for sequences, recompute, states in CHOICES:
@@ -73,7 +74,7 @@ class Model:
                 continue
             pieces = total // (ranks * sequences)
             options = TYPES | {"micro-batches": pieces, "length": self.args.length, "moments": states, "gradients": states}
-            asked = options | {"model": self.directory, "batch": total // pieces, "recompute": recompute, "imbalance": IMBALANCE[balanced]}
+            asked = options | {"model": self.directory, "batch": total // pieces, "recompute": recompute, "imbalance": imbalance}
             memory = json.loads(self.run(ranks, "moert-info", ["--json", *words(asked)]))["memory"]
             if memory["fits"]:
                 return options | {"batch": total, "recompute": memory["recompute"], "loss-chunk": memory["loss_chunk"]}, memory
@@ -90,12 +91,12 @@ class Model:
             raise RuntimeError(f"{len(lines)} of {steps} steps, losses {[line['loss'] for line in lines]}")
         return lines, text
 
-    def measure(self, balanced):
+    def measure(self, balanced, imbalance):
         """A list with a row of results; empty if the model does not fit."""
         ranks, start = self.args.ranks, time.monotonic()
-        chosen = self.choose(ranks, balanced)
+        chosen = self.choose(ranks, imbalance)
         if chosen is None:
-            print(f"{self.name:14} does not fit on {ranks} ranks with {IMBALANCE[balanced]} times balanced routing's rows", flush=True)
+            print(f"{self.name:14} does not fit on {ranks} ranks with {imbalance} times balanced routing's rows", flush=True)
             return []
         options, memory = chosen
         lines, text = self.train(ranks, self.args.steps, options, balanced)
@@ -117,7 +118,7 @@ class Model:
     def compare(self):
         """Prints whether R / 2 ranks have the losses of R ranks; False if not."""
         ranks, half = self.args.ranks, self.args.ranks // 2
-        chosen = self.choose(half, True) if half > 0 else None
+        chosen = self.choose(half, IMBALANCES[True][0]) if half > 0 else None
         if chosen is None:
             print(f"#   {self.name} does not fit on {half} ranks" if half > 0 else "#   no fewer ranks", flush=True)
             return True
@@ -137,11 +138,17 @@ def attempt(name, call, *arguments):
         return None
 
 
+def measure_routing(model, balanced):
+    """What Model.measure returns with the first imbalance with which the model trains; None if there is none."""
+    tries = (attempt(model.name, model.measure, balanced, imbalance) for imbalance in IMBALANCES[balanced])
+    return next((row for row in tries if row is not None), None)
+
+
 def measure(args, name):
     """The rows of a model, and whether all is right."""
     with tempfile.TemporaryDirectory() as directory:
         model = Model(args, name, directory)
-        rows = [attempt(name, model.measure, routing == "balanced") for routing in args.routing]
+        rows = [measure_routing(model, routing == "balanced") for routing in args.routing]
         same = attempt(name, model.compare)
         return sum(filter(None, rows), []), None not in rows and same is True
 

@@ -36,9 +36,12 @@ static uint64_t place_of(const moert_comm *world, const moert_device_info *info)
 }
 
 /* Bytes of the memory that the ranks of one place share. A host that does not tell what is
- * available has all of its memory. */
+ * available has all of its memory. 2 % of a GPU's memory are for its driver, and for estimates that
+ * are too low. */
 static size_t available_bytes(const moert_device_info *info) {
-    const size_t bytes = info->is_cpu ? moert_memory_available() : 0;
+    if (!info->is_cpu)
+        return info->global_bytes / 50 * 49;
+    const size_t bytes = moert_memory_available();
     return bytes > 0 ? bytes : info->global_bytes;
 }
 
