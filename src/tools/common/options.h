@@ -50,8 +50,8 @@ typedef struct moert_compute_choice {
 /* clang-format off */
 #define MOERT_MEMORY_OPTIONS(choice, most)                                                         \
     {"memory", MOERT_OPTION_STRING, &(most), NULL, NULL,                                           \
-     "bytes that a rank may take, such as 80G; default: its part of 98 % of its GPU's memory, "     \
-     "or, on CPUs, of what its host has left"},                                                    \
+     "bytes that a rank may take, such as 80G; default: its part of 98 % of its GPU's memory or, " \
+     "on CPUs, of what its host has left"},                                                        \
     {"recompute", MOERT_OPTION_CHOICE, &(choice).recompute, "none", MOERT_RECOMPUTE_WORDS,         \
      "what the backward computes again, so that it need not be kept: nothing, the experts' first " \
      "projections, whole layers, or the least that fits --memory, with --loss-chunk unless it is " \
