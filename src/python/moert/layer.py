@@ -33,6 +33,9 @@ class Layer:
         self.handle = ctypes.c_void_p()
         library.moert_layer_create(self.context.mesh(ep, exact), ctypes.byref(described), ctypes.byref(self.handle))
         self.options, self.hidden = described, described.hidden
+        takes_bf16 = (described.external_routing and described.dispatch == enumerator("moert_dispatch", "bf16")
+                      and not described.shared_intermediate)
+        self._dtypes = ("f32", "bf16") if takes_bf16 else "f32"
         self.first_expert = library.moert_layer_first_expert(self.handle)
         self.local_experts = library.moert_layer_local_experts(self.handle)
         self._passes = weakref.WeakSet()
@@ -100,7 +103,7 @@ class Layer:
         same sequences give the same bits on any number of ranks. A layer with external_routing takes int32 index[T,K] and
         weight[T,K]. Tokens with a negative number in int32 token[T] are padding: no expert computes them.
         """
-        memory = Memory(x, "x").expect("x", ("f32", "bf16"), (None, self.hidden))
+        memory = Memory(x, "x").expect("x", self._dtypes, (None, self.hidden))
         y = numpy.empty(memory.shape, _NUMPY[memory.dtype]) if y is None else y
         ends = self._ends(memory.shape[0], sequences)
         counts = [1] * self.context.size if sequences is None else self.context.gather(len(ends))
