@@ -124,7 +124,7 @@ typedef struct lane_sums {
         { 0.0f }                                                                                   \
     }
 /* Runs `body` for each step of the first `width` columns of a row. The step begins at column c, and
- * its sum belongs to part v of a lane_sums. Outside of parentheses, `body` has no comma. */
+ * its sum belongs to part v of a lane_sums. `body` may have commas only inside parentheses. */
 #define FOR_EACH_STEP(c, v, width, body)                                                           \
     {                                                                                              \
         int c = 0;                                                                                 \

@@ -33,6 +33,7 @@ class Layer:
         self.handle = ctypes.c_void_p()
         library.moert_layer_create(self.context.mesh(ep, exact), ctypes.byref(described), ctypes.byref(self.handle))
         self.options, self.hidden = described, described.hidden
+        # the library has this condition, too, but does not know that the rows are called x here (src/layer/check.c)
         takes_bf16 = (described.external_routing and described.dispatch == enumerator("moert_dispatch", "bf16")
                       and not described.shared_intermediate)
         self._dtypes = ("f32", "bf16") if takes_bf16 else "f32"
