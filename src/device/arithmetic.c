@@ -170,8 +170,8 @@ static moert_status recall_or_compare(const moert_device *device, char **differe
 
 moert_status moert_device_difference(const moert_device *device, char **difference) {
     *difference = NULL;
-    if (!device->info.gpu_form)
+    if (!moert_program_is_fast(device))
         return recall_or_compare(device, difference);
-    *difference = strdup("kernels in GPU form add in another order");
+    *difference = strdup("tensor cores add in another order (MOERT_BACKEND=portable uses none)");
     return *difference != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a text");
 }

@@ -141,6 +141,9 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
 /* *key = the cache key of a program on the device, which the caller frees; NULL if memory runs
  * out. */
 moert_status moert_program_key(const moert_device *device, const char *spec, char **key);
+/* Whether programs use the faster functions of NVIDIA's GPUs: where tensor cores are used, whose
+ * sums differ from those of CPUs anyway. */
+bool moert_program_is_fast(const moert_device *device);
 void moert_program_release_all(moert_device *device);
 
 /* The on-disk cache: one file per key, written under a temporary name, then renamed. A lock lets

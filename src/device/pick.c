@@ -68,6 +68,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
                                 int index, moert_device_info *info) {
     *info = (moert_device_info){.platform = platform_index, .index = index};
     cl_device_type type = 0;
+    cl_uint vector_floats = 0; /* 1 if the vectors' lanes are work-items */
     char extensions[8192] = "";
     const struct {
         cl_device_info key;
@@ -78,6 +79,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
         {CL_DEVICE_GLOBAL_MEM_SIZE, sizeof info->global_bytes, &info->global_bytes},
         {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof info->piece_bytes, &info->piece_bytes},
         {CL_DEVICE_LOCAL_MEM_SIZE, sizeof info->local_bytes, &info->local_bytes},
+        {CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT, sizeof vector_floats, &vector_floats},
         {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof info->compute_units, &info->compute_units},
         {CL_DEVICE_NAME, sizeof info->name, info->name},
         {CL_DEVICE_VENDOR, sizeof info->vendor, info->vendor},
@@ -98,7 +100,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->imports_files = strstr(extensions, "cl_khr_external_memory_opaque_fd") != NULL;
     info->gpu_form = moert_config_get()->form != MOERT_FORM_AUTO
                          ? moert_config_get()->form == MOERT_FORM_GPU
-                         : !info->is_cpu;
+                         : !info->is_cpu || vector_floats == 1;
     info->is_simulator = strcmp(info->platform_name, "Oclgrind") == 0;
     info->largest_bytes = info->is_cpu && !info->is_simulator
                               ? moert_max(info->piece_bytes, moert_memory_total())

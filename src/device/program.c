@@ -53,9 +53,7 @@ static int row_group_items(const moert_device *device, const char *spec) {
     return device->info.gpu_form ? GPU_ITEMS : 1;
 }
 
-/* Whether programs may use the faster functions of NVIDIA's GPUs: where tensor cores are used,
- * whose sums differ from those of CPUs anyway. */
-static bool is_fast(const moert_device *device) {
+bool moert_program_is_fast(const moert_device *device) {
     const unsigned backend = moert_config_get()->backend;
     return device->info.nvidia > 0 &&
            (backend == MOERT_BACKEND_AUTO || backend == MOERT_BACKEND_NVIDIA);
@@ -64,7 +62,7 @@ static bool is_fast(const moert_device *device) {
 /* Whether divisions and square roots of a program must round correctly: everywhere, except that of
  * fast programs only those that quantize or read block formats do. */
 static bool must_round_correctly(const moert_device *device, const char *spec) {
-    return !is_fast(device) || strncmp(spec, "quant/", 6) == 0 ||
+    return !moert_program_is_fast(device) || strncmp(spec, "quant/", 6) == 0 ||
            strstr(spec, "-DELEMENT=") != NULL;
 }
 
@@ -74,7 +72,7 @@ static moert_status build_options(const moert_device *device, const char *spec, 
     char capability[48] = "";
     if (device->info.nvidia > 0)
         snprintf(capability, sizeof capability, " -DMOERT_NVIDIA=%u%s", device->info.nvidia,
-                 is_fast(device) ? " -DMOERT_FAST" : "");
+                 moert_program_is_fast(device) ? " -DMOERT_FAST" : "");
     *options = moert_text_format("%s-cl-std=%s%s -DMOERT_CPU=%d -DMOERT_FP64=%d "
                                  "-DMOERT_ITEMS=%d%s%s",
                                  must_round_correctly(device, spec) ? ROUND_CORRECTLY : "",

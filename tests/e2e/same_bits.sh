@@ -165,7 +165,18 @@ pieces() {
         train "pieces-$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}" && same_run "$all/$1-1-local" "$all/pieces-$1"
     verdict $? "$1: $2 $3 with small allocations has the bits of 1 local"
 }
-if [ "${MOERT_DEVICE:-}" != gpu ]; then # only on CPUs has a buffer several allocations
+# gpu_form NAME STEPS OPTION...: trains with kernels in GPU form, and must have the bits of NAME-1-local
+gpu_form() {
+    MOERT_FORM=gpu train "form-$1" 1 local --steps "$2" --save-every "$2" --eval-every "$2" "${@:3}" && same_run "$all/$1-1-local" "$all/form-$1"
+    verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
+}
+if [ "${MOERT_DEVICE:-}" != gpu ]; then # only on CPUs has a buffer several allocations, and may a device choose the form
+    sampled gpu_form bf16 4 --batch 6 --micro-batches 2 --precision bf16
+    sampled gpu_form mxfp8 4 --batch 6 --micro-batches 2 --precision mxfp8
+    sampled gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4
+    sampled gpu_form mxfp8-dispatch 4 --batch 6 --hidden 72 --dispatch mxfp8
+    sampled gpu_form states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
+        --spare-slots 1 --moments bf16 --gradients bf16
     sampled pieces states-gpt-oss 3 staged 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
         --spare-slots 1 --moments bf16 --gradients bf16
     sampled pieces cloned-f32 2 window 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* The comparison of a device's arithmetic with the host's: it passes here, finds each flaw that a
  * driver may have, and is kept in the cache. Flaws are written into the kernels. */
 #include <unistd.h>
@@ -20,7 +20,7 @@ static int open_all(void **state) {
     MOERT_FREE(common, here);
     kernels = strdup(read_file("kernels/lib/arithmetic.cl", NULL));
     table = strdup(read_file("kernels/args/arithmetic.h", NULL));
-    set_variable("MOERT_FORM", "cpu");
+    set_variable("MOERT_BACKEND", "portable");
     set_variable("MOERT_CACHE_DIR", "off");
     set_variable("MOERT_KERNEL_DIR", in_directory("kernels"));
     return failed + open_test_device(state);
@@ -42,14 +42,6 @@ static bool write_flaw(const char *file, const char *text, const char *right, co
     return at != NULL;
 }
 
-#define QUOTIENT "x / y of vectors is "
-
-/* On NVIDIA's GPUs only programs that quantize round quotients and roots correctly. This program
- * does not, so there the comparison finds a quotient before all that it compares later. */
-static bool approximates_quotients(void) {
-    return moert_device_describe(test_device)->nvidia > 0;
-}
-
 /* Fails unless moert_device_difference gives a text that begins with `wanted`, or "" if that is
  * "". */
 static void expect_difference(const char *wanted) {
@@ -66,7 +58,7 @@ static void expect_difference(const char *wanted) {
 TEST(test_the_device_computes_as_the_host) {
     write_text("kernels/lib/arithmetic.cl", kernels);
     write_text("kernels/args/arithmetic.h", table);
-    expect_difference(approximates_quotients() ? QUOTIENT : "");
+    expect_difference("");
 }
 
 TEST(test_flaws_of_operations_are_found) {
@@ -81,14 +73,12 @@ TEST(test_flaws_of_operations_are_found) {
          "x * y of vectors is "},
         {"x * y + z", "fma(x, y, z)", "x * y + z of vectors is "},
         {"fma(x, y, z)", "x * y + z", "fma(x, y, z) of vectors is "},
-        {"x / y", "x * (1.0f / y)", QUOTIENT},
+        {"x / y", "x * (1.0f / y)", "x / y of vectors is "},
         {"sqrt(x)", "1.0f / sqrt(1.0f / x)", "sqrt(x) of vectors is "},
         {"rint(x)", "round(x)", "rint(x) of vectors is "},
     };
     write_text("kernels/lib/arithmetic.cl", kernels);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        if (approximates_quotients() && strcmp(rows[i].difference, QUOTIENT) == 0)
-            break;
         assert_true(write_flaw("kernels/args/arithmetic.h", table, rows[i].right, rows[i].flaw));
         expect_difference(rows[i].difference);
     }
@@ -103,8 +93,6 @@ TEST(test_flaws_of_scalars_and_sums_are_found) {
         {"products += x[i] * y[i]", "products = fma(x[i], y[i], products)", "the sum of x * y is "},
         {"(real)x[i] * (real)x[i]", "x[i] * x[i]", "the "},
     };
-    if (approximates_quotients())
-        SKIP("NVIDIA's GPUs approximate quotients, which are compared before scalars and sums");
     write_text("kernels/args/arithmetic.h", table);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         assert_true(write_flaw("kernels/lib/arithmetic.cl", kernels, rows[i].right, rows[i].flaw));
@@ -130,7 +118,7 @@ TEST(test_the_cache_keeps_the_result) {
     write_text("kernels/args/arithmetic.h", table);
     set_variable("MOERT_CACHE_DIR", in_directory("cache"));
     for (int i = 0; i < 3; i++) {
-        expect_difference(approximates_quotients() ? QUOTIENT : "");
+        expect_difference("");
         assert_int_equal(count_files(in_directory("cache"), "-difference.bin"), 1);
         if (i == 1)
             replace_entry();
@@ -138,15 +126,12 @@ TEST(test_the_cache_keeps_the_result) {
     set_variable("MOERT_CACHE_DIR", "off");
 }
 
-TEST(test_the_gpu_form_is_another) {
-    moert_device *device;
-    set_variable("MOERT_FORM", "gpu");
-    char *difference;
-    ASSERT_OK(moert_device_open("auto", NULL, 0, &device));
-    ASSERT_OK(moert_device_difference(device, &difference));
-    assert_non_null(strstr(difference, "GPU form"));
-    free(difference);
-    moert_device_close(device);
+TEST(test_tensor_cores_are_a_difference) {
+    if (moert_device_describe(test_device)->nvidia == 0)
+        SKIP("only for NVIDIA's GPUs");
+    set_variable("MOERT_BACKEND", "auto");
+    expect_difference("tensor cores add in another order");
+    set_variable("MOERT_BACKEND", "portable");
 }
 
 TESTS(open_all, close_all)
