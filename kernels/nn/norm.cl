@@ -180,9 +180,12 @@ KERNEL void norm_partial(global const float *x, global const float *rstd, global
 }
 #endif
 #else
-/* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. */
+/* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. PoCL 6 cannot compile
+ * rows together that several row groups share: it lets LLVM verify that an optimization reaches a
+ * fixpoint, which LLVM does not promise, and ends the process. */
 #define SOME_STEPS   (ROTATED ? 2 * STEPS : STEPS)
-#define ROWS         (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
+#define ONE_BY_ONE   (MOERT_CPU && GROUPS_PER_ROW > 1)
+#define ROWS         (SOME_STEPS < 8 && !ONE_BY_ONE ? 8 / SOME_STEPS : 1)
 #define HOLDS_WEIGHT (STEPS <= 2)
 #define PREFETCHES   (STEPS <= 2 && !ROTATED) /* loads the next ROWS rows ahead of use */
 
