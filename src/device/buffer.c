@@ -264,15 +264,6 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer != NULL ? buffer->device : NULL;
 }
 
-cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
-    if (buffer->pieces == NULL)
-        return buffer->memory;
-    const size_t start = buffer->piece_start + *offset_bytes;
-    *offset_bytes = start % buffer->piece_bytes;
-    *bytes = moert_min(*bytes, buffer->piece_bytes - *offset_bytes);
-    return buffer->pieces[start / buffer->piece_bytes];
-}
-
 /* The memory that a buffer is in: the cl_mem without a parent, or host memory. */
 typedef struct extent {
     const void *memory;

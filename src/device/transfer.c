@@ -6,6 +6,15 @@
 #include "device/internal.h"
 #include "device/profile/profile.h"
 
+cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
+    if (buffer->pieces == NULL)
+        return buffer->memory;
+    const size_t start = buffer->piece_start + *offset_bytes;
+    *offset_bytes = start % buffer->piece_bytes;
+    *bytes = moert_min(*bytes, buffer->piece_bytes - *offset_bytes);
+    return buffer->pieces[start / buffer->piece_bytes];
+}
+
 /* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses, and the driver's
  * commands stop at the end of a piece of imported memory. Kernels of kernels/lib/copy.cl handle
  * such ranges if they consist of whole floats. */
