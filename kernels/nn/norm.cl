@@ -180,9 +180,9 @@ KERNEL void norm_partial(global const float *x, global const float *rstd, global
 }
 #endif
 #else
-/* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. PoCL 6 cannot compile
- * rows together that several row groups share: it lets LLVM verify that an optimization reaches a
- * fixpoint, which LLVM does not promise, and ends the process. */
+/* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. A CPU loads one row if
+ * several row groups share it: with more rows, PoCL 6 ends the process while it compiles. It lets
+ * LLVM verify that an optimization has reached a fixpoint, which LLVM does not promise. */
 #define SOME_STEPS   (ROTATED ? 2 * STEPS : STEPS)
 #define ONE_BY_ONE   (MOERT_CPU && GROUPS_PER_ROW > 1)
 #define ROWS         (SOME_STEPS < 8 && !ONE_BY_ONE ? 8 / SOME_STEPS : 1)

@@ -1,7 +1,6 @@
 /* Implements device memory: buffers, wrapped host memory and views. */
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "base/log.h"

@@ -68,7 +68,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
                                 int index, moert_device_info *info) {
     *info = (moert_device_info){.platform = platform_index, .index = index};
     cl_device_type type = 0;
-    cl_uint vector_floats = 0; /* 1 if the vectors' lanes are work-items */
+    cl_uint vector_floats = 0; /* 1: the lanes of a vector are work-items */
     char extensions[8192] = "";
     const struct {
         cl_device_info key;

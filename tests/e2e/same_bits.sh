@@ -18,6 +18,9 @@ train() {
     MOERT_CHUNKS=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
+# train_steps NAME RANKS ENGINE N OPTION...: train, for N steps, with a checkpoint and an evaluation after the last one
+train_steps() { train "$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}"; }
+
 # invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: every run must have the bits of the first one. The commit chooses one of the
 # others, but of the variant mixtral all run
 invariant() {
@@ -33,7 +36,7 @@ invariant() {
     fi
     for run in "${runs[@]}"; do
         # shellcheck disable=SC2086
-        train "$variant-${run/ /-}" $run --steps "$steps" --save-every "$steps" --eval-every "$steps" "$@"
+        train_steps "$variant-${run/ /-}" $run "$steps" "$@"
         local status=$?
         if [ -z "$first" ]; then
             first=$variant-${run/ /-}
@@ -53,7 +56,7 @@ blended() { # VARIANT STEPS "RANKS ENGINE"... -- OPTION...
     invariant "$@"
     common[1]="0.7 LICENSE 0.3 docs"
     while [ "$1" != -- ]; do shift; done
-    train words 2 window --steps 10 --save-every 10 --eval-every 10 "${@:2}" &&
+    train_steps words 2 window 10 "${@:2}" &&
         diff <(digits "$all/words") <(digits "$all/$name" | sed "s#$all/blend/##g; s#$PWD/##g") >>"$log" 2>&1
     verdict $? "blend in words gives the numbers of that in a file"
     for use in heldout test; do
@@ -88,9 +91,9 @@ done
 part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
 
 # several ranks compute an expert together; tensor cores do not add row by row, so clones change last bits there
-tensor_cores=$([ "${MOERT_DEVICE:-}" != gpu ] || [ "${MOERT_BACKEND:-}" = portable ] || echo 1)
+tensor_cores() { [ "${MOERT_DEVICE:-}" = gpu ] && [ "${MOERT_BACKEND:-}" != portable ]; }
 for precision in f32 bf16 mxfp8; do
-    if [ -n "$tensor_cores" ] && [ $precision != f32 ]; then alike=losses_near kept=losses; fi
+    if tensor_cores && [ $precision != f32 ]; then alike=losses_near kept=losses; fi
     part invariant cloned-$precision 8 "1 local" "2 window" "3 node" "4 staged" -- --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 \
         --rebalance 2 --spare-slots 2 --clones --precision $precision
 done
@@ -129,7 +132,7 @@ done
 
 # again WHAT NAME RANKS ENGINE STEPS OPTION...: computes layers or experts again, and must have the bits of NAME-1-local
 again() {
-    train "again-$1-$2" "$3" "$4" --steps "$5" --save-every "$5" --eval-every "$5" --recompute "$1" "${@:6}" &&
+    train_steps "again-$1-$2" "$3" "$4" "$5" --recompute "$1" "${@:6}" &&
         same_run "$all/$2-1-local" "$all/again-$1-$2"
     verdict $? "$2: $3 $4 with --recompute $1 has the bits of 1 local"
 }
@@ -147,14 +150,14 @@ done
 
 # exact NAME RANKS ENGINE STEPS OPTION...: trains with exact replicas of the experts, and must have the bits of NAME-1-local
 exact() {
-    train "exact-$1-$3" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" --replicas exact "${@:5}" &&
+    train_steps "exact-$1-$3" "$2" "$3" "$4" --replicas exact "${@:5}" &&
         "${alike:-same_run}" "$all/$1-1-local" "$all/exact-$1-$3"
     verdict $? "$1: $2 $3 ${*:5:2} with exact replicas has the ${kept:-bits} of 1 local"
 }
 part exact mixtral 4 window 30 --ep 2 --batch 8
 sampled exact micro-batches 4 staged 10 --ep 1 --batch 8 --micro-batches 2 --z-coef 1e-3
 sampled exact gpt-oss 4 node 6 --ep 2 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
-[ -z "$tensor_cores" ] || alike=losses_near kept=losses # as with clones
+! tensor_cores || alike=losses_near kept=losses # as with clones
 sampled exact mxfp8 3 window 4 --ep 1 --batch 6 --micro-batches 2 --precision mxfp8
 unset alike kept
 
@@ -162,15 +165,17 @@ unset alike kept
 # several allocations, and must have the bits of NAME-1-local
 pieces() {
     ALLOCATION_BYTES=65536 LD_PRELOAD=$(realpath "${TEST_BUILD:-build}/tests/small_allocations.so") \
-        train "pieces-$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}" && same_run "$all/$1-1-local" "$all/pieces-$1"
+        train_steps "pieces-$1" "${@:2}" && same_run "$all/$1-1-local" "$all/pieces-$1"
     verdict $? "$1: $2 $3 with small allocations has the bits of 1 local"
 }
+
 # gpu_form NAME STEPS OPTION...: trains with kernels in GPU form, and must have the bits of NAME-1-local
 gpu_form() {
-    MOERT_FORM=gpu train "form-$1" 1 local --steps "$2" --save-every "$2" --eval-every "$2" "${@:3}" && same_run "$all/$1-1-local" "$all/form-$1"
+    MOERT_FORM=gpu train_steps "form-$1" 1 local "${@:2}" && same_run "$all/$1-1-local" "$all/form-$1"
     verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
 }
-if [ "${MOERT_DEVICE:-}" != gpu ]; then # only on CPUs has a buffer several allocations, and may a device choose the form
+
+if [ "${MOERT_DEVICE:-}" != gpu ]; then # only CPUs have buffers of several allocations, and run both forms
     sampled gpu_form bf16 4 --batch 6 --micro-batches 2 --precision bf16
     sampled gpu_form mxfp8 4 --batch 6 --micro-batches 2 --precision mxfp8
     sampled gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4
@@ -193,10 +198,10 @@ part invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$all
 part invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$all/tied" --dense bf16
 
 replicas() {
-    train replicas-a 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 &&
-        train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same_run "$all/replicas-a" "$all/replicas-b"
+    train_steps replicas-a 4 window 30 --batch 8 --ep 2 &&
+        train_steps replicas-b 4 window 30 --batch 8 --ep 2 && same_run "$all/replicas-a" "$all/replicas-b"
     verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
-    train replicas-c 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 --rebalance 5 && same_run "$all/replicas-a" "$all/replicas-c"
+    train_steps replicas-c 4 window 30 --batch 8 --ep 2 --rebalance 5 && same_run "$all/replicas-a" "$all/replicas-c"
     verdict $? "replicas: so does a run whose experts move"
     losses_near "$all/replicas-a" "$all/mixtral-4-window"
     verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
@@ -209,7 +214,7 @@ resumed() {
     shift 2
     train "$run" 3 window --steps "$steps" --save-every $((steps / 2)) --eval-every "$steps" "$@" &&
         mv "$all/$run/checkpoints"/*"$steps" "$whole" &&
-        MOERT_LOG=info train "$run" 4 window --steps "$steps" --save-every "$steps" --eval-every "$steps" --resume auto "$@" &&
+        MOERT_LOG=info train_steps "$run" 4 window "$steps" --resume auto "$@" &&
         grep -q "resumed from .* at step $((steps / 2))" "$log" &&
         diff -r "$whole" "$all/$run/checkpoints"/*"$steps" >>"$log" 2>&1 &&
         diff -r "$whole" "$reference/checkpoints"/*"$steps" >>"$log" 2>&1 &&
