@@ -70,6 +70,8 @@ const moert_config *moert_config_get(void) {
             if (text == NULL || !load_row(i, text))
                 load_row(i, rows[i].variable.standard);
         }
+        if (config.bf16 == MOERT_BF16_AUTO && config.backend == MOERT_BACKEND_PORTABLE)
+            config.bf16 = MOERT_BF16_WIDENED; /* portable by name means portable bits */
     }
     return &config;
 }

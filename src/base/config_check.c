@@ -24,6 +24,18 @@ static void warn_unknown(const char *entry) {
     MOERT_WARN("unknown variable %s; did you mean %s?", name, nearest.name);
 }
 
+/* Sums in tiles are no portable bits, and only kernels in CPU form have them. */
+static moert_status check_tiles(void) {
+    const moert_config *config = moert_config_get();
+    const char *other = config->backend == MOERT_BACKEND_PORTABLE ? "MOERT_BACKEND=portable"
+                        : config->form == MOERT_FORM_GPU          ? "MOERT_FORM=gpu"
+                                                                  : NULL;
+    if (config->bf16 != MOERT_BF16_TILES || other == NULL)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_USAGE, "MOERT_BF16=tiles cannot be used with %s; unset one of them",
+                      other);
+}
+
 moert_status moert_config_check(void) {
     for (char **entry = environ; *entry != NULL; entry++)
         if (strncmp(*entry, "MOERT_", 6) == 0 && moert_log_is_first())
@@ -33,5 +45,5 @@ moert_status moert_config_check(void) {
         if (!moert_config_is_legal(&variable))
             return MOERT_FAIL(ERROR_USAGE, "%s=%s is not legal; expected %s", variable.name,
                               variable.value, variable.type[0] == 'B' ? "0 or 1" : variable.limits);
-    return MOERT_OK;
+    return check_tiles();
 }

@@ -11,26 +11,36 @@
 #include "base/memory.h"
 #include "base/options.h"
 
-/* How a rank sums bf16 GEMMs. */
-typedef enum bf16_sums { SUMS_ONE_BY_ONE, SUMS_IN_TILES, SUMS_IN_TILES_BY_OPTION } bf16_sums;
+/* How a rank sums bf16 GEMMs. LACKS_TILES: not as MOERT_BF16=tiles requires. */
+typedef enum bf16_sums {
+    SUMS_ONE_BY_ONE,
+    SUMS_IN_TILES,
+    SUMS_IN_TILES_BY_OPTION,
+    LACKS_TILES
+} bf16_sums;
 
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) {
     const size_t ranks = moert_comm_size(comm);
     const bool required = moert_config_get()->bf16 == MOERT_BF16_TILES;
-    const bf16_sums mine = !moert_device_sums_in_tiles(moert_device_describe(device))
-                               ? SUMS_ONE_BY_ONE
-                           : required ? SUMS_IN_TILES_BY_OPTION
-                                      : SUMS_IN_TILES;
-    size_t first[] = {ranks, ranks, ranks}; /* the first rank of each kind */
+    const bool in_tiles = moert_device_sums_in_tiles(moert_device_describe(device));
+    const bf16_sums mine = required   ? in_tiles ? SUMS_IN_TILES_BY_OPTION : LACKS_TILES
+                           : in_tiles ? SUMS_IN_TILES
+                                      : SUMS_ONE_BY_ONE;
+    size_t first[] = {ranks, ranks, ranks, ranks}; /* the first rank of each kind */
     unsigned char *all, byte = (unsigned char)mine;
     MOERT_TRY(moert_context_gather(comm, &byte, 1, &all));
     for (size_t r = ranks; r-- > 0;)
         first[all[r]] = r;
     free(all);
+    if (first[LACKS_TILES] < ranks)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "MOERT_BF16=tiles needs kernels in the form for CPUs, but the device of "
+                          "rank %zu takes those for GPUs; unset it, or set MOERT_DEVICE=cpu",
+                          first[LACKS_TILES]);
     if (first[SUMS_ONE_BY_ONE] < ranks && first[SUMS_IN_TILES_BY_OPTION] < ranks)
         return MOERT_FAIL(ERROR_USAGE,
                           "rank %zu sums bf16 in tiles, as MOERT_BF16 says, but rank %zu does not; "
-                          "set MOERT_BF16 alike on all ranks, all on CPUs",
+                          "set MOERT_BF16 alike on all ranks",
                           first[SUMS_IN_TILES_BY_OPTION], first[SUMS_ONE_BY_ONE]);
     if (first[SUMS_ONE_BY_ONE] == ranks || mine != SUMS_IN_TILES)
         return MOERT_OK;

@@ -25,7 +25,7 @@ const char *moert_context_difference(const moert_context *context);
 /* Makes bf16 sums have the same bits on all ranks: if a rank has no AMX, no rank uses AMX.
  * Collective; part of moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles on one rank
  * requires sums in tiles on all ranks, but a rank without AMX does not set it, or a rank's device
- * is no CPU). */
+ * takes kernels in GPU form). */
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
 
 /* The engine of the context's exchanges: MOERT_EXCHANGE_* of base/config.h. */

@@ -246,6 +246,10 @@ static inline moert_prepacked_use moert_prepacked_use_of(const moert_gemm *gemm)
                                                         : MOERT_PREPACKED_FORWARD;
 }
 
+/* How a device adds the products of bf16 GEMMs: "value by value", "in tiles" (as AMX does) or "by
+ * tensor cores". The three give different bits. */
+const char *moert_gemm_bf16_order(const moert_device *device);
+
 /* FLOPs: 2 M N K, except bias_grad. */
 moert_status moert_gemm_run(const moert_gemm *gemm);
 

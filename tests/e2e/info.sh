@@ -50,7 +50,7 @@ if grep -q 'Portable Computing' "$out"; then
     [ "$(section placement | grep -Ec '^ +[01] .* [0-9]+:0 ')" -eq 2 ]
     verdict $? "2 ranks: of several devices that are the CPU, both take the first"
     info 2
-    [ "$(section digits | grep -Ec '^ +[01]  .* yes +(-|bf16 alone .*)$')" -eq 2 ]
+    [ "$(section digits | grep -Ec '^ +[01]  .* (value by value +yes +-|in tiles +yes +bf16 alone .*)$')" -eq 2 ]
     verdict $? "2 ranks: PoCL computes the digits of every driver"
     export POCL_EXTRA_BUILD_FLAGS=-cl-fast-relaxed-math MOERT_LOG=info
     MOERT_CACHE_DIR=off info 2

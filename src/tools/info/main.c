@@ -86,6 +86,7 @@ static const moert_column placement_columns[] = {
 static const moert_column digits_columns[] = {
     {"rank", "rank", MOERT_COLUMN_COUNT},
     {"device", "device", MOERT_COLUMN_TEXT},
+    {"bf16_sums", "bf16 sums", MOERT_COLUMN_TEXT},
     {"portable", "portable", MOERT_COLUMN_FLAG},
     {"reason", "what differs", MOERT_COLUMN_TEXT},
 };

@@ -19,7 +19,7 @@ typedef struct rank_report {
     moert_device_info device;
     char topology[256];
     bool portable; /* has the digits of other drivers */
-    char difference[256];
+    char difference[256], bf16_order[32];
     size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
 } rank_report;
 
@@ -88,6 +88,7 @@ static moert_status look_around(const moert_context *context, const survey *s, r
     mine->device = *moert_device_describe(s->device);
     snprintf(mine->difference, sizeof mine->difference, "%s", moert_context_difference(context));
     mine->portable = mine->difference[0] == '\0';
+    snprintf(mine->bf16_order, sizeof mine->bf16_order, "%s", moert_gemm_bf16_order(s->device));
     if (mine->portable && moert_device_sums_in_tiles(&mine->device))
         snprintf(mine->difference, sizeof mine->difference,
                  "bf16 alone differs: its GEMMs add in tiles, as AMX does (see MOERT_BF16)");
@@ -162,8 +163,9 @@ static json_t *placement_row(const survey *s, size_t rank) {
 
 static json_t *digits_row(const survey *s, size_t rank) {
     const rank_report *report = &s->ranks[rank];
-    return json_pack("{sI so sb so}", "rank", number(rank), "device", text(report->device.name),
-                     "portable", report->portable, "reason", text(report->difference));
+    return json_pack("{sI so ss sb so}", "rank", number(rank), "device", text(report->device.name),
+                     "bf16_sums", report->bf16_order, "portable", report->portable, "reason",
+                     text(report->difference));
 }
 
 static moert_status put_ranks(const survey *s, json_t *object) {

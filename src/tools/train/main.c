@@ -405,9 +405,10 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     MOERT_TRY(moert_model_create(mesh, config, &model));
     moert_status status = MOERT_OK;
     MOERT_TRY_OR(done, make_weights(moert_context_comm(context), model, manifest));
-    moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s\n",
+    moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s, bf16 sums %s\n",
                       moert_context_size(context), moert_device_name(moert_context_device(context)),
-                      moert_mesh_engine(mesh));
+                      moert_mesh_engine(mesh),
+                      moert_gemm_bf16_order(moert_context_device(context)));
     moert_train_say_fit(context, memory);
     if (trainer.document_end != NULL)
         moert_program_say(context, "documents end with token %d%s\n", (int)end_token,

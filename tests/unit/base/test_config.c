@@ -96,6 +96,34 @@ TEST(test_illegal_values_are_named_and_leave_the_default) {
     }
 }
 
+TEST(test_portable_by_name_means_sums_value_by_value) {
+    static const struct {
+        const char *backend, *form, *bf16;
+        unsigned sums;
+        const char *refused; /* part of the message, or NULL */
+    } rows[] = {
+        {NULL, NULL, NULL, MOERT_BF16_AUTO, NULL},
+        {"portable", NULL, NULL, MOERT_BF16_WIDENED, NULL},
+        {"portable", NULL, "auto", MOERT_BF16_WIDENED, NULL},
+        {"reference", NULL, NULL, MOERT_BF16_AUTO, NULL},
+        {"reference", "cpu", "tiles", MOERT_BF16_TILES, NULL},
+        {"portable", NULL, "tiles", MOERT_BF16_TILES, "MOERT_BACKEND=portable"},
+        {NULL, "gpu", "tiles", MOERT_BF16_TILES, "MOERT_FORM=gpu"},
+        {NULL, "gpu", "widened", MOERT_BF16_WIDENED, NULL},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        unset_variables(NULL);
+        set_variable("MOERT_BACKEND", rows[i].backend);
+        set_variable("MOERT_FORM", rows[i].form);
+        set_variable("MOERT_BF16", rows[i].bf16);
+        assert_int_equal(moert_config_get()->bf16, rows[i].sums);
+        if (rows[i].refused == NULL)
+            ASSERT_OK(moert_config_check());
+        else
+            ASSERT_FAILS(moert_config_check(), MOERT_ERROR_USAGE, rows[i].refused);
+    }
+}
+
 /* Returns the text that `call` writes to stderr, in a static buffer. */
 static const char *stderr_of(moert_status (*call)(void)) {
     static char text[2048];

@@ -95,12 +95,12 @@ TEST(test_ranks_with_amx_and_without_sum_alike) {
 
 TEST(test_sums_in_tiles_for_some_ranks_are_refused) {
     bool uses;
+    ASSERT_FAILS_ON_ALL(settle(test_ranks, "tiles", "tiles", true, &uses), MOERT_ERROR_USAGE,
+                        "MOERT_BF16=tiles needs kernels in the form for CPUs");
     if (test_ranks == 1)
         return;
     ASSERT_FAILS_ON_ALL(settle(test_ranks - 1, "tiles", NULL, false, &uses), MOERT_ERROR_USAGE,
                         "rank 0 sums bf16 in tiles");
-    ASSERT_FAILS_ON_ALL(settle(test_ranks, "tiles", "tiles", true, &uses), MOERT_ERROR_USAGE,
-                        "does not");
 }
 
 TEST(test_options_of_another_size_are_refused) {
