@@ -34,7 +34,7 @@
       "computes the expert operations: auto (the best backend that supports them: nvidia on GPUs " \
       "of compute capability 8.0 and later, else portable) or a named backend, which is an error " \
       "with the reason where it cannot work; portable by name gives the same bits on any device, " \
-      "as MOERT_BF16=widened does on CPUs")                                                      \
+      "as MOERT_BF16=widened does on CPUs")                                                        \
     X(tensor, "MOERT_TENSOR", CHOICE, AGREE, "auto", "auto|mma",                                   \
       "how the nvidia backend multiplies 16-bit values: auto (by wgmma on GPUs of compute "        \
       "capability 9.0, by mma.sync on others) or mma (by mma.sync on all)")                        \

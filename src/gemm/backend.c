@@ -33,6 +33,12 @@ const char *moert_backend_name(const moert_device *device) {
     return moert_backend_get(device)->name;
 }
 
+const char *moert_gemm_bf16_order(const moert_device *device) {
+    if (moert_backend_get(device) == &moert_backend_nvidia)
+        return "by tensor cores";
+    return moert_dot_of(device, MOERT_DTYPE_BF16) == MOERT_DOT_TILE ? "in tiles" : "value by value";
+}
+
 moert_status moert_backend_check(const moert_device *device) {
     const moert_backend *backend = moert_backend_get(device);
     const char *taken = backend->supports(device, NULL);

@@ -17,12 +17,6 @@ moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
                                                                              : MOERT_DOT_SCALAR;
 }
 
-const char *moert_gemm_bf16_order(const moert_device *device) {
-    if (moert_backend_get(device) == &moert_backend_nvidia)
-        return "by tensor cores";
-    return moert_dot_of(device, MOERT_DTYPE_BF16) == MOERT_DOT_TILE ? "in tiles" : "value by value";
-}
-
 enum { VIEW_ALIGNMENT_BYTES = 512 }; /* of moert_buffer_view */
 
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,

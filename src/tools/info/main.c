@@ -84,10 +84,8 @@ static const moert_column placement_columns[] = {
     {"shared", "shared", MOERT_COLUMN_FLAG}, {"cpus", "cpus", MOERT_COLUMN_TEXT},
 };
 static const moert_column digits_columns[] = {
-    {"rank", "rank", MOERT_COLUMN_COUNT},
-    {"device", "device", MOERT_COLUMN_TEXT},
-    {"bf16_sums", "bf16 sums", MOERT_COLUMN_TEXT},
-    {"portable", "portable", MOERT_COLUMN_FLAG},
+    {"rank", "rank", MOERT_COLUMN_COUNT},          {"device", "device", MOERT_COLUMN_TEXT},
+    {"bf16_sums", "bf16 sums", MOERT_COLUMN_TEXT}, {"portable", "portable", MOERT_COLUMN_FLAG},
     {"reason", "what differs", MOERT_COLUMN_TEXT},
 };
 static const moert_column choice_columns[] = {

@@ -29,8 +29,8 @@ typedef struct moert_survey_model {
  *   devices[]    host, id, name, platform, driver, type, compute_units, memory, largest, local,
  *                fp64, pci, chosen
  *   placement[]  rank, host, cpus, cores, device, pci, confined, shared; cpus "" = not bound
- *   digits[]     rank, device (its name), bf16_sums (moert_gemm_bf16_order), portable, reason (how its digits may differ from those of
- *                CPUs with other OpenCL drivers)
+ *   digits[]     rank, device (its name), bf16_sums (moert_gemm_bf16_order), portable, reason (how
+ *                its digits may differ from those of CPUs with other OpenCL drivers)
  *   group        ranks that share one set of experts
  *   engines[]    name, works, auto, reason      of the first such group
  *   backends[]   name, works, auto, reason
