@@ -60,7 +60,7 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-inject check-kernels check-layers check-python check-sanitize soak install uninstall dist wheel \
+.PHONY: FORCE all tests fuzz check check-all check-night check-inject check-kernels check-layers check-python soak install uninstall dist wheel \
 	info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -140,25 +140,22 @@ $(BUILD)/packages $(BUILD)/packages-tests:
 		{ echo 'moert: libraries are missing; run launch/install-deps' >&2; exit 1; }
 	$(Q)touch $@
 
-check: ## all tests of the default set (first installs missing packages)
+check: ## builds all and runs the tests that find most faults, in minutes (first installs missing packages)
 	$(Q)launch/install-deps --if-missing
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
-	$(Q)$(MAKE) --no-print-directory lint
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS)
-	$(Q)$(MAKE) --no-print-directory check-sanitize
+
+check-all: ## all other tests that need no other machine: lint, sanitizers, every variant, fuzz (after check)
+	$(Q)launch/install-deps --if-missing --checks
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
+	$(Q)$(MAKE) --no-print-directory lint
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
+	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --tier all
 	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
 	$(Q)for target in $(FUZZ_READERS); do $(MAKE) --no-print-directory fuzz TARGET=$$target RUNS=1000 SEED=1 || exit 1; done
 
-check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
-	$(Q)$(MAKE) $(PARALLEL) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
-	$(Q)tests/run --build $(BUILD)/sanitize --jobs $(JOBS) --sanitize $(ALL)
-
-check-all: ## every test, every golden case, every engine and rank count
-	$(Q)launch/install-deps --if-missing
-	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
-	$(Q)$(MAKE) --no-print-directory lint
-	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --all
-	$(Q)$(MAKE) --no-print-directory check-sanitize ALL=--all
+check-night: ## hours: injected failures, compilers, drivers, hosts, Oclgrind, torch, soak; continues where it was stopped; ROWS= some of them
+	$(Q)tests/night --build $(BUILD) $(ROWS)
 
 check-kernels: tests ## kernel unit tests in Oclgrind: no invalid accesses, races or uses of uninitialised values (minutes)
 	$(Q)tests/check_kernels --build $(BUILD)
@@ -206,7 +203,7 @@ FUZZ_RUN   += $(if $(filter op,$(TARGET)),-max_len=48 -len_control=0 -use_cmp=0 
 fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: another one each time) under ASan and UBSan
 	$(Q)if ! printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
 		clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
-		echo 'fuzz: skipped: no clang with libFuzzer (in Debian 12: clang and libclang-rt-14-dev)'; \
+		echo 'fuzz: skipped: no clang with libFuzzer (in Debian 12: clang and libclang-rt-14-dev)'; [ -z "$$CI" ]; \
 	else \
 		mkdir -p $(BUILD)/fuzz/corpus/$(TARGET); \
 		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/$(FUZZER) && \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
+# run: check all
 # The excerpts of C and Python in the README, the guide and the page of the library are parts of the examples. Links between the pages
-# of the documentation lead to an existing file and heading.
+# of the documentation lead to an existing file and heading. The table of promises names tests that exist, and their tiers.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -29,4 +30,38 @@ for page in README.md docs/*.md; do
 done >"$log" 2>&1
 [ ! -s "$log" ]
 verdict $? "links between the pages lead to a file and a heading"
+
+# The last cell of a promise names the tiers of its tests: those of tests/run, of rows of tests/night, and of targets of make check-all
+{
+    tests/run --list --tier check --tier all --tier night
+    printf 'all %s\n' lint fuzz
+    printf 'night %s\n' check-python check-inject check-kernels soak
+} | awk '
+    FNR == NR { has[$2, $1]; known[$2]; next }
+    /^\| promise / { table = 1; next }
+    !/^\|/ { table = 0 }
+    !table || /^\|--/ { next }
+    {
+        cells = split($0, cell, / \| | \|$/)
+        split("", in_tier)
+        quotes = split(cell[2], word, "`")
+        for (i = 2; i <= quotes; i += 2) {
+            sub(/^make /, "", word[i])
+            sub(/ .*/, "", word[i])
+            found = 0
+            for (name in known)
+                if (name == word[i] || (sub(/\*$/, "*", word[i]) && index(name, substr(word[i], 1, length(word[i]) - 1)) == 1)) {
+                    found = 1
+                    for (t = 1; t <= 3; t++) if ((name, tier[t]) in has) in_tier[t]
+                }
+            if (!found && word[i] !~ "/") print "no test " word[i]
+        }
+        tiers = ""
+        for (t = 1; t <= 3; t++) if (t in in_tier) tiers = tiers (tiers == "" ? "" : ", ") tier[t]
+        sub(/:.*/, "", cell[3])
+        if (cells < 4 || cell[3] != tiers) print substr($0, 1, 80) ": its tests run in: " tiers
+    }
+    BEGIN { split("check all night", tier, " ") }' - docs/testing.md >"$log"
+[ ! -s "$log" ]
+verdict $? "each promise names its tests and their tiers"
 finish

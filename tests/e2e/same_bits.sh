@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
+# run: check all
 # Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume, and with exact
 # replicas of the experts. With summed replicas, two runs on the same ranks give the same bits, and the losses agree with those
-# without replicas within 1e-5. Without TEST_ALL=1 (make check-all), the commit chooses some of the runs.
+# without replicas within 1e-5. The tier check runs the table of pairs, the tier all every variant by itself.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -21,8 +22,7 @@ train() {
 # train_steps NAME RANKS ENGINE N OPTION...: train, for N steps, with a checkpoint and an evaluation after the last one
 train_steps() { train "$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}"; }
 
-# invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: every run must have the bits of the first one. The commit chooses one of the
-# others, but of the variant mixtral all run
+# invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: every run must have the bits of the first one
 invariant() {
     local variant=$1 steps=$2 runs=() run first=
     shift 2
@@ -31,9 +31,6 @@ invariant() {
         shift
     done
     shift
-    if [ "${TEST_ALL:-0}" -eq 0 ] && [ "$variant" != mixtral ]; then
-        runs=("${runs[0]}" "${runs[1 + $(choice $((${#runs[@]} - 1)) "$variant")]}")
-    fi
     for run in "${runs[@]}"; do
         # shellcheck disable=SC2086
         train_steps "$variant-${run/ /-}" $run "$steps" "$@"
@@ -70,6 +67,124 @@ losses_near() { # RUN RUN: true if the losses of every step agree within 1e-5
         awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; n++ }
             END { printf "worst %.2g of %d steps\n", worst, n; exit !(n > 0 && worst <= 1e-5) }' >>"$log"
 }
+
+# resumed NAME STEPS OPTION...: a run on 3 ranks, resumed on 4 after half the steps, must have the bits of NAME-1-local
+resumed() {
+    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1 steps=$2
+    shift 2
+    train "$run" 3 window --steps "$steps" --save-every $((steps / 2)) --eval-every "$steps" "$@" &&
+        mv "$all/$run/checkpoints"/*"$steps" "$whole" &&
+        MOERT_LOG=info train_steps "$run" 4 window "$steps" --resume auto "$@" &&
+        grep -q "resumed from .* at step $((steps / 2))" "$log" &&
+        diff -r "$whole" "$all/$run/checkpoints"/*"$steps" >>"$log" 2>&1 &&
+        diff -r "$whole" "$reference/checkpoints"/*"$steps" >>"$log" 2>&1 &&
+        diff <(digits "$all/$run") <(digits "$reference") >>"$log" 2>&1
+    verdict $? "$run: half the $steps steps on 3 ranks and half on 4 give the bits of all on 1"
+}
+
+# gpu_form NAME STEPS OPTION...: with kernels in GPU form, the portable backend gives the bits of those in CPU form, also on CPUs
+# that otherwise sum in tiles. Only CPUs run both forms
+gpu_form() {
+    [ "${MOERT_DEVICE:-}" != gpu ] || return
+    unset MOERT_BF16
+    export MOERT_BACKEND=portable
+    train_steps "form-cpu-$1" 1 local "${@:2}" && MOERT_FORM=gpu train_steps "form-gpu-$1" 1 local "${@:2}" &&
+        same_run "$all/form-cpu-$1" "$all/form-gpu-$1"
+    verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
+}
+
+# The tier check. Every two values of two columns meet in a row, unless they exclude each other; uncovered() proves it
+pairs() {
+    cat <<'END'
+ranks engine precision dense dispatch combine form micro experts recompute states sync push order resume
+2 window bf16 f32 mxfp8 bf16 gpt-oss 1 move none f32 device on epochs no
+4 staged nvfp4 bf16 bf16 f32 qwen3-moe 1 clones experts bf16 host off stream yes
+3 node mxfp8 f32 f32 bf16 mixtral 2 fixed layer f32 host off stream yes
+3 window f32 bf16 bf16 f32 mixtral 3 fixed layer bf16 device on epochs no
+2 staged f32 bf16 f32 f32 gpt-oss 2 exact none bf16 host off stream no
+4 window nvfp4 f32 f32 bf16 qwen3-moe 3 exact experts f32 device on epochs yes
+4 node mxfp8 bf16 mxfp8 f32 gpt-oss 3 move experts bf16 host off epochs no
+2 window bf16 bf16 mxfp8 f32 qwen3-moe 2 clones layer f32 device on stream yes
+3 staged bf16 f32 mxfp8 bf16 mixtral 3 clones none bf16 host off epochs no
+4 node f32 f32 bf16 bf16 qwen3-moe 2 move none f32 host off epochs yes
+3 staged nvfp4 bf16 f32 bf16 gpt-oss 1 move layer f32 host off stream yes
+2 window nvfp4 f32 mxfp8 f32 mixtral 2 fixed experts f32 device off epochs no
+2 window mxfp8 f32 bf16 bf16 mixtral 1 exact layer f32 host on stream no
+4 node bf16 bf16 f32 bf16 qwen3-moe 1 fixed experts bf16 host off epochs no
+2 staged mxfp8 bf16 bf16 f32 gpt-oss 3 fixed none bf16 host off stream no
+3 node f32 f32 mxfp8 f32 qwen3-moe 1 clones experts bf16 host off stream no
+4 node bf16 bf16 mxfp8 bf16 mixtral 3 exact layer bf16 host off stream no
+4 window mxfp8 f32 f32 bf16 qwen3-moe 1 clones layer bf16 device on epochs no
+4 node nvfp4 f32 bf16 bf16 gpt-oss 2 clones none bf16 host off stream yes
+2 window bf16 bf16 bf16 bf16 mixtral 1 move experts f32 host on stream yes
+END
+}
+
+uncovered() { # prints the pairs of values that could meet in a row of pairs, but do not
+    pairs | awk '
+        function excluded(a, b) {
+            return (a b) ~ /engine=(node|staged)(sync=device|push=on)|ranks=2engine=node|ranks=3experts=exact/
+        }
+        NR == 1 { columns = split($0, name); next }
+        {
+            for (i = 1; i <= columns; i++) {
+                value[i, $i]
+                for (j = i + 1; j <= columns; j++) met[i, $i, j, $j]
+            }
+        }
+        END {
+            for (x in value)
+                for (y in value) {
+                    split(x, a, SUBSEP)
+                    split(y, b, SUBSEP)
+                    if (a[1] < b[1] && !((x SUBSEP y) in met) && !excluded(name[a[1]] "=" a[2], name[b[1]] "=" b[2]))
+                        print name[a[1]] "=" a[2], name[b[1]] "=" b[2]
+                }
+        }'
+}
+
+# A row of pairs: 4 steps must have the bits of 1 rank without what must not change them, and those after a resume on another number
+# of ranks too
+pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECOMPUTE STATES SYNC PUSH ORDER RESUME
+    local run same free=() other=3
+    run=pair-$(tr ' ' - <<<"$*")
+    same=(--batch 6 --micro-batches "$8" --precision "$3" --dense "$4" --dispatch "$5" --combine "$6" --form "$7" --moments "${11}" --gradients "${11}"
+        --aux-coef 0 --z-coef 1e-3)
+    [ "$7" = mixtral ] || same+=(--kv-heads 2)
+    [ "${14}" = stream ] || same+=(--order "${14}")
+    case $9 in
+    move) same+=(--rebalance 1 --spare-slots 2) ;;
+    clones) same+=(--rebalance 1 --spare-slots 2 --clones) ;;
+    exact) free+=(--replicas exact --ep $(($1 / 2))) ;;
+    esac
+    free+=(--recompute "${10}")
+    [ "$1" -ne 3 ] || other=2
+    train_steps "$run-1" 1 local 4 "${same[@]}" && MOERT_SYNC=${12} MOERT_PUSH=${13} train_steps "$run" "$1" "$2" 4 "${same[@]}" "${free[@]}" --save-every 2 && {
+        [ "${15}" = no ] || {
+            rm -r "$all/$run/checkpoints"/*4
+            MOERT_LOG=info train_steps "$run" $other window 4 "${same[@]}" --resume auto && has_lines "$log" 'resumed from .* at step 2'
+        }
+    } && {
+        [ "$9" != move ] || has_lines "$all/$run/metrics.jsonl" '"moved_experts": [1-9]'
+    } && rm -r "$all/$run/checkpoints"/*2 && same_run "$all/$run-1" "$all/$run"
+    verdict $? "$* has the bits of 1 rank"
+}
+
+if [ "$TEST_TIER" = check ]; then
+    uncovered >"$log"
+    [ ! -s "$log" ]
+    verdict $? "every two values meet in a row"
+    part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "3 staged" -- --batch 8
+    part gpu_form bf16 4 --batch 6 --micro-batches 2 --precision bf16
+    part gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4 --form gpt-oss --kv-heads 2
+    while read -r row; do
+        # shellcheck disable=SC2086
+        part pair $row </dev/null
+    done < <(pairs | sed 1d)
+    join
+    part resumed mixtral 30 --batch 8
+    finish
+fi
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
 part invariant epochs 30 "1 local" "3 window" -- --batch 8 --order epochs
@@ -136,15 +251,15 @@ again() {
         same_run "$all/$2-1-local" "$all/again-$1-$2"
     verdict $? "$2: $3 $4 with --recompute $1 has the bits of 1 local"
 }
-sampled again layer mixtral 1 local 30 --batch 8
-sampled again layer sequence-loss 2 staged 6 --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
+part again layer mixtral 1 local 30 --batch 8
+part again layer sequence-loss 2 staged 6 --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
 several=3
 for what in layer experts; do
-    sampled again $what micro-batches $several window 10 --batch 8 --micro-batches 2 --z-coef 1e-3
-    sampled again $what gpt-oss 2 window 6 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
-    sampled again $what moving-mxfp8 $several node 10 --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 --rebalance 3 --spare-slots 2 --precision mxfp8
-    sampled again $what nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
-    sampled again $what dense-bf16 $several staged 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+    part again $what micro-batches $several window 10 --batch 8 --micro-batches 2 --z-coef 1e-3
+    part again $what gpt-oss 2 window 6 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
+    part again $what moving-mxfp8 $several node 10 --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 --rebalance 3 --spare-slots 2 --precision mxfp8
+    part again $what nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
+    part again $what dense-bf16 $several staged 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
     several=4
 done
 
@@ -155,10 +270,10 @@ exact() {
     verdict $? "$1: $2 $3 ${*:5:2} with exact replicas has the ${kept:-bits} of 1 local"
 }
 part exact mixtral 4 window 30 --ep 2 --batch 8
-sampled exact micro-batches 4 staged 10 --ep 1 --batch 8 --micro-batches 2 --z-coef 1e-3
-sampled exact gpt-oss 4 node 6 --ep 2 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
+part exact micro-batches 4 staged 10 --ep 1 --batch 8 --micro-batches 2 --z-coef 1e-3
+part exact gpt-oss 4 node 6 --ep 2 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
 ! tensor_cores || alike=losses_near kept=losses # as with clones
-sampled exact mxfp8 3 window 4 --ep 1 --batch 6 --micro-batches 2 --precision mxfp8
+part exact mxfp8 3 window 4 --ep 1 --batch 6 --micro-batches 2 --precision mxfp8
 unset alike kept
 
 # pieces NAME RANKS ENGINE STEPS OPTION...: runs with a driver that allocates at most 64 KiB at once, so that most buffers consist of
@@ -169,24 +284,17 @@ pieces() {
     verdict $? "$1: $2 $3 with small allocations has the bits of 1 local"
 }
 
-# gpu_form NAME STEPS OPTION...: trains with kernels in GPU form, and must have the bits of NAME-1-local
-gpu_form() {
-    MOERT_FORM=gpu train_steps "form-$1" 1 local "${@:2}" && same_run "$all/$1-1-local" "$all/form-$1"
-    verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
-}
-
 if [ "${MOERT_DEVICE:-}" != gpu ]; then # only CPUs have buffers of several allocations, and run both forms
-    sampled gpu_form bf16 4 --batch 6 --micro-batches 2 --precision bf16
-    sampled gpu_form mxfp8 4 --batch 6 --micro-batches 2 --precision mxfp8
-    sampled gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4
-    sampled gpu_form mxfp8-dispatch 4 --batch 6 --hidden 72 --dispatch mxfp8
-    sampled gpu_form states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
+    part gpu_form mxfp8 4 --batch 6 --micro-batches 2 --precision mxfp8
+    part gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4
+    part gpu_form mxfp8-dispatch 4 --batch 6 --hidden 72 --dispatch mxfp8
+    part gpu_form states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
         --spare-slots 1 --moments bf16 --gradients bf16
-    sampled pieces states-gpt-oss 3 staged 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
+    part pieces states-gpt-oss 3 staged 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
         --spare-slots 1 --moments bf16 --gradients bf16
-    sampled pieces cloned-f32 2 window 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
-    sampled pieces nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
-    sampled pieces dense-bf16 1 local 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+    part pieces cloned-f32 2 window 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
+    part pieces nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
+    part pieces dense-bf16 1 local 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
 fi
 
 # a model from files, with tied embeddings
@@ -208,22 +316,9 @@ replicas() {
 }
 part replicas
 
-# resumed NAME STEPS OPTION...: a run on 3 ranks, resumed on 4 after half the steps, must have the bits of NAME-1-local
-resumed() {
-    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1 steps=$2
-    shift 2
-    train "$run" 3 window --steps "$steps" --save-every $((steps / 2)) --eval-every "$steps" "$@" &&
-        mv "$all/$run/checkpoints"/*"$steps" "$whole" &&
-        MOERT_LOG=info train_steps "$run" 4 window "$steps" --resume auto "$@" &&
-        grep -q "resumed from .* at step $((steps / 2))" "$log" &&
-        diff -r "$whole" "$all/$run/checkpoints"/*"$steps" >>"$log" 2>&1 &&
-        diff -r "$whole" "$reference/checkpoints"/*"$steps" >>"$log" 2>&1 &&
-        diff <(digits "$all/$run") <(digits "$reference") >>"$log" 2>&1
-    verdict $? "$run: half the $steps steps on 3 ranks and half on 4 give the bits of all on 1"
-}
 part resumed mixtral 30 --batch 8
-sampled resumed epochs 30 --batch 8 --order epochs
-sampled resumed states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
+part resumed epochs 30 --batch 8 --order epochs
+part resumed states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
     --spare-slots 1 --moments bf16 --gradients bf16
 part resumed cloned-f32 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
 

@@ -15,12 +15,12 @@
 #   engine NAME              prints the engine to use: NAME; but staged for window and node if MOERT_DEVICE is gpu, as not all GPUs
 #                            support those
 #   node_ranks NAME          prints how many ranks count as a host for that engine: 2 for node, else 0 (all)
-#   choice N TEXT            as in tests/support/choice.sh
 #   part COMMAND...          runs COMMAND in the background with its own $tmp and $log; at most one part per core at a time
-#   sampled COMMAND...       like part, but the commit chooses about one COMMAND of two; TEST_ALL=1 (make check-all) runs all
+#   only TIER COMMAND...     runs COMMAND if the script runs in the tier TIER, check or all (see tests/run)
 #   join                     waits for all parts and prints their lines in order
 #   finish                   joins, prints the TAP plan and exits with the script's status
 . launch/environment
+TEST_TIER=${TEST_TIER:-check}
 bin=${TEST_BUILD:-build}/bin
 compare=${TEST_BUILD:-build}/tests/compare
 tmp=$(mktemp -d)
@@ -60,7 +60,6 @@ has_lines() {
 }
 
 . tests/support/digits.sh
-. tests/support/choice.sh
 
 same_run() {
     [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
@@ -119,7 +118,8 @@ part() {
     (tmp=$own log=$own/log && "$@"; echo end) >"$own.lines" &
 }
 
-sampled() { [ "${TEST_ALL:-0}" -eq 0 ] && [ "$(choice 2 "$*")" -eq 1 ] || part "$@"; }
+sampled() { only all part "$@"; }
+only() { [ "$TEST_TIER" != "$1" ] || "${@:2}"; }
 
 join() {
     local lines line

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* A table of JSON rows is printed whole or not at all, whichever allocation of jansson fails. */
 #include "io/json.h"
 #include "support/test.h"

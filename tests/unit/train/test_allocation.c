@@ -1,4 +1,4 @@
-// run: np=2
+// run: check=2
 /*
  * If one rank runs out of host memory, a collective constructor fails on all ranks with the same
  * message, whichever allocation fails. This program replaces calloc() of the C library: one call

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Experts that move between ranks keep their weights and moments: norms and steps have the bits of
  * a model whose experts stay, for any EP x EDP. */
 #include "base/checksum.h"

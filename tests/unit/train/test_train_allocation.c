@@ -1,4 +1,4 @@
-// run: np=1,2
+// run: check=1,2
 /*
  * If one rank runs out of host memory while a checkpoint or model is written or read, all ranks get
  * the same failure, whichever allocation fails. Nothing is freed twice, and no file is left. This

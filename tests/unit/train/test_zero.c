@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Gradients and optimizer, sharded over the ranks. Norm and steps have the bits of unsharded
  * tensors, for any EP x EDP. They read only the rank's shard of a gradient. */
 #include "base/memory.h"
