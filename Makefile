@@ -61,7 +61,7 @@ STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
 .PHONY: FORCE all tests fuzz check check-all check-night check-inject check-kernels check-layers check-python soak install uninstall dist wheel \
-	info help format lint clean
+	info help format lint mutate clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -189,6 +189,11 @@ soak: ## MINUTES of training under random faults, then the same steps without fa
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
 	$(Q)tests/soak --build $(BUILD) --minutes $(MINUTES)
 
+N ?= 40
+mutate: ## N mutants by SEED; lists those that no test finds (hours; continues where it was stopped)
+	$(Q)command -v $(PYTHON) >/dev/null || { echo 'mutate: no $(PYTHON)' >&2; exit 1; }
+	$(Q)$(PYTHON) tests/tools/mutate --build $(BUILD) --number $(N) --seed $(SEED) $(if $(TIER),--tier $(TIER)) $(if $(FILES),--files '$(FILES)')
+
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 FUZZ_RUN   := -print_funcs=0 -rss_limit_mb=4096 -report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
 RUNS       ?= 100000
@@ -286,6 +291,6 @@ help: ## this list
 clean: ## removes the build directory
 	rm -rf $(BUILD)
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) -path $(BUILD)/mutate -prune -o -name '*.d' -print 2>/dev/null)
 
 FORCE:
