@@ -57,8 +57,11 @@ static const char *golden_path(size_t index) {
     return titled("tests/golden/%s", goldens[index].path);
 }
 
-static void read_golden(size_t index, moert_model_config *config) {
-    ASSERT_OK(moert_model_config_read(golden_path(index), config));
+static moert_model_config read_config(const char *path) {
+    moert_model_config config;
+    ASSERT_OK(moert_model_config_read(path, &config));
+    owned(config.text, free);
+    return config;
 }
 
 static void assert_golden(const struct golden_config *golden, const moert_model_config *config) {
@@ -88,7 +91,7 @@ static void assert_golden(const struct golden_config *golden, const moert_model_
 TEST(test_every_golden_config_gives_the_expected_values) {
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config config;
-        read_golden(i, &config);
+        ASSERT_OK(moert_model_config_read(golden_path(i), &config));
         assert_golden(&goldens[i], &config);
         bool gpt_oss = config.family == MOERT_FAMILY_GPT_OSS;
         const bool olmoe = config.family == MOERT_FAMILY_OLMOE;
@@ -109,10 +112,8 @@ TEST(test_every_golden_config_gives_the_expected_values) {
 
 TEST(test_whole_models_pass_the_model_check) {
     for (size_t i = 0; i < GOLDENS; i++) {
-        moert_model_config config;
-        read_golden(i, &config);
+        const moert_model_config config = read_config(golden_path(i));
         assert_int_equal(moert_model_config_check_model(&config), goldens[i].whole);
-        moert_model_config_free(&config);
     }
 }
 
@@ -136,13 +137,11 @@ static void assert_expert_tensors(const moert_model_config *config, const moert_
 
 TEST(test_every_expert_tensor_of_the_golden_files_has_its_name) {
     for (size_t i = 0; i < GOLDENS; i++) {
-        moert_model_config config;
-        read_golden(i, &config);
+        const moert_model_config config = read_config(golden_path(i));
         const moert_tensors *tensors = open_tensors(golden_path(i));
         size_t count = config.router.experts + (config.shared_intermediate > 0 ? 1 : 0);
         for (size_t e = 0; e < count; e++)
             assert_expert_tensors(&config, tensors, e);
-        moert_model_config_free(&config);
     }
 }
 
@@ -187,28 +186,27 @@ static bool is_model(const struct golden_config *golden) {
     return strncmp(golden->path, "model/", 6) == 0;
 }
 
+static char *text_of(const moert_model_config *config) {
+    char *text;
+    ASSERT_OK(moert_model_config_text(config, &text));
+    return owned(text, free);
+}
+
 TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
     for (size_t i = 0; i < GOLDENS; i++) {
-        moert_model_config first, second;
-        char *text, *again;
         if (!is_model(&goldens[i]))
             continue;
-        read_golden(i, &first);
+        moert_model_config first = read_config(golden_path(i));
         first.aux_coefficient = 0.0123f;
         first.tied_embeddings = true;
-        ASSERT_OK(moert_model_config_text(&first, &text));
+        const char *text = text_of(&first);
         write_text("config.json", text);
-        ASSERT_OK(moert_model_config_read(test_directory, &second));
+        const moert_model_config second = read_config(test_directory);
         assert_golden(&goldens[i], &second);
         assert_true(second.aux_coefficient == 0.0123f && second.tied_embeddings);
         assert_int_equal(second.max_positions, first.max_positions);
         assert_string_equal(second.text, text);
-        ASSERT_OK(moert_model_config_text(&second, &again));
-        assert_string_equal(again, text);
-        free(text);
-        free(again);
-        moert_model_config_free(&first);
-        moert_model_config_free(&second);
+        assert_string_equal(text_of(&second), text);
     }
 }
 
@@ -227,23 +225,18 @@ static void assert_keys_within(const char *from, const char *in) {
 }
 
 TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
-    char *text;
     for (size_t i = 0; i < GOLDENS; i++) {
-        moert_model_config config;
         if (!is_model(&goldens[i]))
             continue;
-        read_golden(i, &config);
-        ASSERT_OK(moert_model_config_text(&config, &text));
+        moert_model_config config = read_config(golden_path(i));
+        const char *text = text_of(&config);
         assert_keys_within(text, config.text);
         assert_keys_within(config.text, text);
-        free(text);
         config.dense_intermediate = 0; /* transformers wants a number, or no key */
-        ASSERT_OK(moert_model_config_text(&config, &text));
-        assert_null(strstr(text, "intermediate_size\": null"));
-        free(text);
-        moert_model_config_free(&config);
+        assert_null(strstr(text_of(&config), "intermediate_size\": null"));
     }
-    moert_model_config other = {.family = MOERT_FAMILY_GPT_OSS};
+    const moert_model_config other = {.family = MOERT_FAMILY_GPT_OSS};
+    char *text;
     assert_int_equal(moert_model_config_text(&other, &text), MOERT_ERROR_FORMAT); /* no heads */
 }
 

@@ -1,27 +1,11 @@
 // run: np=1 device=0 sanitize=1
 /* Writing safetensors in pieces, and reading sharded directories. */
 #include <errno.h>
-#include <limits.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include "base/memory.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
 #include "support/files.h"
-
-/* Makes the test's directory, and ignores the signal of a file that grows past its limit. */
-static int make_limited_directory(void **state) {
-    signal(SIGXFSZ, SIG_IGN);
-    return make_test_directory(state);
-}
-
-static void assert_same_file(const char *left, const char *right) {
-    size_t left_bytes, right_bytes;
-    char *a = read_file(left, &left_bytes), *b = read_file(right, &right_bytes);
-    assert_int_equal(left_bytes, right_bytes);
-    assert_memory_equal(a, b, left_bytes);
-}
 
 static const moert_tensor_spec specs[] = {
     {"w", MOERT_FILE_F32, 2, {6, 4}},
@@ -87,7 +71,10 @@ TEST(test_two_writers_of_pieces_give_the_bytes_of_one) {
     ASSERT_OK(moert_writer_put(second, "w", 5, 12, weight() + 5));
     ASSERT_OK(moert_writer_put(second, specs[1].name, 0, 1, bias));
     ASSERT_OK(moert_writer_close(second));
-    assert_same_file(whole, pieces);
+    size_t bytes, same;
+    const char *expected = read_file(whole, &bytes), *got = read_file(pieces, &same);
+    assert_int_equal(same, bytes);
+    assert_memory_equal(got, expected, bytes);
 }
 
 TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {
@@ -155,14 +142,10 @@ TEST(test_wrong_specs_and_pieces_are_refused) {
 
 TEST(test_a_file_that_does_not_fit_is_an_error_with_its_reason) {
     moert_tensor_writer *writer;
-    struct rlimit before, small;
-    getrlimit(RLIMIT_FSIZE, &before);
-    small = before;
-    small.rlim_cur = 64;
-    setrlimit(RLIMIT_FSIZE, &small);
+    limit_files(64);
     moert_status status =
         moert_writer_open(in_directory("big.safetensors"), specs, 4, metadata, true, &writer);
-    setrlimit(RLIMIT_FSIZE, &before);
+    limit_files(RLIM_INFINITY);
     ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
 }
 
@@ -243,4 +226,4 @@ TEST(test_a_directory_without_tensors_is_refused) {
                  strerror(ENOENT));
 }
 
-TESTS(make_limited_directory, remove_test_directory)
+TESTS(make_test_directory, remove_test_directory)
