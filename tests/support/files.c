@@ -48,6 +48,13 @@ const char *write_text(const char *name, const char *text) {
     return write_file(name, text, strlen(text));
 }
 
+const char *write_json(const char *name, const char *text) {
+    char *json = owned(strdup(text), free);
+    for (char *at = json; (at = strchr(at, '\'')) != NULL;)
+        *at = '"';
+    return write_text(name, json);
+}
+
 char *read_file(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "r");
     if (file == NULL)

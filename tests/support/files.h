@@ -21,6 +21,9 @@ const char *in_directory(const char *name);
 const char *write_file(const char *name, const void *content, size_t bytes);
 const char *write_text(const char *name, const char *text);
 
+/* Writes JSON, in which ' stands for ". */
+const char *write_json(const char *name, const char *text);
+
 /* Returns the content of a file, followed by a zero byte; the running test owns it (test.h).
  * *bytes, unless NULL, becomes the size of the file. */
 char *read_file(const char *path, size_t *bytes);

@@ -131,17 +131,15 @@ TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
 /* ---- a machine with round numbers ---- */
 
 static const char round_machine[] =
-    "{\"name\": \"round\", \"source\": \"made up\", \"ranks_per_node\": 2, \"launch_us\": 1,"
-    " \"copy_gbps\": 1e9, \"host_gbps\": 1e9, \"dglu_ns\": 4, \"memory_gib\": 1, "
-    "\"f32_gflops\": 1e9,"
-    " \"window\": {\"us\": 0, \"gbps\": 10}, \"stage\": {\"us\": 0, \"gbps\": 5},"
-    " \"inside\": {\"us\": 0, \"gbps\": 4}, \"between\": {\"us\": 0, \"gbps\": 1},"
-    " \"gemm\": [{\"op\": \"forward\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 64,"
-    "             \"gflops\": 100},"
-    "            {\"op\": \"glu\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 256,"
-    "             \"gflops\": 50},"
-    "            {\"op\": \"forward\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 256,"
-    "             \"gflops\": 200}]}";
+    "{'name': 'round', 'source': 'made up', 'ranks_per_node': 2, 'launch_us': 1,"
+    " 'copy_gbps': 1e9, 'host_gbps': 1e9, 'dglu_ns': 4, 'memory_gib': 1,"
+    " 'f32_gflops': 1e9,"
+    " 'window': {'us': 0, 'gbps': 10}, 'stage': {'us': 0, 'gbps': 5},"
+    " 'inside': {'us': 0, 'gbps': 4}, 'between': {'us': 0, 'gbps': 1},"
+    " 'gemm': [{'op': 'forward', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 64, 'gflops': 100},"
+    "            {'op': 'glu', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 256, 'gflops': 50},"
+    "            {'op': 'forward', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 256, 'gflops': "
+    "200}]}";
 
 static bench_machine machine; /* of the running test */
 
@@ -152,7 +150,7 @@ static void read_machine(const char *path) {
 
 static int open_machine(void **state) {
     (void)state;
-    read_machine(write_text("round.json", round_machine));
+    read_machine(write_json("round.json", round_machine));
     return 0;
 }
 
@@ -456,7 +454,7 @@ ROUND_TEST(test_a_machine_is_read_as_it_was_written) {
 
 static void assert_refused(const char *text, const char *message) {
     bench_machine bad;
-    write_text("bad.json", text);
+    write_json("bad.json", text);
     ASSERT_FAILS(bench_machine_read(in_directory("bad.json"), &bad), MOERT_ERROR_FORMAT, message);
     bench_machine_free(&bad);
 }
@@ -465,9 +463,9 @@ ROUND_TEST(test_malformed_machines_name_the_field) {
     bench_machine bad;
     ASSERT_FAILS(bench_machine_read(in_directory("none.json"), &bad), MOERT_ERROR_IO, "none.json");
     assert_refused("{", "line 1");
-    assert_refused("{\"name\": 3}", "'name' must be a text");
-    assert_refused("{\"name\": \"a\", \"source\": \"b\"}", "'ranks_per_node' is missing");
-    assert_refused("{\"name\": \"a\", \"source\": \"b\", \"ranks_per_node\": -1}",
+    assert_refused("{'name': 3}", "'name' must be a text");
+    assert_refused("{'name': 'a', 'source': 'b'}", "'ranks_per_node' is missing");
+    assert_refused("{'name': 'a', 'source': 'b', 'ranks_per_node': -1}",
                    "'ranks_per_node' must be positive");
 }
 

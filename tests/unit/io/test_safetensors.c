@@ -6,14 +6,15 @@
 #include "support/files.h"
 
 #define ENTRY(name, type, shape, offsets)                                                          \
-    "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+    "'" name "':{'dtype':'" type "','shape':" shape ",'data_offsets':" offsets "}"
 
-/* Composes a file in image[1024]; returns its size in bytes. */
+/* Composes a file in image[1024]; returns its size in bytes. In the header, ' stands for ". */
 static size_t compose(unsigned char *image, const char *header, const void *data, size_t bytes) {
     const uint64_t length = strlen(header); /* the file is little-endian */
     assert_true(8 + length + bytes <= 1024);
     memcpy(image, &length, 8);
-    memcpy(image + 8, header, length);
+    for (size_t i = 0; i < length; i++)
+        image[8 + i] = (unsigned char)(header[i] == '\'' ? '"' : header[i]);
     if (bytes > 0)
         memcpy(image + 8 + length, data, bytes);
     return 8 + length + bytes;
@@ -195,19 +196,19 @@ TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
         {"[]", "'{'"},
         {"{", "JSON"},
         {"{}x", "JSON"},
-        {"{\"a\":1e999}", "JSON"},
-        {"{\"a\\u0000\":{}}", "JSON"},
-        {"{\"\xff\":{}}", "JSON"},
+        {"{'a':1e999}", "JSON"},
+        {"{'a\\u0000':{}}", "JSON"},
+        {"{'\xff':{}}", "JSON"},
         {"{}", "8 bytes of data, but its tensors end at byte 0"},
-        {"{\"a\":7}", "'a'"},
-        {"{\"a\":{}}", "dtype"},
-        {"{\"a\":{\"dtype\":4}}", "dtype"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", "shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", "data_offsets"},
+        {"{'a':7}", "'a'"},
+        {"{'a':{}}", "dtype"},
+        {"{'a':{'dtype':4}}", "dtype"},
+        {"{'a':{'dtype':'F32','shape':2,'data_offsets':[0,8]}}", "shape"},
+        {"{'a':{'dtype':'F32','shape':[2]}}", "data_offsets"},
         {"{" ENTRY("a", "F31", "[2]", "[0,8]") "}", "unknown dtype 'F31' (known: F64"},
         {"{" ENTRY("a", "F32", "[-2]", "[0,8]") "}", "negative value -2"},
         {"{" ENTRY("a", "F32", "[2.0]", "[0,8]") "}", "no integer"},
-        {"{" ENTRY("a", "F32", "[2,\"1\"]", "[0,8]") "}", "no integer"},
+        {"{" ENTRY("a", "F32", "[2,'1']", "[0,8]") "}", "no integer"},
         {"{" ENTRY("a", "F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") "}", "limit 8"},
         {"{" ENTRY("a", "F32", "[4294967296,4294967296]", "[0,8]") "}", "overflows"},
         {"{" ENTRY("a", "F64", "[4611686018427387904]", "[0,0]") "}", "overflows"},
@@ -225,8 +226,8 @@ TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
         {"{" ENTRY("a", "F32", "[2]", "[0,8]") "," ENTRY("b", "F32", "[0]", "[4,4]") "}", "inside"},
         {"{" ENTRY("a", "F32", "[1]", "[4,8]") "}", "hole"},
         {"{" ENTRY("a", "F32", "[1]", "[0,4]") "}", "end at byte 4"},
-        {"{\"__metadata__\":[]," ENTRY("a", "F32", "[2]", "[0,8]") "}", "__metadata__"},
-        {"{\"__metadata__\":{\"k\":1}," ENTRY("a", "F32", "[2]", "[0,8]") "}", "'k'"},
+        {"{'__metadata__':[]," ENTRY("a", "F32", "[2]", "[0,8]") "}", "__metadata__"},
+        {"{'__metadata__':{'k':1}," ENTRY("a", "F32", "[2]", "[0,8]") "}", "'k'"},
     };
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         assert_refused(write_case(rows[i].header, "12345678", 8), rows[i].part);
@@ -243,7 +244,7 @@ TEST(test_a_header_longer_than_its_limit_or_file_is_refused) {
 }
 
 static const char sound_header[] =
-    "{\"__metadata__\":{\"format\":\"pt\"}," ENTRY("weight", "F32", "[2,3]", "[0,24]") "," ENTRY(
+    "{'__metadata__':{'format':'pt'}," ENTRY("weight", "F32", "[2,3]", "[0,24]") "," ENTRY(
         "bias", "BF16", "[2]", "[24,28]") "," ENTRY("empty", "I64", "[0,7]", "[28,28]") "}    ";
 
 TEST(test_a_file_truncated_anywhere_is_refused) {
