@@ -275,8 +275,10 @@ ROUND_TEST(test_linked_devices_by_hand) {
     assert_within(b.hidden, 2.0 * rows / 4.0 / 10e9, 1e-12);
     assert_within(b.part[BENCH_MEMORY] - f.part[BENCH_MEMORY], rows / 2.0 / 100e9, 1e-12);
     /* Four ranks with one expert each: the rows of a token go to different ranks, so every row
-     * crosses a link. */
+     * crosses a link, and no receiver copies one, read and written in each direction. */
     const bench_prediction four = linked_prediction(4, "f32", 4.0);
+    assert_within(f.part[BENCH_MEMORY] - four.part[BENCH_MEMORY], 2.0 * 2.0 * tokens / 100e9,
+                  1e-12);
     assert_within(four.part[BENCH_INSIDE], 2.0 * 2.0 * 0.75 * rows / 10e9, 1e-12);
     /* One rank copies within its memory, at 100 GB/s. */
     const bench_prediction one = linked_prediction(1, "f32", 4.0);
