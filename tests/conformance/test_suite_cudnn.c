@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * The cuDNN frontend's grouped GEMMs in 16 bits, whose results cuDNN's own suite does not check.
  * Also the exact test of CUTLASS's MoE example: elements -1, 0 and 1, and many empty groups.

@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant in
  * nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales 1

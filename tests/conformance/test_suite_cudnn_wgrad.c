@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * The cuDNN frontend's table of grouped weight gradients with quantized operands, with cuDNN's
  * sizes and global scales. Results are within 5e-6 of the largest element of float64; cuDNN's

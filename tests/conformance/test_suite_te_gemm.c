@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits: TN, NN and NT, with and without
  * accumulation. Each group has the same bits when computed alone. Results are within

@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * TransformerEngine's tables of quantized GEMMs: NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and
  * NT, each operand in blocks along the reduction index. The error of every result against float64

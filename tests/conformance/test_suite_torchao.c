@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * torchao's limits on the ratio of signal to quantization noise, for matrices and for the three
  * grouped GEMMs of training with rounded operands. test_quantize has torchao's tests of bytes,

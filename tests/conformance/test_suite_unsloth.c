@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * Unsloth's table of grouped GEMMs in a MoE block: forward, dX and dW. The first projection [2I,H]
  * reads tokens in their order or sorted by expert. The second projection [H,I] writes results in

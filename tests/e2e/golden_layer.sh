@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # moert-layer against the golden layers of five model families. Any number of ranks and any engine give the same bytes. TEST_ALL=1
 # runs every case on every engine and number of ranks; with MOERT_DEVICE=gpu every case runs on 1, 2 and 4 ranks.
 set -u

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of 20 steps of AdamW,
 # on up to 4 ranks, some without a sequence. MOERT_DEVICE=gpu runs each model on 1, 2 and 4 ranks; TEST_ALL=1 adds 3 ranks and
 # more engines.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # moert-op against the golden quantized matrices, byte for byte, on both backends; also the untiling of their scales.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: alone
+# run: check all alone
 # The archive of `make dist` holds the files of the commit. moert is installed from it, and its sources are deleted. Then, from any
 # directory, the installed programs train and report, the launch scripts check hosts and start ranks, man pages and completion know the
 # options, the examples compile with both libraries, and `make uninstall` leaves nothing.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume, and with exact
 # replicas of the experts. With summed replicas, two runs on the same ranks give the same bits, and the losses agree with those
 # without replicas within 1e-5. Without TEST_ALL=1 (make check-all), the commit chooses some of the runs.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # moert-train --verify: ranks repeat each other's work. A wrong bit in what they check ends the run before anything is saved, and the
 # rank is named (both, if there are only two); runs without wrong bits go on with the same bytes.
 # VERIFY_PLANTS=N plants N random bits (6); VERIFY_STEPS=N checks N steps of each clean run (4); VERIFY_SEED=N repeats the choice.

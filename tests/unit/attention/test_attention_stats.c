@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* The kernel that prepares the backward of attention on tensor cores: lse and delta of each query,
  * and out in bf16. It runs on any device. */
 #include "args/attention.h"

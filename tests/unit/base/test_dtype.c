@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Conversion of single values to and from the small dtypes: every bit pattern, every midpoint
  * between neighbours, and values beyond the largest. */
 #include <float.h>

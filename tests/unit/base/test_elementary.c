@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* The host's elementary functions against the C library's in long double. */
 #include "base/elementary.h"
 #include "base/rng.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Options of this and of older versions of the headers. */
 #include "base/options.h"
 #include "support/test.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Predictions of bench_model. Predicted spreads are compared with counts and random draws, and
  * predicted times with sums made by hand for a machine with round numbers. */
 #include "base/memory.h"

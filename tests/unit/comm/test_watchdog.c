@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /*
  * The watchdog's judgement, in one process. With the arguments `victim
  * kill|stop|late|mixed|alone|report` the program is one rank of a job that hangs, for

@@ -1,4 +1,4 @@
-// run: np=2,4 sanitize=2
+// run: check=2 all=4,2san
 /* The lower and the upper half of the ranks make a context each. They divide the cores and the
  * devices of the host as all ranks of one context do. */
 #include "base/memory.h"

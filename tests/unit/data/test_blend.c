@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* The order of a blend: proportions that are exact to one sequence at every step. */
 #include "data/blend.h"
 

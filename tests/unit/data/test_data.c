@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Token sources: which files are found, which sequences are drawn, and how messages name bad
  * input. */
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Epochs use every token of every document once, in an order that depends on the seed alone. */
 #include "base/memory.h"
 #include "base/rng.h"

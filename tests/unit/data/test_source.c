@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Token sources: Megatron datasets, their documents, and files that change while they are read. */
 #include <sys/stat.h>
 #include <unistd.h>

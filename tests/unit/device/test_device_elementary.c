@@ -1,4 +1,4 @@
-// run: np=1 gpu=1
+// run: check=1,1gpu
 /*
  * The functions of kernels/lib/elementary.h against the C library's in float64: errors in units in
  * the last place of a float32, special values, and equal bits in every lane of a vector and as a

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The conversion of PTX for sm_90 to PTX for sm_90a. */
 #include "device/nvidia/ptx.h"
 #include "support/test.h"

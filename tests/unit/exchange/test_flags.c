@@ -1,4 +1,4 @@
-// run: np=2,4 gpu=2 sanitize=2
+// run: check=2 all=4,2gpu,2san
 /* Barriers between devices: they order memory accesses over many rounds, however the hosts are
  * delayed, and name a rank that does not arrive. */
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1 env=MOERT_FORM=gpu
+// run: check=1 all=1san env=MOERT_FORM=gpu
 /* The grouped GEMM in GPU form, on any device: every tile gives the bits of the reference. */
 #include "support/gemm/gemm.h"
 

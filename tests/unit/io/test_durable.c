@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Text files and directories that are either whole or absent. */
 #include <errno.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* JSON when memory runs out: a text, or a table of JSON rows, is whole or not made, whichever
  * allocation of jansson fails. */
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Checksums of directories: any changed bit is found, and the message names file and tensor. */
 #include <string.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* config.json of every family, read and written, and the names of expert tensors. */
 
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Reading safetensors: the golden files, lookup and conversions. Malformed, truncated and damaged
  * files are refused, and never crash the reader. */
 #include "base/memory.h"

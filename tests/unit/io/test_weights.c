@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Weights in low precision: every value is compared with its definition; files that lack tensors or
  * contradict themselves are refused. */
 #include "base/memory.h"

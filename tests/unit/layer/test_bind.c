@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Weights and gradients in buffers of the caller give the bits of the layer's own, with and without
  * replicas of experts, over several micro-batches. */
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Blocks that keep their gradients in bf16. */
 #include "base/dtype.h"
 #include "base/memory.h"

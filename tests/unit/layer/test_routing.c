@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* What a pass shows of its router, and routing that the caller brings: a layer that gets another
  * layer's index and weights has its bits. */
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* The auxiliary loss of each sequence in a whole model. With three ranks, some have no sequence. */
 #include "context/context.h"
 #include "model/model.h"

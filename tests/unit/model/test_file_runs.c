@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The runs of a range in a file: every element once, in the order of the file, in runs that are as
  * long as they can be. */
 #include "base/memory.h"

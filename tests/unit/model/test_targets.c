@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* Padding and targets that do not count: padding changes neither losses nor gradients, and parts of
  * the targets add up to all. Some cases have a rank without sequences. */
 #include <math.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* dGLU ops: the worked example, and finite differences in float64 for every form, order and
  * interleaving. */
 #include "support/op/glu.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* GLU ops: the worked example; every form, order and interleaving against float64; exact results;
  * rows that are read through a permutation. */
 #include "support/op/glu.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Refused descriptions and buffers of quantized ops, and the sizes of buffers that an op
  * reports. */
 #include "base/memory.h"

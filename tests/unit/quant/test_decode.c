@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1 env=MOERT_FORM=gpu
+// run: check=1 all=1san env=MOERT_FORM=gpu
 /* Decoding of MX and NV formats to bf16 before a GEMM. Every payload value and scale is decoded as
  * the reference dequantizes it. */
 #include "base/rng.h"

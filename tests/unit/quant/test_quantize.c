@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Quantizers: published byte vectors, errors of dequantized values, the options of NVFP4,
  * refusals. */
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Quantizers with a norm: worked examples, random matrices against an oracle, errors. */
 #include "support/quant/quantize_oracle.h"
 

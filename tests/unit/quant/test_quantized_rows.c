@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Rows that hold payload and scales, as in messages; quantizing the values of a quantized matrix
  * again. */
 #include <float.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /*
  * Options and forward of the router, against float64. test_router_backward.c tests the backward,
  * test_router_extremes.c extreme logits.

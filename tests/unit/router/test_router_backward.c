@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /*
  * Backward of the router against float64 central differences with the choice held fixed, and the
  * host side of the losses.

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Logits that moert_router_balance() replaces: their values, and the rows that the experts get. */
 #include "base/rng.h"
 #include "support/layer/router_run.h"

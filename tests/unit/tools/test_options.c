@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Long options from a table: every type, and every kind of illegal use. */
 #include "support/test.h"
 #include "tools/common/options.h"

@@ -1,4 +1,4 @@
-// run: np=1,3 device=0 sanitize=1,2
+// run: check=1 all=3,1san,2san device=0
 /* Preflight: its findings in made-up clusters, and its measurements of links between real ranks. */
 #include "support/mpi.h"
 #include "tools/preflight/preflight.h"

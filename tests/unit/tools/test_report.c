@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Reports on made-up records: their sentences, and their pages, which must be well-formed XML. */
 #include <jansson.h>
 

@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* The update of the correction bias after each step of a training, on any number of ranks. */
 #include "model/internal.h"
 #include "support/mpi.h"

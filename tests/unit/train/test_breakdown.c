@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=1,2
+// run: check=1,2 all=3,1san,2san
 /* The table of a profiled run: its rows add up, whichever commands overlap, and agree with the
  * report in JSON. */
 #include <jansson.h>

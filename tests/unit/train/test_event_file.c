@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Event files of TensorBoard, read back by a decoder of their own. */
 #include <dirent.h>
 

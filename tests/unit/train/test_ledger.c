@@ -1,4 +1,4 @@
-// run: np=1,4 sanitize=2
+// run: check=1 all=4,2san
 /* The record of a profiled training: rows, bytes and times agree, and moert-report names an expert
  * that the test made hot. */
 #include "support/data.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The loader: the sequences of every step, in any order of steps, and failures on its thread. */
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// run: np=1,2,3
+// run: check=1,2 all=3
 /* Saves beside training: the bytes, failures of one rank, the rate, and saves that are given up.
  * This program replaces pwrite: on the victim it fails with a full disk. */
 #include <errno.h>

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Steps that options name. */
 #include "support/files.h"
 #include "train/step_ranges.h"

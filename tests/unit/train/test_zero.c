@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Gradients and optimizer, sharded over the ranks. Norm and steps have the bits of unsharded
  * tensors, for any EP x EDP; they read only the rank's shard of a gradient. Experts that move
  * between ranks keep their weights and moments, and the bits of those that stay. */
