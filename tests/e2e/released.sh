@@ -1,24 +1,20 @@
 #!/usr/bin/env bash
 # run: check all
 # Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
-# as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. moert-op quantizes and dequantizes here, independently
-# of the loader.
+# as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. The tool that quantizes decodes independently of the
+# loader.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 release=${TEST_BUILD:-build}/tests/release
 
-# publish FORM FORMAT FROM QUANTIZATION_CONFIG: makes $tmp/FORM/low and $tmp/FORM/plain from the model FROM
+# publish FORM FROM QUANTIZATION_CONFIG: makes $tmp/FORM/low and $tmp/FORM/plain from the model FROM
 publish() {
-    local form=$1 format=$2 from=$3 config=$4 to=$tmp/$1
+    local form=$1 from=$2 config=$3 to=$tmp/$1
     mkdir -p "$to/low" "$to/plain"
     cp "$from/config.json" "$to/plain/"
     sed "0,/{/s//{\"quantization_config\": {$config},/" "$from/config.json" >"$to/low/config.json"
-    "$release" gather --form "$form" --model "$from/model.safetensors" --output "$to/x.safetensors" &&
-        alone "$bin/moert-op" quantize --format "$format" --input "$to/x.safetensors" --output "$to/q.safetensors" &&
-        alone "$bin/moert-op" dequantize --format "$format" --input "$to/q.safetensors" --output "$to/v.safetensors" &&
-        "$release" spread --form "$form" --model "$from/model.safetensors" --quantized "$to/q.safetensors" \
-            --values "$to/v.safetensors" --low "$to/low/model.safetensors" --plain "$to/plain/model.safetensors"
+    "$release" "$form" "$from/model.safetensors" "$to/low/model.safetensors" "$to/plain/model.safetensors" >"$log" 2>&1
     verdict $? "$form: $from is quantized"
 }
 
@@ -38,23 +34,23 @@ layer() { # FORM low|plain RANKS: computes y, dx and the gradients
         --output "$tmp/$1/$2-$3.safetensors"
 }
 
-layers() { # FORM FORMAT CASE QUANTIZATION_CONFIG
+layers() { # FORM CASE QUANTIZATION_CONFIG
     local count
-    golden=tests/golden/layer/$3
-    publish "$1" "$2" "$golden" "$4"
+    golden=tests/golden/layer/$2
+    publish "$1" "$golden" "$3"
     layer "$1" plain 1
     "$compare" tensors --expected "$golden/expected.safetensors" --actual "$tmp/$1/plain-1.safetensors" --only y \
         --tolerance 0.3 >>"$log" 2>&1
-    verdict $? "$1: y of $3 with the plain values is near the golden one: $(tail -n 1 "$log")"
+    verdict $? "$1: y of $2 with the plain values is near the golden one: $(tail -n 1 "$log")"
     for count in 1 2 4; do
         layer "$1" low $count
-        same "$1: $3 on $count ranks gives the bytes of plain weights" "$tmp/$1/low-$count.safetensors" \
+        same "$1: $2 on $count ranks gives the bytes of plain weights" "$tmp/$1/low-$count.safetensors" \
             "$tmp/$1/plain-1.safetensors"
     done
 }
 
-layers mxfp4 mxfp4 gpt_oss-a "$mxfp4"
-layers fp8 fp8-128x128 deepseek_v3-a "$fp8"
+layers mxfp4 gpt_oss-a "$mxfp4"
+layers fp8 deepseek_v3-a "$fp8"
 
 # sets the last scale of the last expert, which the last rank owns, to NaN
 file=$tmp/mxfp4/low/model.safetensors
@@ -70,13 +66,13 @@ train() { # DIR RANKS OPTION...
     ranks "$2" "$bin/moert-train" --model "$1" --data LICENSE --batch 4 --length 32 --steps 1 --log-every 0 "${@:3}"
 }
 
-# models FORM FORMAT MODEL_TYPE QUANTIZATION_CONFIG SIZE...
+# models FORM MODEL_TYPE QUANTIZATION_CONFIG SIZE...
 models() {
-    local form=$1 type=$3 dir=$tmp/$1-$3 count
-    ranks 1 "$bin/moert-train" --form "${type//_/-}" "${@:5}" --layers 2 --experts 4 --data LICENSE --batch 4 --length 32 \
+    local form=$1 type=$2 dir=$tmp/$1-$2 count
+    ranks 1 "$bin/moert-train" --form "${type//_/-}" "${@:4}" --layers 2 --experts 4 --data LICENSE --batch 4 --length 32 \
         --steps 0 --out "$tmp/new-$form"
     mv "$tmp/$form" "$tmp/$form-layer"
-    publish "$form" "$2" "$tmp/new-$form/model" "$4"
+    publish "$form" "$tmp/new-$form/model" "$3"
     mv "$tmp/$form" "$dir"
     train "$dir/plain" 1 --out "$dir/plain-1"
     for count in 1 2 4; do
@@ -91,6 +87,6 @@ models() {
     verdict $? "$form: moert-info names the format of the weights on disk"
 }
 
-models fp8 fp8-128x128 qwen3_moe "$fp8" --hidden 160 --intermediate 200 --heads 2 --head-size 96
-models mxfp4 mxfp4 gpt_oss "$mxfp4" --hidden 96 --intermediate 64 --heads 2
+models fp8 qwen3_moe "$fp8" --hidden 160 --intermediate 200 --heads 2 --head-size 96
+models mxfp4 gpt_oss "$mxfp4" --hidden 96 --intermediate 64 --heads 2
 finish

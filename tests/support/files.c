@@ -2,12 +2,20 @@
 #include "support/files.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include "base/text.h"
 #include "io/durable.h"
 
 char test_directory[] = "/tmp/moert-test-XXXXXX";
+
+/* Replaces the C library's function: tests do not wait for the disk. */
+int fsync(int file) {
+    return fcntl(file, F_GETFD) >= 0 ? 0 : -1;
+}
 
 int make_test_directory(void **state) {
     (void)state;
@@ -40,6 +48,13 @@ const char *write_text(const char *name, const char *text) {
     return write_file(name, text, strlen(text));
 }
 
+const char *write_json(const char *name, const char *text) {
+    char *json = owned(strdup(text), free);
+    for (char *at = json; (at = strchr(at, '\'')) != NULL;)
+        *at = '"';
+    return write_text(name, json);
+}
+
 char *read_file(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "r");
     if (file == NULL)
@@ -55,6 +70,14 @@ char *read_file(const char *path, size_t *bytes) {
     return content;
 }
 
+void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN); /* the signal of a file that grows past the limit */
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
 size_t count_files(const char *directory, const char *ending) {
     size_t count = 0;
     DIR *opened = opendir(directory);
@@ -66,22 +89,6 @@ size_t count_files(const char *directory, const char *ending) {
     return count;
 }
 
-size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes) {
-    const size_t length = strlen(header);
-    for (int i = 0; i < 8; i++)
-        image[i] = (unsigned char)(length >> 8 * i);
-    memcpy(image + 8, header, length);
-    if (bytes > 0)
-        memcpy(image + 8 + length, data, bytes);
-    return 8 + length + bytes;
-}
-
-const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes) {
-    unsigned char image[4096];
-    assert_true(8 + strlen(header) + bytes <= sizeof image);
-    return write_file(name, image, compose_tensors(image, header, data, bytes));
-}
-
 int open_device_and_directory(void **state) {
     return make_test_directory(state) != 0 || open_test_device(state) != 0;
 }
@@ -90,12 +97,8 @@ int close_device_and_directory(void **state) {
     return close_test_device(state) != 0 || remove_test_directory(state) != 0;
 }
 
-static void close_tensors(void *tensors) {
-    moert_tensors_close(tensors);
-}
-
 moert_tensors *open_tensors(const char *path) {
     moert_tensors *tensors;
     ASSERT_OK(moert_tensors_open(path, &tensors));
-    return owned(tensors, close_tensors);
+    return owned(tensors, moert_tensors_close);
 }

@@ -1,5 +1,7 @@
-/* Files of tests: a temporary directory per program, whole files, safetensors byte by byte. */
+/* Files of tests: a temporary directory per program, whole files. */
 #pragma once
+
+#include <sys/resource.h>
 
 #include "io/safetensors.h"
 #include "support/test.h"
@@ -19,18 +21,19 @@ const char *in_directory(const char *name);
 const char *write_file(const char *name, const void *content, size_t bytes);
 const char *write_text(const char *name, const char *text);
 
+/* Writes JSON, in which ' stands for ". */
+const char *write_json(const char *name, const char *text);
+
 /* Returns the content of a file, followed by a zero byte; the running test owns it (test.h).
  * *bytes, unless NULL, becomes the size of the file. */
 char *read_file(const char *path, size_t *bytes);
 
+/* Files may grow to `bytes` from now on (RLIM_INFINITY: as before), and a longer write fails. */
+void limit_files(rlim_t bytes);
+
 /* Counts the entries of a directory whose names end in `ending`, except hidden entries. Returns 0
  * if the directory does not exist. */
 size_t count_files(const char *directory, const char *ending);
-
-/* Composes a safetensors file in `image`; returns its size in bytes. */
-size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes);
-/* Writes a safetensors file of at most 4096 bytes into the directory; returns its path. */
-const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes);
 
 /* Opens the tensors of a file or a directory; they are closed when the test ends. */
 moert_tensors *open_tensors(const char *path);

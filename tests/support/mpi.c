@@ -75,30 +75,28 @@ int close_test_mesh(void **state) {
     return close_test_context(state);
 }
 
-static void destroy_mesh(void *mesh) {
-    moert_mesh_destroy(mesh);
-}
-
 moert_mesh *open_mesh(size_t ep) {
     moert_mesh *mesh;
     ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-    return owned(mesh, destroy_mesh);
+    return owned(mesh, moert_mesh_destroy);
 }
 
 moert_mesh *open_exact_mesh(size_t ep) {
     moert_mesh *mesh;
     ASSERT_OK(moert_mesh_create_exact(test_context, ep, &mesh));
-    return owned(mesh, destroy_mesh);
-}
-
-static void destroy_model(void *model) {
-    moert_model_destroy(model);
+    return owned(mesh, moert_mesh_destroy);
 }
 
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config) {
     moert_model *model;
     ASSERT_OK(moert_model_create(mesh, config, &model));
-    return owned(model, destroy_model);
+    return owned(model, moert_model_destroy);
+}
+
+moert_optimizer *open_optimizer(moert_model *model, const moert_optimizer_options *options) {
+    moert_optimizer *optimizer;
+    ASSERT_OK_ON_ALL(moert_optimizer_create(model, options, &optimizer));
+    return owned(optimizer, moert_optimizer_destroy);
 }
 
 moert_model_config golden_config(const char *name) {

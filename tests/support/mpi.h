@@ -9,6 +9,7 @@
 #include "context/context.h"
 #include "model/model.h"
 #include "support/test.h"
+#include "train/optimizer.h"
 
 /* All ranks of the job; set by mpi_tests_begin(). */
 extern moert_comm *test_comm;
@@ -42,11 +43,13 @@ int close_test_mesh(void **state);
 void deal_ranks(size_t hosts);
 
 /* open_mesh() creates another mesh, with `ep` ranks per set of experts (0: all), open_exact_mesh()
- * one with exact replicas. open_model() creates a model without weights. All these objects are
+ * one with exact replicas. open_model() creates a model without weights, open_optimizer() the state
+ * of AdamW. All these objects are
  * destroyed when the test ends. */
 moert_mesh *open_mesh(size_t ep);
 moert_mesh *open_exact_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
+moert_optimizer *open_optimizer(moert_model *model, const moert_optimizer_options *options);
 /* Reads the config.json of a golden model. The config is freed when the test ends. */
 moert_model_config golden_config(const char *name);
 

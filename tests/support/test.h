@@ -89,8 +89,10 @@ void *test_alloc(size_t bytes);
 const char *titled(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A buffer on the test device, without a guard. */
 moert_buffer *test_buffer(size_t bytes);
-/* Makes the running test own `thing`, to be released by release(thing); returns it. */
-void *owned(void *thing, void (*release)(void *));
+/* Makes the running test own `thing`, to be released by release(thing); returns it. `release` may
+ * take a pointer to any type. */
+#define owned(thing, release) own((thing), (void (*)(void *))(release))
+void *own(void *thing, void (*release)(void *));
 moert_buffer *owned_buffer(moert_buffer *buffer);
 /* Releases everything that the running test owns: before a device closes, or within a large
  * loop. */

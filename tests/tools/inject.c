@@ -2,7 +2,7 @@
  * A library for LD_PRELOAD that makes one call of a program fail: the first call that comes from a
  * chosen call site. tests/inject uses it.
  *
- * A call site is a function of the table below and the innermost return addresses inside the
+ * A call site is a function of the lists below and the innermost return addresses inside the
  * program. So the callers of a wrapper count as separate sites. Calls from libraries always pass,
  * and so do those of programs whose name does not begin with "moert-".
  *
@@ -11,7 +11,7 @@
  *   INJECT_SITE=SITE   the site that fails, on rank INJECT_RANK (0); without it no call fails
  *   INJECT_KILL=N      instead the N-th call of the site kills its process
  *
- * Every function of the table is a stub of machine code (stubs.h), which works for any arguments:
+ * Every function of the lists is a stub of machine code (stubs.h), which works for any arguments:
  * x86-64 and AArch64 with glibc only.
  */
 #define CL_TARGET_OPENCL_VERSION 300
@@ -56,144 +56,110 @@ typedef enum fault_kind {
     CREATE
 } fault_kind;
 
-/* X(function, kind, errno, argument): `argument` is the position of the stream, or of the pointer
- * to OpenCL's error. */
-#define MEMORY_CALLS(X)                                                                            \
-    X(malloc, POINTER, ENOMEM, 0)                                                                  \
-    X(calloc, POINTER, ENOMEM, 0)                                                                  \
-    X(realloc, POINTER, ENOMEM, 0)                                                                 \
-    X(aligned_alloc, POINTER, ENOMEM, 0)                                                           \
-    X(strdup, POINTER, ENOMEM, 0)                                                                  \
-    X(strndup, POINTER, ENOMEM, 0)                                                                 \
-    X(open_memstream, POINTER, ENOMEM, 0)                                                          \
-    X(hwloc_bitmap_alloc, POINTER, ENOMEM, 0)                                                      \
-    X(hwloc_topology_init, NUMBER, ENOMEM, 0)                                                      \
-    X(hwloc_topology_load, NUMBER, ENOMEM, 0)                                                      \
-    X(pthread_create, THREAD, EAGAIN, 0)
-#define FILE_CALLS(X)                                                                              \
-    X(open, NUMBER, EIO, 0)                                                                        \
-    X(fopen, POINTER, EIO, 0)                                                                      \
-    X(fdopen, POINTER, EIO, 0)                                                                     \
-    X(mkstemp, NUMBER, EIO, 0)                                                                     \
-    X(mkdtemp, POINTER, EIO, 0)                                                                    \
-    X(memfd_create, NUMBER, EMFILE, 0)                                                             \
-    X(opendir, POINTER, EIO, 0)                                                                    \
-    X(scandir, NUMBER, EIO, 0)                                                                     \
-    X(nftw, NUMBER, EIO, 0)                                                                        \
-    X(realpath, POINTER, EIO, 0)                                                                   \
-    X(stat, NUMBER, EIO, 0)                                                                        \
-    X(lstat, NUMBER, EIO, 0)                                                                       \
-    X(fstat, NUMBER, EIO, 0)                                                                       \
-    X(statvfs, NUMBER, EIO, 0)                                                                     \
-    X(mmap, NUMBER, ENOMEM, 0)                                                                     \
-    X(ftruncate, NUMBER, ENOSPC, 0)                                                                \
-    X(read, NUMBER, EIO, 0)                                                                        \
-    X(pread, NUMBER, EIO, 0)                                                                       \
-    X(write, NUMBER, ENOSPC, 0)                                                                    \
-    X(pwrite, NUMBER, ENOSPC, 0)                                                                   \
-    X(fread, COUNT, EIO, 3)                                                                        \
-    X(fwrite, COUNT, ENOSPC, 3)                                                                    \
-    X(fprintf, STREAM, ENOSPC, 0)                                                                  \
-    X(vfprintf, STREAM, ENOSPC, 0)                                                                 \
-    X(fputs, STREAM, ENOSPC, 1)                                                                    \
-    X(fputc, STREAM, ENOSPC, 1)                                                                    \
-    X(fflush, STREAM, ENOSPC, 0)                                                                   \
-    X(fclose, CLOSES, ENOSPC, 0)                                                                   \
-    X(close, CLOSES, EIO, 0)                                                                       \
-    X(closedir, CLOSES, EIO, 0)                                                                    \
-    X(fsync, NUMBER, EIO, 0)                                                                       \
-    X(fdatasync, NUMBER, EIO, 0)                                                                   \
-    X(rename, NUMBER, EIO, 0)                                                                      \
-    X(mkdir, NUMBER, EIO, 0)                                                                       \
-    X(unlink, NUMBER, EIO, 0)                                                                      \
-    X(remove, NUMBER, EIO, 0)                                                                      \
-    X(rmdir, NUMBER, EIO, 0)                                                                       \
-    X(flock, NUMBER, ENOLCK, 0)                                                                    \
-    X(socket, NUMBER, EMFILE, 0)                                                                   \
-    X(bind, NUMBER, EACCES, 0)                                                                     \
-    X(getsockname, NUMBER, EIO, 0)                                                                 \
-    X(getifaddrs, NUMBER, EMFILE, 0)                                                               \
-    X(setsockopt, NUMBER, EINVAL, 0)                                                               \
-    X(getrandom, NUMBER, EIO, 0)                                                                   \
-    X(sigaction, NUMBER, EINVAL, 0)
+/* The functions, in groups that fail alike. */
+/* clang-format off */
+#define ALLOCATIONS(X)                                                                             \
+    X(malloc) X(calloc) X(realloc) X(aligned_alloc) X(strdup) X(strndup) X(open_memstream)         \
+    X(hwloc_bitmap_alloc)
+#define MAPPINGS(X)       X(hwloc_topology_init) X(hwloc_topology_load) X(mmap)
+#define THREADS(X)        X(pthread_create)
+#define OPENINGS(X)       X(fopen) X(fdopen) X(mkdtemp) X(opendir) X(realpath)
+#define FILES(X)                                                                                   \
+    X(open) X(mkstemp) X(scandir) X(nftw) X(stat) X(lstat) X(fstat) X(statvfs) X(read) X(pread)    \
+    X(fsync) X(fdatasync) X(rename) X(mkdir) X(unlink) X(remove) X(rmdir) X(getsockname)           \
+    X(getrandom)
+#define DESCRIPTORS(X)    X(memfd_create) X(socket) X(getifaddrs)
+#define WRITES(X)         X(ftruncate) X(write) X(pwrite)
+#define LOCKS(X)          X(flock)
+#define BINDINGS(X)       X(bind)
+#define SETTINGS(X)       X(setsockopt) X(sigaction)
+#define STREAM_READS(X)   X(fread)
+#define STREAM_WRITES(X)  X(fwrite)
+#define PRINTS(X)         X(fprintf) X(vfprintf) X(fflush)
+#define PUTS(X)           X(fputs) X(fputc)
+#define STREAM_CLOSES(X)  X(fclose)
+#define CLOSES_OF_FILES(X)X(close) X(closedir)
 #define MPI_CALLS(X)                                                                               \
-    X(MPI_Init_thread, MPI, 0, 0)                                                                  \
-    X(MPI_Finalize, MPI, 0, 0)                                                                     \
-    X(MPI_Comm_dup, MPI, 0, 0)                                                                     \
-    X(MPI_Comm_free, MPI, 0, 0)                                                                    \
-    X(MPI_Comm_rank, MPI, 0, 0)                                                                    \
-    X(MPI_Comm_size, MPI, 0, 0)                                                                    \
-    X(MPI_Comm_split, MPI, 0, 0)                                                                   \
-    X(MPI_Comm_split_type, MPI, 0, 0)                                                              \
-    X(MPI_Comm_set_errhandler, MPI, 0, 0)                                                          \
-    X(MPI_Ibarrier, MPI, 0, 0)                                                                     \
-    X(MPI_Ibcast, MPI, 0, 0)                                                                       \
-    X(MPI_Iallgather, MPI, 0, 0)                                                                   \
-    X(MPI_Iallgatherv, MPI, 0, 0)                                                                  \
-    X(MPI_Iallreduce, MPI, 0, 0)                                                                   \
-    X(MPI_Isend, MPI, 0, 0)                                                                        \
-    X(MPI_Irecv, MPI, 0, 0)                                                                        \
-    X(MPI_Testall, MPI, 0, 0)                                                                      \
-    X(MPI_Testsome, MPI, 0, 0)                                                                     \
-    X(MPI_Request_free, MPI, 0, 0)                                                                 \
-    X(MPI_Type_commit, MPI, 0, 0)                                                                  \
-    X(MPI_Type_contiguous, MPI, 0, 0)                                                              \
-    X(MPI_Type_create_resized, MPI, 0, 0)                                                          \
-    X(MPI_Type_indexed, MPI, 0, 0)                                                                 \
-    X(MPI_Type_free, MPI, 0, 0)
+    X(MPI_Init_thread) X(MPI_Finalize) X(MPI_Comm_dup) X(MPI_Comm_free) X(MPI_Comm_rank)           \
+    X(MPI_Comm_size) X(MPI_Comm_split) X(MPI_Comm_split_type) X(MPI_Comm_set_errhandler)           \
+    X(MPI_Ibarrier) X(MPI_Ibcast) X(MPI_Iallgather) X(MPI_Iallgatherv) X(MPI_Iallreduce)           \
+    X(MPI_Isend) X(MPI_Irecv) X(MPI_Testall) X(MPI_Testsome) X(MPI_Request_free)                   \
+    X(MPI_Type_commit) X(MPI_Type_contiguous) X(MPI_Type_create_resized) X(MPI_Type_indexed)       \
+    X(MPI_Type_free)
 #define CL_CALLS(X)                                                                                \
-    X(clGetPlatformIDs, CL, 0, 0)                                                                  \
-    X(clGetPlatformInfo, CL, 0, 0)                                                                 \
-    X(clGetDeviceIDs, CL, 0, 0)                                                                    \
-    X(clGetDeviceInfo, CL, 0, 0)                                                                   \
-    X(clCreateContext, CREATE, 0, 5)                                                               \
-    X(clCreateCommandQueue, CREATE, 0, 3)                                                          \
-    X(clCreateBuffer, CREATE, 0, 4)                                                                \
-    X(clCreateBufferWithProperties, CREATE, 0, 5)                                                  \
-    X(clCreateSubBuffer, CREATE, 0, 4)                                                             \
-    X(clCreateProgramWithSource, CREATE, 0, 4)                                                     \
-    X(clCreateProgramWithBinary, CREATE, 0, 6)                                                     \
-    X(clCreateKernel, CREATE, 0, 2)                                                                \
-    X(clEnqueueMapBuffer, CREATE, 0, 9)                                                            \
-    X(clBuildProgram, CL, 0, 0)                                                                    \
-    X(clGetProgramInfo, CL, 0, 0)                                                                  \
-    X(clGetProgramBuildInfo, CL, 0, 0)                                                             \
-    X(clGetKernelInfo, CL, 0, 0)                                                                   \
-    X(clGetKernelWorkGroupInfo, CL, 0, 0)                                                          \
-    X(clGetCommandQueueInfo, CL, 0, 0)                                                             \
-    X(clGetEventInfo, CL, 0, 0)                                                                    \
-    X(clGetEventProfilingInfo, CL, 0, 0)                                                           \
-    X(clSetKernelArg, CL, 0, 0)                                                                    \
-    X(clEnqueueNDRangeKernel, CL, 0, 0)                                                            \
-    X(clEnqueueReadBuffer, CL, 0, 0)                                                               \
-    X(clEnqueueWriteBuffer, CL, 0, 0)                                                              \
-    X(clEnqueueCopyBuffer, CL, 0, 0)                                                               \
-    X(clEnqueueCopyBufferRect, CL, 0, 0)                                                           \
-    X(clEnqueueFillBuffer, CL, 0, 0)                                                               \
-    X(clEnqueueUnmapMemObject, CL, 0, 0)                                                           \
-    X(clEnqueueMarkerWithWaitList, CL, 0, 0)                                                       \
-    X(clEnqueueBarrierWithWaitList, CL, 0, 0)                                                      \
-    X(clWaitForEvents, CL, 0, 0)                                                                   \
-    X(clFlush, CL, 0, 0)                                                                           \
-    X(clFinish, CL, 0, 0)
-#define CALLS(X) MEMORY_CALLS(X) FILE_CALLS(X) MPI_CALLS(X) CL_CALLS(X)
+    X(clGetPlatformIDs) X(clGetPlatformInfo) X(clGetDeviceIDs) X(clGetDeviceInfo)                  \
+    X(clBuildProgram) X(clGetProgramInfo) X(clGetProgramBuildInfo) X(clGetKernelInfo)              \
+    X(clGetKernelWorkGroupInfo) X(clGetCommandQueueInfo) X(clGetEventInfo)                         \
+    X(clGetEventProfilingInfo) X(clSetKernelArg) X(clEnqueueNDRangeKernel)                         \
+    X(clEnqueueReadBuffer) X(clEnqueueWriteBuffer) X(clEnqueueCopyBuffer)                          \
+    X(clEnqueueCopyBufferRect) X(clEnqueueFillBuffer) X(clEnqueueUnmapMemObject)                   \
+    X(clEnqueueMarkerWithWaitList) X(clEnqueueBarrierWithWaitList) X(clWaitForEvents) X(clFlush)   \
+    X(clFinish)
+#define CL_KERNELS(X)     X(clCreateKernel)
+#define CL_QUEUES(X)      X(clCreateCommandQueue)
+#define CL_OBJECTS(X)     X(clCreateBuffer) X(clCreateSubBuffer) X(clCreateProgramWithSource)
+#define CL_CONTEXTS(X)    X(clCreateContext) X(clCreateBufferWithProperties)
+#define CL_BINARIES(X)    X(clCreateProgramWithBinary)
+#define CL_MAPS(X)        X(clEnqueueMapBuffer)
 
-#define INDEX(function, kind, code, argument) INDEX_##function,
-enum { CALLS(INDEX) FUNCTIONS };
+/* X(group, kind, errno, argument): `argument` is the position of the stream, or of the pointer to
+ * OpenCL's error. */
+#define GROUPS(X)                                                                                  \
+    X(ALLOCATIONS, POINTER, ENOMEM, 0)                                                             \
+    X(MAPPINGS, NUMBER, ENOMEM, 0)                                                                 \
+    X(THREADS, THREAD, EAGAIN, 0)                                                                  \
+    X(OPENINGS, POINTER, EIO, 0)                                                                   \
+    X(FILES, NUMBER, EIO, 0)                                                                       \
+    X(DESCRIPTORS, NUMBER, EMFILE, 0)                                                              \
+    X(WRITES, NUMBER, ENOSPC, 0)                                                                   \
+    X(LOCKS, NUMBER, ENOLCK, 0)                                                                    \
+    X(BINDINGS, NUMBER, EACCES, 0)                                                                 \
+    X(SETTINGS, NUMBER, EINVAL, 0)                                                                 \
+    X(STREAM_READS, COUNT, EIO, 3)                                                                 \
+    X(STREAM_WRITES, COUNT, ENOSPC, 3)                                                             \
+    X(PRINTS, STREAM, ENOSPC, 0)                                                                   \
+    X(PUTS, STREAM, ENOSPC, 1)                                                                     \
+    X(STREAM_CLOSES, CLOSES, ENOSPC, 0)                                                            \
+    X(CLOSES_OF_FILES, CLOSES, EIO, 0)                                                             \
+    X(MPI_CALLS, MPI, 0, 0)                                                                        \
+    X(CL_CALLS, CL, 0, 0)                                                                          \
+    X(CL_KERNELS, CREATE, 0, 2)                                                                    \
+    X(CL_QUEUES, CREATE, 0, 3)                                                                     \
+    X(CL_OBJECTS, CREATE, 0, 4)                                                                    \
+    X(CL_CONTEXTS, CREATE, 0, 5)                                                                   \
+    X(CL_BINARIES, CREATE, 0, 6)                                                                   \
+    X(CL_MAPS, CREATE, 0, 9)
+/* clang-format on */
 
-static const struct {
-    const char *name;
+#define INDEX(function)     INDEX_##function,
+#define NAME(function)      #function,
+#define ONE_MORE(function)  +1
+#define INDICES(group, ...) group(INDEX)
+#define NAMES(group, ...)   group(NAME)
+#define STUBS(group, ...)   group(STUB)
+#define FAULT(group, ...)   {0 group(ONE_MORE), __VA_ARGS__},
+
+enum { GROUPS(INDICES) FUNCTIONS };
+
+static const char *const names[FUNCTIONS] = {GROUPS(NAMES)};
+
+typedef struct fault {
+    unsigned functions; /* that fail so */
     fault_kind kind;
     int code, argument;
-} table[FUNCTIONS] = {
-#define ROW(function, kind, code, argument) {#function, kind, code, argument},
-    CALLS(ROW)
-#undef ROW
-};
+} fault;
+
+static fault fault_of(uint64_t function) {
+    static const fault faults[] = {GROUPS(FAULT)};
+    const fault *found = faults;
+    for (; function >= found->functions; found++)
+        function -= found->functions;
+    return *found;
+}
 
 /* ---- the stubs ---- */
 
-INJECT_STUBS(CALLS);
+INJECT_STUBS(GROUPS(STUBS));
 
 static uint64_t argument_of(const frame *f, int i) {
     const int registers = sizeof f->arguments / sizeof *f->arguments;
@@ -260,11 +226,8 @@ static bool is_new(uint64_t site) {
 }
 
 static const char *rank_text(void) {
-    const char *names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (getenv(names[i]) != NULL)
-            return getenv(names[i]);
-    return "0";
+    const char *open_mpi = getenv("OMPI_COMM_WORLD_RANK"), *mpich = getenv("PMI_RANK");
+    return open_mpi != NULL ? open_mpi : mpich != NULL ? mpich : "0";
 }
 
 __attribute__((constructor)) static void start(void) {
@@ -316,7 +279,7 @@ static uint64_t real(uint64_t index) {
         return (uint64_t)__libc_realloc;
     uint64_t address = atomic_load(&known[index]);
     if (address == 0) {
-        address = (uint64_t)dlsym(RTLD_NEXT, table[index].name);
+        address = (uint64_t)dlsym(RTLD_NEXT, names[index]);
         atomic_store(&known[index], address);
     }
     return address;
@@ -324,16 +287,17 @@ static uint64_t real(uint64_t index) {
 
 /* The errno of a call that fails. A stream without a descriptor is in memory. */
 static int code_of(const frame *f) {
-    const fault_kind kind = table[f->index].kind;
-    const int code = table[f->index].code;
-    const bool writes = code == ENOSPC && (kind == STREAM || kind == COUNT || kind == CLOSES);
-    return writes && fileno((FILE *)argument_of(f, table[f->index].argument)) < 0 ? ENOMEM : code;
+    const fault of = fault_of(f->index);
+    const bool to_stream = of.kind == STREAM || of.kind == COUNT || of.kind == CLOSES;
+    if (of.code == ENOSPC && to_stream && fileno((FILE *)argument_of(f, of.argument)) < 0)
+        return ENOMEM;
+    return of.code;
 }
 
 /* Fails a call, and returns its result. */
 static uint64_t fail(const frame *f) {
-    const fault_kind kind = table[f->index].kind;
-    const uint64_t at = argument_of(f, table[f->index].argument);
+    const fault_kind kind = fault_of(f->index).kind;
+    const uint64_t at = argument_of(f, fault_of(f->index).argument);
     const int code = code_of(f);
     if (kind == CLOSES)
         ((int (*)(uint64_t))real(f->index))(at);
@@ -360,12 +324,12 @@ static uint64_t fail(const frame *f) {
 
 /* What a message about the failure must name, as a regular expression. */
 static const char *cause_of(const frame *f) {
-    const fault_kind kind = table[f->index].kind;
+    const fault_kind kind = fault_of(f->index).kind;
     const int code = code_of(f);
     if (kind == CL || kind == CREATE)
         return "CL_OUT_OF_RESOURCES";
     if (kind == MPI)
-        return table[f->index].name;
+        return names[f->index];
     return code == ENOMEM   ? "memory|no room"
            : code == ENOSPC ? "No space|no room|an earlier write failed"
                             : strerror(code);
@@ -386,14 +350,14 @@ uint64_t inject_decide(frame *f) {
     const uint64_t site = find_site(f->index, offsets);
     uint64_t address = real(f->index);
     if (chosen == 0 && is_new(site))
-        log_line("%016llx %s %lx %lx %lx\n", (unsigned long long)site, table[f->index].name,
-                 offsets[0], offsets[1], offsets[2]);
+        log_line("%016llx %s %lx %lx %lx\n", (unsigned long long)site, names[f->index], offsets[0],
+                 offsets[1], offsets[2]);
     errno = kept;
     if (chosen == site && calls_left > 0) {
         if (atomic_fetch_sub(&calls_left, 1) == 1)
             raise(SIGKILL);
     } else if (chosen == site && !atomic_exchange(&fired, true)) {
-        log_line("fired %s %s\n", table[f->index].name, cause_of(f));
+        log_line("fired %s %s\n", names[f->index], cause_of(f));
         f->result = fail(f);
         address = 0;
     }

@@ -1,114 +1,48 @@
 /*
  * release: writes a model's weights in the low-precision forms in which large models are published,
- * for the end-to-end tests. moert-op quantizes them.
+ * for the end-to-end tests.
  *
- *   release gather --form FORM --model M.safetensors --output X.safetensors
- *   release spread --form FORM --model M.safetensors --quantized Q.safetensors
- *                  --values V.safetensors --low L.safetensors --plain P.safetensors
+ *   release fp8|mxfp4 MODEL.safetensors LOW.safetensors PLAIN.safetensors
  *
- * gather stacks the matrices that the form quantizes (experts, attention) into one matrix x. Each
- * begins at a row where the form begins a block; the rest is zero. spread reads that matrix
- * quantized (q, scale) and dequantized (x), and writes the model twice: L with payloads and scales
- * under the released names, P with the same values as plain float32.
+ * Quantizes the matrices that the form quantizes (experts, attention). Writes the model twice: LOW
+ * with payloads and scales under the released names, PLAIN with their products as float32. The
+ * decoding follows the formats' definitions, independently of the library.
  */
+#include <math.h>
+
+#include "base/dtype.h"
 #include "base/text.h"
 #include "io/safetensors.h"
 #include "tools/check.h"
-#include "tools/common/options.h"
 
-enum { FP8, MXFP4 };
-static const struct {
-    size_t block_rows, block_columns, elements_per_byte, scale_bytes;
-    const char *payload_suffix, *scales_suffix;
-} forms[] = {
-    [FP8] = {128, 128, 1, 4, "", "_scale_inv"},
-    [MXFP4] = {1, 32, 2, 1, "_blocks", "_scales"},
-};
+enum { NAME_BYTES = 200 };
 
-static unsigned form;
-static const char *model_path, *output_path, *quantized_path, *values_path, *low_path, *plain_path;
+static bool
+    mxfp4; /* matrices [E,K,N] in blocks of 1 x 32; otherwise [N,K] in blocks of 128 x 128 */
 
-static const moert_option options[] = {
-    {"form", MOERT_OPTION_CHOICE, &form, "fp8", "fp8|mxfp4", "of the released weights"},
-    {"model", MOERT_OPTION_STRING, &model_path, "", NULL, "the plain weights"},
-    {"output", MOERT_OPTION_STRING, &output_path, "", NULL, "gather: x"},
-    {"quantized", MOERT_OPTION_STRING, &quantized_path, "", NULL, "spread: q and scale"},
-    {"values", MOERT_OPTION_STRING, &values_path, "", NULL, "spread: x"},
-    {"low", MOERT_OPTION_STRING, &low_path, "", NULL, "spread: the released weights"},
-    {"plain", MOERT_OPTION_STRING, &plain_path, "", NULL, "spread: the same values as float32"},
-};
-enum { OPTIONS = MOERT_COUNT(options), NAME_BYTES = 200 };
-
-/* A tensor of the model, and the rows of its matrices [n,k] in x. */
+/* A tensor of the model, and its blocks. */
 typedef struct entry {
     const moert_tensor *tensor;
-    bool quantized, transposed; /* transposed: the tensor holds [k,n] */
-    size_t matrices, n, k, first_row;
-    char payload[NAME_BYTES], scales[NAME_BYTES]; /* tensor names in the low-precision file */
+    bool quantized;
+    size_t matrices, n, k;
+    size_t high, wide;                            /* blocks in a column and in a row of a matrix */
+    char payload[NAME_BYTES], scales[NAME_BYTES]; /* names in the low-precision file */
 } entry;
 
-typedef struct listing {
-    moert_tensors *model;
-    entry *entries;
-    size_t count, rows, columns; /* dimensions of x; count: number of entries */
-} listing;
-
-static bool is_quantized(const moert_tensor *t) {
-    if (form == MXFP4)
-        return t->rank == 3 && moert_text_ends_with(t->name, "_proj");
-    return t->rank == 2 && moert_text_ends_with(t->name, "_proj.weight");
-}
-
-static void list(listing *l) {
-    check(moert_tensors_open(model_path, &l->model));
-    l->count = moert_tensors_count(l->model);
-    check(MOERT_NEW_ARRAY(&l->entries, l->count));
-    for (size_t i = 0; i < l->count; i++) {
-        const moert_tensor *t = moert_tensors_at(l->model, i);
-        entry *e = &l->entries[i];
-        *e = (entry){.tensor = t, .quantized = is_quantized(t), .transposed = t->rank == 3};
-        if (!e->quantized)
-            continue;
-        e->matrices = e->transposed ? t->shape[0] : 1;
-        e->n = e->transposed ? t->shape[2] : t->shape[0];
-        e->k = t->shape[1];
-        e->first_row = l->rows;
-        snprintf(e->payload, NAME_BYTES, "%s%s", t->name, forms[form].payload_suffix);
-        snprintf(e->scales, NAME_BYTES, "%s%s", t->name, forms[form].scales_suffix);
-        l->rows += moert_round_up(e->matrices * e->n, forms[form].block_rows);
-        l->columns = moert_max(l->columns, moert_round_up(e->k, forms[form].block_columns));
-    }
-}
-
-/* Copies an entry's values into x or, with `out`, from x into `values`. */
-static void move(const listing *l, const entry *e, float *x, float *values, bool out) {
-    for (size_t row = 0; row < e->matrices * e->n; row++)
-        for (size_t k = 0; k < e->k; k++) {
-            const size_t matrix = row / e->n, n = row % e->n;
-            float *value =
-                values + (e->transposed ? (matrix * e->k + k) * e->n + n : row * e->k + k);
-            float *element = x + (e->first_row + row) * l->columns + k;
-            *(out ? value : element) = *(out ? element : value);
-        }
-}
-
-static void gather(listing *l) {
-    const moert_tensor_spec spec = {"x", MOERT_FILE_F32, 2, {l->rows, l->columns}};
-    moert_tensor_writer *writer;
-    float *x, *values;
-    check(MOERT_NEW_ARRAY(&x, l->rows * l->columns));
-    for (const entry *e = l->entries; e < l->entries + l->count; e++) {
-        if (!e->quantized)
-            continue;
-        check(moert_alloc(&values, e->tensor->elements, sizeof *values));
-        check(moert_tensor_read_f32(e->tensor, 0, e->tensor->elements, values));
-        move(l, e, x, values, false);
-        free(values);
-    }
-    check(moert_writer_open(output_path, &spec, 1, NULL, true, &writer));
-    check(moert_writer_put(writer, "x", 0, l->rows * l->columns, x));
-    free(x);
-    check(moert_writer_close(writer));
+static entry entry_of(const moert_tensor *t) {
+    entry e = {.tensor = t,
+               .quantized = t->rank == (mxfp4 ? 3 : 2) &&
+                            moert_text_ends_with(t->name, mxfp4 ? "_proj" : "_proj.weight")};
+    if (!e.quantized)
+        return e;
+    e.matrices = mxfp4 ? t->shape[0] : 1;
+    e.n = mxfp4 ? t->shape[2] : t->shape[0];
+    e.k = t->shape[1];
+    e.high = mxfp4 ? e.n : moert_ceil_div(e.n, 128);
+    e.wide = moert_ceil_div(e.k, mxfp4 ? 32 : 128);
+    snprintf(e.payload, NAME_BYTES, "%s%s", t->name, mxfp4 ? "_blocks" : "");
+    snprintf(e.scales, NAME_BYTES, "%s%s", t->name, mxfp4 ? "_scales" : "_scale_inv");
+    return e;
 }
 
 static moert_tensor_spec spec_of(const moert_tensor *t) {
@@ -117,119 +51,117 @@ static moert_tensor_spec spec_of(const moert_tensor *t) {
     return spec;
 }
 
-/* Describes the tensors of the low-precision file; returns their number. */
-static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
-    size_t count = 0;
-    for (size_t i = 0; i < l->count; i++) {
-        const entry *e = &l->entries[i];
-        const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
-        if (!e->quantized) {
-            specs[count++] = spec_of(e->tensor);
-        } else if (form == MXFP4) {
-            specs[count++] =
-                (moert_tensor_spec){e->payload, MOERT_FILE_U8, 4, {e->matrices, e->n, wide, 16}};
-            specs[count++] =
-                (moert_tensor_spec){e->scales, MOERT_FILE_U8, 3, {e->matrices, e->n, wide}};
-        } else {
-            specs[count++] = (moert_tensor_spec){e->payload, MOERT_FILE_F8_E4M3, 2, {e->n, e->k}};
-            specs[count++] = (moert_tensor_spec){
-                e->scales, MOERT_FILE_F32, 2, {moert_ceil_div(e->n, 128), wide}};
-        }
+/* Describes an entry's tensors of the low-precision file; returns their number. */
+static size_t low_specs(const entry *e, moert_tensor_spec *specs) {
+    if (!e->quantized) {
+        specs[0] = spec_of(e->tensor);
+        return 1;
     }
-    return count;
-}
-
-/* The first `bytes` of each row of a matrix whose rows are `stride` bytes apart, to be written to a
- * tensor with elements of `element` bytes. */
-typedef struct byte_rows {
-    const char *source;
-    size_t stride, rows, bytes, element;
-} byte_rows;
-
-static void put_rows(moert_tensor_writer *writer, const char *name, const byte_rows *r) {
-    for (size_t row = 0; row < r->rows; row++)
-        check(moert_writer_put(writer, name, row * r->bytes / r->element, r->bytes / r->element,
-                               r->source + row * r->stride));
-}
-
-static void put_low(const listing *l, const entry *e, const moert_tensor *q,
-                    const moert_tensor *scale, moert_tensor_writer *writer) {
-    const size_t stride = l->columns / forms[form].elements_per_byte,
-                 height = forms[form].block_rows;
-    const size_t scale_bytes = forms[form].scale_bytes, rows = e->matrices * e->n;
-    const size_t scale_stride = l->columns / forms[form].block_columns * scale_bytes;
-    const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
-    const byte_rows payload = {(const char *)q->data + e->first_row * stride, stride, rows,
-                               e->k / forms[form].elements_per_byte, 1};
-    const byte_rows scales = {(const char *)scale->data + e->first_row / height * scale_stride,
-                              scale_stride, moert_ceil_div(rows, height), wide * scale_bytes,
-                              scale_bytes};
-    put_rows(writer, e->payload, &payload);
-    put_rows(writer, e->scales, &scales);
-}
-
-/* Writes the low-precision file from q and scale, and the plain file from x. */
-static void write_both(const listing *l, const moert_tensor *q, const moert_tensor *scale,
-                       float *x) {
-    moert_tensor_spec *specs;
-    moert_tensor_writer *low, *plain;
-    float *values;
-    check(MOERT_NEW_ARRAY(&specs, 2 * l->count));
-    check(moert_writer_open(low_path, specs, low_specs(l, specs), NULL, true, &low));
-    for (size_t i = 0; i < l->count; i++)
-        specs[i] = spec_of(l->entries[i].tensor);
-    check(moert_writer_open(plain_path, specs, l->count, NULL, true, &plain));
-    free(specs);
-    for (const entry *e = l->entries; e < l->entries + l->count; e++) {
-        const moert_tensor *t = e->tensor;
-        if (e->quantized) {
-            put_low(l, e, q, scale, low);
-            check(moert_alloc(&values, t->elements, sizeof *values));
-            move(l, e, x, values, true);
-            check(moert_writer_put(plain, t->name, 0, t->elements, values));
-            free(values);
-        } else {
-            check(moert_writer_put(low, t->name, 0, t->elements, t->data));
-            check(moert_writer_put(plain, t->name, 0, t->elements, t->data));
-        }
+    if (mxfp4) {
+        specs[0] =
+            (moert_tensor_spec){e->payload, MOERT_FILE_U8, 4, {e->matrices, e->n, e->wide, 16}};
+        specs[1] = (moert_tensor_spec){e->scales, MOERT_FILE_U8, 3, {e->matrices, e->n, e->wide}};
+    } else {
+        specs[0] = (moert_tensor_spec){e->payload, MOERT_FILE_F8_E4M3, 2, {e->n, e->k}};
+        specs[1] = (moert_tensor_spec){e->scales, MOERT_FILE_F32, 2, {e->high, e->wide}};
     }
-    check(moert_writer_close(low));
-    check(moert_writer_close(plain));
+    return 2;
 }
 
-static void spread(listing *l) {
-    const size_t wide = l->columns / forms[form].block_columns;
-    const size_t payload[] = {l->rows, l->columns / forms[form].elements_per_byte};
-    const size_t scales[] = {l->rows / forms[form].block_rows, wide};
-    const size_t whole[] = {l->rows, l->columns};
-    const moert_tensor *q, *scale, *values;
-    moert_tensors *quantized, *dequantized;
-    float *x;
-    check(moert_tensors_open(quantized_path, &quantized));
-    check(moert_tensors_open(values_path, &dequantized));
-    check(moert_tensors_get(quantized, "q", 2, payload, &q));
-    check(moert_tensors_get(quantized, "scale", 2, scales, &scale));
-    check(moert_tensors_get(dequantized, "x", 2, whole, &values));
-    check(moert_alloc(&x, values->elements, sizeof *x));
-    check(moert_tensor_read_f32(values, 0, values->elements, x));
-    write_both(l, q, scale, x);
-    free(x);
-    moert_tensors_close(dequantized);
-    moert_tensors_close(quantized);
+/* The value of an E2M1 or E4M3 number. */
+static float decoded(unsigned code) {
+    const unsigned digits = mxfp4 ? 1 : 3, bits = mxfp4 ? 4 : 8;
+    const int bias = mxfp4 ? 1 : 7, exponent = (int)(code >> digits) & (mxfp4 ? 3 : 15);
+    const unsigned fraction = (code & ((1u << digits) - 1)) + (exponent > 0 ? 1u << digits : 0);
+    const double value = ldexp(fraction, (exponent > 0 ? exponent : 1) - bias - (int)digits);
+    return (float)(code >> (bits - 1) ? -value : value);
+}
+
+static float scale_of(double largest) {
+    if (largest == 0.0)
+        return 1.0f;
+    return mxfp4 ? ldexpf(1.0f, ilogb(largest) - 2) : (float)(largest / 448.0);
+}
+
+/* Quantizes a tensor's values in place; writes its payload and scales. */
+static void quantize(const entry *e, float *values, moert_tensor_writer *low) {
+    const size_t block_rows = mxfp4 ? 1 : 128, block_columns = mxfp4 ? 32 : 128;
+    const size_t blocks = e->matrices * e->high * e->wide,
+                 bytes = e->tensor->elements / (mxfp4 ? 2 : 1);
+    uint8_t *payload, *exponents;
+    float *scales;
+    check(MOERT_NEW_ARRAY(&payload, bytes));
+    check(MOERT_NEW_ARRAY(&exponents, blocks));
+    check(MOERT_NEW_ARRAY(&scales, blocks));
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t matrix = b / e->wide / e->high, first = b / e->wide % e->high * block_rows;
+        const size_t left = b % e->wide * block_columns;
+        const size_t end = moert_min(first + block_rows, e->n);
+        const size_t right = moert_min(left + block_columns, e->k);
+        double largest = 0.0;
+        for (int pass = 0; pass < 2; pass++) /* finds the scale, then quantizes */
+            for (size_t n = first; n < end; n++)
+                for (size_t k = left; k < right; k++) {
+                    const size_t at = (matrix * e->n + n) * e->k + k;
+                    float *value = &values[mxfp4 ? (matrix * e->k + k) * e->n + n : at];
+                    if (pass == 0) {
+                        largest = fmax(largest, fabs((double)*value));
+                        scales[b] = scale_of(largest);
+                        continue;
+                    }
+                    const unsigned code = moert_dtype_encode(
+                        mxfp4 ? MOERT_DTYPE_E2M1 : MOERT_DTYPE_E4M3, *value / scales[b]);
+                    *value = decoded(code) * scales[b];
+                    payload[mxfp4 ? at / 2 : at] |= (uint8_t)(mxfp4 ? code << at % 2 * 4 : code);
+                }
+        exponents[b] = (uint8_t)(127 + ilogbf(scales[b]));
+    }
+    check(moert_writer_put(low, e->payload, 0, bytes, payload));
+    check(moert_writer_put(low, e->scales, 0, blocks, mxfp4 ? (void *)exponents : scales));
+    free(scales);
+    free(exponents);
+    free(payload);
 }
 
 int main(int argc, char **argv) {
-    const bool gathers = argc > 1 && strcmp(argv[1], "gather") == 0;
-    listing l = {.count = 0};
-    bool help = false;
-    if (!gathers && (argc < 2 || strcmp(argv[1], "spread") != 0)) {
-        fputs("usage: release gather|spread --form fp8|mxfp4 --model FILE ...\n", stderr);
-        return 2;
+    moert_tensors *model;
+    moert_tensor_writer *low, *plain;
+    moert_tensor_spec *low_spec, *plain_spec;
+    entry *entries;
+    size_t lows = 0;
+    if (argc != 5)
+        return fputs("usage: release fp8|mxfp4 MODEL LOW PLAIN\n", stderr), 2;
+    mxfp4 = strcmp(argv[1], "mxfp4") == 0;
+    check(moert_tensors_open(argv[2], &model));
+    const size_t count = moert_tensors_count(model);
+    check(MOERT_NEW_ARRAY(&entries, count));
+    check(MOERT_NEW_ARRAY(&low_spec, 2 * count));
+    check(MOERT_NEW_ARRAY(&plain_spec, count));
+    for (size_t i = 0; i < count; i++) {
+        entries[i] = entry_of(moert_tensors_at(model, i));
+        lows += low_specs(&entries[i], &low_spec[lows]);
+        plain_spec[i] = spec_of(entries[i].tensor);
     }
-    check(moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help));
-    list(&l);
-    (gathers ? gather : spread)(&l);
-    free(l.entries);
-    moert_tensors_close(l.model);
+    check(moert_writer_open(argv[3], low_spec, lows, NULL, true, &low));
+    check(moert_writer_open(argv[4], plain_spec, count, NULL, true, &plain));
+    for (const entry *e = entries; e < entries + count; e++) {
+        const moert_tensor *t = e->tensor;
+        float *values;
+        check(MOERT_NEW_ARRAY(&values, t->elements));
+        if (e->quantized) {
+            check(moert_tensor_read_f32(t, 0, t->elements, values));
+            quantize(e, values, low);
+        } else {
+            check(moert_writer_put(low, t->name, 0, t->elements, t->data));
+        }
+        check(moert_writer_put(plain, t->name, 0, t->elements, e->quantized ? values : t->data));
+        free(values);
+    }
+    check(moert_writer_close(low));
+    check(moert_writer_close(plain));
+    free(plain_spec);
+    free(low_spec);
+    free(entries);
+    moert_tensors_close(model);
     return 0;
 }

@@ -1,8 +1,8 @@
 /*
  * Stubs of machine code for tests/tools/inject.c, which take the place of library functions with
- * any arguments. INJECT_STUBS(CALLS) defines one for each function of a table.
+ * any arguments. INJECT_STUBS(STUB(a) STUB(b) ...) defines them.
  *
- * A stub passes its row of the table to inject_entry. That saves all registers that may hold
+ * A stub passes its index in the list to inject_entry. That saves all registers that may hold
  * arguments and calls inject_decide(frame), which returns the function to jump to, or NULL to
  * return frame.result to the caller.
  */
@@ -24,7 +24,7 @@ typedef struct frame {
     uint64_t result /* rax */, arguments[6], rbp, index, return_address, stack[];
 } frame;
 
-#define STUB(function, kind, code, argument)                                                       \
+#define STUB(function)                                                       \
     STUB_BEGIN(function)                                                                           \
     "pushq $inject_index\n.cfi_adjust_cfa_offset 8\njmp inject_entry\n"                            \
     STUB_END(function)
@@ -58,7 +58,7 @@ typedef struct frame {
     uint64_t x8, index, x29, return_address, stack[];
 } frame;
 
-#define STUB(function, kind, code, argument)                                                       \
+#define STUB(function)                                                       \
     STUB_BEGIN(function) "mov x16, #inject_index\nb inject_entry\n" STUB_END(function)
 #define FOR_PAIRS(X)                                                                               \
     X("q0, q1", "0") X("q2, q3", "32") X("q4, q5", "64") X("q6, q7", "96") X("x0, x1", "128")      \
@@ -79,7 +79,7 @@ typedef struct frame {
 #error "no stubs for this processor"
 #endif
 
-#define INJECT_STUBS(CALLS)                                                                        \
-    __asm__(".text\n.set inject_index, 0\n" CALLS(STUB)                                            \
+#define INJECT_STUBS(STUBS)                                                                        \
+    __asm__(".text\n.set inject_index, 0\n" STUBS                                                  \
             "inject_entry:\n.cfi_startproc\n" INJECT_ENTRY ".cfi_endproc\n")
 /* clang-format on */

@@ -120,7 +120,7 @@ TEST(test_skews_are_read) {
 }
 
 TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
-    (void)state; /* the expected values are from tables of order statistics */
+    /* the expected values are from tables of order statistics */
     assert_within(bench_largest_normal(1), 0.0, 0.0);
     assert_within(bench_largest_normal(2), 0.5642, 0.05);
     assert_within(bench_largest_normal(10), 1.5388, 0.02);
@@ -131,32 +131,30 @@ TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
 /* ---- a machine with round numbers ---- */
 
 static const char round_machine[] =
-    "{\"name\": \"round\", \"source\": \"made up\", \"ranks_per_node\": 2, \"launch_us\": 1,"
-    " \"copy_gbps\": 1e9, \"host_gbps\": 1e9, \"dglu_ns\": 4, \"memory_gib\": 1, "
-    "\"f32_gflops\": 1e9,"
-    " \"window\": {\"us\": 0, \"gbps\": 10}, \"stage\": {\"us\": 0, \"gbps\": 5},"
-    " \"inside\": {\"us\": 0, \"gbps\": 4}, \"between\": {\"us\": 0, \"gbps\": 1},"
-    " \"gemm\": [{\"op\": \"forward\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 64,"
-    "             \"gflops\": 100},"
-    "            {\"op\": \"glu\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 256,"
-    "             \"gflops\": 50},"
-    "            {\"op\": \"forward\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 256,"
-    "             \"gflops\": 200}]}";
+    "{'name': 'round', 'source': 'made up', 'ranks_per_node': 2, 'launch_us': 1,"
+    " 'copy_gbps': 1e9, 'host_gbps': 1e9, 'dglu_ns': 4, 'memory_gib': 1,"
+    " 'f32_gflops': 1e9,"
+    " 'window': {'us': 0, 'gbps': 10}, 'stage': {'us': 0, 'gbps': 5},"
+    " 'inside': {'us': 0, 'gbps': 4}, 'between': {'us': 0, 'gbps': 1},"
+    " 'gemm': [{'op': 'forward', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 64, 'gflops': 100},"
+    "            {'op': 'glu', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 256, 'gflops': 50},"
+    "            {'op': 'forward', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 256, 'gflops': "
+    "200}]}";
 
-static bench_machine machine;
+static bench_machine machine; /* of the running test */
+
+static void read_machine(const char *path) {
+    ASSERT_OK(bench_machine_read(path, &machine));
+    owned(&machine, bench_machine_free);
+}
 
 static int open_machine(void **state) {
     (void)state;
-    write_text("round.json", round_machine);
-    ASSERT_OK(bench_machine_read(in_directory("round.json"), &machine));
+    read_machine(write_json("round.json", round_machine));
     return 0;
 }
 
-static int close_machine(void **state) {
-    (void)state;
-    bench_machine_free(&machine);
-    return 0;
-}
+#define ROUND_TEST(name) TEST_WITH(name, open_machine, NULL)
 
 /* Makes a layer in which every token chooses all experts, so that nothing is random: T = 128, H = I
  * = 512, K = E = 4. */
@@ -192,7 +190,7 @@ static double gemm_seconds(double groups, double rows) {
     return seconds;
 }
 
-TEST_WITH(test_a_gemm_takes_its_rate_between_measured_rows, open_machine, close_machine) {
+ROUND_TEST(test_a_gemm_takes_its_rate_between_measured_rows) {
     double seconds;
     /* 128 rows per group are halfway between 64 and 256 on a logarithmic scale: 150 GFLOP/s */
     assert_within(gemm_seconds(2, 256) / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
@@ -207,8 +205,8 @@ TEST_WITH(test_a_gemm_takes_its_rate_between_measured_rows, open_machine, close_
                  MOERT_ERROR_USAGE, "'round' has no rate of a wgrad GEMM in f32");
 }
 
-TEST_WITH(test_windows_of_one_node_by_hand, open_machine, close_machine) {
-    (void)state; /* 512 rows of 2 KiB each way at 10 GB/s; 12 launches of 1 us */
+ROUND_TEST(test_windows_of_one_node_by_hand) {
+    /* 512 rows of 2 KiB each way at 10 GB/s; 12 launches of 1 us */
     const bench_work w = even_work(2, BENCH_WINDOW);
     const bench_prediction p = predicted(&w);
     assert_within(p.part[BENCH_INSIDE], 2.0 * 512 * ROW_BYTES / 10e9, 1e-12);
@@ -220,8 +218,8 @@ TEST_WITH(test_windows_of_one_node_by_hand, open_machine, close_machine) {
     assert_int_equal(p.bound, BENCH_GEMMS);
 }
 
-TEST_WITH(test_staged_and_node_engines_by_hand, open_machine, close_machine) {
-    (void)state; /* 4 ranks on 2 nodes: half of a rank's 512 rows go to the other node */
+ROUND_TEST(test_staged_and_node_engines_by_hand) {
+    /* 4 ranks on 2 nodes: half of a rank's 512 rows go to the other node */
     const bench_work staged = even_work(4, BENCH_STAGED), node = even_work(4, BENCH_NODE);
     const bench_prediction s = predicted(&staged), n = predicted(&node);
     const double rows = 512 * ROW_BYTES;
@@ -260,7 +258,7 @@ static bench_prediction linked_prediction(size_t ranks, const char *type, double
     return predicted(&w);
 }
 
-TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
+ROUND_TEST(test_linked_devices_by_hand) {
     const double rows = 512 * ROW_BYTES, tokens = 128 * ROW_BYTES;
     /* Two ranks, f32: half of the 512 rows stay on their rank. The other half has two rows per
      * token: one crosses the link, and its receiver copies it for the other. All results of the
@@ -277,8 +275,10 @@ TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
     assert_within(b.hidden, 2.0 * rows / 4.0 / 10e9, 1e-12);
     assert_within(b.part[BENCH_MEMORY] - f.part[BENCH_MEMORY], rows / 2.0 / 100e9, 1e-12);
     /* Four ranks with one expert each: the rows of a token go to different ranks, so every row
-     * crosses a link. */
+     * crosses a link, and no receiver copies one, read and written in each direction. */
     const bench_prediction four = linked_prediction(4, "f32", 4.0);
+    assert_within(f.part[BENCH_MEMORY] - four.part[BENCH_MEMORY], 2.0 * 2.0 * tokens / 100e9,
+                  1e-12);
     assert_within(four.part[BENCH_INSIDE], 2.0 * 2.0 * 0.75 * rows / 10e9, 1e-12);
     /* One rank copies within its memory, at 100 GB/s. */
     const bench_prediction one = linked_prediction(1, "f32", 4.0);
@@ -286,7 +286,7 @@ TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
     assert_within(one.hidden, 0.0, 0.0);
 }
 
-TEST_WITH(test_parts_add_up_to_the_whole, open_machine, close_machine) {
+ROUND_TEST(test_parts_add_up_to_the_whole) {
     for (size_t chunks = 1; chunks <= 4; chunks *= 2) {
         bench_work w = even_work(4, BENCH_NODE);
         w.chunks = chunks;
@@ -301,8 +301,7 @@ TEST_WITH(test_parts_add_up_to_the_whole, open_machine, close_machine) {
     }
 }
 
-TEST_WITH(test_chunks_default_to_the_exchanges_and_hide_less_on_shared_cores, open_machine,
-          close_machine) {
+ROUND_TEST(test_chunks_default_to_the_exchanges_and_hide_less_on_shared_cores) {
     bench_work w = even_work(4, BENCH_STAGED), whole = w;
     bench_machine shared = machine;
     bench_prediction p, q;
@@ -320,32 +319,26 @@ TEST_WITH(test_chunks_default_to_the_exchanges_and_hide_less_on_shared_cores, op
     assert_true(q.hidden / q.seconds < p.hidden / p.seconds);
 }
 
-TEST_WITH(test_more_of_anything_takes_no_less, open_machine, close_machine) {
+ROUND_TEST(test_more_of_anything_takes_no_less) {
     bench_work w = even_work(4, BENCH_NODE);
-    /* tokens choose only some of the experts, so the placement of experts matters */
-    w.experts = 16;
-    const double base = predicted(&w).seconds;
-    bench_work more = w;
-    more.tokens *= 2;
-    assert_true(predicted(&more).seconds > 1.5 * base);
-    more = w;
-    more.hidden *= 2;
-    assert_true(predicted(&more).seconds > base);
-    more = w;
-    more.topk += 1;
-    assert_true(predicted(&more).seconds > base);
-    more = w;
-    more.skew = skew_zipf;
-    assert_true(predicted(&more).seconds > base);
-    more = w;
-    more.row_bytes = 2.0;
-    assert_true(predicted(&more).seconds < base);
-    more = w;
-    more.ranks = more.ep = 8;
-    assert_true(predicted(&more).part[BENCH_BETWEEN] > predicted(&w).part[BENCH_BETWEEN]);
+    w.experts = 16; /* tokens choose only some, so that the placement of experts matters */
+    const bench_prediction base = predicted(&w);
+    bench_work tokens = w, hidden = w, topk = w, skewed = w, narrow = w, ranks = w;
+    tokens.tokens *= 2;
+    hidden.hidden *= 2;
+    topk.topk += 1;
+    skewed.skew = skew_zipf;
+    narrow.row_bytes = 2.0;
+    ranks.ranks = ranks.ep = 8;
+    assert_true(predicted(&tokens).seconds > 1.5 * base.seconds);
+    assert_true(predicted(&hidden).seconds > base.seconds);
+    assert_true(predicted(&topk).seconds > base.seconds);
+    assert_true(predicted(&skewed).seconds > base.seconds);
+    assert_true(predicted(&narrow).seconds < base.seconds);
+    assert_true(predicted(&ranks).part[BENCH_BETWEEN] > base.part[BENCH_BETWEEN]);
 }
 
-TEST_WITH(test_shared_cores_slow_gemms_and_crowds_slow_the_network, open_machine, close_machine) {
+ROUND_TEST(test_shared_cores_slow_gemms_and_crowds_slow_the_network) {
     bench_work w = even_work(4, BENCH_STAGED);
     const bench_prediction own = predicted(&w);
     machine.shared_cores = 2.0; /* two ranks share a core */
@@ -359,7 +352,7 @@ TEST_WITH(test_shared_cores_slow_gemms_and_crowds_slow_the_network, open_machine
                   2.0 * 512 * ROW_BYTES * (0.2 + 0.75 / 0.5) / 1e9, 1e-12);
 }
 
-TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
+ROUND_TEST(test_gradients_of_replicas_are_summed) {
     set_rates("f32");
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
@@ -378,7 +371,7 @@ static void assert_unfit(const bench_work *work, const char *message) {
     ASSERT_FAILS(bench_predict(&machine, work, &p), MOERT_ERROR_USAGE, message);
 }
 
-TEST_WITH(test_what_does_not_fit_is_refused, open_machine, close_machine) {
+ROUND_TEST(test_what_does_not_fit_is_refused) {
     bench_work w = even_work(4, BENCH_WINDOW);
     assert_unfit(&w, "windows serve one node, not 2");
     w.engine = BENCH_NODE;
@@ -392,12 +385,6 @@ TEST_WITH(test_what_does_not_fit_is_refused, open_machine, close_machine) {
 
 /* ---- H200 ---- */
 
-static int open_h200(void **state) {
-    (void)state;
-    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &machine));
-    return 0;
-}
-
 /* Makes a layer of a released model, in bf16, with 8192 tokens per rank. */
 static bench_work model_work(size_t ranks, size_t model) {
     bench_work w = even_work(ranks, BENCH_WINDOW);
@@ -410,7 +397,8 @@ static bench_work model_work(size_t ranks, size_t model) {
 
 /* bench/results/h200/train-2026-11-28.txt reports 95575 tokens/s for a Qwen3-MoE model with 4
  * layers on one H200, in batches of 4 x 2048 tokens. */
-TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_machine) {
+TEST(test_a_step_on_one_h200_is_near_the_measured_one) {
+    read_machine("bench/machines/h200.json");
     static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
     bench_work w = model_work(1, 1);
     bench_step one, four;
@@ -428,7 +416,8 @@ TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_mac
 /* Measured milliseconds of forward and of forward + backward, with 8192 tokens per rank, all in
  * bf16, from bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. No constant of the
  * prediction was fitted to these times. */
-TEST_WITH(test_layers_on_h200s_are_near_the_measured_ones, open_h200, close_machine) {
+TEST(test_layers_on_h200s_are_near_the_measured_ones) {
+    read_machine("bench/machines/h200.json");
     static const struct {
         size_t ranks, model;
         double forward, both;
@@ -450,7 +439,7 @@ TEST_WITH(test_layers_on_h200s_are_near_the_measured_ones, open_h200, close_mach
 
 /* ---- files ---- */
 
-TEST_WITH(test_a_machine_is_read_as_it_was_written, open_machine, close_machine) {
+ROUND_TEST(test_a_machine_is_read_as_it_was_written) {
     bench_machine again;
     machine.pipelined = machine.linked = true;
     machine.crowd = 0.75;
@@ -467,18 +456,18 @@ TEST_WITH(test_a_machine_is_read_as_it_was_written, open_machine, close_machine)
 
 static void assert_refused(const char *text, const char *message) {
     bench_machine bad;
-    write_text("bad.json", text);
+    write_json("bad.json", text);
     ASSERT_FAILS(bench_machine_read(in_directory("bad.json"), &bad), MOERT_ERROR_FORMAT, message);
     bench_machine_free(&bad);
 }
 
-TEST_WITH(test_malformed_machines_name_the_field, open_machine, close_machine) {
+ROUND_TEST(test_malformed_machines_name_the_field) {
     bench_machine bad;
     ASSERT_FAILS(bench_machine_read(in_directory("none.json"), &bad), MOERT_ERROR_IO, "none.json");
     assert_refused("{", "line 1");
-    assert_refused("{\"name\": 3}", "'name' must be a text");
-    assert_refused("{\"name\": \"a\", \"source\": \"b\"}", "'ranks_per_node' is missing");
-    assert_refused("{\"name\": \"a\", \"source\": \"b\", \"ranks_per_node\": -1}",
+    assert_refused("{'name': 3}", "'name' must be a text");
+    assert_refused("{'name': 'a', 'source': 'b'}", "'ranks_per_node' is missing");
+    assert_refused("{'name': 'a', 'source': 'b', 'ranks_per_node': -1}",
                    "'ranks_per_node' must be positive");
 }
 

@@ -5,42 +5,55 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/data.h"
-#include "support/files.h"
-
-static void destroy(void *data) {
-    moert_data_destroy(data);
-}
-
-static moert_data *open_source(moert_source *source, double heldout) {
-    moert_split split;
-    moert_data *data;
-    ASSERT_OK(moert_split_hold_out(heldout, &split));
-    ASSERT_OK(moert_data_from_source(source, &split, &data));
-    return owned(data, destroy);
-}
-
-static moert_data *open_text(const char *const *paths, size_t count, double heldout) {
-    moert_source *source;
-    ASSERT_OK(moert_source_open_text(paths, count, &source));
-    return open_source(source, heldout);
-}
+#include "support/data.h"
 
 static moert_data *open_raw(const char *path, unsigned bits, double heldout) {
     moert_source *source;
+    moert_split split;
     ASSERT_OK(moert_source_open_raw(path, bits, &source));
-    return open_source(source, heldout);
+    ASSERT_OK(moert_split_hold_out(heldout, &split));
+    return open_data(source, &split);
+}
+
+static moert_data *open_array(const moert_replay *from) {
+    moert_data *data;
+    ASSERT_OK(moert_data_from_array(from, &data));
+    return owned(data, moert_data_destroy);
+}
+
+enum { MOST = 8 };
+
+/* A sequence of at most MOST tokens. */
+typedef struct sequence {
+    int32_t input[MOST], target[MOST], positions[MOST];
+} sequence;
+
+static sequence drawn(const moert_data *data, moert_draw draw, size_t length) {
+    sequence s;
+    ASSERT_OK(moert_data_sequence(data, draw, length, s.input, s.target, NULL));
+    return s;
+}
+
+static sequence held_out(const moert_data *data, size_t i, size_t count, size_t length) {
+    sequence s;
+    ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, i, count, length, s.input, s.target,
+                                       s.positions));
+    return s;
+}
+
+static void refuse_draw(const moert_data *data, moert_draw draw, size_t length, moert_status status,
+                        const char *text) {
+    sequence s;
+    ASSERT_FAILS(moert_data_sequence(data, draw, length, s.input, s.target, NULL), status, text);
 }
 
 /* The held-out sequences of one token have these values, in order. */
 static void assert_heldout(moert_data *data, const char *expected, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        int32_t input, target, position;
-        ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, i, count, 1, &input, &target,
-                                           &position));
-        assert_int_equal(position, 0);
-        assert_int_equal(input, expected[i]);
-        assert_int_equal(target, expected[i + 1]);
+        const sequence s = held_out(data, i, count, 1);
+        assert_int_equal(s.positions[0], 0);
+        assert_int_equal(s.input[0], expected[i]);
+        assert_int_equal(s.target[0], expected[i + 1]);
     }
 }
 
@@ -153,29 +166,27 @@ TEST(test_the_identity_of_much_data_is_that_of_blocks) {
 TEST(test_large_files_are_read_in_parts) {
     enum { BYTES = 300001 };
     unsigned char *content = test_alloc(BYTES);
-    int32_t input[5], target[5], positions[5];
     for (size_t i = 0; i < BYTES; i++)
         content[i] = (unsigned char)(i * 31 % 251);
     const char *path = write_file("large", content, BYTES);
     moert_data *data = open_text(&path, 1, 0.05);
     /* the held-out end of the first of 16 stretches */
     const size_t first = BYTES / 16 - BYTES / 16 / 20;
-    ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 2, 5, input, target, positions));
+    const sequence s = held_out(data, 0, 2, 5);
     for (size_t i = 0; i < 5; i++) {
-        assert_int_equal(input[i], content[first + i]);
-        assert_int_equal(target[i], content[first + i + 1]);
+        assert_int_equal(s.input[i], content[first + i]);
+        assert_int_equal(s.target[i], content[first + i + 1]);
     }
 }
 
-enum { TOKENS = 20000, DRAWN = 8 };
+enum { TOKENS = 20000 };
 
-/* Writes a file of the tokens 0, 1, ... */
-static const char *write_counting(void) {
+/* Data of the tokens 0, 1, ... */
+static moert_data *open_counting(void) {
     uint16_t *content = test_alloc(TOKENS * sizeof *content);
     for (size_t i = 0; i < TOKENS; i++)
         content[i] = (uint16_t)i;
-    const char *path = write_file("counting", content, TOKENS * sizeof *content);
-    return path;
+    return open_raw(write_file("counting", content, TOKENS * sizeof *content), 16, 0.05);
 }
 
 /* Whether the position is in the held-out end of one of the 16 stretches. */
@@ -186,46 +197,40 @@ static bool is_held_out(int32_t position) {
 
 TEST(test_held_out_data_is_spread_over_all_data) {
     enum { COUNT = 64 };
-    const char *path = write_counting();
-    int32_t input[DRAWN], target[DRAWN], positions[DRAWN], last = -1;
+    int32_t last = -1;
     size_t stretches = 0;
-    moert_data *data = open_raw(path, 16, 0.05);
+    const moert_data *data = open_counting();
     for (size_t i = 0; i < COUNT; i++) {
-        ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, i, COUNT, DRAWN, input, target,
-                                           positions));
-        assert_true(is_held_out(input[0]) && is_held_out(target[DRAWN - 1]));
-        assert_int_equal(target[DRAWN - 1], input[0] + DRAWN);
-        assert_true(input[0] > last);
-        stretches += input[0] / (TOKENS / 16) > (last < 0 ? -1 : last / (TOKENS / 16));
-        last = input[0];
+        const sequence s = held_out(data, i, COUNT, MOST);
+        const int32_t first = s.input[0], end = s.target[MOST - 1];
+        assert_true(is_held_out(first) && is_held_out(end));
+        assert_int_equal(end, first + MOST);
+        assert_true(first > last);
+        stretches += first / (TOKENS / 16) > (last < 0 ? -1 : last / (TOKENS / 16));
+        last = first;
     }
     assert_int_equal(stretches, 16);
 }
 
 TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
-    const char *path = write_counting();
-    moert_data *data = open_raw(path, 16, 0.05), *again = open_raw(path, 16, 0.05);
+    const moert_data *data = open_counting(), *again = open_raw(in_directory("counting"), 16, 0.05);
     assert_int_equal(moert_data_describe(data).tokens, TOKENS);
-    int32_t input[DRAWN], target[DRAWN], other[DRAWN];
     size_t same = 0, upper = 0;
     for (size_t i = 0; i < 200; i++) {
         const moert_draw draw = {.seed = 3, .step = i / 8, .index = i % 8};
-        ASSERT_OK(moert_data_sequence(data, draw, DRAWN, input, target, NULL));
-        for (size_t j = 0; j < DRAWN; j++) {
-            assert_int_equal(input[j], input[0] + (int32_t)j);
-            assert_int_equal(target[j], input[j] + 1);
+        moert_draw other_seed = draw, next_step = draw;
+        other_seed.seed++;
+        next_step.step++;
+        const sequence s = drawn(data, draw, MOST), repeated = drawn(again, draw, MOST);
+        for (size_t j = 0; j < MOST; j++) {
+            assert_int_equal(s.input[j], s.input[0] + (int32_t)j);
+            assert_int_equal(s.target[j], s.input[j] + 1);
         }
-        assert_true(!is_held_out(input[0]) && !is_held_out(target[DRAWN - 1]));
-        upper += input[0] > TOKENS / 2;
-        ASSERT_OK(moert_data_sequence(again, draw, DRAWN, other, target, NULL));
-        assert_memory_equal(input, other, sizeof input);
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){.seed = 4, .step = i / 8, .index = i % 8},
-                                      DRAWN, other, target, NULL));
-        same += other[0] == input[0];
-        ASSERT_OK(moert_data_sequence(data,
-                                      (moert_draw){.seed = 3, .step = i / 8 + 1, .index = i % 8},
-                                      DRAWN, other, target, NULL));
-        same += other[0] == input[0];
+        assert_true(!is_held_out(s.input[0]) && !is_held_out(s.target[MOST - 1]));
+        upper += s.input[0] > TOKENS / 2;
+        assert_memory_equal(s.input, repeated.input, sizeof s.input);
+        same += drawn(data, other_seed, MOST).input[0] == s.input[0];
+        same += drawn(data, next_step, MOST).input[0] == s.input[0];
     }
     assert_true(same < 3);
     assert_in_range(upper, 70, 130);
@@ -233,35 +238,31 @@ TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
 
 TEST(test_too_little_data_is_refused) {
     const char *path = write_text("ten", "0123456789");
-    int32_t input[16], target[16], positions[16];
-    const moert_draw draw = {0};
+    sequence s;
     moert_data *data = open_text(&path, 1, 0.05);
     /* the file has room for two sequences of 4 + 1 tokens */
     ASSERT_OK(moert_data_check_length(data, 4));
-    ASSERT_OK(moert_data_sequence(data, draw, 4, input, target, NULL));
-    assert_int_equal(input[0], '0');
-    ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 1, 4, input, target, positions));
-    assert_int_equal(input[0], '5');
+    assert_int_equal(drawn(data, (moert_draw){0}, 4).input[0], '0');
+    assert_int_equal(held_out(data, 0, 1, 4).input[0], '5');
     ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "10 tokens");
-    ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target, NULL), MOERT_ERROR_MISMATCH,
-                 "few");
+    refuse_draw(data, (moert_draw){0}, 5, MOERT_ERROR_MISMATCH, "few");
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
-    ASSERT_FAILS(moert_data_kept_sequence(data, MOERT_HELD_OUT, 1, 1, 4, input, target, positions),
-                 MOERT_ERROR_USAGE, "1 of 1");
+    ASSERT_FAILS(
+        moert_data_kept_sequence(data, MOERT_HELD_OUT, 1, 1, 4, s.input, s.target, s.positions),
+        MOERT_ERROR_USAGE, "1 of 1");
     data = open_text(&path, 1, 0.0);
     ASSERT_OK(moert_data_check_length(data, 9));
-    ASSERT_FAILS(moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 1, 4, input, target, positions),
-                 MOERT_ERROR_USAGE, "no data are held out");
+    ASSERT_FAILS(
+        moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 1, 4, s.input, s.target, s.positions),
+        MOERT_ERROR_USAGE, "no data are held out");
 }
 
 TEST(test_raw_files_are_checked) {
     const uint32_t wide[] = {1, 70000, 3000000000u, 5};
     const char *path = write_file("wide", wide, sizeof wide);
     moert_data *data = open_raw(path, 32, 0.0);
-    int32_t input[1], target[1];
-    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){0}, 1, input, target, NULL),
-                 MOERT_ERROR_MISMATCH,
-                 "position 2: token 3000000000 is not below the vocabulary of 2147483648");
+    refuse_draw(data, (moert_draw){0}, 1, MOERT_ERROR_MISMATCH,
+                "position 2: token 3000000000 is not below the vocabulary of 2147483648");
     ASSERT_FAILS(moert_data_check_vocabulary(data, 100000), MOERT_ERROR_MISMATCH,
                  "wide, position 2: token 3000000000");
     ASSERT_FAILS(moert_data_check_vocabulary(data, 70000), MOERT_ERROR_MISMATCH, "position 1");
@@ -283,26 +284,22 @@ TEST(test_text_above_the_vocabulary_is_named) {
 }
 
 TEST(test_an_array_is_replayed_and_ends) {
-    enum { STEPS = 3, BATCH = 2, LENGTH = 4 };
-    int32_t tokens[STEPS * BATCH * (LENGTH + 1)], input[LENGTH], target[LENGTH];
-    for (int i = 0; i < STEPS * BATCH * (LENGTH + 1); i++)
+    enum { STEPS = 3, BATCH = 2, LENGTH = 4, ROW = LENGTH + 1 };
+    int32_t tokens[STEPS * BATCH * ROW];
+    for (int i = 0; i < STEPS * BATCH * ROW; i++)
         tokens[i] = i;
     moert_replay from = {
-        .name = "replay", .steps = STEPS, .batch = BATCH, .row = LENGTH + 1, .tokens = tokens};
-    moert_data *data = NULL;
-    ASSERT_OK(moert_data_from_array(&from, &data));
-    owned(data, destroy);
-    for (size_t s = 0; s < STEPS; s++)
-        for (size_t b = 0; b < BATCH; b++) {
-            const moert_draw draw = {.seed = s, .step = s, .index = b};
-            ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target, NULL));
-            assert_memory_equal(input, tokens + (s * BATCH + b) * (LENGTH + 1), sizeof input);
-            assert_memory_equal(target, tokens + (s * BATCH + b) * (LENGTH + 1) + 1, sizeof input);
-        }
-    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.step = 3}, LENGTH, input, target, NULL),
-                 MOERT_ERROR_USAGE, "the file holds 3 batches");
-    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.index = 2}, LENGTH, input, target, NULL),
-                 MOERT_ERROR_USAGE, "2 sequences");
+        .name = "replay", .steps = STEPS, .batch = BATCH, .row = ROW, .tokens = tokens};
+    moert_data *data = open_array(&from);
+    for (size_t i = 0; i < STEPS * BATCH; i++) {
+        const sequence s =
+            drawn(data, (moert_draw){.seed = i, .step = i / BATCH, .index = i % BATCH}, LENGTH);
+        assert_memory_equal(s.input, tokens + i * ROW, LENGTH * sizeof *tokens);
+        assert_memory_equal(s.target, tokens + i * ROW + 1, LENGTH * sizeof *tokens);
+    }
+    refuse_draw(data, (moert_draw){.step = 3}, LENGTH, MOERT_ERROR_USAGE,
+                "the file holds 3 batches");
+    refuse_draw(data, (moert_draw){.index = 2}, LENGTH, MOERT_ERROR_USAGE, "2 sequences");
     ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "4 tokens, not 5");
     ASSERT_OK(moert_data_check_vocabulary(data, 30));
     tokens[7] = -1;
@@ -313,38 +310,28 @@ TEST(test_an_array_is_replayed_and_ends) {
 }
 
 TEST(test_masked_tokens_are_no_targets) {
-    const unsigned char index[] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0, 1, 0, 0, 0, 0, 0, 0,
-                                   0,   1,   1,   0,   0,   0,   0,   0, 0, 0, 2, 0, 0, 0, 0, 0,
-                                   0,   0,   4,   0,   0,   0,   0,   0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                   0,   0,   0,   0,   0,   0,   1,   0, 0, 0, 0, 0, 0, 0};
-    const char *path = write_file("m.idx", index, sizeof index);
-    int32_t input[3], target[3];
     moert_source *source;
+    const char *path = write_index(
+        "m", &(index_lists){1, 1, 1, 2, (const int32_t[]){4}, NULL, (const int64_t[]){0, 1}});
     write_file("m.bin", "\5\6\7\10", 4);
     write_file("m.mask.bin", "\1\0\0\1", 4);
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
-    moert_data *data = open_source(source, 0.0);
-    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 3, input, target, NULL));
-    assert_memory_equal(input, ((const int32_t[]){5, 6, 7}), sizeof input);
-    assert_memory_equal(target, ((const int32_t[]){-1, -1, 8}), sizeof target);
+    const sequence s = drawn(open_data(source, &(moert_split){{1.0}}), (moert_draw){0}, 3);
+    assert_memory_equal(s.input, ((const int32_t[]){5, 6, 7}), 3 * sizeof *s.input);
+    assert_memory_equal(s.target, ((const int32_t[]){-1, -1, 8}), 3 * sizeof *s.target);
 }
 
 TEST(test_targets_of_an_array_replace_the_next_tokens) {
-    const int32_t tokens[] = {1, 2, 3}, targets[] = {-100, 7};
-    int32_t input[2], target[2], wrong[] = {9, -1};
+    const int32_t tokens[] = {1, 2, 3}, targets[] = {-100, 7}, wrong[] = {9, -1};
     moert_replay from = {"replay", 1, 1, 3, tokens, targets};
-    moert_data *data;
-    ASSERT_OK(moert_data_from_array(&from, &data));
-    owned(data, destroy);
-    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 2, input, target, NULL));
-    assert_memory_equal(input, tokens, sizeof input);
-    assert_int_equal(target[0], -1);
-    assert_int_equal(target[1], 7);
+    moert_data *data = open_array(&from);
+    const sequence s = drawn(data, (moert_draw){0}, 2);
+    assert_memory_equal(s.input, tokens, 2 * sizeof *tokens);
+    assert_memory_equal(s.target, ((const int32_t[]){-1, 7}), 2 * sizeof *s.target);
     ASSERT_OK(moert_data_check_vocabulary(data, 8));
     const char *identity = moert_data_describe(data).identity;
     from.targets = wrong;
-    ASSERT_OK(moert_data_from_array(&from, &data));
-    owned(data, destroy);
+    data = open_array(&from);
     assert_string_not_equal(identity, moert_data_describe(data).identity);
     ASSERT_FAILS(moert_data_check_vocabulary(data, 8), MOERT_ERROR_MISMATCH,
                  "replay, position 0: target 9 is not below");

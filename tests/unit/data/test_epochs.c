@@ -2,49 +2,26 @@
 /* Epochs use every token of every document once, in an order that depends on the seed alone. */
 #include "base/memory.h"
 #include "base/rng.h"
-#include "data/data.h"
-#include "support/files.h"
+#include "support/data.h"
 
 enum { DOCUMENTS = 300, LENGTH = 16, BATCH = 6, MOST = DOCUMENTS * 40 };
 
-static void destroy(void *data) {
-    moert_data_destroy(data);
-}
-
-static size_t put(unsigned char *image, size_t at, const void *value, size_t bytes) {
-    memcpy(image + at, value, bytes);
-    return at + bytes;
-}
-
 /* Documents of 0 to 39 tokens; token i of the dataset is i. Returns the number of tokens. */
 static size_t write_documents(const char *name) {
-    static unsigned char image[34 + 20 * DOCUMENTS + 8];
     static int32_t tokens[MOST];
     int32_t lengths[DOCUMENTS];
-    int64_t positions[DOCUMENTS], firsts[DOCUMENTS + 1];
-    char file[64];
-    const uint64_t header[] = {1, DOCUMENTS, DOCUMENTS + 1};
+    int64_t firsts[DOCUMENTS + 1];
     size_t count = 0;
     for (size_t d = 0; d < DOCUMENTS; d++) {
         lengths[d] = (int32_t)(moert_rng_uniform(1, 2, d) * 40.0);
-        positions[d] = (int64_t)(4 * count);
-        firsts[d] = (int64_t)d;
         count += (size_t)lengths[d];
     }
-    firsts[DOCUMENTS] = DOCUMENTS;
+    for (size_t d = 0; d <= DOCUMENTS; d++)
+        firsts[d] = (int64_t)d;
     for (size_t i = 0; i < count; i++)
         tokens[i] = (int32_t)i;
-    size_t at = put(image, 0, "MMIDIDX\0", 9);
-    at = put(image, at, &header[0], 8);
-    at = put(image, at, "\4", 1);
-    at = put(image, at, &header[1], 16);
-    at = put(image, at, lengths, sizeof lengths);
-    at = put(image, at, positions, sizeof positions);
-    at = put(image, at, firsts, sizeof firsts);
-    snprintf(file, sizeof file, "%s.idx", name);
-    write_file(file, image, at);
-    snprintf(file, sizeof file, "%s.bin", name);
-    write_file(file, tokens, count * sizeof *tokens);
+    write_index(name, &(index_lists){4, 4, DOCUMENTS, DOCUMENTS + 1, lengths, NULL, firsts});
+    write_file(titled("%s.bin", name), tokens, count * sizeof *tokens);
     return count;
 }
 
@@ -52,13 +29,23 @@ static moert_data *open_documents(const char *name, double held_out, uint64_t se
     const char *path = in_directory(name);
     moert_source *source;
     moert_split split;
-    moert_data *data;
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
     ASSERT_OK(moert_split_hold_out(held_out, &split));
-    ASSERT_OK(moert_data_from_source(source, &split, &data));
-    owned(data, destroy);
+    moert_data *data = open_data(source, &split);
     ASSERT_OK(moert_data_order_epochs(data, seed, LENGTH));
     return data;
+}
+
+/* Sequence n of a training. */
+typedef struct row {
+    int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
+} row;
+
+static row row_of(const moert_data *data, size_t n) {
+    row r;
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
+                                  r.input, r.target, r.positions));
+    return r;
 }
 
 typedef struct uses {
@@ -67,32 +54,26 @@ typedef struct uses {
     size_t padding;
 } uses;
 
-static void count_row(const int32_t *input, const int32_t *target, const int32_t *positions,
-                      uses *of) {
-    for (size_t i = 0; i < LENGTH; i++) {
-        if (input[i] < 0) {
-            assert_int_equal(target[i], -1);
-            of->padding++;
-            continue;
-        }
-        of->input[input[i]]++;
-        of->at[input[i]] = positions[i];
-        assert_int_equal(positions[i], positions[i] == 0 ? 0 : positions[i - 1] + 1);
-        assert_true(positions[i] == 0 || input[i] == input[i - 1] + 1);
-        assert_true(target[i] == -1 || target[i] == input[i] + 1);
-        if (target[i] >= 0)
-            of->target[target[i]]++;
-    }
-}
-
 /* Counts the uses of each token in sequences [first, first + count) of a training. */
 static void count_uses(const moert_data *data, size_t first, size_t count, uses *of) {
     memset(of, 0, sizeof *of);
     for (size_t n = first; n < first + count; n++) {
-        int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
-                                      input, target, positions));
-        count_row(input, target, positions, of);
+        const row r = row_of(data, n);
+        for (size_t i = 0; i < LENGTH; i++) {
+            const int32_t token = r.input[i], target = r.target[i], position = r.positions[i];
+            if (token < 0) {
+                assert_int_equal(target, -1);
+                of->padding++;
+                continue;
+            }
+            of->input[token]++;
+            of->at[token] = position;
+            assert_true(position == 0 ||
+                        (position == r.positions[i - 1] + 1 && token == r.input[i - 1] + 1));
+            assert_true(target == -1 || target == token + 1);
+            if (target >= 0)
+                of->target[target]++;
+        }
     }
 }
 
@@ -100,7 +81,6 @@ TEST(test_two_epochs_use_every_token_twice) {
     static uses of;
     const size_t tokens = write_documents("all");
     const moert_data *data = open_documents("all", 0.0, 5);
-    const char *path = in_directory("all");
     const size_t rows = moert_data_describe(data).rows;
     assert_int_equal(rows, moert_ceil_div(tokens, LENGTH));
     for (size_t epochs = 1; epochs <= 2; epochs++) {
@@ -109,12 +89,10 @@ TEST(test_two_epochs_use_every_token_twice) {
             assert_int_equal(of.input[i], epochs);
         assert_int_equal(of.padding, epochs * (rows * LENGTH - tokens));
     }
-    moert_source *source;
-    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    const moert_source *source = open_source(in_directory("all"));
     for (size_t d = 0; d < DOCUMENTS; d++) /* all but a document's first token are targets */
         for (size_t i = 0; i < moert_source_length(source, d); i++)
             assert_int_equal(of.target[moert_source_start(source, d) + i], i > 0 ? 2 : 0);
-    moert_source_close(source);
 }
 
 TEST(test_held_out_tokens_are_in_no_epoch) {
@@ -138,9 +116,7 @@ TEST(test_masked_documents_that_fit_into_a_row_are_not_cut) {
     memset(mask, 1, tokens);
     write_file("whole.mask.bin", mask, tokens);
     const moert_data *data = open_documents("whole", 0.0, 5);
-    const char *path = in_directory("whole");
-    moert_source *source;
-    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    const moert_source *source = open_source(in_directory("whole"));
     count_uses(data, 0, moert_data_describe(data).rows, &of);
     for (size_t i = 0; i < tokens; i++)
         assert_int_equal(of.input[i], 1);
@@ -150,7 +126,6 @@ TEST(test_masked_documents_that_fit_into_a_row_are_not_cut) {
             assert_int_equal(of.at[start + i], i);
     }
     assert_true(of.padding > 0);
-    moert_source_close(source);
 }
 
 TEST(test_the_order_depends_on_the_seed_and_the_epoch_only) {
@@ -161,21 +136,11 @@ TEST(test_the_order_depends_on_the_seed_and_the_epoch_only) {
     const size_t rows = moert_data_describe(data).rows;
     size_t same_seed = 0, same_epoch = 0;
     for (size_t n = 0; n < rows; n++) { /* one object in order, the other one in reverse */
-        int32_t rows_of[4][LENGTH], target[LENGTH];
-        const size_t last = rows - 1 - n, next = n + rows;
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
-                                      rows_of[0], target, NULL));
-        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, last / BATCH, last % BATCH, BATCH},
-                                      LENGTH, rows_of[1], target, NULL));
-        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
-                                      rows_of[1], target, NULL));
-        assert_memory_equal(rows_of[0], rows_of[1], sizeof rows_of[0]);
-        ASSERT_OK(moert_data_sequence(other, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
-                                      rows_of[2], target, NULL));
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, next / BATCH, next % BATCH, BATCH},
-                                      LENGTH, rows_of[3], target, NULL));
-        same_seed += memcmp(rows_of[0], rows_of[2], sizeof rows_of[0]) == 0;
-        same_epoch += memcmp(rows_of[0], rows_of[3], sizeof rows_of[0]) == 0;
+        const row here = row_of(data, n);
+        row_of(again, rows - 1 - n);
+        assert_memory_equal(here.input, row_of(again, n).input, sizeof here.input);
+        same_seed += memcmp(here.input, row_of(other, n).input, sizeof here.input) == 0;
+        same_epoch += memcmp(here.input, row_of(data, n + rows).input, sizeof here.input) == 0;
     }
     assert_true(same_seed < rows / 20 && same_epoch < rows / 20);
 }

@@ -5,51 +5,7 @@
 
 #include "base/memory.h"
 #include "data/source.h"
-#include "support/files.h"
-
-static void close_source(void *source) {
-    moert_source_close(source);
-}
-
-static moert_source *open_source(const char *path) {
-    moert_source *source;
-    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
-    return owned(source, close_source);
-}
-
-/* Lists of an index file; `positions` NULL: the sequences lie one after another. */
-typedef struct lists {
-    unsigned char code;
-    size_t width, sequences, entries;
-    const int32_t *lengths;
-    const int64_t *positions, *documents;
-} lists;
-
-static size_t put(unsigned char *image, size_t at, const void *value, size_t bytes) {
-    memcpy(image + at, value, bytes);
-    return at + bytes;
-}
-
-/* Writes NAME.idx; returns its path. */
-static const char *write_index(const char *name, const lists *of) {
-    unsigned char image[1024];
-    char file[64];
-    const uint64_t version = 1, sequences = of->sequences, entries = of->entries;
-    int64_t next = 0;
-    size_t at = put(image, 0, "MMIDIDX\0", 9);
-    at = put(image, at, &version, 8);
-    at = put(image, at, &of->code, 1);
-    at = put(image, at, &sequences, 8);
-    at = put(image, at, &entries, 8);
-    at = put(image, at, of->lengths, of->sequences * 4);
-    for (size_t i = 0; i < of->sequences; i++) {
-        at = put(image, at, of->positions != NULL ? &of->positions[i] : &next, 8);
-        next += of->lengths[i] * (int64_t)of->width;
-    }
-    at = put(image, at, of->documents, of->entries * 8);
-    snprintf(file, sizeof file, "%s.idx", name);
-    return write_file(file, image, at);
-}
+#include "support/data.h"
 
 static void assert_document(const moert_source *source, size_t document, const int32_t *expected,
                             size_t count) {
@@ -62,8 +18,9 @@ static void assert_document(const moert_source *source, size_t document, const i
 TEST(test_documents_join_their_sequences) {
     const uint16_t tokens[] = {1, 2, 3, 4, 5, 60000};
     write_file("joined.bin", tokens, sizeof tokens);
-    const char *path = write_index("joined", &(lists){8, 2, 4, 4, (const int32_t[]){2, 0, 3, 1},
-                                                      NULL, (const int64_t[]){0, 2, 2, 4}});
+    const char *path =
+        write_index("joined", &(index_lists){8, 2, 4, 4, (const int32_t[]){2, 0, 3, 1}, NULL,
+                                             (const int64_t[]){0, 2, 2, 4}});
     const char *names[] = {path, in_directory("joined.bin"), in_directory("joined")};
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         const moert_source *source = open_source(names[i]);
@@ -79,9 +36,9 @@ TEST(test_documents_join_their_sequences) {
 TEST(test_sequences_may_lie_in_any_order) {
     const int64_t tokens[] = {1, 2, 3, 4, 5};
     write_file("moved.bin", tokens, sizeof tokens);
-    const moert_source *source = open_source(
-        write_index("moved", &(lists){5, 8, 3, 3, (const int32_t[]){2, 0, 3},
-                                      (const int64_t[]){24, 0, 0}, (const int64_t[]){0, 2, 3}}));
+    const moert_source *source = open_source(write_index(
+        "moved", &(index_lists){5, 8, 3, 3, (const int32_t[]){2, 0, 3}, (const int64_t[]){24, 0, 0},
+                                (const int64_t[]){0, 2, 3}}));
     assert_document(source, 0, (const int32_t[]){4, 5}, 2);
     assert_document(source, 1, (const int32_t[]){1, 2, 3}, 3);
     int32_t all[5];
@@ -94,7 +51,7 @@ TEST(test_tokens_outside_the_vocabulary_are_named_where_they_are_used) {
     int32_t read[3];
     write_file("signed.bin", tokens, sizeof tokens);
     moert_source *source = open_source(write_index(
-        "signed", &(lists){4, 4, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}}));
+        "signed", &(index_lists){4, 4, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}}));
     ASSERT_OK(moert_source_read(source, 0, 2, read));
     ASSERT_FAILS(moert_source_read(source, 0, 3, read), MOERT_ERROR_MISMATCH,
                  "signed.bin, position 2: token -1");
@@ -108,7 +65,7 @@ TEST(test_a_mask_says_which_tokens_count) {
     const uint16_t tokens[] = {1, 2, 3, 4, 5};
     unsigned char counts[4];
     write_file("masked.bin", tokens, sizeof tokens);
-    const lists of = {
+    const index_lists of = {
         8, 2, 2, 3, (const int32_t[]){3, 2}, (const int64_t[]){4, 0}, (const int64_t[]){0, 1, 2}};
     const char *path = write_index("masked", &of);
     moert_source *source;
@@ -131,7 +88,7 @@ TEST(test_bad_indexes_get_one_message) {
     const int64_t documents[] = {0, 1, 2};
     const struct {
         const char *message;
-        lists of;
+        index_lists of;
     } cases[] = {
         {"token type 6", {6, 1, 2, 3, lengths, NULL, documents}},
         {"list of documents is empty", {1, 1, 2, 0, lengths, NULL, documents}},
@@ -161,7 +118,7 @@ TEST(test_a_damaged_header_is_refused) {
     moert_source *source = NULL;
     write_file("head.bin", "abc", 3);
     const char *path = write_index(
-        "head", &(lists){1, 1, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}});
+        "head", &(index_lists){1, 1, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}});
     char *image = read_file(path, &bytes);
     const struct {
         size_t byte, bytes;

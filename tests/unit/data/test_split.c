@@ -2,14 +2,9 @@
 /* The division of a source into training, held-out and test data. */
 #include "data/split.h"
 
-#include "data/data.h"
-#include "support/files.h"
+#include "support/data.h"
 
 enum { LENGTH = 4, LINES = 400, WIDTH = 10 };
-
-static void destroy(void *data) {
-    moert_data_destroy(data);
-}
 
 TEST(test_weights_are_read) {
     static const char *const wrong[] = {"",      "1",      "1,2",  "1,2,3,4", "0,1,1",   "-1,1,1",
@@ -70,7 +65,6 @@ TEST(test_kept_sequences_respect_documents_in_epochs) {
     const char *paths[LINES];
     int32_t input[LENGTH], target[LENGTH], at[LENGTH];
     moert_source *source;
-    moert_data *data;
     size_t cuts = 0;
     for (size_t i = 0; i < LINES; i++) {
         char name[16];
@@ -78,8 +72,7 @@ TEST(test_kept_sequences_respect_documents_in_epochs) {
         paths[i] = write_text(name, "abcdefghij");
     }
     ASSERT_OK(moert_source_open_text(paths, LINES, &source));
-    ASSERT_OK(moert_data_from_source(source, &split, &data));
-    owned(data, destroy);
+    moert_data *data = open_data(source, &split);
     for (int epochs = 0; epochs < 2; epochs++) {
         if (epochs)
             ASSERT_OK(moert_data_order_epochs(data, 1, LENGTH));

@@ -1,16 +1,13 @@
 // run: check=1 all=1san device=0
 /* Text files and directories that are either whole or absent. */
 #include <errno.h>
-#include <limits.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/durable.h"
 #include "support/files.h"
 
-static int exists(const char *path) {
+static bool exists(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0;
 }
@@ -38,15 +35,10 @@ TEST(test_write_into_an_absent_directory_names_the_error) {
 
 TEST(test_a_write_that_does_not_fit_keeps_the_older_text) {
     const char *path = in_directory("full.json");
-    struct rlimit before, small;
     ASSERT_OK(moert_durable_write(path, "older"));
-    signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &before);
-    small = before;
-    small.rlim_cur = 4;
-    setrlimit(RLIMIT_FSIZE, &small);
+    limit_files(4);
     moert_status status = moert_durable_write(path, "a longer text");
-    setrlimit(RLIMIT_FSIZE, &before);
+    limit_files(RLIM_INFINITY);
     ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
     assert_text(path, "older");
     assert_false(exists(in_directory("full.json.tmp")));
@@ -60,9 +52,8 @@ TEST(test_write_over_a_directory_fails_and_cleans_up) {
 }
 
 TEST(test_settle_gives_a_file_its_name_or_removes_it) {
-    char *temporary = owned(strdup(in_directory("settled.tmp")), free);
-    char *path = owned(strdup(in_directory("settled")), free);
-    char *target = owned(strdup(in_directory("a-target")), free);
+    const char *temporary = in_directory("settled.tmp");
+    const char *path = in_directory("settled"), *target = in_directory("a-target");
     ASSERT_OK(moert_make_directories(target));
     ASSERT_OK(moert_durable_write(temporary, "one"));
     ASSERT_OK(moert_durable_settle(temporary, path, MOERT_OK));
@@ -83,9 +74,7 @@ TEST(test_read_refuses_long_texts_and_other_files) {
     ASSERT_FAILS(moert_read_text(test_directory, 10, &text), MOERT_ERROR_IO, test_directory);
     ASSERT_OK(moert_durable_write(path, "0123456789a"));
     ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "limit 10");
-    FILE *file = fopen(path, "w");
-    assert_int_equal(fwrite("a\0b", 1, 3, file), 3);
-    fclose(file);
+    write_file("text", "a\0b", 3);
     ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "NUL");
 }
 
@@ -113,10 +102,8 @@ TEST(test_a_tree_is_removed_but_not_the_targets_of_its_links) {
 }
 
 static void make_checkpoint(const char *name, const char *text) {
-    char path[PATH_MAX];
     ASSERT_OK(moert_make_directories(in_directory(name)));
-    snprintf(path, sizeof path, "%s/%s/state", test_directory, name);
-    ASSERT_OK(moert_durable_write(path, text));
+    write_text(titled("%s/state", name), text);
 }
 
 TEST(test_commit_gives_a_directory_its_name_and_replaces_an_older_one) {

@@ -1,7 +1,6 @@
 // run: check=1 all=1san device=0
-/* JSON when memory runs out: a text is whole or not made, whichever allocation of jansson fails. */
-#include <stdlib.h>
-#include <string.h>
+/* JSON when memory runs out: a text, or a table of JSON rows, is whole or not made, whichever
+ * allocation of jansson fails. */
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -10,6 +9,7 @@
 #include "io/manifest.h"
 #include "io/safetensors.h"
 #include "support/files.h"
+#include "tools/common/table.h"
 
 static size_t calls, failing;
 
@@ -52,6 +52,24 @@ static moert_status write_manifest(void) {
     return status;
 }
 
+/* A table that cannot be printed leaves no text, so no file here. */
+static moert_status write_table(void) {
+    static const moert_column columns[] = {{"rank", "rank", MOERT_COLUMN_COUNT},
+                                           {"name", "name", MOERT_COLUMN_TEXT}};
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    json_t *rows =
+        json_pack("[{si ss} {si ss}]", "rank", 0, "name", "one", "rank", 1, "name", "two");
+    const moert_status status = moert_table_print(file, rows, columns, MOERT_COUNT(columns));
+    json_decref(rows);
+    fclose(file);
+    if (bytes > 0)
+        write_text("file", text);
+    free(text);
+    return status;
+}
+
 /* Lets each allocation fail in turn: the write says so and leaves no file, or the file is as ever.
  * */
 static void check_each(write_one *write, const char *name) {
@@ -82,6 +100,11 @@ static void check_each(write_one *write, const char *name) {
 
 TEST(test_an_object_is_written_whole_or_not_at_all) {
     check_each(write_object, "file");
+}
+
+TEST(test_a_table_is_printed_whole_or_not_at_all) {
+    check_each(write_table, "file");
+    assert_non_null(strstr(read_file(in_directory("file"), NULL), "two"));
 }
 
 TEST(test_a_header_is_written_whole_or_not_at_all) {

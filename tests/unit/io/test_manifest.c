@@ -52,6 +52,20 @@ static void write_directory(void) {
     moert_manifest_free(manifest);
 }
 
+static void assert_broken(moert_status status, const char *text) {
+    size_t bytes;
+    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), status, text);
+}
+
+/* A reader of the weights that sums what it reads. */
+static moert_tensors *watch_weights(moert_manifest **manifest) {
+    moert_tensors *tensors = open_tensors(in_directory("w.safetensors"));
+    ASSERT_OK(moert_manifest_read(test_directory, manifest));
+    owned(*manifest, moert_manifest_free);
+    moert_tensors_watch(tensors, *manifest);
+    return tensors;
+}
+
 /* Flips a bit of the byte at this distance from the end of the weights' file. */
 static void damage_weights(size_t from_end) {
     size_t bytes;
@@ -73,16 +87,13 @@ TEST(test_a_directory_is_as_it_was_written) {
 TEST(test_checksums_do_not_depend_on_who_computes_them) {
     size_t bytes, again, known = 0;
     moert_manifest *manifest;
-    moert_tensors *tensors;
     watches = false;
     write_directory();
     char *apart = read_file(in_directory("manifest.json"), &bytes);
     watches = true;
     write_directory();
     assert_string_equal(read_file(in_directory("manifest.json"), &again), apart);
-    ASSERT_OK(moert_manifest_read(test_directory, &manifest));
-    ASSERT_OK(moert_tensors_open(in_directory("w.safetensors"), &tensors));
-    moert_tensors_watch(tensors, manifest);
+    const moert_tensors *tensors = watch_weights(&manifest);
     const moert_tensor *big = moert_tensors_find(tensors, "big");
     float *values = test_alloc(BIG * sizeof *values);
     ASSERT_OK(moert_tensor_read_f32(big, 3, 1, values));
@@ -92,25 +103,18 @@ TEST(test_checksums_do_not_depend_on_who_computes_them) {
     assert_int_equal(known, 4);
     ASSERT_OK(moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest)));
     ASSERT_OK(moert_manifest_compare(manifest));
-    moert_tensors_close(tensors);
-    moert_manifest_free(manifest);
 }
 
 TEST(test_a_reader_finds_the_damage_that_it_reads) {
     moert_manifest *manifest;
-    moert_tensors *tensors;
     float value;
     write_directory();
     damage_weights(5); /* the last byte of "big" */
-    ASSERT_OK(moert_manifest_read(test_directory, &manifest));
-    ASSERT_OK(moert_tensors_open(in_directory("w.safetensors"), &tensors));
-    moert_tensors_watch(tensors, manifest);
+    const moert_tensors *tensors = watch_weights(&manifest);
     ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "big"), BIG - 1, 1, &value));
     damage_weights(5); /* undone, but the reader has seen it */
     ASSERT_OK(moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest)));
     ASSERT_FAILS(moert_manifest_compare(manifest), MOERT_ERROR_FORMAT, "tensor 'big'");
-    moert_tensors_close(tensors);
-    moert_manifest_free(manifest);
 }
 
 TEST(test_a_directory_without_a_manifest_has_nothing_to_check) {
@@ -127,12 +131,12 @@ TEST(test_a_flipped_bit_anywhere_is_found_and_its_file_named) {
     write_directory();
     for (size_t i = 0; i < flips; i++) {
         const char *name = names[i % MOERT_COUNT(names)];
-        size_t bytes, checked;
+        size_t bytes;
         char *content = read_file(in_directory(name), &bytes);
         const uint64_t bit = moert_rng_block(7, 0, i).word[0] % (8 * bytes);
         content[bit / 8] ^= (char)(1 << bit % 8);
         write_file(name, content, bytes);
-        ASSERT_FAILS(moert_manifest_check(test_directory, &checked), MOERT_ERROR_FORMAT, name);
+        assert_broken(MOERT_ERROR_FORMAT, name);
         content[bit / 8] ^= (char)(1 << bit % 8);
         write_file(name, content, bytes);
     }
@@ -149,30 +153,25 @@ TEST(test_the_message_names_the_tensor_or_the_header) {
                 {5, "tensor 'big'"},
                 {4 + BIG * sizeof(float) + 1, "tensor 'alpha'"},
                 {4 + BIG * sizeof(float) + 7 * sizeof(float) + 1, "its header"}};
-    size_t bytes;
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         write_directory();
         damage_weights(rows[i].from_end);
-        ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
-                     rows[i].text);
+        assert_broken(MOERT_ERROR_FORMAT, rows[i].text);
     }
 }
 
 TEST(test_shortened_extended_and_missing_files_are_named) {
-    size_t bytes, length;
-    char *content;
+    size_t length;
     write_directory();
-    content = read_file(in_directory("config.json"), &length);
+    const char *content = read_file(in_directory("config.json"), &length);
     write_file("config.json", content, length - 1);
-    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
-                 "config.json: has");
+    assert_broken(MOERT_ERROR_FORMAT, "config.json: has");
     write_text("config.json", "{\"hidden\": 8}\n\n");
-    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
-                 "config.json: has");
+    assert_broken(MOERT_ERROR_FORMAT, "config.json: has");
     unlink(in_directory("config.json"));
-    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_IO, "config.json");
+    assert_broken(MOERT_ERROR_IO, "config.json");
     write_text("manifest.json", "{}\n");
-    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT, "manifest.json");
+    assert_broken(MOERT_ERROR_FORMAT, "manifest.json");
 }
 
 TESTS(make_test_directory, remove_test_directory)

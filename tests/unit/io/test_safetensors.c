@@ -1,11 +1,30 @@
 // run: check=1 all=1san device=0
-/* Reading safetensors: the golden files, lookup and conversions. */
-#include <limits.h>
-
+/* Reading safetensors: the golden files, lookup and conversions. Malformed, truncated and damaged
+ * files are refused, and never crash the reader. */
 #include "base/memory.h"
-#include "io/durable.h"
-#include "io/safetensors.h"
+#include "base/rng.h"
 #include "support/files.h"
+
+#define ENTRY(name, type, shape, offsets)                                                          \
+    "'" name "':{'dtype':'" type "','shape':" shape ",'data_offsets':" offsets "}"
+
+/* Composes a file in image[1024]; returns its size in bytes. In the header, ' stands for ". */
+static size_t compose(unsigned char *image, const char *header, const void *data, size_t bytes) {
+    const uint64_t length = strlen(header); /* the file is little-endian */
+    assert_true(8 + length + bytes <= 1024);
+    memcpy(image, &length, 8);
+    for (size_t i = 0; i < length; i++)
+        image[8 + i] = (unsigned char)(header[i] == '\'' ? '"' : header[i]);
+    if (bytes > 0)
+        memcpy(image + 8 + length, data, bytes);
+    return 8 + length + bytes;
+}
+
+/* Writes the file of a case; returns its path. */
+static const char *write_case(const char *header, const void *data, size_t bytes) {
+    unsigned char image[1024];
+    return write_file("case.safetensors", image, compose(image, header, data, bytes));
+}
 
 /* ---- golden files ---- */
 
@@ -36,9 +55,8 @@ static const struct {
 
 TEST(test_golden_files_open_with_their_names_and_shapes) {
     for (size_t i = 0; i < MOERT_COUNT(golden_files); i++) {
-        char path[256];
+        const char *path = titled("tests/golden/%s", golden_files[i].path);
         const moert_tensor *tensor;
-        snprintf(path, sizeof path, "tests/golden/%s", golden_files[i].path);
         moert_tensors *tensors = open_tensors(path);
         assert_int_equal(moert_tensors_count(tensors), golden_files[i].count);
         ASSERT_OK(moert_tensors_get(tensors, golden_files[i].name, golden_files[i].rank,
@@ -77,11 +95,10 @@ TEST(test_get_names_the_nearest_tensor_or_both_shapes) {
 TEST(test_floats_of_every_type_are_read_unaligned) {
     /* the first tensor has one byte, so that all other tensors are unaligned */
     static const char header[] =
-        "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-        "\"d\":{\"dtype\":\"F64\",\"shape\":[4],\"data_offsets\":[1,33]},"
-        "\"f\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[33,41]},"
-        "\"h\":{\"dtype\":\"F16\",\"shape\":[8],\"data_offsets\":[41,57]},"
-        "\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[57,63]}}";
+        "{" ENTRY("a", "U8", "[1]", "[0,1]") "," ENTRY("d", "F64", "[4]", "[1,33]") "," ENTRY(
+            "f", "F32", "[2]", "[33,41]") "," ENTRY("h", "F16", "[8]",
+                                                    "[41,57]") "," ENTRY("b", "BF16", "[3]",
+                                                                         "[57,63]") "}";
     const double doubles[] = {1.0 + 0x1p-24, 1.0 + 0x3p-24, -1e-320, INFINITY};
     const float floats[] = {3.5f, -0.0f};
     const uint16_t halves[] = {0x3c00, 0x0001, 0x83ff, 0x7bff, 0xfc00, 0x7e01, 0x8000, 0x0400};
@@ -91,9 +108,8 @@ TEST(test_floats_of_every_type_are_read_unaligned) {
     memcpy(data + 33, floats, 8);
     memcpy(data + 41, halves, 16);
     memcpy(data + 57, brains, 6);
-    const char *file = write_tensors("case.safetensors", header, data, sizeof data);
     float out[8];
-    moert_tensors *tensors = open_tensors(file);
+    moert_tensors *tensors = open_tensors(write_case(header, data, sizeof data));
     ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "d"), 0, 4, out));
     assert_true(out[0] == 1.0f && out[1] == 1.0f + 0x1p-22f); /* ties go to even */
     assert_true(out[2] == 0.0f && signbit(out[2]) && isinf(out[3]));
@@ -117,20 +133,18 @@ TEST(test_floats_of_every_type_are_read_unaligned) {
 
 TEST(test_integers_are_read_where_they_fit) {
     static const char header[] =
-        "{\"b\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-        "\"l\":{\"dtype\":\"I64\",\"shape\":[3],\"data_offsets\":[1,25]},"
-        "\"u\":{\"dtype\":\"U64\",\"shape\":[2],\"data_offsets\":[25,41]},"
-        "\"w\":{\"dtype\":\"U32\",\"shape\":[1],\"data_offsets\":[41,45]},"
-        "\"s\":{\"dtype\":\"U16\",\"shape\":[1],\"data_offsets\":[45,47]}}";
+        "{" ENTRY("b", "I8", "[1]", "[0,1]") "," ENTRY("l", "I64", "[3]", "[1,25]") "," ENTRY(
+            "u", "U64", "[2]", "[25,41]") "," ENTRY("w", "U32", "[1]",
+                                                    "[41,45]") "," ENTRY("s", "U16", "[1]",
+                                                                         "[45,47]") "}";
     const int64_t longs[] = {INT32_MIN, INT32_MAX, (int64_t)INT32_MAX + 1};
     const uint64_t words[] = {7, UINT64_MAX};
     unsigned char data[47];
     memset(data, 0xff, sizeof data);
     memcpy(data + 1, longs, 24);
     memcpy(data + 25, words, 16);
-    const char *file = write_tensors("case.safetensors", header, data, sizeof data);
     int32_t out[3] = {5, 5, 5};
-    moert_tensors *tensors = open_tensors(file);
+    moert_tensors *tensors = open_tensors(write_case(header, data, sizeof data));
     const moert_tensor *tensor = moert_tensors_find(tensors, "l");
     ASSERT_FAILS(moert_tensor_read_i32(tensor, 0, 3, out), MOERT_ERROR_FORMAT,
                  "element 2 is 2147483648");
@@ -150,22 +164,137 @@ TEST(test_integers_are_read_where_they_fit) {
 }
 
 TEST(test_empty_tensors_and_scalars_are_legal) {
-    const char *file =
-        write_tensors("case.safetensors",
-                      "{\"none\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[0,0]},"
-                      "\"one\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
-                      "\"last\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]}}  ",
-                      "abcd", 4);
+    static const char header[] = "{" ENTRY("none", "F32", "[0,4]", "[0,0]") "," ENTRY(
+        "one", "F32", "[]", "[0,4]") "," ENTRY("last", "F32", "[0]", "[4,4]") "}  ";
     const moert_tensor *tensor;
-    moert_tensors *tensors = open_tensors(file);
+    moert_tensors *tensors = open_tensors(write_case(header, "abcd", 4));
     assert_int_equal(moert_tensors_find(tensors, "none")->elements, 0);
     ASSERT_OK(moert_tensors_get(tensors, "one", 0, NULL, &tensor));
     assert_int_equal(tensor->elements, 1);
     assert_null(moert_tensors_at(tensors, 3));
-    file = write_tensors("case.safetensors", "{}", NULL, 0);
-    tensors = open_tensors(file);
+    tensors = open_tensors(write_case("{}", NULL, 0));
     assert_int_equal(moert_tensors_count(tensors), 0);
     assert_int_equal(moert_tensors_get(tensors, "one", 0, NULL, &tensor), MOERT_ERROR_MISMATCH);
+}
+
+/* ---- malformed, truncated and damaged files ---- */
+
+static void assert_refused(const char *path, const char *part) {
+    moert_tensors *tensors = NULL;
+    ASSERT_FAILS(moert_tensors_open(path, &tensors), MOERT_ERROR_FORMAT, part);
+    assert_non_null(strstr(moert_last_error(), path));
+    assert_null(tensors);
+}
+
+TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
+    static const struct {
+        /* part: expected in the message; the data after the header has 8 bytes */
+        const char *header, *part;
+    } rows[] = {
+        {"", "'{'"},
+        {" {}", "'{'"},
+        {"[]", "'{'"},
+        {"{", "JSON"},
+        {"{}x", "JSON"},
+        {"{'a':1e999}", "JSON"},
+        {"{'a\\u0000':{}}", "JSON"},
+        {"{'\xff':{}}", "JSON"},
+        {"{}", "8 bytes of data, but its tensors end at byte 0"},
+        {"{'a':7}", "'a'"},
+        {"{'a':{}}", "dtype"},
+        {"{'a':{'dtype':4}}", "dtype"},
+        {"{'a':{'dtype':'F32','shape':2,'data_offsets':[0,8]}}", "shape"},
+        {"{'a':{'dtype':'F32','shape':[2]}}", "data_offsets"},
+        {"{" ENTRY("a", "F31", "[2]", "[0,8]") "}", "unknown dtype 'F31' (known: F64"},
+        {"{" ENTRY("a", "F32", "[-2]", "[0,8]") "}", "negative value -2"},
+        {"{" ENTRY("a", "F32", "[2.0]", "[0,8]") "}", "no integer"},
+        {"{" ENTRY("a", "F32", "[2,'1']", "[0,8]") "}", "no integer"},
+        {"{" ENTRY("a", "F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") "}", "limit 8"},
+        {"{" ENTRY("a", "F32", "[4294967296,4294967296]", "[0,8]") "}", "overflows"},
+        {"{" ENTRY("a", "F64", "[4611686018427387904]", "[0,0]") "}", "overflows"},
+        {"{" ENTRY("a", "F32", "[99999999999999999999]", "[0,8]") "}", "JSON"},
+        {"{" ENTRY("a", "F32", "[2]", "[0]") "}", "data_offsets"},
+        {"{" ENTRY("a", "F32", "[2]", "[0,8,8]") "}", "data_offsets"},
+        {"{" ENTRY("a", "F32", "[2]", "[8,0]") "}", "[8, 0)"},
+        {"{" ENTRY("a", "F32", "[2]", "[-8,0]") "}", "-8"},
+        {"{" ENTRY("a", "F32", "[2]", "[1,9]") "}", "not within the 8 bytes"},
+        {"{" ENTRY("a", "F32", "[1]", "[0,9223372036854775807]") "}", "not within"},
+        {"{" ENTRY("a", "F32", "[1]", "[0,8]") "}", "needs 4 bytes, but data_offsets give 8"},
+        {"{" ENTRY("a", "F32", "[2]", "[0,8]") "," ENTRY("a", "F32", "[2]", "[0,8]") "}", "JSON"},
+        {"{" ENTRY("a", "F32", "[2]", "[0,8]") "," ENTRY("b", "F32", "[1]", "[4,8]") "}",
+         "'b': begins at byte 4 of the data, inside 'a'"},
+        {"{" ENTRY("a", "F32", "[2]", "[0,8]") "," ENTRY("b", "F32", "[0]", "[4,4]") "}", "inside"},
+        {"{" ENTRY("a", "F32", "[1]", "[4,8]") "}", "hole"},
+        {"{" ENTRY("a", "F32", "[1]", "[0,4]") "}", "end at byte 4"},
+        {"{'__metadata__':[]," ENTRY("a", "F32", "[2]", "[0,8]") "}", "__metadata__"},
+        {"{'__metadata__':{'k':1}," ENTRY("a", "F32", "[2]", "[0,8]") "}", "'k'"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
+        assert_refused(write_case(rows[i].header, "12345678", 8), rows[i].part);
+}
+
+TEST(test_a_header_longer_than_its_limit_or_file_is_refused) {
+    unsigned char image[16] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, '{', '}'};
+    assert_refused(write_file("case.safetensors", image, sizeof image),
+                   "above the limit 100000000");
+    memset(image, 0, 8);
+    image[0] = 9;
+    assert_refused(write_file("case.safetensors", image, sizeof image),
+                   "claims 9 bytes, but only 8");
+}
+
+static const char sound_header[] =
+    "{'__metadata__':{'format':'pt'}," ENTRY("weight", "F32", "[2,3]", "[0,24]") "," ENTRY(
+        "bias", "BF16", "[2]", "[24,28]") "," ENTRY("empty", "I64", "[0,7]", "[28,28]") "}    ";
+
+TEST(test_a_file_truncated_anywhere_is_refused) {
+    unsigned char image[1024], data[28] = {0};
+    size_t bytes = compose(image, sound_header, data, sizeof data);
+    open_tensors(write_file("case.safetensors", image, bytes));
+    for (size_t length = 0; length < bytes; length++)
+        assert_refused(write_file("case.safetensors", image, length), "");
+}
+
+/* Reads everything in an opened file, so that sanitizers see each access. */
+static void touch_all(const moert_tensors *tensors) {
+    for (size_t i = 0; i < moert_tensors_count(tensors); i++) {
+        const moert_tensor *tensor = moert_tensors_at(tensors, i);
+        float values[64];
+        int32_t integers[64];
+        assert_ptr_equal(moert_tensors_find(tensors, tensor->name), tensor);
+        if (tensor->elements > 64)
+            continue;
+        moert_tensor_read_f32(tensor, 0, tensor->elements, values);
+        moert_tensor_read_i32(tensor, 0, tensor->elements, integers);
+    }
+}
+
+TEST(test_thousands_of_damaged_headers_never_crash) {
+    static const char alphabet[] = "0123456789-+.eE[]{}\",:\\ FIUB_au\n";
+    unsigned char sound[1024], image[1024], data[28] = {0};
+    size_t bytes = compose(sound, sound_header, data, sizeof data), refused = 0;
+    enum { CASES = 4000 };
+    for (size_t i = 0; i < CASES; i++) {
+        moert_tensors *tensors = NULL;
+        memcpy(image, sound, bytes);
+        for (size_t hit = 0; hit <= i % 4; hit++) {
+            moert_random random = moert_rng_block(7, i, hit);
+            size_t at = random.word[0] % (bytes - sizeof data);
+            if (random.word[1] % 3 == 0)
+                image[at] ^= (unsigned char)(1U << random.word[2] % 8);
+            else if (at >= 8)
+                image[at] = (unsigned char)alphabet[random.word[2] % (sizeof alphabet - 1)];
+        }
+        const char *file = write_file("case.safetensors", image, bytes);
+        if (moert_tensors_open(file, &tensors) == MOERT_OK) {
+            touch_all(tensors);
+            moert_tensors_close(tensors);
+        } else {
+            refused++;
+            assert_non_null(strstr(moert_last_error(), file));
+        }
+    }
+    assert_true(refused > CASES / 2);
 }
 
 TESTS(make_test_directory, remove_test_directory)

@@ -1,27 +1,11 @@
 // run: check=1 all=1san device=0
 /* Writing safetensors in pieces, and reading sharded directories. */
 #include <errno.h>
-#include <limits.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include "base/memory.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
 #include "support/files.h"
-
-/* Makes the test's directory, and ignores the signal of a file that grows past its limit. */
-static int make_limited_directory(void **state) {
-    signal(SIGXFSZ, SIG_IGN);
-    return make_test_directory(state);
-}
-
-static void assert_same_file(const char *left, const char *right) {
-    size_t left_bytes, right_bytes;
-    char *a = read_file(left, &left_bytes), *b = read_file(right, &right_bytes);
-    assert_int_equal(left_bytes, right_bytes);
-    assert_memory_equal(a, b, left_bytes);
-}
 
 static const moert_tensor_spec specs[] = {
     {"w", MOERT_FILE_F32, 2, {6, 4}},
@@ -87,7 +71,10 @@ TEST(test_two_writers_of_pieces_give_the_bytes_of_one) {
     ASSERT_OK(moert_writer_put(second, "w", 5, 12, weight() + 5));
     ASSERT_OK(moert_writer_put(second, specs[1].name, 0, 1, bias));
     ASSERT_OK(moert_writer_close(second));
-    assert_same_file(whole, pieces);
+    size_t bytes, same;
+    const char *expected = read_file(whole, &bytes), *got = read_file(pieces, &same);
+    assert_int_equal(same, bytes);
+    assert_memory_equal(got, expected, bytes);
 }
 
 TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {
@@ -155,14 +142,10 @@ TEST(test_wrong_specs_and_pieces_are_refused) {
 
 TEST(test_a_file_that_does_not_fit_is_an_error_with_its_reason) {
     moert_tensor_writer *writer;
-    struct rlimit before, small;
-    getrlimit(RLIMIT_FSIZE, &before);
-    small = before;
-    small.rlim_cur = 64;
-    setrlimit(RLIMIT_FSIZE, &small);
+    limit_files(64);
     moert_status status =
         moert_writer_open(in_directory("big.safetensors"), specs, 4, metadata, true, &writer);
-    setrlimit(RLIMIT_FSIZE, &before);
+    limit_files(RLIM_INFINITY);
     ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
 }
 
@@ -182,13 +165,13 @@ static void write_shards(const char *index) {
     ASSERT_OK(moert_make_directories(in_directory("sharded")));
     write_shard(in_directory("sharded/1.safetensors"), "a", 1.0f);
     write_shard(in_directory("sharded/2.safetensors"), "b", 2.0f);
-    ASSERT_OK(moert_durable_write(in_directory(INDEX_NAME), index));
+    write_json(INDEX_NAME, index);
 }
 
 TEST(test_a_sharded_directory_gives_the_tensors_of_its_index) {
     moert_tensors *tensors;
-    write_shards("{\"metadata\":{\"total_size\":8},"
-                 "\"weight_map\":{\"b\":\"2.safetensors\",\"a\":\"1.safetensors\"}}");
+    write_shards(
+        "{'metadata':{'total_size':8},'weight_map':{'b':'2.safetensors','a':'1.safetensors'}}");
     const char *paths[] = {in_directory("sharded"), in_directory(INDEX_NAME)};
     for (size_t i = 0; i < 2; i++) {
         float value;
@@ -200,7 +183,7 @@ TEST(test_a_sharded_directory_gives_the_tensors_of_its_index) {
         assert_true(value == 2.0f);
         assert_string_equal(moert_tensors_at(tensors, 0)->name, "a");
     }
-    write_shards("{\"weight_map\":{\"b\":\"2.safetensors\"}}");
+    write_shards("{'weight_map':{'b':'2.safetensors'}}");
     tensors = open_tensors(in_directory("sharded"));
     assert_int_equal(moert_tensors_count(tensors), 1);
 }
@@ -213,17 +196,16 @@ TEST(test_a_wrong_index_is_refused_with_tensor_and_shard) {
     } rows[] = {
         {"{", MOERT_ERROR_FORMAT, "JSON"},
         {"{}", MOERT_ERROR_FORMAT, "weight_map"},
-        {"{\"weight_map\":[]}", MOERT_ERROR_FORMAT, "weight_map"},
-        {"{\"weight_map\":{\"a\":1}}", MOERT_ERROR_FORMAT, "'a'"},
-        {"{\"weight_map\":{\"a\":\"\"}}", MOERT_ERROR_FORMAT, "'a'"},
-        {"{\"weight_map\":{\"a\":\"../1.safetensors\"}}", MOERT_ERROR_FORMAT, "../1.safetensors"},
-        {"{\"weight_map\":{\"a\":\"..\\\\1.safetensors\"}}", MOERT_ERROR_FORMAT, "'a'"},
-        {"{\"weight_map\":{\"a\":\"..\"}}", MOERT_ERROR_IO, "regular file"},
-        {"{\"weight_map\":{\"a\":\"3.safetensors\"}}", MOERT_ERROR_IO, "sharded/3.safetensors"},
-        {"{\"weight_map\":{\"a\":\"1.safetensors\",\"c\":\"2.safetensors\"}}", MOERT_ERROR_FORMAT,
+        {"{'weight_map':[]}", MOERT_ERROR_FORMAT, "weight_map"},
+        {"{'weight_map':{'a':1}}", MOERT_ERROR_FORMAT, "'a'"},
+        {"{'weight_map':{'a':''}}", MOERT_ERROR_FORMAT, "'a'"},
+        {"{'weight_map':{'a':'../1.safetensors'}}", MOERT_ERROR_FORMAT, "../1.safetensors"},
+        {"{'weight_map':{'a':'..\\\\1.safetensors'}}", MOERT_ERROR_FORMAT, "'a'"},
+        {"{'weight_map':{'a':'..'}}", MOERT_ERROR_IO, "regular file"},
+        {"{'weight_map':{'a':'3.safetensors'}}", MOERT_ERROR_IO, "sharded/3.safetensors"},
+        {"{'weight_map':{'a':'1.safetensors','c':'2.safetensors'}}", MOERT_ERROR_FORMAT,
          "'c' is not in the shard 2.safetensors"},
-        {"{\"weight_map\":{\"a\":\"1.safetensors\",\"a\":\"2.safetensors\"}}", MOERT_ERROR_FORMAT,
-         "JSON"},
+        {"{'weight_map':{'a':'1.safetensors','a':'2.safetensors'}}", MOERT_ERROR_FORMAT, "JSON"},
     };
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_tensors *tensors;
@@ -243,4 +225,4 @@ TEST(test_a_directory_without_tensors_is_refused) {
                  strerror(ENOENT));
 }
 
-TESTS(make_limited_directory, remove_test_directory)
+TESTS(make_test_directory, remove_test_directory)

@@ -38,6 +38,13 @@ static moert_tensors *open_parts(const part *parts, size_t count) {
     return open_tensors(path);
 }
 
+/* Finds the weight w[shape] in a file of these tensors. */
+static moert_weight find(const part *parts, size_t count, size_t rank, const size_t *shape) {
+    moert_weight weight;
+    ASSERT_OK(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight));
+    return weight;
+}
+
 /* ---- FP8: w[130,300], whose last blocks are partial ---- */
 
 enum { N = 130, K = 300 };
@@ -56,10 +63,8 @@ static void fill_fp8(void) {
 
 TEST(test_an_fp8_weight_is_its_payload_times_the_scales_of_its_blocks) {
     static float values[N * K], piece[500];
-    moert_weight weight;
     fill_fp8();
-    moert_tensors *files = open_parts(fp8, 2);
-    ASSERT_OK(moert_weight_find(files, "w", 2, matrix, &weight));
+    const moert_weight weight = find(fp8, 2, 2, matrix);
     ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
     for (size_t i = 0; i < N * K; i++) {
         const float scale = fp8_scales[i / K / 128 * 3 + i % K / 128];
@@ -76,10 +81,8 @@ TEST(test_scales_of_fp8_may_be_bf16) {
     static const uint16_t scale = 0x4040;          /* 3 */
     static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, payload},
                                  {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
-    moert_weight weight;
     float values[2];
-    moert_tensors *files = open_parts(parts, 2);
-    ASSERT_OK(moert_weight_find(files, "w", 2, (const size_t[]){1, 2}, &weight));
+    const moert_weight weight = find(parts, 2, 2, (const size_t[]){1, 2});
     ASSERT_OK(moert_weight_read(&weight, 0, 2, values));
     assert_true(values[0] == 3.0f && values[1] == -6.0f);
 }
@@ -102,10 +105,8 @@ static void fill_mxfp4(void) {
 TEST(test_an_mxfp4_weight_is_its_payload_times_powers_of_two) {
     static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     float values[FUSED], piece[70];
-    moert_weight weight;
     fill_mxfp4();
-    moert_tensors *files = open_parts(mxfp4, 2);
-    ASSERT_OK(moert_weight_find(files, "w", 3, fused, &weight));
+    const moert_weight weight = find(mxfp4, 2, 3, fused);
     assert_true(weight.transposed);
     ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
     for (size_t i = 0; i < FUSED; i++) {
@@ -124,9 +125,7 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
     const part parts[] = {
         mxfp4[0], mxfp4[1], {{"w", MOERT_FILE_F32, 3, {E, COLUMNS, ROWS}}, plain}};
     float values[FUSED];
-    moert_weight weight;
-    moert_tensors *files = open_parts(parts, 3);
-    ASSERT_OK(moert_weight_find(files, "w", 3, fused, &weight));
+    const moert_weight weight = find(parts, 3, 3, fused);
     assert_false(weight.transposed);
     ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
     assert_memory_equal(values, plain, sizeof plain);
@@ -137,8 +136,8 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
 static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
                              moert_status expected, const char *message) {
     moert_weight weight;
-    moert_tensors *files = open_parts(parts, count);
-    ASSERT_FAILS(moert_weight_find(files, "w", rank, shape, &weight), expected, message);
+    ASSERT_FAILS(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight), expected,
+                 message);
 }
 
 #define SPEC(name, type, ...)                                                                      \
@@ -203,9 +202,7 @@ TEST(test_rows_of_partial_mxfp4_blocks_are_refused) {
 static void assert_not_read(const part *parts, size_t rank, const size_t *shape, size_t first,
                             size_t count, const char *message) {
     static float values[N * K];
-    moert_weight weight;
-    moert_tensors *files = open_parts(parts, 2);
-    ASSERT_OK(moert_weight_find(files, "w", rank, shape, &weight));
+    const moert_weight weight = find(parts, 2, rank, shape);
     ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, message);
     assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
 }

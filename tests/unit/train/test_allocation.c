@@ -1,127 +1,165 @@
-// run: check=2
+// run: check=1,2
 /*
- * If one rank runs out of host memory, a collective constructor fails on all ranks with the same
- * message, whichever allocation fails. This program replaces calloc() of the C library: one call
- * fails, on rank 1, counting only calls from moert_alloc().
+ * If one rank runs out of host memory while ranks create an object, or write or read a checkpoint
+ * or model, all ranks fail alike, whichever allocation fails. Nothing is freed twice, and no file
+ * is left. This program replaces functions of the C library: one call of moert's code fails, on the
+ * last rank. Allocations of jansson do not fail: its parser may then end the program.
  */
+#include <unistd.h>
+
 #include "base/config.h"
-#include "base/memory.h"
+#include "comm/internal.h"
 #include "exchange/exchange.h"
 #include "exchange/window/flags.h"
+#include "io/durable.h"
+#include "support/files.h"
 #include "support/mpi.h"
-#include "train/optimizer.h"
+#include "support/suite.h"
+#include "train/save.h"
+#include "train/values.h"
 
 void *__libc_calloc(size_t count, size_t bytes);
+void *__libc_malloc(size_t bytes);
 
 static size_t calls, failing; /* failing: the number of the call that fails; 0: none */
+static bool only_arrays;      /* only calls from moert_alloc() count */
 
-/* True if the caller is moert_alloc(), whose code is shorter than 160 bytes. */
-static bool is_of_moert(const char *caller) {
-    const char *begin = (const char *)(uintptr_t)&moert_alloc;
-    return caller >= begin && caller < begin + 160;
+/* Whether the call from `caller` fails: it is in this program, and not in a shared library. */
+static bool fails(const char *caller) {
+    extern const char __executable_start[], etext[];
+    const char *alloc = (const char *)(uintptr_t)&moert_alloc; /* its code is below 160 bytes */
+    const char *begin = only_arrays ? alloc : __executable_start;
+    const char *end = only_arrays ? alloc + 160 : etext;
+    return failing != 0 && caller >= begin && caller < end && ++calls == failing;
 }
 
 void *calloc(size_t count, size_t bytes) {
-    if (failing != 0 && is_of_moert(__builtin_return_address(0)) && ++calls == failing)
-        return NULL;
-    return __libc_calloc(count, bytes);
+    return fails(__builtin_return_address(0)) ? NULL : __libc_calloc(count, bytes);
 }
 
-/* Collectively creates and destroys one object. */
-typedef moert_status make_and_destroy(void);
-
-static moert_status shared(void) {
-    moert_shared *made;
-    MOERT_TRY(moert_shared_create(test_comm, 100, &made));
-    moert_shared_destroy(made);
-    return MOERT_OK;
+void *malloc(size_t bytes) {
+    return fails(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes);
 }
 
-static moert_status flags(void) {
-    moert_flags *made;
-    MOERT_TRY(moert_flags_create(test_device, test_comm, moert_memory_of(test_device), 1000000000,
-                                 &made));
-    moert_flags_destroy(made);
-    return MOERT_OK;
+/* Never fails in moert_error_keep(), which may do without the copy. */
+char *strdup(const char *text) {
+    const bool failed = text != moert_last_error() && fails(__builtin_return_address(0));
+    char *copy = failed ? NULL : __libc_malloc(strlen(text) + 1);
+    return copy != NULL ? strcpy(copy, text) : NULL;
 }
 
-static moert_status context(void) {
-    moert_context *made;
-    MOERT_TRY(moert_context_create(MPI_COMM_WORLD, NULL, &made));
-    moert_context_destroy(made);
-    return MOERT_OK;
-}
+static moert_model_config config, one_layer;
+static moert_model *whole, *model; /* of the configs above */
+static moert_optimizer *optimizer; /* of `model` */
+static char saved[256], path[300]; /* of rank 0 */
 
-static moert_status exchange(unsigned engine) {
-    moert_exchange *made;
-    MOERT_TRY(moert_exchange_create(test_device, test_comm, engine, &made));
-    moert_exchange_destroy(made);
-    return MOERT_OK;
-}
+static const moert_optimizer_options adamw = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8};
 
-static moert_status staged(void) {
-    return exchange(MOERT_EXCHANGE_STAGED);
-}
+/* ---- objects, created and destroyed ---- */
 
-static moert_status window(void) {
-    return exchange(MOERT_EXCHANGE_WINDOW);
-}
-
-static moert_status mesh(void) {
-    moert_mesh *made;
-    MOERT_TRY(moert_mesh_create(test_context, 0, &made));
-    moert_mesh_destroy(made);
-    return MOERT_OK;
-}
-
-/* Two groups of experts, of which only one has the failure. */
-static moert_status groups(void) {
-    moert_mesh *made;
-    MOERT_TRY(moert_mesh_create(test_context, 1, &made));
-    moert_mesh_destroy(made);
-    return MOERT_OK;
-}
-
-static moert_model_config config;
-
-static moert_status model(void) {
-    moert_model *made;
-    MOERT_TRY(moert_model_create(test_mesh, &config, &made));
-    moert_model_destroy(made);
-    return MOERT_OK;
-}
-
-static moert_model *whole_model;
+#define OBJECT(name, type, ...)                                                                    \
+    static moert_status create_##name(void) {                                                      \
+        moert_##type *made;                                                                        \
+        MOERT_TRY(moert_##type##_create(__VA_ARGS__, &made));                                      \
+        moert_##type##_destroy(made);                                                              \
+        return MOERT_OK;                                                                           \
+    }
+OBJECT(shared, shared, test_comm, 100)
+OBJECT(flags, flags, test_device, test_comm, moert_memory_of(test_device), 1000000000)
+OBJECT(context, context, MPI_COMM_WORLD, NULL)
+OBJECT(staged, exchange, test_device, test_comm, MOERT_EXCHANGE_STAGED)
+OBJECT(window, exchange, test_device, test_comm, MOERT_EXCHANGE_WINDOW)
+OBJECT(mesh, mesh, test_context, 0)
+OBJECT(groups, mesh, test_context, 1) /* of experts; only one has the failure */
+OBJECT(model, model, test_mesh, &config)
 
 /* As the trainer does, which agrees on the status. */
-static moert_status optimizer(void) {
-    const moert_optimizer_options options = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
+static moert_status create_optimizer(void) {
     moert_optimizer *made = NULL;
-    const moert_status status = agreed(moert_optimizer_create(whole_model, &options, &made));
+    const moert_status status = agreed(moert_optimizer_create(whole, &adamw, &made));
     moert_optimizer_destroy(made);
     return status;
 }
 
-/* Lets each allocation fail in turn, until `make` needs fewer allocations than that. */
-static void check_each(const char *name, make_and_destroy *make) {
-    enum { MOST = 2000 };
-    ASSERT_OK_ON_ALL(make()); /* creates objects that are made only once per process */
-    for (size_t k = 1; k < MOST; k++) {
+/* ---- files ---- */
+
+/* Step 1 of the directory `saved`. */
+static moert_status save_checkpoint(bool beside) {
+    const moert_run_state state = {
+        .step = 1, .seed = 1, .skipped = 1, .skipped_in_row = 1}; /* removes no older checkpoint */
+    const moert_saver_options options = {.optimizer = optimizer,
+                                         .config_text = "{}",
+                                         .directory = saved,
+                                         .keep = {.last = 1},
+                                         .beside = beside};
+    moert_saver *saver = NULL;
+    moert_status status = moert_comm_agree(test_comm, moert_saver_create(&options, &saver));
+    if (status == MOERT_OK && beside)
+        status = moert_saver_begin(saver, &state);
+    if (status == MOERT_OK)
+        status = beside ? moert_saver_wait(saver) : moert_saver_write(saver, &state);
+    char *message = moert_error_keep();
+    moert_saver_destroy(saver);
+    return moert_error_first(message, status, MOERT_OK);
+}
+
+static moert_status save_held(void) {
+    return save_checkpoint(false);
+}
+
+static moert_status save_beside(void) {
+    return save_checkpoint(true);
+}
+
+static moert_status save_model(void) {
+    return moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, path);
+}
+
+static moert_status save_split_model(void) {
+    return moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 30000, NULL}, path);
+}
+
+static moert_status save_gradients(void) {
+    return moert_gradients_save(model, path);
+}
+
+static moert_status load_checkpoint(void) {
+    moert_run_state state;
+    return moert_checkpoint_load(optimizer, path, NULL, &state);
+}
+
+/* ---- the failures ---- */
+
+/* Whether all ranks have the failure of the last one, and none has left a file that it wrote. */
+static bool failed_alike(moert_status status, bool writes) {
+    const bool clean = access(path, F_OK) != 0 && access(titled("%s.tmp", path), F_OK) != 0;
+    if (!only_arrays)
+        return on_all(status == MOERT_ERROR_MEMORY && (!writes || clean));
+    const char *rank = titled("rank %zu (", test_ranks - 1);
+    return on_all(status == MOERT_ERROR_MEMORY ? strstr(moert_last_error(), rank) != NULL
+                                               : status == MOERT_ERROR_UNSUPPORTED &&
+                                                     strstr(moert_last_error(), "host memory"));
+}
+
+/* Lets each `stride`-th allocation fail in turn, until `run` needs fewer allocations than that. */
+static void check_each(const char *name, moert_status (*run)(void), bool writes, size_t stride) {
+    enum { MOST = 5000 };
+    const bool is_victim = test_rank == test_ranks - 1;
+    for (size_t k = 1; k < MOST; k += stride) {
+        if (writes)
+            ASSERT_OK_ON_ALL(test_rank == 0 ? moert_remove_tree(path) : MOERT_OK);
         calls = 0;
-        failing = test_rank == 1 ? k : 0;
-        const moert_status status = make();
-        const bool failed = test_rank == 1 && calls >= k;
+        failing = is_victim ? k : 0;
+        const moert_status status = run();
+        const bool failed = is_victim && calls >= k;
         failing = 0;
-        if (on_all(test_rank != 1 || !failed)) {
+        if (on_all(!is_victim || !failed)) {
             ASSERT_OK_ON_ALL(status);
             return;
         }
-        const bool named =
-            status == MOERT_ERROR_MEMORY
-                ? strstr(moert_last_error(), "rank 1 (") != NULL
-                : status == MOERT_ERROR_UNSUPPORTED && strstr(moert_last_error(), "host memory");
-        if (!on_all(named))
-            fail_msg("%s, allocation %zu: status %d, %s", name, k, status, moert_last_error());
+        if (!failed_alike(status, writes))
+            fail_msg("%s, allocation %zu: %s: %s", name, k, moert_status_name(status),
+                     moert_last_error());
     }
     fail_msg("%s: more than %d allocations", name, MOST);
 }
@@ -129,14 +167,41 @@ static void check_each(const char *name, make_and_destroy *make) {
 TEST(test_constructors_fail_alike_on_all_ranks) {
     static const struct {
         const char *name;
-        make_and_destroy *make;
-    } constructors[] = {{"shared memory", shared}, {"flags", flags},   {"context", context},
-                        {"staged", staged},        {"window", window}, {"mesh", mesh},
-                        {"groups", groups},        {"model", model},   {"optimizer", optimizer}};
+        moert_status (*create)(void);
+    } constructors[] = {{"shared memory", create_shared}, {"flags", create_flags},
+                        {"context", create_context},      {"staged", create_staged},
+                        {"window", create_window},        {"mesh", create_mesh},
+                        {"groups", create_groups},        {"model", create_model},
+                        {"optimizer", create_optimizer}};
+    if (test_ranks == 1)
+        SKIP("another rank must report the failure");
     config = golden_config("qwen3-tiny");
-    whole_model = open_model(test_mesh, &config);
-    for (size_t i = 0; i < MOERT_COUNT(constructors); i++)
-        check_each(constructors[i].name, constructors[i].make);
+    whole = open_model(test_mesh, &config);
+    only_arrays = true;
+    for (size_t i = 0; i < MOERT_COUNT(constructors); i++) {
+        ASSERT_OK_ON_ALL(constructors[i].create()); /* with what is made once per process */
+        check_each(constructors[i].name, constructors[i].create, false, 1);
+    }
+}
+
+TEST(test_writers_and_readers_fail_alike_and_leave_no_file) {
+    const size_t stride = suite_skips(true) ? 7 : 1;
+    only_arrays = false;
+    one_layer = golden_config("mixtral-tiny");
+    one_layer.layers = 1;
+    model = open_model(open_mesh(0), &one_layer);
+    snprintf(saved, sizeof saved, "%s", in_directory("saved"));
+    ASSERT_OK_ON_ALL(moert_comm_broadcast(test_comm, 0, saved, sizeof saved));
+    snprintf(path, sizeof path, "%s/step-00000001", saved);
+    ASSERT_OK_ON_ALL(test_rank == 0 ? moert_make_directories(saved) : MOERT_OK);
+    ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
+    optimizer = open_optimizer(model, &adamw);
+    check_each("gradients", save_gradients, true, stride);
+    check_each("model", save_model, true, stride);
+    check_each("split model", save_split_model, true, stride);
+    check_each("checkpoint", save_held, true, stride);
+    check_each("checkpoint beside training", save_beside, true, stride);
+    check_each("loading", load_checkpoint, false, stride);
 }
 
 /* The engine is fixed and the cache is off: the choice of an engine passes over those that find no
@@ -144,7 +209,11 @@ TEST(test_constructors_fail_alike_on_all_ranks) {
 static int begin(void **state) {
     set_variable("MOERT_EXCHANGE", "staged");
     set_variable("MOERT_CACHE_DIR", "off");
-    return open_test_mesh(state);
+    return open_test_mesh(state) != 0 || make_test_directory(state) != 0;
 }
 
-MPI_TESTS(begin, close_test_mesh)
+static int end(void **state) {
+    return remove_test_directory(state) != 0 || close_test_mesh(state) != 0;
+}
+
+MPI_TESTS(begin, end)

@@ -1,7 +1,7 @@
 // run: check=1 all=4,2san
 /* The record of a profiled training: rows, bytes and times agree, and moert-report names an expert
  * that the test made hot. */
-#include "support/files.h"
+#include "support/data.h"
 #include "support/mpi.h"
 #include "tools/report/verdict.h"
 #include "tools/train/config.h"
@@ -36,23 +36,8 @@ static void plant(moert_model *model) {
     moert_model_weights_changed(model);
 }
 
-/* Returns options with a learning rate of 0, so that training does not change the weights. */
-static moert_trainer_options options_of(const char *directory, const char *metrics) {
-    return (moert_trainer_options){.steps = STEPS,
-                                   .seed = 1,
-                                   .optimizer = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8},
-                                   .batch = BATCH,
-                                   .micro_batches = 2,
-                                   .length = LENGTH,
-                                   .max_skipped = 1,
-                                   .keep.last = 1,
-                                   .out = directory,
-                                   .metrics = metrics,
-                                   .profile = true};
-}
-
 /* Trains with all ranks, in EP groups of `ep` ranks. Only rank 0 uses the run directory. */
-static void train(const char *directory, const char *metrics, size_t ep) {
+static void train(size_t ep) {
     const moert_model_sizes sizes = {.vocabulary = 256,
                                      .hidden = HIDDEN,
                                      .intermediate = 32,
@@ -61,17 +46,26 @@ static void train(const char *directory, const char *metrics, size_t ep) {
                                      .experts = EXPERTS,
                                      .topk = TOPK,
                                      .max_positions = LENGTH};
+    /* the learning rate is 0, so that training does not change the weights */
+    const moert_trainer_options options = {
+        .steps = STEPS,
+        .seed = 1,
+        .optimizer = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8},
+        .batch = BATCH,
+        .micro_batches = 2,
+        .length = LENGTH,
+        .max_skipped = 1,
+        .keep.last = 1,
+        .out = in_directory("run"),
+        .metrics = in_directory("run/metrics.jsonl"),
+        .profile = true};
     const char *const text = "LICENSE";
     moert_model_config config = {0};
-    moert_source *source;
-    moert_data *data;
     bool interrupted;
     ASSERT_OK_ON_ALL(moert_config_from_sizes(&sizes, &config));
-    ASSERT_OK_ON_ALL(moert_source_open_text(&text, 1, &source));
-    ASSERT_OK_ON_ALL(moert_data_from_source(source, &(moert_split){{1.0}}, &data));
+    moert_data *data = open_text(&text, 1, 0.0);
     moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
-    const moert_trainer_options options = options_of(directory, metrics);
     /* stdout is replaced, so that the table does not appear in the test's output */
     FILE *console = stdout;
     stdout = fopen("/dev/null", "w");
@@ -79,7 +73,6 @@ static void train(const char *directory, const char *metrics, size_t ep) {
     fclose(stdout);
     stdout = console;
     ASSERT_OK_ON_ALL(status);
-    moert_data_destroy(data);
     moert_model_config_free(&config);
 }
 
@@ -155,15 +148,14 @@ static bool holds(const char *what, bool right) {
 }
 
 static void check(size_t ep, size_t hosts) {
-    const char *directory = in_directory("run");
     moert_run_record record;
     deal_ranks(hosts);
-    train(directory, in_directory("run/metrics.jsonl"), ep);
+    train(ep);
     deal_ranks(1);
     const size_t group = ep > 0 ? ep : test_ranks;
     bool right = true;
     if (test_rank == 0) {
-        const moert_status status = moert_run_record_read(directory, &record);
+        const moert_status status = moert_run_record_read(in_directory("run"), &record);
         right = holds("the files", status == MOERT_OK && record.ranks == test_ranks &&
                                        record.group == group && record.steps == STEPS &&
                                        json_is_object(record.operations));

@@ -2,33 +2,24 @@
 /* The loader: the sequences of every step, in any order of steps, and failures on its thread. */
 #include <unistd.h>
 
-#include "support/files.h"
+#include "support/data.h"
 #include "train/loader.h"
 
 enum { LENGTH = 4, BATCH = 6, PIECES = 2, STEPS = 5 };
 
-static void destroy_data(void *data) {
-    moert_data_destroy(data);
-}
-
-static void destroy_loader(void *loader) {
-    moert_loader_destroy(loader);
-}
-
-static moert_data *open_data(const char *path) {
-    moert_source *source;
-    moert_data *data;
-    ASSERT_OK(moert_source_open_text(&path, 1, &source));
-    ASSERT_OK(moert_data_from_source(source, &(moert_split){{1.0}}, &data));
-    return owned(data, destroy_data);
-}
-
-static moert_loader *open_loader(const moert_data *data, size_t rank, size_t ranks) {
+static moert_loader *open_loader(const moert_loader_options *options) {
     moert_loader *loader;
-    const moert_loader_options options = {data, 3, STEPS, BATCH, PIECES, LENGTH, rank, ranks, -1};
-    ASSERT_OK(moert_loader_create(&options, &loader));
-    return owned(loader, destroy_loader);
+    ASSERT_OK(moert_loader_create(options, &loader));
+    return owned(loader, moert_loader_destroy);
 }
+
+/* A loader of this rank's sequences of each step. */
+static moert_loader *open_part(const moert_data *data, size_t rank, size_t ranks) {
+    return open_loader(
+        &(moert_loader_options){data, 3, STEPS, BATCH, PIECES, LENGTH, rank, ranks, -1});
+}
+
+static const char sentence[] = "The quick brown fox jumps over it.";
 
 static void check_step(moert_loader *loader, const moert_data *data, uint64_t step, size_t first,
                        size_t count) {
@@ -47,8 +38,9 @@ static void check_step(moert_loader *loader, const moert_data *data, uint64_t st
 
 TEST(test_every_step_has_the_sequences_of_the_rank) {
     static const uint64_t steps[] = {0, 1, 2, 4, 1, 1, 2}; /* in order, and not */
-    const moert_data *data = open_data(write_text("text", "The quick brown fox jumps over it."));
-    moert_loader *first = open_loader(data, 0, 2), *second = open_loader(data, 1, 2);
+    const char *path = write_text("text", sentence);
+    const moert_data *data = open_text(&path, 1, 0.0);
+    moert_loader *first = open_part(data, 0, 2), *second = open_part(data, 1, 2);
     for (size_t i = 0; i < MOERT_COUNT(steps); i++) {
         check_step(first, data, steps[i], 0, 1);
         check_step(second, data, steps[i], 1, 2);
@@ -57,12 +49,12 @@ TEST(test_every_step_has_the_sequences_of_the_rank) {
 
 TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
     moert_loaded loaded;
-    const char *path = write_text("short", "The quick brown fox jumps over it.");
-    moert_loader *loader = open_loader(open_data(path), 0, 1);
+    const char *path = write_text("short", sentence);
+    moert_loader *loader = open_part(open_text(&path, 1, 0.0), 0, 1);
     assert_int_equal(truncate(path, 20), 0);
     ASSERT_FAILS(moert_loader_take(loader, 0, &loaded), MOERT_ERROR_IO, "has 20 now");
-    path = write_text("later", "The quick brown fox jumps over it.");
-    loader = open_loader(open_data(path), 0, 1);
+    path = write_text("later", sentence);
+    loader = open_part(open_text(&path, 1, 0.0), 0, 1);
     ASSERT_OK(moert_loader_take(loader, 0, &loaded));
     assert_int_equal(unlink(path), 0); /* perhaps after step 1 was read */
     moert_status status = MOERT_OK;
@@ -73,13 +65,11 @@ TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
 }
 
 TEST(test_a_step_is_divided_into_documents) {
-    const moert_data *data = open_data(write_text("words", "a bc d ef"));
-    const moert_loader_options options = {data, 1, 1, 1, 1, 8, 0, 1, ' '};
+    const char *path = write_text("words", "a bc d ef");
+    const moert_data *data = open_text(&path, 1, 0.0);
     static const int32_t positions[] = {0, 1, 0, 1, 2, 0, 1, 0}; /* of "a bc d e" */
-    moert_loader *loader;
+    moert_loader *loader = open_loader(&(moert_loader_options){data, 1, 1, 1, 1, 8, 0, 1, ' '});
     moert_loaded loaded;
-    ASSERT_OK(moert_loader_create(&options, &loader));
-    owned(loader, destroy_loader);
     ASSERT_OK(moert_loader_take(loader, 0, &loaded));
     assert_int_equal(loaded.input[0], 'a');
     assert_memory_equal(loaded.positions, positions, sizeof positions);

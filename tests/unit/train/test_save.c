@@ -34,26 +34,16 @@ static int open_all(void **state) {
     return failed || moert_comm_broadcast(test_comm, 0, directory, sizeof directory) != MOERT_OK;
 }
 
-static void destroy_optimizer(void *made) {
-    moert_optimizer_destroy(made);
-}
-
 /* A model on EP groups of `ep` ranks (0: of all), and its optimizer. */
 static void open_state(const moert_model_config *config, size_t ep) {
     model = open_model(open_mesh(ep), config);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
-    ASSERT_OK_ON_ALL(moert_optimizer_create(
-        model, &(moert_optimizer_options){.beta1 = 0.9, .beta2 = 0.9}, &optimizer));
-    owned(optimizer, destroy_optimizer);
+    optimizer = open_optimizer(model, &(moert_optimizer_options){.beta1 = 0.9, .beta2 = 0.9});
 }
 
 static void open_checkpoint(void) {
     const moert_model_config config = golden_config("mixtral-tiny");
     open_state(&config, 0);
-}
-
-static void destroy_saver(void *made) {
-    moert_saver_destroy(made);
 }
 
 /* A saver for DIRECTORY/name; the running test owns it. */
@@ -66,11 +56,7 @@ static moert_saver *open_saver(const char *name, double bytes_per_s) {
                                          .beside = true,
                                          .bytes_per_s = bytes_per_s};
     ASSERT_OK_ON_ALL(moert_saver_create(&options, &saver));
-    return owned(saver, destroy_saver);
-}
-
-static moert_run_state state_of(uint64_t step) {
-    return (moert_run_state){.step = step, .applied = step, .seed = 1};
+    return owned(saver, moert_saver_destroy);
 }
 
 /* True on all ranks if DIRECTORY/name/entry exists. */
@@ -79,8 +65,24 @@ static bool exists(const char *name, const char *entry) {
 }
 
 static moert_status begin(moert_saver *saver, uint64_t step) {
-    const moert_run_state state = state_of(step);
-    return moert_saver_begin(saver, &state);
+    return moert_saver_begin(saver, &(moert_run_state){.step = step, .applied = step, .seed = 1});
+}
+
+/* Holds the training while it saves. */
+static moert_status save(moert_saver *saver, uint64_t step) {
+    return moert_saver_write(saver, &(moert_run_state){.step = step, .applied = step, .seed = 1});
+}
+
+static moert_status save_beside(moert_saver *saver, uint64_t step) {
+    MOERT_TRY(begin(saver, step));
+    return moert_saver_wait(saver);
+}
+
+/* Saves the model as `from` describes; returns DIRECTORY/name. */
+static const char *save_model(const char *name, moert_export from) {
+    const char *path = titled("%s/%s", directory, name);
+    ASSERT_OK_ON_ALL(moert_model_save(model, &from, path));
+    return path;
 }
 
 /* Polls until the save has ended. */
@@ -96,11 +98,10 @@ static moert_status poll_to_end(moert_saver *saver) {
 TEST(test_a_save_beside_training_writes_the_bytes_of_its_step) {
     static const char *const names[] = {"config.json", "state.json", "model.safetensors",
                                         "optimizer.safetensors", "manifest.json"};
-    const moert_run_state third = state_of(3);
     open_checkpoint();
     moert_saver *held = open_saver("held", 0.0), *beside = open_saver("beside", 0.0);
-    ASSERT_OK_ON_ALL(moert_saver_write(held, &third));
-    ASSERT_OK_ON_ALL(moert_saver_begin(beside, &third));
+    ASSERT_OK_ON_ALL(save(held, 3));
+    ASSERT_OK_ON_ALL(begin(beside, 3));
     ASSERT_ON_ALL(moert_saver_is_busy(beside));
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 2)); /* a later step changes the weights */
     ASSERT_OK_ON_ALL(poll_to_end(beside));
@@ -120,8 +121,7 @@ TEST(test_a_save_beside_training_writes_the_bytes_of_its_step) {
 TEST(test_a_full_disk_of_one_rank_fails_the_save_on_all_and_leaves_nothing) {
     open_checkpoint();
     moert_saver *saver = open_saver("full", 0.0);
-    ASSERT_OK_ON_ALL(begin(saver, 1));
-    ASSERT_OK_ON_ALL(moert_saver_wait(saver));
+    ASSERT_OK_ON_ALL(save_beside(saver, 1));
     for (int waits = 0; waits <= 1; waits++) {
         ASSERT_OK_ON_ALL(begin(saver, 1));
         disk_is_full = test_rank == test_ranks - 1;
@@ -130,8 +130,7 @@ TEST(test_a_full_disk_of_one_rank_fails_the_save_on_all_and_leaves_nothing) {
         ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_IO, "No space left on device");
         ASSERT_ON_ALL(exists("full", "step-00000001") && !exists("full", "step-00000001.tmp"));
     }
-    ASSERT_OK_ON_ALL(begin(saver, 2));
-    ASSERT_OK_ON_ALL(moert_saver_wait(saver));
+    ASSERT_OK_ON_ALL(save_beside(saver, 2));
     ASSERT_ON_ALL(exists("full", "step-00000002"));
 }
 
@@ -166,12 +165,10 @@ TEST(test_a_save_that_is_given_up_leaves_nothing) {
 
 TEST(test_a_model_saved_as_bf16_has_rounded_weights) {
     open_checkpoint();
-    const char *exact = titled("%s/exact", directory), *rounded = titled("%s/rounded", directory);
-    ASSERT_OK_ON_ALL(moert_model_save(
-        model, &(moert_export){"{\"torch_dtype\": \"float32\"}", MOERT_FILE_F32, 0, NULL}, exact));
-    ASSERT_OK_ON_ALL(moert_model_save(
-        model, &(moert_export){"{\"torch_dtype\": \"float32\"}", MOERT_FILE_BF16, 40000, NULL},
-        rounded));
+    static const char config[] = "{\"torch_dtype\": \"float32\"}";
+    const char *exact = save_model("exact", (moert_export){config, MOERT_FILE_F32, 0, NULL});
+    const char *rounded =
+        save_model("rounded", (moert_export){config, MOERT_FILE_BF16, 40000, NULL});
     if (test_rank != 0)
         return;
     const moert_tensors *want = open_tensors(exact), *got = open_tensors(rounded);
@@ -187,43 +184,36 @@ TEST(test_a_model_saved_as_bf16_has_rounded_weights) {
             assert_true(y[k] == moert_dtype_decode(MOERT_DTYPE_BF16,
                                                    moert_dtype_encode(MOERT_DTYPE_BF16, x[k])));
     }
-    char *text;
-    ASSERT_OK(moert_read_text(titled("%s/config.json", rounded), 1000, &text));
+    const char *text = read_file(titled("%s/config.json", rounded), NULL);
     assert_non_null(strstr(text, "\"torch_dtype\": \"bfloat16\""));
-    free(text);
 }
 
 TEST(test_the_files_of_the_tokenizer_go_along) {
     static const char content[] = "{\"a\": \"\0binary\"}";
     open_checkpoint();
-    const char *from = titled("%s/from", directory), *to = titled("%s/with", directory);
+    const char *from = titled("%s/from", directory);
     if (test_rank == 0) {
         ASSERT_OK(moert_make_directories(from));
-        FILE *file = fopen(titled("%s/tokenizer.model", from), "w");
-        assert_true(file != NULL && fwrite(content, 1, sizeof content, file) == sizeof content);
-        assert_int_equal(fclose(file), 0);
-        ASSERT_OK(moert_durable_write(titled("%s/notes.txt", from), "not of the tokenizer"));
+        write_file("from/tokenizer.model", content, sizeof content);
+        write_text("from/notes.txt", "not of the tokenizer");
     }
     ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
-    ASSERT_OK_ON_ALL(moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, from}, to));
+    const char *to = save_model("with", (moert_export){"{}", MOERT_FILE_F32, 0, from});
     ASSERT_ON_ALL(!exists("with", "notes.txt") && !exists("with", "tokenizer.json") &&
                   !exists("with", "tokenizer.model.tmp"));
     if (test_rank != 0)
         return;
-    char got[64] = "";
-    FILE *file = fopen(titled("%s/tokenizer.model", to), "r");
-    assert_true(file != NULL && fread(got, 1, sizeof got, file) == sizeof content);
-    fclose(file);
+    size_t bytes;
+    const char *got = read_file(titled("%s/tokenizer.model", to), &bytes);
+    assert_int_equal(bytes, sizeof content);
     assert_memory_equal(got, content, sizeof content);
 }
 
 TEST(test_a_model_in_several_files_has_the_weights_of_one_file) {
     enum { FILE_BYTES = 40000 };
     open_checkpoint();
-    const char *one = titled("%s/one", directory), *split = titled("%s/split", directory);
-    ASSERT_OK_ON_ALL(moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, one));
-    ASSERT_OK_ON_ALL(
-        moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, FILE_BYTES, NULL}, split));
+    const char *one = save_model("one", (moert_export){"{}", MOERT_FILE_F32, 0, NULL});
+    const char *split = save_model("split", (moert_export){"{}", MOERT_FILE_F32, FILE_BYTES, NULL});
     if (test_rank != 0)
         return;
     size_t bytes;
@@ -308,7 +298,6 @@ static void check_moments(const char *path) {
 TEST(test_checkpoints_of_fused_experts_have_one_layout_on_any_division_of_them) {
     enum { I = 200 }; /* large enough that shards begin within a row of a matrix */
     static const size_t groups[] = {1, 0};
-    const moert_run_state first = state_of(1);
     moert_model_config config;
     ASSERT_OK(moert_model_config_read("tests/golden/family/gpt-oss", &config));
     owned(config.text, free);
@@ -316,10 +305,8 @@ TEST(test_checkpoints_of_fused_experts_have_one_layout_on_any_division_of_them) 
     for (size_t g = 0; g < MOERT_COUNT(groups); g++) {
         open_state(&config, groups[g]);
         magnitudes(false);
-        ASSERT_OK_ON_ALL(moert_saver_write(open_saver(titled("held-%zu", g), 0.0), &first));
-        moert_saver *beside = open_saver(titled("beside-%zu", g), 0.0);
-        ASSERT_OK_ON_ALL(moert_saver_begin(beside, &first));
-        ASSERT_OK_ON_ALL(moert_saver_wait(beside));
+        ASSERT_OK_ON_ALL(save(open_saver(titled("held-%zu", g), 0.0), 1));
+        ASSERT_OK_ON_ALL(save_beside(open_saver(titled("beside-%zu", g), 0.0), 1));
     }
     static const struct {
         const char *written;

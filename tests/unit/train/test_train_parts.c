@@ -2,7 +2,6 @@
 /* Learning-rate schedules, metrics files and plots. */
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "train/checkpoint.h"
@@ -11,48 +10,39 @@
 
 static const char run[] = "it's a run.jsonl";
 
-static void assert_rate(double got, double want) {
-    assert_within(got, want, 1e-6 * fabs(want));
+/* A rate of a schedule with a peak of 2 and a floor of a tenth of it. */
+static double rate_at(unsigned kind, uint64_t warmup, uint64_t decay, uint64_t step,
+                      uint64_t steps) {
+    return moert_schedule_rate(
+        &(moert_schedule){
+            .kind = kind, .rate = 2.0, .floor_fraction = 0.1, .warmup = warmup, .decay = decay},
+        step, steps);
 }
 
-TEST(test_rate_warms_up_and_stays) {
-    const moert_schedule schedule = {.kind = MOERT_SCHEDULE_CONSTANT, .rate = 1.0, .warmup = 4};
-    assert_rate(moert_schedule_rate(&schedule, 0, 100), 0.25);
-    assert_rate(moert_schedule_rate(&schedule, 3, 100), 1.0);
-    assert_rate(moert_schedule_rate(&schedule, 99, 100), 1.0);
-}
-
-TEST(test_rate_falls_as_a_cosine_to_the_floor) {
-    moert_schedule schedule = {
-        .kind = MOERT_SCHEDULE_COSINE, .rate = 2.0, .floor_fraction = 0.1, .warmup = 10};
-    assert_rate(moert_schedule_rate(&schedule, 4, 110), 1.0);
-    assert_rate(moert_schedule_rate(&schedule, 10, 110), 2.0);
-    assert_rate(moert_schedule_rate(&schedule, 60, 110), 1.1);
-    assert_rate(moert_schedule_rate(&schedule, 110, 110), 0.2);
-    assert_rate(moert_schedule_rate(&schedule, 5000, 110), 0.2);
+TEST(test_rates_warm_up_and_then_stay_or_fall_to_the_floor) {
+    enum { CONSTANT = MOERT_SCHEDULE_CONSTANT, COSINE = MOERT_SCHEDULE_COSINE };
+    enum { LINEAR = MOERT_SCHEDULE_LINEAR };
+    static const struct {
+        unsigned kind;
+        uint64_t warmup, decay, step, steps;
+        double rate;
+    } rows[] = {
+        {CONSTANT, 4, 0, 0, 100, 0.5},    {CONSTANT, 4, 0, 3, 100, 2.0},
+        {CONSTANT, 4, 0, 99, 100, 2.0},   {COSINE, 10, 0, 4, 110, 1.0},
+        {COSINE, 10, 0, 10, 110, 2.0},    {COSINE, 10, 0, 60, 110, 1.1},
+        {COSINE, 10, 0, 110, 110, 0.2},   {COSINE, 10, 0, 5000, 110, 0.2},
+        {COSINE, 0, 0, 0, 1, 2.0},        {COSINE, 200, 0, 109, 110, 1.1}, /* longer than the run */
+        {LINEAR, 10, 20, 4, 110, 1.0},    {LINEAR, 10, 20, 90, 110, 2.0},
+        {LINEAR, 10, 20, 100, 110, 1.1},  {LINEAR, 10, 20, 110, 110, 0.2},
+        {LINEAR, 10, 0, 60, 110, 1.1},    {LINEAR, 10, 105, 60, 110, 1.1},
+        {LINEAR, 10, 1000, 60, 110, 1.1},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
+        assert_within(
+            rate_at(rows[i].kind, rows[i].warmup, rows[i].decay, rows[i].step, rows[i].steps),
+            rows[i].rate, 1e-6 * rows[i].rate);
     for (uint64_t step = 11; step < 112; step++)
-        assert_true(moert_schedule_rate(&schedule, step, 110) <=
-                    moert_schedule_rate(&schedule, step - 1, 110));
-    schedule.warmup = 0;
-    assert_rate(moert_schedule_rate(&schedule, 0, 1), 2.0);
-    schedule.warmup = 200; /* the warmup is longer than the run */
-    assert_rate(moert_schedule_rate(&schedule, 109, 110), 1.1);
-}
-
-TEST(test_rate_is_stable_and_falls_in_the_last_steps) {
-    moert_schedule schedule = {.kind = MOERT_SCHEDULE_LINEAR,
-                               .rate = 2.0,
-                               .floor_fraction = 0.1,
-                               .warmup = 10,
-                               .decay = 20};
-    assert_rate(moert_schedule_rate(&schedule, 4, 110), 1.0);
-    assert_rate(moert_schedule_rate(&schedule, 90, 110), 2.0);
-    assert_rate(moert_schedule_rate(&schedule, 100, 110), 1.1);
-    assert_rate(moert_schedule_rate(&schedule, 110, 110), 0.2);
-    schedule.decay = 0;
-    assert_rate(moert_schedule_rate(&schedule, 60, 110), 1.1);
-    schedule.decay = 1000; /* longer than the run */
-    assert_rate(moert_schedule_rate(&schedule, 60, 110), 1.1);
+        assert_true(rate_at(COSINE, 10, 0, step, 110) <= rate_at(COSINE, 10, 0, step - 1, 110));
 }
 
 static void write_run(uint64_t start, uint64_t end) {
@@ -105,15 +95,13 @@ TEST(test_lines_are_json_with_null_for_values_that_are_not_finite) {
 
 TEST(test_resuming_drops_the_lines_it_will_write_again) {
     write_run(0, 10);
-    FILE *file = fopen(in_directory(run), "a"); /* simulates a line that a crash has cut short */
-    fputs("{\"step\": 3, \"loss\"", file);
-    fclose(file);
-    write_run(6, 8);
-    assert_steps(8);
-    write_run(8, 12);
-    assert_steps(12);
-    write_run(0, 3);
-    assert_steps(3);
+    /* simulates a line that a crash has cut short */
+    write_text(run, titled("%s{\"step\": 3, \"loss\"", read_file(in_directory(run), NULL)));
+    static const uint64_t resumed[][2] = {{6, 8}, {8, 12}, {0, 3}};
+    for (size_t i = 0; i < MOERT_COUNT(resumed); i++) {
+        write_run(resumed[i][0], resumed[i][1]);
+        assert_steps(resumed[i][1]);
+    }
     unlink(in_directory(run));
     write_run(5, 6); /* resuming works if the metrics file is absent */
     unlink(in_directory(run));
@@ -155,13 +143,9 @@ TEST(test_plots_are_svg_if_gnuplot_is_installed) {
     if (system("command -v gnuplot >/dev/null") != 0)
         SKIP("gnuplot is not installed");
     assert_true(drawn);
-    static const char *const kinds[] = {"loss", "load"};
-    for (size_t i = 0; i < 2; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "it's a run-%s.svg", kinds[i]);
-        char *text = read_file(in_directory(name), NULL);
-        assert_non_null(strstr(text, "<svg"));
-    }
+    static const char *const names[] = {"it's a run-loss.svg", "it's a run-load.svg"};
+    for (size_t i = 0; i < MOERT_COUNT(names); i++)
+        assert_non_null(strstr(read_file(in_directory(names[i]), NULL), "<svg"));
 }
 
 TEST(test_a_missing_gnuplot_is_only_a_warning) {
@@ -175,28 +159,28 @@ TEST(test_a_missing_gnuplot_is_only_a_warning) {
     assert_false(drawn);
 }
 
-static bool exists(const char *name) {
-    return access(in_directory(name), F_OK) == 0;
-}
-
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
-    static const char *const names[] = {"step-00000003",     "step-00000005", "step-00000010",
-                                        "step-00000030",     "step-00000002", "step-00000004",
-                                        "step-00000007.tmp", "notes"};
-    for (size_t i = 0; i < MOERT_COUNT(names); i++)
-        ASSERT_OK(moert_make_directories(in_directory(names[i])));
-    ASSERT_OK(moert_checkpoint_prune(test_directory, 10, (moert_keep){3, 2}));
-    assert_false(exists("step-00000003"));
-    assert_true(exists("step-00000002") && exists("step-00000004"));
-    ASSERT_OK(moert_checkpoint_prune(test_directory, 10, (moert_keep){2, 0}));
-    assert_true(exists("step-00000005") && exists("step-00000010") && exists("notes"));
-    assert_false(exists("step-00000002") || exists("step-00000004"));
-    assert_false(exists("step-00000007.tmp"));
+    static const struct {
+        const char *name;
+        bool first, second; /* whether it stays after each pruning */
+    } rows[] = {{"step-00000003", false, false},     {"step-00000005", true, true},
+                {"step-00000010", true, true},       {"step-00000030", false, false},
+                {"step-00000002", true, false},      {"step-00000004", true, false},
+                {"step-00000007.tmp", false, false}, {"notes", true, true}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
+        ASSERT_OK(moert_make_directories(in_directory(rows[i].name)));
+    for (int second = 0; second <= 1; second++) {
+        ASSERT_OK(moert_checkpoint_prune(test_directory, 10,
+                                         second ? (moert_keep){2, 0} : (moert_keep){3, 2}));
+        for (size_t i = 0; i < MOERT_COUNT(rows); i++)
+            assert_int_equal(access(in_directory(rows[i].name), F_OK) == 0,
+                             second ? rows[i].second : rows[i].first);
+    }
     uint64_t *steps;
     size_t count;
     ASSERT_OK(moert_checkpoint_list(test_directory, &steps, &count));
+    owned(steps, free);
     assert_true(count == 2 && steps[0] == 10 && steps[1] == 5);
-    free(steps);
 }
 
 TESTS(make_test_directory, remove_test_directory)

@@ -1,52 +1,91 @@
 // run: check=1,2 all=3,4,2san
 /* Gradients and optimizer, sharded over the ranks. Norm and steps have the bits of unsharded
- * tensors, for any EP x EDP. They read only the rank's shard of a gradient. */
+ * tensors, for any EP x EDP; they read only the rank's shard of a gradient. Experts that move
+ * between ranks keep their weights and moments, and the bits of those that stay. */
+#include "base/checksum.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "context/internal.h"
 #include "layer/internal.h"
 #include "support/mpi.h"
-#include "train/optimizer.h"
+#include "support/suite.h"
+#include "train/move.h"
 
-enum { STEPS = 3 };
+/* LENGTH gives an expert about 150 rows, which is room for three clones. */
+enum { STEPS = 4, EXPERTS = 5, SEQUENCES = 5, LENGTH = 75 };
 
 static const moert_optimizer_options settings = {
     .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = 0.1, .clip = 1.0};
 static const double rate = 1e-2;
-static size_t ep; /* ranks per set of experts in the mesh */
+
+/* A model with an optimizer, in groups of `ep` ranks. */
+typedef struct run {
+    moert_model *model;
+    moert_optimizer *optimizer;
+    size_t ep, tensors;
+    const moert_model_tensor *tensor;
+    double norm[STEPS], loss[STEPS];
+} run;
+
+/* Makes a model in which a shard of an expert is a whole chunk and a partial chunk, at offsets at
+ * which a buffer view cannot begin. */
+static run open_run(size_t ep, size_t slots, moert_precision precision) {
+    moert_model_config config = golden_config("qwen3-tiny");
+    config.precision = precision;
+    config.hidden = 72;
+    config.intermediate = 65;
+    config.router.experts = EXPERTS;
+    config.router.topk = 2;
+    config.expert_slots = slots;
+    run r = {.model = open_model(open_mesh(ep), &config), .ep = ep};
+    ASSERT_OK_ON_ALL(moert_model_initialize(r.model, 3));
+    r.optimizer = open_optimizer(r.model, &settings);
+    r.tensors = moert_model_tensor_count(r.model);
+    r.tensor = moert_model_tensors(r.model);
+    return r;
+}
 
 /* Returns the gradient of a tensor in a step, which is the same on any rank. */
 static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
-    return random_floats(tensor->elements, 1.0f, moert_rng_stream(tensor->name) + step);
+    return random_floats(tensor->elements, 1.0f,
+                         moert_rng_stream(tensor->name) + step + 100 * tensor->file_first);
 }
 
-/* Writes the gradient of a step into this rank's shard of each block, and NaN elsewhere. */
-static moert_status set_gradients(moert_model *model, size_t step) {
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
-        const moert_model_range shard = moert_model_shard(&tensor[t]);
-        float *values = gradient_of(&tensor[t], step);
-        for (size_t i = 0; i < tensor[t].elements; i++)
+/* Writes the gradients of a step; NaN outside of this rank's shards. */
+static moert_status set_gradients(const run *r, size_t step) {
+    for (const moert_model_tensor *t = r->tensor; t < r->tensor + r->tensors; t++) {
+        const moert_model_range shard = moert_model_shard(t);
+        float *values = gradient_of(t, step);
+        for (size_t i = 0; i < t->elements; i++)
             if (i < shard.first || i >= shard.first + shard.count)
                 values[i] = NAN;
-        const moert_status status =
-            tensor[t].block == NULL
-                ? MOERT_OK
-                : moert_buffer_write(tensor[t].block->gradient, tensor[t].offset * sizeof *values,
-                                     values, tensor[t].elements * sizeof *values);
-        MOERT_TRY(status);
+        if (t->block != NULL)
+            MOERT_TRY(moert_buffer_write(t->block->gradient, t->offset * sizeof *values, values,
+                                         t->elements * sizeof *values));
     }
     return MOERT_OK;
 }
 
+static void take_step(run *r, size_t step) {
+    ASSERT_OK(moert_gradient_norm_take(r->optimizer->norm, &r->norm[step]));
+    ASSERT_OK(moert_optimizer_step(r->optimizer, rate, r->norm[step], step + 1));
+}
+
+static float *weight_of(const moert_model_tensor *tensor) {
+    const size_t bytes = tensor->elements * sizeof(float);
+    float *values = test_alloc(bytes);
+    ASSERT_OK(
+        moert_buffer_read(tensor->block->weight, tensor->offset * sizeof *values, values, bytes));
+    return values;
+}
+
 /* ---- the oracle, without shards ---- */
 
-static double whole_norm(const moert_model *model, size_t step) {
-    const moert_model_tensor *tensor = moert_model_tensors(model);
+static double whole_norm(const run *r, size_t step) {
     double sum = 0.0;
-    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
-        float *values = gradient_of(&tensor[t], step);
-        moert_buffer *buffer = upload(values, tensor[t].elements * sizeof *values);
-        const moert_square_span span = {{buffer, MOERT_DTYPE_F32, 0}, tensor[t].elements};
+    for (const moert_model_tensor *t = r->tensor; t < r->tensor + r->tensors; t++) {
+        moert_buffer *buffer = upload_floats(gradient_of(t, step), t->elements);
+        const moert_square_span span = {{buffer, MOERT_DTYPE_F32, 0}, t->elements};
         moert_squares *squares;
         double square;
         ASSERT_OK(moert_squares_create(test_device, &span, 1, &squares));
@@ -63,8 +102,7 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
     float *zero = test_alloc(bytes);
     moert_buffer *p = upload(weight, bytes), *m = upload(zero, bytes), *v = upload(zero, bytes);
     for (size_t step = 0; step < STEPS; step++) {
-        float *values = gradient_of(tensor, step);
-        moert_buffer *gradient = upload(values, bytes);
+        moert_buffer *gradient = upload_floats(gradient_of(tensor, step), tensor->elements);
         const moert_adamw adamw = {.rate = rate,
                                    .beta1 = settings.beta1,
                                    .beta2 = settings.beta2,
@@ -81,64 +119,40 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
 
 /* ---- shards ---- */
 
-/* Makes a model in which a shard of an expert is a whole chunk and a partial chunk, at offsets at
- * which a buffer view cannot begin. */
-static moert_model *new_model(void) {
-    moert_model_config config = golden_config("qwen3-tiny");
-    config.hidden = 72;
-    config.intermediate = 65;
-    config.router.experts = 5;
-    config.router.topk = 2;
-    moert_model *model = open_model(open_mesh(ep), &config);
-    ASSERT_OK_ON_ALL(moert_model_initialize(model, 3));
-    return model;
-}
-
-static float *weight_of(const moert_model_tensor *tensor) {
-    float *values = test_alloc(tensor->elements * sizeof *values);
-    ASSERT_OK(moert_buffer_read(tensor->block->weight, tensor->offset * sizeof *values, values,
-                                tensor->elements * sizeof *values));
-    return values;
-}
-
-/* Takes all steps. Returns true if norm[STEPS] and this rank's weights have the bits of unsharded
+/* Takes all steps. Returns true if all norms and this rank's weights have the bits of unsharded
  * tensors. */
-static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
-    const size_t count = moert_model_tensor_count(model);
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    float **want = test_alloc(count * sizeof *want);
-    double norm[STEPS];
+static bool steps_are_right(run *r) {
+    float **want = test_alloc(r->tensors * sizeof *want);
     bool right = true;
-    for (size_t t = 0; t < count; t++)
-        want[t] = tensor[t].block != NULL ? weight_of(&tensor[t]) : NULL;
+    for (size_t t = 0; t < r->tensors; t++)
+        want[t] = r->tensor[t].block != NULL ? weight_of(&r->tensor[t]) : NULL;
     for (size_t step = 0; step < STEPS; step++) {
-        ASSERT_OK_ON_ALL(set_gradients(model, step));
-        ASSERT_OK(moert_gradient_norm_take(optimizer->norm, &norm[step]));
-        ASSERT_OK(moert_optimizer_step(optimizer, rate, norm[step], step + 1));
-        right = right && norm[step] > settings.clip && norm[step] == whole_norm(model, step);
+        ASSERT_OK_ON_ALL(set_gradients(r, step));
+        take_step(r, step);
+        right = right && r->norm[step] > settings.clip && r->norm[step] == whole_norm(r, step);
     }
-    for (size_t t = 0; t < count; t++) {
+    for (size_t t = 0; t < r->tensors; t++) {
+        const moert_model_tensor *tensor = &r->tensor[t];
         if (want[t] == NULL)
             continue;
-        float *got = weight_of(&tensor[t]);
-        update_whole(&tensor[t], norm, want[t]);
-        right = right && memcmp(got, want[t], tensor[t].elements * sizeof *got) == 0;
+        update_whole(tensor, r->norm, want[t]);
+        right = right && memcmp(weight_of(tensor), want[t], tensor->elements * sizeof(float)) == 0;
     }
     return right;
 }
 
 /* Checks that the ranks that hold a block divide the moments of the block evenly. */
-static bool moments_are_sharded(moert_model *model, moert_optimizer *optimizer) {
+static bool moments_are_sharded(run *r) {
     bool right = true;
-    for (size_t b = 0; b < moert_model_block_count(model); b++) {
-        const moert_block *block = moert_model_block(model, b);
+    for (size_t b = 0; b < moert_model_block_count(r->model); b++) {
+        const moert_block *block = moert_model_block(r->model, b);
         const size_t holders = moert_comm_size(block->comm);
-        size_t bytes[4], sum = 0, mine = moert_buffer_bytes(optimizer->moments[b].first);
-        right = right && holders == (block->replicated ? test_ranks : test_ranks / ep) &&
-                moert_buffer_bytes(optimizer->moments[b].second) == mine;
+        size_t bytes[4], sum = 0, mine = moert_buffer_bytes(r->optimizer->moments[b].first);
+        right = right && holders == (block->replicated ? test_ranks : test_ranks / r->ep) &&
+                moert_buffer_bytes(r->optimizer->moments[b].second) == mine;
         ASSERT_OK(moert_comm_allgather(block->comm, &mine, sizeof mine, bytes));
-        for (size_t r = 0; r < holders; r++)
-            sum += bytes[r];
+        for (size_t h = 0; h < holders; h++)
+            sum += bytes[h];
         const size_t even = moert_ceil_div(block->chunks, holders) * MOERT_SQUARES_CHUNK;
         right = right && sum == block->floats * sizeof(float) &&
                 mine <= (even + 128) * sizeof(float); /* 128: padding of the buffer */
@@ -147,16 +161,12 @@ static bool moments_are_sharded(moert_model *model, moert_optimizer *optimizer) 
 }
 
 /* Runs a check for every EP x EDP. */
-static void check_meshes(bool (*is_right)(moert_model *model, moert_optimizer *optimizer)) {
-    for (ep = 1; ep <= test_ranks; ep++) {
-        moert_optimizer *optimizer;
-        if (test_ranks % ep != 0)
-            continue;
-        moert_model *model = new_model();
-        ASSERT_OK_ON_ALL(moert_optimizer_create(model, &settings, &optimizer));
-        ASSERT_ON_ALL(is_right(model, optimizer));
-        moert_optimizer_destroy(optimizer);
-    }
+static void check_meshes(bool (*is_right)(run *r)) {
+    for (size_t ep = 1; ep <= test_ranks; ep++)
+        if (test_ranks % ep == 0) {
+            run r = open_run(ep, 0, MOERT_PRECISION_F32);
+            ASSERT_ON_ALL(is_right(&r));
+        }
 }
 
 TEST(test_norm_and_steps_have_the_bits_of_unsharded_tensors) {
@@ -165,6 +175,173 @@ TEST(test_norm_and_steps_have_the_bits_of_unsharded_tensors) {
 
 TEST(test_moments_are_sharded_over_the_ranks_that_hold_a_block) {
     check_meshes(moments_are_sharded);
+}
+
+/* ---- experts that move ---- */
+
+/* Computes the gradients of a batch, whose second micro-batch is as the first. */
+static void compute_gradients(run *r, size_t step) {
+    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
+    const size_t vocabulary = moert_model_describe(r->model)->vocabulary;
+    moert_model_result result;
+    size_t first, count;
+    moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
+    int32_t *token = test_alloc((count * LENGTH + 1) * sizeof *token);
+    for (size_t i = 0; i <= count * LENGTH; i++)
+        token[i] = (int32_t)(moert_rng_uniform(step, 9, first * LENGTH + i) * (double)vocabulary);
+    for (size_t i = 0; i < 2; i++) {
+        const moert_model_batch batch = {.total_sequences = SEQUENCES,
+                                         .length = LENGTH,
+                                         .input = token,
+                                         .target = token + 1,
+                                         .accumulate = i > 0};
+        ASSERT_OK(moert_model_forward(r->model, &batch));
+        ASSERT_OK(moert_model_loss(r->model, &losses, 0.5, &result));
+        ASSERT_OK(moert_model_backward(r->model, i == 1));
+        r->loss[step] = result.cross_entropy;
+    }
+}
+
+static size_t random_below(size_t end, size_t seed, size_t layer, size_t i) {
+    return (size_t)(moert_rng_uniform(seed, layer, i) * (double)end);
+}
+
+static bool has_expert(const moert_expert_map *map, const uint32_t *expert, size_t rank,
+                       uint32_t e) {
+    for (size_t s = map->first[rank]; s < map->first[rank + 1]; s++)
+        if (moert_expert_of(expert[s]) == e)
+            return true;
+    return false;
+}
+
+/* Shuffles the slots of all ranks in each layer, and puts clones into most of the empty ones. */
+static void move_at_random(const run *r, size_t seed, bool clones) {
+    for (size_t layer = 0; layer < moert_model_moe_layers(r->model); layer++) {
+        const moert_expert_map *map = moert_model_placement(r->model, layer);
+        const size_t slots = moert_expert_map_slots(map);
+        uint32_t expert[64];
+        assert_in_range(slots, 1, MOERT_COUNT(expert));
+        for (size_t i = 0; i < slots; i++)
+            expert[i] =
+                moert_expert_map_at(map, i) == map->expert[i] ? map->expert[i] : MOERT_NO_EXPERT;
+        for (size_t i = slots; i-- > 1;) {
+            const size_t other = random_below(i + 1, seed, layer, i);
+            const uint32_t kept = expert[i];
+            expert[i] = expert[other];
+            expert[other] = kept;
+        }
+        for (size_t i = 0; clones && i < slots; i++) {
+            const uint32_t e = (uint32_t)random_below(EXPERTS + 1, seed, layer, slots + i);
+            if (expert[i] == MOERT_NO_EXPERT && e < EXPERTS &&
+                !has_expert(map, expert, moert_expert_map_rank(map, i), e))
+                expert[i] = MOERT_EXPERT_CLONE | e;
+        }
+        ASSERT_OK(moert_move_experts(r->optimizer, layer, expert, NULL));
+    }
+}
+
+/* Returns the checksums of all tensors' weights. */
+static moert_checksum *sums_of(const run *r) {
+    moert_comm *experts = moert_model_mesh(r->model)->experts;
+    moert_checksum *mine = test_alloc(r->tensors * sizeof *mine);
+    moert_checksum *all = test_alloc(test_ranks * r->tensors * sizeof *all);
+    for (size_t t = 0; t < r->tensors; t++)
+        if (r->tensor[t].block != NULL)
+            mine[t] =
+                moert_checksum_of(weight_of(&r->tensor[t]), r->tensor[t].elements * sizeof(float));
+    ASSERT_OK(moert_comm_allgather(experts, mine, r->tensors * sizeof *mine, all));
+    for (size_t t = 0; t < r->tensors; t++) {
+        const bool replicated = r->tensor[t].replicated;
+        const size_t owner = replicated ? moert_comm_rank(experts) : r->tensor[t].owner;
+        mine[t] = all[owner * r->tensors + t];
+    }
+    return mine;
+}
+
+static void assert_same_weights(const run *got, const run *want) {
+    ASSERT_ON_ALL(memcmp(sums_of(got), sums_of(want), want->tensors * sizeof(moert_checksum)) == 0);
+}
+
+TEST(test_moved_experts_have_the_bits_of_those_that_stay) {
+    for (size_t ep = 1; ep <= test_ranks; ep++) {
+        if (test_ranks % ep != 0)
+            continue;
+        const size_t slots = moert_min(moert_ceil_div(EXPERTS, ep) + 1, EXPERTS);
+        run stays = open_run(ep, 0, MOERT_PRECISION_F32);
+        run moves = open_run(ep, slots, MOERT_PRECISION_F32);
+        for (size_t step = 0; step < STEPS; step++) {
+            move_at_random(&moves, ep * STEPS + step, false);
+            ASSERT_OK_ON_ALL(set_gradients(&stays, step));
+            ASSERT_OK_ON_ALL(set_gradients(&moves, step));
+            take_step(&stays, step);
+            take_step(&moves, step);
+            ASSERT_ON_ALL(moves.norm[step] == stays.norm[step]);
+        }
+        assert_same_weights(&moves, &stays);
+    }
+}
+
+/* Trains a model whose experts move, and are cloned, before random steps; none do with schedule 0.
+ * Each schedule has its own number of slots. On GPUs clones keep the bits of float32 only. */
+static run train(moert_precision precision, size_t schedule) {
+    const size_t share = moert_ceil_div(EXPERTS, test_ranks), spare = 1 + schedule % 3;
+    const bool clones =
+        moert_device_describe(test_device)->is_cpu || precision == MOERT_PRECISION_F32;
+    run r = open_run(0, schedule > 0 ? moert_min(share + spare, EXPERTS) : 0, precision);
+    for (size_t step = 0; step < STEPS; step++) {
+        const size_t seed = schedule * STEPS + step;
+        if (schedule > 0 && moert_rng_uniform(1, 0, seed) < 0.7)
+            move_at_random(&r, seed, clones && schedule % 4 > 0);
+        compute_gradients(&r, step);
+        take_step(&r, step);
+    }
+    return r;
+}
+
+/* Compares trainings by random schedules with one without moves: by default one schedule, with
+ * TEST_ALL eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
+static void check_training(moert_precision precision, size_t seed) {
+    const size_t schedules = suite_skips(true) ? 1 : 8;
+    const run stays = train(precision, 0);
+    for (size_t i = 1; i <= schedules; i++) {
+        const run moves = train(precision, seed * schedules + i);
+        ASSERT_ON_ALL(memcmp(moves.norm, stays.norm, sizeof stays.norm) == 0);
+        ASSERT_ON_ALL(memcmp(moves.loss, stays.loss, sizeof stays.loss) == 0);
+        assert_same_weights(&moves, &stays);
+    }
+}
+
+/* With every engine between ranks; node is for CPUs. */
+static void check_engines(moert_precision precision) {
+    static const char *const engines[] = {"window", "staged", "node"};
+    const size_t count = moert_device_describe(test_device)->is_cpu ? 3 : 2;
+    for (size_t i = 0; i < (test_ranks > 1 ? count : 1); i++) {
+        test_context->options.engine = test_ranks > 1 ? engines[i] : "local";
+        deal_ranks(strcmp(test_context->options.engine, "node") == 0 ? 2 : 1);
+        check_training(precision, 4 * i + precision);
+    }
+    test_context->options.engine = NULL;
+    deal_ranks(1);
+}
+
+TEST(test_moves_leave_the_bits_of_training) {
+    check_engines(MOERT_PRECISION_F32);
+}
+
+TEST(test_moves_leave_the_bits_of_training_in_low_precision) {
+    check_engines(MOERT_PRECISION_BF16);
+    check_engines(MOERT_PRECISION_MXFP8);
+    check_engines(MOERT_PRECISION_NVFP4);
+}
+
+TEST(test_wrong_placements_are_refused) {
+    run r = open_run(0, EXPERTS, MOERT_PRECISION_F32);
+    uint32_t twice[4 * EXPERTS];
+    const moert_expert_map *map = moert_model_placement(r.model, 0);
+    memcpy(twice, map->expert, moert_expert_map_slots(map) * sizeof *twice);
+    twice[1] = twice[0];
+    ASSERT_FAILS_ON_ALL(moert_move_experts(r.optimizer, 0, twice, NULL), MOERT_ERROR_USAGE,
+                        "each has one slot");
 }
 
 MPI_TESTS(open_test_context, close_test_context)
