@@ -52,7 +52,7 @@ static struct {
     const struct CMUnitTest *running;
 } mine;
 
-void *own(void *thing, void (*release)(void *)) {
+void *own_thing(void *thing, void (*release)(void *)) {
     if (mine.count == mine.room) {
         mine.room = 2 * mine.room + 64;
         mine.all = realloc(mine.all, mine.room * sizeof *mine.all);
