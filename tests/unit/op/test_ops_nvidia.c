@@ -3,7 +3,7 @@
  * integers for any groups and epilogue, and the same bits in every run, whatever other rows are in
  * the batch. */
 #include "base/memory.h"
-#include "support/op/glu.h"
+#include "support/op/exact.h"
 
 enum { KINDS = 3 };
 #define F32  MOERT_DTYPE_F32
@@ -45,7 +45,7 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
         const ops_shape *s = &shapes[i / 2 / KINDS];
         const moert_op_options o =
             describe(s, (moert_op_kind)(i / 2 % KINDS), i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
-        ops_check_gemm("nvidia", &o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
@@ -112,7 +112,7 @@ TEST(test_epilogues_are_exact) {
                                       i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
         if (s->rows * s->n * s->k > MOST_PRODUCTS || !add_variant(&o, &variants[i % VARIANTS]))
             continue;
-        ops_check_gemm("nvidia", &o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
@@ -162,27 +162,6 @@ static moert_op_options glu_case(size_t i) {
     return o;
 }
 
-/* Compares a GLU with the float32 results of the reference backend. */
-static void check_glu(const char *title, const ops_data *got, const ops_data *want) {
-    const moert_dtype type = got->shape.options.d.type;
-    const float *d = got->at[MOERT_OP_BUFFER_d], *exact = want->at[MOERT_OP_BUFFER_d];
-    for (size_t i = 0; i < got->count[MOERT_OP_BUFFER_d]; i++)
-        if (isnan(exact[i]) || isnan(d[i])) /* NaN: the op does not write this element */
-            assert_true(isnan(exact[i]) && isnan(d[i]));
-        else
-            assert_rounded(title, type, (double)d[i], (double)exact[i], 0.01);
-    assert_same_bits(title, got->at[MOERT_OP_BUFFER_c], want->at[MOERT_OP_BUFFER_c],
-                     got->count[MOERT_OP_BUFFER_c]);
-    for (size_t g = 0; g < got->count[MOERT_OP_BUFFER_amax]; g++) {
-        const float peak = want->at[MOERT_OP_BUFFER_amax][g];
-        if (isinf(peak))
-            assert_true(got->at[MOERT_OP_BUFFER_amax][g] == peak);
-        else
-            assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_amax][g],
-                           (double)peak, 0.0);
-    }
-}
-
 TEST(test_a_glu_follows_its_gemm_in_every_layout) {
     if (!has_tensor_cores("skipped"))
         return;
@@ -190,35 +169,27 @@ TEST(test_a_glu_follows_its_gemm_in_every_layout) {
         moert_op_options o = glu_case(i);
         if (o.interleave > 0 && o.n % (2 * o.interleave) != 0)
             continue;
-        const uint32_t *ends = shapes[layouts[i % LAYOUTS].shape].ends;
-        ops_data got = ops_make(&o, ends, true);
-        o.d.type = MOERT_DTYPE_F32;
-        ops_data want = ops_make(&o, ends, true);
-        ops_execute("nvidia", &got, 1);
-        ops_execute("reference", &want, 1);
-        check_glu(titled("glu case %zu", i), &got, &want);
+        ops_check_on("nvidia", titled("GLU case %zu", i), &o,
+                     shapes[layouts[i % LAYOUTS].shape].ends, 0.0);
     }
 }
 
 /* ---- bits ---- */
 
 /* Checks that the rows from `first` on have the same bits without the other rows. */
-static void check_rows_alone(const moert_op_options *options, const ops_data *whole, size_t first,
+static void check_rows_alone(const moert_op_options *options, const ops_bytes *whole, size_t first,
                              uint32_t rows) {
     moert_op_options o = *options;
     o.rows = rows;
-    ops_data alone = ops_make(&o, &rows, false);
+    ops_bytes alone = ops_bytes_make(&o, &rows, OPS_NORMAL);
     const moert_op_buffer inputs[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_prob};
-    for (size_t i = 0; i < 3; i++) {
-        const size_t width = alone.count[inputs[i]] / rows;
-        memcpy(alone.at[inputs[i]], whole->at[inputs[i]] + first * width,
-               alone.count[inputs[i]] * sizeof(float));
-    }
-    ops_execute("nvidia", &alone, 1);
+    for (size_t i = 0; i < 3; i++)
+        memcpy(alone.at[inputs[i]], whole->at[inputs[i]] + first * (alone.bytes[inputs[i]] / rows),
+               alone.bytes[inputs[i]]);
+    ops_bytes_execute("nvidia", &alone);
     const moert_op_buffer result = ops_result_buffer(o.kind);
-    const size_t width = alone.count[result] / rows;
-    assert_same_bits("rows alone", alone.at[result], whole->at[result] + first * width,
-                     alone.count[result]);
+    assert_memory_equal(alone.at[result], whole->at[result] + first * (alone.bytes[result] / rows),
+                        alone.bytes[result]);
 }
 
 TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
@@ -230,8 +201,8 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
         moert_op_options o = describe(&s, kinds[i], MOERT_DTYPE_BF16);
         *(kinds[i] == MOERT_OP_GEMM_DGRAD ? &o.x : &o.y) = (moert_operand){.stride = 0};
         o.prob = true;
-        ops_data whole = ops_make(&o, s.ends, false);
-        ops_execute("nvidia", &whole, 1);
+        ops_bytes whole = ops_bytes_make(&o, s.ends, OPS_NORMAL);
+        ops_bytes_execute("nvidia", &whole);
         check_rows_alone(&o, &whole, 0, 1);
         check_rows_alone(&o, &whole, 7, 65);
         check_rows_alone(&o, &whole, 127, 173);
@@ -245,13 +216,8 @@ TEST(test_results_repeat_bit_for_bit) {
     for (size_t kind = 0; kind < KINDS; kind++) {
         const ops_shape *s = &shapes[5];
         const moert_op_options o = describe(s, (moert_op_kind)kind, MOERT_DTYPE_BF16);
-        ops_data start = ops_make(&o, s->ends, false), first = ops_copy(&start);
-        ops_execute("nvidia", &first, 1);
-        for (size_t i = 0; i < 20; i++) {
-            ops_data again = ops_copy(&start);
-            ops_execute("nvidia", &again, 1 + i % 3);
-            ops_compare("again", &again, &first);
-        }
+        const ops_bytes data = ops_bytes_make(&o, s->ends, OPS_NORMAL);
+        ops_bytes_check_repeats("nvidia", &data, 20);
     }
 }
 

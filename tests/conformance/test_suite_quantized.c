@@ -1,0 +1,405 @@
+// run: np=1
+/*
+ * Other libraries' tables of grouped GEMMs with quantized operands. The cuDNN frontend's GLU, dGLU,
+ * quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements
+ * uniform in [-2, 2), scales 1 and 2, small integers for alpha, beta and prob. TransformerEngine's
+ * NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and NT. Every case is within 5e-6 of the largest
+ * element of a row in float64, quantized results byte by byte; cuDNN's tolerances are 0.1 and
+ * wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0) and srelu.
+ */
+#include "base/memory.h"
+#include "device/internal.h"
+#include "support/op/exact.h"
+#include "support/suite.h"
+
+enum { L = 4, M = 1024 };
+static const uint32_t whole_tiles[L] = {256, 512, 768, M};
+
+/* An operand of cuDNN: tiled scales, with groups padded to whole tiles. */
+static moert_operand scaled(moert_format format, moert_axis axis) {
+    moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
+    operand.scales = MOERT_SCALES_TILED_WHOLE;
+    return operand;
+}
+
+static bool is_fp8(moert_format format) {
+    return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
+}
+
+/* FP8 GEMMs have FP8 results in blocks along rows and along columns, and a norm. FP4 GEMMs have
+ * plain results of 16 or 32 bits. */
+static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k,
+                                 bool by_groups) {
+    moert_op_options o = ops_gemm(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
+    o.row_multiple = 256;
+    o.interleave = 32;
+    o.alpha = true;
+    o.prob = true;
+    o.c.type = o.bias_type = MOERT_DTYPE_BF16;
+    o.save_c = kind == MOERT_OP_GLU;
+    o.beta = o.dprob = kind == MOERT_OP_DGLU;
+    o.amax = !is_fp8(format);
+    ops_result(&o)->type = MOERT_DTYPE_BF16;
+    if (!is_fp8(format))
+        return o;
+    *ops_result(&o) = scaled(format, MOERT_AXIS_ROW);
+    o.column = scaled(format, MOERT_AXIS_COLUMN);
+    o.column.scales = by_groups ? MOERT_SCALES_TILED : MOERT_SCALES_TILED_WHOLE;
+    o.norm = true;
+    return o;
+}
+
+static void put_all(ops_bytes *data, moert_op_buffer which, double (*value)(size_t)) {
+    for (size_t i = 0; data->bytes[which] > 0 && i < ops_bytes_count(data, which); i++)
+        ops_bytes_put(data, which, i, value(i));
+}
+
+static double integer(size_t i) {
+    return (double)(suite_bits(7, i) % 4) - 2.0;
+}
+
+static double uniform(size_t i) {
+    return 4.0 * (double)suite_uniform(8, i) - 2.0;
+}
+
+static double zero(size_t i) {
+    (void)i;
+    return 0.0;
+}
+
+static double alpha_of(size_t i) {
+    static const double alphas[] = {1.0, -1.5, 0.75, 2.0};
+    return alphas[i % 4];
+}
+
+/* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0. */
+static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
+    ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
+    put_all(&data, MOERT_OP_BUFFER_alpha, alpha_of);
+    put_all(&data, MOERT_OP_BUFFER_beta, alpha_of);
+    put_all(&data, MOERT_OP_BUFFER_prob, prob);
+    put_all(&data, MOERT_OP_BUFFER_bias, uniform);
+    if (o->kind == MOERT_OP_DGLU)
+        put_all(&data, MOERT_OP_BUFFER_c, uniform);
+    if (o->norm)
+        ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 0.01f;
+    return data;
+}
+
+/* Compares the first `count` backends with float64. */
+static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
+                  double (*prob)(size_t), size_t count) {
+    moert_op_options copy = *o;
+    /* without bias and FP8 operands, values have so few bits that sums are exact */
+    const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
+    for (size_t b = 0; b < count; b++) {
+        const size_t before = owned_count();
+        ops_bytes data = make(o, ends, prob);
+        ops_exact_run(what, suite_backends[b], &data, rounds ? OPS_NEAR : 0.0);
+        release_since(before);
+    }
+}
+
+static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
+                                       MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2};
+enum { FORMATS = 4 };
+static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f, 0};
+
+/* ---- GLU ---- */
+
+TEST(test_glu_grid) {
+    for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
+        const moert_format format = formats[i % FORMATS];
+        const bool second = i / FORMATS % 2 == 1, bias = i / FORMATS / 2 == 1;
+        /* by default, one case of each format; each value of `second` and of `bias` occurs */
+        if (suite_skips(bias != (i % 2 == 1) || second != (i / 2 % 2 == 1)))
+            continue;
+        moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512, second);
+        if (second && !is_fp8(format))
+            o.d.type = MOERT_DTYPE_F32;
+        o.bias = bias;
+        o.glu = bias != second ? geglu : swiglu;
+        check(moert_format_name(format), &o, whole_tiles, integer, i == 0 || i == 6 ? 2 : 1);
+    }
+}
+
+/* Groups of 128, 320 and 96 rows, padded. prob = 0 does not change c, and makes d 0. */
+TEST(test_rectangular_glu_and_zero_prob) {
+    static const uint32_t ends[] = {256, 768, 1024};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192, true);
+        o.groups = 3;
+        o.bias = i / FORMATS == 1; /* no tile divides the number of columns */
+        o.bias_type = i % 2 == 0 ? MOERT_DTYPE_F16 : MOERT_DTYPE_F32;
+        check("zero prob", &o, ends, o.bias ? integer : zero, i == 0 || i == 2 ? 2 : 1);
+    }
+}
+
+/* ---- discrete ---- */
+
+/* K-major and N-major weights, stacked or discrete, give the same bits. */
+TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
+    for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
+        const moert_format format = formats[i % FORMATS];
+        if (suite_skips(i % 3 == 2))
+            continue;
+        const moert_op_kind kind = i / FORMATS % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU;
+        moert_op_options o = describe(kind, format, 192, 320, true);
+        const uint32_t ends[L] = {0, 256, 512, 512};
+        o.rows = 512;
+        o.weight.scales = MOERT_SCALES_TILED; /* discrete weights need tiled scales */
+        o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
+        o.bias = kind == MOERT_OP_GLU;
+        o.dbias = kind == MOERT_OP_DGLU;
+        ops_bytes stack = make(&o, ends, integer);
+        ops_exact_run("stacked", "portable", &stack, OPS_NEAR);
+        for (size_t b = 1; b < 4; b++) {
+            o.weight.discrete = b & 1;
+            o.weight.how.transposed = b >> 1;
+            ops_bytes other = make(&o, ends, integer);
+            ops_bytes_execute("portable", &other);
+            ops_assert_same(b == 1 ? "discrete" : "the other major", &other, &stack, false);
+        }
+    }
+}
+
+/* ---- quant ---- */
+
+TEST(test_quant_grid) {
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o =
+            describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512, i / FORMATS == 0);
+        /* bias_scale is cuDNN's prob of a bias, which its suite never tests with amax */
+        if (i / FORMATS == 1) {
+            o.prob = o.amax = false;
+            o.bias = o.bias_scale = true;
+        }
+        if (!suite_skips((i + i / FORMATS) % 2 == 1))
+            check("quant", &o, whole_tiles, integer, i == 0 ? 2 : 1);
+    }
+}
+
+TEST(test_quant_of_alpha_0_is_0) {
+    static const uint32_t ends[] = {64, 320, 640};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i / 2], 384, 160, true);
+        o.groups = 3;
+        o.rows = 700;
+        o.row_multiple = 64;
+        ops_bytes data = make(&o, ends, integer);
+        put_all(&data, MOERT_OP_BUFFER_alpha, zero);
+        const ops_exact want = ops_exact_run("alpha 0", suite_backends[i % 2], &data, OPS_NEAR);
+        /* a sum of zeros is exact: neither value nor tolerance may differ from 0 */
+        for (size_t at = 0; at < ends[2]; at++)
+            assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
+        for (size_t g = 0; o.amax && g < o.groups; g++)
+            assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[g] == 0.0f);
+    }
+}
+
+/* ---- dGLU ---- */
+
+TEST(test_dglu_grid) {
+    for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
+        const moert_format format = formats[i % FORMATS];
+        const size_t variant = i / FORMATS;
+        if (suite_skips(i % 5 != 0)) /* by default, each format and each variant occurs once */
+            continue;
+        moert_op_options o = describe(MOERT_OP_DGLU, format, 512, 256, variant % 2 == 1);
+        o.weight.how.transposed = variant % 2 == 1;
+        o.weight.scales = MOERT_SCALES_TILED;
+        o.dbias = variant > 0;
+        o.c.type = is_fp8(format) && variant == 2 ? MOERT_DTYPE_E4M3 : MOERT_DTYPE_BF16;
+        o.glu = variant == 3 ? geglu : swiglu;
+        if (!is_fp8(format) && variant == 2)
+            o.d.type = MOERT_DTYPE_F32;
+        check(moert_format_name(format), &o, whole_tiles, integer, i % 10 == 0 ? 2 : 1);
+    }
+}
+
+/* With prob = 0, the gradient of c is 0 and the gradient of prob is not 0. */
+TEST(test_dglu_of_prob_0) {
+    static const uint32_t ends[] = {96, 416, 544};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_DGLU, formats[i / 2], 192, 320, true);
+        o.groups = 3;
+        o.rows = ends[2];
+        o.row_multiple = 32;
+        ops_bytes data = make(&o, ends, zero);
+        const ops_exact want = ops_exact_run("prob 0", suite_backends[i % 2], &data, OPS_NEAR);
+        size_t moved = 0;
+        for (size_t r = 0; r < o.rows; r++) {
+            moved += want.dprob[r] != 0.0;
+            assert_true(want.result[r * 640] == 0.0 && want.slack[r * 640] == 0.0);
+        }
+        assert_true(moved > 500);
+    }
+}
+
+/* ---- groups of any size ---- */
+
+/* One op, with groups of several sizes, builds no program after the first. */
+TEST(test_one_op_serves_every_size_of_the_groups) {
+    static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
+    for (size_t i = 0; i < 4; i++) {
+        moert_op_options o = i < 2 ? describe(MOERT_OP_GLU, formats[2 * i], 64, 128, true)
+                                   : ops_sized(MOERT_OP_GEMM_FORWARD, L, 0, 40, 48);
+        o.rows = L * 832;
+        o.row_multiple = 64;
+        o.backend = suite_backends[i == 3];
+        moert_op *op = ops_open(&o);
+        ASSERT_OK(moert_op_compile(op));
+        const struct moert_program *const newest = test_device->programs;
+        for (size_t k = 0; k < MOERT_COUNT(sizes); k++) {
+            const uint32_t m = sizes[k], ends[L] = {m, 2 * m, 3 * m, 4 * m};
+            ops_bytes data = i < 2 ? make(&o, ends, integer) : ops_bytes_make(&o, ends, OPS_EXACT);
+            ops_exact_run_op("other sizes", op, &data, i < 2 ? OPS_NEAR : 0.0);
+            assert_ptr_equal(test_device->programs, newest);
+        }
+    }
+}
+
+/* ---- cuDNN's weight gradients ---- */
+
+static moert_op_options describe_wgrad(moert_format format, moert_dtype type) {
+    /* each expert has its own tiles of scales */
+    moert_operand operand = ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    operand.how.transposed = true; /* the tokens of a column are contiguous */
+    operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    moert_op_options o = ops_gemm(MOERT_OP_GEMM_WGRAD, operand, 2, 640, 384, 640);
+    o.row_multiple = 128;
+    o.weight.type = type;
+    return o;
+}
+
+/* The global scales of the experts differ and lie between 1 and 2. */
+static ops_bytes make_wgrad(const moert_op_options *o, const uint32_t *ends) {
+    ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
+    for (size_t g = 0; o->x.global && g < o->groups; g++) {
+        ops_floats(&data, MOERT_OP_BUFFER_x_global)[g] = 1.25f + 0.5f * (float)g;
+        ops_floats(&data, MOERT_OP_BUFFER_y_global)[g] = 2.0f - 0.25f * (float)g;
+    }
+    return data;
+}
+
+TEST(test_wgrad_table) {
+    static const uint32_t splits[][2] = {{256, 640}, {128, 256}};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        if (suite_skips(i % 3 == 2))
+            continue;
+        moert_op_options o =
+            describe_wgrad(formats[i % FORMATS], i / FORMATS ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
+        o.backend = suite_backends[i == 0 || i == 6];
+        moert_op *op = ops_open(&o);
+        for (size_t s = 0; s < 2; s++) {
+            ops_bytes data = make_wgrad(&o, splits[s]);
+            ops_exact_run_op("wgrad", op, &data, OPS_NEAR);
+            o.weight.discrete = true;
+            ops_bytes discrete = make_wgrad(&o, splits[s]);
+            ops_bytes_execute("portable", &discrete);
+            ops_assert_same("discrete", &discrete, &data, false);
+            o.weight.discrete = false;
+        }
+    }
+}
+
+/* Two accumulations onto 0 give twice the gradient. An expert without rows keeps its old values. */
+TEST(test_wgrad_accumulates) {
+    static const uint32_t ends[] = {0, 384};
+    for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
+        moert_op_options o = describe_wgrad(formats[i % FORMATS],
+                                            i / FORMATS % 2 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
+        o.weight.discrete = i / FORMATS / 2 == 1;
+        o.n = 136;
+        o.k = 200;
+        ops_bytes once = make_wgrad(&o, ends);
+        ops_bytes_execute("portable", &once);
+        o.accumulate = true;
+        ops_bytes twice = make_wgrad(&o, ends);
+        for (size_t at = 0; at < 2 * o.n * o.k; at++)
+            ops_bytes_put(&twice, MOERT_OP_BUFFER_weight, at, at < o.n * o.k ? 7.0 : 0.0);
+        ops_bytes_execute(suite_backends[i % 2], &twice);
+        ops_bytes_execute(suite_backends[i % 2], &twice);
+        for (size_t at = 0; at < 2 * o.n * o.k; at++) {
+            const double got = ops_bytes_get(&twice, MOERT_OP_BUFFER_weight, at);
+            const double one = ops_bytes_get(&once, MOERT_OP_BUFFER_weight, at);
+            if (at < o.n * o.k)
+                assert_true(got == 7.0 && one == 0.0);
+            else /* the second accumulation adds to a rounded value and is rounded again */
+                assert_true(fabs(got - 2.0 * one) <=
+                            (o.weight.type == MOERT_DTYPE_F32 ? 0.0 : 0x1p-7 * fabs(got)));
+        }
+    }
+}
+
+/* ---- TransformerEngine ---- */
+
+enum { GEMMS = 3 };
+static const moert_format te_formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
+
+typedef struct shape {
+    size_t groups, rows, k, n;
+    bool slow;
+} shape;
+
+static moert_op_options describe_te(size_t kind, moert_format format, const shape *s) {
+    return ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
+                    s->k);
+}
+
+static void check_te(const char *what, const moert_op_options *o, const uint32_t *ends) {
+    const bool small = o->rows * o->n * o->k <= (size_t)16 << 20;
+    for (size_t b = 0; b < (small ? BACKENDS : 1u); b++)
+        ops_check_on(suite_backends[b], what, o, ends, OPS_NEAR);
+}
+
+TEST(test_nvfp4_gemms) {
+    static const shape shapes[] = {{1, 128, 128, 128, false},  {1, 256, 256, 256, true},
+                                   {1, 112, 128, 96, false},   {1, 304, 640, 304, false},
+                                   {1, 256, 64, 256, false},   {1, 128, 128, 112, false},
+                                   {1, 1008, 3072, 992, true}, {1, 4096, 512, 3072, true}};
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
+        for (size_t k = 0; k < GEMMS && !suite_skips(shapes[i].slow); k++) {
+            const uint32_t end = (uint32_t)shapes[i].rows;
+            moert_op_options o = describe_te(k, MOERT_FORMAT_NVFP4, &shapes[i]);
+            check_te("nvfp4", &o, &end);
+            *ops_result(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
+            check_te("nvfp4 to bf16", &o, &end);
+        }
+}
+
+/* Random splits, stacked or discrete weights. */
+TEST(test_quantized_grouped_gemms_of_every_layout) {
+    static const shape shapes[] = {{1, 128, 128, 512, false},  {8, 1024, 128, 512, false},
+                                   {3, 768, 256, 384, false},  {3, 864, 288, 416, true},
+                                   {16, 4096, 128, 512, true}, {2, 256, 2880, 2880, true},
+                                   {3, 1536, 384, 640, true}};
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
+        for (size_t c = 0; c < (size_t)GEMMS * 2 && !suite_skips(shapes[i].slow); c++) {
+            uint32_t ends[OPS_MOST_GROUPS];
+            moert_op_options o = describe_te(c % GEMMS, te_formats[c / GEMMS], &shapes[i]);
+            suite_split(i, shapes[i].rows, shapes[i].groups, ends);
+            o.weight.discrete = (i + c) % 2 == 1;
+            check_te("grouped", &o, ends);
+        }
+}
+
+/* Without rows, results stay unchanged, except that a weight gradient without accumulation is 0. */
+TEST(test_ops_without_rows_write_nothing_or_zero_gradients) {
+    static const uint32_t none[4] = {0};
+    for (size_t c = 0; c < (size_t)GEMMS * 2 * 2 * 2 * 2; c++) {
+        const shape s = {4, c / 24 ? 256 : 0, 160, 144, false};
+        moert_op_options o = describe_te(c % GEMMS, te_formats[c / 3 % 2], &s);
+        const bool wgrad = o.kind == MOERT_OP_GEMM_WGRAD;
+        const moert_op_buffer result = ops_result_buffer(o.kind);
+        o.weight.discrete = true;
+        o.accumulate = c / 6 % 2;
+        ops_bytes data = ops_bytes_make(&o, none, OPS_EXACT);
+        memset(data.at[result], OPS_UNSET, data.bytes[result]);
+        ops_bytes_execute(suite_backends[c / 12 % 2], &data);
+        for (size_t i = 0; i < data.bytes[result]; i++)
+            assert_int_equal(data.at[result][i], wgrad && !o.accumulate ? 0 : OPS_UNSET);
+    }
+}
+
+TESTS(open_test_device, close_test_device)
