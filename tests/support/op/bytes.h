@@ -77,7 +77,8 @@ void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes 
  * layout may differ, unless the weight is the result. */
 void ops_assert_same(const char *title, const ops_bytes *got, const ops_bytes *want, bool weights);
 
-/* Executes once, then `times` times more, and checks that the results keep their bits. */
+/* Executes once, then `times` times another op of the description, up to three times in a row, and
+ * checks that the results keep their bits. The op must not add to its results. */
 void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t times);
 
 /* Executes a description on each of `backends`, and its plain op on the same one, and compares them

@@ -77,6 +77,18 @@ moert_op_options ops_glu_case(moert_op_kind kind, size_t i) {
 
 _Static_assert(OPS_GLU_CASES == 2 * FORMS * LAYOUTS, "every form, order and layout");
 
+void ops_switch_on(moert_op_options *o, unsigned switches) {
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    o->alpha = (switches & OPS_ALPHA) != 0;
+    o->beta = (switches & OPS_BETA) != 0;
+    o->accumulate = (switches & OPS_ACCUMULATE) != 0;
+    o->bias = (switches & OPS_BIAS) != 0 && (forward || o->kind == MOERT_OP_GLU);
+    o->bias_scale = (switches & OPS_BIAS_SCALE) != 0 && forward;
+    o->prob = (switches & OPS_PROB) != 0 && !wgrad;
+    o->amax = (switches & OPS_AMAX) != 0 && !wgrad;
+    o->row_weight = (switches & OPS_ROW_WEIGHT) != 0 && forward;
+}
+
 void ops_add_everything(moert_op_options *o) {
     o->alpha = o->prob = o->amax = true;
     o->interleave = o->kind == MOERT_OP_GLU ? 8 : 32;

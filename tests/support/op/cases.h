@@ -39,6 +39,19 @@ extern const uint32_t ops_glu_ends[OPS_GLU_GROUPS];
  * and layout of gate and up; dtypes and options vary with i. */
 moert_op_options ops_glu_case(moert_op_kind kind, size_t i);
 
+/* Options of an epilogue. ops_switch_on() sets those of them that the op's kind has. */
+enum {
+    OPS_ALPHA = 1,
+    OPS_BETA = 2,
+    OPS_ACCUMULATE = 4,
+    OPS_BIAS = 8,
+    OPS_BIAS_SCALE = 16,
+    OPS_PROB = 32,
+    OPS_AMAX = 64,
+    OPS_ROW_WEIGHT = 128
+};
+void ops_switch_on(moert_op_options *options, unsigned switches);
+
 /* Switches on all options of a GLU or dGLU except bias. */
 void ops_add_everything(moert_op_options *options);
 

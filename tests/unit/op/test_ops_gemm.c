@@ -51,48 +51,67 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
               &shapes[i / KINDS]);
 }
 
-TEST(test_results_of_16_and_8_bits_are_rounded_once_at_the_end) {
-    for (size_t i = 0; i < KINDS * TYPES * TYPES; i++) {
-        const ops_shape *s = &shapes[MANY + i % 2];
-        check(describe(s, i % KINDS, types[i / KINDS % TYPES], types[i / KINDS / TYPES]), s);
-    }
+/* Operands and result have any two dtypes, the same one, or only the result's dtype varies. */
+enum dtypes { ANY, SAME, RESULT };
+enum { X = MOERT_OP_PERMUTE_X, Y = MOERT_OP_PERMUTE_Y };
+
+/* Shape PROB has no 8-bit dtypes. */
+static const struct epilogue {
+    size_t shape;
+    enum dtypes dtypes;
+    unsigned switches;
+    int permute;
+    size_t topk, gap; /* gap: elements between rows */
+} epilogues[] = {
+    /* results of 16 and 8 bits are rounded once, at the end */
+    {MANY, ANY, 0, .topk = 1},
+    {USUAL, ANY, 0, .topk = 1},
+    /* alpha, beta and bias follow the formula */
+    {USUAL, RESULT, OPS_BIAS, .topk = 1},
+    {USUAL, RESULT, OPS_ALPHA | OPS_BETA, .topk = 1},
+    {USUAL, RESULT, OPS_ALPHA | OPS_ACCUMULATE | OPS_BIAS, .topk = 1},
+    {USUAL, RESULT, OPS_ALPHA | OPS_BIAS | OPS_BIAS_SCALE, .topk = 1},
+    /* the columns between rows are left alone */
+    {USUAL, SAME, 0, .topk = 1, .gap = 3},
+    /* permutations gather and scatter rows, which keep their group and their prob */
+    {USUAL, SAME, 0, .permute = X, .topk = 1},
+    {USUAL, SAME, 0, .permute = Y, .topk = 1},
+    {USUAL, SAME, OPS_ACCUMULATE, .permute = X, .topk = 4},
+    {USUAL, SAME, OPS_ACCUMULATE, .permute = Y, .topk = 4},
+    {USUAL, SAME, OPS_ROW_WEIGHT, .permute = Y, .topk = 4},
+    {PROB, SAME, OPS_ALPHA | OPS_PROB | OPS_AMAX, .permute = X, .topk = 3},
+    {PROB, SAME, OPS_ALPHA | OPS_PROB | OPS_AMAX | OPS_ROW_WEIGHT, .permute = Y, .topk = 3},
+    /* prob scales rows; amax is the largest magnitude of a group, with bias and old values */
+    {PROB, ANY, OPS_PROB | OPS_AMAX, .topk = 1},
+    {PROB, ANY, OPS_ALPHA | OPS_PROB | OPS_AMAX, .topk = 1},
+    {PROB, ANY, OPS_ALPHA | OPS_AMAX, .topk = 1},
+    {PROB, RESULT, OPS_ALPHA | OPS_AMAX | OPS_BIAS | OPS_BIAS_SCALE, .topk = 1},
+    {PROB, RESULT, OPS_ALPHA | OPS_AMAX | OPS_BIAS | OPS_BIAS_SCALE | OPS_BETA, .topk = 1},
+    {PROB, RESULT, OPS_ALPHA | OPS_AMAX | OPS_BIAS | OPS_BIAS_SCALE | OPS_ACCUMULATE, .topk = 1},
+};
+
+static void check_epilogue(const struct epilogue *e, moert_op_kind kind, size_t operands,
+                           size_t result) {
+    const ops_shape *s = &shapes[e->shape];
+    if ((e->dtypes == SAME && operands != result) || (e->dtypes == RESULT && operands != 0))
+        return;
+    moert_op_options o = describe(s, kind, types[operands], types[result]);
+    ops_switch_on(&o, e->switches);
+    o.bias_type = types[(size_t)(e - epilogues) % WIDE_TYPES]; /* bias never has an 8-bit dtype */
+    o.permute = (moert_op_permute)e->permute;
+    o.topk = e->topk;
+    o.x.stride = (ptrdiff_t)(s->k + e->gap);
+    o.y.stride = (ptrdiff_t)(s->n + 2 * e->gap);
+    check(o, s);
 }
 
-TEST(test_alpha_beta_and_bias_follow_the_formula) {
-    for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
-        const size_t mode = i / KINDS / TYPES;
-        moert_op_options o =
-            describe(&shapes[USUAL], i % KINDS, MOERT_DTYPE_F32, types[i / KINDS % TYPES]);
-        o.alpha = mode != 0;
-        o.beta = mode == 1;
-        o.accumulate = mode == 2;
-        o.bias = o.kind == MOERT_OP_GEMM_FORWARD && mode != 1;
-        o.bias_scale = o.bias && mode == 3;
-        o.bias_type = types[mode % 3]; /* bias never has an 8-bit dtype */
-        check(o, &shapes[USUAL]);
-    }
-}
-
-TEST(test_strides_leave_the_columns_between_rows_alone) {
-    for (size_t i = 0; i < KINDS * TYPES; i++) {
-        const ops_shape *s = &shapes[USUAL];
-        moert_op_options o = describe(s, i % KINDS, types[i / KINDS], types[i / KINDS]);
-        o.x.stride = (ptrdiff_t)s->k + 3;
-        o.y.stride = (ptrdiff_t)s->n + 5;
-        check(o, s);
-    }
-}
-
-TEST(test_permutations_gather_and_scatter_rows) {
-    for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
-        const moert_dtype type = types[i / KINDS % TYPES];
-        const bool x = i / KINDS / TYPES % 2 == 0, plain = i / KINDS / TYPES / 2 == 0;
-        moert_op_options o = describe(&shapes[USUAL], i % KINDS, type, type);
-        o.permute = x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
-        o.topk = plain ? 1 : 4;
-        o.row_weight = !plain && !x && o.kind == MOERT_OP_GEMM_FORWARD;
-        o.accumulate = !plain && !o.row_weight;
-        check(o, &shapes[USUAL]);
+TEST(test_every_epilogue_and_permutation_is_exact) {
+    for (size_t i = 0; i < MOERT_COUNT(epilogues); i++) {
+        const bool prob = epilogues[i].shape == PROB;
+        const size_t kinds = prob ? ROW_KINDS : KINDS, count = prob ? WIDE_TYPES : TYPES;
+        for (size_t k = 0; k < kinds * count * count; k++)
+            check_epilogue(&epilogues[i], (moert_op_kind)(k % kinds), k / kinds % count,
+                           k / kinds / count);
     }
 }
 
@@ -176,48 +195,6 @@ TEST(test_a_wgrad_without_rows_needs_no_operands) {
     }
 }
 
-/* ---- prob and amax: a scale for each row, the largest magnitude of each group ---- */
-
-static moert_op_options with_prob(size_t kind, moert_dtype type, moert_dtype result) {
-    moert_op_options o = describe(&shapes[PROB], kind, type, result);
-    o.prob = o.amax = true;
-    return o;
-}
-
-TEST(test_prob_and_amax_are_exact_for_every_type) {
-    for (size_t i = 0; i < ROW_KINDS * WIDE_TYPES * WIDE_TYPES * 3; i++) {
-        moert_op_options o =
-            with_prob(i % 2, types[i / 2 % WIDE_TYPES], types[i / 2 / WIDE_TYPES % WIDE_TYPES]);
-        const size_t mode = i / 2 / WIDE_TYPES / WIDE_TYPES;
-        o.alpha = mode > 0;
-        o.prob = mode < 2;
-        ops_check("prob", &o, shapes[PROB].ends, 0.0);
-    }
-}
-
-TEST(test_permuted_rows_keep_their_prob_and_their_group) {
-    for (size_t i = 0; i < ROW_KINDS * WIDE_TYPES * 2; i++) {
-        moert_op_options o = with_prob(i % 2, types[i / 2 % WIDE_TYPES], types[i / 2 % WIDE_TYPES]);
-        o.permute = i / 2 / WIDE_TYPES == 0 ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
-        o.alpha = true;
-        o.topk = 3;
-        o.row_weight = o.permute == MOERT_OP_PERMUTE_Y && o.kind == MOERT_OP_GEMM_FORWARD;
-        ops_check("permuted", &o, shapes[PROB].ends, 0.0);
-    }
-}
-
-TEST(test_amax_includes_the_bias_and_the_old_values) {
-    for (size_t i = 0; i < ROW_KINDS * 3; i++) {
-        moert_op_options o = with_prob(i % 2, MOERT_DTYPE_F32, types[i / 2]);
-        o.prob = false;
-        o.alpha = true;
-        o.beta = i / 2 == 0;
-        o.accumulate = i / 2 == 1;
-        o.bias = o.bias_scale = o.kind == MOERT_OP_GEMM_FORWARD;
-        ops_check("amax", &o, shapes[PROB].ends, 0.0);
-    }
-}
-
 /* The op has N = 384, K = 160 and groups of 64, 256 and 320 rows. */
 TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
     static const ops_shape s = {384, 160, 640, 3, 0, {64, 320, 640}};
@@ -235,7 +212,8 @@ TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
 
 TEST(test_amax_is_raised_and_nan_stays) {
     for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
-        const moert_op_options o = with_prob(i % 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+        moert_op_options o = describe(&shapes[PROB], i % 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+        o.prob = o.amax = true;
         ops_bytes data = ops_bytes_make(&o, shapes[PROB].ends, OPS_EXACT);
         float *amax = ops_floats(&data, MOERT_OP_BUFFER_amax);
         amax[0] = 1e6f;

@@ -51,53 +51,31 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
 
 /* ---- epilogues ---- */
 
-enum {
-    ALPHA = 1,
-    BETA = 2,
-    ACCUMULATE = 4,
-    BIAS = 8,
-    BIAS_SCALE = 16,
-    PROB = 32,
-    AMAX = 64,
-    ROWS_ONLY = PROB | AMAX,
-    FORWARD_ONLY = BIAS | BIAS_SCALE,
-};
-
 static const struct variant {
     moert_dtype result;
     unsigned switches;
     moert_dtype bias;
 } variants[] = {
     {F32, 0, F32},
-    {F32, ACCUMULATE, F32},
-    {BF16, ACCUMULATE | ALPHA, F32},
-    {F16, ALPHA | BETA, F32},
-    {F32, ALPHA | BETA | AMAX, F32},
-    {F16, PROB | AMAX, F32},
-    {BF16, ALPHA | PROB, F32},
-    {F32, BIAS, F32},
-    {BF16, BIAS | BIAS_SCALE | AMAX, BF16},
-    {F32, ALPHA | BETA | BIAS | BIAS_SCALE, F16},
+    {F32, OPS_ACCUMULATE, F32},
+    {BF16, OPS_ACCUMULATE | OPS_ALPHA, F32},
+    {F16, OPS_ALPHA | OPS_BETA, F32},
+    {F32, OPS_ALPHA | OPS_BETA | OPS_AMAX, F32},
+    {F16, OPS_PROB | OPS_AMAX, F32},
+    {BF16, OPS_ALPHA | OPS_PROB, F32},
+    {F32, OPS_BIAS, F32},
+    {BF16, OPS_BIAS | OPS_BIAS_SCALE | OPS_AMAX, BF16},
+    {F32, OPS_ALPHA | OPS_BETA | OPS_BIAS | OPS_BIAS_SCALE, F16},
 };
 enum { VARIANTS = MOERT_COUNT(variants) };
 
-static void set_switches(moert_op_options *o, unsigned s) {
-    o->alpha = (s & ALPHA) != 0;
-    o->beta = (s & BETA) != 0;
-    o->accumulate = (s & ACCUMULATE) != 0;
-    o->bias = (s & BIAS) != 0;
-    o->bias_scale = (s & BIAS_SCALE) != 0;
-    o->prob = (s & PROB) != 0;
-    o->amax = (s & AMAX) != 0;
-}
-
 /* Returns false if ops of this kind do not have one of the variant's switches. */
 static bool add_variant(moert_op_options *o, const struct variant *v) {
-    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & FORWARD_ONLY) != 0) ||
-        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & ROWS_ONLY) != 0) ||
-        (o->rows == 0 && (v->switches & BETA) != 0))
+    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & OPS_BIAS) != 0) ||
+        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & (OPS_PROB | OPS_AMAX)) != 0) ||
+        (o->rows == 0 && (v->switches & OPS_BETA) != 0))
         return false;
-    set_switches(o, v->switches);
+    ops_switch_on(o, v->switches);
     ops_result(o)->type = v->result;
     o->bias_type = v->bias;
     return true;
@@ -125,19 +103,27 @@ static const struct layout {
 static const struct recipe {
     size_t run; /* consecutive columns of gate or up; 0: gate and up are the two halves of a row */
     bool linear_first;
-    unsigned switches; /* ALPHA, BIAS, PROB, AMAX */
+    unsigned switches;
     moert_dtype operands, d, bias;
     bool save_c;
     moert_dtype c;
     moert_glu_form form;
 } recipes[] = {
-    {0, false, PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
-    {0, true, BIAS | PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
-    {0, false, ALPHA | BIAS | AMAX, BF16, BF16, BF16, true, BF16, {false, 7.0f, 1.702f, 1.0f, 0}},
-    {1, false, BIAS | PROB | AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
+    {0, false, OPS_PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
+    {0, true, OPS_BIAS | OPS_PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {0,
+     false,
+     OPS_ALPHA | OPS_BIAS | OPS_AMAX,
+     BF16,
+     BF16,
+     BF16,
+     true,
+     BF16,
+     {false, 7.0f, 1.702f, 1.0f, 0}},
+    {1, false, OPS_BIAS | OPS_PROB | OPS_AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
     {1, true, 0, BF16, BF16, F32, false, F32, MOERT_GLU_SWIGLU},
-    {8, true, ALPHA | BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
-    {32, false, PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
+    {8, true, OPS_ALPHA | OPS_BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {32, false, OPS_PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
 };
 enum {
     LAYOUTS = MOERT_COUNT(layouts),
@@ -158,7 +144,7 @@ static moert_op_options glu_case(size_t i) {
     o.c = (moert_operand){.type = r->c, .stride = (ptrdiff_t)(s.n + s.padding)};
     o.save_c = r->save_c;
     o.bias_type = r->bias;
-    set_switches(&o, r->switches);
+    ops_switch_on(&o, r->switches);
     return o;
 }
 
