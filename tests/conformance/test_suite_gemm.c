@@ -160,8 +160,8 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
 
 /* ---- Unsloth ---- */
 
-/* The first projection [2I,H] reads tokens in their order or sorted by expert. The second projection
- * [H,I] writes results in either order. */
+/* The first projection [2I,H] reads tokens in their order or sorted by expert. The second
+ * projection [H,I] writes results in either order. */
 typedef struct model {
     size_t hidden, intermediate, experts, topk, tokens;
     bool discrete;

@@ -70,7 +70,8 @@ static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i)
     return floor(5.0 * random_once(moert_rng_uniform, SEED, which, i)) - 2.0;
 }
 
-/* Element i of alpha, prob and similar buffers. Values have few bits, so that products are exact. */
+/* Element i of alpha, prob and similar buffers. Values have few bits, so that products are
+ * exact. */
 static float few_bits(moert_op_buffer which, size_t i) {
     static const float alphas[] = {1.0f, -1.5f, 0.0f, 0.5f, 2.0f, -1.0f},
                        betas[] = {1.0f, 2.0f, 0.0f, -0.5f},
@@ -125,8 +126,8 @@ static void fill_vector(ops_bytes *data, moert_op_buffer which) {
         }
 }
 
-/* Fills the rows of a matrix that the op may read. Some values of c exceed the limits of the GLUs in
- * tests, none equals one. */
+/* Fills the rows of a matrix that the op may read. Some values of c exceed the limits of the GLUs
+ * in tests, none equals one. */
 static void fill_rows(ops_bytes *data, moert_op_buffer which, size_t columns, size_t first,
                       size_t end) {
     const size_t stride = data->shape.needs[which].stride;

@@ -1,6 +1,6 @@
 /*
- * The buffers of an op as bytes in host memory: operands with known values, the plain op on the same
- * values, executes, and a comparison of quantized results byte by byte.
+ * The buffers of an op as bytes in host memory: operands with known values, the plain op on the
+ * same values, executes, and a comparison of quantized results byte by byte.
  */
 #pragma once
 

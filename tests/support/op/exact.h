@@ -2,8 +2,9 @@
  * Op objects in float64: the formulas of moert/ops.h on the values of the operands, and a check of
  * results byte by byte. Only the op's description and plain conversions come from the library. A
  * sum may have an error relative to the largest sum of its row. A GLU's result may have the error
- * that this causes, plus OPS_GLU_ERROR of itself. Each byte (element, scale, rounded value) must be that of
- * a value within the error. Therefore only one byte is right, except near a rounding boundary.
+ * that this causes, plus OPS_GLU_ERROR of itself. Each byte (element, scale, rounded value) must be
+ * that of a value within the error. Therefore only one byte is right, except near a rounding
+ * boundary.
  */
 #pragma once
 
@@ -29,13 +30,8 @@ ops_exact ops_exact_of(const ops_bytes *data, double tolerance);
 /* The row of x or y that holds row r of the groups; SIZE_MAX if its slot is outside the rows. */
 size_t ops_row(const ops_bytes *data, const moert_op_rows *rows, size_t r);
 
-/* Checks all results of an executed op, quantized or plain, and that all other bytes are those
- * `before` the execute. */
-void ops_exact_check(const char *title, const ops_bytes *before, const ops_bytes *got,
-                     const ops_exact *want);
-
-/* Executes `data` on `backend`, or by an existing op, and checks it. Returns the expected
- * results. */
+/* Executes `data` on `backend`, or by an existing op. Checks all results, quantized or plain, and
+ * that no other byte has changed. Returns the expected results. */
 ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance);
 ops_exact ops_exact_run_op(const char *title, moert_op *op, ops_bytes *data, double tolerance);
 

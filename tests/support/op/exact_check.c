@@ -95,10 +95,12 @@ static recipe recipe_of(const check *c, const moert_quantizer *how) {
     return r;
 }
 
-/* The scale byte of a block whose largest magnitude is `amax`. */
+/* The scale byte of a block whose largest magnitude is `amax`. Both products are rounded to
+ * float32, which can make them a power of two. */
 static unsigned scale_of(const recipe *r, double amax) {
     int exponent;
-    const double t = amax * (double)(float)(1.0 / r->largest) * r->norm;
+    const double inverse = (double)(float)(1.0 / r->largest);
+    const double t = (double)(float)((double)(float)(amax * inverse) * r->norm);
     if (r->fine)
         return oracle_code(MOERT_DTYPE_E4M3, t);
     if (!(t > 0x1p-127))
@@ -216,8 +218,8 @@ static const moert_op_quantized *quantized_of(const moert_op *op, moert_op_buffe
     return NULL;
 }
 
-void ops_exact_check(const char *title, const ops_bytes *before, const ops_bytes *got,
-                     const ops_exact *want) {
+static void check_all(const char *title, const ops_bytes *before, const ops_bytes *got,
+                      const ops_exact *want) {
     const moert_op_options *o = &got->shape.options;
     const moert_op_buffer result = ops_result_buffer(o->kind);
     check c = {title, before, got, want, 0, 0};
@@ -248,7 +250,7 @@ ops_exact ops_exact_run_op(const char *title, moert_op *op, ops_bytes *data, dou
     const ops_bytes before = ops_bytes_copy(data), plain = ops_bytes_decode(data);
     const ops_exact want = ops_exact_of(&plain, tolerance);
     ops_bytes_execute_op(op, data);
-    ops_exact_check(
+    check_all(
         titled("%s, %s, %s", title, ops_title(&data->shape.options), moert_op_backend_name(op)),
         &before, data, &want);
     return want;

@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
-/* GLU and dGLU ops, plain and quantized, and plain GEMMs. A group gives the same bytes with discrete
- * weights, in an op of only that group, and padded with garbage rows of prob 0. This holds wherever
- * the group's tiles of scales lie. */
+/* GLU and dGLU ops, plain and quantized, and plain GEMMs. A group gives the same bytes with
+ * discrete weights, in an op of only that group, and padded with garbage rows of prob 0. This holds
+ * wherever the group's tiles of scales lie. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "support/op/bytes.h"
