@@ -30,135 +30,122 @@ static moert_op_options quantized(moert_op_kind kind) {
         change;                                                                                    \
         ops_check_refused(&o, (status), (text));                                                   \
     } while (0)
+#define PLAIN(kind, status, text, change)     REFUSED(plain(kind), status, text, change)
+#define QUANTIZED(kind, status, text, change) REFUSED(quantized(kind), status, text, change)
 
 TEST(test_a_wrong_field_is_named_with_its_value) {
-    REFUSED(plain(forward), usage, "size is 8", o.size = 8);
-    REFUSED(plain(forward), usage, "kind is 77", o.kind = (moert_op_kind)77);
-    REFUSED(plain(forward), usage, "n is 0", o.n = 0);
-    REFUSED(plain(forward), usage, "k is 0", o.k = 0);
-    REFUSED(plain(forward), unsupported, "rows is 2147483648", o.rows = (size_t)1 << 31);
-    REFUSED(plain(forward), unsupported, "groups is 1099511627776", o.groups = (size_t)1 << 40);
-    REFUSED(plain(forward), unsupported, "backend is 'quantum'", o.backend = "quantum");
-    REFUSED(plain(forward), unsupported, "x.type is e2m1", o.x.type = MOERT_DTYPE_E2M1);
-    REFUSED(plain(forward), usage, "y.type is dtype 99", o.y.type = (moert_dtype)99);
-    REFUSED(plain(forward), unsupported, "weight.type is bf16", o.weight.type = MOERT_DTYPE_BF16);
-    REFUSED(plain(wgrad), unsupported, "y.type is f16", o.y.type = MOERT_DTYPE_F16);
-    REFUSED(plain(dgrad), unsupported, "weight.type is e2m1", o.weight.type = MOERT_DTYPE_E2M1);
-    REFUSED(plain(forward), usage, "x.stride is -32", o.x.stride = -32);
-    REFUSED(plain(forward), usage, "y.stride is 63", o.y.stride = 63);
-    REFUSED(plain(forward), unsupported, "weight.stride is 33", o.weight.stride = 33);
-    REFUSED(plain(forward), unsupported, "x.discrete is true", o.x.discrete = true);
-    REFUSED(plain(dgrad), unsupported, "bias is true", o.bias = true);
-    REFUSED(plain(forward), usage, "bias_scale is true", o.bias_scale = true);
-    REFUSED(plain(wgrad), unsupported, "prob is true", o.prob = true);
-    REFUSED(plain(wgrad), unsupported, "amax is true", o.amax = true);
-    REFUSED(plain(gated), unsupported, "accumulate is true", o.accumulate = true);
-    REFUSED(plain(gated), unsupported, "dbias is true", o.dbias = true);
-    REFUSED(plain(dglu), unsupported, "save_c is true", o.save_c = true);
-    REFUSED(plain(forward), usage, "permute is 3", o.permute = (moert_op_permute)3);
-    REFUSED(plain(gated), unsupported, "permute is y", o.permute = MOERT_OP_PERMUTE_Y);
-    REFUSED(plain(dglu), unsupported, "permute is x", o.permute = MOERT_OP_PERMUTE_X);
-    REFUSED(plain(forward), usage, "row_weight is true", o.row_weight = true);
-    REFUSED(plain(gated), unsupported, "interleave is 16", o.interleave = 16);
-    REFUSED(plain(gated), usage, "glu.limit is 0", o.glu.limit = 0.0f);
-    REFUSED(plain(gated), usage, "n is 63", o.n = 63);
-    REFUSED(plain(gated), unsupported, "d.type is e2m1", o.d.type = MOERT_DTYPE_E2M1);
-    REFUSED(plain(dglu), usage, "c.stride is 63", o.c.stride = 63);
+    PLAIN(forward, usage, "size is 8", o.size = 8);
+    PLAIN(forward, usage, "kind is 77", o.kind = (moert_op_kind)77);
+    PLAIN(forward, usage, "n is 0", o.n = 0);
+    PLAIN(forward, usage, "k is 0", o.k = 0);
+    PLAIN(forward, unsupported, "rows is 2147483648", o.rows = (size_t)1 << 31);
+    PLAIN(forward, unsupported, "groups is 1099511627776", o.groups = (size_t)1 << 40);
+    PLAIN(forward, unsupported, "backend is 'quantum'", o.backend = "quantum");
+    PLAIN(forward, unsupported, "x.type is e2m1", o.x.type = MOERT_DTYPE_E2M1);
+    PLAIN(forward, usage, "y.type is dtype 99", o.y.type = (moert_dtype)99);
+    PLAIN(forward, unsupported, "weight.type is bf16", o.weight.type = MOERT_DTYPE_BF16);
+    PLAIN(wgrad, unsupported, "y.type is f16", o.y.type = MOERT_DTYPE_F16);
+    PLAIN(dgrad, unsupported, "weight.type is e2m1", o.weight.type = MOERT_DTYPE_E2M1);
+    PLAIN(forward, usage, "x.stride is -32", o.x.stride = -32);
+    PLAIN(forward, usage, "y.stride is 63", o.y.stride = 63);
+    PLAIN(forward, unsupported, "weight.stride is 33", o.weight.stride = 33);
+    PLAIN(forward, unsupported, "x.discrete is true", o.x.discrete = true);
+    PLAIN(dgrad, unsupported, "bias is true", o.bias = true);
+    PLAIN(forward, usage, "bias_scale is true", o.bias_scale = true);
+    PLAIN(wgrad, unsupported, "prob is true", o.prob = true);
+    PLAIN(wgrad, unsupported, "amax is true", o.amax = true);
+    PLAIN(gated, unsupported, "accumulate is true", o.accumulate = true);
+    PLAIN(gated, unsupported, "dbias is true", o.dbias = true);
+    PLAIN(dglu, unsupported, "save_c is true", o.save_c = true);
+    PLAIN(forward, usage, "permute is 3", o.permute = (moert_op_permute)3);
+    PLAIN(gated, unsupported, "permute is y", o.permute = MOERT_OP_PERMUTE_Y);
+    PLAIN(dglu, unsupported, "permute is x", o.permute = MOERT_OP_PERMUTE_X);
+    PLAIN(forward, usage, "row_weight is true", o.row_weight = true);
+    PLAIN(gated, unsupported, "interleave is 16", o.interleave = 16);
+    PLAIN(gated, usage, "glu.limit is 0", o.glu.limit = 0.0f);
+    PLAIN(gated, usage, "n is 63", o.n = 63);
+    PLAIN(gated, unsupported, "d.type is e2m1", o.d.type = MOERT_DTYPE_E2M1);
+    PLAIN(dglu, usage, "c.stride is 63", o.c.stride = 63);
 }
 
 TEST(test_fields_that_do_not_go_together_are_refused) {
-    REFUSED(plain(forward), usage, "accumulate is true", o.beta = o.accumulate = true);
-    REFUSED(plain(dgrad), usage, "prob is true; false with beta", o.prob = o.beta = true);
-    REFUSED(plain(forward), usage, "prob is true; false with beta or accumulate",
-            o.prob = o.accumulate = true);
-    REFUSED(plain(forward), usage, "prob is true; false with bias; bias_scale",
-            o.prob = o.bias = true);
-    REFUSED(plain(forward), usage, "topk is 0", (o.permute = MOERT_OP_PERMUTE_X, o.topk = 0));
-    REFUSED(plain(gated), usage, "n is 96; a multiple of 64", (o.n = 96, o.interleave = 32));
-    REFUSED(plain(dglu), usage, "2k is 40; a multiple of 16", (o.k = 20, o.interleave = 8));
-    REFUSED(plain(forward), unsupported, "bias_type is e4m3",
-            (o.bias = true, o.bias_type = MOERT_DTYPE_E4M3));
-    REFUSED(plain(gated), usage, "interleave is 8", (o.glu.interleaved = true, o.interleave = 8));
-    REFUSED(plain(forward), unsupported, "groups is 65537; at most 65536",
-            (o.weight.discrete = true, o.groups = 65537));
+    PLAIN(forward, usage, "accumulate is true", o.beta = o.accumulate = true);
+    PLAIN(dgrad, usage, "prob is true; false with beta", o.prob = o.beta = true);
+    PLAIN(forward, usage, "prob is true; false with beta or accumulate",
+          o.prob = o.accumulate = true);
+    PLAIN(forward, usage, "prob is true; false with bias; bias_scale", o.prob = o.bias = true);
+    PLAIN(forward, usage, "topk is 0", (o.permute = MOERT_OP_PERMUTE_X, o.topk = 0));
+    PLAIN(gated, usage, "n is 96; a multiple of 64", (o.n = 96, o.interleave = 32));
+    PLAIN(dglu, usage, "2k is 40; a multiple of 16", (o.k = 20, o.interleave = 8));
+    PLAIN(forward, unsupported, "bias_type is e4m3",
+          (o.bias = true, o.bias_type = MOERT_DTYPE_E4M3));
+    PLAIN(gated, usage, "interleave is 8", (o.glu.interleaved = true, o.interleave = 8));
+    PLAIN(forward, unsupported, "groups is 65537; at most 65536",
+          (o.weight.discrete = true, o.groups = 65537));
 }
 
 TEST(test_a_wrong_field_of_a_quantized_operand_is_named) {
-    REFUSED(quantized(forward), usage, "gemm_forward: x.how.size is 7; 0 for plain",
-            o.x.how.size = 7);
-    REFUSED(quantized(dgrad), usage, "y.how.format is 9; 0 to 4", o.y.how.format = (moert_format)9);
-    REFUSED(quantized(forward), usage, "weight.how.axis is 3; row (0)",
-            o.weight.how.axis = (moert_axis)3);
-    REFUSED(quantized(gated), usage, "d.how.scale_rounding is 2; 0 or 1",
-            o.d.how.scale_rounding = (moert_scale_rounding)2);
-    REFUSED(quantized(wgrad), usage, "y.how.nvfp4_rule is 3; 0 to 2",
-            o.y.how.nvfp4_rule = (moert_nvfp4_rule)3);
-    REFUSED(quantized(forward), usage, "x.how.rounding is 4; 0 to 3",
-            o.x.how.rounding = (moert_rounding)4);
-    REFUSED(quantized(forward), usage, "x.scales is 3; linear (0)",
-            o.x.scales = (moert_scale_layout)3);
-    REFUSED(quantized(forward), usage, "x.stride is 40; 0 with", o.x.stride = 40);
-    REFUSED(quantized(forward), usage, "x.stride is -40; 0 with", o.x.stride = -40);
-    REFUSED(quantized(forward), usage, "weight.stride is 32; 0 with", o.weight.stride = 32);
-    REFUSED(quantized(forward), unsupported, "x.discrete is true", o.x.discrete = true);
-    REFUSED(quantized(forward), usage, "x.how.transposed is true; false, except",
-            o.x.how.transposed = true);
-    REFUSED(quantized(dglu), usage, "d.how.transposed is true", o.d.how.transposed = true);
-    REFUSED(quantized(forward), usage, "y.global is true; false, a result's is in norm",
-            o.y.global = true);
-    REFUSED(quantized(forward), usage, "x.how.group_scales is true; false without",
-            o.x.how.group_scales = true);
-    REFUSED(quantized(forward), usage, "x.how.hadamard is true; false, except",
-            o.x.how.hadamard = true);
-    REFUSED(quantized(gated), usage, "d.how.hadamard is true; false, except",
-            o.d.how.hadamard = true);
-    REFUSED(quantized(forward), unsupported, "accumulate is true; false with a quantized",
-            o.accumulate = true);
-    REFUSED(quantized(dgrad), unsupported, "beta is true; false with a quantized", o.beta = true);
-    REFUSED(quantized(dgrad), unsupported, "permute is 1; none (0)",
-            o.permute = MOERT_OP_PERMUTE_X);
-    REFUSED(quantized(forward), unsupported, "permute is 2; none (0)",
-            o.permute = MOERT_OP_PERMUTE_Y);
-    REFUSED(quantized(forward), unsupported, "groups is 67108864; fewer",
-            o.groups = (size_t)1 << 26);
-    REFUSED(quantized(wgrad), unsupported,
-            "weight.how.size is 48; 0, the result of gemm_wgrad is plain",
-            o.weight = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
-    REFUSED(quantized(dglu), unsupported, "c.how.size is 48; 0, c is plain",
-            o.c = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
-    REFUSED(quantized(forward), usage, "column.how.axis is 0; column (1)",
-            o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
-    REFUSED(quantized(wgrad), unsupported,
-            "column.how.size is 48; 0 unless the result is quantized",
-            o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0));
-    REFUSED(quantized(wgrad), usage, "norm is true; false unless", o.norm = true);
+    QUANTIZED(forward, usage, "gemm_forward: x.how.size is 7; 0 for plain", o.x.how.size = 7);
+    QUANTIZED(dgrad, usage, "y.how.format is 9; 0 to 4", o.y.how.format = (moert_format)9);
+    QUANTIZED(forward, usage, "weight.how.axis is 3; row (0)", o.weight.how.axis = (moert_axis)3);
+    QUANTIZED(gated, usage, "d.how.scale_rounding is 2; 0 or 1",
+              o.d.how.scale_rounding = (moert_scale_rounding)2);
+    QUANTIZED(wgrad, usage, "y.how.nvfp4_rule is 3; 0 to 2",
+              o.y.how.nvfp4_rule = (moert_nvfp4_rule)3);
+    QUANTIZED(forward, usage, "x.how.rounding is 4; 0 to 3", o.x.how.rounding = (moert_rounding)4);
+    QUANTIZED(forward, usage, "x.scales is 3; linear (0)", o.x.scales = (moert_scale_layout)3);
+    QUANTIZED(forward, usage, "x.stride is 40; 0 with", o.x.stride = 40);
+    QUANTIZED(forward, usage, "x.stride is -40; 0 with", o.x.stride = -40);
+    QUANTIZED(forward, usage, "weight.stride is 32; 0 with", o.weight.stride = 32);
+    QUANTIZED(forward, unsupported, "x.discrete is true", o.x.discrete = true);
+    QUANTIZED(forward, usage, "x.how.transposed is true; false, except", o.x.how.transposed = true);
+    QUANTIZED(dglu, usage, "d.how.transposed is true", o.d.how.transposed = true);
+    QUANTIZED(forward, usage, "y.global is true; false, a result's is in norm", o.y.global = true);
+    QUANTIZED(forward, usage, "x.how.group_scales is true; false without",
+              o.x.how.group_scales = true);
+    QUANTIZED(forward, usage, "x.how.hadamard is true; false, except", o.x.how.hadamard = true);
+    QUANTIZED(gated, usage, "d.how.hadamard is true; false, except", o.d.how.hadamard = true);
+    QUANTIZED(forward, unsupported, "accumulate is true; false with a quantized",
+              o.accumulate = true);
+    QUANTIZED(dgrad, unsupported, "beta is true; false with a quantized", o.beta = true);
+    QUANTIZED(dgrad, unsupported, "permute is 1; none (0)", o.permute = MOERT_OP_PERMUTE_X);
+    QUANTIZED(forward, unsupported, "permute is 2; none (0)", o.permute = MOERT_OP_PERMUTE_Y);
+    QUANTIZED(forward, unsupported, "groups is 67108864; fewer", o.groups = (size_t)1 << 26);
+    QUANTIZED(wgrad, unsupported, "weight.how.size is 48; 0, the result of gemm_wgrad is plain",
+              o.weight = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
+    QUANTIZED(dglu, unsupported, "c.how.size is 48; 0, c is plain",
+              o.c = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
+    QUANTIZED(forward, usage, "column.how.axis is 0; column (1)",
+              o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
+    QUANTIZED(wgrad, unsupported, "column.how.size is 48; 0 unless the result is quantized",
+              o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0));
+    QUANTIZED(wgrad, usage, "norm is true; false unless", o.norm = true);
 }
 
 TEST(test_fields_of_quantized_operands_that_do_not_go_together_are_refused) {
     const moert_operand floats = {.type = MOERT_DTYPE_F32};
-    REFUSED(quantized(forward), usage, "x.scales is 1; linear (0) with fp8-block",
-            (o.x.how.format = MOERT_FORMAT_FP8_BLOCK, o.x.scales = MOERT_SCALES_TILED));
-    REFUSED(quantized(forward), usage, "x.global is true; false, except with nvfp4",
-            (o.x.how.format = MOERT_FORMAT_MXFP4, o.x.global = true));
-    REFUSED(
-        quantized(forward), usage, "x.how.rounding is 3; 0 or 1, except",
+    QUANTIZED(forward, usage, "x.scales is 1; linear (0) with fp8-block",
+              (o.x.how.format = MOERT_FORMAT_FP8_BLOCK, o.x.scales = MOERT_SCALES_TILED));
+    QUANTIZED(forward, usage, "x.global is true; false, except with nvfp4",
+              (o.x.how.format = MOERT_FORMAT_MXFP4, o.x.global = true));
+    QUANTIZED(
+        forward, usage, "x.how.rounding is 3; 0 or 1, except",
         (o.x.how.format = MOERT_FORMAT_MXFP8_E4M3, o.x.how.rounding = MOERT_ROUNDING_STOCHASTIC));
-    REFUSED(quantized(forward), usage, "weight.how.transposed is true",
-            (o.weight.how.axis = MOERT_AXIS_TILE, o.weight.how.transposed = true));
-    REFUSED(quantized(forward), unsupported, "weight.scales is 2; linear (0) or tiled (1)",
-            (o.weight.how.transposed = true, o.weight.scales = MOERT_SCALES_TILED_WHOLE));
-    REFUSED(quantized(forward), unsupported, "x.how.axis is 1; row (0) or tile (2)",
-            (o.permute = MOERT_OP_PERMUTE_X, o.x.how.axis = MOERT_AXIS_COLUMN));
-    REFUSED(quantized(gated), usage, "norm is true; false with a result of fp8-block",
-            (o.norm = true, o.d.how.format = MOERT_FORMAT_FP8_BLOCK));
-    REFUSED(quantized(forward), usage, "norm is true; false unless the result is quantized",
-            (o.y = floats, o.norm = true));
-    REFUSED(quantized(forward), usage, "y.scales is 1; linear (0), unless",
-            (o.y = floats, o.y.scales = MOERT_SCALES_TILED));
-    REFUSED(quantized(forward), usage, "x.global is true; false, except for quantized operands",
-            (o.x = floats, o.x.global = true));
-    REFUSED(quantized(forward), unsupported, "x.type is e2m1",
-            (o.x = floats, o.x.type = MOERT_DTYPE_E2M1));
+    QUANTIZED(forward, usage, "weight.how.transposed is true",
+              (o.weight.how.axis = MOERT_AXIS_TILE, o.weight.how.transposed = true));
+    QUANTIZED(forward, unsupported, "weight.scales is 2; linear (0) or tiled (1)",
+              (o.weight.how.transposed = true, o.weight.scales = MOERT_SCALES_TILED_WHOLE));
+    QUANTIZED(forward, unsupported, "x.how.axis is 1; row (0) or tile (2)",
+              (o.permute = MOERT_OP_PERMUTE_X, o.x.how.axis = MOERT_AXIS_COLUMN));
+    QUANTIZED(gated, usage, "norm is true; false with a result of fp8-block",
+              (o.norm = true, o.d.how.format = MOERT_FORMAT_FP8_BLOCK));
+    QUANTIZED(forward, usage, "norm is true; false unless the result is quantized",
+              (o.y = floats, o.norm = true));
+    QUANTIZED(forward, usage, "y.scales is 1; linear (0), unless",
+              (o.y = floats, o.y.scales = MOERT_SCALES_TILED));
+    QUANTIZED(forward, usage, "x.global is true; false, except for quantized operands",
+              (o.x = floats, o.x.global = true));
+    QUANTIZED(forward, unsupported, "x.type is e2m1", (o.x = floats, o.x.type = MOERT_DTYPE_E2M1));
 }
 
 /* Without the size of MOERT_QUANTIZER_INIT, a quantizer would count as a plain operand. */
@@ -174,13 +161,12 @@ TEST(test_a_quantizer_without_a_size_is_refused) {
                                                 {.group_scales = true}};
     for (size_t i = 0; i < MOERT_COUNT(forgotten); i++) {
         const moert_operand wrong = {.how = forgotten[i]};
-        REFUSED(quantized(forward), usage, "x.how.size is 0; that of MOERT_QUANTIZER_INIT",
-                o.x = wrong);
-        REFUSED(quantized(dgrad), usage, "weight.how.size is 0; that of", o.weight = wrong);
-        REFUSED(quantized(wgrad), usage, "y.how.size is 0; that of", o.y = wrong);
-        REFUSED(quantized(dglu), usage, "c.how.size is 0; that of", o.c = wrong);
-        REFUSED(quantized(gated), usage, "d.how.size is 0; that of", o.d = wrong);
-        REFUSED(quantized(gated), usage, "column.how.size is 0; that of", o.column = wrong);
+        QUANTIZED(forward, usage, "x.how.size is 0; that of MOERT_QUANTIZER_INIT", o.x = wrong);
+        QUANTIZED(dgrad, usage, "weight.how.size is 0; that of", o.weight = wrong);
+        QUANTIZED(wgrad, usage, "y.how.size is 0; that of", o.y = wrong);
+        QUANTIZED(dglu, usage, "c.how.size is 0; that of", o.c = wrong);
+        QUANTIZED(gated, usage, "d.how.size is 0; that of", o.d = wrong);
+        QUANTIZED(gated, usage, "column.how.size is 0; that of", o.column = wrong);
     }
 }
 
