@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Descriptions and buffers that are refused, plain and quantized; sizes of buffers; creating,
  * executing, recording and destroying an op. */
 #include "base/memory.h"

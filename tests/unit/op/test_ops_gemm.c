@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Grouped GEMM ops: exact results of every orientation, dtype, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
 #include "base/memory.h"

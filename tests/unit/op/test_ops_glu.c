@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* GLU and dGLU ops: every form, order and interleaving against float64 and its central differences;
  * worked examples; rows that are read through a permutation. */
 #include "base/memory.h"

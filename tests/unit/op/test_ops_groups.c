@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* GLU and dGLU ops, plain and quantized, and plain GEMMs. A group gives the same bytes with
  * discrete weights, in an op of only that group, and padded with garbage rows of prob 0. This holds
  * wherever the group's tiles of scales lie. */

@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, if there is one: exact results of small
  * integers for any groups and epilogue, and the same bits in every run, whatever other rows are in
  * the batch. */

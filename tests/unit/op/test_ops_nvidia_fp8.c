@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Grouped GEMM ops on FP8 operands on the tensor cores of an NVIDIA GPU, if there is one: exact
  * results of small integers, and random results near float64, for any groups. */
 #include <float.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 operands on the tensor cores of an NVIDIA GPU, if
  * there is one: exact results of small integers for any groups, and for any payload the bits of the
  * same values in bf16. */

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Ops with quantized operands have the bits of the float32 op on the operands' values, on both
  * backends, for any split of the rows. */
 #include <malloc.h>

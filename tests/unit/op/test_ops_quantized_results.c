@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Quantized results of ops have the bytes that the quantizer gives for float32 results, in every
  * layout, on both backends. */
 #include "base/dtype.h"
