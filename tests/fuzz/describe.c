@@ -211,115 +211,47 @@ static void choose_backend(const fuzz_input *in, moert_op_options *o) {
 
 typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
 
-typedef struct field_row {
+/* X(type, name): the fields of a description. */
+#define OPERAND(X, o)                                                                              \
+    X(ENUM, o.type), X(WORD, o.stride), X(BOOL, o.discrete), X(WORD, o.how.size),                  \
+        X(ENUM, o.how.format), X(ENUM, o.how.axis), X(ENUM, o.how.scale_rounding),                 \
+        X(ENUM, o.how.nvfp4_rule), X(ENUM, o.how.rounding), X(WORD, o.how.seed),                   \
+        X(BOOL, o.how.transposed), X(BOOL, o.how.hadamard), X(BOOL, o.how.group_scales),           \
+        X(ENUM, o.scales), X(BOOL, o.global)
+#define FIELDS(X)                                                                                  \
+    OPERAND(X, x), OPERAND(X, weight), OPERAND(X, y), OPERAND(X, c), OPERAND(X, d),                \
+        OPERAND(X, column), X(WORD, size), X(ENUM, kind), X(BOOL, fallback), X(WORD, groups),      \
+        X(WORD, rows), X(WORD, n), X(WORD, k), X(WORD, row_multiple), X(BOOL, norm),               \
+        X(BOOL, alpha), X(BOOL, beta), X(BOOL, accumulate), X(BOOL, bias), X(BOOL, bias_scale),    \
+        X(ENUM, bias_type), X(ENUM, permute), X(WORD, topk), X(BOOL, row_weight),                  \
+        X(BOOL, glu.interleaved), X(FLOAT, glu.limit), X(FLOAT, glu.alpha), X(FLOAT, glu.offset),  \
+        X(WORD, interleave), X(BOOL, linear_first), X(BOOL, save_c), X(BOOL, prob), X(BOOL, amax), \
+        X(BOOL, dprob), X(BOOL, dbias)
+
+static const struct {
     field_type type;
     size_t offset;
-} field_row;
+} fields[] = {
+#define ROW(type, name)                                                                            \
+    { type, offsetof(moert_op_options, name) }
+    FIELDS(ROW)
+#undef ROW
+};
 
-/* clang-format off */
-#define FIELD(type, name) {type, offsetof(moert_op_options, name)}
-#define OPERAND(o)                                                                                 \
-    FIELD(ENUM, o.type),                                                                           \
-    FIELD(WORD, o.stride),                                                                         \
-    FIELD(BOOL, o.discrete),                                                                       \
-    FIELD(WORD, o.how.size),                                                                       \
-    FIELD(ENUM, o.how.format),                                                                     \
-    FIELD(ENUM, o.how.axis),                                                                       \
-    FIELD(ENUM, o.how.scale_rounding),                                                             \
-    FIELD(ENUM, o.how.nvfp4_rule),                                                                 \
-    FIELD(ENUM, o.how.rounding),                                                                   \
-    FIELD(WORD, o.how.seed),                                                                       \
-    FIELD(BOOL, o.how.transposed),                                                                 \
-    FIELD(BOOL, o.how.hadamard),                                                                   \
-    FIELD(BOOL, o.how.group_scales),                                                               \
-    FIELD(ENUM, o.scales),                                                                         \
-    FIELD(BOOL, o.global)
-/* clang-format on */
-
-static const field_row fields[] = {OPERAND(x),
-                                   OPERAND(weight),
-                                   OPERAND(y),
-                                   OPERAND(c),
-                                   OPERAND(d),
-                                   OPERAND(column),
-                                   FIELD(WORD, size),
-                                   FIELD(ENUM, kind),
-                                   FIELD(BOOL, fallback),
-                                   FIELD(WORD, groups),
-                                   FIELD(WORD, rows),
-                                   FIELD(WORD, n),
-                                   FIELD(WORD, k),
-                                   FIELD(WORD, row_multiple),
-                                   FIELD(BOOL, norm),
-                                   FIELD(BOOL, alpha),
-                                   FIELD(BOOL, beta),
-                                   FIELD(BOOL, accumulate),
-                                   FIELD(BOOL, bias),
-                                   FIELD(BOOL, bias_scale),
-                                   FIELD(ENUM, bias_type),
-                                   FIELD(ENUM, permute),
-                                   FIELD(WORD, topk),
-                                   FIELD(BOOL, row_weight),
-                                   FIELD(BOOL, glu.interleaved),
-                                   FIELD(FLOAT, glu.limit),
-                                   FIELD(FLOAT, glu.alpha),
-                                   FIELD(FLOAT, glu.offset),
-                                   FIELD(WORD, interleave),
-                                   FIELD(BOOL, linear_first),
-                                   FIELD(BOOL, save_c),
-                                   FIELD(BOOL, prob),
-                                   FIELD(BOOL, amax),
-                                   FIELD(BOOL, dprob),
-                                   FIELD(BOOL, dbias)};
+/* Returns a power of two, one less, one more, its negative, or the size of a struct. */
+static uint64_t word_of(unsigned byte) {
+    const uint64_t power = 1ull << byte % 64, words[] = {power, power - 1, power + 1, -power};
+    return byte == 254   ? sizeof(moert_quantizer)
+           : byte == 255 ? sizeof(moert_op_options)
+                         : words[byte / 64];
+}
 
 /* Sets one field to any value of its type. */
 static void edit(moert_op_options *options, unsigned field, unsigned byte) {
-    static const uint64_t words[] = {0,
-                                     1,
-                                     2,
-                                     3,
-                                     5,
-                                     7,
-                                     8,
-                                     15,
-                                     16,
-                                     31,
-                                     32,
-                                     33,
-                                     63,
-                                     64,
-                                     65,
-                                     100,
-                                     127,
-                                     128,
-                                     129,
-                                     255,
-                                     256,
-                                     1000,
-                                     4096,
-                                     65535,
-                                     1u << 20,
-                                     (1u << 24) + 1,
-                                     INT32_MAX - 1,
-                                     INT32_MAX,
-                                     1u << 31,
-                                     UINT32_MAX,
-                                     1ull << 32,
-                                     (1ull << 32) + 1,
-                                     1ull << 40,
-                                     1ull << 61,
-                                     1ull << 62,
-                                     INT64_MAX,
-                                     1ull << 63,
-                                     UINT64_MAX,
-                                     UINT64_MAX - 1,
-                                     UINT64_MAX - 31,
-                                     UINT64_MAX - 127,
-                                     sizeof(moert_quantizer),
-                                     sizeof(moert_op_options)};
     static const uint32_t enums[] = {0, 1, 2, 3, 4, 5, 6, 7, 77, INT32_MAX, 1u << 31, UINT32_MAX};
     static const float floats[] = {0.0f,    -0.0f,    1.0f,     -1.0f,     1e-40f, FLT_MIN,
                                    FLT_MAX, -FLT_MAX, INFINITY, -INFINITY, NAN};
+    const uint64_t word = word_of(byte);
     char *const at = (char *)options + fields[field].offset;
     switch (fields[field].type) {
     case BOOL:
@@ -331,7 +263,7 @@ static void edit(moert_op_options *options, unsigned field, unsigned byte) {
         memcpy(at, &PICK(enums, byte), sizeof enums[0]);
         break;
     case WORD:
-        memcpy(at, &PICK(words, byte), sizeof words[0]);
+        memcpy(at, &word, sizeof word);
         break;
     case FLOAT:
         memcpy(at, &PICK(floats, byte), sizeof floats[0]);

@@ -1,6 +1,7 @@
 /* The op descriptions of cases.h. */
 #include "support/op/cases.h"
 
+#include "base/memory.h"
 #include "support/test.h"
 
 moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k) {
@@ -37,6 +38,55 @@ moert_op_options ops_gemm(moert_op_kind kind, moert_operand operand, size_t grou
     operand.how.axis = forward ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
     *ops_second_operand(&o) = operand;
     return o;
+}
+
+/* ---- GLU ---- */
+
+const uint32_t ops_glu_ends[OPS_GLU_GROUPS] = {0, 7, 7, 8, 40};
+
+static const moert_glu_form forms[] = {
+    MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
+static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16};
+
+/* The width I, and the number of consecutive columns of gate or up; 0: gate and up are the two
+ * halves of a row */
+static const struct layout {
+    size_t width, run;
+} layouts[] = {{64, 32}, {40, 8}, {19, 1}, {33, 0}, {5, 0}, {32, 32}, {8, 8}, {96, 0}};
+enum { FORMS = 3, TYPES = 3, LAYOUTS = MOERT_COUNT(layouts) };
+
+moert_op_options ops_glu_case(moert_op_kind kind, size_t i) {
+    const struct layout at = layouts[i / FORMS % LAYOUTS];
+    const bool glu = kind == MOERT_OP_GLU;
+    moert_op_options o =
+        ops_sized(kind, OPS_GLU_GROUPS, OPS_GLU_ROWS, glu ? 2 * at.width : 24, glu ? 24 : at.width);
+    o.glu = forms[i % FORMS];
+    o.interleave = at.run;
+    o.linear_first = i >= OPS_GLU_CASES / 2;
+    o.x.type = o.y.type = o.weight.type = types[i % TYPES];
+    o.c.type = types[(i + 1) % TYPES];
+    o.d.type = types[i / TYPES % TYPES];
+    o.bias_type = types[i / FORMS % TYPES];
+    o.weight.discrete = i % 2 == 1;
+    o.prob = i % 4 != 0;
+    o.alpha = o.amax = i % 3 != 0;
+    if (i % 5 == 0)
+        o.c.stride = o.d.stride = (ptrdiff_t)(2 * at.width + 3);
+    return o;
+}
+
+_Static_assert(OPS_GLU_CASES == 2 * FORMS * LAYOUTS, "every form, order and layout");
+
+void ops_switch_on(moert_op_options *o, unsigned switches) {
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    o->alpha = (switches & OPS_ALPHA) != 0;
+    o->beta = (switches & OPS_BETA) != 0;
+    o->accumulate = (switches & OPS_ACCUMULATE) != 0;
+    o->bias = (switches & OPS_BIAS) != 0 && (forward || o->kind == MOERT_OP_GLU);
+    o->bias_scale = (switches & OPS_BIAS_SCALE) != 0 && forward;
+    o->prob = (switches & OPS_PROB) != 0 && !wgrad;
+    o->amax = (switches & OPS_AMAX) != 0 && !wgrad;
+    o->row_weight = (switches & OPS_ROW_WEIGHT) != 0 && forward;
 }
 
 void ops_add_everything(moert_op_options *o) {
@@ -100,4 +150,11 @@ void ops_check_refused(const moert_op_options *o, moert_status status, const cha
     moert_op *op = NULL;
     ASSERT_FAILS(moert_op_create(test_device, o, &op), status, text);
     assert_null(op);
+}
+
+void ops_check_fallback(const char *backend, moert_op_options options, const char *text) {
+    options.backend = backend;
+    ops_check_refused(&options, MOERT_ERROR_UNSUPPORTED, text);
+    options.fallback = true;
+    assert_string_equal(moert_op_backend_name(ops_open(&options)), "portable");
 }

@@ -31,6 +31,27 @@ moert_operand ops_scaled_by_groups(moert_format format);
 moert_op_options ops_gemm(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
                           size_t n, size_t k);
 
+/* Groups of the GLU cases: empty, of one row or many, and rows past the last end. */
+enum { OPS_GLU_GROUPS = 5, OPS_GLU_ROWS = 44, OPS_GLU_CASES = 48 };
+extern const uint32_t ops_glu_ends[OPS_GLU_GROUPS];
+
+/* Returns GLU or dGLU case i of OPS_GLU_CASES, over ops_glu_ends. The cases cover every form, order
+ * and layout of gate and up; dtypes and options vary with i. */
+moert_op_options ops_glu_case(moert_op_kind kind, size_t i);
+
+/* Options of an epilogue. ops_switch_on() sets those of them that the op's kind has. */
+enum {
+    OPS_ALPHA = 1,
+    OPS_BETA = 2,
+    OPS_ACCUMULATE = 4,
+    OPS_BIAS = 8,
+    OPS_BIAS_SCALE = 16,
+    OPS_PROB = 32,
+    OPS_AMAX = 64,
+    OPS_ROW_WEIGHT = 128
+};
+void ops_switch_on(moert_op_options *options, unsigned switches);
+
 /* Switches on all options of a GLU or dGLU except bias. */
 void ops_add_everything(moert_op_options *options);
 
@@ -59,14 +80,9 @@ const char *ops_title(const moert_op_options *options);
 /* Creates an op on the test device. The op is destroyed when the test ends. */
 moert_op *ops_open(const moert_op_options *options);
 
+/* Checks that `backend` refuses a description with a message that contains `text`, and that the
+ * option `fallback` selects the portable backend. */
+void ops_check_fallback(const char *backend, moert_op_options options, const char *text);
+
 /* Checks that moert_op_create() refuses a description with a message that contains `text`. */
 void ops_check_refused(const moert_op_options *options, moert_status status, const char *text);
-
-/* Applies `change` to a copy `o` of a description, then checks that moert_op_create() refuses
- * `o`. */
-#define OPS_REFUSED(description, status, text, change)                                             \
-    do {                                                                                           \
-        moert_op_options o = (description);                                                        \
-        change;                                                                                    \
-        ops_check_refused(&o, (status), (text));                                                   \
-    } while (0)

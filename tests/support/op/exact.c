@@ -1,24 +1,40 @@
 /* The formulas of exact.h. */
 #include "support/op/exact.h"
-#include "support/op/glu.h"
 
 /* Element i of an optional buffer; 1 if the op has no such buffer. */
 static double or_one(const ops_bytes *data, moert_op_buffer which, size_t i) {
     return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
 }
 
-/* Returns the matrix [n,k] of an operand from element `first` on, or its transpose [k,n]. */
-static double *values_of(const ops_bytes *data, moert_op_buffer which, size_t first, size_t n,
-                         size_t k, bool transposed) {
-    double *values = test_alloc(n * k * sizeof *values);
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < k; j++)
-            values[transposed ? j * n + i : i * k + j] =
-                ops_bytes_get(data, which, first + i * k + j);
-    return values;
+size_t ops_row(const ops_bytes *data, const moert_op_rows *rows, size_t r) {
+    const size_t slot = rows->gathered ? ops_gather(data)[r] : r;
+    return slot < data->shape.options.rows ? slot / rows->divisor : SIZE_MAX;
 }
 
 /* ---- GEMMs ---- */
+
+/* Returns rows [first, first + count) of x or y, in the order of the groups. */
+static double *rows_of(const ops_bytes *data, moert_op_buffer which, size_t first, size_t count) {
+    const moert_op_rows *rows = which == MOERT_OP_BUFFER_x ? &data->shape.x : &data->shape.y;
+    const size_t width = rows->width, stride = data->shape.needs[which].stride;
+    double *values = test_alloc(count * width * sizeof *values);
+    for (size_t r = 0; r < count; r++) {
+        const size_t row = ops_row(data, rows, first + r);
+        for (size_t j = 0; row != SIZE_MAX && j < width; j++)
+            values[r * width + j] = ops_bytes_get(data, which, row * stride + j);
+    }
+    return values;
+}
+
+/* Returns the weight of group g: [K,N] if transposed, otherwise [N,K]. */
+static double *weight_of(const ops_bytes *data, size_t g, bool transposed) {
+    const size_t n = data->shape.options.n, k = data->shape.options.k;
+    double *values = test_alloc(n * k * sizeof *values);
+    for (size_t i = 0; i < n * k; i++)
+        values[transposed ? i % k * n + i / k : i] =
+            ops_bytes_get(data, MOERT_OP_BUFFER_weight, g * n * k + i);
+    return values;
+}
 
 /* to[n] += scale * from[n] */
 static void add_scaled(double *to, double scale, const double *from, size_t n) {
@@ -29,14 +45,11 @@ static void add_scaled(double *to, double scale, const double *from, size_t n) {
 /* Computes acc for the rows [first, end) of group g: the rows of the result, or the gradient of the
  * group's weight. */
 static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, double *acc) {
-    const moert_op_options *o = &data->shape.options;
-    const size_t n = o->n, k = o->k, rows = end - first;
+    const size_t n = data->shape.options.n, k = data->shape.options.k, rows = end - first;
     const bool x = data->shape.x.input, y = data->shape.y.input;
-    double *xs = x ? values_of(data, MOERT_OP_BUFFER_x, first * k, rows, k, false) : NULL;
-    double *ys = y ? values_of(data, MOERT_OP_BUFFER_y, first * n, rows, n, false) : NULL;
-    double *w =
-        /* with x, transposed: [K,N] */
-        x && y ? NULL : values_of(data, MOERT_OP_BUFFER_weight, g * n * k, n, k, x);
+    const double *xs = x ? rows_of(data, MOERT_OP_BUFFER_x, first, rows) : NULL;
+    const double *ys = y ? rows_of(data, MOERT_OP_BUFFER_y, first, rows) : NULL;
+    const double *w = x && y ? NULL : weight_of(data, g, x);
     for (size_t r = 0; r < rows; r++)
         if (x && y)
             for (size_t j = 0; j < n; j++)
@@ -47,6 +60,18 @@ static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, 
         else
             for (size_t j = 0; j < n; j++)
                 add_scaled(acc + r * k, ys[r * n + j], w + j * k, k);
+}
+
+static double beta_of(const ops_bytes *data, size_t g) {
+    const moert_op_options *o = &data->shape.options;
+    return o->beta ? ops_bytes_get(data, MOERT_OP_BUFFER_beta, g) : o->accumulate ? 1.0 : 0.0;
+}
+
+/* Adds beta times the old value; an old NaN does not count if beta is 0. */
+static double with_old(const ops_bytes *data, size_t g, double value, moert_op_buffer which,
+                       size_t at) {
+    const double beta = beta_of(data, g);
+    return beta == 0.0 ? value : value + beta * ops_bytes_get(data, which, at);
 }
 
 /* ---- epilogues ---- */
@@ -61,12 +86,24 @@ typedef struct gate {
     double linear;     /* the linear argument: up, clamped, plus the offset */
 } gate;
 
+static double activate(double alpha, double g) {
+    return g / (1.0 + exp(-alpha * g));
+}
+
+/* The slope is a central difference of the activation, not of its limit. */
 static gate gate_of(const moert_glu_form *form, double g, double u) {
-    const double limit = (double)form->limit, alpha = (double)form->alpha;
+    const double limit = (double)form->limit, alpha = (double)form->alpha, step = 1e-5;
     const double low = fmin(g, limit), sigmoid = 1.0 / (1.0 + exp(-alpha * low));
-    const double term = alpha * low * (1.0 - sigmoid);
-    return (gate){low * sigmoid, sigmoid * (1.0 + term), sigmoid * (1.0 + fabs(term)),
+    return (gate){activate(alpha, low),
+                  (activate(alpha, low + step) - activate(alpha, low - step)) / (2.0 * step),
+                  sigmoid * (1.0 + fabs(alpha * low * (1.0 - sigmoid))),
                   fmax(fmin(u, limit), -limit) + (double)form->offset};
+}
+
+/* The column of the gate or the up on which result j depends. */
+static size_t column_of(const moert_op *op, size_t j, bool up) {
+    const bool second = up != op->options.linear_first;
+    return j / op->run * 2 * op->run + j % op->run + (second ? op->run : 0);
 }
 
 /* Returns the error that each of the n sums of a row may have. */
@@ -86,13 +123,26 @@ static void raise(ops_exact *e, size_t i, double value) {
     e->amax[i] = fmax(e->amax[i], fabs(value));
 }
 
+/* Multiplies a GEMM's result by the weight of its row; both are rounded before. */
+static double with_row_weight(const ops_bytes *data, size_t row, double value) {
+    const moert_dtype type = data->shape.needs[MOERT_OP_BUFFER_y].type;
+    if (!data->shape.options.row_weight)
+        return value;
+    return (double)round_to(type, value) *
+           (double)round_to(type, ops_bytes_get(data, MOERT_OP_BUFFER_row_weight, row));
+}
+
 /* Computes row r of a GEMM's or GLU's result from acc. */
 static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, double *acc) {
     const moert_op *op = &data->shape;
     const moert_op_options *o = &op->options;
     const bool glu = o->kind == MOERT_OP_GLU;
+    const moert_op_buffer result = ops_result_buffer(o->kind);
     const size_t n = glu ? o->n : e->width;
+    const size_t row = glu ? r : ops_row(data, op->y.output ? &op->y : &op->x, r);
     const double prob = or_one(data, MOERT_OP_BUFFER_prob, r);
+    if (row == SIZE_MAX)
+        return;
     for (size_t j = 0; j < n; j++) {
         acc[j] *= or_one(data, MOERT_OP_BUFFER_alpha, g);
         if (o->bias)
@@ -105,14 +155,18 @@ static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, 
     for (size_t j = 0; j < e->width; j++) {
         double v = acc[j], off = slack;
         if (glu) {
-            const gate at = gate_of(&o->glu, acc[ops_glu_column(op, j, false)],
-                                    acc[ops_glu_column(op, j, true)]);
+            const gate at =
+                gate_of(&o->glu, acc[column_of(op, j, false)], acc[column_of(op, j, true)]);
             v = at.act * at.linear;
-            off = slack * (fabs(at.slope * at.linear) + fabs(at.act)) + 1e-5 * fabs(v) +
+            off = slack * (fabs(at.slope * at.linear) + fabs(at.act)) + OPS_GLU_ERROR * fabs(v) +
                   lost * fabs(at.linear);
         }
-        put(e, r * e->width + j, v * prob, off * fabs(prob));
-        raise(e, g, v * prob);
+        v *= prob;
+        if (!glu)
+            v = with_row_weight(data, row,
+                                with_old(data, g, v, result, row * op->needs[result].stride + j));
+        put(e, r * e->width + j, v, off * fabs(prob));
+        raise(e, g, v);
     }
     for (size_t j = 0; glu && j < n; j++)
         e->c_slack[r * n + j] = slack;
@@ -129,17 +183,19 @@ static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, siz
     const double beta = scaled ? or_one(data, MOERT_OP_BUFFER_beta, g) : 1.0;
     const double prob = or_one(data, MOERT_OP_BUFFER_prob, r), limit = (double)form->limit;
     const size_t wide = e->width, sums = op->options.groups * wide;
+    const size_t row = r * op->needs[MOERT_OP_BUFFER_c].stride;
     const double slack = slack_of(e, acc, wide / 2);
     for (size_t j = 0; j < wide / 2; j++) {
-        const size_t at[] = {ops_glu_column(op, j, false), ops_glu_column(op, j, true)};
-        const double c[] = {beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[0]),
-                            beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[1])};
+        const size_t at[] = {column_of(op, j, false), column_of(op, j, true)};
+        const double c[] = {beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, row + at[0]),
+                            beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, row + at[1])};
         const gate s = gate_of(form, c[0], c[1]);
         const double q = alpha * alpha * acc[j];
         const double by[] = {c[0] > limit ? 0.0 : s.linear * s.slope,
                              fabs(c[1]) > limit ? 0.0 : s.act};
-        const double off[] = {by[0] == 0.0 ? 0.0 : (1e-5 * s.magnitude + lost) * fabs(s.linear),
-                              by[1] == 0.0 ? 0.0 : 1e-5 * fabs(s.act) + lost};
+        const double off[] = {by[0] == 0.0 ? 0.0
+                                           : (OPS_GLU_ERROR * s.magnitude + lost) * fabs(s.linear),
+                              by[1] == 0.0 ? 0.0 : OPS_GLU_ERROR * fabs(s.act) + lost};
         const double d[] = {q * prob * by[0], q * prob * by[1]};
         for (size_t i = 0; i < 2; i++) {
             put(e, r * wide + at[i], d[i],
@@ -162,6 +218,8 @@ static ops_exact make(const ops_bytes *data, double tolerance) {
     e.result = test_alloc(e.lines * e.width * sizeof(double));
     e.slack = test_alloc(e.lines * e.width * sizeof(double));
     e.amax = test_alloc(2 * o->groups * sizeof(double));
+    for (size_t i = 0; i < 2 * o->groups; i++)
+        e.amax[i] = -INFINITY;
     if (o->kind == MOERT_OP_GLU) {
         e.c = test_alloc(e.lines * o->n * sizeof(double));
         e.c_slack = test_alloc(e.lines * o->n * sizeof(double));
@@ -173,32 +231,39 @@ static ops_exact make(const ops_bytes *data, double tolerance) {
     return e;
 }
 
-ops_exact ops_exact_of(const ops_bytes *plain, double tolerance) {
-    const moert_op_options *o = &plain->shape.options;
-    const uint32_t *ends = ops_bytes_ends(plain);
-    ops_exact e = make(plain, tolerance);
-    assert_true(!o->accumulate && o->permute == MOERT_OP_PERMUTE_NONE &&
-                (!o->beta || o->kind == MOERT_OP_DGLU));
-    const size_t width = plain->shape.x.input ? o->n : o->k; /* columns of acc */
+/* Finishes the gradient of group g's weight. Without rows, alpha does not count, and an old -0
+ * stays. */
+static void finish_weight(const ops_bytes *data, ops_exact *e, size_t g, bool empty) {
+    const size_t elements = data->shape.options.n * data->shape.options.k, first = g * elements;
+    double *sum = e->result + first;
+    for (size_t i = 0; i < elements; i++)
+        sum[i] = !empty                    ? sum[i] * or_one(data, MOERT_OP_BUFFER_alpha, g)
+                 : beta_of(data, g) == 0.0 ? 0.0
+                                           : -0.0;
+    const double slack = slack_of(e, sum, elements);
+    for (size_t i = 0; i < elements; i++)
+        put(e, first + i, with_old(data, g, sum[i], MOERT_OP_BUFFER_weight, first + i), slack);
+}
+
+ops_exact ops_exact_of(const ops_bytes *data, double tolerance) {
+    const moert_op_options *o = &data->shape.options;
+    const uint32_t *ends = ops_bytes_ends(data);
+    ops_exact e = make(data, tolerance);
+    const size_t width = data->shape.x.input ? o->n : o->k; /* columns of acc */
     for (size_t g = 0; g < o->groups; g++) {
+        const size_t before = owned_count();
         const size_t first = ops_group_start(ends, g), end = ends[g], rows = end - first;
-        if (o->kind == MOERT_OP_GEMM_WGRAD) {
-            double *sum = e.result + g * o->n * o->k;
-            multiply(plain, g, first, end, sum);
-            for (size_t i = 0; i < o->n * o->k; i++)
-                sum[i] *= or_one(plain, MOERT_OP_BUFFER_alpha, g);
-            const double slack = slack_of(&e, sum, o->n * o->k);
-            for (size_t i = 0; i < o->n * o->k; i++)
-                e.slack[g * o->n * o->k + i] = slack;
-            continue;
-        }
-        double *acc = test_alloc(rows * width * sizeof *acc);
-        multiply(plain, g, first, end, acc);
-        for (size_t r = 0; r < rows; r++)
+        const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+        double *acc = wgrad ? e.result + g * o->n * o->k : test_alloc(rows * width * sizeof *acc);
+        multiply(data, g, first, end, acc);
+        if (wgrad)
+            finish_weight(data, &e, g, rows == 0);
+        for (size_t r = 0; !wgrad && r < rows; r++)
             if (o->kind == MOERT_OP_DGLU)
-                differentiate_row(plain, &e, g, first + r, acc + r * width);
+                differentiate_row(data, &e, g, first + r, acc + r * width);
             else
-                finish_row(plain, &e, g, first + r, acc + r * width);
+                finish_row(data, &e, g, first + r, acc + r * width);
+        release_since(before);
     }
     return e;
 }

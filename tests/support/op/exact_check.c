@@ -9,7 +9,7 @@
  * right. */
 typedef struct check {
     const char *title;
-    const ops_bytes *got;
+    const ops_bytes *before, *got;
     const ops_exact *want;
     size_t bytes, ambiguous;
 } check;
@@ -19,40 +19,56 @@ static void count(check *c, bool ambiguous) {
     c->ambiguous += ambiguous;
 }
 
-/* Checks that the bytes of a buffer from `first` on, past the last row, are unchanged. */
-static void check_unset(const check *c, moert_op_buffer which, size_t first, int unset) {
-    for (size_t at = first; at < c->got->bytes[which]; at++)
-        if (c->got->at[which][at] != unset)
-            fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
-                     moert_op_buffer_name(which), c->got->at[which][at]);
+/* Checks that an element or, without `written`, a byte is that before the execute. */
+static void check_unchanged(const check *c, moert_op_buffer which, const bool *written,
+                            size_t first) {
+    const size_t bytes =
+        written != NULL ? moert_dtype_bits(c->got->shape.needs[which].type) / 8 : 1;
+    for (size_t i = first; i < c->got->bytes[which] / bytes; i++)
+        if ((written == NULL || !written[i]) &&
+            memcmp(c->got->at[which] + i * bytes, c->before->at[which] + i * bytes, bytes) != 0)
+            fail_msg("%s: element %zu of %s has changed", c->title, i, moert_op_buffer_name(which));
 }
 
 /* ---- plain results ---- */
 
-static double rounded(moert_dtype type, double value) {
-    return type == MOERT_DTYPE_F32 ? value : (double)round_to(type, value);
+/* Checks an element of a buffer. Sums without an error also have the sign of a zero, except in
+ * GLUs. */
+static void check_element(const check *c, moert_op_buffer which, size_t i, double want,
+                          double slack) {
+    const moert_dtype type = c->got->shape.needs[which].type;
+    const double got = ops_bytes_get(c->got, which, i);
+    const bool floats = type == MOERT_DTYPE_F32 && slack > 0.0;
+    const double low = floats ? want - slack : (double)round_to(type, want - slack);
+    const double high = floats ? want + slack : (double)round_to(type, want + slack);
+    const bool sign =
+        slack > 0.0 || moert_op_has_glu(&c->got->shape) || !signbit(got) == !signbit(low);
+    if (isnan(want) ? !isnan(got) : !(got >= low && got <= high && sign))
+        fail_msg("%s: %s[%zu] is %.9g, not %.9g within %.2g", c->title, moert_op_buffer_name(which),
+                 i, got, want, slack);
 }
 
-/* The expected rows of a plain buffer; bytes past them must be `unset`. */
-typedef struct plain_rows {
-    const double *values, *slacks;
-    size_t width, rows;
-    int unset;
-} plain_rows;
-
-static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
-    const double *values = want.values;
-    const size_t width = want.width, rows = want.rows;
-    const moert_dtype type = c->got->shape.needs[which].type;
-    for (size_t i = 0; i < rows * width; i++) {
-        const double got = ops_bytes_get(c->got, which, i), slack = want.slacks[i];
-        const double low = rounded(type, values[i] - slack),
-                     high = rounded(type, values[i] + slack);
-        if (!(got >= low && got <= high))
-            fail_msg("%s: %s(%zu, %zu) is %.9g, not %.9g within %.2g", c->title,
-                     moert_op_buffer_name(which), i / width, i % width, got, values[i], slack);
+/* Checks a plain matrix whose rows of the groups have these values, and that the op writes no other
+ * element. */
+static void check_plain(const check *c, moert_op_buffer which, const double *values,
+                        const double *slacks, size_t width) {
+    const moert_op *op = &c->got->shape;
+    const moert_op_rows plain = {.divisor = 1};
+    const moert_op_rows *rows = which == MOERT_OP_BUFFER_x   ? &op->x
+                                : which == MOERT_OP_BUFFER_y ? &op->y
+                                                             : &plain;
+    const bool wgrad = op->options.kind == MOERT_OP_GEMM_WGRAD;
+    const size_t stride = wgrad ? width : op->needs[which].stride;
+    const size_t lines = wgrad ? c->want->lines : ops_bytes_ends(c->got)[op->options.groups - 1];
+    bool *written = test_alloc(ops_bytes_count(c->got, which) * sizeof *written);
+    for (size_t r = 0; r < lines; r++) {
+        const size_t row = wgrad ? r : ops_row(c->got, rows, r);
+        for (size_t j = 0; row != SIZE_MAX && j < width; j++) {
+            check_element(c, which, row * stride + j, values[r * width + j], slacks[r * width + j]);
+            written[row * stride + j] = true;
+        }
     }
-    check_unset(c, which, rows * width * moert_dtype_bits(type) / 8, want.unset);
+    check_unchanged(c, which, written, 0);
 }
 
 /* ---- quantized results ---- */
@@ -79,10 +95,12 @@ static recipe recipe_of(const check *c, const moert_quantizer *how) {
     return r;
 }
 
-/* The scale byte of a block whose largest magnitude is `amax`. */
+/* The scale byte of a block whose largest magnitude is `amax`. Both products are rounded to
+ * float32, which can make them a power of two. */
 static unsigned scale_of(const recipe *r, double amax) {
     int exponent;
-    const double t = amax * (double)(float)(1.0 / r->largest) * r->norm;
+    const double inverse = (double)(float)(1.0 / r->largest);
+    const double t = (double)(float)((double)(float)(amax * inverse) * r->norm);
     if (r->fine)
         return oracle_code(MOERT_DTYPE_E4M3, t);
     if (!(t > 0x1p-127))
@@ -163,60 +181,100 @@ static void check_quantized(check *c, moert_op_buffer which) {
     }
     const size_t bits = moert_format_element_bits(o.as.how.format);
     if (!column)
-        check_unset(c, which, o.ends[o.groups - 1] * (o.columns * bits / 8), OPS_UNSET);
+        check_unchanged(c, which, NULL, o.ends[o.groups - 1] * (o.columns * bits / 8));
 }
 
 /* ---- sums ---- */
 
-static void check_sums(check *c, moert_op_buffer which, const double *sum, size_t n) {
-    const moert_dtype type = c->got->shape.needs[which].type;
-    for (size_t i = 0; i < n; i++) {
-        const double got = ops_bytes_get(c->got, which, i), slack = 1e-5 * sum[n + i];
-        if (!(got >= rounded(type, sum[i] - slack) && got <= rounded(type, sum[i] + slack)))
-            fail_msg("%s: %s[%zu] is %.9g, not %.9g", c->title, moert_op_buffer_name(which), i, got,
-                     sum[i]);
+/* dprob and dbias are added to. */
+static void check_sums(const check *c, moert_op_buffer which, const double *sum, size_t n) {
+    for (size_t i = 0; i < ops_bytes_count(c->got, which); i++) {
+        const double old = ops_bytes_get(c->before, which, i);
+        if (sum[n + i] > 0.0)
+            check_element(c, which, i, old + sum[i], OPS_GLU_ERROR * (fabs(old) + sum[n + i]));
+        else
+            assert_true(ops_bytes_get(c->got, which, i) == old);
     }
 }
 
-static void check_amax(check *c, size_t each) {
-    for (size_t i = 0; i < c->got->shape.options.groups * each; i++) {
-        const double got = ops_bytes_get(c->got, MOERT_OP_BUFFER_amax, i), want = c->want->amax[i];
-        if (!(fabs(got - want) <= 1e-5 * want))
-            fail_msg("%s: amax[%zu] is %.9g, not %.9g", c->title, i, got, want);
+/* amax is raised. */
+static void check_amax(const check *c) {
+    const double relative = c->want->tolerance > 0.0           ? 1e-5
+                            : moert_op_has_glu(&c->got->shape) ? OPS_GLU_ERROR
+                                                               : 0.0;
+    for (size_t i = 0; i < ops_bytes_count(c->got, MOERT_OP_BUFFER_amax); i++) {
+        const double want =
+            fmax(c->want->amax[i], ops_bytes_get(c->before, MOERT_OP_BUFFER_amax, i));
+        check_element(c, MOERT_OP_BUFFER_amax, i, want, isinf(want) ? 0.0 : relative * want);
     }
 }
 
-void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *want) {
-    const moert_op *op = &got->shape;
-    const moert_op_options *o = &op->options;
-    const moert_op_buffer results[] = {ops_result_buffer(o->kind), MOERT_OP_BUFFER_column};
-    check c = {title, got, want, 0, 0};
-    const size_t rows =
-        o->kind == MOERT_OP_GEMM_WGRAD ? want->lines : ops_bytes_ends(got)[o->groups - 1];
-    for (size_t i = 0; i < 2; i++)
-        if (got->bytes[results[i]] > 0 &&
-            ops_find(op, ops_bytes_ends(got), results[i]).as.how.size != 0)
-            check_quantized(&c, results[i]);
-        else if (got->bytes[results[i]] > 0)
-            check_plain(&c, results[i],
-                        (plain_rows){want->result, want->slack, want->width, rows, OPS_UNSET});
-    if (o->kind == MOERT_OP_GLU && o->save_c)
-        check_plain(&c, MOERT_OP_BUFFER_c, (plain_rows){want->c, want->c_slack, o->n, rows, 0xFF});
-    if (o->dprob)
-        check_sums(&c, MOERT_OP_BUFFER_dprob, want->dprob, want->lines);
-    if (o->dbias)
-        check_sums(&c, MOERT_OP_BUFFER_dbias, want->dbias, o->groups * want->width);
-    if (o->amax)
-        check_amax(&c, o->kind == MOERT_OP_DGLU ? 2 : 1);
+/* The quantized result whose payload or scales a buffer holds, or NULL. */
+static const moert_op_quantized *quantized_of(const moert_op *op, moert_op_buffer which) {
+    for (size_t i = 0; i < op->quantized_count; i++)
+        if (op->quantized[i].result &&
+            (op->quantized[i].payload == which || op->quantized[i].scale == which))
+            return &op->quantized[i];
+    return NULL;
+}
+
+static void check_all(const char *title, const ops_bytes *before, const ops_bytes *got,
+                      const ops_exact *want) {
+    const moert_op_options *o = &got->shape.options;
+    const moert_op_buffer result = ops_result_buffer(o->kind);
+    check c = {title, before, got, want, 0, 0};
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const moert_op_quantized *q = quantized_of(&got->shape, i);
+        if (got->bytes[i] == 0 || (q != NULL && i == q->scale))
+            continue; /* check_quantized() checks scales with their payload */
+        if (q != NULL)
+            check_quantized(&c, i);
+        else if (i == result)
+            check_plain(&c, i, want->result, want->slack, want->width);
+        else if (i == MOERT_OP_BUFFER_c && o->kind == MOERT_OP_GLU)
+            check_plain(&c, i, want->c, want->c_slack, o->n);
+        else if (i == MOERT_OP_BUFFER_dprob)
+            check_sums(&c, i, want->dprob, want->lines);
+        else if (i == MOERT_OP_BUFFER_dbias)
+            check_sums(&c, i, want->dbias, o->groups * want->width);
+        else if (i == MOERT_OP_BUFFER_amax)
+            check_amax(&c);
+        else
+            check_unchanged(&c, i, NULL, 0);
+    }
     if (c.ambiguous > c.bytes / 50)
         fail_msg("%s: %zu of %zu bytes are ambiguous", title, c.ambiguous, c.bytes);
 }
 
-ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance) {
-    const ops_bytes plain = ops_bytes_fill(data);
+ops_exact ops_exact_run_op(const char *title, moert_op *op, ops_bytes *data, double tolerance) {
+    const ops_bytes before = ops_bytes_copy(data), plain = ops_bytes_decode(data);
     const ops_exact want = ops_exact_of(&plain, tolerance);
-    ops_bytes_execute(backend, data);
-    ops_exact_check(titled("%s, %s, %s", title, ops_title(&data->shape.options), backend), data,
-                    &want);
+    ops_bytes_execute_op(op, data);
+    check_all(
+        titled("%s, %s, %s", title, ops_title(&data->shape.options), moert_op_backend_name(op)),
+        &before, data, &want);
     return want;
+}
+
+ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance) {
+    moert_op_options options = data->shape.options;
+    options.backend = backend;
+    moert_op *op = ops_open(&options);
+    assert_string_equal(moert_op_backend_name(op), backend);
+    ASSERT_OK(moert_op_compile(op));
+    return ops_exact_run_op(title, op, data, tolerance);
+}
+
+void ops_check_on(const char *backend, const char *title, const moert_op_options *options,
+                  const uint32_t *ends, double tolerance) {
+    const size_t before = owned_count();
+    ops_bytes data = ops_bytes_make(options, ends, tolerance > 0.0 ? OPS_SPREAD : OPS_EXACT);
+    ops_exact_run(title, backend, &data, tolerance);
+    release_since(before);
+}
+
+void ops_check(const char *title, const moert_op_options *options, const uint32_t *ends,
+               double tolerance) {
+    for (size_t b = 0; b < BACKENDS; b++)
+        ops_check_on(backends[b], title, options, ends, tolerance);
 }

@@ -1,6 +1,6 @@
-/* Comparisons of an op's quantized results, byte by byte (quantized.h). */
+/* Comparisons of an op's quantized results, byte by byte (bytes.h). */
 #include "base/memory.h"
-#include "support/op/quantized.h"
+#include "support/op/bytes.h"
 #include "support/quant/quantized.h"
 
 /* Zeroes bytes that may hold padding, into which ops write zeros: the tile of an element's scale
@@ -88,24 +88,22 @@ void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes 
     }
 }
 
-void ops_bytes_check_by(const char *title, const moert_op_options *options, const uint32_t *ends,
-                        const char *plain, const char *backend) {
-    ops_bytes got = ops_bytes_make(options, ends), want = ops_bytes_fill(&got);
-    ops_bytes_execute(plain, &want);
-    ops_bytes_execute(backend, &got);
-    ops_bytes_compare(title, &got, &want);
-}
-
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends) {
-    for (size_t b = 0; b < 2; b++)
-        ops_bytes_check_by(titled("%s, %s, %s", title, ops_title(options), backends[b]), options,
-                           ends, backends[b], backends[b]);
+    for (size_t b = 0; b < BACKENDS; b++) {
+        const size_t before = owned_count();
+        ops_bytes got = ops_bytes_make(options, ends, OPS_EXACT), want = ops_bytes_decode(&got);
+        ops_bytes_execute(backends[b], &want);
+        ops_bytes_execute(backends[b], &got);
+        ops_bytes_compare(titled("%s, %s, %s", title, ops_title(options), backends[b]), &got,
+                          &want);
+        release_since(before);
+    }
 }
 
-void ops_assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want) {
-    const bool wgrad = want->shape.options.kind == MOERT_OP_GEMM_WGRAD;
+void ops_assert_same(const char *title, const ops_bytes *got, const ops_bytes *want, bool weights) {
+    const bool all = weights || want->shape.options.kind == MOERT_OP_GEMM_WGRAD;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
-        if (!wgrad && (i == MOERT_OP_BUFFER_weight || i == MOERT_OP_BUFFER_weight_scale))
+        if (!all && (i == MOERT_OP_BUFFER_weight || i == MOERT_OP_BUFFER_weight_scale))
             continue;
         assert_int_equal(got->bytes[i], want->bytes[i]);
         assert_same_bytes(title, moert_op_buffer_name(i), got->at[i], want->at[i], got->bytes[i]);

@@ -2,14 +2,14 @@
 /* Grouped GEMM ops: exact results of every orientation, dtype, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
 #include "base/memory.h"
-#include "support/op/run.h"
+#include "support/op/exact.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16,
                                     MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
 
 /* all groups empty; empty groups first, in between and last; one group with all rows; groups of one
  * row; sizes that no tile divides; rows past the last end; n and k above 128 that are no multiples
- * of 128 */
+ * of 128; empty groups and a group of one row */
 static const ops_shape shapes[] = {
     {16, 16, 0, 2, 0, {0, 0}},
     {33, 40, 5, 3, 0, {0, 0, 0}},
@@ -23,114 +23,133 @@ static const ops_shape shapes[] = {
     {9, 17, 1100, 36, 0, {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,   11,
                           12,  13,  14,  15,  16,  17,  18,  127, 255, 383, 483,  515,
                           643, 718, 924, 930, 940, 950, 960, 970, 980, 990, 1000, 1100}},
+    {40, 136, 90, 5, 0, {13, 13, 14, 46, 80}},
 };
-enum { SHAPES = MOERT_COUNT(shapes), KINDS = 3, TYPES = 5 };
+/* ROW_KINDS: forward and dgrad. WIDE_TYPES: without the 8-bit dtypes */
+enum { SHAPES = MOERT_COUNT(shapes), KINDS = 3, ROW_KINDS = 2, TYPES = 5, WIDE_TYPES = 3 };
+enum { DROPPED = 3, MANY = 6, USUAL = 7, PROB = 10 };
 
-static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_dtype type,
+static moert_op_options describe(const ops_shape *s, size_t kind, moert_dtype type,
                                  moert_dtype result) {
-    moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
+    moert_op_options o = ops_sized((moert_op_kind)kind, s->groups, s->rows, s->n, s->k);
     o.x.type = o.weight.type = o.y.type = type;
     ops_result(&o)->type = result;
     return o;
 }
 
 /* Checks both backends, with stacked and discrete weights, for exact results. */
-static void check(moert_op_options o, const uint32_t *ends) {
-    for (size_t i = 0; i < 4; i++) {
-        o.weight.discrete = i % 2 == 1;
-        ops_check_gemm(backends[i / 2], &o, ends);
+static void check(moert_op_options o, const ops_shape *s) {
+    for (size_t i = 0; i < 2; i++) {
+        o.weight.discrete = i == 1;
+        ops_check("exact", &o, s->ends, 0.0);
     }
 }
 
 TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
-    for (size_t i = 0; i < SHAPES * KINDS; i++) {
-        const ops_shape *s = &shapes[i / KINDS];
-        check(describe(s, (moert_op_kind)(i % KINDS), MOERT_DTYPE_F32, MOERT_DTYPE_F32), s->ends);
+    for (size_t i = 0; i < SHAPES * KINDS; i++)
+        check(describe(&shapes[i / KINDS], i % KINDS, MOERT_DTYPE_F32, MOERT_DTYPE_F32),
+              &shapes[i / KINDS]);
+}
+
+/* Operands and result have any two dtypes, the same one, or only the result's dtype varies. */
+enum dtypes { ANY, SAME, RESULT };
+enum { X = MOERT_OP_PERMUTE_X, Y = MOERT_OP_PERMUTE_Y };
+
+/* Shape PROB has no 8-bit dtypes. */
+static const struct epilogue {
+    size_t shape;
+    enum dtypes dtypes;
+    unsigned switches;
+    int permute;
+    size_t topk, gap; /* gap: elements between rows */
+} epilogues[] = {
+    /* results of 16 and 8 bits are rounded once, at the end */
+    {MANY, ANY, 0, .topk = 1},
+    {USUAL, ANY, 0, .topk = 1},
+    /* alpha, beta and bias follow the formula */
+    {USUAL, RESULT, OPS_BIAS, .topk = 1},
+    {USUAL, RESULT, OPS_ALPHA | OPS_BETA, .topk = 1},
+    {USUAL, RESULT, OPS_ALPHA | OPS_ACCUMULATE | OPS_BIAS, .topk = 1},
+    {USUAL, RESULT, OPS_ALPHA | OPS_BIAS | OPS_BIAS_SCALE, .topk = 1},
+    /* the columns between rows are left alone */
+    {USUAL, SAME, 0, .topk = 1, .gap = 3},
+    /* permutations gather and scatter rows, which keep their group and their prob */
+    {USUAL, SAME, 0, .permute = X, .topk = 1},
+    {USUAL, SAME, 0, .permute = Y, .topk = 1},
+    {USUAL, SAME, OPS_ACCUMULATE, .permute = X, .topk = 4},
+    {USUAL, SAME, OPS_ACCUMULATE, .permute = Y, .topk = 4},
+    {USUAL, SAME, OPS_ROW_WEIGHT, .permute = Y, .topk = 4},
+    {PROB, SAME, OPS_ALPHA | OPS_PROB | OPS_AMAX, .permute = X, .topk = 3},
+    {PROB, SAME, OPS_ALPHA | OPS_PROB | OPS_AMAX | OPS_ROW_WEIGHT, .permute = Y, .topk = 3},
+    /* prob scales rows; amax is the largest magnitude of a group, with bias and old values */
+    {PROB, ANY, OPS_PROB | OPS_AMAX, .topk = 1},
+    {PROB, ANY, OPS_ALPHA | OPS_PROB | OPS_AMAX, .topk = 1},
+    {PROB, ANY, OPS_ALPHA | OPS_AMAX, .topk = 1},
+    {PROB, RESULT, OPS_ALPHA | OPS_AMAX | OPS_BIAS | OPS_BIAS_SCALE, .topk = 1},
+    {PROB, RESULT, OPS_ALPHA | OPS_AMAX | OPS_BIAS | OPS_BIAS_SCALE | OPS_BETA, .topk = 1},
+    {PROB, RESULT, OPS_ALPHA | OPS_AMAX | OPS_BIAS | OPS_BIAS_SCALE | OPS_ACCUMULATE, .topk = 1},
+};
+
+static void check_epilogue(const struct epilogue *e, moert_op_kind kind, size_t operands,
+                           size_t result) {
+    const ops_shape *s = &shapes[e->shape];
+    if ((e->dtypes == SAME && operands != result) || (e->dtypes == RESULT && operands != 0))
+        return;
+    moert_op_options o = describe(s, kind, types[operands], types[result]);
+    ops_switch_on(&o, e->switches);
+    o.bias_type = types[(size_t)(e - epilogues) % WIDE_TYPES]; /* bias never has an 8-bit dtype */
+    o.permute = (moert_op_permute)e->permute;
+    o.topk = e->topk;
+    o.x.stride = (ptrdiff_t)(s->k + e->gap);
+    o.y.stride = (ptrdiff_t)(s->n + 2 * e->gap);
+    check(o, s);
+}
+
+TEST(test_every_epilogue_and_permutation_is_exact) {
+    for (size_t i = 0; i < MOERT_COUNT(epilogues); i++) {
+        const bool prob = epilogues[i].shape == PROB;
+        const size_t kinds = prob ? ROW_KINDS : KINDS, count = prob ? WIDE_TYPES : TYPES;
+        for (size_t k = 0; k < kinds * count * count; k++)
+            check_epilogue(&epilogues[i], (moert_op_kind)(k % kinds), k / kinds % count,
+                           k / kinds / count);
     }
 }
 
-TEST(test_results_of_16_and_8_bits_are_rounded_once_at_the_end) {
-    for (size_t i = 0; i < KINDS * TYPES * TYPES; i++) {
-        const ops_shape *s = &shapes[6 + i % 2];
-        check(describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS % TYPES],
-                       types[i / KINDS / TYPES]),
-              s->ends);
-    }
-}
-
-TEST(test_alpha_beta_and_bias_follow_the_formula) {
-    for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
-        const ops_shape *s = &shapes[7];
-        const moert_dtype type = types[i / KINDS % TYPES];
-        const unsigned mode = (unsigned)(i / KINDS / TYPES);
-        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), MOERT_DTYPE_F32, type);
-        o.alpha = mode != 0;
-        o.beta = mode == 1;
-        o.accumulate = mode == 2;
-        o.bias = o.kind == MOERT_OP_GEMM_FORWARD && mode != 1;
-        o.bias_scale = o.bias && mode == 3;
-        o.bias_type = types[mode % 3]; /* bias never has an 8-bit dtype */
-        check(o, s->ends);
-    }
-}
-
-TEST(test_strides_leave_the_columns_between_rows_alone) {
-    for (size_t i = 0; i < KINDS * TYPES; i++) {
-        const ops_shape *s = &shapes[7];
-        moert_op_options o =
-            describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS], types[i / KINDS]);
-        o.x.stride = (ptrdiff_t)s->k + 3;
-        o.y.stride = (ptrdiff_t)s->n + 5;
-        check(o, s->ends);
-    }
-}
-
-TEST(test_permutations_gather_and_scatter_rows) {
-    const ops_shape *s = &shapes[7];
-    for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
-        const moert_dtype type = types[i / KINDS % TYPES];
-        const bool x = i / KINDS / TYPES % 2 == 0, plain = i / KINDS / TYPES / 2 == 0;
-        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), type, type);
-        o.permute = x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
-        o.topk = plain ? 1 : 4;
-        o.row_weight = !plain && !x && o.kind == MOERT_OP_GEMM_FORWARD;
-        o.accumulate = !plain && !o.row_weight;
-        check(o, s->ends);
-    }
-}
-
+/* Such a row is dropped: its prob does not count in amax either. */
 TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
-    const ops_shape *s = &shapes[3];
-    for (size_t i = 0; i < 4; i++) {
-        moert_op_options o = describe(s, i < 2 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GEMM_DGRAD,
-                                      MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
+        moert_op_options o = describe(&shapes[DROPPED], i / 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         o.permute = MOERT_OP_PERMUTE_Y;
-        ops_data got = ops_make(&o, s->ends, true);
-        ops_data want = ops_copy(&got);
-        ops_gather(&got)[2] = UINT32_MAX;
-        ops_execute(backends[i % 2], &got, 1);
-        ops_expect_gemm(&want);
-        if (i < 2) /* a forward does not write the slot of row 2 */
-            memcpy(want.at[MOERT_OP_BUFFER_y] + ops_gather(&want)[2] * s->n,
-                   got.at[MOERT_OP_BUFFER_y] + ops_gather(&want)[2] * s->n, s->n * sizeof(float));
-        else
-            memset(want.at[MOERT_OP_BUFFER_x] + 2 * s->k, 0, s->k * sizeof(float));
-        ops_gather(&want)[2] = UINT32_MAX;
-        ops_compare("dropped slot", &got, &want);
+        ops_bytes data = ops_bytes_make(&o, shapes[DROPPED].ends, OPS_EXACT);
+        ops_gather(&data)[2] = UINT32_MAX;
+        ops_exact_run("dropped", backends[i % 2], &data, 0.0);
+    }
+    for (size_t i = 0; i < BACKENDS; i++) {
+        moert_op_options o =
+            describe(&shapes[PROB], MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+        o.prob = o.amax = true;
+        o.permute = MOERT_OP_PERMUTE_Y;
+        ops_bytes data = ops_bytes_make(&o, shapes[PROB].ends, OPS_EXACT);
+        /* row 13 is the only one of group 2, row 20 is one of 32 rows of group 3 */
+        ops_floats(&data, MOERT_OP_BUFFER_prob)[13] = ops_floats(&data, MOERT_OP_BUFFER_prob)[20] =
+            NAN;
+        ops_gather(&data)[13] = ops_gather(&data)[20] = UINT32_MAX;
+        ops_exact_run("dropped", backends[i], &data, 0.0);
+        assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[2] == -INFINITY);
     }
 }
 
 TEST(test_two_accumulating_wgrads_are_the_sum) {
-    for (size_t i = 0; i < 4 * TYPES * TYPES; i++) {
-        const ops_shape *s = &shapes[6 + i % 2];
+    for (size_t i = 0; i < 2 * BACKENDS * TYPES * TYPES; i++) {
+        const ops_shape *s = &shapes[MANY + i % 2];
         moert_op_options o =
             describe(s, MOERT_OP_GEMM_WGRAD, types[i / 4 % TYPES], types[i / 4 / TYPES]);
         o.accumulate = true;
-        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
-        ops_execute(backends[i / 2 % 2], &got, 2);
-        ops_expect_gemm(&want);
-        ops_expect_gemm(&want);
-        ops_compare("accumulated", &got, &want);
+        o.backend = backends[i / 2 % 2];
+        moert_op *op = ops_open(&o);
+        ops_bytes data = ops_bytes_make(&o, s->ends, OPS_EXACT);
+        ops_exact_run_op("first", op, &data, 0.0);
+        ops_exact_run_op("second", op, &data, 0.0);
     }
 }
 
@@ -138,75 +157,32 @@ TEST(test_two_accumulating_wgrads_are_the_sum) {
  * values of -0 and NaN. */
 TEST(test_a_wgrad_of_no_rows_applies_no_alpha) {
     enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
-    static const float old[] = {-0.0f, 0.0f, 3.0f, -2.0f}, betas[] = {1.0f, 0.0f, 0.5f, -2.0f};
-    const ops_shape *s = &shapes[3];
-    const uint32_t ends[] = {0, 0, 5, 5};
+    static const double old[] = {-0.0, 0.0, 3.0, -2.0, NAN}, betas[] = {1.0, 0.0, 0.5, -2.0},
+                        alphas[] = {NAN, -INFINITY, 1.0, -INFINITY};
     for (size_t i = 0; i < (size_t)2 * TYPES * MODES * 2 * 2; i++) {
-        const size_t mode = i / 2 / TYPES % MODES, elements = s->n * s->k;
+        const size_t mode = i / 2 / TYPES % MODES;
         moert_op_options o =
-            describe(s, MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_F32, types[i / 2 % TYPES]);
+            describe(&shapes[DROPPED], MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_F32, types[i / 2 % TYPES]);
         /* without alpha, the GEMM writes float32 results directly into the result buffer */
         o.alpha = i / 2 / TYPES / MODES % 2 == 0;
         o.weight.discrete = i / 2 / TYPES / MODES / 2 == 1;
         o.accumulate = mode == ACCUMULATED;
         o.beta = mode == WITH_BETA;
-        ops_data got = ops_make(&o, ends, true);
-        for (size_t e = 0; e < 4 * elements; e++)
-            ops_weight(&got)[e] = mode == WITH_BETA ? old[e % 4] : e % 5 == 4 ? NAN : old[e % 5];
+        ops_bytes data = ops_bytes_make(&o, shapes[DROPPED].ends, OPS_EXACT);
+        for (size_t e = 0; e < ops_bytes_count(&data, MOERT_OP_BUFFER_weight); e++)
+            ops_bytes_put(&data, MOERT_OP_BUFFER_weight, e, old[e % (mode == WITH_BETA ? 4 : 5)]);
         for (size_t g = 0; o.alpha && g < 4; g++)
-            got.at[MOERT_OP_BUFFER_alpha][g] = g == 2 ? 1.0f : g == 0 ? NAN : -INFINITY;
+            ops_bytes_put(&data, MOERT_OP_BUFFER_alpha, g, alphas[g]);
         for (size_t g = 0; o.beta && g < 4; g++)
-            got.at[MOERT_OP_BUFFER_beta][g] = betas[g];
-        ops_data want = ops_copy(&got);
-        ops_execute(backends[i % 2], &got, 1);
-        ops_expect_gemm(&want);
-        for (size_t g = 0; g < 4; g++)
-            if (g != 2)
-                assert_same_bits("weight", ops_weight(&got) + g * elements,
-                                 ops_weight(&want) + g * elements, elements);
-    }
-}
-
-TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
-    for (size_t i = 0; i < KINDS * TYPES * 2; i++) {
-        const ops_shape *s = &shapes[6];
-        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS % TYPES],
-                                      types[i / KINDS % TYPES]);
-        o.alpha = o.beta = i >= (size_t)KINDS * TYPES;
-        o.bias = o.kind == MOERT_OP_GEMM_FORWARD;
-        ops_data want = ops_make(&o, s->ends, false), got = ops_copy(&want);
-        ops_execute("reference", &want, 1);
-        ops_execute("portable", &got, 1);
-        ops_compare(moert_op_kind_name(o.kind), &got, &want);
-    }
-}
-
-TEST(test_a_group_has_the_bits_of_a_separate_gemm) {
-    const ops_shape *s = &shapes[6];
-    const size_t elements = s->n * s->k;
-    moert_op_options o = describe(s, MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
-    ops_data all = ops_make(&o, s->ends, false);
-    for (size_t g = 0; g < s->groups; g++) {
-        const size_t first = ops_start(&all, g), count = s->ends[g] - first;
-        const uint32_t end = (uint32_t)count;
-        moert_op_options own = o;
-        own.groups = 1;
-        own.rows = count;
-        ops_data alone = ops_make(&own, &end, false), whole = ops_copy(&all);
-        memcpy(alone.at[MOERT_OP_BUFFER_x], all.at[MOERT_OP_BUFFER_x] + first * s->k,
-               count * s->k * sizeof(float));
-        memcpy(ops_weight(&alone), ops_weight(&all) + g * elements, elements * sizeof(float));
-        ops_execute("portable", &alone, 1);
-        ops_execute("portable", &whole, 1);
-        assert_same_bits("rows of a group", alone.at[MOERT_OP_BUFFER_y],
-                         whole.at[MOERT_OP_BUFFER_y] + first * s->n, count * s->n);
+            ops_bytes_put(&data, MOERT_OP_BUFFER_beta, g, betas[g]);
+        ops_exact_run("no rows", backends[i % 2], &data, 0.0);
     }
 }
 
 TEST(test_a_wgrad_without_rows_needs_no_operands) {
     enum { GROUPS = 2, ELEMENTS = GROUPS * 8 * 16 };
     const uint32_t ends[GROUPS] = {0, 0};
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < BACKENDS; i++) {
         moert_op_options o = ops_sized(MOERT_OP_GEMM_WGRAD, GROUPS, 0, 8, 16);
         moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
         o.backend = backends[i];
@@ -219,124 +195,59 @@ TEST(test_a_wgrad_without_rows_needs_no_operands) {
     }
 }
 
-/* ---- prob and amax: a scale for each row, the largest magnitude of each group ---- */
-
-/* empty groups, a group of one row, sizes that no tile divides, rows past the last end */
-static const ops_shape prob_shape = {40, 136, 90, 5, 0, {13, 13, 14, 46, 80}};
-enum { PROB_KINDS = 2, PROB_TYPES = 3 }; /* forward and dgrad; no 8-bit dtypes */
-
-static moert_op_options with_prob(moert_op_kind kind, moert_dtype type, moert_dtype result) {
-    moert_op_options o = describe(&prob_shape, kind, type, result);
-    o.prob = o.amax = true;
-    return o;
-}
-
-/* Checks that both backends give the exact results of integers. */
-static void check_both(const moert_op_options *o) {
-    for (size_t b = 0; b < 2; b++)
-        ops_check_gemm(backends[b], o, prob_shape.ends);
-}
-
-TEST(test_prob_and_amax_are_exact_for_every_type) {
-    for (size_t i = 0; i < PROB_KINDS * PROB_TYPES * PROB_TYPES * 3; i++) {
-        moert_op_options o = with_prob((moert_op_kind)(i % 2), types[i / 2 % PROB_TYPES],
-                                       types[i / 2 / PROB_TYPES % PROB_TYPES]);
-        const size_t mode = i / 2 / PROB_TYPES / PROB_TYPES;
-        o.alpha = mode > 0;
-        o.prob = mode < 2;
-        check_both(&o);
-    }
-}
-
-TEST(test_permuted_rows_keep_their_prob_and_their_group) {
-    for (size_t i = 0; i < PROB_KINDS * PROB_TYPES * 2; i++) {
-        moert_op_options o =
-            with_prob((moert_op_kind)(i % 2), types[i / 2 % PROB_TYPES], types[i / 2 % PROB_TYPES]);
-        o.permute = i / 2 / PROB_TYPES == 0 ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
-        o.alpha = true;
-        o.topk = 3;
-        o.row_weight = o.permute == MOERT_OP_PERMUTE_Y && o.kind == MOERT_OP_GEMM_FORWARD;
-        check_both(&o);
-    }
-}
-
-TEST(test_amax_includes_the_bias_and_the_old_values) {
-    for (size_t i = 0; i < PROB_KINDS * 3; i++) {
-        moert_op_options o = with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_F32, types[i / 2]);
-        o.prob = false;
-        o.alpha = true;
-        o.beta = i / 2 == 0;
-        o.accumulate = i / 2 == 1;
-        o.bias = o.bias_scale = o.kind == MOERT_OP_GEMM_FORWARD;
-        check_both(&o);
-    }
-}
-
-TEST(test_prob_of_many_bits_has_the_bits_of_the_reference) {
-    for (size_t i = 0; i < PROB_KINDS * PROB_TYPES; i++) {
-        moert_op_options o = with_prob((moert_op_kind)(i % 2), types[i / 2], types[i / 2]);
-        o.alpha = true;
-        ops_data want = ops_make(&o, prob_shape.ends, false), got = ops_copy(&want);
-        for (size_t r = 0; r < prob_shape.rows; r++) /* prob has values of many bits */
-            want.at[MOERT_OP_BUFFER_prob][r] = got.at[MOERT_OP_BUFFER_prob][r] =
-                sinf((float)r) / 3.0f;
-        ops_execute("reference", &want, 1);
-        ops_execute("portable", &got, 1);
-        ops_compare(moert_op_kind_name(o.kind), &got, &want);
-    }
-}
-
 /* The op has N = 384, K = 160 and groups of 64, 256 and 320 rows. */
 TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
-    const uint32_t own[] = {64, 320, 640};
-    for (size_t i = 0; i < PROB_KINDS * 2; i++) {
-        moert_op_options o = with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
-        o.groups = 3;
-        o.rows = 640;
-        o.n = 384;
-        o.k = 160;
-        o.alpha = true;
-        ops_data got = ops_make(&o, own, true);
-        const moert_op_buffer result = ops_result_buffer(o.kind);
-        float *alpha = got.at[MOERT_OP_BUFFER_alpha];
-        alpha[0] = alpha[2] = 0.0f;
-        alpha[1] = -0.0f;
-        ops_execute(backends[i / 2], &got, 1);
-        for (size_t at = 0; at < got.count[result]; at++)
-            assert_true(got.at[result][at] == 0.0f);
+    static const ops_shape s = {384, 160, 640, 3, 0, {64, 320, 640}};
+    for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
+        moert_op_options o = describe(&s, i % 2, MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
+        o.alpha = o.prob = o.amax = true;
+        ops_bytes data = ops_bytes_make(&o, s.ends, OPS_EXACT);
         for (size_t g = 0; g < 3; g++)
-            assert_true(got.at[MOERT_OP_BUFFER_amax][g] == 0.0f);
+            ops_bytes_put(&data, MOERT_OP_BUFFER_alpha, g, g == 1 ? -0.0 : 0.0);
+        ops_exact_run("alpha 0", backends[i / 2], &data, 0.0);
+        for (size_t g = 0; g < 3; g++)
+            assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[g] == 0.0f);
     }
 }
 
 TEST(test_amax_is_raised_and_nan_stays) {
-    for (size_t i = 0; i < PROB_KINDS * 2; i++) {
-        const moert_op_options o =
-            with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-        ops_data got = ops_make(&o, prob_shape.ends, true);
-        float *amax = got.at[MOERT_OP_BUFFER_amax];
+    for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
+        moert_op_options o = describe(&shapes[PROB], i % 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+        o.prob = o.amax = true;
+        ops_bytes data = ops_bytes_make(&o, shapes[PROB].ends, OPS_EXACT);
+        float *amax = ops_floats(&data, MOERT_OP_BUFFER_amax);
         amax[0] = 1e6f;
         amax[1] = 3.0f;
         amax[4] = NAN;
-        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* row 20 is in group 3 */
-        ops_execute(backends[i / 2], &got, 1);
+        ops_floats(&data, MOERT_OP_BUFFER_prob)[20] = NAN; /* row 20 is in group 3 */
+        ops_bytes_execute(backends[i / 2], &data);
         /* group 0 had a larger amax before the op; group 1 has no rows */
         assert_true(amax[0] == 1e6f && amax[1] == 3.0f);
         assert_true(isfinite(amax[2]) && isnan(amax[3]) && isnan(amax[4]));
     }
 }
 
-TEST(test_rows_that_are_dropped_do_not_count) {
-    for (size_t i = 0; i < 2; i++) {
-        moert_op_options o = with_prob(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-        o.permute = MOERT_OP_PERMUTE_Y;
-        ops_data got = ops_make(&o, prob_shape.ends, true);
-        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* row 20 is one of 32 rows of group 3 */
-        got.at[MOERT_OP_BUFFER_prob][13] = NAN; /* the only row of group 2 */
-        ops_gather(&got)[20] = ops_gather(&got)[13] = UINT32_MAX;
-        ops_execute(backends[i], &got, 1);
-        assert_true(isfinite(got.at[MOERT_OP_BUFFER_amax][3]));
-        assert_true(got.at[MOERT_OP_BUFFER_amax][2] == -INFINITY);
+/* ---- operands of many bits ---- */
+
+TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
+    for (size_t i = 0; i < KINDS * TYPES * 3; i++) {
+        const moert_dtype type = types[i / KINDS % TYPES];
+        const size_t mode = i / KINDS / TYPES;
+        const ops_shape *s = &shapes[mode == 2 ? PROB : MANY];
+        moert_op_options o = describe(s, i % KINDS, type, type);
+        if (mode == 2 && (o.kind == MOERT_OP_GEMM_WGRAD || i / KINDS % TYPES >= WIDE_TYPES))
+            continue;
+        o.alpha = mode > 0;
+        o.beta = mode == 1;
+        o.bias = mode < 2 && o.kind == MOERT_OP_GEMM_FORWARD;
+        o.prob = o.amax = mode == 2;
+        ops_bytes want = ops_bytes_make(&o, s->ends, OPS_NORMAL);
+        for (size_t r = 0; o.prob && r < s->rows; r++)
+            ops_floats(&want, MOERT_OP_BUFFER_prob)[r] = sinf((float)r) / 3.0f;
+        ops_bytes got = ops_bytes_copy(&want);
+        ops_bytes_execute("reference", &want);
+        ops_bytes_execute("portable", &got);
+        ops_assert_same(ops_title(&o), &got, &want, true);
     }
 }
 

@@ -3,7 +3,7 @@
  * integers for any groups and epilogue, and the same bits in every run, whatever other rows are in
  * the batch. */
 #include "base/memory.h"
-#include "support/op/glu.h"
+#include "support/op/exact.h"
 
 enum { KINDS = 3 };
 #define F32  MOERT_DTYPE_F32
@@ -45,23 +45,11 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
         const ops_shape *s = &shapes[i / 2 / KINDS];
         const moert_op_options o =
             describe(s, (moert_op_kind)(i / 2 % KINDS), i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
-        ops_check_gemm("nvidia", &o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
 /* ---- epilogues ---- */
-
-enum {
-    ALPHA = 1,
-    BETA = 2,
-    ACCUMULATE = 4,
-    BIAS = 8,
-    BIAS_SCALE = 16,
-    PROB = 32,
-    AMAX = 64,
-    ROWS_ONLY = PROB | AMAX,
-    FORWARD_ONLY = BIAS | BIAS_SCALE,
-};
 
 static const struct variant {
     moert_dtype result;
@@ -69,35 +57,25 @@ static const struct variant {
     moert_dtype bias;
 } variants[] = {
     {F32, 0, F32},
-    {F32, ACCUMULATE, F32},
-    {BF16, ACCUMULATE | ALPHA, F32},
-    {F16, ALPHA | BETA, F32},
-    {F32, ALPHA | BETA | AMAX, F32},
-    {F16, PROB | AMAX, F32},
-    {BF16, ALPHA | PROB, F32},
-    {F32, BIAS, F32},
-    {BF16, BIAS | BIAS_SCALE | AMAX, BF16},
-    {F32, ALPHA | BETA | BIAS | BIAS_SCALE, F16},
+    {F32, OPS_ACCUMULATE, F32},
+    {BF16, OPS_ACCUMULATE | OPS_ALPHA, F32},
+    {F16, OPS_ALPHA | OPS_BETA, F32},
+    {F32, OPS_ALPHA | OPS_BETA | OPS_AMAX, F32},
+    {F16, OPS_PROB | OPS_AMAX, F32},
+    {BF16, OPS_ALPHA | OPS_PROB, F32},
+    {F32, OPS_BIAS, F32},
+    {BF16, OPS_BIAS | OPS_BIAS_SCALE | OPS_AMAX, BF16},
+    {F32, OPS_ALPHA | OPS_BETA | OPS_BIAS | OPS_BIAS_SCALE, F16},
 };
 enum { VARIANTS = MOERT_COUNT(variants) };
 
-static void set_switches(moert_op_options *o, unsigned s) {
-    o->alpha = (s & ALPHA) != 0;
-    o->beta = (s & BETA) != 0;
-    o->accumulate = (s & ACCUMULATE) != 0;
-    o->bias = (s & BIAS) != 0;
-    o->bias_scale = (s & BIAS_SCALE) != 0;
-    o->prob = (s & PROB) != 0;
-    o->amax = (s & AMAX) != 0;
-}
-
 /* Returns false if ops of this kind do not have one of the variant's switches. */
 static bool add_variant(moert_op_options *o, const struct variant *v) {
-    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & FORWARD_ONLY) != 0) ||
-        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & ROWS_ONLY) != 0) ||
-        (o->rows == 0 && (v->switches & BETA) != 0))
+    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & OPS_BIAS) != 0) ||
+        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & (OPS_PROB | OPS_AMAX)) != 0) ||
+        (o->rows == 0 && (v->switches & OPS_BETA) != 0))
         return false;
-    set_switches(o, v->switches);
+    ops_switch_on(o, v->switches);
     ops_result(o)->type = v->result;
     o->bias_type = v->bias;
     return true;
@@ -112,7 +90,7 @@ TEST(test_epilogues_are_exact) {
                                       i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
         if (s->rows * s->n * s->k > MOST_PRODUCTS || !add_variant(&o, &variants[i % VARIANTS]))
             continue;
-        ops_check_gemm("nvidia", &o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
@@ -125,19 +103,27 @@ static const struct layout {
 static const struct recipe {
     size_t run; /* consecutive columns of gate or up; 0: gate and up are the two halves of a row */
     bool linear_first;
-    unsigned switches; /* ALPHA, BIAS, PROB, AMAX */
+    unsigned switches;
     moert_dtype operands, d, bias;
     bool save_c;
     moert_dtype c;
     moert_glu_form form;
 } recipes[] = {
-    {0, false, PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
-    {0, true, BIAS | PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
-    {0, false, ALPHA | BIAS | AMAX, BF16, BF16, BF16, true, BF16, {false, 7.0f, 1.702f, 1.0f, 0}},
-    {1, false, BIAS | PROB | AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
+    {0, false, OPS_PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
+    {0, true, OPS_BIAS | OPS_PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {0,
+     false,
+     OPS_ALPHA | OPS_BIAS | OPS_AMAX,
+     BF16,
+     BF16,
+     BF16,
+     true,
+     BF16,
+     {false, 7.0f, 1.702f, 1.0f, 0}},
+    {1, false, OPS_BIAS | OPS_PROB | OPS_AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
     {1, true, 0, BF16, BF16, F32, false, F32, MOERT_GLU_SWIGLU},
-    {8, true, ALPHA | BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
-    {32, false, PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
+    {8, true, OPS_ALPHA | OPS_BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {32, false, OPS_PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
 };
 enum {
     LAYOUTS = MOERT_COUNT(layouts),
@@ -158,29 +144,8 @@ static moert_op_options glu_case(size_t i) {
     o.c = (moert_operand){.type = r->c, .stride = (ptrdiff_t)(s.n + s.padding)};
     o.save_c = r->save_c;
     o.bias_type = r->bias;
-    set_switches(&o, r->switches);
+    ops_switch_on(&o, r->switches);
     return o;
-}
-
-/* Compares a GLU with the float32 results of the reference backend. */
-static void check_glu(const char *title, const ops_data *got, const ops_data *want) {
-    const moert_dtype type = got->shape.options.d.type;
-    const float *d = got->at[MOERT_OP_BUFFER_d], *exact = want->at[MOERT_OP_BUFFER_d];
-    for (size_t i = 0; i < got->count[MOERT_OP_BUFFER_d]; i++)
-        if (isnan(exact[i]) || isnan(d[i])) /* NaN: the op does not write this element */
-            assert_true(isnan(exact[i]) && isnan(d[i]));
-        else
-            assert_rounded(title, type, (double)d[i], (double)exact[i], 0.01);
-    assert_same_bits(title, got->at[MOERT_OP_BUFFER_c], want->at[MOERT_OP_BUFFER_c],
-                     got->count[MOERT_OP_BUFFER_c]);
-    for (size_t g = 0; g < got->count[MOERT_OP_BUFFER_amax]; g++) {
-        const float peak = want->at[MOERT_OP_BUFFER_amax][g];
-        if (isinf(peak))
-            assert_true(got->at[MOERT_OP_BUFFER_amax][g] == peak);
-        else
-            assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_amax][g],
-                           (double)peak, 0.0);
-    }
 }
 
 TEST(test_a_glu_follows_its_gemm_in_every_layout) {
@@ -190,35 +155,27 @@ TEST(test_a_glu_follows_its_gemm_in_every_layout) {
         moert_op_options o = glu_case(i);
         if (o.interleave > 0 && o.n % (2 * o.interleave) != 0)
             continue;
-        const uint32_t *ends = shapes[layouts[i % LAYOUTS].shape].ends;
-        ops_data got = ops_make(&o, ends, true);
-        o.d.type = MOERT_DTYPE_F32;
-        ops_data want = ops_make(&o, ends, true);
-        ops_execute("nvidia", &got, 1);
-        ops_execute("reference", &want, 1);
-        check_glu(titled("glu case %zu", i), &got, &want);
+        ops_check_on("nvidia", titled("GLU case %zu", i), &o,
+                     shapes[layouts[i % LAYOUTS].shape].ends, 0.0);
     }
 }
 
 /* ---- bits ---- */
 
 /* Checks that the rows from `first` on have the same bits without the other rows. */
-static void check_rows_alone(const moert_op_options *options, const ops_data *whole, size_t first,
+static void check_rows_alone(const moert_op_options *options, const ops_bytes *whole, size_t first,
                              uint32_t rows) {
     moert_op_options o = *options;
     o.rows = rows;
-    ops_data alone = ops_make(&o, &rows, false);
+    ops_bytes alone = ops_bytes_make(&o, &rows, OPS_NORMAL);
     const moert_op_buffer inputs[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_prob};
-    for (size_t i = 0; i < 3; i++) {
-        const size_t width = alone.count[inputs[i]] / rows;
-        memcpy(alone.at[inputs[i]], whole->at[inputs[i]] + first * width,
-               alone.count[inputs[i]] * sizeof(float));
-    }
-    ops_execute("nvidia", &alone, 1);
+    for (size_t i = 0; i < 3; i++)
+        memcpy(alone.at[inputs[i]], whole->at[inputs[i]] + first * (alone.bytes[inputs[i]] / rows),
+               alone.bytes[inputs[i]]);
+    ops_bytes_execute("nvidia", &alone);
     const moert_op_buffer result = ops_result_buffer(o.kind);
-    const size_t width = alone.count[result] / rows;
-    assert_same_bits("rows alone", alone.at[result], whole->at[result] + first * width,
-                     alone.count[result]);
+    assert_memory_equal(alone.at[result], whole->at[result] + first * (alone.bytes[result] / rows),
+                        alone.bytes[result]);
 }
 
 TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
@@ -230,8 +187,8 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
         moert_op_options o = describe(&s, kinds[i], MOERT_DTYPE_BF16);
         *(kinds[i] == MOERT_OP_GEMM_DGRAD ? &o.x : &o.y) = (moert_operand){.stride = 0};
         o.prob = true;
-        ops_data whole = ops_make(&o, s.ends, false);
-        ops_execute("nvidia", &whole, 1);
+        ops_bytes whole = ops_bytes_make(&o, s.ends, OPS_NORMAL);
+        ops_bytes_execute("nvidia", &whole);
         check_rows_alone(&o, &whole, 0, 1);
         check_rows_alone(&o, &whole, 7, 65);
         check_rows_alone(&o, &whole, 127, 173);
@@ -245,13 +202,8 @@ TEST(test_results_repeat_bit_for_bit) {
     for (size_t kind = 0; kind < KINDS; kind++) {
         const ops_shape *s = &shapes[5];
         const moert_op_options o = describe(s, (moert_op_kind)kind, MOERT_DTYPE_BF16);
-        ops_data start = ops_make(&o, s->ends, false), first = ops_copy(&start);
-        ops_execute("nvidia", &first, 1);
-        for (size_t i = 0; i < 20; i++) {
-            ops_data again = ops_copy(&start);
-            ops_execute("nvidia", &again, 1 + i % 3);
-            ops_compare("again", &again, &first);
-        }
+        const ops_bytes data = ops_bytes_make(&o, s->ends, OPS_NORMAL);
+        ops_bytes_check_repeats("nvidia", &data, 20);
     }
 }
 

@@ -5,8 +5,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "support/op/quantized.h"
-#include "support/op/run.h"
+#include "support/op/exact.h"
 
 enum { BLOCK = 128 };
 /* The cases: the kinds of a GEMM, and a dgrad whose weights are stored transposed. */
@@ -83,7 +82,7 @@ TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
         const bool floats = (i / CASES + i) % 2;
         const moert_op_options o =
             describe_blocks(s, i % CASES, floats ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
-        ops_bytes_check_by(ops_title(&o), &o, ends_of(s, &o), "reference", "nvidia");
+        ops_check_on("nvidia", "blocks", &o, ends_of(s, &o), 0.0);
     }
 }
 
@@ -102,7 +101,7 @@ TEST(test_plain_operands_times_alpha_are_exact_for_every_split_of_the_rows) {
         o.x.stride = (ptrdiff_t)(s->k + s->padding);
         o.y.stride = (ptrdiff_t)(s->n + s->padding);
         o.alpha = i % 3 != 0;
-        ops_check_gemm("nvidia", &o, s->ends);
+        ops_check_on("nvidia", "plain", &o, s->ends, 0.0);
     }
 }
 
@@ -186,10 +185,9 @@ TEST(test_random_operands_lose_only_what_the_tensor_cores_cut) {
     for (size_t i = 0; i < CASES; i++) {
         const ops_shape *s = &shapes[RANDOM_SHAPE].shape;
         const moert_op_options o = describe_blocks(s, i, MOERT_DTYPE_F32);
-        ops_bytes got = ops_bytes_make(&o, ends_of(s, &o));
+        ops_bytes got = ops_bytes_make(&o, ends_of(s, &o), OPS_SPREAD);
+        ops_bytes plain = ops_bytes_decode(&got);
         double worst = 0.0;
-        got.spread = true;
-        ops_bytes plain = ops_bytes_fill(&got);
         ops_bytes_execute("nvidia", &got);
         for (size_t n = 0; n < SAMPLES; n++) {
             const element e = draw_element(&plain, n);
@@ -222,9 +220,7 @@ TEST(test_results_repeat_bit_for_bit) {
     for (size_t i = 0; i < CASES; i++) {
         const ops_shape *s = &shapes[5].shape;
         const moert_op_options o = describe_blocks(s, i, MOERT_DTYPE_F32);
-        ops_bytes data = ops_bytes_make(&o, ends_of(s, &o));
-        data.spread = true;
-        ops_bytes_fill(&data);
+        const ops_bytes data = ops_bytes_make(&o, ends_of(s, &o), OPS_SPREAD);
         ops_bytes_check_repeats("nvidia", &data, 10);
     }
 }

@@ -5,8 +5,7 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
-#include "support/op/quantized.h"
-#include "support/op/run.h"
+#include "support/op/exact.h"
 
 enum { KINDS = 3, LAYOUTS = 3 };
 
@@ -52,11 +51,6 @@ static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kin
     return o;
 }
 
-/* Compares an op with the reference's results for the values of the operands. */
-static void check_exact(const moert_op_options *o, const uint32_t *ends) {
-    ops_bytes_check_by(ops_title(o), o, ends, "reference", "nvidia");
-}
-
 /* Maps case i to a format of a kind. A dgrad decodes payloads like the other kinds, so it runs only
  * two formats, to build fewer programs. */
 static size_t of_kind(moert_op_kind kind, size_t i) {
@@ -77,7 +71,7 @@ TEST(test_gemms_are_exact_for_every_split_of_the_rows) {
             ops_first_operand(&o)->global = ops_second_operand(&o)->global = true;
             ops_first_operand(&o)->how.group_scales = i % 5 < 2;
         }
-        check_exact(&o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
@@ -97,7 +91,7 @@ TEST(test_a_quantized_operand_multiplies_a_plain_one_or_another_format) {
             *ops_second_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
         else
             ops_second_operand(&o)->how.format = (moert_format)((format + 1) % FORMATS);
-        check_exact(&o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
@@ -116,7 +110,7 @@ TEST(test_epilogues_of_quantized_operands_are_exact) {
         o.prob = o.amax = i == 2;
         if (i == 0)
             o.y = ops_scaled((moert_format)(i % FORMATS), MOERT_AXIS_ROW, 0);
-        check_exact(&o, s->ends);
+        ops_check_on("nvidia", "exact", &o, s->ends, 0.0);
     }
 }
 
@@ -156,7 +150,7 @@ static ops_bytes as_bf16(const ops_bytes *quantized) {
     moert_op_options o = quantized->shape.options;
     *ops_first_operand(&o) = *ops_second_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
     const ops_bytes values = ops_bytes_decode(quantized);
-    ops_bytes narrow = ops_bytes_make(&o, ops_bytes_ends(quantized));
+    ops_bytes narrow = ops_bytes_make(&o, ops_bytes_ends(quantized), OPS_EXACT);
     for (size_t i = 0; i < quantized->shape.quantized_count; i++) {
         const moert_op_buffer which = quantized->shape.quantized[i].payload;
         for (size_t j = 0; j < narrow.bytes[which] / sizeof(uint16_t); j++)
@@ -167,7 +161,7 @@ static ops_bytes as_bf16(const ops_bytes *quantized) {
 
 static void check_as_bf16(const moert_op_options *o, const uint32_t *ends,
                           void (*change)(ops_bytes *)) {
-    ops_bytes got = ops_bytes_make(o, ends);
+    ops_bytes got = ops_bytes_make(o, ends, OPS_EXACT);
     const moert_op_buffer result = ops_result_buffer(o->kind);
     fill_operands(&got);
     if (change != NULL)
@@ -229,7 +223,7 @@ TEST(test_results_repeat_bit_for_bit) {
     for (size_t i = 0; i < FORMATS; i++) {
         const moert_op_options o = describe_quantized(&shapes[DECODED_SHAPE], MOERT_OP_GEMM_FORWARD,
                                                       (moert_format)i, 0, MOERT_DTYPE_F32);
-        ops_bytes data = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
+        ops_bytes data = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends, OPS_EXACT);
         fill_operands(&data);
         ops_bytes_check_repeats("nvidia", &data, 4);
     }

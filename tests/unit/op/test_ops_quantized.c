@@ -4,7 +4,7 @@
 #include <malloc.h>
 
 #include "base/memory.h"
-#include "support/op/quantized.h"
+#include "support/op/bytes.h"
 
 enum { FORMATS = 5, AXES = 3, LAYOUTS = 3 };
 
@@ -83,9 +83,10 @@ TEST(test_global_scales_multiply_alpha) {
         *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
         *second = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 1);
         o.alpha = true;
-        ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
+        ops_bytes got = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT),
+                  want = ops_bytes_decode(&got);
         first->global = second->global = first->how.group_scales = true;
-        ops_bytes with = ops_bytes_filled(&o, ops_usual_ends);
+        ops_bytes with = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         float *alpha = ops_floats(&want, MOERT_OP_BUFFER_alpha);
         float *by_groups =
             ops_floats(&with, first == &o.x ? MOERT_OP_BUFFER_x_global : MOERT_OP_BUFFER_y_global);
@@ -110,7 +111,7 @@ TEST(test_a_global_scale_of_no_rows_does_not_count) {
         const size_t elements = o.n * o.k;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
         add_globals(&o.x, true);
-        ops_bytes data = ops_bytes_filled(&o, ops_usual_ends);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[2] = INFINITY;
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[5] = NAN;
         ops_bytes_execute(backends[i], &data);
@@ -162,9 +163,9 @@ TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
         o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i);
-        ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         ops_bytes_execute("portable", &data); /* the execute checks the guards of all buffers */
-        data = ops_bytes_make(&o, ops_usual_ends);
+        data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
         o.backend = "reference";
         moert_op *op = ops_open(&o);
@@ -184,7 +185,7 @@ TEST(test_operands_without_room_count_as_zeros) {
         moert_op_options o = ops_sized(MOERT_OP_GEMM_WGRAD, 3, 64, 72, 136);
         o.row_multiple = tiled ? 128 : 32;
         o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, tiled);
-        ops_bytes data = ops_bytes_make(&o, ends);
+        ops_bytes data = ops_bytes_make(&o, ends, OPS_EXACT);
         memset(data.at[MOERT_OP_BUFFER_x], 0x38, data.bytes[MOERT_OP_BUFFER_x]);
         memset(data.at[MOERT_OP_BUFFER_x_scale], 127, data.bytes[MOERT_OP_BUFFER_x_scale]);
         for (size_t i = 0; i < o.rows * o.n; i++)
@@ -217,7 +218,7 @@ TEST(test_a_recording_serves_other_splits_and_values) {
     o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     add_globals(&o.x, false);
     add_globals(&o.weight, true);
-    ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
+    ops_bytes got = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT), want = ops_bytes_decode(&got);
     moert_op_buffers buffers = ops_bytes_upload(&got, weights, scales);
     moert_op *op = ops_open(&o);
     ASSERT_OK(moert_buffer_write(buffers.ends, 0, none, sizeof none));

@@ -19,16 +19,6 @@ static moert_op_options describe(size_t kind, moert_format format, size_t groups
     return o;
 }
 
-static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
-                  double tolerance) {
-    for (size_t b = 0; b < 2; b++) {
-        ops_bytes data = ops_bytes_make(o, ends);
-        /* without spread values, all results of a GLU would be next to rounding boundaries */
-        data.spread = tolerance > 0.0;
-        ops_exact_run(what, suite_backends[b], &data, tolerance);
-    }
-}
-
 /* ---- exact sums ---- */
 
 /* As in CUTLASS's test, elements are -1, 0 and 1, scales are powers of two, and results are
@@ -49,7 +39,7 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
             for (size_t g = 1; g < cases[i].groups; g++)
                 empty += ends[g] == ends[g - 1];
             o.weight.discrete = c % 2 == 1;
-            check("signs", &o, ends, 0.0);
+            ops_check("signs", &o, ends, 0.0);
         }
     assert_true(empty > 50);
 }
@@ -92,7 +82,8 @@ TEST(test_any_split_of_the_rows_agrees_with_float64) {
                 o.k = 64;
             }
             o.weight.discrete = i % 2 == 1;
-            check(s->name, &o, s->ends, glu ? OPS_NEAR : 0.0);
+            /* without spread values, all results of a GLU would be next to rounding boundaries */
+            ops_check(s->name, &o, s->ends, glu ? OPS_NEAR : 0.0);
         }
 }
 
@@ -104,7 +95,6 @@ TEST(test_every_order_and_run_takes_alpha_and_prob_of_any_sign) {
     static const moert_glu_form forms[] = {
         MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
     static const uint32_t ends[] = {3, 3, 40, 70, 97};
-    static const float signs[] = {-1.5f, 0.0f, 2.0f, -1.0f, 0.5f};
     for (size_t i = 0; i < RUNS * 2 * 3 * 2; i++) {
         moert_op_options o = describe(GEMMS + i % 2, formats[i / 2 % FORMATS], 5, 99);
         o.n = i % 2 == 0 ? 192 : 80;
@@ -112,14 +102,7 @@ TEST(test_every_order_and_run_takes_alpha_and_prob_of_any_sign) {
         o.interleave = runs[i / 2 % RUNS];
         o.linear_first = i / 2 / RUNS % 2 == 1;
         o.glu = forms[i / 4 / RUNS];
-        for (size_t b = 0; b < 2; b++) {
-            ops_bytes data = ops_bytes_make(&o, ends);
-            for (size_t g = 0; g < 5; g++)
-                ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = signs[(g + i) % 5];
-            for (size_t r = 0; r < 99; r++)
-                ops_floats(&data, MOERT_OP_BUFFER_prob)[r] = signs[(r + i / 5) % 5];
-            ops_exact_run(titled("case %zu", i), suite_backends[b], &data, OPS_NEAR);
-        }
+        ops_check(titled("case %zu", i), &o, ends, OPS_NEAR);
     }
 }
 
@@ -148,12 +131,10 @@ TEST(test_an_op_takes_all_its_operands_together) {
             /* a gathered operand has one global scale for all rows */
             (o.permute == MOERT_OP_PERMUTE_X ? &o.x : &o.y)->how.group_scales = false;
         }
-        ops_bytes got = ops_bytes_make(&o, ends);
-        for (size_t i = 0; o.beta && kind == MOERT_OP_GEMM_WGRAD && i < 4 * o.n * o.k; i++)
-            ops_floats(&got, MOERT_OP_BUFFER_weight)[i] = 1.0f;
-        ops_bytes want = ops_bytes_fill(&got);
-        ops_bytes_execute(suite_backends[k % 2], &want);
-        ops_bytes_execute(suite_backends[k % 2], &got);
+        const ops_bytes start = ops_bytes_make(&o, ends, OPS_EXACT);
+        ops_bytes want = ops_bytes_decode(&start), got = ops_bytes_copy(&start);
+        ops_bytes_execute(backends[k % 2], &want);
+        ops_bytes_execute(backends[k % 2], &got);
         ops_bytes_compare("all operands", &got, &want);
     }
 }

@@ -58,7 +58,7 @@ TEST(test_a_norm_of_1_counts_as_a_norm) {
         o.k = 1;
         o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, 0);
         o.norm = i / BACKENDS == 1;
-        ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         for (size_t r = 0; r < OPS_ROWS; r++)
             ops_floats(&data, MOERT_OP_BUFFER_x)[r] = 0x1p-60f * (float)(r % 7);
         for (size_t j = 0; j < OPS_GROUPS * o.n; j++)
@@ -86,9 +86,9 @@ TEST(test_plain_bytes_are_the_rounded_results) {
         const moert_dtype type = i / BACKENDS == 0 ? MOERT_DTYPE_E4M3 : MOERT_DTYPE_E5M2;
         moert_op_options o = ops_usual(MOERT_OP_GLU);
         o.save_c = true;
-        ops_bytes want = ops_bytes_make(&o, ops_usual_ends);
+        ops_bytes want = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         o.x.type = o.weight.type = o.c.type = o.d.type = type;
-        ops_bytes got = ops_bytes_make(&o, ops_usual_ends);
+        ops_bytes got = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         ops_bytes_execute(backends[i % BACKENDS], &want);
         ops_bytes_execute(backends[i % BACKENDS], &got);
         for (moert_op_buffer b = MOERT_OP_BUFFER_c; b <= MOERT_OP_BUFFER_d; b++)
@@ -108,7 +108,7 @@ TEST(test_column_scales_lie_where_tensor_cores_read_them) {
         o.row_multiple = 256;
         o.y =
             ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, positions[i / BACKENDS].layout);
-        ops_bytes data = ops_bytes_make(&o, ends);
+        ops_bytes data = ops_bytes_make(&o, ends, OPS_EXACT);
         assert_int_equal(data.bytes[MOERT_OP_BUFFER_y_scale], 2 * 8 * 512);
         memset(data.at[MOERT_OP_BUFFER_x], 0, data.bytes[MOERT_OP_BUFFER_x]);
         memset(data.at[MOERT_OP_BUFFER_weight], 0, data.bytes[MOERT_OP_BUFFER_weight]);

@@ -1,11 +1,13 @@
 // run: check=1
 /*
- * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant in
- * nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales 1
- * and 2, small integers for alpha, beta and prob. Every case is compared with float64, quantized
- * results byte by byte; cuDNN's tolerances are 0.1 and wider. moert does not have fp4 with (16,
- * e8m0) and srelu.
+ * Other libraries' tables of grouped GEMMs with quantized operands. The cuDNN frontend's GLU, dGLU,
+ * quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements
+ * uniform in [-2, 2), scales 1 and 2, small integers for alpha, beta and prob. TransformerEngine's
+ * NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and NT. Every case is within 5e-6 of the largest
+ * element of a row in float64, quantized results byte by byte; cuDNN's tolerances are 0.1 and
+ * wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0) and srelu.
  */
+#include "base/memory.h"
 #include "device/internal.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -47,8 +49,8 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
     return o;
 }
 
-static void put_all(ops_bytes *data, moert_op_buffer which, size_t n, double (*value)(size_t)) {
-    for (size_t i = 0; data->bytes[which] > 0 && i < n; i++)
+static void put_all(ops_bytes *data, moert_op_buffer which, double (*value)(size_t)) {
+    for (size_t i = 0; data->bytes[which] > 0 && i < ops_bytes_count(data, which); i++)
         ops_bytes_put(data, which, i, value(i));
 }
 
@@ -72,14 +74,13 @@ static double alpha_of(size_t i) {
 
 /* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
-    ops_bytes data = ops_bytes_make(o, ends);
-    data.spread = true;
-    put_all(&data, MOERT_OP_BUFFER_alpha, o->groups, alpha_of);
-    put_all(&data, MOERT_OP_BUFFER_beta, o->groups, alpha_of);
-    put_all(&data, MOERT_OP_BUFFER_prob, o->rows, prob);
-    put_all(&data, MOERT_OP_BUFFER_bias, o->groups * o->n, uniform);
+    ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
+    put_all(&data, MOERT_OP_BUFFER_alpha, alpha_of);
+    put_all(&data, MOERT_OP_BUFFER_beta, alpha_of);
+    put_all(&data, MOERT_OP_BUFFER_prob, prob);
+    put_all(&data, MOERT_OP_BUFFER_bias, uniform);
     if (o->kind == MOERT_OP_DGLU)
-        put_all(&data, MOERT_OP_BUFFER_c, o->rows * 2 * o->k, uniform);
+        put_all(&data, MOERT_OP_BUFFER_c, uniform);
     if (o->norm)
         ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 0.01f;
     return data;
@@ -92,8 +93,10 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
     /* without bias and FP8 operands, values have so few bits that sums are exact */
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
+        const size_t before = owned_count();
         ops_bytes data = make(o, ends, prob);
         ops_exact_run(what, suite_backends[b], &data, rounds ? OPS_NEAR : 0.0);
+        release_since(before);
     }
 }
 
@@ -154,9 +157,8 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
             o.weight.discrete = b & 1;
             o.weight.how.transposed = b >> 1;
             ops_bytes other = make(&o, ends, integer);
-            ops_bytes_fill(&other);
             ops_bytes_execute("portable", &other);
-            ops_assert_same_results(b == 1 ? "discrete" : "the other major", &other, &stack);
+            ops_assert_same(b == 1 ? "discrete" : "the other major", &other, &stack, false);
         }
     }
 }
@@ -185,7 +187,7 @@ TEST(test_quant_of_alpha_0_is_0) {
         o.rows = 700;
         o.row_multiple = 64;
         ops_bytes data = make(&o, ends, integer);
-        put_all(&data, MOERT_OP_BUFFER_alpha, o.groups, zero);
+        put_all(&data, MOERT_OP_BUFFER_alpha, zero);
         const ops_exact want = ops_exact_run("alpha 0", suite_backends[i % 2], &data, OPS_NEAR);
         /* a sum of zeros is exact: neither value nor tolerance may differ from 0 */
         for (size_t at = 0; at < ends[2]; at++)
@@ -227,7 +229,7 @@ TEST(test_dglu_of_prob_0) {
         const ops_exact want = ops_exact_run("prob 0", suite_backends[i % 2], &data, OPS_NEAR);
         size_t moved = 0;
         for (size_t r = 0; r < o.rows; r++) {
-            moved += ops_floats(&data, MOERT_OP_BUFFER_dprob)[r] != 0.0f;
+            moved += want.dprob[r] != 0.0;
             assert_true(want.result[r * 640] == 0.0 && want.slack[r * 640] == 0.0);
         }
         assert_true(moved > 500);
@@ -236,33 +238,148 @@ TEST(test_dglu_of_prob_0) {
 
 /* ---- groups of any size ---- */
 
-/* Executes one op with groups of several sizes, and checks that it builds no program after the
- * first. */
-static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count) {
-    moert_op_options options = *o;
-    uint32_t ends[L];
-    options.backend = "portable";
-    moert_op *op = ops_open(&options);
-    ASSERT_OK(moert_op_compile(op));
-    const struct moert_program *const newest = test_device->programs;
-    for (size_t i = 0; i < count; i++) {
-        for (uint32_t g = 0; g < o->groups; g++)
-            ends[g] = (g + 1) * sizes[i];
-        ops_bytes data = make(o, ends, integer), plain = ops_bytes_fill(&data);
-        const ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-        ops_bytes_execute_op(op, &data, 1);
-        ops_exact_check("other sizes", &data, &want);
-        assert_ptr_equal(test_device->programs, newest);
+/* One op, with groups of several sizes, builds no program after the first. */
+TEST(test_one_op_serves_every_size_of_the_groups) {
+    static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
+    for (size_t i = 0; i < 4; i++) {
+        moert_op_options o = i < 2 ? describe(MOERT_OP_GLU, formats[2 * i], 64, 128, true)
+                                   : ops_sized(MOERT_OP_GEMM_FORWARD, L, 0, 40, 48);
+        o.rows = L * 832;
+        o.row_multiple = 64;
+        o.backend = suite_backends[i == 3];
+        moert_op *op = ops_open(&o);
+        ASSERT_OK(moert_op_compile(op));
+        const struct moert_program *const newest = test_device->programs;
+        for (size_t k = 0; k < MOERT_COUNT(sizes); k++) {
+            const uint32_t m = sizes[k], ends[L] = {m, 2 * m, 3 * m, 4 * m};
+            ops_bytes data = i < 2 ? make(&o, ends, integer) : ops_bytes_make(&o, ends, OPS_EXACT);
+            ops_exact_run_op("other sizes", op, &data, i < 2 ? OPS_NEAR : 0.0);
+            assert_ptr_equal(test_device->programs, newest);
+        }
     }
 }
 
-TEST(test_one_op_serves_every_size_of_the_groups) {
-    static const uint32_t sizes[] = {64, 320, 576, 832, 0};
-    for (size_t i = 0; i < 2; i++) {
-        moert_op_options o = describe(MOERT_OP_GLU, formats[2 * i], 64, 128, true);
-        o.rows = L * 832;
-        o.row_multiple = 64;
-        serve(&o, sizes, 5);
+/* ---- cuDNN's weight gradients ---- */
+
+static moert_op_options describe_wgrad(moert_format format, moert_dtype type) {
+    /* each expert has its own tiles of scales */
+    moert_operand operand = ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    operand.how.transposed = true; /* the tokens of a column are contiguous */
+    operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    moert_op_options o = ops_gemm(MOERT_OP_GEMM_WGRAD, operand, 2, 640, 384, 640);
+    o.row_multiple = 128;
+    o.weight.type = type;
+    return o;
+}
+
+/* The global scales of the experts differ and lie between 1 and 2. */
+static ops_bytes make_wgrad(const moert_op_options *o, const uint32_t *ends) {
+    ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
+    for (size_t g = 0; o->x.global && g < o->groups; g++) {
+        ops_floats(&data, MOERT_OP_BUFFER_x_global)[g] = 1.25f + 0.5f * (float)g;
+        ops_floats(&data, MOERT_OP_BUFFER_y_global)[g] = 2.0f - 0.25f * (float)g;
+    }
+    return data;
+}
+
+TEST(test_wgrad_table) {
+    static const uint32_t splits[][2] = {{256, 640}, {128, 256}};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        if (suite_skips(i % 3 == 2))
+            continue;
+        moert_op_options o =
+            describe_wgrad(formats[i % FORMATS], i / FORMATS ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
+        o.backend = suite_backends[i == 0 || i == 6];
+        moert_op *op = ops_open(&o);
+        for (size_t s = 0; s < 2; s++) {
+            ops_bytes data = make_wgrad(&o, splits[s]);
+            ops_exact_run_op("wgrad", op, &data, OPS_NEAR);
+            o.weight.discrete = true;
+            ops_bytes discrete = make_wgrad(&o, splits[s]);
+            ops_bytes_execute("portable", &discrete);
+            ops_assert_same("discrete", &discrete, &data, false);
+            o.weight.discrete = false;
+        }
+    }
+}
+
+/* An expert without rows keeps its old values. */
+TEST(test_wgrad_accumulates) {
+    static const uint32_t ends[] = {0, 384};
+    for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
+        moert_op_options o = describe_wgrad(formats[i % FORMATS],
+                                            i / FORMATS % 2 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
+        o.weight.discrete = i / FORMATS / 2 == 1;
+        o.n = 136;
+        o.k = 200;
+        o.accumulate = true;
+        ops_bytes data = make_wgrad(&o, ends);
+        ops_exact_run("once", suite_backends[i % 2], &data, OPS_NEAR);
+        ops_exact_run("twice", suite_backends[i % 2], &data, OPS_NEAR);
+    }
+}
+
+/* ---- TransformerEngine ---- */
+
+enum { GEMMS = 3 };
+static const moert_format te_formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
+
+typedef struct shape {
+    size_t groups, rows, k, n;
+    bool slow;
+} shape;
+
+static moert_op_options describe_te(size_t kind, moert_format format, const shape *s) {
+    return ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
+                    s->k);
+}
+
+static void check_te(const char *what, const moert_op_options *o, const uint32_t *ends) {
+    const bool small = o->rows * o->n * o->k <= (size_t)16 << 20;
+    for (size_t b = 0; b < (small ? BACKENDS : 1u); b++)
+        ops_check_on(suite_backends[b], what, o, ends, OPS_NEAR);
+}
+
+/* Each to float32 and to bf16. */
+TEST(test_nvfp4_gemms) {
+    static const shape shapes[] = {{1, 128, 128, 128, false},  {1, 256, 256, 256, true},
+                                   {1, 112, 128, 96, false},   {1, 304, 640, 304, false},
+                                   {1, 256, 64, 256, false},   {1, 128, 128, 112, false},
+                                   {1, 1008, 3072, 992, true}, {1, 4096, 512, 3072, true}};
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
+        for (size_t k = 0; k < (size_t)GEMMS * 2 && !suite_skips(shapes[i].slow); k++) {
+            const uint32_t end = (uint32_t)shapes[i].rows;
+            moert_op_options o = describe_te(k / 2, MOERT_FORMAT_NVFP4, &shapes[i]);
+            ops_result(&o)->type = k % 2 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+            check_te("nvfp4", &o, &end);
+        }
+}
+
+/* Random splits, stacked or discrete weights. */
+TEST(test_quantized_grouped_gemms_of_every_layout) {
+    static const shape shapes[] = {{1, 128, 128, 512, false},  {8, 1024, 128, 512, false},
+                                   {3, 768, 256, 384, false},  {3, 864, 288, 416, true},
+                                   {16, 4096, 128, 512, true}, {2, 256, 2880, 2880, true},
+                                   {3, 1536, 384, 640, true}};
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
+        for (size_t c = 0; c < (size_t)GEMMS * 2 && !suite_skips(shapes[i].slow); c++) {
+            uint32_t ends[OPS_MOST_GROUPS];
+            moert_op_options o = describe_te(c % GEMMS, te_formats[c / GEMMS], &shapes[i]);
+            suite_split(i, shapes[i].rows, shapes[i].groups, ends);
+            o.weight.discrete = (i + c) % 2 == 1;
+            check_te("grouped", &o, ends);
+        }
+}
+
+/* Without rows, results stay unchanged, except that a weight gradient without accumulation is 0. */
+TEST(test_ops_without_rows_write_nothing_or_zero_gradients) {
+    static const uint32_t none[4] = {0};
+    for (size_t c = 0; c < (size_t)GEMMS * 2 * 2 * 2; c++) {
+        const shape s = {4, c / 12 ? 256 : 0, 160, 144, false};
+        moert_op_options o = describe_te(c % GEMMS, te_formats[c / 3 % 2], &s);
+        o.weight.discrete = true;
+        o.accumulate = c / 6 % 2;
+        ops_check("no rows", &o, none, 0.0);
     }
 }
 

@@ -1,0 +1,86 @@
+/*
+ * The buffers of an op as bytes in host memory: operands with known values, the plain op on the
+ * same values, executes, and a comparison of quantized results byte by byte.
+ */
+#pragma once
+
+#include "support/op/place.h"
+#include "support/test.h"
+
+/*
+ * The values of operands. OPS_EXACT: small integers, in quantized operands -1, 0 and 1 with scales
+ * that are powers of two, so that no sum is rounded. OPS_SPREAD: uniform in [-2, 2), in quantized
+ * operands with scales 1 and 2. OPS_NORMAL: normally distributed; not for quantized operands.
+ * alpha, beta and prob always have few bits; some are zero or negative.
+ */
+typedef enum ops_values { OPS_EXACT, OPS_SPREAD, OPS_NORMAL } ops_values;
+
+/* The buffers of an op. Discrete weights follow each other in one array. */
+typedef struct ops_bytes {
+    moert_op shape; /* made by moert_op_describe() */
+    unsigned char *at[MOERT_OP_BUFFERS];
+    size_t bytes[MOERT_OP_BUFFERS];
+    ops_values values;
+} ops_bytes;
+
+enum { OPS_UNSET = 0xCD }; /* every byte of a result before an execute */
+
+/*
+ * Makes the buffers that an op uses. gather is a permutation. Bytes that must not be read, such as
+ * padding columns and rows past the last end, are 0xFF, a NaN of most dtypes. Results are
+ * OPS_UNSET, unless the op adds to them.
+ */
+ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends, ops_values values);
+/* A copy of all buffers. */
+ops_bytes ops_bytes_copy(const ops_bytes *data);
+
+static inline float *ops_floats(const ops_bytes *data, moert_op_buffer which) {
+    return (float *)(void *)data->at[which];
+}
+static inline uint32_t *ops_bytes_ends(const ops_bytes *data) {
+    return (uint32_t *)(void *)data->at[MOERT_OP_BUFFER_ends];
+}
+static inline uint32_t *ops_gather(const ops_bytes *data) {
+    return (uint32_t *)(void *)data->at[MOERT_OP_BUFFER_gather];
+}
+
+/* The number of elements of a plain buffer. Reads or writes element i in the buffer's dtype. */
+size_t ops_bytes_count(const ops_bytes *data, moert_op_buffer which);
+double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
+void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
+
+/* Returns the plain op on the dequantized operands of `data`, including global scales. Results that
+ * are quantized in `data` become float32; everything else is a copy. */
+ops_bytes ops_bytes_decode(const ops_bytes *data);
+
+/* Quantizes values, the rows of all groups or a weight [G,N,K], into an operand with linear
+ * scales. */
+void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values);
+
+/* Creates and compiles the op, executes it, and downloads all buffers. */
+void ops_bytes_execute(const char *backend, ops_bytes *data);
+/* Executes an existing op on the buffers of `data`, and downloads all buffers. */
+void ops_bytes_execute_op(moert_op *op, ops_bytes *data);
+
+/* Upload and download of the buffers. Discrete weights are uploaded into the arrays `weights` and
+ * `scales`. */
+moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
+                                  moert_buffer **scales);
+void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
+
+/* Compares an executed op with the executed plain op `want`. Plain buffers must have the same bits.
+ * Quantized results must be those of the reference quantizer on the plain results. Other bytes must
+ * be unchanged. */
+void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
+
+/* Checks that all buffers hold the same bytes. Without `weights`: except those of the weight, whose
+ * layout may differ, unless the weight is the result. */
+void ops_assert_same(const char *title, const ops_bytes *got, const ops_bytes *want, bool weights);
+
+/* Executes once, then `times` times another op of the description, up to three times in a row, and
+ * checks that the results keep their bits. The op must not add to its results. */
+void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t times);
+
+/* Executes a description on each of `backends`, and its plain op on the same one, and compares them
+ * with ops_bytes_compare(). */
+void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);
