@@ -4,7 +4,7 @@
  * sequence with its gradient, and the update of the correction bias.
  */
 #include "support/files.h"
-#include "support/layer/router_run.h"
+#include "support/layer/router.h"
 #include "support/test.h"
 
 enum { SEQUENCES = 3, LENGTH = 11, TOKENS = SEQUENCES * LENGTH, MOST_EXPERTS = 20 };
@@ -106,15 +106,14 @@ static void check_case(golden g) {
 TEST(test_a_router_of_sigmoids_in_groups_agrees) {
     moert_router_options options = router_options(16, 4, MOERT_SCORE_SIGMOID);
     options.scale = 2.5f;
-    check_case((golden){.name = "sigmoid", .options = router_groups(options, 4, 2)});
+    check_case((golden){.name = "sigmoid", .options = router_groups(options, 4, 2, 2)});
 }
 
 TEST(test_a_router_of_groups_judged_by_their_best_expert_agrees) {
     moert_router_options options = router_options(20, 3, MOERT_SCORE_SOFTMAX);
     options.renormalise = false;
     options.scale = 1.5f;
-    options.group_best = 1;
-    check_case((golden){.name = "best", .options = router_groups(options, 5, 3)});
+    check_case((golden){.name = "best", .options = router_groups(options, 5, 3, 1)});
 }
 
 TEST(test_a_router_of_the_best_logits_agrees) {
