@@ -1,45 +1,26 @@
 // run: np=1,2,3 sanitize=2
 /* The sums that a model shows of its layers: against sums over its buffers, and the same bits on
  * all ranks together and on one. */
-#include <math.h>
-
 #include "layer/internal.h"
-#include "model/internal.h"
 #include "model/watch.h"
-#include "support/files.h"
-#include "support/mpi.h"
+#include "support/model/model_run.h"
 
-#define MODEL "tests/golden/model/mixtral-tiny-aux"
+#define MODEL "mixtral-tiny-aux"
 
 enum { SEQUENCES = 5, LENGTH = 16, PADDING = 3 };
 
-static moert_model *load_model(moert_mesh *mesh) {
-    const moert_model_config config = golden_config("mixtral-tiny-aux");
-    moert_model *model = open_model(mesh, &config);
-    ASSERT_OK(moert_model_load(model, MODEL, NULL));
-    return model;
-}
-
 /* Runs a forward of made-up tokens, of which the last ones of each sequence are padding. */
 static void forward(moert_model *model, size_t piece) {
-    size_t first, count;
-    moert_model_partition(SEQUENCES, moert_comm_rank(model->mesh->world),
-                          moert_comm_size(model->mesh->world), &first, &count);
-    int32_t *input = test_alloc((count * LENGTH + 1) * sizeof *input),
-            *target = test_alloc((count * LENGTH + 1) * sizeof *target);
-    for (size_t i = 0; i < count * LENGTH; i++) {
-        const size_t at = first * LENGTH + i;
-        const bool real = i % LENGTH < LENGTH - PADDING;
-        input[i] = real ? (int32_t)((at * 37 + piece * 11) % 256) : -1;
-        target[i] = real ? (int32_t)((at * 29 + 5) % 256) : -1;
-    }
-    const moert_model_batch batch = {.total_sequences = SEQUENCES,
-                                     .length = LENGTH,
-                                     .input = input,
-                                     .target = target,
-                                     .accumulate = piece > 0};
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.01, 0.0};
+    model_data data = alloc_data(SEQUENCES, LENGTH);
+    for (size_t i = 0; i < SEQUENCES * LENGTH; i++) {
+        const bool real = i % LENGTH < LENGTH - PADDING;
+        data.input[i] = real ? (int32_t)((i * 37 + piece * 11) % 256) : -1;
+        data.target[i] = real ? (int32_t)((i * 29 + 5) % 256) : -1;
+    }
+    moert_model_batch batch = model_batch(model, &data);
     moert_model_result result;
+    batch.accumulate = piece > 0;
     ASSERT_OK(moert_model_forward(model, &batch));
     ASSERT_OK(moert_model_loss(model, &losses, 0.5, &result));
 }
@@ -62,7 +43,7 @@ static void sum_by_hand(moert_model *model, double *squares, double *entropies) 
 
 TEST(test_the_sums_are_those_of_all_micro_batches_of_a_step) {
     enum { LAYERS = 2, PIECES = 2 };
-    moert_model *model = load_model(test_mesh);
+    moert_model *model = load_golden(test_mesh, MODEL, false);
     moert_model_watch *watch = NULL;
     double sums[2][LAYERS] = {{0}};
     assert_int_equal(model->config.layers, LAYERS);
@@ -102,8 +83,8 @@ TEST(test_the_digits_do_not_depend_on_the_ranks) {
     double values[2][4];
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &context));
     ASSERT_OK_ON_ALL(moert_mesh_create(context, 0, &alone));
-    models[0] = load_model(test_mesh);
-    models[1] = load_model(alone);
+    models[0] = load_golden(test_mesh, MODEL, false);
+    models[1] = load_golden(alone, MODEL, false);
     for (size_t i = 0; i < 2; i++) {
         moert_model_watch *watch = NULL;
         ASSERT_OK(moert_model_watch_create(models[i], &watch));
