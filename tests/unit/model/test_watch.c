@@ -3,6 +3,7 @@
  * all ranks together and on one. */
 #include "layer/internal.h"
 #include "model/watch.h"
+#include "support/layer/layer_run.h"
 #include "support/model/model_run.h"
 
 #define MODEL "mixtral-tiny-aux"
@@ -30,10 +31,8 @@ static void sum_by_hand(moert_model *model, double *squares, double *entropies) 
     const size_t rows = model->batch.tokens, experts = model->config.router.experts;
     for (size_t l = 0; l < model->config.layers && rows > 0; l++) {
         const size_t n = rows * model->config.hidden;
-        float *out = test_alloc(n * sizeof *out), *score = test_alloc(rows * experts * 4);
-        ASSERT_OK(moert_buffer_read(model->layer[l].out, 0, out, n * sizeof *out));
-        ASSERT_OK(
-            moert_buffer_read(model->layer[l].pass->routing.scores, 0, score, rows * experts * 4));
+        const float *out = read_floats(model->layer[l].out, n),
+                    *score = read_floats(model->layer[l].pass->routing.scores, rows * experts);
         for (size_t i = 0; i < n; i++)
             squares[l] += (double)out[i] * (double)out[i];
         for (size_t i = 0; i < rows * experts; i++)
