@@ -124,15 +124,12 @@ static void check_form(moert_layer_options options) {
 
 /* ---- tests ---- */
 
-TEST(test_gradients_of_a_plain_layer_agree_with_differences) {
-    check_form(plain_form());
-}
-
 TEST(test_gradients_of_a_layer_with_every_feature_agree_with_differences) {
     check_form(full_form());
 }
 
-TEST(test_gradients_of_a_layer_that_chooses_all_experts_agree_with_differences) {
+TEST(test_gradients_of_plain_and_dense_layers_agree_with_differences) {
+    check_form(plain_form());
     check_form(dense_form());
 }
 
