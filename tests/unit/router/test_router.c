@@ -72,96 +72,83 @@ TEST(test_forward_of_the_largest_router_chooses_every_expert_once) {
         assert_int_equal(run.index[k] * 37 % 1024, 1023 - k);
 }
 
-static void expect_index(const router_input *input, const int32_t *index) {
-    router_run run = router_do(input);
-    assert_memory_equal(run.index, index, input->tokens * input->options.topk * sizeof *index);
+/* Checks the experts of all tokens; bias may be NULL. */
+static void expect_choice(moert_router_options options, size_t tokens, const float *logits,
+                          const float *bias, const int32_t *index) {
+    const router_run run = router_do(
+        &(router_input){.options = options, .tokens = tokens, .logits = logits, .bias = bias});
+    assert_memory_equal(run.index, index, tokens * options.topk * sizeof *index);
 }
 
 TEST(test_ties_go_to_the_lower_expert) {
+    static const int32_t first[] = {0, 1, 2, 0, 1, 2},
+                         odd[] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2};
     float equal[40], pairs[20], zeros[3] = {-0.0f, 0.0f, -0.0f};
     for (int e = 0; e < 40; e++)
         equal[e] = 0.5f;
     for (int e = 0; e < 20; e++)
         pairs[e] = (float)(e % 2);
     for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {
-            .options = router_options(20, 3, score), .tokens = 2, .logits = equal};
-        expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
-        for (size_t best = 1; best <= 4; best++) {
-            input.options = router_groups(input.options, 5, 2, best);
-            expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
-        }
-        input =
-            (router_input){.options = router_options(20, 12, score), .tokens = 1, .logits = pairs};
-        expect_index(&input, (int32_t[]){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2});
-        input =
-            (router_input){.options = router_options(3, 3, score), .tokens = 1, .logits = zeros};
-        expect_index(&input, (int32_t[]){0, 1, 2});
+        const moert_router_options options = router_options(20, 3, score);
+        expect_choice(options, 2, equal, NULL, first);
+        for (size_t best = 1; best <= 4; best++)
+            expect_choice(router_groups(options, 5, 2, best), 2, equal, NULL, first);
+        expect_choice(router_options(20, 12, score), 1, pairs, NULL, odd);
+        expect_choice(router_options(3, 3, score), 1, zeros, NULL, first);
     }
 }
 
 TEST(test_groups_are_judged_by_the_sum_of_their_best) {
-    const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f};
-    const float bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, 0.0f};
-    for (int best = 1; best <= 3; best++) {
-        router_input input = {.tokens = 1, .logits = logits};
-        input.options =
-            router_groups(router_options(9, 1, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, (size_t)best);
-        expect_index(&input, (int32_t[]){best == 1 ? 0 : best == 2 ? 3 : 6});
-        input.bias = bias;
-        expect_index(&input, (int32_t[]){best == 1 ? 0 : 3});
+    static const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f},
+                       bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f,
+                                  0.0f, 0.0f,      -INFINITY, 0.0f};
+    static const int32_t chosen[] = {0, 3, 6}, biased[] = {0, 3, 3};
+    const moert_router_options options = router_options(9, 1, MOERT_SCORE_SOFTMAX_TOPK);
+    for (size_t best = 1; best <= 3; best++) {
+        expect_choice(router_groups(options, 3, 1, best), 1, logits, NULL, &chosen[best - 1]);
+        expect_choice(router_groups(options, 3, 1, best), 1, logits, bias, &biased[best - 1]);
     }
 }
 
 TEST(test_groups_of_one_expert_choose_as_without_groups) {
     enum { T = 9, E = 40, K = 5 };
     for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
-        router_run plain = router_do(&input);
-        input.options = router_groups(input.options, E, K, 1);
-        expect_index(&input, plain.index);
+        const router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
+        expect_choice(router_groups(input.options, E, K, 1), T, input.logits, NULL,
+                      router_do(&input).index);
     }
 }
 
 TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
     /* both small logits have a probability of zero in float32 */
-    const float logits[3] = {-200.0f, -150.0f, 10.0f};
-    router_input input = {
-        .options = router_options(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1, .logits = logits};
-    expect_index(&input, (int32_t[]){2, 0});
-    input.options.score = MOERT_SCORE_SOFTMAX_TOPK;
-    expect_index(&input, (int32_t[]){2, 1});
+    static const float logits[3] = {-200.0f, -150.0f, 10.0f};
+    expect_choice(router_options(3, 2, MOERT_SCORE_SOFTMAX), 1, logits, NULL, (int32_t[]){2, 0});
+    expect_choice(router_options(3, 2, MOERT_SCORE_SOFTMAX_TOPK), 1, logits, NULL,
+                  (int32_t[]){2, 1});
 }
 
 TEST(test_a_bias_selects_but_does_not_weigh) {
-    const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+    static const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
     moert_router_options options = router_options(4, 2, MOERT_SCORE_SIGMOID);
     options.renormalise = false;
-    router_run run =
+    expect_choice(options, 1, logits, bias, (int32_t[]){0, 1});
+    const router_run run =
         router_do(&(router_input){.options = options, .tokens = 1, .logits = logits, .bias = bias});
-    assert_int_equal(run.index[0], 0);
-    assert_int_equal(run.index[1], 1);
     assert_within((double)run.weight[0], 0.5, 1e-6);
     assert_within((double)run.weight[1], 1.0 / (1.0 + exp(-2.0)), 1e-6);
 }
 
 TEST(test_experts_of_minus_infinite_bias_are_chosen_last) {
-    const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f};
-    const float bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
-    router_input input = {.options = router_options(5, 5, MOERT_SCORE_SIGMOID),
-                          .tokens = 1,
-                          .logits = logits,
-                          .bias = bias};
-    expect_index(&input, (int32_t[]){1, 3, 4, 0, 2});
+    static const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f},
+                       bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
+    expect_choice(router_options(5, 5, MOERT_SCORE_SIGMOID), 1, logits, bias,
+                  (int32_t[]){1, 3, 4, 0, 2});
 }
 
 TEST(test_a_nan_in_the_bias_marks_every_token) {
-    const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
-    router_input input = {.options = router_options(2, 2, MOERT_SCORE_SOFTMAX),
-                          .tokens = 2,
-                          .logits = logits,
-                          .bias = bias};
-    expect_index(&input, (int32_t[]){-2, -1, -2, -1});
+    static const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
+    expect_choice(router_options(2, 2, MOERT_SCORE_SOFTMAX), 2, logits, bias,
+                  (int32_t[]){-2, -1, -2, -1});
 }
 
 TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
