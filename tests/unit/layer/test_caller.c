@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Layers and their callers: weights and gradients in the caller's buffers give the bits of the
  * layer's own; a layer that gets another layer's routing has its bits; what a pass shows of its
  * router. */

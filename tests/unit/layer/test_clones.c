@@ -1,4 +1,4 @@
-// run: np=2,3,4 sanitize=3
+// run: check=2 all=3,4,3san
 /* Several ranks compute an expert together: all results have the bits of a layer without clones. */
 #include <math.h>
 

@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* Models whose dense layers compute in bf16. Losses and gradients are near those in float32.
  * Weights, except the router's, act as their nearest bf16 values. Gradients predict the change of
  * the loss. Every token goes to all experts, so that noise changes no choice. */

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Forward and backward of the MoE layer against float64 and its central differences, on any number
  * of ranks. If there are several ranks, one has no token. */
 #include "base/memory.h"

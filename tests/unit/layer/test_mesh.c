@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* EP x EDP: which ranks share experts, on one host and on several hosts, for any order of the ranks
  * on the hosts. */
 #include "base/memory.h"

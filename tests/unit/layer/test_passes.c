@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Several passes of a layer in flight give the bits of passes one after the other; passes that are
  * destroyed without a backward leave nothing. */
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-// run: np=1,2,4 sanitize=2
+// run: check=1,2 all=4,2san
 /* Low-precision recipes of the layer, compared with its float32 results. test_layer compares these
  * with float64. */
 #include "base/memory.h"

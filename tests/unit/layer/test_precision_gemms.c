@@ -1,4 +1,4 @@
-// run: np=1,2,4 sanitize=2
+// run: check=1,2 all=4,2san
 /* The GEMMs of the layer's low-precision recipes: their bits, and that they follow changes of the
  * weights. */
 #include "context/context.h"

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 gpu=1,2 sanitize=2
+// run: check=1,2,1gpu all=3,4,2gpu,2san
 /* Routes of the public exchange: rows, sums and gradients equal values that the host computes from
  * global token indices, with every engine, payload and padding; several routes live at once. */
 #include "base/memory.h"

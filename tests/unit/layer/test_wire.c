@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Layers that dispatch MXFP8 or bf16. They give the same bits on one rank and on several, by every
  * engine, in every precision and with skewed routing. Other tests: rows that are rounded by the
  * dispatch and again by the experts; the bytes sent; results in bf16. test_layer compares values

@@ -1,4 +1,4 @@
-// run: np=1 env=MOERT_BACKEND=portable
+// run: check=1 env=MOERT_BACKEND=portable
 /* Sums have the same bits in the kernels' CPU form and GPU form: `test_forms digest` prints a hash
  * of each operation's results, and the test compares that with MOERT_FORM=gpu. */
 #include <xxhash.h>

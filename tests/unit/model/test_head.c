@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* Logits in chunks of tokens: losses, logits and gradients have the bits that they have without
  * chunks, with one or several sequences a rank and micro-batches. */
 #include "support/model/model_run.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Multi-head latent attention against float64: values, and gradients by central differences. */
 #include <math.h>
 

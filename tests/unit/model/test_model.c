@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* Whole models: logits against golden files, losses, and gradients of tied embeddings. Some cases
  * have a rank without sequences. */
 #include "base/phase.h"

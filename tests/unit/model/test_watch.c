@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* The sums that a model shows of its layers: against sums over its buffers, and the same bits on
  * all ranks together and on one. */
 #include "layer/internal.h"

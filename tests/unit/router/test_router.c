@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /*
  * The router: forward and backward against float64, the choice of experts, what it refuses.
  * test_router_extremes.c tests extreme logits, test_router_losses.c what the losses need.

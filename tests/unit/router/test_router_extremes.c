@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* The router at the limits of float32: huge and tiny logits, and scores whose sum is as small as
  * 1e-20. */
 #include "base/rng.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* What the losses of the router need: the load-balancing loss and its gradient, masses, entropies
  * and counts of sequences, the update of the correction bias, and balanced logits. */
 #include "base/rng.h"

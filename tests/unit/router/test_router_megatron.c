@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /*
  * The router against Megatron Core's functions (tests/golden/README.md): weights, the loss of each
  * sequence with its gradient, and the update of the correction bias.
