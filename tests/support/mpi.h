@@ -61,6 +61,8 @@ bool on_all(bool mine);
 #define ASSERT_OK_ON_ALL(call)   ASSERT_OK(agreed(call))
 #define ASSERT_FAILS_ON_ALL(call, status, text)                                                    \
     assert_true(on_all(failed_with((call), (status), (text))))
+/* Checks that all ranks refuse a wrong use. */
+#define ASSERT_REFUSED(call, text) ASSERT_FAILS_ON_ALL(call, MOERT_ERROR_USAGE, text)
 
 /* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);

@@ -1,7 +1,7 @@
 /* A MoE layer in float64. */
 #include "support/layer/layer_oracle.h"
 
-#include "support/layer/router_oracle.h"
+#include "support/layer/router.h"
 #include "support/test.h"
 
 enum { MOST_EXPERTS = 16, MOST_WIDTH = 256 };

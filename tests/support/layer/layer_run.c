@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "context/context.h"
-#include "support/test.h"
+#include "support/mpi.h"
 
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
 enum { PIECES = MOERT_COUNT(piece_tokens) };
@@ -77,14 +77,31 @@ static void upload_tokens(layer_run *run) {
     run->dx = unset_floats(n);
 }
 
-layer_run layer_run_open_on(moert_context *context, moert_mesh *mesh, const oracle_layer *oracle,
-                            bool deferred) {
+static void destroy_layer(void *layer) {
+    moert_layer_destroy(layer);
+}
+
+static void destroy_mesh(void *mesh) {
+    moert_mesh_destroy(mesh);
+}
+
+moert_layer *open_layer(moert_mesh *mesh, const moert_layer_options *options) {
+    moert_layer *layer;
+    ASSERT_OK(moert_layer_create(mesh, options, &layer));
+    return owned(layer, destroy_layer);
+}
+
+layer_run layer_run_open(const oracle_layer *oracle, layer_setup how) {
     moert_device *const device = test_device;
+    moert_context *const context = how.context != NULL ? how.context : test_context;
     moert_layer_options options = oracle->options;
+    options.deferred_wgrad |= how.deferred;
     layer_run run = {
-        .world = moert_context_comm(context), .mesh = mesh, .oracle = oracle, .deferred = deferred};
-    options.deferred_wgrad = deferred;
-    ASSERT_OK(moert_layer_create(run.mesh, &options, &run.layer));
+        .world = moert_context_comm(context), .oracle = oracle, .deferred = options.deferred_wgrad};
+    ASSERT_OK(how.exact ? moert_mesh_create_exact(context, how.ep, &run.mesh)
+                        : moert_mesh_create(context, how.ep, &run.mesh));
+    owned(run.mesh, destroy_mesh);
+    run.layer = open_layer(run.mesh, &options);
     test_device = moert_context_device(context);
     load_weights(&run);
     upload_tokens(&run);
@@ -92,16 +109,10 @@ layer_run layer_run_open_on(moert_context *context, moert_mesh *mesh, const orac
     return run;
 }
 
-layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
-                         bool deferred) {
-    moert_mesh *mesh;
-    ASSERT_OK(moert_mesh_create(context, ep, &mesh));
-    return layer_run_open_on(context, mesh, oracle, deferred);
-}
-
-void layer_run_close(const layer_run *run) {
-    moert_layer_destroy(run->layer);
-    moert_mesh_destroy(run->mesh);
+layer_run layer_run_of(moert_layer_options options) {
+    oracle_layer *oracle = test_alloc(sizeof *oracle);
+    *oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    return layer_run_open(oracle, (layer_setup){0});
 }
 
 moert_status layer_run_forward(layer_run *run) {
@@ -122,11 +133,19 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
     return moert_layer_reduce(run->layer, index + 1 == count);
 }
 
-/* Gathers the rows of all ranks: [T,H]. */
-static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
+void layer_run_fail_by_nan(layer_run *run) {
+    const float bad = NAN, right = (float)run->oracle->x[0];
+    if (test_rank == 0)
+        ASSERT_OK(moert_buffer_write(run->x, 0, &bad, sizeof bad));
+    ASSERT_FAILS_ON_ALL(layer_run_forward(run), MOERT_ERROR_NUMERIC, "");
+    if (test_rank == 0)
+        ASSERT_OK(moert_buffer_write(run->x, 0, &right, sizeof right));
+}
+
+/* Gathers the rows of all ranks: all[T,H]. */
+static void collect_rows(const layer_run *run, const moert_buffer *rows, float *all) {
     const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
     size_t bytes[64];
-    float *all = test_alloc(run->oracle->tokens * hidden * sizeof *all);
     for (size_t r = 0; r < size; r++) {
         size_t first, end;
         pieces_of(r, size, &first, &end);
@@ -136,7 +155,6 @@ static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
     float *mine = all + run->first_token * hidden;
     ASSERT_OK(moert_buffer_read(rows, 0, mine, bytes[moert_comm_rank(run->world)]));
     ASSERT_OK(moert_comm_allgatherv(run->world, mine, bytes, all));
-    return all;
 }
 
 /* Whether this rank has a part with the same expert and other values. */
@@ -152,10 +170,9 @@ static bool differs(const layer_run *run, moert_layer_tensor which, const float 
 
 /* Each rank broadcasts its parts of a gradient. Ranks that hold a replica of a part compare it with
  * their copy. */
-static float *collect_gradient(const layer_run *run, moert_layer_tensor which) {
+static void collect_gradient(const layer_run *run, moert_layer_tensor which, float *all) {
     const size_t n = part_elements(run, which), own = count_parts(run, which);
     float *mine = test_alloc(own * n * sizeof *mine), *received = test_alloc(n * sizeof *received);
-    float *all = test_alloc(run->oracle->elements[which] * sizeof *all);
     bool differ = false;
     ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), 0, mine,
                                 own * n * sizeof *mine));
@@ -179,21 +196,72 @@ static float *collect_gradient(const layer_run *run, moert_layer_tensor which) {
     if (differ)
         status = MOERT_FAIL(ERROR_MISMATCH, "replicas of tensor %d differ", (int)which);
     ASSERT_OK(moert_comm_agree(run->world, status));
-    return all;
+}
+
+static layer_results alloc_results(const oracle_layer *oracle) {
+    const size_t bytes = oracle->tokens * oracle->options.hidden * sizeof(float);
+    layer_results results = {oracle, test_alloc(bytes), test_alloc(bytes), {NULL}};
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (oracle->elements[i] > 0 && i != MOERT_LAYER_CORRECTION)
+            results.gradient[i] = test_alloc(oracle->elements[i] * sizeof(float));
+    return results;
+}
+
+static void collect(const layer_run *run, const layer_results *results) {
+    collect_rows(run, run->y, results->y);
+    collect_rows(run, run->dx, results->dx);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (results->gradient[i] != NULL)
+            collect_gradient(run, (moert_layer_tensor)i, results->gradient[i]);
 }
 
 layer_results layer_run_collect(const layer_run *run) {
-    layer_results results = {collect_rows(run, run->y), collect_rows(run, run->dx), {NULL}};
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (run->oracle->elements[i] > 0 && i != MOERT_LAYER_CORRECTION)
-            results.gradient[i] = collect_gradient(run, (moert_layer_tensor)i);
+    const layer_results results = alloc_results(run->oracle);
+    collect(run, &results);
     return results;
 }
 
-layer_results layer_compute(moert_context *context, size_t ep, const oracle_layer *oracle) {
-    layer_run run = layer_run_open(context, ep, oracle, false);
-    ASSERT_OK(layer_run_step(&run, 0, 1));
-    const layer_results results = layer_run_collect(&run);
-    layer_run_close(&run);
+layer_results layer_compute(const oracle_layer *oracle, layer_setup how, size_t batches) {
+    const layer_results results = alloc_results(oracle);
+    const size_t before = owned_count();
+    layer_run run = layer_run_open(oracle, how);
+    for (size_t i = 0; i < batches; i++)
+        ASSERT_OK(layer_run_step(&run, i, batches));
+    collect(&run, &results);
+    release_since(before);
     return results;
+}
+
+bool layer_same_rows(const layer_results *a, const layer_results *b) {
+    const size_t bytes = a->oracle->tokens * a->oracle->options.hidden * sizeof(float);
+    return memcmp(a->y, b->y, bytes) == 0 && memcmp(a->dx, b->dx, bytes) == 0;
+}
+
+bool layer_same_gradients(const layer_results *a, const layer_results *b) {
+    bool same = true;
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (a->gradient[i] != NULL)
+            same &=
+                memcmp(a->gradient[i], b->gradient[i], a->oracle->elements[i] * sizeof(float)) == 0;
+    return same;
+}
+
+float *read_floats(const moert_buffer *buffer, size_t n) {
+    float *values = test_alloc((n + 1) * sizeof *values);
+    ASSERT_OK(moert_buffer_read(buffer, 0, values, n * sizeof *values));
+    return values;
+}
+
+bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n) {
+    return memcmp(read_floats(a, n), read_floats(b, n), n * sizeof(float)) == 0;
+}
+
+void copy_weights(moert_layer *from, moert_layer *to) {
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
+        const moert_buffer *source = moert_layer_weight(from, (moert_layer_tensor)i);
+        moert_buffer *target = moert_layer_weight(to, (moert_layer_tensor)i);
+        if (source != NULL && target != NULL)
+            ASSERT_OK(moert_buffer_copy(source, 0, target, 0, moert_buffer_bytes(source)));
+    }
+    moert_layer_weights_changed(to);
 }

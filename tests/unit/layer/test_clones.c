@@ -58,13 +58,11 @@ static bool same_gradients(const float *a, const float *b, size_t n) {
                                                       : difference <= 1e-5f * largest;
 }
 
-static bool same(const layer_run *run, const layer_results *a, const layer_results *b) {
-    const oracle_layer *oracle = run->oracle;
-    const size_t rows = oracle->tokens * oracle->options.hidden * sizeof(float);
-    bool all = memcmp(a->y, b->y, rows) == 0 && memcmp(a->dx, b->dx, rows) == 0;
+static bool same(const layer_results *a, const layer_results *b) {
+    bool all = layer_same_rows(a, b);
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
         if (a->gradient[i] != NULL)
-            all = all && same_gradients(a->gradient[i], b->gradient[i], oracle->elements[i]);
+            all = all && same_gradients(a->gradient[i], b->gradient[i], a->oracle->elements[i]);
     return all;
 }
 
@@ -73,8 +71,7 @@ static void change_weights(const layer_run *run) {
     moert_buffer *w2 = moert_layer_weight(run->layer, MOERT_LAYER_W2);
     const size_t n = moert_buffer_bytes(w2) / sizeof(float),
                  each = n / moert_layer_local_experts(run->layer);
-    float *values = test_alloc(n * sizeof *values);
-    ASSERT_OK(moert_buffer_read(w2, 0, values, n * sizeof *values));
+    float *values = read_floats(w2, n);
     for (size_t i = 0; i < n; i++)
         values[i] = moert_layer_expert(run->layer, i / each) != MOERT_LAYER_NO_EXPERT
                         ? 0.75f * values[i]
@@ -83,93 +80,79 @@ static void change_weights(const layer_run *run) {
     moert_layer_weights_changed(run->layer);
 }
 
-/* Makes two rounds of steps; places clones before each of them if asked to. */
-static void compare_runs(layer_run *plain, layer_run *cloned, bool places) {
-    for (unsigned round = 0; round < ROUNDS; round++) {
-        if (places)
-            place_clones(cloned, round);
-        run_steps(plain);
-        run_steps(cloned);
-        const layer_results a = layer_run_collect(plain), b = layer_run_collect(cloned);
-        ASSERT_ON_ALL(same(plain, &a, &b));
-        change_weights(plain);
-        change_weights(cloned);
-    }
-    layer_run_close(plain);
-    layer_run_close(cloned);
-}
-
-static void compare(const moert_layer_options *options, size_t ep, bool deferred) {
+/* Makes two rounds of steps with layers in two setups, and places clones in the second one before
+ * each round, unless it has exact replicas. */
+static void compare_setups(const moert_layer_options *options, layer_setup one, layer_setup other) {
+    const size_t before = owned_count();
     const oracle_layer oracle = oracle_layer_create(options, TOKENS);
-    layer_run plain = layer_run_open(test_context, ep, &oracle, deferred);
-    layer_run cloned = layer_run_open(test_context, ep, &oracle, deferred);
-    compare_runs(&plain, &cloned, true);
+    layer_run plain = layer_run_open(&oracle, one), cloned = layer_run_open(&oracle, other);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        if (!other.exact)
+            place_clones(&cloned, round);
+        run_steps(&plain);
+        run_steps(&cloned);
+        const layer_results a = layer_run_collect(&plain), b = layer_run_collect(&cloned);
+        ASSERT_ON_ALL(same(&a, &b));
+        change_weights(&plain);
+        change_weights(&cloned);
+    }
+    release_since(before);
 }
 
-/* Compares exact replicas in groups of `ep` with one set of experts. */
-static void compare_replicas(moert_layer_options options, size_t ep, bool deferred) {
-    moert_mesh *mesh;
-    options.slots = 0;
-    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-    layer_run plain = layer_run_open(test_context, 0, &oracle, deferred);
-    ASSERT_OK(moert_mesh_create_exact(test_context, ep, &mesh));
-    layer_run replicas = layer_run_open_on(test_context, mesh, &oracle, deferred);
-    compare_runs(&plain, &replicas, false);
+static void compare(const moert_layer_options *options, layer_setup how) {
+    compare_setups(options, how, how);
 }
 
 TEST(test_clones_give_the_bits_of_one_expert) {
     moert_layer_options options = form(40, 24);
-    compare(&options, 0, false);
-    compare(&options, 0, true);
+    compare(&options, (layer_setup){0});
+    compare(&options, (layer_setup){.deferred = true});
     options.expert_biases = options.router_bias = true;
-    compare(&options, 0, false);
+    compare(&options, (layer_setup){0});
     options.recompute_experts = true;
-    compare(&options, 0, false);
+    compare(&options, (layer_setup){0});
 }
 
 TEST(test_clones_give_the_bits_of_one_expert_in_low_precision) {
     for (moert_precision p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         moert_layer_options options = form(64, 32);
         options.precision = p;
-        compare(&options, 0, false);
+        compare(&options, (layer_setup){0});
         options.dispatch = MOERT_DISPATCH_BF16;
         options.combine = MOERT_COMBINE_BF16;
         options.expert_biases = true;
-        compare(&options, 0, false);
+        compare(&options, (layer_setup){0});
     }
 }
 
 TEST(test_clones_work_within_groups_of_experts) {
     const moert_layer_options options = form(40, 24);
     if (test_ranks % 2 == 0)
-        compare(&options, 2, false);
+        compare(&options, (layer_setup){.ep = 2});
 }
 
 TEST(test_exact_replicas_give_the_bits_of_one_set) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
-        moert_layer_options options = form(40, 24);
+        moert_layer_options options = layer_form(40, 24);
         if (test_ranks % ep != 0)
             continue;
-        compare_replicas(options, ep, false);
+        compare_setups(&options, (layer_setup){0}, (layer_setup){.ep = ep, .exact = true});
         options.expert_biases = true;
         options.precision = MOERT_PRECISION_MXFP8;
-        compare_replicas(options, ep, true);
+        compare_setups(&options, (layer_setup){.deferred = true},
+                       (layer_setup){.ep = ep, .exact = true, .deferred = true});
     }
 }
 
 TEST(test_clones_that_do_not_fit_are_refused) {
-    const moert_layer_options options = form(40, 24);
-    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    moert_layer *layer = layer_run_of(form(40, 24)).layer;
     uint32_t expert[4 * EXPERTS];
-    const moert_expert_map *map = moert_layer_placement(run.layer);
+    const moert_expert_map *map = moert_layer_placement(layer);
     memcpy(expert, map->expert, moert_expert_map_slots(map) * sizeof *expert);
     expert[EXPERTS - 1] = MOERT_LAYER_CLONE | expert[0];
-    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, expert), MOERT_ERROR_USAGE, "in another slot");
+    ASSERT_REFUSED(moert_layer_place(layer, expert), "in another slot");
     expert[EXPERTS - 1] = MOERT_LAYER_CLONE | EXPERTS;
-    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, expert), MOERT_ERROR_USAGE,
-                        "there are 5 experts");
-    layer_run_close(&run);
+    ASSERT_REFUSED(moert_layer_place(layer, expert), "there are 5 experts");
 }
 
 MPI_TESTS(open_test_context, close_test_context)

@@ -2,19 +2,9 @@
 /* Models whose dense layers compute in bf16. Losses and gradients are near those in float32.
  * Weights, except the router's, act as their nearest bf16 values. Gradients predict the change of
  * the loss. Every token goes to all experts, so that noise changes no choice. */
-#include "context/context.h"
-#include "model/model.h"
-#include "support/mpi.h"
+#include "support/model/model_run.h"
 
 enum { SEQUENCES = 5, LENGTH = 24, TOKENS = SEQUENCES * LENGTH };
-
-static int32_t tokens[TOKENS + 1];
-
-static int make_tokens(void **state) {
-    for (size_t i = 0; i <= TOKENS; i++)
-        tokens[i] = (int32_t)((i * 37 + i * i / 7) % 128);
-    return open_test_mesh(state);
-}
 
 static moert_model_config tiny_config(void) {
     moert_model_config config = golden_config("qwen3-tiny");
@@ -41,26 +31,26 @@ static moert_model *new_model(bool tied, moert_precision dense) {
  * micro-batches with the same sequences. positions: of all sequences' tokens, or NULL. */
 static double run_packed(moert_model *model, bool forward_only, const int32_t *positions) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.0, 0.0};
+    model_data data = alloc_data(SEQUENCES, LENGTH);
     moert_model_result result;
-    size_t first, count;
-    moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
-    const int32_t *input = tokens + first * LENGTH;
-    moert_model_batch batch = {.total_sequences = SEQUENCES,
-                               .length = LENGTH,
-                               .input = input,
-                               .target = input + 1,
-                               .forward_only = forward_only,
-                               .positions = positions != NULL ? positions + first * LENGTH : NULL};
-    for (size_t i = 0; i < (forward_only ? 1 : 2); i++) {
-        batch.accumulate = i > 0;
-        ASSERT_OK(moert_model_forward(model, &batch));
-        ASSERT_OK(moert_model_loss(model, &losses, forward_only ? 0.0 : 0.5, &result));
-        if (!forward_only)
-            ASSERT_OK(moert_model_backward(model, i == 1));
+    size_t first, floats;
+    for (size_t i = 0; i < TOKENS; i++) {
+        data.input[i] = (int32_t)((i * 37 + i * i / 7) % 128);
+        data.target[i] = (int32_t)(((i + 1) * 37 + (i + 1) * (i + 1) / 7) % 128);
     }
-    for (size_t b = 0; b < moert_model_block_count(model) && !forward_only; b++)
-        ASSERT_OK(
-            moert_block_gather(moert_model_block(model, b), moert_model_block(model, b)->gradient));
+    moert_model_batch batch = model_batch(model, &data);
+    model_tokens(model, &data, &first);
+    batch.positions = positions != NULL ? positions + first : NULL;
+    if (forward_only) {
+        batch.forward_only = true;
+        ASSERT_OK(moert_model_forward(model, &batch));
+        ASSERT_OK(moert_model_loss(model, &losses, 0.0, &result));
+        return result.cross_entropy;
+    }
+    model_step(model, batch, losses, 0, 2);
+    result = model_step(model, batch, losses, 1, 2);
+    for (size_t b = 0; b < moert_model_block_count(model); b++)
+        model_gradients(model, b, &floats);
     return result.cross_entropy;
 }
 
@@ -68,61 +58,48 @@ static double run(moert_model *model, bool forward_only) {
     return run_packed(model, forward_only, NULL);
 }
 
-/* Returns a tensor's weights or gradient on this rank. */
-static float *values_of(const moert_model_tensor *tensor, bool gradient) {
-    float *values = test_alloc(tensor->elements * sizeof *values);
-    ASSERT_OK(moert_buffer_read(gradient ? tensor->block->gradient : tensor->block->weight,
-                                tensor->offset * sizeof *values, values,
-                                tensor->elements * sizeof *values));
-    return values;
-}
-
-static void set_values(const moert_model_tensor *tensor, const float *values) {
-    ASSERT_OK(moert_buffer_write(tensor->block->weight, tensor->offset * sizeof *values, values,
-                                 tensor->elements * sizeof *values));
-}
-
 /* ---- noise ---- */
 
-/* Adds the squares of a model's gradient of tensor t, and of the difference of another one's; false
- * if another rank owns the tensor. */
-static bool add_squares(const moert_model *a, const moert_model *b, size_t t, double *norm,
-                        double *noise) {
-    const moert_model_tensor *of_a = &moert_model_tensors(a)[t], *of_b = &moert_model_tensors(b)[t];
-    if (of_a->block == NULL)
-        return false;
-    const float *x = values_of(of_a, true), *y = values_of(of_b, true);
-    for (size_t i = 0; i < of_a->elements; i++) {
-        const double d = (double)x[i] - (double)y[i];
-        *norm += (double)x[i] * (double)x[i];
-        *noise += d * d;
-    }
-    return true;
-}
+/* Norms of the difference of two models' gradients, relative to the norm of the first: of all
+ * tensors on this rank, and the largest and smallest of one tensor. */
+typedef struct noise {
+    double total, worst, least;
+} noise;
 
-static void check_noise(bool tied) {
-    moert_model *exact = new_model(tied, MOERT_PRECISION_F32),
-                *rounded = new_model(tied, MOERT_PRECISION_BF16);
-    const double want = run(exact, false), got = run(rounded, false);
-    double worst = 0.0, least = INFINITY;
-    for (size_t t = 0; t < moert_model_tensor_count(exact); t++) {
-        double norm = 0.0, noise = 0.0;
-        if (!add_squares(exact, rounded, t, &norm, &noise))
+static noise compare(const moert_model *a, const moert_model *b) {
+    noise n = {.least = INFINITY};
+    double norms = 0.0, differences = 0.0;
+    for (size_t t = 0; t < moert_model_tensor_count(a); t++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(a)[t];
+        if (tensor->block == NULL) /* another rank owns it */
             continue;
-        const double d = sqrt(noise / norm); /* relative to the norm of the first */
-        worst = d > worst || isnan(d) ? d : worst;
-        least = d < least ? d : least;
+        const float *x = read_tensor(tensor, true),
+                    *y = read_tensor(&moert_model_tensors(b)[t], true);
+        double norm = 0.0;
+        for (size_t i = 0; i < tensor->elements; i++)
+            norm += (double)x[i] * (double)x[i];
+        const double d = relative_difference(x, y, tensor->elements);
+        n.worst = d > n.worst || isnan(d) ? d : n.worst;
+        n.least = fmin(n.least, d);
+        norms += norm;
+        differences += norm > 0.0 ? d * d * norm : 0.0;
     }
-    if (test_rank == 0)
-        print_message("# loss %.6f, %.6f; gradients off by %.2g to %.2g\n", want, got, least,
-                      worst);
-    ASSERT_ON_ALL(fabs(got - want) <= 2e-3 * want && got != want);
-    ASSERT_ON_ALL(worst <= 2e-2 && least >= 1e-4);
+    n.total = sqrt(differences / norms);
+    return n;
 }
 
 TEST(test_losses_and_gradients_stay_near_those_of_float32) {
-    check_noise(false);
-    check_noise(true);
+    for (int tied = 0; tied < 2; tied++) {
+        moert_model *exact = new_model(tied, MOERT_PRECISION_F32),
+                    *rounded = new_model(tied, MOERT_PRECISION_BF16);
+        const double want = run(exact, false), got = run(rounded, false);
+        const noise off = compare(exact, rounded);
+        if (test_rank == 0)
+            print_message("# loss %.6f, %.6f; gradients off by %.2g to %.2g\n", want, got,
+                          off.least, off.worst);
+        ASSERT_ON_ALL(fabs(got - want) <= 2e-3 * want && got != want);
+        ASSERT_ON_ALL(off.worst <= 2e-2 && off.least >= 1e-4);
+    }
 }
 
 /* ---- forms of attention, with heads that tensor cores take ---- */
@@ -180,14 +157,6 @@ static moert_model_config form_config(const form *f) {
     return config;
 }
 
-/* The norm of the difference of two models' gradients, relative to the norm of the first. */
-static double total_difference(const moert_model *a, const moert_model *b) {
-    double norm = 0.0, noise = 0.0;
-    for (size_t t = 0; t < moert_model_tensor_count(a); t++)
-        add_squares(a, b, t, &norm, &noise);
-    return sqrt(noise / norm);
-}
-
 /* Also with layers that are computed again: a layer keeps what its backward reads. */
 TEST(test_every_form_of_attention_stays_near_float32) {
     int32_t positions[TOKENS];
@@ -203,8 +172,7 @@ TEST(test_every_form_of_attention_stays_near_float32) {
         const double want = run_packed(exact, false, packed),
                      got = run_packed(rounded, false, packed),
                      repeated = run_packed(again, false, packed);
-        const double off = total_difference(exact, rounded),
-                     moved = total_difference(rounded, again);
+        const double off = compare(exact, rounded).total, moved = compare(rounded, again).total;
         if (test_rank == 0)
             print_message("# %s: loss %.6f, %.6f; gradients off by %.2g, computed again by %.2g\n",
                           forms[i].name, want, got, off, moved);
@@ -224,27 +192,12 @@ static void round_weights(moert_model *model, bool router) {
             (strstr(tensor->name, "mlp.gate.weight") != NULL) != router ||
             strstr(tensor->name, "embed") != NULL)
             continue;
-        float *values = values_of(tensor, false);
+        float *values = read_tensor(tensor, false);
         for (size_t i = 0; i < tensor->elements; i++)
             values[i] = round_to(MOERT_DTYPE_BF16, values[i]);
-        set_values(tensor, values);
+        write_tensor(tensor, values);
     }
     moert_model_weights_changed(model);
-}
-
-/* Whether all gradients of two models on this rank have the same bits. */
-static bool same_gradients(const moert_model *a, const moert_model *b) {
-    bool same = true;
-    for (size_t i = 0; i < moert_model_block_count(a); i++) {
-        const moert_buffer *of_a = moert_model_block((moert_model *)a, i)->gradient,
-                           *of_b = moert_model_block((moert_model *)b, i)->gradient;
-        const size_t bytes = moert_buffer_bytes(of_a);
-        char *x = test_alloc(bytes), *y = test_alloc(bytes);
-        ASSERT_OK(moert_buffer_read(of_a, 0, x, bytes));
-        ASSERT_OK(moert_buffer_read(of_b, 0, y, bytes));
-        same &= memcmp(x, y, bytes) == 0;
-    }
-    return same;
 }
 
 TEST(test_weights_except_the_routers_count_as_their_nearest_bf16_values) {
@@ -254,12 +207,12 @@ TEST(test_weights_except_the_routers_count_as_their_nearest_bf16_values) {
     const double loss = run(model, false);
     round_weights(rounded, false);
     round_weights(exact, false);
-    ASSERT_ON_ALL(run(rounded, false) == loss && same_gradients(model, rounded));
+    ASSERT_ON_ALL(run(rounded, false) == loss && model_same_gradients(model, rounded));
     /* the loss differs, since `exact` does not round activations */
     ASSERT_ON_ALL(run(exact, false) != loss);
     round_weights(rounded, true);
     run(rounded, false);
-    ASSERT_ON_ALL(!same_gradients(model, rounded));
+    ASSERT_ON_ALL(!model_same_gradients(model, rounded));
 }
 
 /* ---- differences ---- */
@@ -272,7 +225,7 @@ static double squared_norm(const moert_model *model) {
         const moert_model_range shard = moert_model_shard(tensor);
         if (shard.count == 0)
             continue;
-        float *values = values_of(tensor, true);
+        float *values = read_tensor(tensor, true);
         for (size_t i = shard.first; i < shard.first + shard.count; i++)
             mine += (double)values[i] * (double)values[i];
     }
@@ -288,10 +241,10 @@ static void move(moert_model *model, double distance) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
         if (tensor->block == NULL)
             continue;
-        float *values = values_of(tensor, false), *gradient = values_of(tensor, true);
+        float *values = read_tensor(tensor, false), *gradient = read_tensor(tensor, true);
         for (size_t i = 0; i < tensor->elements; i++)
             values[i] += (float)(distance * (double)gradient[i]);
-        set_values(tensor, values);
+        write_tensor(tensor, values);
     }
     moert_model_weights_changed(model);
 }
@@ -313,4 +266,4 @@ TEST(test_gradients_predict_the_change_of_the_loss) {
     }
 }
 
-MPI_TESTS(make_tokens, close_test_mesh)
+MPI_TESTS(open_test_mesh, close_test_mesh)

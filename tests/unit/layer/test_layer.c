@@ -104,16 +104,10 @@ static void assert_results(const oracle_layer *oracle, const expectation *expect
             fail_msg("%s: relative error %.3g exceeds %.3g", names[i], error[i], tolerance);
 }
 
-/* Runs a layer with `ep` ranks per set of experts over `batches` micro-batches with the same
- * tokens. */
 static void check_layer(const oracle_layer *oracle, const expectation *expected, size_t ep,
                         size_t batches) {
-    layer_run run = layer_run_open(test_context, ep, oracle, false);
-    for (size_t i = 0; i < batches; i++)
-        ASSERT_OK(layer_run_step(&run, i, batches));
-    const layer_results results = layer_run_collect(&run);
+    const layer_results results = layer_compute(oracle, (layer_setup){.ep = ep}, batches);
     assert_results(oracle, expected, &results, (double)batches);
-    layer_run_close(&run);
 }
 
 /* Checks a layer on every division of the ranks into EP groups. */
@@ -130,15 +124,12 @@ static void check_form(moert_layer_options options) {
 
 /* ---- tests ---- */
 
-TEST(test_gradients_of_a_plain_layer_agree_with_differences) {
-    check_form(plain_form());
-}
-
 TEST(test_gradients_of_a_layer_with_every_feature_agree_with_differences) {
     check_form(full_form());
 }
 
-TEST(test_gradients_of_a_layer_that_chooses_all_experts_agree_with_differences) {
+TEST(test_gradients_of_plain_and_dense_layers_agree_with_differences) {
+    check_form(plain_form());
     check_form(dense_form());
 }
 
@@ -159,22 +150,12 @@ TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_of_the_rounded_r
 /* Two micro-batches with deferred wgrads, or with experts that are computed again, give the bits of
  * a layer with neither. */
 static void check_same_bits(moert_layer_options options, bool deferred) {
-    oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
-    layer_results results[2];
-    for (size_t i = 0; i < 2; i++) {
-        oracle.options.recompute_experts = i == 1 && !deferred;
-        layer_run run = layer_run_open(test_context, 0, &oracle, i == 1 && deferred);
-        ASSERT_OK(layer_run_step(&run, 0, 2));
-        ASSERT_OK(layer_run_step(&run, 1, 2));
-        results[i] = layer_run_collect(&run);
-        layer_run_close(&run);
-    }
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (results[0].gradient[i] != NULL)
-            assert_memory_equal(results[0].gradient[i], results[1].gradient[i],
-                                oracle.elements[i] * sizeof(float));
-    assert_memory_equal(results[0].dx, results[1].dx,
-                        LAYER_TOKENS * options.hidden * sizeof(float));
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    oracle_layer changed = oracle;
+    changed.options.recompute_experts = !deferred;
+    const layer_results want = layer_compute(&oracle, (layer_setup){0}, 2),
+                        got = layer_compute(&changed, (layer_setup){.deferred = deferred}, 2);
+    ASSERT_ON_ALL(layer_same_rows(&got, &want) && layer_same_gradients(&got, &want));
 }
 
 TEST(test_deferred_wgrad_gives_the_same_bits) {
@@ -192,8 +173,8 @@ TEST(test_deferred_wgrad_gives_the_same_bits) {
 static void check_rounded_gradients(const moert_layer_options *options, bool deferred) {
     const moert_layer_tensor which[] = {MOERT_LAYER_W1, MOERT_LAYER_W2};
     const oracle_layer oracle = oracle_layer_create(options, LAYER_TOKENS);
-    layer_run plain = layer_run_open(test_context, 0, &oracle, deferred),
-              run = layer_run_open(test_context, 0, &oracle, deferred);
+    const layer_setup how = {.deferred = deferred};
+    layer_run plain = layer_run_open(&oracle, how), run = layer_run_open(&oracle, how);
     moert_buffer *rounded[2];
     size_t elements[2];
     for (size_t i = 0; i < 2; i++) {
@@ -212,14 +193,10 @@ static void check_rounded_gradients(const moert_layer_options *options, bool def
     if (deferred)
         ASSERT_OK(moert_pass_wgrad(run.pass));
     ASSERT_OK(moert_layer_reduce(run.layer, true));
-    for (size_t i = 0; i < 2; i++) {
-        float *floats = test_alloc(elements[i] * sizeof *floats);
-        ASSERT_OK(moert_buffer_read(moert_layer_gradient(plain.layer, which[i]), 0, floats,
-                                    elements[i] * sizeof *floats));
-        assert_bf16("gradient", rounded[i], floats, elements[i]);
-    }
-    layer_run_close(&plain);
-    layer_run_close(&run);
+    for (size_t i = 0; i < 2; i++)
+        assert_bf16("gradient", rounded[i],
+                    read_floats(moert_layer_gradient(plain.layer, which[i]), elements[i]),
+                    elements[i]);
 }
 
 TEST(test_rounded_gradients_of_experts_are_the_float32_ones_rounded) {
@@ -227,7 +204,9 @@ TEST(test_rounded_gradients_of_experts_are_the_float32_ones_rounded) {
         for (int deferred = 0; deferred < 2; deferred++) {
             moert_layer_options options = full_form();
             options.precision = (moert_precision)p;
+            const size_t before = owned_count();
             check_rounded_gradients(&options, deferred);
+            release_since(before);
         }
 }
 
@@ -244,133 +223,53 @@ TEST(test_experts_that_are_computed_again_give_the_same_bits) {
         }
 }
 
-/* Rank 0's first token becomes NaN, and gets its value back afterwards. */
 TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     const moert_layer_options options = plain_form();
     oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     const expectation expected = expect(&oracle);
-    const float bad = NAN;
-    layer_run run = layer_run_open(test_context, 0, &oracle, false);
-    const float right = (float)oracle.x[0];
-    ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK);
-    ASSERT_FAILS_ON_ALL(layer_run_forward(&run), MOERT_ERROR_NUMERIC, "");
-    ASSERT_FAILS_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
-    ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right)
-                                    : MOERT_OK);
+    layer_run run = layer_run_open(&oracle, (layer_setup){0});
+    layer_run_fail_by_nan(&run);
+    ASSERT_REFUSED(moert_pass_backward(run.pass, run.dy, NULL, run.dx), "");
     ASSERT_OK(layer_run_step(&run, 0, 1));
     const layer_results results = layer_run_collect(&run);
     assert_results(&oracle, &expected, &results, 1.0);
-    layer_run_close(&run);
-}
-
-TEST(test_calls_out_of_order_are_refused) {
-    const moert_layer_options options = plain_form();
-    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
-    layer_run run = layer_run_open(test_context, 0, &oracle, true);
-    const moert_status early[] = {moert_pass_backward(run.pass, run.dy, NULL, run.dx),
-                                  moert_pass_wgrad(run.pass), moert_layer_reduce(run.layer, true)};
-    for (size_t i = 0; i < 3; i++)
-        ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
-    ASSERT_OK(layer_run_step(&run, 0, 1));
-    ASSERT_FAILS_ON_ALL(moert_layer_reduce(run.layer, true), MOERT_ERROR_USAGE, "");
-    ASSERT_FAILS_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
-    ASSERT_OK(layer_run_forward(&run));
-    ASSERT_FAILS_ON_ALL(moert_pass_wgrad(run.pass), MOERT_ERROR_USAGE, "");
-    layer_run_close(&run);
 }
 
 TEST(test_a_forward_without_a_backward_has_the_same_bits) {
-    const moert_layer_options options = full_form();
-    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
-    layer_run run = layer_run_open(test_context, 0, &oracle, false);
-    const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
-    float *kept = test_alloc(bytes), *dropped = test_alloc(bytes);
+    layer_run run = layer_run_of(full_form());
+    const size_t n = run.batch.tokens * run.oracle->options.hidden;
     ASSERT_OK(layer_run_forward(&run));
-    ASSERT_OK(moert_buffer_read(run.y, 0, kept, bytes));
+    const float *kept = read_floats(run.y, n);
     run.batch.forward_only = true;
     ASSERT_OK(layer_run_forward(&run));
-    ASSERT_OK(moert_buffer_read(run.y, 0, dropped, bytes));
-    ASSERT_ON_ALL(memcmp(kept, dropped, bytes) == 0);
-    ASSERT_FAILS_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
-                        "without a forward");
-    layer_run_close(&run);
-}
-
-TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
-    const moert_layer_options options = plain_form();
-    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
-    layer_run run = layer_run_open(test_context, 0, &oracle, false);
-    moert_batch batch = run.batch;
-    if (test_rank == 0)
-        batch.sequences = 0;
-    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
-                        MOERT_ERROR_USAGE, "");
-    layer_run_close(&run);
+    ASSERT_ON_ALL(memcmp(kept, read_floats(run.y, n), n * sizeof *kept) == 0);
+    ASSERT_REFUSED(moert_pass_backward(run.pass, run.dy, NULL, run.dx), "without a forward");
 }
 
 /* Reads the router's gradient after a step in which rank 0 has other tokens than `run`. */
 static float *router_gradient(layer_run *run, const moert_batch *other) {
     const moert_batch own = run->batch;
-    const size_t bytes = run->oracle->elements[MOERT_LAYER_ROUTER] * sizeof(float);
-    float *gradient = test_alloc(bytes);
     if (test_rank == 0)
         run->batch = *other;
     ASSERT_OK_ON_ALL(layer_run_step(run, 0, 1));
     run->batch = own;
-    ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, MOERT_LAYER_ROUTER), 0, gradient,
-                                bytes));
-    return gradient;
+    return read_floats(moert_layer_gradient(run->layer, MOERT_LAYER_ROUTER),
+                       run->oracle->elements[MOERT_LAYER_ROUTER]);
 }
 
 /* Sequences without tokens count as sequences of padding. */
 TEST(test_a_rank_without_tokens_may_have_sequences) {
-    const moert_layer_options options = plain_form();
-    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
-    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    layer_run run = layer_run_of(plain_form());
     moert_batch padded = run.batch, empty = run.batch;
-    int32_t *token = test_alloc((run.batch.tokens + 1) * sizeof *token);
-    uint32_t *ends = test_alloc((run.batch.sequences + 1) * sizeof *ends);
-    memset(token, -1, run.batch.tokens * sizeof *token);
-    memset(ends, 0, run.batch.sequences * sizeof *ends);
-    padded.token = upload(token, run.batch.tokens * sizeof *token);
+    const size_t tokens_bytes = run.batch.tokens * sizeof(int32_t),
+                 ends_bytes = run.batch.sequences * sizeof(uint32_t);
+    padded.token = upload(memset(test_alloc(tokens_bytes + 1), -1, tokens_bytes), tokens_bytes);
     empty.tokens = 0;
-    empty.ends = upload(ends, run.batch.sequences * sizeof *ends);
+    empty.ends = upload(test_alloc(ends_bytes + 1), ends_bytes);
     const float *expected = router_gradient(&run, &padded), *got = router_gradient(&run, &empty);
     ASSERT_ON_ALL(run.batch.sequences > 0 || test_rank > 0);
-    ASSERT_ON_ALL(memcmp(got, expected, oracle.elements[MOERT_LAYER_ROUTER] * sizeof *got) == 0);
-    layer_run_close(&run);
-}
-
-TEST(test_impossible_layers_and_meshes_are_refused) {
-    moert_mesh *mesh;
-    moert_layer *layer;
-    moert_layer_options options = plain_form();
-    ASSERT_FAILS_ON_ALL(moert_mesh_create(test_context, test_ranks + 1, &mesh), MOERT_ERROR_USAGE,
-                        "");
-    mesh = open_mesh(0);
-    options.router.topk = options.router.experts + 1;
-    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "");
-    options = plain_form();
-    options.hidden = 0;
-    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "");
-    options = plain_form();
-    options.dispatch = (moert_dispatch)3;
-    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dispatch");
-    options.dispatch = MOERT_DISPATCH_BF16;
-    options.hidden = 33;
-    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED, "33");
-    options.dispatch = MOERT_DISPATCH_F32;
-    options.combine = MOERT_COMBINE_BF16;
-    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED,
-                        "combined as bf16");
-    options.combine = (moert_combine)2;
-    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "combine");
-    options = plain_form();
-    options.router.experts = options.router.topk = 1;
-    const moert_status status = moert_layer_create(mesh, &options, &layer);
-    ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_USAGE : MOERT_OK));
-    if (status == MOERT_OK)
-        moert_layer_destroy(layer);
+    ASSERT_ON_ALL(memcmp(got, expected, run.oracle->elements[MOERT_LAYER_ROUTER] * sizeof *got) ==
+                  0);
 }
 
 /* Simulates hosts of two ranks each, or of one rank if there are only two. CPUs use the node

@@ -11,22 +11,13 @@ enum { TOKENS = 16 * LAYER_TOKENS };
 
 /* ---- weights that change ---- */
 
-/* Returns y of this rank's tokens in a run. */
-static float *forward(layer_run *run, size_t bytes) {
-    float *y = test_alloc(bytes);
-    ASSERT_OK(layer_run_forward(run));
-    ASSERT_OK(moert_buffer_read(run->y, 0, y, bytes));
-    return y;
-}
-
 /* Changes a weight after its third forward. By then, in every precision, the weight that the second
  * forward prepacked is in use. */
 static void follow_weights(moert_precision precision) {
     moert_layer_options options = layer_form(64, 32);
     options.precision = precision;
-    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-    layer_run run = layer_run_open(test_context, 0, &oracle, false);
-    const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
+    layer_run run = layer_run_of(options);
+    const size_t n = run.batch.tokens * options.hidden;
     moert_buffer *weight = moert_layer_weight(run.layer, MOERT_LAYER_W2);
     float *y[5];
     for (size_t i = 0; i < 5; i++) {
@@ -34,13 +25,14 @@ static void follow_weights(moert_precision precision) {
             ASSERT_OK_ON_ALL(moert_buffer_clear(weight, 0, moert_buffer_bytes(weight)));
             moert_layer_weights_changed(run.layer);
         }
-        y[i] = forward(&run, bytes);
+        ASSERT_OK(layer_run_forward(&run));
+        y[i] = read_floats(run.y, n);
     }
-    bool right = memcmp(y[1], y[0], bytes) == 0 && memcmp(y[2], y[0], bytes) == 0;
-    for (size_t i = 0; i < bytes / sizeof(float); i++)
+    bool right =
+        memcmp(y[1], y[0], n * sizeof(float)) == 0 && memcmp(y[2], y[0], n * sizeof(float)) == 0;
+    for (size_t i = 0; i < n; i++)
         right &= y[3][i] == 0.0f && y[4][i] == 0.0f;
     ASSERT_ON_ALL(right);
-    layer_run_close(&run);
 }
 
 TEST(test_prepacked_weights_follow_an_announced_change) {
@@ -51,16 +43,12 @@ TEST(test_prepacked_weights_follow_an_announced_change) {
 /* ---- dtypes of matrices between the GEMMs ---- */
 
 /* Checks the dtypes of v and dv, with wgrad run immediately or deferred. */
-static void check_types(const moert_layer_options *options, moert_dtype v, moert_dtype dv) {
+static void check_types(moert_layer_options options, moert_dtype v, moert_dtype dv) {
     for (int deferred = 0; deferred < 2; deferred++) {
-        moert_layer_options changed = *options;
-        moert_layer *layer;
-        changed.deferred_wgrad = deferred == 1;
-        ASSERT_OK(moert_layer_create(open_mesh(0), &changed, &layer));
-        const bool right = moert_precision_v_type(layer) == v &&
-                           moert_precision_dv_type(layer) == (deferred == 1 ? v : dv);
-        moert_layer_destroy(layer);
-        ASSERT_ON_ALL(right);
+        options.deferred_wgrad = deferred;
+        const moert_layer *layer = open_layer(open_mesh(0), &options);
+        ASSERT_ON_ALL(moert_precision_v_type(layer) == v &&
+                      moert_precision_dv_type(layer) == (deferred ? v : dv));
     }
 }
 
@@ -72,16 +60,22 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
         const moert_dtype operand = p == MOERT_PRECISION_BF16 ? bf16 : f32;
         moert_layer_options options = layer_form(64, 32), odd = layer_form(64, 36);
         options.precision = odd.precision = (moert_precision)p;
-        check_types(&options, rounds ? operand : f32, operand);
-        check_types(&odd, f32, operand);
+        check_types(options, rounds ? operand : f32, operand);
+        check_types(odd, f32, operand);
         options.expert_biases = true;
-        check_types(&options, f32, f32);
+        check_types(options, f32, f32);
     }
 }
 
 /* ---- GEMMs against float32 GEMMs of rounded operands ---- */
 
 enum { ROWS = 70 };
+
+static void cast(moert_dtype from, const moert_buffer *source, moert_dtype to, moert_buffer *target,
+                 size_t n) {
+    ASSERT_OK_ON_ALL(
+        moert_cast_run(&(moert_cast){sizeof(moert_cast), from, to, n, source, target}));
+}
 
 /* Returns source[groups.rows, columns], rounded, as float32. NVFP4 rounds by the amax of each group
  * if `group_scales`, else by the amax of all groups. */
@@ -91,11 +85,8 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
     moert_buffer *target = test_buffer(bytes), *payload = test_buffer(bytes);
     if (precision == MOERT_PRECISION_BF16) {
-        const moert_dtype f32 = MOERT_DTYPE_F32, bf16 = MOERT_DTYPE_BF16;
-        ASSERT_OK_ON_ALL(
-            moert_cast_run(&(moert_cast){sizeof(moert_cast), f32, bf16, n, source, payload}));
-        ASSERT_OK_ON_ALL(
-            moert_cast_run(&(moert_cast){sizeof(moert_cast), bf16, f32, n, payload, target}));
+        cast(MOERT_DTYPE_F32, source, MOERT_DTYPE_BF16, payload, n);
+        cast(MOERT_DTYPE_BF16, payload, MOERT_DTYPE_F32, target, n);
     } else {
         moert_quantize op = {.size = sizeof op,
                              .how = MOERT_QUANTIZER_INIT,
@@ -125,16 +116,8 @@ static moert_buffer *kept_dv(const moert_layer *layer, size_t n, const moert_buf
     if (type == MOERT_DTYPE_F32)
         ASSERT_OK_ON_ALL(moert_buffer_copy(source, 0, target, 0, n * sizeof(float)));
     else
-        ASSERT_OK_ON_ALL(moert_cast_run(
-            &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, source, target}));
+        cast(MOERT_DTYPE_F32, source, type, target, n);
     return target;
-}
-
-static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t bytes) {
-    void *left = test_alloc(bytes), *right = test_alloc(bytes);
-    const moert_status status = moert_buffer_read(a, 0, left, bytes);
-    ASSERT_ON_ALL(status == MOERT_OK && moert_buffer_read(b, 0, right, bytes) == MOERT_OK &&
-                  memcmp(left, right, bytes) == 0);
 }
 
 /* Checks the three GEMMs of the first projection, with the GLU fused into the forward GEMM. Every
@@ -190,9 +173,9 @@ static void check_gemms(layer_run *run, moert_precision precision) {
         ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(FORWARD, all[0], all[4], want_y)));
         ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(DGRAD, want_x, all[5], all[1])));
         ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(WGRAD, all[2], want_dw, all[3])));
-        expect_same(got_y, want_y, ROWS * n * sizeof(float));
-        expect_same(got_x, want_x, ROWS * h * sizeof(float));
-        expect_same(dw, want_dw, moert_buffer_bytes(dw));
+        ASSERT_ON_ALL(same_floats(got_y, want_y, ROWS * n) &&
+                      same_floats(got_x, want_x, ROWS * h) &&
+                      same_floats(dw, want_dw, moert_buffer_bytes(dw) / sizeof(float)));
     }
 #undef GEMM
 }
@@ -204,9 +187,8 @@ TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
         set_variable("MOERT_BF16", "widened"); /* disables AMX, which sums in another order */
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         oracle.options.precision = (moert_precision)p;
-        layer_run run = layer_run_open(test_context, 0, &oracle, false);
+        layer_run run = layer_run_open(&oracle, (layer_setup){0});
         check_gemms(&run, (moert_precision)p);
-        layer_run_close(&run);
     }
     set_variable("MOERT_BF16", NULL);
 }

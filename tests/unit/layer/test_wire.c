@@ -19,37 +19,16 @@ static moert_layer_options form(moert_precision precision, moert_dispatch dispat
     return options;
 }
 
-/* Runs the oracle's layer over all ranks of a context, by an engine. *bytes: the bytes that its
- * dispatches move; `bytes` may be NULL. */
-static layer_results compute(const oracle_layer *oracle, moert_context *context, const char *engine,
-                             bool deferred, uint64_t *bytes) {
-    set_variable("MOERT_EXCHANGE", engine);
-    set_variable("MOERT_NODE_RANKS", strcmp(engine, "node") != 0 ? NULL
-                                     : test_ranks > 2            ? "2"
-                                                                 : "1");
-    layer_run run = layer_run_open(context, 0, oracle, deferred);
-    ASSERT_OK(layer_run_step(&run, 0, 1));
-    const layer_results results = layer_run_collect(&run);
-    assert_string_equal(moert_mesh_engine(run.mesh), engine);
-    if (bytes != NULL)
-        *bytes = moert_exchange_dispatched_bytes(run.mesh->exchange);
-    layer_run_close(&run);
-    return results;
+static moert_context *alone; /* of one rank */
+
+static int open_contexts(void **state) {
+    return open_test_context(state) != 0 ||
+           moert_context_create(MPI_COMM_SELF, NULL, &alone) != MOERT_OK;
 }
 
-static bool same_rows(const layer_results *a, const layer_results *b) {
-    const size_t bytes = TOKENS * HIDDEN * sizeof(float);
-    return memcmp(a->y, b->y, bytes) == 0 && memcmp(a->dx, b->dx, bytes) == 0;
-}
-
-static bool same_gradients(const oracle_layer *oracle, const layer_results *a,
-                           const layer_results *b) {
-    bool same = true;
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (a->gradient[i] != NULL)
-            same &=
-                memcmp(a->gradient[i], b->gradient[i], oracle->elements[i] * sizeof(float)) == 0;
-    return same;
+static int close_contexts(void **state) {
+    moert_context_destroy(alone);
+    return close_test_context(state);
 }
 
 /* The engines, and whether the ranks and devices of this job can use them. */
@@ -62,11 +41,25 @@ static bool works(size_t engine) {
                               : true;
 }
 
-static const char *first_engine(void) {
+static size_t first_engine(void) {
     size_t engine = LOCAL;
     while (!works(engine))
         engine++;
-    return engines[engine];
+    return engine;
+}
+
+/* Runs the oracle's layer by an engine. context: NULL for all ranks; `bytes`, unless NULL, gets the
+ * bytes that the dispatches move. */
+static layer_results compute(const oracle_layer *oracle, layer_setup how, size_t engine,
+                             uint64_t *bytes) {
+    set_variable("MOERT_EXCHANGE", engines[engine]);
+    set_variable("MOERT_NODE_RANKS", engine != NODE ? NULL : test_ranks > 2 ? "2" : "1");
+    layer_run run = layer_run_open(oracle, how);
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    assert_string_equal(moert_mesh_engine(run.mesh), engines[engine]);
+    if (bytes != NULL)
+        *bytes = moert_exchange_dispatched_bytes(run.mesh->exchange);
+    return layer_run_collect(&run);
 }
 
 /* A skewed routing. The router's biases skew the choice of experts; NULL: the oracle's biases. */
@@ -88,38 +81,36 @@ static size_t busy_experts(const oracle_layer *oracle, const layer_results *resu
     return busy;
 }
 
-/* Compares all engines with a run on the context `alone`, which has one rank. */
-static void check_engines(moert_context *alone, const moert_layer_options *options, skew s) {
+/* Compares all engines with a run on one rank. */
+static void check_engines(const moert_layer_options *options, skew s) {
+    const size_t before = owned_count();
     oracle_layer oracle = oracle_layer_create(options, TOKENS);
     for (size_t e = 0; s.bias != NULL && e < options->router.experts; e++)
         oracle.tensor[MOERT_LAYER_ROUTER_BIAS][e] = s.bias[e];
-    const layer_results want = compute(&oracle, alone, "local", false, NULL);
+    const layer_results want = compute(&oracle, (layer_setup){.context = alone}, LOCAL, NULL);
     ASSERT_ON_ALL(s.busy == 0 || busy_experts(&oracle, &want) == s.busy);
     for (size_t e = 0; e < ENGINES; e++) {
         if (!works(e))
             continue;
-        const layer_results got = compute(&oracle, test_context, engines[e], e == STAGED, NULL);
-        ASSERT_ON_ALL(same_rows(&got, &want) && same_gradients(&oracle, &got, &want));
+        const layer_results got = compute(&oracle, (layer_setup){.deferred = e == STAGED}, e, NULL);
+        ASSERT_ON_ALL(layer_same_rows(&got, &want) && layer_same_gradients(&got, &want));
     }
+    release_since(before);
 }
 
 TEST(test_ranks_and_engines_give_the_same_bits_in_every_precision) {
-    moert_context *alone;
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
         moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_BF16);
-        check_engines(alone, &options, (skew){NULL, 0});
+        check_engines(&options, (skew){NULL, 0});
         options.shared_intermediate = 7;
         options.expert_biases = options.router_bias = true;
-        check_engines(alone, &options, (skew){NULL, 0});
+        check_engines(&options, (skew){NULL, 0});
         options.dispatch = MOERT_DISPATCH_MXFP8;
-        check_engines(alone, &options, (skew){NULL, 0});
+        check_engines(&options, (skew){NULL, 0});
         options.dispatch = MOERT_DISPATCH_BF16;
         options.combine = MOERT_COMBINE_BF16;
-        check_engines(alone, &options, (skew){NULL, 0});
+        check_engines(&options, (skew){NULL, 0});
     }
-    release_owned();
-    moert_context_destroy(alone);
 }
 
 /* Experts are chosen by Zipf's law, or most tokens choose one expert, or all tokens choose one
@@ -131,23 +122,19 @@ TEST(test_skewed_routing_gives_the_same_bits) {
         skew s;
         size_t topk;
     } cases[] = {{{zipf, 0}, 2}, {{one, 4}, 2}, {{all, 1}, 1}};
-    moert_context *alone;
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
         options.router_bias = true;
         options.router.topk = cases[i].topk;
-        check_engines(alone, &options, cases[i].s);
+        check_engines(&options, cases[i].s);
     }
-    release_owned();
-    moert_context_destroy(alone);
 }
 
 /* Runs a layer that dispatches float32, and one with the same values that dispatches in `other`. */
 static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_results results[2]) {
     for (size_t i = 0; i < 2; i++) {
         oracle->options.dispatch = i == 0 ? MOERT_DISPATCH_F32 : other;
-        results[i] = compute(oracle, test_context, first_engine(), false, NULL);
+        results[i] = compute(oracle, (layer_setup){0}, first_engine(), NULL);
     }
 }
 
@@ -160,8 +147,8 @@ TEST(test_rows_that_are_already_rounded_lose_nothing) {
         memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
         memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
         compute_both(&oracle, dispatch, results);
-        ASSERT_ON_ALL(same_rows(&results[0], &results[1]) &&
-                      same_gradients(&oracle, &results[0], &results[1]));
+        ASSERT_ON_ALL(layer_same_rows(&results[0], &results[1]) &&
+                      layer_same_gradients(&results[0], &results[1]));
     }
 }
 
@@ -184,8 +171,8 @@ static void compare_both(moert_precision precision, moert_dispatch other, double
     for (size_t t = 0; t < TOKENS; t++)
         oracle.x[t * HIDDEN] *= scale;
     compute_both(&oracle, other, results);
-    const bool rows = same_rows(&results[0], &results[1]);
-    const bool gradients = same_gradients(&oracle, &results[0], &results[1]);
+    const bool rows = layer_same_rows(&results[0], &results[1]);
+    const bool gradients = layer_same_gradients(&results[0], &results[1]);
     ASSERT_ON_ALL(rows == same_y && gradients == same_dw);
 }
 
@@ -215,7 +202,7 @@ TEST(test_results_in_bf16_are_rounded_once) {
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     for (int c = MOERT_COMBINE_F32; c <= MOERT_COMBINE_BF16; c++) {
         oracle.options.combine = (moert_combine)c;
-        results[c] = compute(&oracle, test_context, first_engine(), false, NULL);
+        results[c] = compute(&oracle, (layer_setup){0}, first_engine(), NULL);
     }
     for (size_t i = 0; i < TOKENS * HIDDEN; i++)
         largest = fmaxf(largest, fabsf(results[0].dx[i]));
@@ -225,7 +212,7 @@ TEST(test_results_in_bf16_are_rounded_once) {
         wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
         rounded += results[1].y[i] != y && results[1].dx[i] != dx;
     }
-    const bool same = same_gradients(&oracle, &results[0], &results[1]);
+    const bool same = layer_same_gradients(&results[0], &results[1]);
     ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
 }
 
@@ -241,7 +228,7 @@ TEST(test_dispatches_move_the_bytes_of_their_format) {
             const size_t unit = e == STAGED ? sizeof(float) : 64;
             const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
             uint64_t mine, all[64] = {0}, sum = 0;
-            compute(&oracle, test_context, engines[e], false, &mine);
+            compute(&oracle, (layer_setup){0}, e, &mine);
             ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
             for (size_t r = 0; r < test_ranks; r++)
                 sum += all[r];
@@ -252,4 +239,4 @@ TEST(test_dispatches_move_the_bytes_of_their_format) {
     }
 }
 
-MPI_TESTS(open_test_context, close_test_context)
+MPI_TESTS(open_contexts, close_contexts)

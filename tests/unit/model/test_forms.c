@@ -3,14 +3,18 @@
  * of each operation's results, and the test compares that with MOERT_FORM=gpu. */
 #include <xxhash.h>
 
-#include "attention/attention.h"
 #include "nn/bias.h"
 #include "nn/nn.h"
-#include "router/router.h"
+#include "support/attention/attention.h"
+#include "support/layer/router.h"
 #include "support/test.h"
 
+static uint64_t hash_floats(uint64_t hash, const void *values, size_t floats) {
+    return XXH3_64bits_withSeed(values, floats * sizeof(float), hash);
+}
+
 static uint64_t hash_of(uint64_t hash, const moert_buffer *buffer, size_t floats) {
-    return XXH3_64bits_withSeed(download_floats(buffer, floats), floats * sizeof(float), hash);
+    return hash_floats(hash, download_floats(buffer, floats), floats);
 }
 
 static moert_buffer *values(size_t n, float scale, uint64_t stream) {
@@ -54,31 +58,21 @@ static void norm(size_t width) {
 static void router(size_t experts, moert_score score) {
     const size_t tokens = 90, n = tokens * experts, slots = tokens * 2;
     const uint32_t ends[] = {50, 90};
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = experts;
-    options.topk = 2;
-    options.score = score;
-    const moert_routing routing = {unset_floats(n), unset_floats(slots), unset_floats(slots),
-                                   unset_floats(tokens)};
-    moert_buffer *mass = unset_floats(2 * experts), *entropy = unset_floats(tokens);
-    const moert_buffer *sequence_ends = upload(ends, sizeof ends);
-    const moert_router_gradient gradient = {.tokens = tokens,
-                                            .logits = values(n, 3.0f, 4),
-                                            .routing = &routing,
-                                            .dweight = values(slots, 1.0f, 5),
-                                            .aux_gradient = values(experts, 1.0f, 6),
-                                            .z_factor = 0.1f,
-                                            .dlogits = unset_floats(n)};
-    ASSERT_OK(moert_router_forward(test_device, &options, tokens, gradient.logits, NULL, &routing));
-    ASSERT_OK(moert_router_backward(test_device, &options, &gradient));
-    ASSERT_OK(moert_router_mass(&options, tokens, routing.scores, sequence_ends, 2, mass));
-    ASSERT_OK(moert_router_entropy(&options, tokens, routing.scores, entropy));
-    uint64_t hash = hash_of(0, routing.scores, n);
-    hash = hash_of(hash_of(hash, routing.index, slots), routing.weight, slots);
-    print("router", experts, hash_of(hash, routing.lse, tokens));
-    print("gradient of router", experts, hash_of(0, gradient.dlogits, n));
-    print("router's mass", experts, hash_of(0, mass, 2 * experts));
-    print("router's entropy", experts, hash_of(0, entropy, tokens));
+    const router_input input = {.options = router_options(experts, 2, score),
+                                .tokens = tokens,
+                                .logits = random_floats(n, 3.0f, 4),
+                                .dweight = random_floats(slots, 1.0f, 5),
+                                .aux = random_floats(experts, 1.0f, 6),
+                                .z_factor = 0.1f};
+    const router_run run = router_do(&input);
+    uint64_t hash = hash_floats(0, run.scores, n);
+    hash = hash_floats(hash_floats(hash, run.index, slots), run.weight, slots);
+    print("router", experts, hash_floats(hash, run.lse, tokens));
+    print("gradient of router", experts, hash_floats(0, run.dlogits, n));
+    print("router's mass", experts,
+          hash_floats(0, router_mass(&input.options, tokens, run.scores, ends, 2), 2 * experts));
+    print("router's entropy", experts,
+          hash_floats(0, router_entropy(&input.options, tokens, run.scores), tokens));
 }
 
 static void glu(size_t width) {
@@ -123,32 +117,17 @@ static void squares(size_t length) {
 }
 
 static void attention(size_t length) {
-    const size_t sequences = 2, heads = 4, kv_heads = 2, size = 40, tokens = sequences * length;
-    const size_t n = tokens * heads * size, kv = tokens * kv_heads * size;
-    const moert_attention a = {.sequences = sequences,
-                               .length = length,
-                               .heads = heads,
-                               .kv_heads = kv_heads,
-                               .head_size = size,
-                               .scale = 0.17f,
-                               .q = values(n, 1.0f, 16),
-                               .k = values(kv, 1.0f, 17),
-                               .v = values(kv, 1.0f, 18),
-                               .sinks = values(heads, 1.0f, 19),
-                               .out = unset_floats(n),
-                               .lse = unset_floats(tokens * heads),
-                               .dout = values(n, 1.0f, 20),
-                               .dq = unset_floats(n),
-                               .dk = unset_floats(kv),
-                               .dv = unset_floats(kv),
-                               .dsinks = unset_floats(sequences * heads)};
-    ASSERT_OK(moert_attention_forward(&a));
-    ASSERT_OK(moert_attention_backward(&a));
-    print("attention", length, hash_of(0, a.out, n));
-    print("log-sum-exp of attention", length, hash_of(0, a.lse, tokens * heads));
-    print("gradient of queries", length, hash_of(0, a.dq, n));
-    print("gradient of keys and values", length, hash_of(hash_of(0, a.dk, kv), a.dv, kv));
-    print("gradient of sinks", length, hash_of(0, a.dsinks, sequences * heads));
+    const attention_oracle inputs = attention_oracle_create((attention_shape){.sequences = 2,
+                                                                              .length = length,
+                                                                              .heads = 4,
+                                                                              .kv_heads = 2,
+                                                                              .head_size = 40,
+                                                                              .sinks = true});
+    const attention_results got =
+        attention_on_device(&inputs, (attention_run){.sequences = 2, .backward = true});
+    for (size_t r = 0; r < ATTENTION_RESULTS; r++)
+        print(titled("%s of attention", attention_result_names[r]), length,
+              hash_floats(0, got.value[r], got.count[r]));
 }
 
 static void loss(size_t vocabulary) {

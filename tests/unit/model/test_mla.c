@@ -135,18 +135,8 @@ static double oracle(const mla *m, double *y) {
     return loss;
 }
 
-static double *differences(const mla *m, double *at, size_t n) {
-    const double step = 1e-5;
-    double *d = test_alloc(n * sizeof *d);
-    for (size_t i = 0; i < n; i++) {
-        const double before = at[i];
-        at[i] = before + step;
-        d[i] = oracle(m, NULL);
-        at[i] = before - step;
-        d[i] = (d[i] - oracle(m, NULL)) / (2.0 * step);
-        at[i] = before;
-    }
-    return d;
+static double loss_of(void *context) {
+    return oracle(context, NULL);
 }
 
 /* ---- the device ---- */
@@ -184,31 +174,41 @@ static void fill_parameters(mla *m, moert_model *model) {
     moert_model_weights_changed(model);
 }
 
-static void check_gradients(const mla *m, const moert_model *model, const moert_buffer *dx) {
+static void check_gradients(mla *m, const moert_model *model, const moert_buffer *dx) {
     const size_t floats = m->sequences * m->length * HIDDEN;
-    assert_near("dx", download_floats(dx, floats), differences(m, m->x, floats), floats, 2e-4);
+    assert_gradient("dx", download_floats(dx, floats),
+                    (differentiated){m->x, floats, 1, loss_of, m});
     for (size_t p = 0; p < PARAMETERS; p++) {
         const moert_block_tensor *tensor = tensor_of(model, p);
         if (tensor == NULL)
             continue;
         float *got = test_alloc(tensor->elements * sizeof *got);
         ASSERT_OK(moert_buffer_read(tensor->gradient, 0, got, tensor->elements * sizeof *got));
-        assert_near(names[p], got, differences(m, m->parameter[p], tensor->elements),
-                    tensor->elements, 2e-4);
+        assert_gradient(names[p], got,
+                        (differentiated){m->parameter[p], tensor->elements, 1, loss_of, m});
     }
 }
 
-static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, size_t sequences,
-                  size_t length, size_t document) {
+/* ---- tests ---- */
+
+typedef struct setting {
+    moert_latent_sizes latent;
+    moert_rope_scheme rope;
+    bool bias;
+    size_t sequences, length, document; /* the tokens of a document, except the last */
+} setting;
+
+static void check(const setting *how) {
+    const size_t sequences = how->sequences, length = how->length;
     mla m = {.config = golden_config("mixtral-tiny"), .sequences = sequences, .length = length};
     moert_model_config *c = &m.config;
     c->hidden = HIDDEN;
     c->layers = 1;
     c->heads = 3;
-    c->latent = latent;
-    c->rope = rope;
-    c->rope.width = latent.rope;
-    c->attention_bias = bias;
+    c->latent = how->latent;
+    c->rope = how->rope;
+    c->rope.width = how->latent.rope;
+    c->attention_bias = how->bias;
     c->rope.theta = 100.0;
     moert_model *model = open_model(test_mesh, c);
     const size_t tokens = sequences * length, floats = tokens * HIDDEN;
@@ -216,10 +216,10 @@ static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, 
     ASSERT_OK(moert_model_initialize(model, 1));
     /* sets the batch, the rotary table and the buffers */
     for (size_t t = 0; t < tokens; t++)
-        m.positions[t] = (int32_t)(t % length % document);
-    ASSERT_OK(moert_model_forward(
-        model, &(moert_model_batch){sequences, length, ids, ids, false,
-                                    document < length ? m.positions : NULL, 0, false}));
+        m.positions[t] = (int32_t)(t % length % how->document);
+    const moert_model_batch batch = {sequences, length, ids, ids,
+                                     .positions = how->document < length ? m.positions : NULL};
+    ASSERT_OK(moert_model_forward(model, &batch));
     moert_model_layer *layer = &model->layer[0];
     fill_parameters(&m, model);
     m.x = fill(layer->activations->normed, 0, floats, 0.0f, 1.0f, 30);
@@ -234,19 +234,9 @@ static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, 
     check_gradients(&m, model, dx);
 }
 
-static const moert_latent_sizes direct = {0, 8, 6, 4, 5}, with_latent_q = {7, 5, 3, 2, 8};
-
-TEST(test_interleaved_pairs_and_a_direct_q) {
-    check(direct, (moert_rope_scheme){.interleaved = true}, false, 2, 5, 5);
-    check(direct, (moert_rope_scheme){.interleaved = true}, true, 2, 5, 5);
-}
-
-TEST(test_a_latent_q_and_halves) {
-    check(with_latent_q, (moert_rope_scheme){.interleaved = false}, false, 2, 4, 4);
-    check(with_latent_q, (moert_rope_scheme){.interleaved = false}, true, 2, 4, 4);
-}
-
-TEST(test_scaled_positions_scale_the_scores) {
+TEST(test_latent_attention_agrees_with_float64) {
+    const moert_latent_sizes direct = {0, 8, 6, 4, 5}, latent_q = {7, 5, 3, 2, 8};
+    const moert_rope_scheme pairs = {.interleaved = true}, halves = {.interleaved = false};
     const moert_rope_scheme yarn = {.type = MOERT_ROPE_YARN,
                                     .interleaved = true,
                                     .factor = 4.0,
@@ -256,14 +246,15 @@ TEST(test_scaled_positions_scale_the_scores) {
                                     .beta_fast = 4.0,
                                     .beta_slow = 1.0,
                                     .truncate = true};
-    check(with_latent_q, yarn, false, 1, 9, 9);
-    check(with_latent_q, yarn, false, 1, 9, 4); /* documents of 4, 4 and 1 tokens */
-}
-
-TEST(test_a_single_token) {
-    check(direct, (moert_rope_scheme){.interleaved = true}, false, 1, 1, 1);
-    check((moert_latent_sizes){1, 1, 1, 2, 1}, (moert_rope_scheme){.interleaved = true}, false, 3,
-          1, 1);
+    const setting settings[] = {
+        {direct, pairs, false, 2, 5, 5},    {direct, pairs, true, 2, 5, 5},
+        {latent_q, halves, false, 2, 4, 4}, {latent_q, halves, true, 2, 4, 4},
+        {latent_q, yarn, false, 1, 9, 9}, /* scaled positions scale the scores */
+        {latent_q, yarn, false, 1, 9, 4}, /* documents of 4, 4 and 1 tokens */
+        {direct, pairs, false, 1, 1, 1},    {{1, 1, 1, 2, 1}, pairs, false, 3, 1, 1},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(settings); i++)
+        check(&settings[i]);
 }
 
 MPI_TESTS(open_test_mesh, close_test_mesh)

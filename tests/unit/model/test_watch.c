@@ -1,45 +1,27 @@
 // run: check=1,2 all=3,2san
 /* The sums that a model shows of its layers: against sums over its buffers, and the same bits on
  * all ranks together and on one. */
-#include <math.h>
-
 #include "layer/internal.h"
-#include "model/internal.h"
 #include "model/watch.h"
-#include "support/files.h"
-#include "support/mpi.h"
+#include "support/layer/layer_run.h"
+#include "support/model/model_run.h"
 
-#define MODEL "tests/golden/model/mixtral-tiny-aux"
+#define MODEL "mixtral-tiny-aux"
 
 enum { SEQUENCES = 5, LENGTH = 16, PADDING = 3 };
 
-static moert_model *load_model(moert_mesh *mesh) {
-    const moert_model_config config = golden_config("mixtral-tiny-aux");
-    moert_model *model = open_model(mesh, &config);
-    ASSERT_OK(moert_model_load(model, MODEL, NULL));
-    return model;
-}
-
 /* Runs a forward of made-up tokens, of which the last ones of each sequence are padding. */
 static void forward(moert_model *model, size_t piece) {
-    size_t first, count;
-    moert_model_partition(SEQUENCES, moert_comm_rank(model->mesh->world),
-                          moert_comm_size(model->mesh->world), &first, &count);
-    int32_t *input = test_alloc((count * LENGTH + 1) * sizeof *input),
-            *target = test_alloc((count * LENGTH + 1) * sizeof *target);
-    for (size_t i = 0; i < count * LENGTH; i++) {
-        const size_t at = first * LENGTH + i;
-        const bool real = i % LENGTH < LENGTH - PADDING;
-        input[i] = real ? (int32_t)((at * 37 + piece * 11) % 256) : -1;
-        target[i] = real ? (int32_t)((at * 29 + 5) % 256) : -1;
-    }
-    const moert_model_batch batch = {.total_sequences = SEQUENCES,
-                                     .length = LENGTH,
-                                     .input = input,
-                                     .target = target,
-                                     .accumulate = piece > 0};
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.01, 0.0};
+    model_data data = alloc_data(SEQUENCES, LENGTH);
+    for (size_t i = 0; i < SEQUENCES * LENGTH; i++) {
+        const bool real = i % LENGTH < LENGTH - PADDING;
+        data.input[i] = real ? (int32_t)((i * 37 + piece * 11) % 256) : -1;
+        data.target[i] = real ? (int32_t)((i * 29 + 5) % 256) : -1;
+    }
+    moert_model_batch batch = model_batch(model, &data);
     moert_model_result result;
+    batch.accumulate = piece > 0;
     ASSERT_OK(moert_model_forward(model, &batch));
     ASSERT_OK(moert_model_loss(model, &losses, 0.5, &result));
 }
@@ -49,10 +31,8 @@ static void sum_by_hand(moert_model *model, double *squares, double *entropies) 
     const size_t rows = model->batch.tokens, experts = model->config.router.experts;
     for (size_t l = 0; l < model->config.layers && rows > 0; l++) {
         const size_t n = rows * model->config.hidden;
-        float *out = test_alloc(n * sizeof *out), *score = test_alloc(rows * experts * 4);
-        ASSERT_OK(moert_buffer_read(model->layer[l].out, 0, out, n * sizeof *out));
-        ASSERT_OK(
-            moert_buffer_read(model->layer[l].pass->routing.scores, 0, score, rows * experts * 4));
+        const float *out = read_floats(model->layer[l].out, n),
+                    *score = read_floats(model->layer[l].pass->routing.scores, rows * experts);
         for (size_t i = 0; i < n; i++)
             squares[l] += (double)out[i] * (double)out[i];
         for (size_t i = 0; i < rows * experts; i++)
@@ -62,7 +42,7 @@ static void sum_by_hand(moert_model *model, double *squares, double *entropies) 
 
 TEST(test_the_sums_are_those_of_all_micro_batches_of_a_step) {
     enum { LAYERS = 2, PIECES = 2 };
-    moert_model *model = load_model(test_mesh);
+    moert_model *model = load_golden(test_mesh, MODEL, false);
     moert_model_watch *watch = NULL;
     double sums[2][LAYERS] = {{0}};
     assert_int_equal(model->config.layers, LAYERS);
@@ -102,8 +82,8 @@ TEST(test_the_digits_do_not_depend_on_the_ranks) {
     double values[2][4];
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &context));
     ASSERT_OK_ON_ALL(moert_mesh_create(context, 0, &alone));
-    models[0] = load_model(test_mesh);
-    models[1] = load_model(alone);
+    models[0] = load_golden(test_mesh, MODEL, false);
+    models[1] = load_golden(alone, MODEL, false);
     for (size_t i = 0; i < 2; i++) {
         moert_model_watch *watch = NULL;
         ASSERT_OK(moert_model_watch_create(models[i], &watch));

@@ -1,207 +1,199 @@
 // run: check=1 all=1san
 /*
- * Options and forward of the router, against float64. test_router_backward.c tests the backward,
- * test_router_extremes.c extreme logits.
+ * The router: forward and backward against float64, the choice of experts, what it refuses.
+ * test_router_extremes.c tests extreme logits, test_router_losses.c what the losses need.
  */
 #include "base/rng.h"
-#include "support/layer/router_oracle.h"
-#include "support/layer/router_run.h"
+#include "support/layer/router.h"
 #include "support/test.h"
 
-enum { MOST_FLOATS = 64 * 1024 };
+/* ---- forward and backward ---- */
 
-static moert_router_options judged(moert_router_options options, size_t groups, size_t kept,
-                                   size_t best) {
-    options.group_best = best;
-    return router_groups(options, groups, kept);
-}
+typedef struct shape {
+    size_t experts, topk, tokens, groups, kept, best;
+} shape;
 
-static void compare_token(const router_input *input, const router_run *run, size_t t) {
-    const moert_router_options *options = &input->options;
-    const size_t experts = options->experts, topk = options->topk;
-    double row[1024] = {0}, scores[1024], weight[1024];
-    int32_t index[1024];
-    oracle_row(input, t, row);
-    oracle_choose(options, row, input->bias, index);
-    oracle_weights(options, row, index, weight);
-    for (size_t k = 0; k < topk; k++) {
-        assert_int_equal(run->index[t * topk + k], index[k]);
-        assert_within((double)run->weight[t * topk + k], weight[k],
-                      1e-6 * fmax(1.0, (double)options->scale));
+static const shape shapes[] = {
+    {1, 1, 3, 1, 1, 2},    {2, 1, 19, 1, 1, 2},   {5, 1, 40, 1, 1, 2},    {8, 8, 17, 1, 1, 2},
+    {15, 2, 19, 1, 1, 2},  {16, 2, 16, 1, 1, 2},  {16, 16, 19, 1, 1, 2},  {17, 17, 19, 1, 1, 2},
+    {20, 3, 5, 1, 1, 2},   {20, 3, 5, 5, 2, 2},   {24, 4, 37, 1, 1, 2},   {24, 4, 37, 4, 2, 2},
+    {31, 5, 19, 1, 1, 2},  {33, 5, 1, 1, 1, 2},   {34, 2, 33, 17, 1, 2},  {36, 24, 5, 3, 2, 2},
+    {51, 3, 33, 3, 1, 17}, {60, 4, 19, 1, 1, 2},  {64, 8, 33, 1, 1, 2},   {128, 8, 19, 1, 1, 2},
+    {160, 6, 19, 1, 1, 2}, {160, 6, 33, 8, 3, 1}, {160, 12, 33, 8, 3, 4}, {256, 8, 33, 8, 4, 2},
+    {512, 8, 19, 1, 1, 2},
+};
+enum { MOST_DIFFERENCES = 64 }; /* experts; the oracle's differences take their square */
+
+/* Checks the gradient of all parts of the loss; if `alone`, also of every combination of them. */
+static void check_backward(router_input input, bool alone) {
+    const float *dweight = input.dweight, *aux = input.aux;
+    for (int bits = alone ? 0 : 7; bits < 8; bits++) {
+        input.dweight =
+            bits & 1 ? dweight : test_alloc(input.tokens * input.options.topk * sizeof *dweight);
+        input.aux = bits & 2 ? aux : NULL;
+        input.z_factor = bits & 4 ? 0.3f : 0.0f;
+        router_check_gradient(&input, 3e-6);
     }
-    assert_within((double)run->lse[t], oracle_softmax(row, experts, scores), 2e-6);
-    oracle_scores(options, row, scores);
-    for (size_t e = 0; e < experts; e++)
-        assert_within((double)run->scores[t * experts + e], scores[e], 1e-6);
 }
 
-/* Compares the device with the oracle on random logits, and a random bias if `biased`. */
-static void check_forward(moert_router_options options, size_t tokens, bool biased) {
-    static float logits[MOST_FLOATS], bias[1024];
-    /* large enough that adjacent scores differ, small enough that sigmoids do not saturate */
-    const double deviation = options.score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0;
-    moert_rng_normals(1, 1, 0, 0.1, bias, options.experts);
-    const float *used = biased ? bias : NULL;
-    oracle_logits(&options, tokens, used, deviation, options.experts, logits);
-    const router_input input = {options, tokens, logits, used, NULL, NULL, 0, NULL, NULL, 0};
-    router_run run = router_do(&input);
-    for (size_t t = 0; t < tokens; t++)
-        compare_token(&input, &run, t);
-}
-
-TEST(test_forward_agrees_with_float64_for_every_score) {
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
-        for (int bits = 0; bits < 8; bits++) {
-            moert_router_options options = router_options(24, 4, (moert_score)score);
+TEST(test_router_agrees_with_float64_for_every_shape_and_score) {
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
+        for (int bits = 0; bits < 8 * 4; bits++) {
+            const shape *s = &shapes[i];
+            const size_t before = owned_count();
+            const moert_score score = (moert_score)(bits / 8);
+            moert_router_options options = router_groups(router_options(s->experts, s->topk, score),
+                                                         s->groups, s->kept, s->best);
             options.renormalise = bits & 1;
             options.scale = bits & 2 ? 2.5f : 1.0f;
-            check_forward(options, 37, bits & 4);
-            check_forward(router_groups(options, 4, 2), 37, bits & 4);
+            /* large enough that adjacent scores differ, small enough that sigmoids do not saturate */
+            router_input input = router_draw(
+                options, s->tokens, score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0, bits & 4 ? 0.3 : 0.0);
+            const router_run run = router_do(&input);
+            for (size_t t = 0; t < s->tokens; t++)
+                router_check_token(&input, &run, t,
+                                   (router_tolerance){1e-6, 1e-6 * (double)options.scale, 2e-6, 0});
+            router_draw_gradients(&input);
+            if (s->experts <= MOST_DIFFERENCES)
+                check_backward(input, (bits & 6) == 0);
+            release_since(before);
         }
 }
 
-TEST(test_forward_takes_every_size) {
-    static const size_t sizes[][2] = {{1, 1},  {2, 1},  {8, 8},   {15, 2},  {16, 16}, {17, 17},
-                                      {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
-        for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
-            check_forward(router_options(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
-    check_forward(router_groups(router_options(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
-    check_forward(router_groups(router_options(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);
-    check_forward(router_groups(router_options(36, 24, MOERT_SCORE_SOFTMAX), 3, 2), 5, false);
-    check_forward(judged(router_options(160, 6, MOERT_SCORE_SIGMOID), 8, 3, 1), 33, true);
-    check_forward(judged(router_options(160, 12, MOERT_SCORE_SQRT_SOFTPLUS), 8, 3, 4), 33, true);
-    check_forward(judged(router_options(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
-}
+/* ---- the choice of experts ---- */
 
 TEST(test_forward_of_the_largest_router_chooses_every_expert_once) {
     static float logits[1024];
     for (int e = 0; e < 1024; e++)
         logits[e] = (float)(e * 37 % 1024) * 0.01f;
     const moert_router_options options = router_options(1024, 1024, MOERT_SCORE_SOFTMAX_TOPK);
-    router_run run =
-        router_do(&(router_input){options, 1, logits, NULL, NULL, NULL, 0, NULL, NULL, 0});
+    router_run run = router_do(&(router_input){.options = options, .tokens = 1, .logits = logits});
     for (int k = 0; k < 1024; k++)
         assert_int_equal(run.index[k] * 37 % 1024, 1023 - k);
 }
 
-static void expect_index(const router_input *input, const int32_t *index) {
-    router_run run = router_do(input);
-    assert_memory_equal(run.index, index, input->tokens * input->options.topk * sizeof *index);
+/* Checks the experts of all tokens; bias may be NULL. */
+static void expect_choice(moert_router_options options, size_t tokens, const float *logits,
+                          const float *bias, const int32_t *index) {
+    const router_run run = router_do(
+        &(router_input){.options = options, .tokens = tokens, .logits = logits, .bias = bias});
+    assert_memory_equal(run.index, index, tokens * options.topk * sizeof *index);
 }
 
 TEST(test_ties_go_to_the_lower_expert) {
+    static const int32_t first[] = {0, 1, 2, 0, 1, 2},
+                         odd[] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2};
     float equal[40], pairs[20], zeros[3] = {-0.0f, 0.0f, -0.0f};
     for (int e = 0; e < 40; e++)
         equal[e] = 0.5f;
     for (int e = 0; e < 20; e++)
         pairs[e] = (float)(e % 2);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {
-            .options = router_options(20, 3, (moert_score)score), .tokens = 2, .logits = equal};
-        expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
-        for (size_t best = 1; best <= 4; best++) {
-            input.options = judged(input.options, 5, 2, best);
-            expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
-        }
-        input = (router_input){
-            .options = router_options(20, 12, (moert_score)score), .tokens = 1, .logits = pairs};
-        expect_index(&input, (int32_t[]){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2});
-        input = (router_input){
-            .options = router_options(3, 3, (moert_score)score), .tokens = 1, .logits = zeros};
-        expect_index(&input, (int32_t[]){0, 1, 2});
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const moert_router_options options = router_options(20, 3, score);
+        expect_choice(options, 2, equal, NULL, first);
+        for (size_t best = 1; best <= 4; best++)
+            expect_choice(router_groups(options, 5, 2, best), 2, equal, NULL, first);
+        expect_choice(router_options(20, 12, score), 1, pairs, NULL, odd);
+        expect_choice(router_options(3, 3, score), 1, zeros, NULL, first);
     }
 }
 
 TEST(test_groups_are_judged_by_the_sum_of_their_best) {
-    const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f};
-    const float bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, 0.0f};
-    for (int best = 1; best <= 3; best++) {
-        router_input input = {.tokens = 1, .logits = logits};
-        input.options = judged(router_options(9, 1, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, (size_t)best);
-        expect_index(&input, (int32_t[]){best == 1 ? 0 : best == 2 ? 3 : 6});
-        input.bias = bias;
-        expect_index(&input, (int32_t[]){best == 1 ? 0 : 3});
+    static const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f},
+                       bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f,
+                                  0.0f, 0.0f,      -INFINITY, 0.0f};
+    static const int32_t chosen[] = {0, 3, 6}, biased[] = {0, 3, 3};
+    const moert_router_options options = router_options(9, 1, MOERT_SCORE_SOFTMAX_TOPK);
+    for (size_t best = 1; best <= 3; best++) {
+        expect_choice(router_groups(options, 3, 1, best), 1, logits, NULL, &chosen[best - 1]);
+        expect_choice(router_groups(options, 3, 1, best), 1, logits, bias, &biased[best - 1]);
     }
 }
 
 TEST(test_groups_of_one_expert_choose_as_without_groups) {
     enum { T = 9, E = 40, K = 5 };
-    static float logits[T * E];
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {.options = router_options(E, K, (moert_score)score), .tokens = T};
-        oracle_logits(&input.options, T, NULL, 1.0, 19, logits);
-        input.logits = logits;
-        router_run plain = router_do(&input);
-        input.options = judged(input.options, E, K, 1);
-        expect_index(&input, plain.index);
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
+        expect_choice(router_groups(input.options, E, K, 1), T, input.logits, NULL,
+                      router_do(&input).index);
     }
 }
 
 TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
     /* both small logits have a probability of zero in float32 */
-    const float logits[3] = {-200.0f, -150.0f, 10.0f};
-    router_input input = {
-        .options = router_options(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1, .logits = logits};
-    expect_index(&input, (int32_t[]){2, 0});
-    input.options.score = MOERT_SCORE_SOFTMAX_TOPK;
-    expect_index(&input, (int32_t[]){2, 1});
+    static const float logits[3] = {-200.0f, -150.0f, 10.0f};
+    expect_choice(router_options(3, 2, MOERT_SCORE_SOFTMAX), 1, logits, NULL, (int32_t[]){2, 0});
+    expect_choice(router_options(3, 2, MOERT_SCORE_SOFTMAX_TOPK), 1, logits, NULL,
+                  (int32_t[]){2, 1});
 }
 
 TEST(test_a_bias_selects_but_does_not_weigh) {
-    const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+    static const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
     moert_router_options options = router_options(4, 2, MOERT_SCORE_SIGMOID);
     options.renormalise = false;
-    router_run run =
-        router_do(&(router_input){options, 1, logits, bias, NULL, NULL, 0, NULL, NULL, 0});
-    assert_int_equal(run.index[0], 0);
-    assert_int_equal(run.index[1], 1);
+    expect_choice(options, 1, logits, bias, (int32_t[]){0, 1});
+    const router_run run =
+        router_do(&(router_input){.options = options, .tokens = 1, .logits = logits, .bias = bias});
     assert_within((double)run.weight[0], 0.5, 1e-6);
     assert_within((double)run.weight[1], 1.0 / (1.0 + exp(-2.0)), 1e-6);
 }
 
 TEST(test_experts_of_minus_infinite_bias_are_chosen_last) {
-    const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f};
-    const float bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
-    router_input input = {.options = router_options(5, 5, MOERT_SCORE_SIGMOID),
-                          .tokens = 1,
-                          .logits = logits,
-                          .bias = bias};
-    expect_index(&input, (int32_t[]){1, 3, 4, 0, 2});
+    static const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f},
+                       bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
+    expect_choice(router_options(5, 5, MOERT_SCORE_SIGMOID), 1, logits, bias,
+                  (int32_t[]){1, 3, 4, 0, 2});
 }
 
 TEST(test_a_nan_in_the_bias_marks_every_token) {
-    const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
-    router_input input = {.options = router_options(2, 2, MOERT_SCORE_SOFTMAX),
-                          .tokens = 2,
-                          .logits = logits,
-                          .bias = bias};
-    expect_index(&input, (int32_t[]){-2, -1, -2, -1});
+    static const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
+    expect_choice(router_options(2, 2, MOERT_SCORE_SOFTMAX), 2, logits, bias,
+                  (int32_t[]){-2, -1, -2, -1});
 }
 
 TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
-    static float logits[4 * 21];
-    const float bad[4] = {NAN, INFINITY, -INFINITY, 0.0f};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const moert_router_options options = router_options(21, 3, (moert_score)score);
-        float dweight[12], aux[21];
-        oracle_logits(&options, 4, NULL, 1.0, 7, logits);
+    enum { E = 21, K = 3 };
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = router_draw(router_options(E, K, score), 4, 1.0, 0.0);
+        float *logits = router_own_logits(&input);
         for (size_t t = 0; t < 3; t++)
-            logits[t * 21 + t * 9] = bad[t];
-        for (int i = 0; i < 21; i++)
-            aux[i] = dweight[i % 12] = (float)i;
-        const router_input input = {options, 4, logits, NULL, dweight, aux, 0.5f, NULL, NULL, 0};
-        router_run run = router_do(&input);
+            logits[t * E + t * 9] = bad[t];
+        input.z_factor = 0.5f;
+        router_draw_gradients(&input);
+        const router_run run = router_do(&input);
         for (size_t t = 0; t < 3; t++) {
-            for (size_t k = 0; k < 3; k++) {
-                assert_int_equal(run.index[t * 3 + k], k == 0 ? -2 : -1);
-                assert_true(run.weight[t * 3 + k] == 0.0f);
+            for (size_t k = t * K; k < (t + 1) * K; k++) {
+                assert_int_equal(run.index[k], k == t * K ? -2 : -1);
+                assert_true(run.weight[k] == 0.0f);
             }
-            for (size_t e = 0; e < 21; e++)
-                assert_true(run.scores[t * 21 + e] == 0.0f && run.dlogits[t * 21 + e] == 0.0f);
+            for (size_t e = t * E; e < (t + 1) * E; e++)
+                assert_true(run.scores[e] == 0.0f && run.dlogits[e] == 0.0f);
             assert_true(run.lse[t] == 0.0f);
         }
-        compare_token(&input, &run, 3);
+        router_check_token(&input, &run, 3, (router_tolerance){1e-6, 1e-6, 2e-6, 0});
+    }
+}
+
+TEST(test_a_dropped_slot_passes_no_gradient) {
+    enum { E = 18, K = 3 };
+    for (int form = 0; form < 8; form++) {
+        moert_router_options options = router_options(E, K, (moert_score)(form / 2));
+        options.renormalise = form % 2;
+        router_input input = router_draw(options, 1, 1.0, 0.0);
+        router_draw_gradients(&input);
+        float dweight[K] = {input.dweight[0], 0.0f, input.dweight[2]};
+        input.dweight = dweight;
+        input.z_factor = 0.1f;
+        const router_run expected = router_do(&input);
+        input.index = (const int32_t[K]){expected.index[0], -1, expected.index[2]};
+        dweight[1] = NAN;
+        const router_run actual = router_do(&input);
+        for (int e = 0; e < E; e++)
+            if (e != expected.index[1])
+                assert_memory_equal(actual.dlogits + e, expected.dlogits + e, 4);
+            else
+                assert_true(isfinite(actual.dlogits[e]));
     }
 }
 
@@ -223,8 +215,7 @@ TEST(test_padding_loses_its_routing) {
     const float *got = download_floats(routing.scores, TOKENS * EXPERTS),
                 *weight = download_floats(routing.weight, TOKENS * TOPK),
                 *lse = download_floats(routing.lse, TOKENS);
-    int32_t chosen[TOKENS * TOPK];
-    ASSERT_OK(moert_buffer_read(routing.index, 0, chosen, sizeof chosen));
+    const int32_t *chosen = download(routing.index, sizeof index);
     for (size_t t = 0; t < TOKENS; t++) {
         const bool padding = token[t] < 0;
         for (size_t e = t * EXPERTS; e < (t + 1) * EXPERTS; e++)
@@ -242,8 +233,8 @@ TEST(test_padding_loses_its_routing) {
 
 TEST(test_no_tokens_are_no_work) {
     const float none[1] = {0.0f};
-    router_do(&(router_input){router_options(8, 2, MOERT_SCORE_SOFTMAX), 0, none, NULL, none, NULL,
-                              0.0f, NULL, NULL, 0});
+    router_do(&(router_input){
+        .options = router_options(8, 2, MOERT_SCORE_SOFTMAX), .logits = none, .dweight = none});
 }
 
 /* Checks that token t of one batch has the bits of token `to` of another batch. */
@@ -258,21 +249,21 @@ static void same_token(const router_run *a, size_t t, const router_run *b, size_
 
 TEST(test_a_token_has_the_same_bits_at_any_position) {
     enum { T = 45, E = 27, K = 3 };
-    static float logits[T * E], reversed[T * E], dweight[T * K], dreversed[T * K], aux[E];
-    moert_rng_normals(3, 0, 0, 1.0, aux, E);
-    moert_rng_normals(3, 1, 0, 1.0, dweight, T * K);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const moert_router_options options =
-            router_groups(router_options(E, K, (moert_score)score), 9, 4);
-        oracle_logits(&options, T, NULL, 1.5, 5, logits);
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        float reversed[T * E], dreversed[T * K];
+        router_input input =
+            router_draw(router_groups(router_options(E, K, score), 9, 4, 2), T, 1.5, 0.0);
+        input.z_factor = 0.25f;
+        router_draw_gradients(&input);
         for (size_t t = 0; t < T; t++) {
-            memcpy(reversed + t * E, logits + (T - 1 - t) * E, E * 4);
-            memcpy(dreversed + t * K, dweight + (T - 1 - t) * K, K * 4);
+            memcpy(reversed + t * E, input.logits + (T - 1 - t) * E, E * 4);
+            memcpy(dreversed + t * K, input.dweight + (T - 1 - t) * K, K * 4);
         }
-        router_run all = router_do(
-            &(router_input){options, T, logits, NULL, dweight, aux, 0.25f, NULL, NULL, 0});
-        router_run few = router_do(
-            &(router_input){options, 29, reversed, NULL, dreversed, aux, 0.25f, NULL, NULL, 0});
+        const router_run all = router_do(&input);
+        input.tokens = 29;
+        input.logits = reversed;
+        input.dweight = dreversed;
+        const router_run few = router_do(&input);
         for (size_t t = 0; t < 29; t++)
             same_token(&few, t, &all, T - 1 - t, E, K);
     }
@@ -289,15 +280,15 @@ TEST(test_check_refuses_contradictions_with_a_clear_text) {
         {router_options(16, 17, sigmoid), "17 experts per token; 1 to 16"},
         {router_options(16, 0, sigmoid), "0 experts per token"},
         {router_options(16, 4, (moert_score)9), "no score kind 9"},
-        {router_groups(good, 3, 1), "do not form 3 equal groups"},
-        {router_groups(good, 0, 0), "do not form 0 equal groups"},
-        {router_groups(good, 16, 8),
+        {router_groups(good, 3, 1, 2), "do not form 3 equal groups"},
+        {router_groups(good, 0, 0, 2), "do not form 0 equal groups"},
+        {router_groups(good, 16, 8, 2),
          "16 groups cannot be judged by their 2 best experts; 1 to 1 are legal"},
-        {judged(good, 4, 2, 0), "their 0 best experts; 1 to 4"},
-        {judged(good, 4, 2, 5), "their 5 best experts; 1 to 4"},
-        {router_groups(good, 4, 5), "cannot keep 5 of 4 groups"},
-        {router_groups(good, 4, 0), "cannot keep 0 of 4 groups"},
-        {router_groups(good, 8, 1), "do not fit in 1 kept groups of 2"},
+        {router_groups(good, 4, 2, 0), "their 0 best experts; 1 to 4"},
+        {router_groups(good, 4, 2, 5), "their 5 best experts; 1 to 4"},
+        {router_groups(good, 4, 5, 2), "cannot keep 5 of 4 groups"},
+        {router_groups(good, 4, 0, 2), "cannot keep 0 of 4 groups"},
+        {router_groups(good, 8, 1, 2), "do not fit in 1 kept groups of 2"},
     };
     ASSERT_OK(moert_router_check(&good));
     for (size_t i = 0; i < MOERT_COUNT(bad); i++)

@@ -4,7 +4,7 @@
  * sequence with its gradient, and the update of the correction bias.
  */
 #include "support/files.h"
-#include "support/layer/router_run.h"
+#include "support/layer/router.h"
 #include "support/test.h"
 
 enum { SEQUENCES = 3, LENGTH = 11, TOKENS = SEQUENCES * LENGTH, MOST_EXPERTS = 20 };
@@ -27,10 +27,7 @@ static float *read_golden(const golden *g, const char *name) {
     return values;
 }
 
-static void write_ends(uint32_t *ends) {
-    for (uint32_t s = 0; s < SEQUENCES; s++)
-        ends[s] = (s + 1) * LENGTH;
-}
+static const uint32_t ends[SEQUENCES] = {LENGTH, 2 * LENGTH, TOKENS};
 
 /* Compares the weights with probs[T,E], and counts the slots of each expert. */
 static void check_weights(const golden *g, const router_run *run, uint64_t *counts) {
@@ -50,19 +47,14 @@ static void check_weights(const golden *g, const router_run *run, uint64_t *coun
 /* Computes the loss of all sequences, and gradient[S,E]. */
 static double balance(const golden *g, const float *scores, float *gradient) {
     const size_t experts = g->options.experts;
-    uint32_t ends[SEQUENCES];
-    write_ends(ends);
     const float *masses = router_mass(&g->options, TOKENS, scores, ends, SEQUENCES);
     const uint32_t *found = router_counts(&g->options, TOKENS, scores, ends, SEQUENCES);
     double sum = 0.0;
     for (size_t s = 0; s < SEQUENCES; s++) {
         uint64_t counts[MOST_EXPERTS];
-        double mass[MOST_EXPERTS];
-        for (size_t e = 0; e < experts; e++) {
+        for (size_t e = 0; e < experts; e++)
             counts[e] = found[s * experts + e];
-            mass[e] = (double)masses[s * experts + e];
-        }
-        const moert_router_load load = {counts, mass, LENGTH};
+        const moert_router_load load = {counts, to_doubles(masses + s * experts, experts), LENGTH};
         sum += moert_router_aux_loss(MOERT_AUX_SEQUENCE, &g->options, &load,
                                      COEFFICIENT / SEQUENCES, gradient + s * experts);
     }
@@ -73,7 +65,6 @@ static void check_case(golden g) {
     const size_t experts = g.options.experts, topk = g.options.topk;
     float gradient[SEQUENCES * MOST_EXPERTS], dweight[TOKENS * MOST_EXPERTS];
     uint64_t counts[MOST_EXPERTS] = {0};
-    uint32_t ends[SEQUENCES];
     g.files = open_tensors("tests/golden/router/megatron.safetensors");
     const float *dprobs = read_golden(&g, "dprobs"), *bias = read_golden(&g, "bias");
     router_input input = {
@@ -84,7 +75,6 @@ static void check_case(golden g) {
 
     for (size_t i = 0; i < TOKENS * topk; i++)
         dweight[i] = dprobs[i / topk * experts + (size_t)forward.index[i]];
-    write_ends(ends);
     input.dweight = dweight;
     input.aux = gradient;
     input.ends = ends;
@@ -103,23 +93,18 @@ static void check_case(golden g) {
         assert_within((double)updated[e], (double)want[e], 1e-7);
 }
 
-TEST(test_a_router_of_sigmoids_in_groups_agrees) {
-    moert_router_options options = router_options(16, 4, MOERT_SCORE_SIGMOID);
-    options.scale = 2.5f;
-    check_case((golden){.name = "sigmoid", .options = router_groups(options, 4, 2)});
-}
-
-TEST(test_a_router_of_groups_judged_by_their_best_expert_agrees) {
-    moert_router_options options = router_options(20, 3, MOERT_SCORE_SOFTMAX);
-    options.renormalise = false;
-    options.scale = 1.5f;
-    options.group_best = 1;
-    check_case((golden){.name = "best", .options = router_groups(options, 5, 3)});
-}
-
-TEST(test_a_router_of_the_best_logits_agrees) {
-    check_case(
-        (golden){.name = "softmax", .options = router_options(12, 3, MOERT_SCORE_SOFTMAX_TOPK)});
+TEST(test_routers_agree_with_megatron) {
+    moert_router_options sigmoid = router_options(16, 4, MOERT_SCORE_SIGMOID),
+                         best = router_options(20, 3, MOERT_SCORE_SOFTMAX);
+    sigmoid.scale = 2.5f;
+    best.renormalise = false;
+    best.scale = 1.5f;
+    const golden cases[] = {
+        {.name = "sigmoid", .options = router_groups(sigmoid, 4, 2, 2)},
+        {.name = "best", .options = router_groups(best, 5, 3, 1)}, /* groups by their best expert */
+        {.name = "softmax", .options = router_options(12, 3, MOERT_SCORE_SOFTMAX_TOPK)}};
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++)
+        check_case(cases[i]);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -1,120 +1,43 @@
 // run: check=1 all=1san
-/*
- * Backward of the router against float64 central differences with the choice held fixed, and the
- * host side of the losses.
- */
-#include <math.h>
-
+/* What the losses of the router need: the load-balancing loss and its gradient, masses, entropies
+ * and counts of sequences, the update of the correction bias, and balanced logits. */
 #include "base/rng.h"
-#include "support/layer/router_oracle.h"
-#include "support/layer/router_run.h"
+#include "support/layer/router.h"
 #include "support/test.h"
-
-enum { MOST_EXPERTS = 64, MOST_TOKENS = 40 };
-
-/* Checks every combination of the parts of the loss. */
-static void check_terms(moert_router_options options, size_t tokens, bool biased) {
-    static float logits[MOST_TOKENS * MOST_EXPERTS], bias[MOST_EXPERTS], aux[MOST_EXPERTS];
-    static float dweight[MOST_TOKENS * MOST_EXPERTS];
-    static const float zeros[MOST_TOKENS * MOST_EXPERTS];
-    moert_rng_normals(11, 1, 0, 1.0, bias, options.experts);
-    moert_rng_normals(11, 2, 0, 1.0, aux, options.experts);
-    moert_rng_normals(11, 3, 0, 1.0, dweight, tokens * options.topk);
-    router_input input = {options, tokens, logits, biased ? bias : NULL, dweight, NULL, 0,
-                          NULL,    NULL,   0};
-    oracle_logits(&options, tokens, input.bias, 1.0, 4, logits);
-    for (int bits = 0; bits < 8; bits++) {
-        input.dweight = bits & 1 ? dweight : zeros;
-        input.aux = bits & 2 ? aux : NULL;
-        input.z_factor = bits & 4 ? 0.3f : 0.0f;
-        oracle_check_gradient(&input, 3e-6);
-    }
-}
-
-TEST(test_backward_is_the_gradient_of_every_kind_of_router) {
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
-        for (int bits = 0; bits < 16; bits++) {
-            moert_router_options options = router_options(20, 3, (moert_score)score);
-            options.renormalise = bits & 1;
-            options.scale = bits & 2 ? 2.5f : 1.0f;
-            if (bits & 4)
-                options = router_groups(options, 5, 2);
-            check_terms(options, 5, bits & 8);
-        }
-}
-
-TEST(test_backward_takes_every_size) {
-    static const size_t sizes[][3] = {{1, 1, 3},   {5, 1, 40}, {8, 8, 17},
-                                      {16, 2, 16}, {33, 5, 1}, {64, 8, 33}};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
-        for (size_t i = 0; i < 2 * MOERT_COUNT(sizes); i++) {
-            moert_router_options options =
-                router_options(sizes[i / 2][0], sizes[i / 2][1], (moert_score)score);
-            options.renormalise = i % 2;
-            check_terms(options, sizes[i / 2][2], false);
-        }
-}
-
-TEST(test_a_dropped_slot_passes_no_gradient) {
-    enum { E = 18, K = 3 };
-    float logits[E], dweight[K], without[K];
-    for (int form = 0; form < 8; form++) {
-        moert_router_options options = router_options(E, K, (moert_score)(form / 2));
-        options.renormalise = form % 2;
-        oracle_logits(&options, 1, NULL, 1.0, 9, logits);
-        moert_rng_normals(11, 5, 0, 1.0, dweight, K);
-        memcpy(without, dweight, sizeof without);
-        without[1] = 0.0f;
-        router_input input = {options, 1, logits, NULL, without, NULL, 0.1f, NULL, NULL, 0};
-        router_run expected = router_do(&input);
-        const int32_t index[K] = {expected.index[0], -1, expected.index[2]};
-        dweight[1] = NAN;
-        input.dweight = dweight;
-        input.index = index;
-        router_run actual = router_do(&input);
-        for (int e = 0; e < E; e++)
-            if (e != expected.index[1])
-                assert_memory_equal(actual.dlogits + e, expected.dlogits + e, 4);
-            else
-                assert_true(isfinite(actual.dlogits[e]));
-    }
-}
 
 /* Checks one form of the load-balancing loss at every step: choice, counts, sums, gradient,
  * dlogits. */
 static void check_aux(moert_aux_form form, moert_score score) {
     enum { T = 6, E = 7, K = 2 };
     static const float none[T * K];
-    float values[T * E], gradient[E], ignored[E];
-    double logits[T * E], mass[E];
+    float gradient[E], ignored[E];
+    double mass[E];
     uint64_t counts[E];
-    router_input input = {.options = router_options(E, K, score), .tokens = T, .logits = values};
-    oracle_logits(&input.options, T, NULL, 1.0, 13, values);
-    for (size_t i = 0; i < T * E; i++)
-        logits[i] = (double)values[i];
-    router_run forward = router_do(&input);
+    router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
+    double *logits = to_doubles(input.logits, T * E);
+    const router_run forward = router_do(&input);
     oracle_load(&input, logits, forward.index, counts, mass);
     const moert_router_load load = {counts, mass, T};
     moert_router_aux_loss(form, &input.options, &load, 0.5, gradient);
     input.dweight = none;
     input.aux = gradient;
-    router_run run = router_do(&input);
+    const router_run run = router_do(&input);
     for (size_t i = 0; i < T * E; i++) {
         double value[2];
         for (int side = 0; side < 2; side++) {
-            logits[i] = (double)values[i] + (side ? 1e-5 : -1e-5);
+            logits[i] = (double)input.logits[i] + (side ? 1e-5 : -1e-5);
             oracle_load(&input, logits, forward.index, counts, mass);
             value[side] = moert_router_aux_loss(form, &input.options, &load, 1, ignored);
         }
-        logits[i] = (double)values[i];
+        logits[i] = (double)input.logits[i];
         assert_within((double)run.dlogits[i], 0.5 * (value[1] - value[0]) / 2e-5, 1e-7);
     }
 }
 
 TEST(test_backward_is_the_gradient_of_both_forms_of_the_aux_loss) {
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        check_aux(MOERT_AUX_HUGGING_FACE, (moert_score)score);
-        check_aux(MOERT_AUX_MEGATRON, (moert_score)score);
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        check_aux(MOERT_AUX_HUGGING_FACE, score);
+        check_aux(MOERT_AUX_MEGATRON, score);
     }
 }
 
@@ -160,15 +83,20 @@ TEST(test_update_bias_helps_the_experts_below_the_mean) {
     assert_memory_equal(bias, expected, sizeof bias);
 }
 
+/* ---- sequences ---- */
+
+/* A batch whose token 7 has a NaN, which adds nothing to sums. */
+static router_input draw_batch(moert_score score, size_t experts, size_t topk, size_t tokens) {
+    router_input input = router_draw(router_options(experts, topk, score), tokens, 1.0, 0.0);
+    router_own_logits(&input)[7 * experts + 3] = NAN;
+    return input;
+}
+
 TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
     enum { T = 23, E = 19, S = 4 };
     static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
-    float logits[T * E];
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = {
-            .options = router_options(E, 2, (moert_score)score), .tokens = T, .logits = logits};
-        oracle_logits(&input.options, T, NULL, 1.0, 17, logits);
-        logits[7 * E + 3] = NAN; /* a token with a NaN adds nothing to the sums */
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const router_input input = draw_batch(score, E, 2, T);
         router_run run = router_do(&input);
         float *mass = router_mass(&input.options, T, run.scores, ends, S);
         for (size_t s = 0; s < S; s++) {
@@ -190,16 +118,13 @@ TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
 
 TEST(test_entropy_is_that_of_a_tokens_normalised_scores) {
     enum { T = 37, E = 19, K = 2, UNEVEN = 5 };
-    float logits[T * E];
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = {
-            .options = router_options(E, K, (moert_score)score), .tokens = T, .logits = logits};
-        oracle_logits(&input.options, T, NULL, 1.0, 41, logits);
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = draw_batch(score, E, K, T);
+        float *logits = router_own_logits(&input);
         for (size_t e = 0; e < E; e++) {
             logits[3 * E + e] = 0.75f;                         /* all alike */
             logits[UNEVEN * E + e] = e == 11 ? 90.0f : -90.0f; /* one has all */
         }
-        logits[7 * E + 3] = NAN;
         const float *entropy = router_entropy(&input.options, T, router_do(&input).scores);
         for (size_t t = 0; t < T; t++) {
             double row[E], r[E], sum = 0.0;
@@ -217,11 +142,8 @@ TEST(test_entropy_is_that_of_a_tokens_normalised_scores) {
 TEST(test_counts_are_those_of_the_largest_scores_of_each_sequence) {
     enum { T = 40, E = 37, K = 5, S = 5 };
     static const uint32_t ends[S] = {3, 3, 20, 39, 40};
-    float logits[T * E];
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = {
-            .options = router_options(E, K, (moert_score)score), .tokens = T, .logits = logits};
-        oracle_logits(&input.options, T, NULL, 1.0, 23, logits);
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
         router_run run = router_do(&input);
         uint32_t want[S * E] = {0};
         for (size_t t = 0, s = 0; t < T; t++) {
@@ -231,33 +153,31 @@ TEST(test_counts_are_those_of_the_largest_scores_of_each_sequence) {
                 want[s * E + (size_t)run.index[t * K + k]]++;
         }
         /* groups would forbid some of these experts */
-        moert_router_options grouped = router_groups(input.options, E, K);
-        grouped.group_best = 1;
+        const moert_router_options grouped = router_groups(input.options, E, K, 1);
         assert_memory_equal(router_counts(&grouped, T, run.scores, ends, S), want, sizeof want);
     }
+}
+
+TEST(test_masses_and_counts_of_no_tokens_are_zero) {
+    static const uint32_t ends[2] = {0, 0};
     const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
-    uint32_t *none = router_counts(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
+    const float *mass = router_mass(&options, 0, NULL, ends, 2);
+    const uint32_t *counts = router_counts(&options, 0, NULL, ends, 2);
     for (int i = 0; i < 6; i++)
-        assert_int_equal(none[i], 0);
+        assert_true(mass[i] == 0.0f && counts[i] == 0);
 }
 
 /* Each sequence has its own gradients by the scores. */
 TEST(test_backward_takes_the_gradients_of_each_sequence) {
     enum { T = 21, E = 24, K = 3, S = 4 };
     static const uint32_t ends[S] = {2, 2, 19, 21};
-    float logits[T * E], dweight[T * K], aux[S * E];
-    moert_rng_normals(31, 1, 0, 1.0, dweight, T * K);
-    moert_rng_normals(31, 2, 0, 1.0, aux, S * E);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {.options = router_options(E, K, (moert_score)score),
-                              .tokens = T,
-                              .logits = logits,
-                              .dweight = dweight,
-                              .aux = aux,
-                              .ends = ends,
-                              .sequences = S};
-        oracle_logits(&input.options, T, NULL, 1.0, 29, logits);
-        router_run run = router_do(&input);
+    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
+        input.ends = ends;
+        input.sequences = S;
+        router_draw_gradients(&input);
+        const router_run run = router_do(&input);
+        const float *aux = input.aux;
         input.ends = NULL;
         for (size_t s = 0; s < S; s++) {
             input.aux = aux + s * E;
@@ -268,11 +188,66 @@ TEST(test_backward_takes_the_gradients_of_each_sequence) {
     }
 }
 
-TEST(test_mass_of_no_tokens_is_zero) {
-    const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
-    float *mass = router_mass(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
-    for (int i = 0; i < 6; i++)
-        assert_true(mass[i] == 0.0f);
+/* ---- logits that moert_router_balance() replaces ---- */
+
+/* Runs the kernel on a copy of logits[T,E]. */
+static float *balanced(const moert_router_options *options, size_t tokens, const float *logits) {
+    moert_buffer *buffer = upload_floats(logits, tokens * options->experts);
+    ASSERT_OK(moert_router_balance(test_device, options, tokens, buffer));
+    return download_floats(buffer, tokens * options->experts);
+}
+
+/* The formula of kernels/router/balance.cl. */
+static float hash(float logit, uint32_t expert) {
+    uint32_t h;
+    memcpy(&h, &logit, sizeof h);
+    h ^= expert * 0x9E3779B9u;
+    h = (h ^ h >> 16) * 0x85EBCA6Bu;
+    h = (h ^ h >> 13) * 0xC2B2AE35u;
+    h ^= h >> 16;
+    return (float)((int32_t)(h >> 8) - 0x800000) * 0x1p-23f;
+}
+
+TEST(test_a_logit_becomes_the_hash_of_its_bits_and_expert_at_any_position) {
+    enum { TOKENS = 600, EXPERTS = 37 };
+    const moert_router_options options = router_options(EXPERTS, 3, MOERT_SCORE_SOFTMAX);
+    float *const logits = random_floats(TOKENS * EXPERTS, 0.02f, 1);
+    for (size_t e = 0; e < EXPERTS; e++) /* the same token twice, and equal logits in a third */
+        logits[599 * EXPERTS + e] = logits[e], logits[300 * EXPERTS + e] = 0.5f;
+    const float *got = balanced(&options, TOKENS, logits);
+    for (size_t i = 0; i < TOKENS * EXPERTS; i++)
+        assert_true(got[i] == hash(logits[i], i % EXPERTS) && got[i] >= -1.0f && got[i] < 1.0f);
+    assert_memory_equal(got, got + 599 * EXPERTS, EXPERTS * sizeof *got);
+}
+
+TEST(test_non_finite_logits_stay) {
+    const moert_router_options options = router_options(4, 1, MOERT_SCORE_SOFTMAX);
+    const float logits[4] = {NAN, INFINITY, -INFINITY, 1.0f};
+    const float *got = balanced(&options, 1, logits);
+    assert_true(isnan(got[0]) && got[1] == INFINITY && got[2] == -INFINITY && got[3] != 1.0f);
+}
+
+TEST(test_all_experts_get_nearly_the_same_number_of_rows) {
+    enum { TOKENS = 65536, EXPERTS = 16, TOPK = 2, MEAN = TOKENS * TOPK / EXPERTS };
+    const moert_router_options options = router_options(EXPERTS, TOPK, MOERT_SCORE_SOFTMAX);
+    float *const logits = random_floats(TOKENS * EXPERTS, 0.02f, 1);
+    for (size_t t = 0; t < TOKENS; t++)
+        logits[t * EXPERTS] += 3.0f; /* alone, every token would choose expert 0 */
+    const float *got = balanced(&options, TOKENS, logits);
+    const router_run run =
+        router_do(&(router_input){.options = options, .tokens = TOKENS, .logits = got});
+    size_t rows[EXPERTS] = {0};
+    for (size_t i = 0; i < TOKENS * TOPK; i++)
+        rows[run.index[i]]++;
+    for (size_t e = 0; e < EXPERTS; e++)
+        assert_within((double)rows[e], MEAN, 0.04 * MEAN);
+}
+
+TEST(test_a_buffer_that_is_too_small_is_refused) {
+    const moert_router_options options = router_options(16, 4, MOERT_SCORE_SOFTMAX);
+    ASSERT_FAILS(moert_router_balance(test_device, &options, 2, test_buffer(64)), MOERT_ERROR_USAGE,
+                 "logits has 64 bytes, too few for [2, 16]");
+    ASSERT_OK(moert_router_balance(test_device, &options, 0, NULL));
 }
 
 TESTS(open_test_device, close_test_device)

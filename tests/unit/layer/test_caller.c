@@ -1,0 +1,303 @@
+// run: check=1,2 all=3,4,2san
+/* Layers and their callers: weights and gradients in the caller's buffers give the bits of the
+ * layer's own; a layer that gets another layer's routing has its bits; what a pass shows of its
+ * router. */
+#include "base/memory.h"
+#include "layer/internal.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+/* ---- buffers of the caller ---- */
+
+static moert_layer_options full_form(void) {
+    moert_layer_options options = layer_form(20, 12);
+    options.shared_intermediate = 7;
+    options.router.score = MOERT_SCORE_SIGMOID;
+    options.router_bias = options.correction_bias = options.expert_biases = options.shared_gate =
+        true;
+    return options;
+}
+
+/* Binds every tensor to buffers with guards, of which the gradients are unset. */
+static void bind_all(moert_layer *layer, moert_buffer *gradients[MOERT_LAYER_TENSORS]) {
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
+        const moert_layer_tensor which = (moert_layer_tensor)i;
+        moert_buffer *own = moert_layer_weight(layer, which);
+        const size_t n = moert_buffer_bytes(own) / sizeof(float);
+        gradients[i] = which == MOERT_LAYER_CORRECTION ? NULL : unset_floats(n);
+        ASSERT_OK(
+            moert_layer_bind(layer, which, upload_floats(read_floats(own, n), n), gradients[i]));
+    }
+}
+
+static layer_results steps(const oracle_layer *oracle, layer_setup how, bool binds) {
+    layer_run run = layer_run_open(oracle, how);
+    moert_buffer *gradients[MOERT_LAYER_TENSORS] = {NULL};
+    if (binds)
+        bind_all(run.layer, gradients);
+    for (size_t step = 0; step < 2; step++)
+        for (size_t micro = 0; micro < 3; micro++)
+            ASSERT_OK(layer_run_step(&run, micro, 3));
+    if (binds) {
+        const moert_block *const *blocks = (const moert_block *const *)run.layer->block;
+        const bool replicas = how.ep == 1 && test_ranks > 1;
+        ASSERT_ON_ALL(blocks[BLOCK_DENSE]->weight == NULL &&
+                      blocks[BLOCK_EXPERT_IN]->weight == NULL &&
+                      (blocks[BLOCK_EXPERT_OUT]->gradient == NULL) == !replicas);
+    }
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (gradients[i] != NULL) /* fails if the layer has written past the buffer */
+            download_floats(gradients[i], moert_buffer_bytes(moert_layer_weight(
+                                              run.layer, (moert_layer_tensor)i)) /
+                                              sizeof(float));
+    return layer_run_collect(&run);
+}
+
+TEST(test_bound_tensors_give_the_same_bits) {
+    moert_layer_options rounded = full_form();
+    rounded.hidden = 40;
+    rounded.intermediate = 24;
+    rounded.precision = MOERT_PRECISION_BF16;
+    const struct {
+        moert_layer_options options;
+        layer_setup how;
+    } rows[] = {{full_form(), {0}},
+                {full_form(), {.deferred = true}},
+                {full_form(), {.ep = 1}},
+                {rounded, {0}}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const oracle_layer oracle = oracle_layer_create(&rows[i].options, LAYER_TOKENS);
+        const layer_results own = steps(&oracle, rows[i].how, false),
+                            bound = steps(&oracle, rows[i].how, true);
+        ASSERT_ON_ALL(layer_same_rows(&own, &bound) && layer_same_gradients(&own, &bound));
+    }
+}
+
+TEST(test_a_bound_weight_may_change) {
+    layer_run run = layer_run_of(layer_form(20, 12));
+    const size_t n = moert_buffer_bytes(moert_layer_weight(run.layer, MOERT_LAYER_W2)) / 4,
+                 floats = run.batch.tokens * run.oracle->options.hidden;
+    moert_buffer *weight = unset_floats(n);
+    ASSERT_OK(moert_layer_bind(run.layer, MOERT_LAYER_W2, weight, NULL));
+    ASSERT_OK(moert_buffer_clear(weight, 0, n * sizeof(float)));
+    moert_layer_weights_changed(run.layer);
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    const float *y = download_floats(run.y, floats);
+    bool zero = true;
+    for (size_t i = 0; i < floats; i++)
+        zero = zero && y[i] == 0.0f;
+    ASSERT_ON_ALL(zero);
+}
+
+TEST(test_buffers_that_do_not_fit_are_refused) {
+    moert_layer *layer = layer_run_of(layer_form(20, 12)).layer;
+    moert_buffer *small = test_buffer(4);
+    ASSERT_REFUSED(moert_layer_bind(layer, MOERT_LAYER_ROUTER, small, NULL),
+                   "weight of a layer holds 4 bytes");
+    ASSERT_REFUSED(moert_layer_bind(layer, MOERT_LAYER_ROUTER, NULL, small),
+                   "gradient of a layer holds 4 bytes");
+    ASSERT_REFUSED(moert_layer_bind(layer, MOERT_LAYER_B1, small, NULL), "the layer has no tensor");
+    ASSERT_REFUSED(moert_layer_bind(NULL, MOERT_LAYER_W1, small, NULL), "layer is NULL");
+}
+
+/* ---- routing of the caller ---- */
+
+/* A layer that gets the routing of `run`, whose forward has been run, and its weights. */
+static moert_layer *routed_layer(layer_run *run, moert_batch *batch) {
+    moert_layer_options options = run->oracle->options;
+    const size_t slots = run->batch.tokens * options.router.topk;
+    options.external_routing = true;
+    moert_layer *layer = open_layer(run->mesh, &options);
+    copy_weights(run->layer, layer);
+    *batch = run->batch;
+    batch->index =
+        upload_floats(read_floats(moert_pass_get(run->pass, MOERT_PASS_INDEX), slots), slots);
+    batch->weight =
+        upload_floats(read_floats(moert_pass_get(run->pass, MOERT_PASS_WEIGHT), slots), slots);
+    return layer;
+}
+
+TEST(test_a_layer_with_the_routing_of_another_has_its_bits) {
+    moert_layer_options options = layer_form(20, 12);
+    options.shared_intermediate = 7;
+    options.expert_biases = true;
+    layer_run run = layer_run_of(options);
+    const size_t slots = run.batch.tokens * options.router.topk,
+                 n = run.batch.tokens * options.hidden;
+    moert_batch batch;
+    moert_pass *pass = NULL;
+    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    moert_layer *layer = routed_layer(&run, &batch);
+    ASSERT_ON_ALL(moert_layer_weight(layer, MOERT_LAYER_ROUTER) == NULL);
+    moert_buffer *y = unset_floats(n), *dx = unset_floats(n), *weight = unset_floats(slots);
+    losses.weight_gradient = weight;
+    ASSERT_OK_ON_ALL(moert_pass_backward(run.pass, run.dy, &losses, run.dx));
+    ASSERT_OK_ON_ALL(moert_layer_forward(layer, &batch, run.x, y, &pass));
+    ASSERT_ON_ALL(same_floats(y, run.y, n));
+    ASSERT_ON_ALL(moert_pass_get(pass, MOERT_PASS_SCORES) == NULL);
+    losses.weight_gradient = unset_floats(slots);
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, &losses, dx));
+    ASSERT_ON_ALL(same_floats(weight, losses.weight_gradient, slots));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
+    for (int i = MOERT_LAYER_SHARED_W1; i < MOERT_LAYER_CORRECTION; i++) {
+        const moert_buffer *theirs = moert_layer_gradient(run.layer, (moert_layer_tensor)i);
+        ASSERT_ON_ALL(theirs == NULL ||
+                      same_floats(theirs, moert_layer_gradient(layer, (moert_layer_tensor)i),
+                                  moert_buffer_bytes(theirs) / sizeof(float)));
+    }
+}
+
+/* Runs a pass of the batch, and returns the gradient of W1. */
+static float *run_pass(moert_layer *layer, const moert_batch *batch, moert_buffer *const rows[4],
+                       size_t *n) {
+    moert_pass *pass = NULL;
+    ASSERT_OK_ON_ALL(moert_layer_forward(layer, batch, rows[0], rows[1], &pass));
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, rows[2], NULL, rows[3]));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
+    moert_pass_destroy(pass);
+    const moert_buffer *gradient = moert_layer_gradient(layer, MOERT_LAYER_W1);
+    *n = moert_buffer_bytes(gradient) / sizeof(float);
+    return read_floats(gradient, *n);
+}
+
+TEST(test_rows_in_bf16_give_the_results_of_the_same_values_in_float32) {
+    moert_layer_options options = layer_form(20, 12);
+    options.dispatch = MOERT_DISPATCH_BF16;
+    layer_run run = layer_run_of(options);
+    const size_t n = run.batch.tokens * options.hidden;
+    moert_batch batch;
+    size_t elements;
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    moert_layer *layer = routed_layer(&run, &batch);
+    moert_buffer *const floats[] = {run.x, run.y, run.dy, run.dx};
+    moert_buffer *const bf16[] = {
+        upload_as(download_floats(run.x, n), n, MOERT_DTYPE_BF16), unset_bf16(n),
+        upload_as(download_floats(run.dy, n), n, MOERT_DTYPE_BF16), unset_bf16(n)};
+    const float *want = run_pass(layer, &batch, floats, &elements);
+    batch.type = MOERT_DTYPE_BF16;
+    const float *got = run_pass(layer, &batch, bf16, &elements);
+    assert_bf16("y", bf16[1], download_floats(run.y, n), n);
+    assert_bf16("dx", bf16[3], download_floats(run.dx, n), n);
+    ASSERT_ON_ALL(memcmp(got, want, elements * sizeof *got) == 0);
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+                        MOERT_ERROR_UNSUPPORTED, "rows of type 2");
+    batch.type = MOERT_DTYPE_F16;
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(layer, &batch, run.x, run.y, NULL),
+                        MOERT_ERROR_UNSUPPORTED, "rows of type 1");
+}
+
+TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
+    moert_layer_options options = layer_form(20, 12);
+    layer_run run = layer_run_of(options);
+    moert_batch batch = run.batch;
+    batch.index = test_buffer(0);
+    ASSERT_REFUSED(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+                   "without external_routing");
+    options.external_routing = true;
+    moert_layer *layer = open_layer(run.mesh, &options);
+    ASSERT_REFUSED(moert_layer_forward(layer, &batch, run.x, run.y, NULL), "of a layer");
+    batch.index = NULL;
+    ASSERT_REFUSED(moert_layer_forward(layer, &batch, run.x, run.y, NULL),
+                   "index of a layer is NULL");
+}
+
+/* ---- what a pass shows of its router ---- */
+
+/* A layer after a forward, with its views. */
+typedef struct viewed {
+    layer_run run;
+    size_t tokens, experts, topk;
+    float *value[MOERT_PASS_VIEWS];
+    const int32_t *index; /* [T,K] */
+} viewed;
+
+static viewed view_forward(void) {
+    viewed v = {.run = layer_run_of(layer_form(20, 12))};
+    v.tokens = v.run.batch.tokens;
+    v.experts = v.run.oracle->options.router.experts;
+    v.topk = v.run.oracle->options.router.topk;
+    const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = v.topk,
+                                            [MOERT_PASS_WEIGHT] = v.topk,
+                                            [MOERT_PASS_LOGITS] = v.experts,
+                                            [MOERT_PASS_SCORES] = v.experts,
+                                            [MOERT_PASS_LSE] = 1};
+    ASSERT_OK_ON_ALL(layer_run_forward(&v.run));
+    for (int i = 0; i < MOERT_PASS_VIEWS; i++)
+        v.value[i] =
+            read_floats(moert_pass_get(v.run.pass, (moert_pass_view)i), v.tokens * width[i]);
+    v.index = (const int32_t *)(const void *)v.value[MOERT_PASS_INDEX];
+    return v;
+}
+
+/* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. */
+TEST(test_views_show_what_the_router_computed) {
+    const viewed v = view_forward();
+    bool right = true;
+    for (size_t t = 0; t < v.tokens; t++) {
+        double weights = 0.0, scores = 0.0, sum = 0.0;
+        for (size_t k = t * v.topk; k < (t + 1) * v.topk; k++) {
+            weights += (double)v.value[MOERT_PASS_WEIGHT][k];
+            right = right && v.index[k] >= 0 && v.index[k] < (int32_t)v.experts;
+        }
+        for (size_t e = t * v.experts; e < (t + 1) * v.experts; e++) {
+            scores += (double)v.value[MOERT_PASS_SCORES][e];
+            sum += exp((double)v.value[MOERT_PASS_LOGITS][e]);
+        }
+        right = right && fabs(weights - 1.0) < 1e-6 && fabs(scores - 1.0) < 1e-6 &&
+                fabs(log(sum) - (double)v.value[MOERT_PASS_LSE][t]) < 1e-5;
+    }
+    ASSERT_ON_ALL(right);
+    ASSERT_ON_ALL(moert_pass_get(v.run.pass, MOERT_PASS_VIEWS) == NULL &&
+                  moert_pass_get(NULL, MOERT_PASS_INDEX) == NULL);
+}
+
+/* The reported losses are those of the views; with the reported gradient, dx is that of the losses
+ * that the test computes itself. */
+TEST(test_losses_are_reported) {
+    enum { LSE = 15, SUMS };
+    const viewed v = view_forward();
+    double sums[SUMS] = {0}, all[64][SUMS], total[SUMS] = {0};
+    moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
+    losses.aux_coefficient = 0.5;
+    losses.aux_gradient = unset_floats(v.experts);
+    for (size_t t = 0; t < v.tokens; t++) {
+        const double lse = (double)v.value[MOERT_PASS_LSE][t];
+        sums[LSE] += lse * lse;
+        for (size_t e = 0; e < v.experts; e++)
+            sums[e] += (double)v.value[MOERT_PASS_SCORES][t * v.experts + e];
+    }
+    ASSERT_OK(moert_comm_allgather(test_comm, sums, sizeof sums, all));
+    for (size_t r = 0; r < test_ranks; r++)
+        for (size_t i = 0; i < SUMS; i++)
+            total[i] += all[r][i];
+    const uint64_t *counts = moert_pass_expert_counts(v.run.pass);
+    const double rows = LAYER_TOKENS, factor = (double)v.experts / ((double)v.topk * rows * rows);
+    double aux = 0.0;
+    ASSERT_OK_ON_ALL(moert_pass_report(v.run.pass, &losses));
+    const float *gradient = download_floats(losses.aux_gradient, v.experts);
+    bool right = fabs(losses.z - total[LSE] / rows) < 1e-9;
+    for (size_t e = 0; e < v.experts; e++) {
+        aux += factor * (double)counts[e] * total[e];
+        right = right && fabs((double)gradient[e] - 0.5 * factor * (double)counts[e]) < 1e-7;
+    }
+    ASSERT_ON_ALL(right && fabs(losses.aux - aux) < 1e-6 * aux);
+    ASSERT_REFUSED(moert_pass_report(NULL, &losses), "pass is NULL");
+    ASSERT_REFUSED(moert_pass_report(v.run.pass, NULL), "moert_pass_losses is NULL");
+}
+
+TEST(test_counts_are_those_of_the_index) {
+    const viewed v = view_forward();
+    uint64_t own[16] = {0}, sums[16] = {0};
+    for (size_t s = 0; s < v.tokens * v.topk; s++)
+        own[v.index[s]]++;
+    const uint64_t *counts = moert_pass_rank_counts(v.run.pass);
+    for (size_t i = 0; i < test_ranks * v.experts; i++)
+        sums[i % v.experts] += counts[i];
+    ASSERT_ON_ALL(memcmp(own, counts + test_rank * v.experts, v.experts * sizeof *own) == 0);
+    ASSERT_ON_ALL(memcmp(sums, moert_pass_expert_counts(v.run.pass), v.experts * sizeof *sums) ==
+                  0);
+}
+
+MPI_TESTS(open_test_context, close_test_context)
