@@ -21,6 +21,8 @@
 #   join                     waits for all parts and prints their lines in order
 #   finish                   joins, prints the TAP plan and exits with the script's status
 . launch/environment
+# mpirun of Open MPI 4 waits twice as long before it kills the other ranks of a job that fails
+export OMPI_MCA_odls_base_sigkill_timeout=${OMPI_MCA_odls_base_sigkill_timeout:-0}
 bin=${TEST_BUILD:-build}/bin
 compare=${TEST_BUILD:-build}/tests/compare
 tmp=$(mktemp -d)
