@@ -7,7 +7,7 @@
 #   logged COMMAND...        runs COMMAND; all output goes to $log
 #   has_lines FILE PATTERN...    true if each pattern matches a line of FILE; otherwise $log names the pattern
 #   digits RUN               prints the metrics of a run directory without times, and without what depends on the ranks
-#   same_run RUN RUN         true if metrics, checkpoints and models of two runs agree bit for bit
+#   same_run RUN RUN         as in tests/support/digits.sh
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   mixed N COMMAND... : N COMMAND...    runs several commands as ranks of one job, the first N ranks the first one; all output goes
 #                            to $log. (With ':' of its own, mpirun of Open MPI 5.0.7 crashes)
@@ -63,11 +63,6 @@ has_lines() {
 
 . tests/support/digits.sh
 . tests/support/choice.sh
-
-same_run() {
-    [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
-        diff -r "$1/checkpoints" "$2/checkpoints" >>"$log" 2>&1 && diff -r "$1/model" "$2/model" >>"$log" 2>&1
-}
 
 ranks() {
     local count=$1

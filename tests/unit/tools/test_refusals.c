@@ -4,51 +4,19 @@
  * all ranks with the right exit code, one message and no file. tests/e2e/bad_input.sh has one row
  * of each kind end to end.
  */
-#include <regex.h>
 #include <unistd.h>
-#include <wordexp.h>
 
 #include "base/log.h"
 #include "support/files.h"
-#include "support/mpi.h"
-#include "tools/common/program.h"
-
-/* Runs a shell command on rank 0; true if it succeeds. Collective. */
-static bool run_shell(const char *command) {
-    return on_all(test_rank > 0 || system(command) == 0);
-}
+#include "support/program.h"
 
 static const struct {
     const char *name;
     const moert_program *program;
-} programs[] = {{"layer", &moert_layer_program},
-                {"op", &moert_op_program},
-                {"train", &moert_train_program},
-                {"tune", &moert_tune_program}};
-
-/* Runs a command line, such as a shell's, in this process. Collective. */
-static moert_status run_program(const char *words) {
-    wordexp_t list;
-    const moert_program *program = NULL;
-    bool help;
-    assert_int_equal(wordexp(words, &list, WRDE_NOCMD | WRDE_UNDEF), 0);
-    int argc = (int)list.we_wordc;
-    char *words_left[64], **argv = words_left; /* programs take words from them */
-    assert_true(list.we_wordc < MOERT_COUNT(words_left));
-    memcpy(argv, list.we_wordv, (list.we_wordc + 1) * sizeof *argv);
-    for (size_t i = 0; i < MOERT_COUNT(programs); i++)
-        program = strcmp(programs[i].name, argv[0]) == 0 ? programs[i].program : program;
-    const size_t count =
-        program->take_word != NULL ? program->take_word(&argc, &argv) : program->option_count;
-    moert_status status = moert_options_parse(program->options, count, argc, argv, &help);
-    if (status == MOERT_OK && program->check != NULL)
-        status = program->check(argc, argv);
-    if (status == MOERT_OK)
-        status = program->run(test_context);
-    wordfree(&list);
-    set_variable("MOERT_BACKEND", NULL); /* of --backend */
-    return status;
-}
+} programs[] = {{"layer ", &moert_layer_program},
+                {"op ", &moert_op_program},
+                {"train ", &moert_train_program},
+                {"tune ", &moert_tune_program}};
 
 /* ---- rows ---- */
 
@@ -69,24 +37,28 @@ typedef struct refusal {
     const char *words, *message;
 } refusal;
 
-static bool matches(const char *text, const char *pattern) {
-    regex_t compiled;
-    assert_int_equal(regcomp(&compiled, pattern, REG_EXTENDED | REG_NOSUB), 0);
-    const bool found = regexec(&compiled, text, 0, NULL, 0) == 0;
-    regfree(&compiled);
-    return found;
-}
-
 static size_t warnings;
 static void count_warnings(void *user, int level, const char *line) {
     (void)user, (void)line;
     warnings += level <= MOERT_LOG_WARN;
 }
 
+/* Runs a command line whose first word is a program. */
+static moert_status run_line(const char *line) {
+    const moert_program *program = NULL;
+    const char *words = strchr(line, ' ') + 1;
+    for (size_t i = 0; i < MOERT_COUNT(programs); i++)
+        program = strncmp(line, programs[i].name, (size_t)(words - line)) == 0 ? programs[i].program
+                                                                               : program;
+    const moert_status status = run_program(program, words);
+    set_variable("MOERT_BACKEND", NULL); /* of --backend */
+    return status;
+}
+
 static void refuse_one(const refusal *row) {
     assert_true(run_shell("rm -rf $OUT && mkdir $OUT"));
     warnings = 0;
-    const moert_status status = run_program(row->words);
+    const moert_status status = run_line(row->words);
     const int code = status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
     const bool right =
         code == row->code && matches(moert_last_error(), row->message) && warnings == 0;
@@ -103,7 +75,7 @@ static void refuse(const refusal *rows, size_t count) {
 }
 
 TEST(test_a_run_that_is_not_refused_leaves_checkpoints) {
-    ASSERT_OK_ON_ALL(run_program("train " TEXT " --save-every 1 --out $DIR/run"));
+    ASSERT_OK_ON_ALL(run_program(&moert_train_program, TEXT " --save-every 1 --out $DIR/run"));
     assert_true(run_shell("tests/support/broken_files.sh $DIR"));
 }
 
@@ -465,7 +437,7 @@ static const struct {
 };
 
 TEST(test_operations_refuse_wrong_tensors) {
-    static const char pack[] = "$(dirname $(readlink /proc/$PPID/exe))/../../pack";
+    static const char pack[] = "$(dirname $PROGRAM)/../../pack";
     static const char *const usual[] = {"padded_offsets:I32[2]:32,64", "a:U8[64,64]:0",
                                         "sfa:U8[512]:0", "b:U8[2,64,64]:0", "sfb:U8[2,512]:0"};
     for (size_t i = 0; test_ranks == 1 && i < MOERT_COUNT(operands); i++) {
@@ -493,21 +465,12 @@ TEST(test_operations_refuse_wrong_tensors) {
 
 TEST(test_refused_runs_leave_no_checkpoint_and_no_temporary_file) {
     assert_int_equal(count_files(in_directory("run/checkpoints"), ""), 2);
-    assert_true(run_shell("[ -z \"$(find $DIR -name '*.tmp' -o -name '*.partial')\" ]"));
+    assert_true(run_shell("[ -z \"$(find $DIR -name \\*.tmp -o -name \\*.partial)\" ]"));
 }
 
-/* All ranks use the directory of rank 0. */
 static int begin(void **state) {
-    if (open_test_context(state) != 0 || (test_rank == 0 && make_test_directory(state) != 0) ||
-        moert_comm_broadcast(test_comm, 0, test_directory, strlen(test_directory)) != MOERT_OK)
-        return -1;
     moert_log_set_sink(count_warnings, NULL);
-    return setenv("DIR", test_directory, 1) != 0 || setenv("OUT", in_directory("out"), 1) != 0;
+    return open_context_and_shared_directory(state);
 }
 
-static int end(void **state) {
-    const int removed = test_rank == 0 ? remove_test_directory(state) : 0;
-    return removed != 0 || close_test_context(state) != 0;
-}
-
-MPI_TESTS(begin, end)
+MPI_TESTS(begin, close_context_and_shared_directory)
