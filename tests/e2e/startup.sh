@@ -8,7 +8,6 @@ cd "$(dirname "$0")/../.." || exit 1
 program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
 export MOERT_TIMEOUT_S=2
 TEST_JOBS=6 # the jobs wait
-export OMPI_MCA_odls_base_sigkill_timeout=1 # with 0, mpirun sometimes hangs when a rank is stopped in MPI_Finalize
 
 # stopped MOMENT RANKS PATTERN COMMAND...: runs a job whose last rank stops at MOMENT. STARTUP_RUN marks its processes
 stopped() {

@@ -21,8 +21,6 @@
 #   join                     waits for all parts and prints their lines in order
 #   finish                   joins, prints the TAP plan and exits with the script's status
 . launch/environment
-# mpirun of Open MPI 4 waits twice as long before it kills the other ranks of a job that fails
-export OMPI_MCA_odls_base_sigkill_timeout=${OMPI_MCA_odls_base_sigkill_timeout:-0}
 bin=${TEST_BUILD:-build}/bin
 compare=${TEST_BUILD:-build}/tests/compare
 tmp=$(mktemp -d)
@@ -47,7 +45,8 @@ check() {
 }
 
 refused() {
-    "${@:4}"
+    # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Ranks that are killed or stopped need that time
+    OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
     [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
     verdict $? "$3"
 }

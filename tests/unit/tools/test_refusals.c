@@ -114,6 +114,11 @@ TEST(test_refusals_depend_on_the_number_of_ranks) {
 }
 
 static const refusal options[] = {
+    {2, "train " TEXT " --memory 1x", "--memory 1x: expected a number of bytes"},
+    {2, "train " TEXT " --memory 0", "--memory 0: expected a number of bytes"},
+    {2, "train " TEXT " --memory -1G", "--memory -1G: expected a number of bytes"},
+    {2, "train " TEXT " --memory 1e30", "--memory 1e30: expected a number of bytes"},
+    {2, "train " TEXT " --imbalance 0.5", "--imbalance"},
     {2, "train " TEXT " --stepz 3", "unknown option --stepz; did you mean --steps[?]"},
     {2, "train " TEXT " --held-out 0.95", "--held-out 0[.]95: expected a number 0[.][.]0[.]9"},
     {2, "train " TEXT " --hidden x", "--hidden x: expected an integer 2[.][.]65536"},
