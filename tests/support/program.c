@@ -23,6 +23,17 @@ int close_context_and_shared_directory(void **state) {
     return removed != 0 || close_test_context(state) != 0;
 }
 
+void name_words(const char *name, const char *words) {
+    wordexp_t list;
+    char text[1024] = "";
+    assert_int_equal(wordexp(words, &list, WRDE_NOCMD | WRDE_UNDEF), 0);
+    for (size_t i = 0; i < list.we_wordc; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i > 0 ? " " : "",
+                 list.we_wordv[i]);
+    wordfree(&list);
+    assert_int_equal(setenv(name, text, 1), 0);
+}
+
 moert_status run_program(const moert_program *program, const char *words) {
     wordexp_t list;
     bool help;

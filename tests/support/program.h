@@ -9,6 +9,9 @@
 int open_context_and_shared_directory(void **state);
 int close_context_and_shared_directory(void **state);
 
+/* From now on, $NAME in the words of run_program() and run_shell() is `words`, which may name others. */
+void name_words(const char *name, const char *words);
+
 /* Runs a program with these words of a shell's command line. Collective. */
 moert_status run_program(const moert_program *program, const char *words);
 
