@@ -105,45 +105,26 @@ runs_of steps "$FAULTS_STEPS" --batch 8 --save-every 20
 whole 1
 for ((n = 0; n < faults; n++)); do seeded $n fault $n; done
 
-# ordered NAME RANKS VICTIM...: sends SIGTERM to these ranks
+# ordered NAME START TARGETS TITLE: sends SIGTERM to these ranks or to the launcher of a job on 2 ranks
 ordered() {
     local pids
-    train "$1" "$2"
+    $2 "$1" 2
     steps_done 1
-    pids=$(for rank in "${@:3}"; do rank_pid "$rank"; done)
+    pids=$([ "$3" = launcher ] && echo "$launcher" || for rank in $3; do rank_pid "$rank"; done)
     random_moment
     kill -TERM $pids
     await
-    in_order
-    verdict $? "$1: SIGTERM to ranks ${*:3} of $2 saves the last step and ends without an error"
+    if [ "$1" = mpirun ]; then [ "$seconds" -lt 25 ]; else in_order; fi
+    verdict $? "$1: SIGTERM to $4"
     resumes "$1" $((1 + RANDOM % 3))
 }
-
-# launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
-ordered_launch() {
-    under_launch launch 2
-    random_moment
-    kill -TERM "$launcher"
-    await
-    in_order
-    verdict $? "launch: SIGTERM to launch/train saves the last whole step and ends without an error"
-    resumes launch 2
-}
-
-ordered_launcher() {
-    train launcher 2
-    random_moment
-    kill -TERM "$launcher"
-    await
-    check "launcher: SIGTERM to mpirun ends the job soon" [ "$seconds" -lt 25 ]
-    resumes launcher 2
-}
-
 if [ -z "$chosen" ]; then
-    seeded 100 ordered terminated 2 0 1
-    seeded 101 ordered terminated-one 2 1
-    seeded 102 ordered_launch
-    seeded 103 ordered_launcher
+    saves="saves the last whole step and ends without an error"
+    seeded 100 ordered both train "0 1" "both ranks $saves"
+    seeded 101 ordered one train 1 "one rank $saves"
+    # launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
+    seeded 102 ordered launch under_launch launcher "launch/train $saves"
+    seeded 103 ordered mpirun train launcher "mpirun ends the job soon"
 fi
 
 # ---- at any moment between the start and the end of a process; a job is saving half of the time ----
