@@ -70,13 +70,13 @@ names_fault() { # SIGNAL RANK PATTERN
 }
 in_phase() { grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1; }
 
-# left PID...: true if the job leaves no file, and these processes end
+# left_nothing PID...: true if the job leaves no file, and these processes end
 left_nothing() {
     local left
     sleep 0.2
     left=$(temporary)
     [ -z "$left" ] || echo "left: $left" >>"$dir/stderr"
-    [ -z "$left" ] && ended "$@"
+    [ -z "$left" ] && { [ $# -eq 0 ] || ended "$@"; }
 }
 
 # ---- during the steps ----

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# moert-op's quantizers and grouped GEMMs against the golden files, on both backends, against float64 loops (tests/tools/expect.c), and against each other where two
-# runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
+# moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against float64 loops (tests/tools/expect.c), and
+# against each other where two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh

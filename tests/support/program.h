@@ -9,7 +9,7 @@
 int open_context_and_shared_directory(void **state);
 int close_context_and_shared_directory(void **state);
 
-/* From now on, $NAME in the words of run_program() and run_shell() is `words`, which may name others. */
+/* Lets $NAME stand for `words` in later calls; they may contain names, too. */
 void name_words(const char *name, const char *words);
 
 /* Runs a program with these words of a shell's command line. Collective. */

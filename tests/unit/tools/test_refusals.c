@@ -61,7 +61,7 @@ static bool refuses(const char *name, const char *words, int expected, const cha
     const moert_program *program = NULL;
     for (size_t i = 0; i < MOERT_COUNT(programs); i++)
         program = strcmp(name, programs[i].name) == 0 ? programs[i].program : program;
-    assert_true(run_shell("rm -rf $OUT && mkdir $OUT"));
+    assert_true(run_shell("rm -rf ${OUT:?} && mkdir $OUT"));
     warnings = 0;
     const moert_status status = run_program(program, words);
     set_variable("MOERT_BACKEND", NULL); /* of --backend */

@@ -55,7 +55,7 @@ TEST(test_verified_runs_have_no_false_alarm_and_the_same_bytes) {
         const char *words =
             titled("--steps %zu --save-every %zu %s", steps, steps, clean[i].options);
         set_variable("MOERT_EXCHANGE", on_gpu && test_ranks > 1 ? "staged" : clean[i].engine);
-        assert_true(run_shell("rm -rf $DIR/*"));
+        assert_true(run_shell("rm -rf ${DIR:?}/*"));
         ASSERT_OK_ON_ALL(train(NULL, titled("%s --out $DIR/plain", words)));
         ASSERT_OK_ON_ALL(train(NULL, titled("%s --verify 1 --out $DIR/verified", words)));
         set_variable("MOERT_EXCHANGE", NULL);
@@ -99,12 +99,10 @@ static const struct {
      "ranks 0 on .* and 1 on .*" END},
     {2, 1, "y", "",
      "^rank 1 [(].*[)]: its bits at step 1 in its results [(]expert [4-7] of layer 0[)] differ "
-     "from "
-     "those of rank 0 on [^ ]*; the device"},
+     "from those of rank 0 on [^ ]*; the device"},
     {2, 0, "optimizer", "",
      "^rank 0 [(].*[)]: its bits at step 1 in the update of [a-z0-9_.]* differ from those of rank "
-     "1 "
-     "on [^ ]*; the device"},
+     "1 on [^ ]*; the device"},
     {1, 0, "y", "",
      "^wrong bits at step 1 in its results" EXPERT ": they are others when computed again" END},
 };
@@ -113,7 +111,7 @@ TEST(test_a_wrong_bit_ends_the_run_before_its_step_is_saved) {
     for (size_t i = 0; i < MOERT_COUNT(plants); i++) {
         if (plants[i].ranks != test_ranks)
             continue;
-        assert_true(run_shell("rm -rf $DIR/*"));
+        assert_true(run_shell("rm -rf ${DIR:?}/*"));
         const moert_status status =
             train(titled("%s %zu 1 0 12345 7", plants[i].site, plants[i].rank),
                   titled("--layers 1 --steps 3 --verify 1 --save-every 1 --out $DIR/run %s",
