@@ -55,9 +55,9 @@ beside() {
     mkdir "$dir/run/checkpoints"
     mv "$dir/saves/$last" "$dir/run/checkpoints"
     export MOERT_LOG=warn
-    alone "$program" "${model[@]}" --out "$dir/run" --resume auto --save-dir "$dir/other"
-    [ $? -eq 2 ] && grep -q "$dir/run/checkpoints has checkpoints, and --save-dir $dir/other has none" "$log" && [ ! -e "$dir/other" ]
-    verdict $? "a --save-dir without the run's checkpoints is refused"
+    ends 2 "$dir/run/checkpoints has checkpoints, and --save-dir $dir/other has none" "a --save-dir without the run's checkpoints is refused" \
+        alone "$program" "${model[@]}" --out "$dir/run" --resume auto --save-dir "$dir/other"
+    [ ! -e "$dir/other" ] || verdict 1 "it is not made"
     refused 2 'is --out itself' "a --save-dir that is --out" alone "$program" "${model[@]}" --out "$dir/same" --save-dir "$dir/same/"
 }
 part beside
@@ -100,8 +100,8 @@ failing() {
         verdict 0 "$6 # SKIP no permission to mount a tmpfs"
         return
     fi
-    train "$1" 2 --save-every 50 --save-beside wait --keep-last 1 --steps 20000
-    while [ ! -e "$disk/step-00000050" ] && runs; do :; done
+    train "$1" 2 --save-every 300 --save-beside wait --keep-last 1 --steps 20000
+    while [ ! -e "$disk/step-00000300" ] && runs; do :; done
     eval "$3"
     while [ "$(warnings "is not saved, training goes on: .*$5")" -lt 1 ] && runs; do :; done
     good=$(saved)

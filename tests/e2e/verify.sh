@@ -17,15 +17,8 @@ clean() { # TITLE ENGINE OPTION...
 part clean "two hosts" node
 part clean "replicas of experts" window --ep 2
 
-# ends STATUS PATTERN TITLE COMMAND...: the verdict on a run that ends with STATUS and a message
-ends() {
-    "${@:4}"
-    [ $? -eq "$1" ] && has_lines "$log" "^moert-train: $2"
-    verdict $? "$3"
-}
-
 found() {
-    MOERT_PLANT='y 1 1 0 12345 7' ends 1 'rank 1 \(.*\): its bits at step 1 in its results \(expert [4-7] of layer 0\) differ from those of rank 0' \
+    MOERT_PLANT='y 1 1 0 12345 7' ends 1 '^moert-train: rank 1 \(.*\): its bits at step 1 in its results \(expert [4-7] of layer 0\) differ from those of rank 0' \
         "a wrong bit ends the job" ranks 2 "${train[@]}" --layers 1 --steps 3 --verify 1 --save-every 1 --out "$tmp/run"
     [ "$(ls "$tmp/run/checkpoints")" = step-00000001 ]
     verdict $? "its step is not saved"
@@ -39,10 +32,10 @@ back() {
         has_lines "$log" "warning: rank 1 .*: wrong bits at step 4 in the update of .*; going back to step 4\$" &&
         rm "$tmp/back"/events.* && same_run "$tmp/whole" "$tmp/back"
     verdict $? "--on-mismatch back: the run goes back to its last checkpoint, and ends with the bytes of one without wrong bits"
-    MOERT_PLANT='optimizer 1 1 0 77 20' ends 1 'rank 1 .*: wrong bits at step 1 in the update of ' \
+    MOERT_PLANT='optimizer 1 1 0 77 20' ends 1 '^moert-train: rank 1 .*: wrong bits at step 1 in the update of ' \
         "without a checkpoint to go back to, the run ends" ranks 3 "${run[@]}" --verify 1 --on-mismatch back --out "$tmp/none"
 }
 part back
-MOERT_PLANT='y 0 0 3 1 1' part ends 2 "MOERT_PLANT='y 0 0 3 1 1': expected SITE RANK STEP LAYER WORD BIT, a layer below 3 " \
+MOERT_PLANT='y 0 0 3 1 1' part ends 2 "^moert-train: MOERT_PLANT='y 0 0 3 1 1': expected SITE RANK STEP LAYER WORD BIT, a layer below 3 " \
     "a plant that is malformed is refused" alone "${train[@]}" --verify 1 --steps 1
 finish

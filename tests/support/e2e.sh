@@ -4,6 +4,7 @@
 #   check TITLE COMMAND...   appends the output of COMMAND to $log and gives the verdict on its status
 #   refused STATUS TEXT TITLE COMMAND...  the verdict on COMMAND, which fills $log: it must end with STATUS and print one message
 #                            of a program or script; some line of $log must match TEXT
+#   ends STATUS TEXT TITLE COMMAND...   the same for a COMMAND that has begun its work, and may have printed other lines
 #   logged COMMAND...        runs COMMAND; all output goes to $log
 #   has_lines FILE PATTERN...    true if each pattern matches a line of FILE; otherwise $log names the pattern
 #   digits RUN               prints the metrics of a run directory without times, and without what depends on the ranks
@@ -48,6 +49,12 @@ refused() {
     # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Ranks that are killed or stopped need that time
     OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
     [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    verdict $? "$3"
+}
+
+ends() {
+    "${@:4}"
+    [ $? -eq "$1" ] && has_lines "$log" "$2"
     verdict $? "$3"
 }
 
