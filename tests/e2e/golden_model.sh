@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # moert-train against golden models, model families, packed documents and masked targets: logits of the first step (and gradients, if the
 # case has them), then losses and gradient norms of all steps of AdamW, on 1 rank, and on 2 or 4 as the commit chooses; the small mixtral
 # on all of them. All digits are those of 1 rank. TEST_ALL=1 has 1 to 4 ranks and the staged engine; with MOERT_DEVICE=gpu each model

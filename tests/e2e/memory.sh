@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # moert-train and moert-info know the memory of a run before it begins: a run that does not fit is refused with options that make it fit,
 # --recompute auto takes such options, and the device holds what was expected.
 set -u

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # Checkpoints that are written beside training, to another directory: they have the bytes of a run whose steps wait for them. A full, a
 # read-only and a slow disk, signals and the end of the job during a save do no harm: the run goes on or ends in order, and nothing
 # half-written counts.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

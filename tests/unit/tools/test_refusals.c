@@ -1,4 +1,4 @@
-// run: np=1,2,4
+// run: check=1,2 all=4
 /*
  * Refusals of programs, in this process: each row of refusals.txt is a command line that a program
  * must refuse on all ranks with the right exit code, one message and no file.

@@ -1,4 +1,4 @@
-// run: np=1,2,3
+// run: check=1,2 all=3
 /*
  * moert-train --verify, in this process: ranks repeat each other's work. A wrong bit in what they
  * check ends the run before anything is saved, and the rank is named (both, if there are only two);
