@@ -132,6 +132,8 @@ $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $(filter %.o,$^) $(STATIC) $(LIBS) -lcmocka
 
 $(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o common/tokens.o)
+$(BUILD)/tests/unit/tools/test_refusals: $(patsubst %,$(BUILD)/src/tools/%/main.o,layer op train tune)
+$(BUILD)/tests/unit/tools/test_verify: $(BUILD)/src/tools/train/main.o
 
 # reports missing libraries before the first compilation fails
 $(TESTS:=.o): | $(BUILD)/packages-tests

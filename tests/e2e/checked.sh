@@ -26,11 +26,6 @@ flip() { # FILE BIT
     printf "\\x$(printf %x $((byte ^ 1 << $2 % 8)))" | dd of="$1" bs=1 seek="$at" conv=notrunc 2>/dev/null
 }
 edit() { sed -Ei "s/\"$2\": (\"[^\"]*\"|[0-9]*)/\"$2\": $3/" "$1/state.json"; }
-fails() { # TEXT TITLE COMMAND...: the verdict on a command that must fail with a message like TEXT
-    "${@:3}"
-    [ $? -ne 0 ] && grep -Eq -e "$1" "$log"
-    verdict $? "$2"
-}
 
 train 2 "$run"
 verdict $? "a run on 2 ranks"
@@ -56,7 +51,7 @@ damaged() { # NUMBER FILE BIT RANKS
     [ $? -eq 1 ] && grep -Eq "^damaged +$name" "$log"
     verdict $? "moert-info --check names $2 with bit $3 flipped"
     if [[ $2 = model/* ]]; then
-        fails "^moert-train: .*$name" "$4 ranks refuse the damaged model" \
+        ends 1 "^moert-train: .*$name" "$4 ranks refuse the damaged model" \
             ranks "$4" "$bin/moert-train" --data LICENSE --length 64 --batch 8 --steps 1 --model "$copy/model"
     else
         train "$4" "$copy" --resume auto && grep -Eq "passed over.*$name" "$log" && same_run "$run" "$copy"
@@ -73,7 +68,7 @@ join
 copy=$tmp/model
 cp -r "$run/model" "$copy"
 sed -i 's/"rope_type": "default"/"rope_type": "defaulu"/' "$copy/config.json"
-fails "$copy/config.json: is not as it was written" "a config is compared with its checksum before it is read" \
+ends 1 "$copy/config.json: is not as it was written" "a config is compared with its checksum before it is read" \
     ranks 2 "$bin/moert-train" --data LICENSE --length 64 --batch 8 --steps 1 --model "$copy"
 
 edited() { # TEXT FIELD VALUE
@@ -81,7 +76,7 @@ edited() { # TEXT FIELD VALUE
     rm -rf "$copy"
     cp -r "$run/checkpoints/step-00000040" "$copy"
     edit "$copy" "$2" "$3"
-    fails "$1" "state.json with \"$2\": $3 is refused" \
+    ends 1 "$1" "state.json with \"$2\": $3 is refused" \
         alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-checksums --resume "$copy"
 }
 edited "'applied' 41, 'skipped' 0 and 'left_out' 0 are not 'step' 40" applied 41
@@ -94,7 +89,7 @@ edited "was trained on other text, this run has text of" data '"other text"'
 copy=$tmp/negative
 cp -r "$run/checkpoints/step-00000040" "$copy"
 printf '\x80' | dd of="$copy/optimizer.safetensors" bs=1 conv=notrunc seek=$(($(stat -c %s "$copy/optimizer.safetensors") - 1)) 2>/dev/null
-fails "tensor 'second_moment.*, below 0" "a negative second moment is refused" \
+ends 1 "tensor 'second_moment.*, below 0" "a negative second moment is refused" \
     alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-checksums --resume "$copy"
 
 copy=$tmp/odd
@@ -114,7 +109,7 @@ verdict $? "checkpoints of skipped steps do not displace good ones"
 copy=$tmp/shared
 "${MOERT_MPIRUN[@]}" -n 1 "$bin/moert-train" "${arguments[@]}" --steps 100000 --out "$copy" >/dev/null 2>&1 &
 for ((i = 0; i < 400; i++)); do [ -s "$copy/metrics.jsonl" ] && break; sleep 0.05; done
-fails "shared: process [0-9]* on .* writes there" "a second job on a run directory is refused with the process of the first" \
+ends 2 "shared: process [0-9]* on .* writes there" "a second job on a run directory is refused with the process of the first" \
     alone "$bin/moert-train" "${arguments[@]}" --steps 1 --out "$copy" --resume auto
 pid=$(cut -d ' ' -f 2 "$copy/.lock")
 kill -KILL "$pid"

@@ -16,7 +16,7 @@ train() {
 }
 
 form() { # FORM EXPERTS OPTION...
-    local model=$tmp/one/model sizes=(--form "$1" --hidden 64 --intermediate 48 --heads 2 --layers 3 --experts "$2" "${@:3}")
+    local model=$tmp/one/model sizes=(--form "$1" --hidden 64 --intermediate 48 --heads 4 --layers 3 --experts "$2" "${@:3}")
     train one 1 "${sizes[@]}" --steps 8 --save-every 4 &&
         awk -F '"loss": ' '{ loss[NR] = $2 + 0 } END { exit !(NR == 8 && loss[8] > 0 && loss[8] < loss[1] - 0.3) }' "$tmp/one/metrics.jsonl"
     verdict $? "$1: the loss falls"

@@ -14,17 +14,32 @@ export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
 chosen=${FAULTS:-}${FAULTS_LIVES:-} # not empty: only these faults
 default=$([ -n "$chosen" ] && echo 0 || { [ "${TEST_ALL:-0}" -eq 0 ] && echo 2 || echo 20; })
 faults=${FAULTS:-$default} lives=${FAULTS_LIVES:-$default}
-RANDOM=${FAULTS_SEED:=$$}
-echo "# FAULTS_SEED=$FAULTS_SEED"
+echo "# FAULTS_SEED=${FAULTS_SEED:=$$}"
 export MOERT_TIMEOUT_S=4
 . tests/support/job.sh
-default_steps=$([ "${TEST_ALL:-0}" -eq 0 ] && echo 120 || echo 240)
-steps=${FAULTS_STEPS:=$default_steps}
-arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
-    --keep-last 2 --log-every 0)
-whole_run=("${arguments[@]}")
+: "${FAULTS_STEPS:=$([ "${TEST_ALL:-0}" -eq 0 ] && echo 80 || echo 240)}"
+
+# runs_of NAME STEPS OPTION...: from now on, trainings of STEPS steps with these options lie in the directory NAME
+runs_of() {
+    work=$tmp/$1 steps=$2 last=step-$(printf %08d "$2")
+    arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --keep-last 2 --log-every 0 --steps "$2" "${@:3}")
+}
 train() { # NAME RANKS [OPTION...]: starts a training in the background
     start "$1" "$2" "$program" "${arguments[@]}" --out "$work/$1/run" "${@:3}"
+}
+under_launch() { # NAME RANKS
+    launch "$1" launch/train --np "$2" --program "$program" -- "${arguments[@]}" --out "$work/$1/run"
+}
+whole() { # RANKS: the run without faults
+    train whole "$1"
+    await 300
+    verdict $status "$steps steps without faults"
+}
+# seeded N COMMAND...: runs COMMAND in a part, with random numbers of its own
+seeded() { part with_seed $((FAULTS_SEED + $1)) "${@:2}"; }
+with_seed() {
+    RANDOM=$1
+    "${@:2}"
 }
 
 random_moment() { # waits for a random moment in the first half of the run, in any phase of a step
@@ -32,7 +47,6 @@ random_moment() { # waits for a random moment in the first half of the run, in a
     sleep 0.0$((RANDOM % 100))
 }
 
-last=step-$(printf %08d $steps)
 resumes() { # NAME RANKS: resumes a run to its end; the verdict on its files
     train "$1" "$2" --resume auto
     await 300
@@ -55,12 +69,24 @@ names_fault() { # SIGNAL RANK PATTERN
     *) false ;;
     esac
 }
+in_phase() { grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1; }
+
+# left_nothing PID...: true if the job leaves no file, and these processes end
+left_nothing() {
+    local left
+    sleep 0.2
+    left=$(temporary)
+    [ -z "$left" ] || echo "left: $left" >>"$dir/stderr"
+    [ -z "$left" ] && { [ $# -eq 0 ] || ended "$@"; }
+}
+
+# ---- during the steps ----
 
 # fault N: kills or stops a random rank of 2 or 4 at a random moment, then resumes the run on 1 to 4 ranks
 fault() {
     local ranks=$((($1 + 1) / 2 % 2 == 0 ? 2 : 4)) signal=KILL says=$gone pids
     [ $(($1 % 2)) -eq 0 ] || signal=STOP says=$stopped
-    local victim=$((RANDOM % ranks)) title before after
+    local victim=$((RANDOM % ranks)) title before
     title="fault $1: $signal to rank $victim of $ranks"
     train "fault-$1" $ranks
     steps_done 1
@@ -70,26 +96,43 @@ fault() {
     kill -$signal "${pids[victim]}"
     await
     [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault $signal "$victim" "$says"
-    verdict $? "$title: $(grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1); the job ends after $seconds s and names it"
-    sleep 0.2
-    after=$(temporary)
-    [ -z "$after" ] || echo "left: $after" >>"$dir/stderr"
-    [ -n "$before" ] && [ -z "$after" ] && ended "${pids[@]}"
+    verdict $? "$title: $(in_phase); the job ends after $seconds s and names it"
+    [ -n "$before" ] && left_nothing "${pids[@]}"
     verdict $? "$title: no process, session, socket or shared memory is left"
     resumes "fault-$1" $((1 + RANDOM % 4))
 }
 
-train whole 1
-await 300
-verdict $status "a run without faults"
+runs_of steps "$FAULTS_STEPS" --batch 8 --save-every 20
+whole 1
+for ((n = 0; n < faults; n++)); do seeded $n fault $n; done
 
-for ((n = 0; n < faults; n++)); do fault $n; done
+# ordered NAME START TARGETS TITLE: sends SIGTERM to these ranks or to the launcher of a job on 2 ranks
+ordered() {
+    local pids
+    $2 "$1" 2
+    steps_done 1
+    pids=$([ "$3" = launcher ] && echo "$launcher" || for rank in $3; do rank_pid "$rank"; done)
+    random_moment
+    kill -TERM $pids
+    await
+    if [ "$1" = mpirun ]; then [ "$seconds" -lt 25 ]; else in_order; fi
+    verdict $? "$1: SIGTERM to $4"
+    resumes "$1" $((1 + RANDOM % 3))
+}
+if [ -z "$chosen" ]; then
+    saves="saves the last whole step and ends without an error"
+    seeded 100 ordered both train "0 1" "both ranks $saves"
+    seeded 101 ordered one train 1 "one rank $saves"
+    # launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
+    seeded 102 ordered launch under_launch launcher "launch/train $saves"
+    seeded 103 ordered mpirun train launcher "mpirun ends the job soon"
+fi
 
 # ---- at any moment between the start and the end of a process; a job is saving half of the time ----
 
 # life NUMBER COMMAND...: a fault in a job of 2 to 4 ranks that COMMAND... RANKS starts; none if its process has ended before
 life() {
-    local ranks=$((2 + $1 % 3)) signals=(KILL STOP) pid moment left
+    local ranks=$((2 + $1 % 3)) signals=(KILL STOP) pid moment
     local signal=${signals[$1 / 3 % 2]} victim=$((RANDOM % ranks))
     "${@:2}" "life-$1" $ranks
     for ((tries = 0; tries < 200; tries++)); do
@@ -101,35 +144,24 @@ life() {
     sleep $((moment / 1000)).$(printf %03d $((moment % 1000)))
     kill -$signal "$pid" 2>/dev/null
     await
-    sleep 0.2
-    left=$(temporary)
-    [ -z "$left" ] || echo "left: $left" >>"$dir/stderr"
-    [ -n "$pid" ] && [ "$seconds" -lt 25 ] && [ "$(grep -c '^moert' "$dir/stderr")" -le 1 ] && [ -z "$left" ] && ended "$pid"
+    [ -n "$pid" ] && [ "$seconds" -lt 25 ] && [ "$(grep -c '^moert' "$dir/stderr")" -le 1 ] && left_nothing "$pid"
     verdict $? "life $1: $signal to rank $victim of $ranks after $moment ms: status $status after $seconds s, nothing is left"
     resumes "life-$1" $((1 + RANDOM % 4))
 }
-under_launch() { # NAME RANKS
-    launch "$1" launch/train --np "$2" --program "$program" -- "${arguments[@]}" --out "$work/$1/run"
-}
-work=$tmp/short steps=20 last=step-00000020
-arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 1 --keep-last 2
-    --log-every 0)
+
+join # so that the next run takes its usual time
+runs_of short 20 --batch 8 --save-every 1
 from=$(date +%s%N)
-train whole 3
-await
-verdict $status "a run with many saves"
+whole 3
 life_ms=$((($(date +%s%N) - from) / 1000000))
-for ((n = 0; n < lives; n++)); do life $n train; done
-for ((n = lives; n < lives + (lives + 4) / 5; n++)); do life $n under_launch; done
+for ((n = 0; n < lives; n++)); do seeded $((200 + n)) life $n train; done
+for ((n = lives; n < lives + (lives + 4) / 5; n++)); do seeded $((200 + n)) life $n under_launch; done
 
 # ---- inside a call by which experts move, or by which an expert and its clones hand weights and sums to each other ----
 
-work=$tmp/handed steps=20 last=step-00000020 shim=$(realpath "${bin%/bin}/tests/inject.so")
-arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --experts 4 --length 64 --batch 8 --steps $steps --save-every 2
-    --keep-last 2 --rebalance 2 --spare-slots 2 --clones --log-every 0)
-train whole 1
-await
-verdict $status "a run with experts that move"
+runs_of handed 20 --batch 8 --experts 4 --save-every 2 --rebalance 2 --spare-slots 2 --clones
+shim=$(realpath "${bin%/bin}/tests/inject.so")
+whole 1
 LD_PRELOAD=$shim INJECT_LOG=$work/sites train sites 3
 await
 hand_calls() { # prints `RANK SITE FUNCTION FILE:LINE` of each such call
@@ -147,74 +179,32 @@ grep -q 'layer/clones' "$work/calls" && grep -q 'train/move' "$work/calls"
 verdict $? "$(wc -l <"$work/calls") call sites move experts or hand on what clones need"
 handed() { # FILE N: kills a rank in a random call of the file, then resumes the run
     local victim site function place call title
-    read -r victim site function place < <(grep "$1" "$work/calls" | shuf -n 1 --random-source=<(while :; do echo $RANDOM; done))
+    read -r victim site function place < <(grep "$1" "$work/calls" | shuf -n 1 --random-source=<(yes $RANDOM))
     title="$function in $place kills rank $victim"
     for call in $((1 + RANDOM % 6)) 1; do
         rm -rf "${work:?}/handed-$2"
-        LD_PRELOAD=$shim INJECT_LOG=$work/fired INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
+        LD_PRELOAD=$shim INJECT_LOG=$dir/fired-$2 INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
         await
         [ "$status" -eq 0 ] || break # else the site has fewer calls
     done
-    [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault KILL "$victim" "$gone" && [ -z "$(temporary)" ]
-    verdict $? "$title at call $call: $(grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1); the job ends after $seconds s and names it"
+    [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault KILL "$victim" "$gone" && left_nothing
+    verdict $? "$title at call $call: $(in_phase); the job ends after $seconds s and names it"
     resumes "handed-$2" $((1 + RANDOM % 4))
 }
-for ((n = 0; n < lives; n++)); do handed $([ $((n % 2)) -eq 0 ] && echo layer/clones || echo train/move) $n; done
+for ((n = 0; n < lives; n++)); do seeded $((300 + n)) handed $([ $((n % 2)) -eq 0 ] && echo layer/clones || echo train/move) $n; done
 
-[ -z "$chosen" ] || finish
-work=$tmp steps=$FAULTS_STEPS last=step-$(printf %08d $FAULTS_STEPS)
-arguments=("${whole_run[@]}")
+# ---- SIGTERM in the second of two long steps: the step is dropped, and repeated after the resume ----
 
-# ordered NAME RANKS VICTIM...: sends SIGTERM to these ranks
-ordered() {
-    train "$1" "$2"
-    random_moment
-    local pids
-    pids=$(for rank in "${@:3}"; do rank_pid "$rank"; done)
-    kill -TERM $pids
+dropped() {
+    whole 1
+    train dropped 2
+    steps_done 1
+    kill -TERM "$(rank_pid 1)"
     await
-    [ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ! grep -q '^moert' "$dir/stderr" &&
-        [ -e "$dir/run/checkpoints/step-$(printf %08d "$(wc -l <"$dir/run/metrics.jsonl")")/state.json" ]
-    verdict $? "$1: SIGTERM to ranks ${*:3} of $2 saves the last step and ends without an error"
+    in_order && [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq 1 ]
+    verdict $? "dropped: SIGTERM between the micro-batches of a step drops the step"
+    resumes dropped 3
 }
-ordered terminated 2 0 1
-resumes terminated 3
-ordered terminated-one 2 1
-resumes terminated-one 1
-
-# launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
-dir=$work/launch log=$work/launch/stderr
-mkdir -p "$dir/tmp"
-TMPDIR=$dir/tmp launch/train --np 2 --program "$program" -- "${arguments[@]}" --out "$dir/run" >"$dir/stdout" 2>"$dir/stderr" &
-launcher=$!
-random_moment
-kill -TERM "$launcher"
-await
-[ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ls "$dir"/run/checkpoints/step-*/state.json >>"$log"
-verdict $? "launch: SIGTERM to launch/train saves the last whole step and ends without an error"
-resumes launch 2
-
-train launcher 2
-random_moment
-kill -TERM "$launcher"
-await
-check "launcher: SIGTERM to mpirun ends the job soon" [ "$seconds" -lt 25 ]
-resumes launcher 2
-
-# SIGTERM in the second of two long steps: the step is dropped, and repeated after the resume
-work=$tmp/long steps=2 last=step-00000002
-arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 512 --micro-batches 256 --steps $steps
-    --save-every $steps --log-every 0)
-train whole 1
-await 300
-verdict $status "a run of long steps without faults"
-train dropped 2
-steps_done 1
-kill -TERM "$(rank_pid 1)"
-await
-[ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ! grep -q '^moert' "$dir/stderr" &&
-    [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq 1 ] && [ -e "$dir/run/checkpoints/step-00000001/state.json" ]
-verdict $? "dropped: SIGTERM between the micro-batches of a step drops the step"
-resumes dropped 3
-
+runs_of long 2 --batch 512 --micro-batches 256 --save-every 2
+[ -n "$chosen" ] || part dropped
 finish

@@ -1,65 +1,78 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of 20 steps of AdamW,
-# on up to 4 ranks, some without a sequence. MOERT_DEVICE=gpu runs each model on 1, 2 and 4 ranks; TEST_ALL=1 adds 3 ranks and
-# more engines.
+# moert-train against golden models, model families, packed documents and masked targets: logits of the first step (and gradients, if the
+# case has them), then losses and gradient norms of all steps of AdamW, on 1 and 2 ranks, the small mixtral also on 4. All digits are those
+# of 1 rank. The tier all has 3 and 4 ranks and the staged engine. With MOERT_DEVICE=gpu each model runs on 1, 2 and 4 ranks.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-golden=tests/golden/model
+golden=tests/golden
 
-# train MODEL RANKS OPTION...
+# field CASE KEY: prints the value in curve.json, or nothing
+field() { sed -nE "s/^ *\"$2\": *\"?([^\",]*).*/\1/p" "$golden/$1/curve.json"; }
+
+# train CASE RANKS OPTION...: a case of packed documents names its model and the token that ends a document
 train() {
-    local model=$golden/$1 count=$2
-    shift 2
-    ranks "$count" "$bin/moert-train" --model "$model" --tokens "$model/expected.safetensors" --lr 1e-3 \
-        --lr-schedule constant --weight-decay 0.1 --decay-all --grad-clip 0 --beta2 0.95 \
-        --aux-coef "$(sed -n 's/.*"aux_coef": *\([0-9.e-]*\).*/\1/p' "$model/curve.json")" "$@"
+    local model end
+    model=$(field "$1" model) end=$(field "$1" document_end)
+    ranks "$2" "$bin/moert-train" --model "$golden/${model:-$1}" --tokens "$golden/$1/expected.safetensors" \
+        --document-end "${end:-none}" --lr 1e-3 --lr-schedule constant --weight-decay 0.1 --decay-all --grad-clip 0 \
+        --beta2 0.95 --aux-coef "$(field "$1" aux_coef)" "${@:3}"
 }
 
-# logits MODEL
-logits() {
-    train "$1" 1 --save-logits "$tmp/logits.safetensors" &&
-        "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
-            --actual "$tmp/logits.safetensors" --tolerance 2e-5 >>"$log" 2>&1
-    verdict $? "$1, logits: $(tail -n 1 "$log")"
+# agrees TITLE WORD...: the verdict on the command before this one and, if it has succeeded, on tests/tools/compare with these words
+agrees() {
+    [ $? -eq 0 ] && "$compare" "${@:2}" >>"$log" 2>&1
+    verdict $? "$1: $(tail -n 1 "$log")"
 }
 
-# model MODEL RANKS ENGINE
+# model CASE RANKS ENGINE
 model() {
-    local metrics=$tmp/$1-$2-$3.jsonl gradients=$tmp/$1-$2-$3.safetensors aux=()
-    MOERT_EXCHANGE=$(engine "$3")
+    local case=$golden/$1 run=$tmp/$2-$3 aux=()
     export MOERT_EXCHANGE
-    [ "$1" = mixtral-tiny-aux ] && aux=(--aux)
-    train "$1" "$2" --save-gradients "$gradients" &&
-        "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$gradients" \
-            --tolerance 2e-5 >>"$log" 2>&1
-    verdict $? "$*, gradients: $(tail -n 1 "$log")"
-    train "$1" "$2" --steps 20 --metrics "$metrics" &&
-        "$compare" curve --expected "$golden/$1/curve.json" --metrics "$metrics" --tolerance 1e-4 "${aux[@]}" \
-            >>"$log" 2>&1
-    verdict $? "$*, 20 steps: $(tail -n 1 "$log")"
-    [ "$2-$3" = 1-auto ] && return
-    check "$*: the gradients of 1 rank, byte for byte" cmp "$tmp/$1-1-auto.safetensors" "$gradients"
+    MOERT_EXCHANGE=$(engine "$3")
+    if [ -e "$case/grads_step0.safetensors" ]; then
+        train "$1" "$2" --save-gradients "$run.safetensors"
+        agrees "$*, gradients" tensors --expected "$case/grads_step0.safetensors" --actual "$run.safetensors" --tolerance 2e-5
+        [ "$2-$3" = 1-auto ] || check "$*: the gradients of 1 rank, byte for byte" cmp "$tmp/1-auto.safetensors" "$run.safetensors"
+    fi
+    [ "$(field "$1" aux_coef)" = 0.0 ] || aux=(--aux)
+    mkdir "$run"
+    train "$1" "$2" --metrics "$run/metrics.jsonl"
+    agrees "$*, curve" curve --expected "$case/curve.json" --metrics "$run/metrics.jsonl" --tolerance 1e-4 "${aux[@]}"
+    [ "$2-$3" = 1-auto ] || check "$*: the digits of 1 rank" diff <(digits "$tmp/1-auto") <(digits "$run")
 }
 
-runs() { # MODEL
-    local count counts=(1 2 4)
-    case ${TEST_ALL:-0}-${MOERT_DEVICE:-}-$1 in
-    1-* | 0-gpu-*) ;;
-    *-aux) counts=(1 4) ;;
-    *-qwen3-tiny) counts=(1 2) ;;
+runs() { # CASE
+    local count counts=(1 2)
+    case $TEST_TIER-${MOERT_DEVICE:-}-$1 in
+    all-*) counts=(1 3 4) ;;
+    check-gpu-model/* | check-*-model/mixtral-tiny) counts=(1 2 4) ;;
     esac
-    logits "$1"
-    for count in "${counts[@]}"; do
-        model "$1" "$count" auto
-    done
-    [ "${TEST_ALL:-0}" -eq 1 ] || return
-    model "$1" 3 window
-    for count in 1 2 3 4; do
-        model "$1" "$count" staged
-    done
+    train "$1" 1 --save-logits "$tmp/logits.safetensors"
+    agrees "$1, logits" tensors --expected "$golden/$1/expected.safetensors" --only logits --actual "$tmp/logits.safetensors" --tolerance 1e-5
+    for count in "${counts[@]}"; do model "$1" "$count" auto; done
+    [ "$TEST_TIER" = all ] || return
+    [[ $1 = model/* ]] || counts=(2)
+    for count in "${counts[@]}"; do model "$1" "$count" staged; done
 }
 
-for name in mixtral-tiny mixtral-tiny-aux qwen3-tiny; do part runs $name; done
+# corrected CASE: biases that move have the same bits on any number of ranks, also across a resume
+corrected() {
+    local fixed=$golden/$1/model.safetensors how=(--steps 6 --save-every 3 --bias-rate 1e-3)
+    train "$1" 1 "${how[@]}" --out "$tmp/one" && train "$1" 2 "${how[@]}" --out "$tmp/other" &&
+        "$compare" tensors --expected "$fixed" --actual "$tmp/one/model/model.safetensors" \
+            --only model.layers.1.mlp.gate.e_score_correction_bias --tolerance 1e-4 >>"$log" 2>&1
+    verdict $((! $?)) "$1: the correction biases move"
+    check "$1: 2 ranks give the model of 1" cmp "$tmp"/{one,other}/model/model.safetensors
+    rm -r "$tmp/other/checkpoints/step-00000006"
+    train "$1" 4 "${how[@]}" --out "$tmp/other" --resume auto
+    check "$1: so do 4 ranks that resume the run" cmp "$tmp"/{one,other}/model/model.safetensors
+}
+
+only check part corrected family/deepseek-v3-yarn
+for path in "$golden"/{model,family,packed}/*/; do
+    path=${path%/}
+    part runs "${path#"$golden"/}"
+done
 finish

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-op's grouped GEMMs against the golden files, against float64 loops (tests/tools/expect.c), and against each other where two
-# runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
+# moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against float64 loops (tests/tools/expect.c), and
+# against each other where two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -70,6 +70,33 @@ linear_scales() {
     verdict $? "linear-first gives another result"
 }
 part own linear_scales
+
+# ---- golden quantized matrices, byte for byte, and the untiling of their scales ----
+
+# agrees TITLE WORD...: the verdict on the last command, and on tests/tools/compare of its output with $path
+agrees() {
+    [ $? -eq 0 ] && "$compare" "$2" --expected "$path" --actual "$output" "${@:3}" >>"$log" 2>&1
+    verdict $? "$1: $(tail -n 1 "$log")"
+}
+
+golden_matrix() { # FILE
+    local path=$1 name shape block=32 family element rounding options backend
+    name=$(basename "$path" .safetensors)
+    shape=${name##*-}
+    IFS=- read -r family element rounding _ <<<"$name"
+    options=(--format "$family-$element" --scale-rounding "$rounding")
+    [[ $name != nvfp4-torchao-* ]] || block=16 options=(--format nvfp4 --nvfp4-rule torchao --global-scale amax)
+    for backend in reference portable; do
+        op "$path" "$output" quantize "${options[@]}" --backend "$backend"
+        agrees "$name, $backend" bytes --except=x
+        op "$path" "$output" unswizzle --backend "$backend" --lines "${shape%x*}" --width $((${shape#*x} / block))
+        agrees "$name, $backend, scales untiled" bytes --only=scale
+        [[ $name = *-normal-* ]] || continue
+        op "$path" "$output" dequantize --backend "$backend" "${options[@]:0:2}"
+        agrees "$name, $backend, dequantized" tensors --only x --tolerance 0.12
+    done
+}
+for path in tests/golden/quant/*.safetensors; do part own golden_matrix "$path"; done
 
 # ---- GEMMs of plain operands ----
 

@@ -12,6 +12,7 @@ train() { # NAME RANKS ENGINE OPTION...
 }
 expected() { sed -n 's/^rank [0-9]* will take \([0-9.]*\) MiB of .*/\1/p' "$log"; } # MiB, of the run in $log
 
+plain=$tmp/plain # shared by all parts
 train plain 2 window
 verdict $? "a run of two ranks: $(grep 'will take' "$log")"
 needs=$(expected)
@@ -19,59 +20,64 @@ needs=$(expected)
 # ---- a run that does not fit ----
 
 less() { awk -v mib="$1" -v part="$2" 'BEGIN { printf "%.0fK", mib * part * 1024 }'; } # MIB PART
-refused 1 "would take .* of memory, above the .* it fits with --recompute" "a run that does not fit is refused, with options" train big 2 window --memory "$(less "$needs" 0.75)"
-read -ra options < <(sed -n 's/.*it fits with //p' "$log")
-[ ! -e "$tmp/big" ]
-verdict $? "it leaves no run directory"
-train fits 2 window --memory "$(less "$needs" 0.75)" "${options[@]}"
-verdict $? "it runs with these options: ${options[*]}"
-refused 1 "it fits with --recompute .* --moments bf16 --gradients bf16" "bf16 states are named where nothing else helps" train big 2 window --memory "$(less "$needs" 0.63)"
-refused 1 "more ranks, shorter sequences or a smaller model" "one that never fits says so" train big 2 window --memory 1M
-refused 2 "--memory 1x: expected a number of bytes" "a wrong amount is refused" train big 2 window --memory 1x
-for memory in 0 -1G 1e30; do
-    refused 2 "--memory $memory: expected a number of bytes" "so is $memory" train big 2 window --memory "$memory"
-done
-
-refused 2 "--imbalance" "an imbalance below 1 is refused" train big 2 window --imbalance 0.5
-train hot 2 window --imbalance 2
-[ $? -eq 0 ] && has_lines "$log" "with 2 times the rows of balanced routing" && awk -v more="$(expected)" -v plain="$needs" 'BEGIN { exit !(more > plain) }'
-verdict $? "--imbalance 2 estimates more: $(grep 'will take' "$log")"
+fits() {
+    refused 1 "would take .* of memory, above the .* it fits with --recompute" "a run that does not fit is refused, with options" \
+        train big 2 window --memory "$(less "$needs" 0.75)"
+    local options
+    read -ra options < <(sed -n 's/.*it fits with //p' "$log")
+    [ ! -e "$tmp/big" ]
+    verdict $? "it leaves no run directory"
+    train fits 2 window --memory "$(less "$needs" 0.75)" "${options[@]}"
+    verdict $? "it runs with these options: ${options[*]}"
+}
+hot() {
+    train hot 2 window --imbalance 2
+    [ $? -eq 0 ] && has_lines "$log" "with 2 times the rows of balanced routing" && awk -v more="$(expected)" -v plain="$needs" 'BEGIN { exit !(more > plain) }'
+    verdict $? "--imbalance 2 estimates more: $(grep 'will take' "$log")"
+}
+part fits
+part refused 1 "it fits with --recompute .* --moments bf16 --gradients bf16" "bf16 states are named where nothing else helps" \
+    train big 2 window --memory "$(less "$needs" 0.63)"
+part refused 1 "more ranks, shorter sequences or a smaller model" "one that never fits says so" train big 2 window --memory 1M
+part hot
 
 # ---- an allocation that fails in the first step or before it ----
 
 shim=$(realpath "${TEST_BUILD:-build}/tests/inject.so")
-starved() { # [SITE]: a run on one rank in whose first step this call fails
+first_step() { # [SITE]: a run on one rank in whose first step this call fails
     rm -rf "$tmp/new" "$tmp/sites.0"
     logged env INJECT_LOG="$tmp/sites" ${1:+INJECT_SITE=$1} LD_PRELOAD="$shim" OMPI_MCA_ess_singleton_isolated=1 \
         "$bin/moert-train" "${small[@]}" --steps 1 --tensorboard --out "$tmp/new/run"
 }
-starved
-mapfile -t sites < <(awk '$2 == "clCreateBuffer" && ++n % 5 == 0 { print $1 }' "$tmp/sites.0")
-left=()
-for site in "${sites[@]}"; do
-    starved "$site"
-    [ $? -eq 1 ] && has_lines "$log" "moert-train: .*has no room for a buffer" && [ ! -e "$tmp/new" ] || left+=("$site")
-done
-[ ${#sites[@]} -gt 4 ] && [ ${#left[@]} -eq 0 ]
-verdict $? "a buffer that cannot be made ends the run with a message and without a run directory, at ${#sites[@]} sites ${left[*]}"
+starved() {
+    local sites site left=()
+    first_step
+    mapfile -t sites < <(awk '$2 == "clCreateBuffer" && ++n % 5 == 0 { print $1 }' "$tmp/sites.0")
+    for site in "${sites[@]}"; do
+        first_step "$site"
+        [ $? -eq 1 ] && has_lines "$log" "moert-train: .*has no room for a buffer" && [ ! -e "$tmp/new" ] || left+=("$site")
+    done
+    [ ${#sites[@]} -gt 4 ] && [ ${#left[@]} -eq 0 ]
+    verdict $? "a buffer that cannot be made ends the run with a message and without a run directory, at ${#sites[@]} sites ${left[*]}"
+}
+part starved
 
 # ---- the choice ----
 
 # chosen RANKS ENGINE PART WORD: with this part of the memory, auto takes WORD, and the run keeps its bits
 chosen() {
     train "auto-$3" "$1" "$2" --recompute auto --memory "$(less "$needs" "$3")" && has_lines "$log" "and --recompute $4" &&
-        same_run "$tmp/plain" "$tmp/auto-$3"
+        same_run "$plain" "$tmp/auto-$3"
     verdict $? "$1 $2: with $3 of the memory, auto takes $4 and changes no bit"
 }
-chosen 2 window 1.01 none
-chosen 2 window 0.93 experts
-chosen 2 staged 0.85 layer
+part chosen 2 window 1.01 none
+part chosen 2 window 0.93 experts
+part chosen 2 staged 0.85 layer
 
 # ---- what was taken ----
 
 # measured RANKS ENGINE OPTION...: the run takes what the estimate says for the rows that it had, within 2 %
 measured() {
-    rm -rf "$tmp/one"
     train one "$1" "$2" --length 256 "${@:3}" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
     verdict $? "$1 $2: $(sed -n 's/^memory *\(.*\)/\1/p' "$log") (${*:3})"
 }
@@ -84,15 +90,13 @@ sampled measured 3 window --steps 20
 sampled measured 3 staged --steps 20
 sampled measured 4 window --form gpt-oss --precision bf16 --dispatch bf16 --recompute layer
 
-join
-
 # ---- before there is a run ----
 
-logged "$bin/moert-info" --model "$tmp/plain/model" --batch 8 --length 96 --ranks 2 && has_lines "$log" "rank [01] has the least room: it takes $needs MiB and may take"
+alone "$bin/moert-info" --model "$plain/model" --batch 8 --length 96 --ranks 2 && has_lines "$log" "rank [01] has the least room: it takes $needs MiB and may take"
 verdict $? "moert-info --ranks 2 on one rank tells the same"
-logged "$bin/moert-info" --model "$tmp/plain/model" --batch 8 --length 96 --ranks 2 --memory "$(less "$needs" 0.93)" --recompute auto &&
+alone "$bin/moert-info" --model "$plain/model" --batch 8 --length 96 --ranks 2 --memory "$(less "$needs" 0.93)" --recompute auto &&
     has_lines "$log" "computes the experts' first projections again"
 verdict $? "so does moert-info --recompute auto"
-logged "$bin/moert-info" --model "$tmp/plain/model" --batch 8 --length 96 --memory 1M && has_lines "$log" "so the run does not fit"
+alone "$bin/moert-info" --model "$plain/model" --batch 8 --length 96 --memory 1M && has_lines "$log" "so the run does not fit"
 verdict $? "moert-info says what does not fit"
 finish

@@ -31,13 +31,12 @@ verdict $? "its slow GEMMs are named"
 
 refused 2 "preflight: --np is 'none'" "launch/preflight: a bad number of ranks is refused" logged launch/preflight --np none
 
-# hosts PATTERN TEXT: the verdict on the three launchers with a file of hosts that has this text
+# hosts PATTERN TEXT: the verdict on the check of a file of hosts that has this text
 hosts() {
-    local script
     printf "$2" >"$tmp/hosts"
-    for script in train preflight scaling; do
-        refused 2 "^$script: .*hosts$1" "launch/$script refuses the hosts '$2'" logged timeout 20 launch/$script --hosts "$tmp/hosts"
-    done
+    logged moert_hosts "$tmp/hosts"
+    [ $? -eq 1 ] && [ "$(wc -l <"$log")" -eq 1 ] && has_lines "$log" "hosts$1"
+    verdict $? "the hosts '$2' are refused"
 }
 hosts ':2: slots=abc: expected a number of ranks' 'node1 slots=2 # two\nnode2 slots=abc\n'
 hosts ':1: slots=0: expected a number of ranks' 'node1 slots=0\n'
@@ -47,6 +46,9 @@ hosts ':1: slots=2: expected the name of a host' 'slots=2\n'
 hosts ':1: node1;2: expected the name of a host' 'node1;2\n'
 hosts ':1: ends in a carriage return' 'node1 slots=2\r\n'
 hosts ': names no host' '# none\n'
+for script in train preflight scaling; do
+    refused 2 "^$script: .*hosts: names no host" "launch/$script checks its hosts" logged timeout 20 launch/$script --hosts "$tmp/hosts"
+done
 mkfifo "$tmp/pipe"
 for path in missing pipe; do
     refused 2 "cannot read '.*$path' as a regular file" "launch/preflight: a $path is refused as a file of hosts" \

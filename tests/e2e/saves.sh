@@ -10,14 +10,13 @@ cd "$(dirname "$0")/../.." || exit 1
 . tests/support/job.sh
 kills=$([ "${TEST_ALL:-0}" -eq 0 ] && echo 2 || echo 40)
 kills=${SAVES_KILLS:-$kills}
-RANDOM=${SAVES_SEED:=$$}
-echo "# SAVES_SEED=$SAVES_SEED"
+echo "# SAVES_SEED=${SAVES_SEED:=$$}"
+TEST_JOBS=4 # slow saves wait
 export MOERT_LOG=info
-program=$bin/moert-train disk= steps=60 last=step-00000060
-model=(--data LICENSE --hidden 64 --intermediate 96 --heads 4 --length 64 --batch 8 --log-every 0 --steps $steps) # 3.5 MB of checkpoint
+program=$bin/moert-train steps=60 last=step-00000060
+model=(--data LICENSE --hidden 32 --intermediate 96 --heads 2 --length 64 --batch 8 --log-every 0 --steps $steps) # 2 MB of checkpoint
 unmount() {
-    [ -z "$launcher" ] || kill -KILL "$launcher" 2>/dev/null
-    [ -z "$disk" ] || umount "$disk" 2>/dev/null
+    umount "$work"/*/run/checkpoints 2>/dev/null
     leave
 }
 trap unmount EXIT
@@ -33,7 +32,8 @@ same_bytes() { # DIRECTORY
 }
 nothing_half() { [ -z "$(find "$1" -name '*.tmp' -o -name '*.old' | tee -a "$log")" ]; } # DIRECTORY
 warnings() { grep -cE "^moert.* warning: the checkpoint of step [0-9]+ $1" "$log"; }    # PATTERN: prints their number
-saved() { ls "$disk" | grep -x 'step-[0-9]*'; }
+saved() { ls "$dir/run/checkpoints" | grep -x 'step-[0-9]*'; }
+steps_in() { ls "$1" | paste -sd ' '; } # DIRECTORY
 runs() { kill -0 "$launcher" 2>/dev/null && sleep 0.1; }
 
 train whole 1 --save-every 10
@@ -42,62 +42,67 @@ verdict $status "a run whose steps wait for their checkpoints"
 
 # ---- the same bytes, with --save-dir ----
 
-train beside 2 --save-every 5 --keep-last 2 --keep-every 20 --save-beside wait --save-dir "$work/beside/saves"
-await
-[ "$status" -eq 0 ] && same_bytes "$dir/saves" && [ ! -e "$dir/run/checkpoints" ] && nothing_half "$dir" &&
-    [ "$(ls "$dir/saves" | tr -d '\n')" = step-00000020step-00000040step-00000055step-00000060 ] &&
-    diff -r "$work/whole/run/checkpoints/step-00000040" "$dir/saves/step-00000040" >>"$log" &&
-    [ "$(grep -c '"save_held_s": [0-9]' "$dir/run/metrics.jsonl")" -gt 5 ] && [ "$(grep -c '"save_s": [0-9]' "$dir/run/metrics.jsonl")" -gt 5 ]
-verdict $? "2 ranks write checkpoints beside training, to the same bytes; --keep-every keeps some"
-
-alone "$bin/moert-info" --check "$dir/saves"
-[ $? -eq 0 ] && [ "$(grep -c '^good ' "$log")" -eq 4 ]
-verdict $? "moert-info --check checks a --save-dir"
-
-export MOERT_LOG=warn
-mkdir "$dir/run/checkpoints"
-mv "$dir/saves/$last" "$dir/run/checkpoints"
-alone "$program" "${model[@]}" --out "$dir/run" --resume auto --save-dir "$dir/other"
-[ $? -eq 2 ] && grep -q "$dir/run/checkpoints has checkpoints, and --save-dir $dir/other has none" "$log" && [ ! -e "$dir/other" ]
-verdict $? "a --save-dir without the run's checkpoints is refused"
-refused 2 'is --out itself' "a --save-dir that is --out" alone "$program" "${model[@]}" --out "$dir/same" --save-dir "$dir/same/"
-export MOERT_LOG=info
+beside() {
+    train beside 2 --save-every 5 --keep-last 2 --keep-every 20 --save-beside wait --save-dir "$work/beside/saves"
+    await
+    [ "$status" -eq 0 ] && same_bytes "$dir/saves" && [ ! -e "$dir/run/checkpoints" ] && nothing_half "$dir" &&
+        [ "$(steps_in "$dir/saves")" = "step-00000020 step-00000040 step-00000055 step-00000060" ] &&
+        diff -r "$work/whole/run/checkpoints/step-00000040" "$dir/saves/step-00000040" >>"$log" &&
+        [ "$(grep -c '"save_held_s": [0-9]' "$dir/run/metrics.jsonl")" -gt 5 ] && [ "$(grep -c '"save_s": [0-9]' "$dir/run/metrics.jsonl")" -gt 5 ]
+    verdict $? "2 ranks write checkpoints beside training, to the same bytes; --keep-every keeps some"
+    alone "$bin/moert-info" --check "$dir/saves"
+    [ $? -eq 0 ] && [ "$(grep -c '^good ' "$log")" -eq 4 ]
+    verdict $? "moert-info --check checks a --save-dir"
+    mkdir "$dir/run/checkpoints"
+    mv "$dir/saves/$last" "$dir/run/checkpoints"
+    export MOERT_LOG=warn
+    ends 2 "$dir/run/checkpoints has checkpoints, and --save-dir $dir/other has none" "a --save-dir without the run's checkpoints is refused" \
+        alone "$program" "${model[@]}" --out "$dir/run" --resume auto --save-dir "$dir/other"
+    [ ! -e "$dir/other" ] || verdict 1 "it is not made"
+    refused 2 'is --out itself' "a --save-dir that is --out" alone "$program" "${model[@]}" --out "$dir/same" --save-dir "$dir/same/"
+}
+part beside
 
 # ---- slow saves ----
 
-train skipped 2 --save-every 5 --save-beside skip --save-rate 1
-await
-[ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && [ "$(warnings 'is skipped: that of step 5 is not done$')" -ge 1 ]
-verdict $? "a slow disk: checkpoints that come too soon are skipped, the last one is written"
-
-train waiting 2 --save-every 20 --save-beside wait --save-rate 4
-await
-[ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && [ "$(warnings "")" -eq 0 ] &&
-    [ "$(ls "$dir/run/checkpoints" | tr -d '\n')" = step-00000020step-00000040step-00000060 ]
-verdict $? "a slow disk: checkpoints that come too soon wait"
-
-train terminated 2 --save-every 5 --save-beside wait --save-rate 2 --steps 100000
-steps_done 6
-kill -TERM "$(rank_pid 1)"
-await
-done=$(printf %08d "$(wc -l <"$dir/run/metrics.jsonl")")
-[ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && nothing_half "$dir/run" &&
-    alone "$bin/moert-info" --check "$dir/run" && grep -q "^good .*/step-$done: " "$log"
-verdict $? "SIGTERM during a save: both checkpoints are completed"
+skipped() {
+    train skipped 2 --save-every 5 --save-beside skip --save-rate 1
+    await
+    [ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && [ "$(warnings 'is skipped: that of step 5 is not done$')" -ge 1 ]
+    verdict $? "a slow disk: checkpoints that come too soon are skipped, the last one is written"
+}
+waiting() {
+    train waiting 2 --save-every 20 --save-beside wait --save-rate 4
+    await
+    [ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && [ "$(warnings "")" -eq 0 ] &&
+        [ "$(steps_in "$dir/run/checkpoints")" = "step-00000020 step-00000040 step-00000060" ]
+    verdict $? "a slow disk: checkpoints that come too soon wait"
+}
+terminated() {
+    train terminated 2 --save-every 5 --save-beside wait --save-rate 2 --steps 100000
+    steps_done 6
+    kill -TERM "$(rank_pid 1)"
+    await
+    local done
+    done=$(printf %08d "$(wc -l <"$dir/run/metrics.jsonl")")
+    [ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && nothing_half "$dir/run" &&
+        alone "$bin/moert-info" --check "$dir/run" && grep -q "^good .*/step-$done: " "$log"
+    verdict $? "SIGTERM during a save: both checkpoints are completed"
+}
+for slow in skipped waiting terminated; do part $slow; done
 
 # ---- disks that fail ----
 
 # failing NAME SIZE BREAK REPAIR PATTERN TITLE: breaks the disk after the first checkpoint, and repairs it after a warning
 failing() {
-    disk=$work/$1/run/checkpoints # without the run's lock, an open file
+    local good disk=$work/$1/run/checkpoints # without the run's lock, an open file
     mkdir -p "$disk"
     if ! mount -t tmpfs -o "size=$2" moert-test "$disk" 2>>"$log"; then
         verdict 0 "$6 # SKIP no permission to mount a tmpfs"
         return
     fi
-    train "$1" 2 --save-every 100 --save-beside wait --keep-last 1 --steps 20000
-    local good
-    while [ ! -e "$disk/step-00000100" ] && runs; do :; done
+    train "$1" 2 --save-every 300 --save-beside wait --keep-last 1 --steps 20000
+    while [ ! -e "$disk/step-00000300" ] && runs; do :; done
     eval "$3"
     while [ "$(warnings "is not saved, training goes on: .*$5")" -lt 1 ] && runs; do :; done
     good=$(saved)
@@ -110,24 +115,23 @@ failing() {
         alone "$bin/moert-info" --check "$disk"
     verdict $? "$6"
     umount "$disk"
-    disk=
 }
-failing full 12m 'cat /dev/zero >"$disk/full" 2>/dev/null' 'rm "$disk/full"' 'No space left on device' \
+part failing full 12m 'cat /dev/zero >"$disk/full" 2>/dev/null' 'rm "$disk/full"' 'No space left on device' \
     "a full disk: a warning says so, training goes on, and saves when there is room again"
-failing read-only 12m 'until mount -o remount,ro "$disk" 2>/dev/null || ! runs; do :; done' 'mount -o remount,rw "$disk"' 'Read-only file system' \
+part failing read-only 12m 'until mount -o remount,ro "$disk" 2>/dev/null || ! runs; do :; done' 'mount -o remount,rw "$disk"' 'Read-only file system' \
     "a read-only disk: a warning says so, training goes on, and saves when it can write again"
 
 # ---- SIGKILL ----
 
 killed() { # NUMBER: kills both ranks at a random moment, then resumes
-    local reported='' path
+    local reported path whole=0
+    RANDOM=$((SAVES_SEED + $1))
     train "killed-$1" 2 --save-every 1 --keep-last 1000 --save-beside "$([ $(($1 % 2)) -eq 0 ] && echo wait || echo skip)" --save-rate 20
     steps_done $((1 + RANDOM % (steps - 10)))
     sleep 0.0$((RANDOM % 100))
     kill -KILL $(rank_pid 0) $(rank_pid 1)
     await
     reported=$(sed -nE 's/^moert .*info: checkpoint ([^,]*), saved.*/\1/p' "$dir/stderr")
-    local whole=0
     for path in $reported; do [ -e "$path/manifest.json" ] || whole=1; done
     alone "$bin/moert-info" --check "$dir/run" || [ -z "$reported" ] || whole=1
     ! grep -q '^damaged' "$log" || whole=1
@@ -137,5 +141,5 @@ killed() { # NUMBER: kills both ranks at a random moment, then resumes
     [ $whole -eq 0 ] && [ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && nothing_half "$dir/run"
     verdict $? "SIGKILL $1: $(wc -w <<<"$reported") reported checkpoints are whole; the resumed run has the bytes of one without a kill"
 }
-for ((n = 0; n < kills; n++)); do killed $n; done
+for ((n = 0; n < kills; n++)); do part killed $n; done
 finish

@@ -8,6 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
 export MOERT_TIMEOUT_S=2
+TEST_JOBS=6 # the jobs wait
 
 # stopped MOMENT RANKS PATTERN COMMAND...: runs a job whose last rank stops at MOMENT. STARTUP_RUN marks its processes
 stopped() {

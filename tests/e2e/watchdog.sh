@@ -5,56 +5,37 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
-export MOERT_TIMEOUT_S=3
+export MOERT_TIMEOUT_S=2
+TEST_JOBS=6 # the jobs wait
 
-# hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills $log, sets $status and $seconds
-hang() {
-    local way=$1 ranks=$2 start=$SECONDS
-    shift 2
-    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "$@" -n "$ranks" "$program" victim "$way" >"$log" 2>&1
+# ends PATTERN TITLE WAY RANKS [MPIRUN OPTION...]: the verdict on a job that would hang. It must end with an error, but not if there are
+# options. If PATTERN begins with ^moert, the watchdog must print one line, which matches, else none
+ends() {
+    local start=$SECONDS status lines=0
+    [[ $1 != '^moert'* ]] || lines=1
+    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "${@:5}" -n "$4" "$program" victim "$3" >"$log" 2>&1
     status=$?
-    seconds=$((SECONDS - start))
-    echo "status $status after $seconds s" >>"$log"
-}
-
-says() { # PATTERN: true if the watchdog has printed exactly one line, and it matches
-    [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && grep -Eq "$1" "$log"
-}
-
-ends() { # WAY RANKS PATTERN
-    hang "$1" "$2"
-    [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "$3"
-    verdict $? "$1, $2 ranks: the job ends and names the rank"
+    echo "status $status after $((SECONDS - start)) s" >>"$log"
+    { [ $status -ne 0 ] || [ $# -gt 4 ]; } && [ $status -ne 124 ] && [ $((SECONDS - start)) -lt 25 ] && has_lines "$log" "$1" &&
+        { [ "$1" = status ] || [ "$(grep -c '^moert: ' "$log")" -eq $lines ]; }
+    verdict $? "$3, $4 ranks: $2"
 }
 
 at="at step 12 in phase 'dispatch'; rank 0 has waited for it for [0-9]+ s in 'combine'; ending the job"
+limit="\(MOERT_TIMEOUT_S=2\)\$"
+named="the job ends and names the rank"
 # mpirun ends a job when a rank dies by a signal, unless told to leave that to the watchdog
-hang kill 2
-[ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ]
-verdict $? "kill, 2 ranks: the job ends"
+part ends status "the job ends" kill 2
 if [ $MOERT_MPI != mpich ]; then
-    hang kill 2 "${MOERT_RECOVER[@]}"
-    [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 1 on .* is gone .*, $at\$"
-    verdict $? "kill, 2 ranks, mpirun recovers: the watchdog ends the job and names the rank"
-    hang alone 3 "${MOERT_RECOVER[@]}"
-    [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 2 on .* is gone .*, ${at/rank 0/rank 1}\$"
-    verdict $? "kill, 3 ranks that are not in a call: the watchdog ends the job and names the rank"
+    part ends "^moert: rank 1 on .* is gone .*, $at\$" "mpirun recovers, $named" kill 2 "${MOERT_RECOVER[@]}"
+    part ends "^moert: rank 2 on .* is gone .*, ${at/rank 0/rank 1}\$" "no other is in a call, $named" alone 3 "${MOERT_RECOVER[@]}"
 fi
-ends stop 2 "^moert: rank 1 on .* is stopped .*, $at \(MOERT_TIMEOUT_S=3\)\$"
-ends late 2 "^moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
-ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
-ends report 3 "^moert: rank [12] reports a failure\$"
-ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late"
-
-ends_itself() {
-    hang sink 2
-    [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && ! grep -q '^moert: ' "$log" &&
-        grep -Eq "^ends by itself: moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$" "$log"
-}
-ends_itself
-verdict $? "a program that takes the watchdog's message gets control back and ends by itself"
-for way in paused limit; do
-    check "$way: a rank may compute for longer than the limit" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim $way
-done
-check "a job without faults ends without an error under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing
+part ends "^moert: rank 1 on .* is stopped .*, $at $limit" "$named" stop 2
+part ends "^moert: rank 1 on .* is late .*, $at $limit" "$named" late 2
+part ends "^moert: rank 2 on .* is late .*, $at $limit" "$named" late 3
+part ends "^moert: rank [12] reports a failure\$" "$named" report 3
+part ends "^moert: rank 0 on .* has waited for .* no rank of its host is late" "$named" mixed 2
+part ends "^ends by itself: moert: rank 1 on .* is late .*, $at $limit" "a program that takes the message ends by itself" sink 2
+for way in paused limit; do part check "$way: a rank may compute for longer than the limit" ranks 2 "$program" victim $way; done
+part check "a job without faults ends without an error under the watchdog" ranks 2 "$program" victim nothing
 finish

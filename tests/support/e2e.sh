@@ -4,10 +4,11 @@
 #   check TITLE COMMAND...   appends the output of COMMAND to $log and gives the verdict on its status
 #   refused STATUS TEXT TITLE COMMAND...  the verdict on COMMAND, which fills $log: it must end with STATUS and print one message
 #                            of a program or script; some line of $log must match TEXT
+#   ends STATUS TEXT TITLE COMMAND...   the same for a COMMAND that has begun its work, and may have printed other lines
 #   logged COMMAND...        runs COMMAND; all output goes to $log
 #   has_lines FILE PATTERN...    true if each pattern matches a line of FILE; otherwise $log names the pattern
 #   digits RUN               prints the metrics of a run directory without times, and without what depends on the ranks
-#   same_run RUN RUN         true if metrics, checkpoints and models of two runs agree bit for bit
+#   same_run RUN RUN         as in tests/support/digits.sh
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   mixed N COMMAND... : N COMMAND...    runs several commands as ranks of one job, the first N ranks the first one; all output goes
 #                            to $log. (With ':' of its own, mpirun of Open MPI 5.0.7 crashes)
@@ -45,8 +46,15 @@ check() {
 }
 
 refused() {
-    "${@:4}"
+    # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Ranks that are killed or stopped need that time
+    OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
     [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    verdict $? "$3"
+}
+
+ends() {
+    "${@:4}"
+    [ $? -eq "$1" ] && has_lines "$log" "$2"
     verdict $? "$3"
 }
 
@@ -60,11 +68,6 @@ has_lines() {
 }
 
 . tests/support/digits.sh
-
-same_run() {
-    [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
-        diff -r "$1/checkpoints" "$2/checkpoints" >>"$log" 2>&1 && diff -r "$1/model" "$2/model" >>"$log" 2>&1
-}
 
 ranks() {
     local count=$1

@@ -1,11 +1,12 @@
 # Sourced after e2e.sh by scripts that start jobs in the background and disturb them. Sets $work (a directory of job directories),
-# $shared (shared memory of Open MPI) and $dir (that of the last started job).
+# $shared (a directory of shared memory) and $dir (that of the last started job). Parts may run jobs of different names.
 #
 #   start NAME RANKS COMMAND...   starts a job in $work/NAME; its output is $dir/stdout and $dir/stderr
 #   launch NAME COMMAND...        the same for a command that calls mpirun
 #   rank_pid RANK                 prints the process of a rank
 #   steps_done N                  waits until $dir/run has done N steps, at most 30 s
 #   await [SECONDS]               waits for the job, then kills it (60); sets $status and $seconds
+#   in_order                      true if the job was stopped by a signal, without an error, and has saved its last step
 #   temporary                     lists Open MPI's sessions, sockets and shared memory, and PoCL's files. With MPICH, the next process on
 #                                 the host removes PoCL's files of killed ones, so it runs one
 #   ended PID...                  true if all these processes end within 5 seconds
@@ -22,11 +23,11 @@ trap leave EXIT
 start() { launch "$1" "${MOERT_MPIRUN[@]}" -n "$2" "${@:3}"; }
 
 launch() {
-    dir=$work/$1
+    dir=$work/$1 segments=$shared/$1
     log=$dir/stderr
-    mkdir -p "$dir/tmp"
+    mkdir -p "$dir/tmp" "$segments"
     # the directory of shared memory of Open MPI 4, and of Open MPI 5
-    OMPI_MCA_btl_vader_backing_directory=$shared OMPI_MCA_btl_sm_backing_directory=$shared \
+    OMPI_MCA_btl_vader_backing_directory=$segments OMPI_MCA_btl_sm_backing_directory=$segments \
         TMPDIR=$dir/tmp JOB=$dir "${@:2}" >"$dir/stdout" 2>"$dir/stderr" &
     launcher=$!
 }
@@ -54,9 +55,14 @@ await() {
     echo "status $status after $seconds s" >>"$dir/stderr"
 }
 
+in_order() {
+    [ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ! grep -q '^moert' "$dir/stderr" &&
+        [ -e "$dir/run/checkpoints/step-$(printf %08d "$(wc -l <"$dir/run/metrics.jsonl")")/state.json" ]
+}
+
 temporary() {
     [ $MOERT_MPI != mpich ] || TMPDIR=$dir/tmp "$bin/moert-info" >/dev/null
-    find "$dir/tmp" "$shared" -mindepth 1
+    find "$dir/tmp" "$segments" -mindepth 1
 }
 
 ended() {

@@ -164,6 +164,29 @@ const char *moert_options_given(const moert_option *table, size_t count, int arg
     return NULL;
 }
 
+/* Makes an option that has no default one that is not given. */
+static void unset(const moert_option *option) {
+    switch (option->type) {
+    case MOERT_OPTION_STRING:
+        *(const char **)option->target = NULL;
+        break;
+    case MOERT_OPTION_UINT:
+        *(size_t *)option->target = SIZE_MAX;
+        break;
+    case MOERT_OPTION_FLOAT:
+        *(double *)option->target = NAN;
+        break;
+    case MOERT_OPTION_FLAG:
+        *(bool *)option->target = false;
+        break;
+    case MOERT_OPTION_CHOICE:
+        *(unsigned *)option->target = 0;
+        break;
+    default:
+        break;
+    }
+}
+
 static moert_status store_defaults(const moert_option *table, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const moert_option *option = &table[i];
@@ -171,6 +194,8 @@ static moert_status store_defaults(const moert_option *table, size_t count) {
             *(moert_option_list *)option->target = (moert_option_list){0};
         else if (option->name != NULL && option->standard != NULL)
             MOERT_TRY(store(option, option->standard));
+        else
+            unset(option);
     }
     return MOERT_OK;
 }
@@ -223,7 +248,7 @@ static const char *value_text(const moert_option *option, char *buffer, size_t b
         return *(size_t *)option->target < SIZE_MAX ? buffer : NULL;
     case MOERT_OPTION_FLOAT:
         format_float(*(double *)option->target, buffer, bytes);
-        return buffer;
+        return isnan(*(double *)option->target) ? NULL : buffer;
     default:
         return moert_choice_word(option->limits, *(unsigned *)option->target);
     }

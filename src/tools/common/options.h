@@ -93,7 +93,8 @@ typedef struct moert_option {
     const char *name; /* without dashes; NULL for a heading */
     moert_option_type type;
     void *target;
-    const char *standard; /* the default as text; NULL leaves *target as it is */
+    const char *standard; /* the default as text; NULL: "not given", which is NULL, SIZE_MAX, NaN,
+                           * false or the first word */
     const char *limits;   /* NULL = none */
     const char *help;
 } moert_option;

@@ -113,13 +113,16 @@ static int end_early(const char *name, moert_status status) {
     return shared && !first ? 0 : exit_code(status);
 }
 
-int moert_program_main(const moert_program *program, int argc, char **argv) {
+int moert_program_main(const moert_program *described, int argc, char **argv) {
+    moert_program taken = *described, *program = &taken;
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
     bool help = false;
     moert_json_watch(malloc);
     for (; *slash != '\0'; slash++)
         name = *slash == '/' ? slash + 1 : name;
+    if (program->take_word != NULL)
+        taken.option_count = program->take_word(&argc, &argv);
     moert_status status = moert_comm_init(&argc, &argv);
     if (status == MOERT_OK)
         status = moert_comm_create(moert_comm_world(), &world);

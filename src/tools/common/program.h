@@ -21,20 +21,31 @@ typedef struct moert_program {
     moert_status (*check)(int argc, char **argv);
     moert_status (*run)(moert_context *context);
     bool any_variables; /* run() reports ranks that differ in MOERT_* variables */
+    /* takes a first argument that is no option, and returns the number of options that then apply;
+     * may be NULL */
+    size_t (*take_word)(int *argc, char ***argv);
 } moert_program;
+
+/* The programs whose refusals a unit test collects. */
+extern const moert_program moert_layer_program, moert_op_program, moert_train_program,
+    moert_tune_program;
 
 /* Runs the program and returns main's exit code. Refuses ranks that differ in options, or in
  * variables that all must share. */
 int moert_program_main(const moert_program *program, int argc, char **argv);
 
-/* Defines main() for a file that has a table `options` and a function run(); `check` may be
- * NULL. */
-#define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
-    int main(int argc, char **argv) {                                                              \
-        const moert_program program = {synopsis, about, options, MOERT_COUNT(options),             \
-                                       check,    run,   false};                                    \
-        return moert_program_main(&program, argc, argv);                                           \
+/* Defines main(). It is weak, so that a test can link several programs. */
+#define MOERT_MAIN(program)                                                                        \
+    __attribute__((weak)) int main(int argc, char **argv) {                                        \
+        return moert_program_main(&(program), argc, argv);                                         \
     }
+
+/* The program of a file that has a table `options` and a function run(); `check` may be NULL. */
+#define MOERT_PROGRAM_OF(synopsis, about, check)                                                   \
+    { synopsis, about, options, MOERT_COUNT(options), check, run, false, NULL }
+#define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
+    static const moert_program program = MOERT_PROGRAM_OF(synopsis, about, check);                 \
+    MOERT_MAIN(program)
 
 /* Writes what is left in stdout's buffer. ERROR_IO if any output was lost, now or earlier. The
  * frame calls it last. */

@@ -236,7 +236,9 @@ static moert_status run(moert_context *context) {
     return status;
 }
 
-MOERT_PROGRAM_MAIN("[mpirun -n R] moert-layer --model DIR [--layer N] --input IN --output OUT",
-                   "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
-                   "split over the ranks.",
-                   check)
+const moert_program moert_layer_program =
+    MOERT_PROGRAM_OF("[mpirun -n R] moert-layer --model DIR [--layer N] --input IN --output OUT",
+                     "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
+                     "split over the ranks.",
+                     check);
+MOERT_MAIN(moert_layer_program)

@@ -77,24 +77,28 @@ static moert_status run(moert_context *context) {
     return MOERT_OK;
 }
 
-int main(int argc, char **argv) {
-    if (argc > 1 && argv[1][0] != '-') { /* the rest are options */
-        op_word = argv[1];
+static size_t take_word(int *argc, char ***argv) {
+    op = NULL;
+    op_word = NULL;
+    if (*argc > 1 && (*argv)[1][0] != '-') { /* the rest are options */
+        op_word = (*argv)[1];
         for (size_t i = 0; i < OPS; i++)
             if (strcmp(ops[i]->name, op_word) == 0)
                 op = ops[i];
-        argv[1] = argv[0];
-        argv++;
-        argc--;
+        (*argv)[1] = (*argv)[0];
+        ++*argv;
+        --*argc;
     }
-    const moert_program program = {
-        .synopsis = "moert-op OP --input IN --output OUT [OPTION...]",
-        .about = "Runs one operation on tensors of a safetensors file and writes its results to "
-                 "another.",
-        .options = options,
-        .option_count = make_options(),
-        .check = check,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
+    return make_options();
 }
+
+const moert_program moert_op_program = {
+    .synopsis = "moert-op OP --input IN --output OUT [OPTION...]",
+    .about = "Runs one operation on tensors of a safetensors file and writes its results to "
+             "another.",
+    .options = options,
+    .check = check,
+    .run = run,
+    .take_word = take_word,
+};
+MOERT_MAIN(moert_op_program)

@@ -1,5 +1,6 @@
 /* moert-train: trains a Mixtral or Qwen3-MoE language model on text or tokens, on any number of
  * ranks. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,8 +21,7 @@
 enum { SAMPLE_LIMIT = 100000 };
 
 static moert_model_sizes sizes;
-/* SIZE_MAX, -1 = not given */
-static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
+static moert_trainer_options trainer;
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
 static const char *replay_steps, *skip_steps, *split_weights;
 static moert_option_list data_paths;
@@ -218,6 +218,9 @@ static bool trains_not(void) {
 
 /* Reads the options that name steps, and chooses the file of the metrics. */
 static moert_status check_steps(void) {
+    default_metrics = NULL;
+    trainer.left_out = (moert_step_ranges){0};
+    trainer.replay = (moert_step_range){0};
     if (skip_steps != NULL)
         MOERT_TRY(moert_step_ranges_read(skip_steps, &trainer.left_out));
     if (replays() && logits_path != NULL)
@@ -254,6 +257,7 @@ static moert_status check(int argc, char **argv) {
                                     : moert_split_hold_out(held_out, &split));
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
+    most_bytes = 0;
     if (most_memory != NULL)
         MOERT_TRY(moert_text_get_bytes(most_memory, "--memory", &most_bytes));
     if (sample_bytes > 0 && prompt[0] == '\0')
@@ -314,7 +318,7 @@ static moert_status take_config(moert_data *data, moert_model_config *config) {
     moert_program_compute(&compute_choice, config);
     config->memory = memory_choice;
     config->balanced_routing = balanced_routing;
-    if (trainer.bias_rate < 0.0)
+    if (isnan(trainer.bias_rate))
         trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
     MOERT_TRY(moert_config_document_end(document_end, token_file == NULL && model_path != NULL,
@@ -486,8 +490,10 @@ done:
     return status;
 }
 
-MOERT_PROGRAM_MAIN("[mpirun -n R] moert-train --data FILE|DIR... [--out DIR] [OPTION...]",
-                   "Trains a Mixture-of-Experts language model; each rank owns a part of the "
-                   "experts. The batch is global: the\n"
-                   "same options give the same digits on 1, 2 and 4 ranks.",
-                   check)
+const moert_program moert_train_program =
+    MOERT_PROGRAM_OF("[mpirun -n R] moert-train --data FILE|DIR... [--out DIR] [OPTION...]",
+                     "Trains a Mixture-of-Experts language model; each rank owns a part of the "
+                     "experts. The batch is global: the\n"
+                     "same options give the same digits on 1, 2 and 4 ranks.",
+                     check);
+MOERT_MAIN(moert_train_program)

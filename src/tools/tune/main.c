@@ -250,9 +250,10 @@ static moert_status run(moert_context *context) {
     return moert_comm_agree(moert_context_comm(context), status);
 }
 
-MOERT_PROGRAM_MAIN(
+const moert_program moert_tune_program = MOERT_PROGRAM_OF(
     "moert-tune [--suite NAME | --shapes ExMxNxK...] [OPTION...]",
     "Measures tile sizes and other choices of grouped GEMMs on this device, for a list of shapes,\n"
     "and adds the fastest ones to the tuning rows that every program reads. The choices do not\n"
     "change the bits of a result.",
-    check)
+    check);
+MOERT_MAIN(moert_tune_program)

@@ -1,0 +1,194 @@
+// run: check=1,2,3
+/*
+ * moert-train --verify, in this process: ranks repeat each other's work. A wrong bit in what they
+ * check ends the run before anything is saved, and the rank is named (both, if there are only two);
+ * runs without wrong bits go on with the same bytes. tests/e2e/verify.sh has what needs a job.
+ * VERIFY_PLANTS=N plants N random bits (6); VERIFY_STEPS=N checks N steps of each run without wrong
+ * bits (4); VERIFY_SEED=N repeats the choice.
+ */
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/rng.h"
+#include "support/files.h"
+#include "support/program.h"
+
+#define SMALL                                                                                      \
+    "--data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 3 --experts 8 --length 32 "   \
+    "--batch 8 --log-every 0"
+
+static moert_status train(const char *plant, const char *words) {
+    set_variable("MOERT_PLANT", plant);
+    const moert_status status = run_program(&moert_train_program, titled(SMALL " %s", words));
+    set_variable("MOERT_PLANT", NULL);
+    return status;
+}
+
+static size_t number(const char *name, size_t otherwise) {
+    const char *text = getenv(name);
+    return text != NULL ? strtoul(text, NULL, 10) : otherwise;
+}
+
+/* ---- runs without wrong bits ---- */
+
+static const struct {
+    size_t ranks;
+    const char *engine, *options;
+} clean[] = {
+    {1, "local", ""},
+    {3, "staged", "--micro-batches 2"},
+    {2, "window", "--precision bf16 --dense bf16 --dispatch bf16 --combine bf16 --micro-batches 4"},
+    {3, "window", "--precision mxfp8 --dispatch mxfp8"},
+    {2, "staged", "--precision nvfp4 --recompute layer"},
+    {2, "window", "--recompute experts --micro-batches 2"},
+    {3, "window", "--document-end 10"},
+    {3, "window", "--rebalance 2"},
+    {3, "staged", "--form deepseek-v3 --head-size 16"},
+};
+
+TEST(test_verified_runs_have_no_false_alarm_and_the_same_bytes) {
+    const size_t steps = number("VERIFY_STEPS", 4);
+    const bool on_gpu = !moert_device_describe(test_device)->is_cpu; /* not all have windows */
+    for (size_t i = 0; i < MOERT_COUNT(clean); i++) {
+        if (clean[i].ranks != test_ranks)
+            continue;
+        const char *words =
+            titled("--steps %zu --save-every %zu %s", steps, steps, clean[i].options);
+        set_variable("MOERT_EXCHANGE", on_gpu && test_ranks > 1 ? "staged" : clean[i].engine);
+        assert_true(run_shell("rm -rf ${DIR:?}/*"));
+        ASSERT_OK_ON_ALL(train(NULL, titled("%s --out $DIR/plain", words)));
+        ASSERT_OK_ON_ALL(train(NULL, titled("%s --verify 1 --out $DIR/verified", words)));
+        set_variable("MOERT_EXCHANGE", NULL);
+        assert_true(run_shell(". tests/support/digits.sh && same_run $DIR/plain $DIR/verified"));
+    }
+}
+
+/* ---- wrong bits ---- */
+
+#define END "; the device or memory is faulty; nothing of the step is saved$"
+#define OTHER(x)                                                                                   \
+    "^rank 1 [(].*[)]: wrong bits at step 1 in " x                                                 \
+    ": other than those of ranks 2 on .* and 0 on .*" END
+#define AGAIN(x)                                                                                   \
+    "^rank 1 [(].*[)]: wrong bits at step 1 in " x ": they are others when computed again" END
+#define EXPERT " [(]expert [0-7] of layer 0[)]"
+
+/* Bits that are wrong on a rank at step 1, in the only layer. */
+static const struct {
+    size_t ranks, rank;
+    const char *site, *options, *message;
+} plants[] = {
+    {3, 1, "attention", "", OTHER("attention [(]layer 0[)]")},
+    {3, 1, "route", "", AGAIN("the router's choice of experts [(]layer 0[)]")},
+    {3, 1, "rows", "", OTHER("the rows that were dispatched to it" EXPERT)},
+    {3, 1, "prob", "", OTHER("the routing weights that were dispatched to it" EXPERT)},
+    {3, 1, "y", "", OTHER("its results" EXPERT)},
+    {3, 1, "out", "", AGAIN("the combined results of the MLP [(]layer 0[)]")},
+    {3, 1, "dy", "--precision mxfp8 --dispatch mxfp8",
+     OTHER("the gradients of its results that were dispatched to it" EXPERT)},
+    {3, 1, "dx", "--precision bf16 --combine bf16", OTHER("the gradients of its rows" EXPERT)},
+    {3, 1, "dprob", "", OTHER("the gradients of its routing weights" EXPERT)},
+    {3, 1, "expert_gradient", "", OTHER("the gradients of its weights" EXPERT)},
+    {3, 1, "d_middle", "", AGAIN("the combined gradients of the MLP's inputs [(]layer 0[)]")},
+    {3, 1, "d_input", "", OTHER("the gradients of the layer's inputs [(]layer 0[)]")},
+    {3, 1, "attention_gradient", "", OTHER("the gradients of attention's weights [(]layer 0[)]")},
+    {3, 1, "optimizer", "", OTHER("the update of [a-z0-9_.]*")},
+    /* the step's bits are in the weights of all ranks when they are compared */
+    {3, 2, "weights", "",
+     "^rank 2 [(].*[)]: wrong bits at step 1 in the weights of [a-z0-9_.]*: other than those of "
+     "ranks 0 on .* and 1 on .*" END},
+    {2, 1, "y", "",
+     "^rank 1 [(].*[)]: its bits at step 1 in its results [(]expert [4-7] of layer 0[)] differ "
+     "from those of rank 0 on [^ ]*; the device"},
+    {2, 0, "optimizer", "",
+     "^rank 0 [(].*[)]: its bits at step 1 in the update of [a-z0-9_.]* differ from those of rank "
+     "1 on [^ ]*; the device"},
+    {1, 0, "y", "",
+     "^wrong bits at step 1 in its results" EXPERT ": they are others when computed again" END},
+};
+
+TEST(test_a_wrong_bit_ends_the_run_before_its_step_is_saved) {
+    for (size_t i = 0; i < MOERT_COUNT(plants); i++) {
+        if (plants[i].ranks != test_ranks)
+            continue;
+        assert_true(run_shell("rm -rf ${DIR:?}/*"));
+        const moert_status status =
+            train(titled("%s %zu 1 0 12345 7", plants[i].site, plants[i].rank),
+                  titled("--layers 1 --steps 3 --verify 1 --save-every 1 --out $DIR/run %s",
+                         plants[i].options));
+        const bool right = status != MOERT_OK && status != MOERT_ERROR_USAGE &&
+                           matches(moert_last_error(), plants[i].message);
+        if (!right)
+            print_error("%s: '%s'\n", plants[i].site, moert_last_error());
+        ASSERT_ON_ALL(right);
+        assert_true(run_shell("[ $(ls $DIR/run/checkpoints) = step-00000001 ]"));
+    }
+}
+
+/* ---- random bits ---- */
+
+/* The layer that rank 0 says that step `step` checks. */
+static size_t sought_step, checked_layer;
+static void note_layer(void *user, int level, const char *line) {
+    (void)user, (void)level;
+    const char *at = strstr(line, "verify: step ");
+    size_t step, layer;
+    if (at != NULL && sscanf(at, "verify: step %zu checks layer %zu", &step, &layer) == 2 &&
+        step == sought_step)
+        checked_layer = layer;
+}
+
+/* Plants a random bit; it must be found if and only if its layer is checked. */
+static void plant_random(uint64_t seed) {
+    static const char *const sites[] = {"attention",
+                                        "rows",
+                                        "prob",
+                                        "y",
+                                        "out",
+                                        "dy",
+                                        "dx",
+                                        "dprob",
+                                        "d_middle",
+                                        "d_input",
+                                        "optimizer",
+                                        "expert_gradient",
+                                        "attention_gradient"};
+    size_t random[6];
+    for (size_t i = 0; i < MOERT_COUNT(random); i++)
+        random[i] = (size_t)(moert_rng_uniform(seed, 0, i) * 1073741824.0);
+    const char *site = sites[random[0] % MOERT_COUNT(sites)];
+    const size_t rank = random[1] % test_ranks, step = random[2] % 3, layer = random[3] % 3;
+    size_t bit = random[5] % 31;
+    bit += bit == 30; /* not the highest bit of the exponent: infinite values end a run early */
+    sought_step = step;
+    checked_layer = SIZE_MAX;
+    const char *plant = titled("%s %zu %zu %zu %zu %zu", site, rank, step, layer, random[4], bit);
+    const moert_status status =
+        train(plant, titled("--steps 3 --verify 1 --seed %llu", (unsigned long long)seed));
+    assert_int_equal(moert_comm_broadcast(test_comm, 0, &checked_layer, sizeof checked_layer), 0);
+    const bool seen = strcmp(site, "optimizer") == 0 || checked_layer == layer;
+    const char *both = titled("rank [01] [(].*[)]: its bits at step %zu in .* differ from", step);
+    const char *one = titled("rank %zu [(].*[)]: wrong bits at step %zu in ", rank, step);
+    const bool right =
+        checked_layer < 3 &&
+        (seen ? status != MOERT_OK && (matches(moert_last_error(), one) ||
+                                       (test_ranks == 2 && matches(moert_last_error(), both)))
+              : status == MOERT_OK);
+    if (!right)
+        print_error("seed %llu, %s, step %zu checks layer %zu: '%s'\n", (unsigned long long)seed,
+                    plant, step, checked_layer, status != MOERT_OK ? moert_last_error() : "");
+    ASSERT_ON_ALL(right);
+}
+
+TEST(test_a_random_wrong_bit_is_found_if_its_layer_is_checked) {
+    size_t seed = number("VERIFY_SEED", (size_t)getpid());
+    ASSERT_OK_ON_ALL(moert_comm_broadcast(test_comm, 0, &seed, sizeof seed));
+    set_variable("MOERT_LOG", "info");
+    moert_log_set_sink(note_layer, NULL);
+    for (size_t i = 0; test_ranks > 1 && i < number("VERIFY_PLANTS", 6); i++)
+        plant_random(seed + i);
+    moert_log_set_sink(NULL, NULL);
+    set_variable("MOERT_LOG", NULL);
+}
+
+MPI_TESTS(open_context_and_shared_directory, close_context_and_shared_directory)
