@@ -234,11 +234,6 @@ TEST(test_strided_probs_leave_their_neighbours_alone) {
     }
 }
 
-static void round_all(float *values, size_t count, moert_dtype type) {
-    for (size_t i = 0; i < count; i++)
-        values[i] = round_to(type, values[i]);
-}
-
 /* Compares a GLU on stored dtypes with one on the same values in float32. */
 static void check_storage(moert_glu_form form, size_t width, const char *backend, storage as) {
     enum { ROWS = 5 };
