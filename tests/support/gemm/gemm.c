@@ -170,14 +170,16 @@ static void gather(const lines *l, float *result) {
 }
 
 /* Prepacks the weight of a forward or dgrad. */
-static moert_prepacked *pack(const moert_gemm *gemm) {
+static moert_prepacked *pack(const moert_gemm *gemm, const way *by) {
     const moert_prepacked_shape shape = {.groups = gemm->shared_weight ? 1 : gemm->groups.count,
                                          .n = gemm->n,
                                          .k = gemm->k,
                                          .use = moert_prepacked_use_of(gemm),
                                          .type = gemm->type};
     moert_prepacked *prepacked = NULL;
+    ASSERT_OK(moert_tuning_force(by->panels != NULL ? by->panels : by->choices));
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    ASSERT_OK(moert_tuning_force(by->choices));
     ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight));
     return prepacked;
 }
@@ -213,7 +215,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         gemm.glu = upload_glu(p, by, a);
     gemm.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
     gemm.drop_v = by->drop_v;
-    moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm) : NULL;
+    moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
     gemm.prepacked = prepacked;
     moert_device_reserve_units(test_device, by->spared);
     lines scattered = {0};

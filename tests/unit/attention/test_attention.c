@@ -1,6 +1,8 @@
 // run: np=1 gpu=1 sanitize=1
 /* Causal attention, with windows, sinks and values of another size, against a float64 forward, and
  * gradients against central differences of that forward. */
+#include "args/attention.h"
+#include "nn/nn.h"
 #include "support/attention/attention.h"
 
 /* {sequences, length, heads, kv_heads, head_size, value_size, window, sinks} */
@@ -82,7 +84,7 @@ TEST(test_attention_backward_agrees_with_central_differences) {
 /* A query whose window is one key returns the key's value. */
 TEST(test_attention_with_a_window_of_one_key_copies_values) {
     const attention_shape s = {2, 33, 3, 3, 20, 0, 1, false};
-    const size_t n = s.sequences * s.length * attention_out_width(&s);
+    const size_t n = s.sequences * s.length * attention_width(&s, ATTENTION_OUT);
     attention_oracle o = attention_oracle_create(s);
     const attention_results got =
         attention_on_device(&o, (attention_run){.sequences = s.sequences, .backward = true});
@@ -225,10 +227,47 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
     }
 }
 
+/* The kernel that prepares the backward on tensor cores: lse and delta of each query, and out in
+ * bf16. It runs on any device. */
+TEST(test_stats_are_lse_and_delta_in_blocks) {
+    enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D };
+    const size_t rows = S * L, blocks = 2, length = L;
+    const size_t stats = S * HEADS * blocks * 128;
+    const int heads = HEADS;
+    double *out = random_doubles("out", rows * COLUMNS), *lse = random_doubles("lse", rows * HEADS);
+    float *dout = random_floats(rows * COLUMNS, 1.0f, 1);
+    double *want = test_alloc(stats * sizeof *want);
+    moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS),
+                          upload_as(dout, rows * COLUMNS, MOERT_DTYPE_BF16),
+                          upload_doubles(lse, rows * HEADS)};
+    moert_buffer *out_bf16 = unset_bf16(rows * COLUMNS), *to = unset_floats(stats);
+    for (size_t i = 0; i < rows * HEADS; i++) {
+        const size_t t = i / HEADS, position = t % L;
+        double *at = want + ((t / L * blocks + position / 64) * HEADS + i % HEADS) * 128;
+        at[position % 64] = lse[i] * 1.4426950408889634;
+        for (size_t d = 0; d < D; d++)
+            at[64 + position % 64] +=
+                out[i * D + d] * (double)round_to(MOERT_DTYPE_BF16, (double)dout[i * D + d]);
+    }
+    const moert_grid grid = {blocks * 4, HEADS, S};
+    ASSERT_OK(MOERT_RUN(test_device, "attention/stats -DVALUE_SIZE=64", "attention_stats", grid,
+                        MOERT_ARG(in[0]), MOERT_ARG(out_bf16), MOERT_ARG(in[1]), MOERT_ARG(in[2]),
+                        MOERT_ARG(to), MOERT_ARG((const moert_buffer *)NULL),
+                        MOERT_ARGS(moert_stats_args, .length = length, .heads = heads)));
+    float *got = download_floats(to, stats);
+    for (size_t i = 0; i < stats; i++)
+        if (i / 64 % 2 == 0 && i / (128 * HEADS) % blocks * 64 + i % 64 >= L) {
+            assert_true(isinf(got[i]) && got[i] > 0.0f); /* past the end */
+            got[i] = 0.0f;
+        }
+    assert_near("stats", got, want, stats, 1e-6);
+    assert_bf16("bf16 out", out_bf16, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
+}
+
 TEST(test_attention_refuses_what_it_cannot_do) {
-    moert_buffer *x = unset_floats(64);
-    moert_attention a = {.sequences = 1, .length = 1, .heads = 3, .kv_heads = 2, .head_size = 4};
-    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
+    moert_attention a = attention_of_one_token();
+    a.heads = 3;
+    a.kv_heads = 2;
     assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
     assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
     a.type = MOERT_DTYPE_BF16;
@@ -251,7 +290,7 @@ TEST(test_attention_refuses_what_it_cannot_do) {
     a.value_size = 513;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_UNSUPPORTED, "1 to 512 elements");
     a.value_size = 0;
-    a.dsinks = x;
+    a.dsinks = a.dq;
     ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "without sinks");
 }
 

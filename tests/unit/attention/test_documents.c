@@ -54,10 +54,10 @@ static void compare(size_t token, size_t length, void *context) {
     attention_oracle alone = p->oracle;
     alone.shape.sequences = 1;
     alone.shape.length = length;
-    alone.q += token * attention_q_width(&alone.shape);
-    alone.k += token * attention_k_width(&alone.shape);
-    alone.v += token * attention_v_width(&alone.shape);
-    alone.dout += token * attention_out_width(&alone.shape);
+    alone.q += token * attention_width(&alone.shape, ATTENTION_DQ);
+    alone.k += token * attention_width(&alone.shape, ATTENTION_DK);
+    alone.v += token * attention_width(&alone.shape, ATTENTION_DV);
+    alone.dout += token * attention_width(&alone.shape, ATTENTION_OUT);
     attention_results want =
         attention_on_device(&alone, (attention_run){p->type, .sequences = 1, .backward = true});
     for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
@@ -111,12 +111,10 @@ TEST(test_documents_have_the_same_bits_at_any_offset) {
 
 /* The results of the second batch are those of its own documents. */
 TEST(test_documents_can_be_replaced) {
-    moert_documents *documents;
+    moert_documents *documents = attention_documents();
     const int32_t first[] = {0, 1, 2, 0, 1, 2, 3, 4}, second[] = {0, 0, 1, 2, 3, 4};
     const moert_buffer *blocks;
     size_t count;
-    ASSERT_OK(moert_documents_create(test_device, &documents));
-    owned(documents, (void (*)(void *))moert_documents_destroy);
     assert_int_equal(moert_documents_tokens(documents), 0);
     ASSERT_OK(moert_documents_set(documents, 1, 8, first));
     ASSERT_OK(moert_documents_blocks(documents, 16, &blocks, &count));
@@ -145,9 +143,7 @@ TEST(test_documents_of_no_tokens_are_legal) {
 }
 
 TEST(test_documents_refuse_positions_that_do_not_count) {
-    moert_documents *documents;
-    ASSERT_OK(moert_documents_create(test_device, &documents));
-    owned(documents, (void (*)(void *))moert_documents_destroy);
+    moert_documents *documents = attention_documents();
     ASSERT_OK(moert_documents_set(documents, 1, 3, (const int32_t[]){0, 1, 2}));
     static const struct {
         int32_t positions[6];
@@ -163,14 +159,9 @@ TEST(test_documents_refuse_positions_that_do_not_count) {
         ASSERT_FAILS(moert_documents_set(documents, 2, 3, wrong[i].positions), MOERT_ERROR_USAGE,
                      wrong[i].message);
     assert_int_equal(moert_documents_tokens(documents), 3); /* as before */
-    moert_buffer *x = unset_floats(64);
-    moert_attention a = {.sequences = 1,
-                         .length = 4,
-                         .heads = 1,
-                         .kv_heads = 1,
-                         .head_size = 4,
-                         .documents = documents};
-    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
+    moert_attention a = attention_of_one_token();
+    a.length = 4;
+    a.documents = documents;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE,
                  "the documents have 3 tokens, the batch 4");
     ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "3 tokens, the batch 4");
