@@ -9,6 +9,11 @@
 
 static const way nvidia = {
     .name = "nvidia", .backend = "auto", .type = MOERT_DTYPE_BF16, .prepacked = true};
+static const way rounded = {.name = "rounded",
+                            .backend = "auto",
+                            .type = MOERT_DTYPE_BF16,
+                            .prepacked = true,
+                            .result = MOERT_DTYPE_BF16};
 
 /* whole tiles; sizes one above or below a tile; partial blocks of K; empty groups and rows past the
  * end; strides, columns of y, one weight for all groups. The last three problems are unaligned. */
@@ -71,16 +76,6 @@ static bool can(bool (*supports)(const moert_device *, const moert_gemm *), cons
     return supports(test_device, &like);
 }
 
-static void check_rounded(const problem *p, operation op) {
-    way rounded = nvidia;
-    rounded.result = MOERT_DTYPE_BF16;
-    const arrays got = run_new(p, op, &rounded, false), want = run_new(p, op, &nvidia, false);
-    const results floats = results_of(p, op, &want);
-    round_all(floats.data, floats.count, MOERT_DTYPE_BF16);
-    assert_same_bits(titled("%s of n %zu, k %zu", operation_names[op], p->n, p->k),
-                     results_of(p, op, &got).data, floats.data, floats.count);
-}
-
 TEST(test_rounded_results_are_casts_of_float32_results) {
     enum { UNALIGNED = 3 };
     size_t able = 0;
@@ -90,16 +85,18 @@ TEST(test_rounded_results_are_casts_of_float32_results) {
         if (!can(moert_gemm_rounds, &p))
             continue;
         able++;
-        check_rounded(&p, FORWARD);
-        check_rounded(&p, DGRAD);
+        for (operation op = FORWARD; op <= DGRAD; op++) {
+            const arrays want = run_new(&p, op, &nvidia, false);
+            round_all(results_of(&p, op, &want).data, results_of(&p, op, &want).count,
+                      MOERT_DTYPE_BF16);
+            check_run(&p, op, &rounded, false, &want);
+        }
     }
     assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
 }
 
 static void check_scattered(const problem *p, operation op, size_t runs) {
-    way rounded = nvidia, anywhere;
-    rounded.result = MOERT_DTYPE_BF16;
-    anywhere = rounded;
+    way anywhere = rounded;
     anywhere.runs = runs;
     const arrays got = run_new(p, op, &anywhere, false), want = run_new(p, op, &rounded, false);
     const arrays old = make_arrays(p, false);
@@ -126,10 +123,9 @@ TEST(test_rows_of_results_may_lie_anywhere) {
         if (!can(moert_gemm_scatters, &p))
             continue;
         able++;
-        for (size_t runs = 1; runs <= 7; runs += 3) {
-            check_scattered(&p, FORWARD, runs);
-            check_scattered(&p, DGRAD, runs);
-        }
+        for (size_t runs = 1; runs <= 7; runs += 3)
+            for (operation op = FORWARD; op <= DGRAD; op++)
+                check_scattered(&p, op, runs);
     }
     const bool wgmma = moert_nvidia_uses_wgmma(test_device);
     assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
@@ -197,8 +193,6 @@ TEST(test_a_gemm_with_a_glu_is_near_the_reference) {
 TEST(test_v_in_bf16_is_a_cast_of_the_float32_v_and_leaves_h_alone) {
     enum { UNALIGNED = 5 };
     size_t able = 0;
-    way rounded = nvidia;
-    rounded.result = MOERT_DTYPE_BF16;
     for (size_t i = 0; i < PROBLEMS * GATES; i++) {
         const problem p = gated(i / GATES, i % GATES);
         problem half = p; /* gates or ups */
