@@ -145,13 +145,11 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
     ASSERT_OK(moert_attention_forward(&attention));
     if (rounded != NULL)
         assert_bf16("bf16 out", rounded, download_floats(made[ATTENTION_OUT], outs), outs);
-    if (run.backward) {
-        attention.bf16 = rounded != NULL ? unset_bf16(outs) : NULL;
-        ASSERT_OK(moert_attention_backward(&attention));
-        if (rounded != NULL)
-            assert_bf16("bf16 out of the backward", attention.bf16,
-                        download_floats(made[ATTENTION_OUT], outs), outs);
-    }
+    attention.bf16 = rounded != NULL ? unset_bf16(outs) : NULL;
+    ASSERT_OK(moert_attention_backward(&attention));
+    if (rounded != NULL)
+        assert_bf16("bf16 out of the backward", attention.bf16,
+                    download_floats(made[ATTENTION_OUT], outs), outs);
     for (size_t r = 0; r < ATTENTION_RESULTS; r++)
         got.value[r] = download_floats(made[r], got.count[r]);
     owned_buffer(scratch);

@@ -110,6 +110,13 @@ void check_run(const problem *p, operation op, const way *by, bool integers, con
         want);
 }
 
+void check_parts(const problem *p, operation op, const way *by) {
+    const arrays whole = run_new(p, op, by, false);
+    way parts = *by;
+    parts.parts = true;
+    check_run(p, op, &parts, false, &whole);
+}
+
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {
     for (operation op = FORWARD; op <= DGRAD; op++) {
         const arrays all = run_new(whole, op, by, false);

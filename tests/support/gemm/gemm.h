@@ -142,6 +142,10 @@ void compare_arrays(const char *title, const arrays *got, const arrays *want);
 /* Runs an operation on new arrays, and checks that the arrays then have the bits of `want`. */
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
 
+/* Checks that calls on two groups each give the bits of one call. The groups must not share a
+ * weight. */
+void check_parts(const problem *p, operation op, const way *by);
+
 /* Checks for forward and dgrad that the rows of a range have the same bits alone as among all rows.
  * A range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);

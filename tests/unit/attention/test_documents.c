@@ -58,8 +58,7 @@ static void compare(size_t token, size_t length, void *context) {
     alone.k += token * attention_width(&alone.shape, ATTENTION_DK);
     alone.v += token * attention_width(&alone.shape, ATTENTION_DV);
     alone.dout += token * attention_width(&alone.shape, ATTENTION_OUT);
-    attention_results want =
-        attention_on_device(&alone, (attention_run){p->type, .sequences = 1, .backward = true});
+    attention_results want = attention_on_device(&alone, (attention_run){p->type, .sequences = 1});
     for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
         const size_t width = want.count[r] / length;
         assert_same_bits(
@@ -82,8 +81,7 @@ TEST(test_documents_have_the_same_bits_as_alone) {
                     .dsinks = test_alloc(ROWS * c->heads * sizeof(double))};
         each_document(c, number, positions);
         p.got = attention_on_device(
-            &p.oracle,
-            (attention_run){p.type, .sequences = ROWS, .backward = true, .positions = positions});
+            &p.oracle, (attention_run){p.type, .sequences = ROWS, .positions = positions});
         each_document(c, compare, &p);
         assert_near("dsinks", p.got.value[ATTENTION_DSINKS], p.dsinks,
                     p.got.count[ATTENTION_DSINKS], 1e-5);
@@ -102,8 +100,8 @@ TEST(test_documents_have_the_same_bits_at_any_offset) {
         number(0, offset, positions);
         number(offset, OWN, positions);
         number(offset + OWN, OFFSETS - offset, positions);
-        p.got = attention_on_device(
-            &p.oracle, (attention_run){.sequences = 1, .backward = true, .positions = positions});
+        p.got =
+            attention_on_device(&p.oracle, (attention_run){.sequences = 1, .positions = positions});
         compare(offset, OWN, &p);
         release_since(owned);
     }
@@ -134,12 +132,16 @@ TEST(test_documents_can_be_replaced) {
     assert_int_equal(count, 0);
 }
 
-TEST(test_documents_of_no_tokens_are_legal) {
-    attention_oracle o = attention_oracle_create((attention_shape){2, 0, 2, 1, 8, 0, 0, true});
-    attention_results got = attention_on_device(
-        &o, (attention_run){.sequences = 2, .backward = true, .positions = (const int32_t[]){0}});
-    for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
-        assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
+TEST(test_sequences_without_tokens_have_no_gradient_of_sinks) {
+    const int32_t position = 0, *const positions[] = {NULL, &position};
+    const attention_oracle o =
+        attention_oracle_create((attention_shape){2, 0, 3, 1, 8, 0, 0, true});
+    for (size_t p = 0; p < 2; p++) {
+        const attention_results got =
+            attention_on_device(&o, (attention_run){.sequences = 2, .positions = positions[p]});
+        for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
+            assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
+    }
 }
 
 TEST(test_documents_refuse_positions_that_do_not_count) {

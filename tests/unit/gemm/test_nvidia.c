@@ -223,13 +223,9 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
 }
 
 TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
-    way parts = nvidia;
-    parts.parts = true;
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < OPERATIONS && !problems[i].shared; op++) {
-            const arrays whole = run_new(&problems[i], op, &nvidia, false);
-            check_run(&problems[i], op, &parts, false, &whole);
-        }
+        for (operation op = 0; op < OPERATIONS && !problems[i].shared; op++)
+            check_parts(&problems[i], op, &nvidia);
 }
 
 /* If other units join a GEMM, its first launch ends when all tiles are computed. No tile is omitted

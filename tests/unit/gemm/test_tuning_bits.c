@@ -131,9 +131,7 @@ TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
 /* ---- measuring ---- */
 
 /* The runs of the last search. */
-static struct {
-    size_t runs, prepared;
-} trials;
+static struct { size_t runs, prepared; } trials;
 
 static moert_status count_run(void *context) {
     (void)context;
