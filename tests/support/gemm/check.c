@@ -43,7 +43,12 @@ static products products_of(const problem *p, operation op, const arrays *a, siz
     return all[op];
 }
 
-exact exact_results(const problem *p, operation op, moert_dtype type, const arrays *a) {
+/* The elements of results_of(). Those that the operation does not write keep their values. */
+typedef struct exact {
+    double *sum, *size;
+} exact;
+
+static exact exact_results(const problem *p, operation op, moert_dtype type, const arrays *a) {
     const results old = results_of(p, op, a);
     exact e = {to_doubles(old.data, old.count), test_alloc(old.count * sizeof(double))};
     for (size_t g = 0; g < p->groups; g++) {
@@ -90,6 +95,14 @@ double worst_error(const problem *p, operation op, const way *by, arrays *a) {
             worst = isfinite(error) && e.size[i] > 0.0 ? error / e.size[i] : INFINITY;
     }
     return worst;
+}
+
+void check_near(const problem *p, operation op, const way *by, double bound) {
+    arrays a = make_arrays(p, false);
+    const double worst = worst_error(p, op, by, &a);
+    if (!(worst <= bound))
+        fail_msg("[%zu,%zu,%zu], %s: an error of %.3g", p->rows, p->n, p->k, operation_names[op],
+                 worst);
 }
 
 /* ---- comparisons ---- */

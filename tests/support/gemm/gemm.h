@@ -118,17 +118,15 @@ arrays run_new(const problem *p, operation op, const way *by, bool integers);
  * returns them. */
 arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count);
 
-/* The oracle: the result of an operation on operands that are rounded to `type`, without a GLU. The
- * elements lie as in results_of(). `size` is the sum of the magnitudes of the addends. Elements that
- * the operation does not write keep their values. */
-typedef struct exact {
-    double *sum, *size;
-} exact;
-exact exact_results(const problem *p, operation op, moert_dtype type, const arrays *a);
+/* The oracle sums the products of operands that are rounded to the way's dtype in float64. It knows
+ * no GLU. The size of an element is the sum of the magnitudes of its addends. */
+
 /* Runs an operation on small integers. All arrays must have the bits of the oracle. */
 void check_exact(const problem *p, operation op, const way *by);
 /* Runs an operation on the arrays. Returns the largest error of an element relative to its size. */
 double worst_error(const problem *p, operation op, const way *by, arrays *a);
+/* Checks that the error on random values is at most `bound`. */
+void check_near(const problem *p, operation op, const way *by, double bound);
 
 /* Checks that this program prints the same digest with 1, 2 and 3 threads of PoCL, as `PROGRAM
  * digest`. run_with_digest() is the main() of such a program. */

@@ -4,23 +4,11 @@
 #include "base/memory.h"
 #include "support/gemm/gemm.h"
 
-static void check_all(operation op) {
+TEST(test_results_are_exact_and_stay_within_their_rows_and_empty_groups_get_zeros) {
     for (size_t i = 0; i < gemm_problem_count; i++)
-        for (size_t w = 0; w < gemm_way_count; w++)
-            check_exact(&gemm_problems[i], op, &gemm_ways[w]);
-}
-
-TEST(test_forward_is_exact_and_stays_within_its_rows) {
-    check_all(FORWARD);
-}
-
-TEST(test_dgrad_is_exact_and_stays_within_its_rows) {
-    check_all(DGRAD);
-}
-
-TEST(test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros) {
-    check_all(WGRAD);
-    check_all(BIAS_GRAD);
+        for (operation op = 0; op < OPERATIONS; op++)
+            for (size_t w = 0; w < gemm_way_count; w++)
+                check_exact(&gemm_problems[i], op, &gemm_ways[w]);
 }
 
 TEST(test_portable_has_the_bits_of_the_reference) {
