@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Causal attention, with windows, sinks and values of another size, against a float64 forward, and
  * gradients against central differences of that forward. */
 #include "args/attention.h"

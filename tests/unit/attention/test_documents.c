@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Attention over documents: a document has the same bits as alone in a sequence. */
 #include "support/attention/attention.h"
 

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
  * backend, dtype, and prepacked or native weights. */
 #include "base/memory.h"

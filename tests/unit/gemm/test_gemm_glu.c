@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* A forward GEMM with a fused GLU has the bits of a GEMM followed by a GLU, for every backend,
  * dtype and tile. */
 #include "base/memory.h"

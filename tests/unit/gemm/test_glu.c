@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* The GLU: worked examples, float64 finite differences, limits, and the promise of equal bits. */
 #include "base/rng.h"
 #include "gemm/gemm.h"

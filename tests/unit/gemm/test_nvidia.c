@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Grouped GEMMs of bf16 operands by the nvidia backend. On an NVIDIA GPU, tensor cores compute
  * them; results are within the rounding of tensor cores of the reference. On other devices, and for
  * unaligned rows, the portable backend computes them. */

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Grouped GEMMs of float32 operands that may be split into bf16 parts. On a Hopper GPU, tensor
  * cores compute them about as exactly as a chain of fma. On other devices, and for unaligned rows,
  * the GEMM is a chain of fma. */

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Prepacked weights: filled from quantized weights, and created when they save time. */
 #include "base/memory.h"
 #include "gemm/backend.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Tuning rows: their grammar and bounds, which row is chosen, and which rows are stored. */
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* No choice of tuning changes a bit of a GEMM, whether the choice was forced, measured, or made
  * when the weight was prepacked. */
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* The scaled bias of the experts and its gradients, against float64. */
 #include "nn/bias.h"
 #include "support/test.h"

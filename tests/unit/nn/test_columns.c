@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Copies and sums of columns, and clipped values, against loops on the host. */
 #include "nn/nn.h"
 #include "support/test.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Digests of rows against their formula on the host; every bit counts, and nothing beside a row. */
 #include "base/rng.h"
 #include "nn/nn.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Embedding: rows are copied, gradients are summed per sequence in token order. */
 #include "base/rng.h"
 #include "nn/nn.h"

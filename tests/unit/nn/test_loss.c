@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Cross-entropy against float64, its gradient against float64 differences. */
 #include "base/dtype.h"
 #include "nn/nn.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* RMSNorm against a float64 forward and its central differences. */
 #include "nn/nn.h"
 #include "support/test.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* AdamW against float64 over several steps. */
 #include "base/dtype.h"
 #include "base/rng.h"

@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* The tree over sequences on the device, compared with the host's tree; sums of squares; the
  * addition kernel. */
 #include "nn/nn.h"

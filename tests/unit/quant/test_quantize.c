@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Quantizers: published byte vectors, without and with a norm, errors of dequantized values, the
  * options of NVFP4, random matrices with a norm against an oracle, refusals. */
 #include "base/dtype.h"

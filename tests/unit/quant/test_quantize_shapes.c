@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Quantizers: equal bytes on both backends for hostile data and shapes; axes, groups, runs of
  * columns; rows that hold payload and scales; quantizing the values of a quantized matrix again. */
 #include <float.h>

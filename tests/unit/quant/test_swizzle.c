@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* Layouts: scales in tiles of 128 x 4, runs of gate and up, offsets of experts. Also casts. */
 #include "base/dtype.h"
 #include "moert/quantize.h"
