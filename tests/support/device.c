@@ -128,6 +128,11 @@ float round_to(moert_dtype type, double value) {
                                    : moert_dtype_decode(type, moert_dtype_encode(type, single));
 }
 
+void round_all(float *values, size_t n, moert_dtype type) {
+    for (size_t i = 0; i < n; i++)
+        values[i] = round_to(type, values[i]);
+}
+
 moert_buffer *upload_as(const float *values, size_t count, moert_dtype type) {
     if (type == MOERT_DTYPE_F32)
         return upload_floats(values, count);

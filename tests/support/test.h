@@ -169,6 +169,7 @@ double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 
 /* A value rounded to a dtype. */
 float round_to(moert_dtype type, double value);
+void round_all(float *values, size_t n, moert_dtype type);
 
 /* n doubles as floats. */
 float *to_floats(const double *values, size_t n);

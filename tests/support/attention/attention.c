@@ -7,31 +7,26 @@ static size_t value_size(const attention_shape *s) {
     return s->value_size > 0 ? s->value_size : s->head_size;
 }
 
-size_t attention_q_width(const attention_shape *shape) {
-    return shape->heads * shape->head_size;
-}
-size_t attention_k_width(const attention_shape *shape) {
-    return shape->kv_heads * shape->head_size;
-}
-size_t attention_v_width(const attention_shape *shape) {
-    return shape->kv_heads * value_size(shape);
-}
-size_t attention_out_width(const attention_shape *shape) {
-    return shape->heads * value_size(shape);
+size_t attention_width(const attention_shape *s, size_t result) {
+    const size_t q = s->heads * s->head_size, k = s->kv_heads * s->head_size,
+                 v = s->kv_heads * value_size(s), out = s->heads * value_size(s);
+    return ((const size_t[]){out, s->heads, q, k, v})[result];
 }
 
 /* ---- float64 ---- */
 
 attention_oracle attention_oracle_create(attention_shape shape) {
-    const size_t tokens = shape.sequences * shape.length;
+    const size_t tokens = shape.sequences * shape.length, q = attention_width(&shape, ATTENTION_DQ),
+                 k = attention_width(&shape, ATTENTION_DK),
+                 v = attention_width(&shape, ATTENTION_DV),
+                 out = attention_width(&shape, ATTENTION_OUT);
     return (attention_oracle){.shape = shape,
-                              .q = random_doubles("q", tokens * attention_q_width(&shape)),
-                              .k = random_doubles("k", tokens * attention_k_width(&shape)),
-                              .v = random_doubles("v", tokens * attention_v_width(&shape)),
+                              .q = random_doubles("q", tokens * q),
+                              .k = random_doubles("k", tokens * k),
+                              .v = random_doubles("v", tokens * v),
                               .sinks = shape.sinks ? random_doubles("sinks", shape.heads) : NULL,
-                              .dout = random_doubles("dout", tokens * attention_out_width(&shape)),
-                              .out =
-                                  test_alloc(tokens * attention_out_width(&shape) * sizeof(double)),
+                              .dout = random_doubles("dout", tokens * out),
+                              .out = test_alloc(tokens * out * sizeof(double)),
                               .lse = test_alloc(tokens * shape.heads * sizeof(double))};
 }
 
@@ -72,7 +67,7 @@ void attention_oracle_row(attention_oracle *o, size_t sequence, size_t i, size_t
 
 double attention_oracle_loss(void *oracle) {
     attention_oracle *o = oracle;
-    const size_t width = attention_out_width(&o->shape), length = o->shape.length;
+    const size_t width = attention_width(&o->shape, ATTENTION_OUT), length = o->shape.length;
     const size_t first = o->counted * length * width;
     for (size_t i = 0; i < length; i++)
         for (size_t head = 0; head < o->shape.heads; head++)
@@ -82,31 +77,47 @@ double attention_oracle_loss(void *oracle) {
 
 /* ---- the device ---- */
 
-static moert_buffer *part(const double *x, size_t width, size_t first, size_t tokens,
+/* Uploads the sequences of a run of x, which has the shape of result `r`. */
+static moert_buffer *part(const attention_oracle *o, const double *x, attention_run run, size_t r,
                           moert_dtype type) {
-    float *values = test_alloc(tokens * width * sizeof *values);
-    for (size_t i = 0; i < tokens * width; i++)
-        values[i] = (float)x[first * width + i];
-    return upload_as(values, tokens * width, type);
+    const size_t of_sequence = o->shape.length * attention_width(&o->shape, r);
+    const size_t n = run.sequences * of_sequence;
+    return upload_as(to_floats(x + run.first * of_sequence, n), n, type);
+}
+
+static void destroy_documents(void *documents) {
+    moert_documents_destroy(documents);
+}
+
+moert_documents *attention_documents(void) {
+    moert_documents *documents = NULL;
+    ASSERT_OK(moert_documents_create(test_device, &documents));
+    return owned(documents, destroy_documents);
+}
+
+moert_attention attention_of_one_token(void) {
+    moert_buffer *x = unset_floats(64);
+    moert_attention a = {.sequences = 1, .length = 1, .heads = 1, .kv_heads = 1, .head_size = 4};
+    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
+    return a;
 }
 
 attention_results attention_on_device(const attention_oracle *o, attention_run run) {
     const attention_shape *s = &o->shape;
-    const size_t first = run.first * s->length, tokens = run.sequences * s->length;
-    const size_t q = attention_q_width(s), k = attention_k_width(s), v = attention_v_width(s),
-                 out = attention_out_width(s);
-    attention_results got = {.count = {tokens * out, tokens * s->heads, tokens * q, tokens * k,
-                                       tokens * v, s->sinks ? run.sequences * s->heads : 0}};
+    const size_t tokens = run.sequences * s->length;
+    attention_results got = {{0}, {NULL}};
     moert_buffer *made[ATTENTION_RESULTS], *scratch = NULL;
-    for (size_t r = 0; r < ATTENTION_RESULTS; r++)
+    for (size_t r = 0; r < ATTENTION_RESULTS; r++) {
+        got.count[r] = r != ATTENTION_DSINKS ? tokens * attention_width(s, r)
+                       : s->sinks            ? run.sequences * s->heads
+                                             : 0;
         made[r] = unset_floats(got.count[r]);
-    moert_documents *documents = NULL;
-    if (run.positions != NULL) {
-        ASSERT_OK(moert_documents_create(test_device, &documents));
-        owned(documents, (void (*)(void *))moert_documents_destroy);
-        ASSERT_OK(moert_documents_set(documents, run.sequences, s->length, run.positions));
     }
-    moert_buffer *rounded = run.type != MOERT_DTYPE_F32 ? unset_bf16(tokens * out) : NULL;
+    moert_documents *documents = run.positions != NULL ? attention_documents() : NULL;
+    if (documents != NULL)
+        ASSERT_OK(moert_documents_set(documents, run.sequences, s->length, run.positions));
+    const size_t outs = got.count[ATTENTION_OUT];
+    moert_buffer *rounded = run.type != MOERT_DTYPE_F32 ? unset_bf16(outs) : NULL;
     moert_attention attention = {.sequences = run.sequences,
                                  .length = s->length,
                                  .heads = s->heads,
@@ -127,21 +138,18 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
                                  .type = run.type,
                                  .scratch = &scratch};
     attention.operands = moert_attention_operands(test_device, &attention);
-    attention.q = part(o->q, q, first, tokens, attention.operands);
-    attention.k = part(o->k, k, first, tokens, attention.operands);
-    attention.v = part(o->v, v, first, tokens, attention.operands);
-    attention.dout = part(o->dout, out, first, tokens, attention.operands);
+    attention.q = part(o, o->q, run, ATTENTION_DQ, attention.operands);
+    attention.k = part(o, o->k, run, ATTENTION_DK, attention.operands);
+    attention.v = part(o, o->v, run, ATTENTION_DV, attention.operands);
+    attention.dout = part(o, o->dout, run, ATTENTION_OUT, attention.operands);
     ASSERT_OK(moert_attention_forward(&attention));
     if (rounded != NULL)
-        assert_bf16("bf16 out", rounded, download_floats(made[ATTENTION_OUT], tokens * out),
-                    tokens * out);
-    if (run.backward) {
-        attention.bf16 = rounded != NULL ? unset_bf16(tokens * out) : NULL;
-        ASSERT_OK(moert_attention_backward(&attention));
-        if (rounded != NULL)
-            assert_bf16("bf16 out of the backward", attention.bf16,
-                        download_floats(made[ATTENTION_OUT], tokens * out), tokens * out);
-    }
+        assert_bf16("bf16 out", rounded, download_floats(made[ATTENTION_OUT], outs), outs);
+    attention.bf16 = rounded != NULL ? unset_bf16(outs) : NULL;
+    ASSERT_OK(moert_attention_backward(&attention));
+    if (rounded != NULL)
+        assert_bf16("bf16 out of the backward", attention.bf16,
+                    download_floats(made[ATTENTION_OUT], outs), outs);
     for (size_t r = 0; r < ATTENTION_RESULTS; r++)
         got.value[r] = download_floats(made[r], got.count[r]);
     owned_buffer(scratch);

@@ -13,12 +13,6 @@ typedef struct attention_shape {
     bool sinks;
 } attention_shape;
 
-/* The widths of all heads of a token. */
-size_t attention_q_width(const attention_shape *shape);
-size_t attention_k_width(const attention_shape *shape);
-size_t attention_v_width(const attention_shape *shape);
-size_t attention_out_width(const attention_shape *shape);
-
 /* The float64 side. attention_oracle_loss() is sum(dout * out) over sequence `counted`. */
 typedef struct attention_oracle {
     attention_shape shape;
@@ -42,20 +36,25 @@ enum {
     ATTENTION_RESULTS
 };
 extern const char *const attention_result_names[ATTENTION_RESULTS];
+/* The elements of a token in a result, and in the input that it is the gradient of. Not DSINKS. */
+size_t attention_width(const attention_shape *shape, size_t result);
 typedef struct attention_results {
     size_t count[ATTENTION_RESULTS];
     float *value[ATTENTION_RESULTS];
 } attention_results;
 
-/* Runs forward, and backward if `backward`, on the oracle's sequences [first, first + sequences) of
- * its inputs. BF16 also checks the results that are stored in bf16. */
+/* Runs forward and backward on the oracle's sequences [first, first + sequences) of its inputs.
+ * BF16 also checks the results that are stored in bf16. */
 typedef struct attention_run {
     moert_dtype type; /* F32 (0) or BF16 */
     size_t first, sequences;
-    bool backward;
     const int32_t *positions; /* [sequences,length] in documents, or NULL */
 } attention_run;
 attention_results attention_on_device(const attention_oracle *oracle, attention_run run);
+
+/* No documents yet, and a call on one token of one head of 4 elements whose buffers hold 64 NaN. */
+moert_documents *attention_documents(void);
+moert_attention attention_of_one_token(void);
 
 /* All results have the same bits. */
 void attention_same_results(const attention_results *got, const attention_results *want);

@@ -1,8 +1,8 @@
-/* The problems of gemm.h, their host arrays, and runs on the device. */
+/* The problems of gemm.h, their host arrays, and runs on the device. check.c compares the results. */
 #include "support/gemm/gemm.h"
-#include "base/memory.h"
 
 #include "base/dtype.h"
+#include "base/memory.h"
 #include "base/rng.h"
 #include "gemm/backend.h"
 #include "io/durable.h"
@@ -59,9 +59,9 @@ bool is_reference(const way *by) {
     return strcmp(by->backend, "reference") == 0;
 }
 
-const way *reference_of(const way *by) {
-    while (!is_reference(by))
-        by--;
+way reference_of(way by) {
+    by.name = by.backend = "reference";
+    by.prepacked = false;
     return by;
 }
 
@@ -102,6 +102,8 @@ arrays make_arrays(const problem *p, bool integers) {
     a.weight = filled(a.weight_count, integers, 2);
     a.bias = filled(a.bias_count, integers, 3);
     a.y = filled(a.y_count, integers, 4);
+    a.h_count = p->gate != NULL ? used * p->n / 2 : 0;
+    a.h = filled(p->rows * p->n / 2, integers, 6);
     guard(a.x, p->rows, used, a.ldx, 0, p->k);
     guard(a.y, p->rows, used, a.ldy, p->y_column, p->n);
     return a;
@@ -128,21 +130,6 @@ moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, mo
         .ldy = p->y_column + p->pad_y > 0 ? a->ldy : 0,
         .y_column = p->y_column,
     };
-}
-
-/* Prepacks the weight of a GEMM. */
-static moert_prepacked *pack(const moert_gemm *gemm, moert_prepacked_use use) {
-    const moert_prepacked_shape shape = {
-        .groups = gemm->shared_weight ? 1 : gemm->groups.count,
-        .n = gemm->n,
-        .k = gemm->k,
-        .use = use,
-        .type = gemm->type,
-    };
-    moert_prepacked *prepacked = NULL;
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight));
-    return prepacked;
 }
 
 /* Returns the part with groups `first` and first + 1, or with only `first` if it is the last
@@ -182,23 +169,53 @@ static void gather(const lines *l, float *result) {
         }
 }
 
+/* Prepacks the weight of a forward or dgrad. */
+static moert_prepacked *pack(const moert_gemm *gemm, const way *by) {
+    const moert_prepacked_shape shape = {.groups = gemm->shared_weight ? 1 : gemm->groups.count,
+                                         .n = gemm->n,
+                                         .k = gemm->k,
+                                         .use = moert_prepacked_use_of(gemm),
+                                         .type = gemm->type};
+    moert_prepacked *prepacked = NULL;
+    ASSERT_OK(moert_tuning_force(by->panels != NULL ? by->panels : by->choices));
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    ASSERT_OK(moert_tuning_force(by->choices));
+    ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight));
+    return prepacked;
+}
+
+/* The GLU of a problem on the device. Floats between the probs are NaN. */
+static moert_glu upload_glu(const problem *p, const way *by, const arrays *a) {
+    const size_t stride = p->gate->prob_stride, probs = p->rows * stride;
+    float *prob = test_alloc(probs * sizeof *prob);
+    for (size_t i = 0; i < probs; i++)
+        prob[i] = i % stride == 0 ? (float)random_once(moert_rng_normal, 1, 5, i) : NAN;
+    return (moert_glu){.form = p->gate->form,
+                       .prob = stride > 0 ? upload_floats(prob, probs) : NULL,
+                       .prob_stride = stride > 1 ? stride : 0,
+                       .type = by->h,
+                       .h = upload_as(a->h, p->rows * p->n / 2, by->h)};
+}
+
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
+    ASSERT_OK(moert_tuning_force(by->choices));
     const moert_dtype x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
     const moert_dtype y_type = op != FORWARD ? by->type : by->result;
-    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
+    moert_buffer *bias = upload_floats(a->bias, a->bias_count), *scratch = NULL;
     moert_gemm gemm = upload_gemm(p, a, x_type, y_type);
+    gemm.kind = (moert_gemm_kind)op;
     gemm.type = by->type;
     gemm.result = op <= DGRAD ? by->result : MOERT_DTYPE_F32;
     gemm.accumulate = p->accumulate && op != FORWARD;
     gemm.bias = p->bias || op == BIAS_GRAD ? bias : NULL;
-    moert_buffer *scratch = NULL;
     gemm.split = by->split ? &scratch : NULL;
-    moert_prepacked *prepacked =
-        by->prepacked && op <= DGRAD
-            ? pack(&gemm, op == FORWARD ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD)
-            : NULL;
+    if (p->gate != NULL)
+        gemm.glu = upload_glu(p, by, a);
+    gemm.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
+    gemm.drop_v = by->drop_v;
+    moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
     gemm.prepacked = prepacked;
     moert_device_reserve_units(test_device, by->spared);
     lines scattered = {0};
@@ -206,19 +223,28 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &scattered);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
-        ASSERT_OK(run_as((moert_gemm_kind)op, &gemm));
+        ASSERT_OK(moert_gemm_run(&gemm));
     }
     ASSERT_OK(moert_device_use_queue(test_device, true));
     ASSERT_OK(moert_device_run_shared(test_device));
     ASSERT_OK(moert_device_use_queue(test_device, false));
     moert_device_reserve_units(test_device, 0);
+    if (p->gate != NULL && by->separate) {
+        gemm.glu.rows = start_of(p, p->groups);
+        gemm.glu.width = p->n / 2;
+        gemm.glu.v = gemm.y;
+        ASSERT_OK(moert_glu_forward(&gemm.glu));
+    }
     download_as(gemm.x, a->x, a->x_count, x_type);
     download_as(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
+    if (p->gate != NULL)
+        download_as(gemm.glu.h, a->h, p->rows * p->n / 2, by->h);
     if (by->runs > 0)
         gather(&scattered, results_of(p, op, a).data);
     moert_prepacked_destroy(prepacked);
+    ASSERT_OK(moert_tuning_force(NULL));
     set_variable("MOERT_BF16", NULL);
 }
 
@@ -239,56 +265,12 @@ arrays run_alone(const problem *whole, operation op, const way *by, size_t first
     return alone;
 }
 
-const gated_run gated_forms[GATED_FORMS] = {
-    {MOERT_GLU_SWIGLU, 0, .fused = true},
-    {{true, INFINITY, 1.0f, 0.0f, 0}, 1, .fused = true},
-    {MOERT_GLU_GPT_OSS, 3, .fused = true},
-    {{false, 2.0f, 1.702f, 1.0f, 0}, 1, .fused = true},
-};
+const gate gates[GATES] = {{MOERT_GLU_SWIGLU, 0},
+                           {{true, INFINITY, 1.0f, 0.0f, 0}, 1},
+                           {MOERT_GLU_GPT_OSS, 3},
+                           {{false, 2.0f, 1.702f, 1.0f, 0}, 1}};
 
-gated run_gated(const problem *p, const gated_run *how, const way *by, bool integers) {
-    const size_t probs = p->rows * how->prob_stride, used = p->ends[p->groups - 1];
-    gated g = {make_arrays(p, integers), NULL, p->rows * p->n / 2, used * p->n / 2};
-    g.h = test_alloc(g.h_count * sizeof *g.h);
-    for (size_t i = 0; i < g.h_count; i++)
-        g.h[i] = NAN;
-    float *prob = test_alloc(probs * sizeof *prob);
-    for (size_t i = 0; i < probs; i++)
-        prob[i] = i % how->prob_stride == 0 ? (float)random_once(moert_rng_normal, 1, 5, i) : NAN;
-    set_variable("MOERT_BACKEND", by->backend);
-    set_variable("MOERT_BF16", by->bf16);
-    moert_buffer *weights = upload(prob, probs * sizeof *prob);
-    moert_buffer *bias = upload(g.a.bias, g.a.bias_count * sizeof(float));
-    moert_gemm run = upload_gemm(p, &g.a, by->type, how->v);
-    run.type = by->type;
-    run.result = how->v;
-    run.bias = p->bias ? bias : NULL;
-    run.gated = how->fused;
-    run.glu = (moert_glu){.form = how->form,
-                          .prob = how->prob_stride > 0 ? weights : NULL,
-                          .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
-                          .type = how->type,
-                          .h = upload_as(g.h, g.h_count, how->type)};
-    run.drop_v = how->drop_v;
-    moert_prepacked *prepacked = by->prepacked ? pack(&run, moert_prepacked_use_of(&run)) : NULL;
-    run.prepacked = prepacked;
-    for (size_t i = 0; i < (by->parts ? p->groups : 1) && how->fused; i += 2) {
-        run.part = by->parts ? part_of(p, i) : (moert_part){0};
-        ASSERT_OK(moert_gemm_run(&run));
-    }
-    if (!how->fused) {
-        run.glu.rows = used;
-        run.glu.width = p->n / 2;
-        run.glu.v = run.y;
-        ASSERT_OK(moert_gemm_run(&run));
-        ASSERT_OK(moert_glu_forward(&run.glu));
-    }
-    download_as(run.y, g.a.y, g.a.y_count, how->v);
-    download_as(run.glu.h, g.h, g.h_count, how->type);
-    moert_prepacked_destroy(prepacked);
-    set_variable("MOERT_BF16", NULL);
-    return g;
-}
+/* ---- tuning ---- */
 
 const moert_choices standard_choices = {4, 1024, 512, 8, 2, 4096};
 
@@ -301,54 +283,4 @@ int forget_tuning(void **state) {
         set_variable(unset[i], NULL);
     moert_tuning_reload();
     return 0;
-}
-
-void digest_by(const char *threads, char digest[32]) {
-    char *path = realpath("/proc/self/exe", NULL);
-    /* no check of leaks: where libraries leak, it ends the process before its output is written */
-    FILE *pipe = popen(titled("ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 POCL_MAX_PTHREAD_COUNT=%s "
-                              "'%s' digest",
-                              threads, path),
-                       "r");
-    free(path);
-    assert_non_null(pipe);
-    assert_non_null(fgets(digest, 32, pipe));
-    assert_int_equal(pclose(pipe), 0);
-}
-
-int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void)) {
-    if (count != 2 || strcmp(words[1], "digest") != 0)
-        return run_file(file, open_test_device, close_test_device);
-    if (open_test_device(NULL) != 0)
-        return 1;
-    printf("%016llx\n", (unsigned long long)digest());
-    return close_test_device(NULL);
-}
-
-void compare_arrays(const char *title, const arrays *got, const arrays *want) {
-    const float *a[] = {got->x, got->weight, got->bias, got->y};
-    const float *b[] = {want->x, want->weight, want->bias, want->y};
-    const size_t counts[] = {got->x_count, got->weight_count, got->bias_count, got->y_count};
-    for (size_t i = 0; i < 4; i++)
-        assert_same_bits(titled("%s, array %zu", title, i), a[i], b[i], counts[i]);
-}
-
-void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want) {
-    const arrays got = run_new(p, op, by, integers);
-    compare_arrays(
-        titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name), &got,
-        want);
-}
-
-void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {
-    for (operation op = FORWARD; op <= DGRAD; op++) {
-        const arrays all = run_new(whole, op, by, false);
-        const results among = results_of(whole, op, &all);
-        for (size_t i = 0; i < count; i++) {
-            const arrays alone = run_alone(whole, op, by, ranges[i][0], ranges[i][1]);
-            const results rows = results_of(whole, op, &alone);
-            assert_same_bits(operation_names[op], rows.data,
-                             among.data + ranges[i][0] * among.stride, rows.count);
-        }
-    }
 }

@@ -1,10 +1,11 @@
 /*
- * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h: guarded host arrays, and the ways
- * to compute a GEMM (backend, dtype, prepacked weights).
+ * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h: guarded host arrays, the ways to
+ * compute a GEMM (backend, dtype, prepacked weights), a float64 oracle.
  */
 #pragma once
 
 #include "gemm/gemm.h"
+#include "gemm/tuning/tuning.h"
 #include "support/test.h"
 
 enum { MOST_GROUPS = 6 };
@@ -16,11 +17,21 @@ typedef enum operation {
     OPERATIONS
 } operation; /* the first values are those of moert_gemm_kind */
 
+/* A GLU that follows a forward GEMM: h[M,N/2]. prob_stride 0: without prob. */
+typedef struct gate {
+    moert_glu_form form;
+    size_t prob_stride;
+} gate;
+/* Two GLUs for each layout of gate and up. */
+enum { GATES = 4 };
+extern const gate gates[GATES];
+
 typedef struct problem {
     size_t n, k, rows, groups;
     uint32_t ends[MOST_GROUPS];
     bool shared, accumulate, bias;
     size_t pad_x, pad_y, y_column; /* ldx = k + pad_x, ldy = y_column + n + pad_y */
+    const gate *gate;              /* NULL: no GLU */
 } problem;
 
 extern const problem gemm_problems[];
@@ -37,13 +48,17 @@ typedef struct way {
     bool split;         /* if the device supports it, split f32 operands into three bf16 values */
     unsigned spared;    /* compute units that first serve the second queue, then join the GEMM */
     size_t runs; /* forward, dgrad: number of runs of scattered result rows; 0: not scattered */
+    const moert_choices *choices; /* forced choices of tuning; NULL: none */
+    const moert_choices *panels;  /* those when the weight's panels were made; NULL: `choices` */
+    bool separate, drop_v;        /* a GLU in a call of its own; v is not needed */
+    moert_dtype h;                /* dtype of the GLU's result */
 } way;
 
 /* All ways, in sets that must give the same bits. The first way of a set is its reference, the
  * second the portable backend without prepacked weights. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;
-const way *reference_of(const way *by);
+way reference_of(way by);
 bool is_reference(const way *by);
 bool sums_in_tiles(const way *by);
 enum {
@@ -57,10 +72,11 @@ enum {
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The host arrays of a problem, in float32. upload_gemm() rounds operands that are bf16. */
+/* The host arrays of a problem, in float32. upload_gemm() rounds operands that are bf16. h has a
+ * row for each of x; those past the last end may get any values and do not count. */
 typedef struct arrays {
-    size_t ldx, ldy, x_count, weight_count, bias_count, y_count;
-    float *x, *weight, *bias, *y;
+    size_t ldx, ldy, x_count, weight_count, bias_count, y_count, h_count;
+    float *x, *weight, *bias, *y, *h;
 } arrays;
 
 /* Fills arrays with small integers, or random values of many magnitudes. Elements that must be
@@ -102,36 +118,31 @@ arrays run_new(const problem *p, operation op, const way *by, bool integers);
  * returns them. */
 arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count);
 
-/* A forward GEMM and its GLU into h[M,N/2], fused or in two calls; prob_stride 0: without prob. */
-typedef struct gated_run {
-    moert_glu_form form;
-    size_t prob_stride;
-    bool fused, drop_v;
-    moert_dtype type; /* dtype of h */
-    moert_dtype v;    /* dtype of the GEMM's result */
-} gated_run;
-/* Two GLUs for each layout of gate and up. */
-enum { GATED_FORMS = 4 };
-extern const gated_run gated_forms[GATED_FORMS];
+/* The oracle sums the products of operands that are rounded to the way's dtype in float64. It knows
+ * no GLU. The size of an element is the sum of the magnitudes of its addends. */
 
-/* The arrays and h, which is NaN where the device has not written it. The first `results` elements
- * of h belong to rows of groups. */
-typedef struct gated {
-    arrays a;
-    float *h;
-    size_t h_count, results;
-} gated;
-gated run_gated(const problem *p, const gated_run *how, const way *by, bool integers);
+/* Runs an operation on small integers. All arrays must have the bits of the oracle. */
+void check_exact(const problem *p, operation op, const way *by);
+/* Runs an operation on the arrays. Returns the largest error of an element relative to its size. */
+double worst_error(const problem *p, operation op, const way *by, arrays *a);
+/* Checks that the error on random values is at most `bound`. */
+void check_near(const problem *p, operation op, const way *by, double bound);
 
-/* For tests that vary the number of PoCL's threads: runs this program as `PROGRAM digest` and
- * returns the digest that it prints. run_with_digest() is the main() of such a program. */
-void digest_by(const char *threads, char digest[32]);
+/* Checks that this program prints the same digest with 1, 2 and 3 threads of PoCL, as `PROGRAM
+ * digest`. run_with_digest() is the main() of such a program. */
+void check_threads(void);
+/* Returns a hash of the results of a run, seeded with `hash`. */
+uint64_t hash_arrays(const arrays *a, uint64_t hash);
 int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void));
 
 /* Checks that all arrays have the same bits. */
 void compare_arrays(const char *title, const arrays *got, const arrays *want);
 /* Runs an operation on new arrays, and checks that the arrays then have the bits of `want`. */
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
+
+/* Checks that calls on two groups each give the bits of one call. The groups must not share a
+ * weight. */
+void check_parts(const problem *p, operation op, const way *by);
 
 /* Checks for forward and dgrad that the rows of a range have the same bits alone as among all rows.
  * A range is a first row and a number of rows. */

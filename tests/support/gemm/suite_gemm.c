@@ -19,12 +19,12 @@ suite_gemm suite_gemm_of(moert_op_kind kind, moert_dtype type, size_t groups, si
 
 /* ---- operands ---- */
 
-static uint32_t code_of(moert_dtype type, float value) {
-    return type == MOERT_DTYPE_F32 ? moert_float_bits(value) : moert_dtype_encode(type, value);
-}
-
-static float value_of(moert_dtype type, uint32_t code) {
-    return type == MOERT_DTYPE_F32 ? moert_float_from_bits(code) : moert_dtype_decode(type, code);
+static moert_dtype type_of(const suite_gemm *p, moert_op_buffer which) {
+    return which == MOERT_OP_BUFFER_x        ? p->options.x.type
+           : which == MOERT_OP_BUFFER_y      ? p->options.y.type
+           : which == MOERT_OP_BUFFER_weight ? p->options.weight.type
+           : which == MOERT_OP_BUFFER_bias   ? p->options.bias_type
+                                             : MOERT_DTYPE_F32;
 }
 
 /* The level of element `index` of an operand: the sum of four uniform numbers, 0 to 252. */
@@ -35,35 +35,44 @@ static unsigned level(const suite_gemm *p, moert_op_buffer which, size_t index) 
     return (bits & 63) + (bits >> 8 & 63) + (bits >> 16 & 63) + (bits >> 24 & 63);
 }
 
-/* Fills in the value and the encoding of every level in a dtype. */
-static void make_levels(const suite_gemm *p, moert_dtype type, uint32_t *code, float *value) {
+/* The value of a level, before it is rounded. */
+static float value_of(const suite_gemm *p, unsigned level_of) {
     const float step = p->signs ? 1.0f : 0.1f / 36.95f; /* 36.95: standard deviation of the sum */
-    for (int i = 0; i < LEVELS; i++) {
-        code[i] = code_of(type, (float)(i - MIDDLE) * step);
-        value[i] = value_of(type, code[i]);
-    }
+    return (float)((int)level_of - MIDDLE) * step;
 }
 
 /* Returns the index of an operand's first element in the larger GEMM. */
 static size_t first_index(const suite_gemm *p, moert_op_buffer which) {
     const size_t n = p->options.n, k = p->options.k;
-    const bool of_groups = which == MOERT_OP_BUFFER_bias || which == MOERT_OP_BUFFER_weight;
-    const size_t width = which == MOERT_OP_BUFFER_x                                    ? k
-                         : which == MOERT_OP_BUFFER_y || which == MOERT_OP_BUFFER_bias ? n
-                         : which == MOERT_OP_BUFFER_weight                             ? n * k
-                                                                                       : 1;
-    return (of_groups ? p->first_group : p->first_row) * width;
+    switch (which) {
+    case MOERT_OP_BUFFER_x:
+        return p->first_row * k;
+    case MOERT_OP_BUFFER_y:
+        return p->first_row * n;
+    case MOERT_OP_BUFFER_weight:
+        return p->first_group * n * k;
+    case MOERT_OP_BUFFER_bias:
+        return p->first_group * n;
+    default:
+        return p->first_row;
+    }
 }
 
-static moert_buffer *upload_operand(const suite_gemm *p, moert_op_buffer which, moert_dtype type,
-                                    size_t first, size_t count) {
-    const size_t bytes = moert_dtype_bits(type) / 8;
+static uint32_t encode(moert_dtype type, float value) {
+    return type == MOERT_DTYPE_F32 ? moert_float_bits(value) : moert_dtype_encode(type, value);
+}
+
+/* Uploads `count` elements of an operand from element `first` on. */
+static moert_buffer *upload_operand(const suite_gemm *p, moert_op_buffer which, size_t first,
+                                    size_t count) {
+    const moert_dtype type = type_of(p, which);
+    const size_t bytes = moert_dtype_bits(type) / 8, from = first_index(p, which) + first;
     uint32_t code[LEVELS];
-    float value[LEVELS];
     unsigned char *encoded = test_alloc(count * bytes);
-    make_levels(p, type, code, value);
+    for (unsigned i = 0; i < LEVELS; i++)
+        code[i] = encode(type, value_of(p, i));
     for (size_t i = 0; i < count; i++) /* OpenCL devices are assumed to be little-endian */
-        memcpy(encoded + i * bytes, &code[level(p, which, first + i)], bytes);
+        memcpy(encoded + i * bytes, &code[level(p, which, from + i)], bytes);
     return upload(encoded, count * bytes);
 }
 
@@ -110,15 +119,12 @@ void *suite_gemm_run(const char *backend, const suite_gemm *p) {
     for (moert_op_buffer i = MOERT_OP_BUFFER_ends + 1; i < MOERT_OP_BUFFERS; i++)
         if (shape.needs[i].needed && i != MOERT_OP_BUFFER_gather)
             *moert_op_buffer_at(&buffers, i) =
-                upload_operand(p, i, shape.needs[i].type, first_index(p, i),
-                               shape.needs[i].lines * shape.needs[i].stride);
+                upload_operand(p, i, 0, shape.needs[i].lines * shape.needs[i].stride);
     buffers.ends = upload(p->ends, groups * sizeof *p->ends);
     if (p->gather != NULL)
         buffers.gather = upload(p->gather, options.rows * sizeof *p->gather);
     for (size_t g = 0; discrete && g < groups; g++)
-        weights[g] =
-            upload_operand(p, MOERT_OP_BUFFER_weight, options.weight.type,
-                           first_index(p, MOERT_OP_BUFFER_weight) + g * elements, elements);
+        weights[g] = upload_operand(p, MOERT_OP_BUFFER_weight, g * elements, elements);
     buffers.weights = discrete ? weights : NULL;
     ASSERT_OK(moert_op_create(test_device, &options, &op));
     ASSERT_OK(moert_op_execute(op, &buffers));
@@ -135,22 +141,18 @@ void *suite_gemm_run(const char *backend, const suite_gemm *p) {
 
 /* ---- expected results ---- */
 
-/* A GEMM, the value of each level in each operand, and the row of the groups that each result line
- * holds. */
-typedef struct expectation {
-    const suite_gemm *p;
-    outcome result;
-    float x[LEVELS], weight[LEVELS], y[LEVELS], old[LEVELS], bias[LEVELS], scale[LEVELS];
-    uint32_t *row_of;
-    float chain;  /* the promised float32 value before rounding */
-    double exact; /* the value in float64 */
-} expectation;
+/* An element of a result: the promised float32 value before rounding, and the value in float64. */
+typedef struct element {
+    float chain;
+    double exact;
+} element;
 
-static float at(const expectation *e, const float *levels, moert_op_buffer which, size_t index) {
-    return levels[level(e->p, which, first_index(e->p, which) + index)];
+static float at(const suite_gemm *p, moert_op_buffer which, size_t index) {
+    const unsigned of = level(p, which, first_index(p, which) + index);
+    return round_to(type_of(p, which), (double)value_of(p, of));
 }
 
-static void add(expectation *e, float a, float b) {
+static void add(element *e, float a, float b) {
     e->chain = fmaf(a, b, e->chain);
     e->exact += (double)a * (double)b;
 }
@@ -165,113 +167,77 @@ static size_t line_of(const suite_gemm *p, moert_op_buffer which, size_t r) {
     return o->kind == MOERT_OP_GEMM_DGRAD ? p->gather[r] : p->gather[r] / o->topk;
 }
 
-static size_t group_of(const suite_gemm *p, size_t r) {
-    size_t g = 0;
-    while (g < p->options.groups && p->ends[g] <= r)
-        g++;
-    return g;
+static float x_at(const suite_gemm *p, size_t r, size_t i) {
+    return at(p, MOERT_OP_BUFFER_x, line_of(p, MOERT_OP_BUFFER_x, r) * p->options.k + i);
 }
 
-static float x_at(const expectation *e, size_t r, size_t i) {
-    return at(e, e->x, MOERT_OP_BUFFER_x,
-              line_of(e->p, MOERT_OP_BUFFER_x, r) * e->p->options.k + i);
+static float y_at(const suite_gemm *p, size_t r, size_t j) {
+    return at(p, MOERT_OP_BUFFER_y, line_of(p, MOERT_OP_BUFFER_y, r) * p->options.n + j);
 }
 
-static float y_at(const expectation *e, size_t r, size_t j) {
-    return at(e, e->y, MOERT_OP_BUFFER_y,
-              line_of(e->p, MOERT_OP_BUFFER_y, r) * e->p->options.n + j);
+static float weight_at(const suite_gemm *p, size_t g, size_t j, size_t i) {
+    return at(p, MOERT_OP_BUFFER_weight, (g * p->options.n + j) * p->options.k + i);
 }
 
-static float weight_at(const expectation *e, size_t g, size_t j, size_t i) {
-    const size_t n = e->p->options.n, k = e->p->options.k;
-    return at(e, e->weight, MOERT_OP_BUFFER_weight, (g * n + j) * k + i);
-}
-
-static void add_bias(expectation *e, size_t g, size_t r, size_t j) {
-    const moert_op_options *o = &e->p->options;
-    const float bias = at(e, e->bias, MOERT_OP_BUFFER_bias, g * o->n + j);
-    const float scale = o->bias_scale ? at(e, e->scale, MOERT_OP_BUFFER_bias_scale, r) : 1.0f;
-    e->chain = fmaf(e->chain, 1.0f, bias * scale);
-    e->exact += (double)bias * (double)scale;
-}
-
-/* Computes element (line, column) of the result; false if the op does not write it. */
-static bool expect(expectation *e, size_t line, size_t column) {
-    const moert_op_options *o = &e->p->options;
-    e->chain = 0.0f;
-    e->exact = 0.0;
-    if (o->kind == MOERT_OP_GEMM_WGRAD) {
-        const size_t g = line / o->n, j = line % o->n;
-        for (size_t r = g > 0 ? e->p->ends[g - 1] : 0; r < e->p->ends[g]; r++)
-            add(e, y_at(e, r, j), x_at(e, r, column));
-        return true;
-    }
-    const size_t r = e->row_of[line], g = group_of(e->p, r);
-    if (g == o->groups)
-        return false;
-    for (size_t i = 0; o->kind == MOERT_OP_GEMM_FORWARD && i < o->k; i++)
-        add(e, x_at(e, r, i), weight_at(e, g, column, i));
-    for (size_t j = 0; o->kind == MOERT_OP_GEMM_DGRAD && j < o->n; j++)
-        add(e, y_at(e, r, j), weight_at(e, g, j, column));
-    if (o->bias)
-        add_bias(e, g, r, column);
-    return true;
-}
-
-static void prepare(const suite_gemm *p, expectation *e) {
+/* Computes element (line, column) of the result. row_of: the row of the groups that each line
+ * holds. */
+static element expect(const suite_gemm *p, const uint32_t *row_of, size_t line, size_t column) {
     const moert_op_options *o = &p->options;
     const outcome result = result_of(p);
-    uint32_t code[LEVELS];
-    *e = (expectation){
-        .p = p, .result = result, .row_of = test_alloc(result.lines * sizeof *e->row_of)};
-    make_levels(p, o->x.type, code, e->x);
-    make_levels(p, o->weight.type, code, e->weight);
-    make_levels(p, o->y.type, code, e->y);
-    make_levels(p, result.type, code, e->old);
-    make_levels(p, o->bias_type, code, e->bias);
-    make_levels(p, MOERT_DTYPE_F32, code, e->scale);
-    for (size_t r = 0; o->kind != MOERT_OP_GEMM_WGRAD && r < o->rows; r++)
-        e->row_of[line_of(p, result.which, r)] = (uint32_t)r;
-}
-
-static double unit_of(moert_dtype type) {
-    return type == MOERT_DTYPE_BF16 ? 0x1p-8 : type == MOERT_DTYPE_F16 ? 0x1p-11 : 0x1p-24;
-}
-
-static void check_element(const char *title, expectation *e, size_t index, uint32_t code,
-                          double absolute, double relative) {
-    const moert_dtype type = e->result.type;
-    const size_t width = e->result.width;
-    const float old = at(e, e->old, e->result.which, index), got = value_of(type, code);
-    const bool written = expect(e, index / width, index % width);
-    if (!written || e->p->options.accumulate) {
-        e->chain = written ? e->chain + old : old;
-        e->exact = written ? e->exact + (double)old : (double)old;
+    const float old = at(p, result.which, line * result.width + column);
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    element e = {0.0f, 0.0};
+    size_t g = wgrad ? line / o->n : 0, r = wgrad ? 0 : row_of[line];
+    while (!wgrad && g < o->groups && p->ends[g] <= r)
+        g++;
+    if (g == o->groups) /* not written */
+        return (element){old, (double)old};
+    if (wgrad)
+        for (r = g > 0 ? p->ends[g - 1] : 0; r < p->ends[g]; r++)
+            add(&e, y_at(p, r, line % o->n), x_at(p, r, column));
+    for (size_t i = 0; o->kind == MOERT_OP_GEMM_FORWARD && i < o->k; i++)
+        add(&e, x_at(p, r, i), weight_at(p, g, column, i));
+    for (size_t j = 0; o->kind == MOERT_OP_GEMM_DGRAD && j < o->n; j++)
+        add(&e, y_at(p, r, j), weight_at(p, g, j, column));
+    if (o->bias) {
+        const float bias = at(p, MOERT_OP_BUFFER_bias, g * o->n + column);
+        const float scale = o->bias_scale ? at(p, MOERT_OP_BUFFER_bias_scale, r) : 1.0f;
+        e.chain = fmaf(e.chain, 1.0f, bias * scale);
+        e.exact += (double)bias * (double)scale;
     }
-    const double bound = absolute + (relative + unit_of(type)) * fabs(e->exact);
-    if (code != code_of(type, e->chain) || !(fabs((double)got - e->exact) <= bound))
-        fail_msg("%s: (%zu, %zu) is %a, not %a (%.9g in float64)", title, index / width,
-                 index % width, (double)got, (double)value_of(type, code_of(type, e->chain)),
-                 e->exact);
+    if (o->accumulate)
+        e = (element){e.chain + old, e.exact + (double)old};
+    return e;
 }
 
 void suite_gemm_check(const char *title, const suite_gemm *p, const void *result, size_t samples,
                       double absolute, double relative) {
-    expectation e;
-    prepare(p, &e);
-    const size_t bytes = moert_dtype_bits(e.result.type) / 8, count = suite_gemm_bytes(p) / bytes;
+    const outcome r = result_of(p);
+    const size_t bytes = moert_dtype_bits(r.type) / 8, count = r.lines * r.width;
+    const double unit = r.type == MOERT_DTYPE_BF16  ? 0x1p-8
+                        : r.type == MOERT_DTYPE_F16 ? 0x1p-11
+                                                    : 0x1p-24;
+    uint32_t *row_of = test_alloc(r.lines * sizeof *row_of);
+    for (size_t row = 0; p->options.kind != MOERT_OP_GEMM_WGRAD && row < p->options.rows; row++)
+        row_of[line_of(p, r.which, row)] = (uint32_t)row;
     if (samples > count)
         samples = count;
     for (size_t s = 0; s < samples; s++) {
         /* takes one sample from each of `samples` equal stretches, so that every group has some */
         const size_t first = (size_t)((double)count / (double)samples * (double)s);
-        const size_t stretch = count / samples;
-        const size_t index = first + suite_bits(samples, s) % stretch;
-        uint32_t code = 0;
+        const size_t index = first + suite_bits(samples, s) % (count / samples);
         if (index >= count)
             continue;
+        uint32_t code = 0;
         memcpy(&code, (const unsigned char *)result + index * bytes, bytes);
-        check_element(title, &e, index, code, absolute, relative);
+        const element want = expect(p, row_of, index / r.width, index % r.width);
+        const float got = r.type == MOERT_DTYPE_F32 ? moert_float_from_bits(code)
+                                                    : moert_dtype_decode(r.type, code);
+        const double bound = absolute + (relative + unit) * fabs(want.exact);
+        if (code != encode(r.type, want.chain) || !(fabs((double)got - want.exact) <= bound))
+            fail_msg("%s: (%zu, %zu) is %a, not %a (%.9g in float64)", title, index / r.width,
+                     index % r.width, (double)got, (double)round_to(r.type, (double)want.chain),
+                     want.exact);
     }
 }
 

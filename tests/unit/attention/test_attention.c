@@ -1,6 +1,8 @@
 // run: check=1,1gpu all=1san
 /* Causal attention, with windows, sinks and values of another size, against a float64 forward, and
  * gradients against central differences of that forward. */
+#include "args/attention.h"
+#include "nn/nn.h"
 #include "support/attention/attention.h"
 
 /* {sequences, length, heads, kv_heads, head_size, value_size, window, sinks} */
@@ -44,24 +46,15 @@ static const attention_shape cases[] = {
 };
 #define CASES MOERT_COUNT(cases)
 
-TEST(test_attention_forward_agrees_with_float64) {
-    for (size_t i = 0; i < CASES; i++) {
-        attention_oracle o = attention_oracle_create(cases[i]);
-        attention_results got =
-            attention_on_device(&o, (attention_run){.sequences = cases[i].sequences});
-        for (o.counted = 0; o.counted < cases[i].sequences; o.counted++)
-            attention_oracle_loss(&o);
-        assert_near("out", got.value[ATTENTION_OUT], o.out, got.count[ATTENTION_OUT], 5e-6);
-        assert_near("lse", got.value[ATTENTION_LSE], o.lse, got.count[ATTENTION_LSE], 1e-6);
-    }
-}
-
-TEST(test_attention_backward_agrees_with_central_differences) {
+TEST(test_attention_agrees_with_float64_and_its_central_differences) {
     for (size_t i = 0; i < CASES; i++) {
         const attention_shape s = cases[i];
         attention_oracle o = attention_oracle_create(s);
-        attention_results got =
-            attention_on_device(&o, (attention_run){.sequences = s.sequences, .backward = true});
+        attention_results got = attention_on_device(&o, (attention_run){.sequences = s.sequences});
+        for (o.counted = 0; o.counted < s.sequences; o.counted++)
+            attention_oracle_loss(&o);
+        assert_near("out", got.value[ATTENTION_OUT], o.out, got.count[ATTENTION_OUT], 5e-6);
+        assert_near("lse", got.value[ATTENTION_LSE], o.lse, got.count[ATTENTION_LSE], 1e-6);
         for (o.counted = 0; o.counted < s.sequences && s.length > 0; o.counted++) {
             double *const values[] = {o.q, o.k, o.v};
             for (size_t in = 0; in < MOERT_COUNT(values); in++) {
@@ -82,24 +75,16 @@ TEST(test_attention_backward_agrees_with_central_differences) {
 /* A query whose window is one key returns the key's value. */
 TEST(test_attention_with_a_window_of_one_key_copies_values) {
     const attention_shape s = {2, 33, 3, 3, 20, 0, 1, false};
-    const size_t n = s.sequences * s.length * attention_out_width(&s);
+    const size_t n = s.sequences * s.length * attention_width(&s, ATTENTION_OUT);
     attention_oracle o = attention_oracle_create(s);
     const attention_results got =
-        attention_on_device(&o, (attention_run){.sequences = s.sequences, .backward = true});
+        attention_on_device(&o, (attention_run){.sequences = s.sequences});
     assert_same_bits("out", got.value[ATTENTION_OUT], to_floats(o.v, n), n);
     assert_near("dv", got.value[ATTENTION_DV], o.dout, n, 2e-6); /* p is 1 up to rounding */
     for (size_t i = 0; i < n; i++) { /* dout . v - dout . out, summed in other orders */
         assert_within((double)got.value[ATTENTION_DQ][i], 0.0, 1e-5);
         assert_within((double)got.value[ATTENTION_DK][i], 0.0, 1e-5);
     }
-}
-
-TEST(test_attention_gives_no_gradient_of_sinks_to_empty_sequences) {
-    attention_oracle o = attention_oracle_create((attention_shape){2, 0, 3, 1, 8, 0, 0, true});
-    attention_results got =
-        attention_on_device(&o, (attention_run){.sequences = 2, .backward = true});
-    for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
-        assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
 }
 
 /* Compares attention in bf16 with the float32 results, which the tests above compare with
@@ -131,7 +116,7 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
                    latent = s->head_size == 192 && s->value_size == 128;
         const bool rounds = hopper && (equal || latent);
         attention_oracle o = attention_oracle_create(*s);
-        attention_run run = {.sequences = s->sequences, .backward = true};
+        attention_run run = {.sequences = s->sequences};
         const attention_results want = attention_on_device(&o, run);
         run.type = MOERT_DTYPE_BF16;
         const attention_results got = attention_on_device(&o, run);
@@ -148,10 +133,9 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
 static void assert_same_bits_alone(moert_dtype type, attention_shape s) {
     attention_oracle o = attention_oracle_create(s);
     const attention_results batch =
-        attention_on_device(&o, (attention_run){type, 0, s.sequences, true, NULL});
+        attention_on_device(&o, (attention_run){type, 0, s.sequences, NULL});
     for (size_t i = 0; i < s.sequences; i++) {
-        const attention_results alone =
-            attention_on_device(&o, (attention_run){type, i, 1, true, NULL});
+        const attention_results alone = attention_on_device(&o, (attention_run){type, i, 1, NULL});
         attention_results own = alone;
         for (size_t r = 0; r < ATTENTION_RESULTS; r++)
             own.value[r] = batch.value[r] + i * alone.count[r];
@@ -173,7 +157,7 @@ TEST(test_attention_has_the_same_bits_alone_and_in_a_batch) {
 /* A window of at least the length is no window. */
 TEST(test_attention_with_a_wide_window_has_the_bits_of_full_attention) {
     attention_oracle o = attention_oracle_create((attention_shape){2, 70, 2, 1, 20, 0, 0, false});
-    const attention_run run = {.sequences = 2, .backward = true};
+    const attention_run run = {.sequences = 2};
     const attention_results full = attention_on_device(&o, run);
     const size_t windows[] = {70, 71, 4096, SIZE_MAX};
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
@@ -190,8 +174,7 @@ TEST(test_attention_takes_4096_tokens_and_large_scores) {
             attention_oracle_create((attention_shape){1, 4096, 1, 1, 20, 0, windows[w], false});
         for (size_t i = 0; i < 4096 * 20; i++)
             o.q[i] *= 64;
-        const attention_results got =
-            attention_on_device(&o, (attention_run){.sequences = 1, .backward = true});
+        const attention_results got = attention_on_device(&o, (attention_run){.sequences = 1});
         for (size_t i = 0; i < 4096; i += 195) {
             attention_oracle_row(&o, 0, i, 0);
             assert_near("out", got.value[ATTENTION_OUT] + i * 20, o.out + i * 20, 20, 2e-4);
@@ -215,8 +198,7 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
         if (moert_attention_operands(test_device, &of) != MOERT_DTYPE_BF16)
             SKIP("no tensor cores for attention here");
         const attention_oracle o = attention_oracle_create(shapes[i]);
-        const attention_run run = {
-            .type = MOERT_DTYPE_BF16, .sequences = shapes[i].sequences, .backward = true};
+        const attention_run run = {.type = MOERT_DTYPE_BF16, .sequences = shapes[i].sequences};
         const attention_results want = attention_on_device(&o, run);
         for (int again = 0; again < 4; again++) {
             const attention_results got = attention_on_device(&o, run);
@@ -225,10 +207,47 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
     }
 }
 
+/* The kernel that prepares the backward on tensor cores: lse and delta of each query, and out in
+ * bf16. It runs on any device. */
+TEST(test_stats_are_lse_and_delta_in_blocks) {
+    enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D };
+    const size_t rows = S * L, blocks = 2, length = L;
+    const size_t stats = S * HEADS * blocks * 128;
+    const int heads = HEADS;
+    double *out = random_doubles("out", rows * COLUMNS), *lse = random_doubles("lse", rows * HEADS);
+    float *dout = random_floats(rows * COLUMNS, 1.0f, 1);
+    double *want = test_alloc(stats * sizeof *want);
+    moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS),
+                          upload_as(dout, rows * COLUMNS, MOERT_DTYPE_BF16),
+                          upload_doubles(lse, rows * HEADS)};
+    moert_buffer *out_bf16 = unset_bf16(rows * COLUMNS), *to = unset_floats(stats);
+    for (size_t i = 0; i < rows * HEADS; i++) {
+        const size_t t = i / HEADS, position = t % L;
+        double *at = want + ((t / L * blocks + position / 64) * HEADS + i % HEADS) * 128;
+        at[position % 64] = lse[i] * 1.4426950408889634;
+        for (size_t d = 0; d < D; d++)
+            at[64 + position % 64] +=
+                out[i * D + d] * (double)round_to(MOERT_DTYPE_BF16, (double)dout[i * D + d]);
+    }
+    const moert_grid grid = {blocks * 4, HEADS, S};
+    ASSERT_OK(MOERT_RUN(test_device, "attention/stats -DVALUE_SIZE=64", "attention_stats", grid,
+                        MOERT_ARG(in[0]), MOERT_ARG(out_bf16), MOERT_ARG(in[1]), MOERT_ARG(in[2]),
+                        MOERT_ARG(to), MOERT_ARG((const moert_buffer *)NULL),
+                        MOERT_ARGS(moert_stats_args, .length = length, .heads = heads)));
+    float *got = download_floats(to, stats);
+    for (size_t i = 0; i < stats; i++)
+        if (i / 64 % 2 == 0 && i / (128 * HEADS) % blocks * 64 + i % 64 >= L) {
+            assert_true(isinf(got[i]) && got[i] > 0.0f); /* past the end */
+            got[i] = 0.0f;
+        }
+    assert_near("stats", got, want, stats, 1e-6);
+    assert_bf16("bf16 out", out_bf16, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
+}
+
 TEST(test_attention_refuses_what_it_cannot_do) {
-    moert_buffer *x = unset_floats(64);
-    moert_attention a = {.sequences = 1, .length = 1, .heads = 3, .kv_heads = 2, .head_size = 4};
-    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
+    moert_attention a = attention_of_one_token();
+    a.heads = 3;
+    a.kv_heads = 2;
     assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
     assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
     a.type = MOERT_DTYPE_BF16;
@@ -251,7 +270,7 @@ TEST(test_attention_refuses_what_it_cannot_do) {
     a.value_size = 513;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_UNSUPPORTED, "1 to 512 elements");
     a.value_size = 0;
-    a.dsinks = x;
+    a.dsinks = a.dq;
     ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "without sinks");
 }
 

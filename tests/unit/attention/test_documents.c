@@ -54,12 +54,11 @@ static void compare(size_t token, size_t length, void *context) {
     attention_oracle alone = p->oracle;
     alone.shape.sequences = 1;
     alone.shape.length = length;
-    alone.q += token * attention_q_width(&alone.shape);
-    alone.k += token * attention_k_width(&alone.shape);
-    alone.v += token * attention_v_width(&alone.shape);
-    alone.dout += token * attention_out_width(&alone.shape);
-    attention_results want =
-        attention_on_device(&alone, (attention_run){p->type, .sequences = 1, .backward = true});
+    alone.q += token * attention_width(&alone.shape, ATTENTION_DQ);
+    alone.k += token * attention_width(&alone.shape, ATTENTION_DK);
+    alone.v += token * attention_width(&alone.shape, ATTENTION_DV);
+    alone.dout += token * attention_width(&alone.shape, ATTENTION_OUT);
+    attention_results want = attention_on_device(&alone, (attention_run){p->type, .sequences = 1});
     for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
         const size_t width = want.count[r] / length;
         assert_same_bits(
@@ -82,8 +81,7 @@ TEST(test_documents_have_the_same_bits_as_alone) {
                     .dsinks = test_alloc(ROWS * c->heads * sizeof(double))};
         each_document(c, number, positions);
         p.got = attention_on_device(
-            &p.oracle,
-            (attention_run){p.type, .sequences = ROWS, .backward = true, .positions = positions});
+            &p.oracle, (attention_run){p.type, .sequences = ROWS, .positions = positions});
         each_document(c, compare, &p);
         assert_near("dsinks", p.got.value[ATTENTION_DSINKS], p.dsinks,
                     p.got.count[ATTENTION_DSINKS], 1e-5);
@@ -102,8 +100,8 @@ TEST(test_documents_have_the_same_bits_at_any_offset) {
         number(0, offset, positions);
         number(offset, OWN, positions);
         number(offset + OWN, OFFSETS - offset, positions);
-        p.got = attention_on_device(
-            &p.oracle, (attention_run){.sequences = 1, .backward = true, .positions = positions});
+        p.got =
+            attention_on_device(&p.oracle, (attention_run){.sequences = 1, .positions = positions});
         compare(offset, OWN, &p);
         release_since(owned);
     }
@@ -111,12 +109,10 @@ TEST(test_documents_have_the_same_bits_at_any_offset) {
 
 /* The results of the second batch are those of its own documents. */
 TEST(test_documents_can_be_replaced) {
-    moert_documents *documents;
+    moert_documents *documents = attention_documents();
     const int32_t first[] = {0, 1, 2, 0, 1, 2, 3, 4}, second[] = {0, 0, 1, 2, 3, 4};
     const moert_buffer *blocks;
     size_t count;
-    ASSERT_OK(moert_documents_create(test_device, &documents));
-    owned(documents, (void (*)(void *))moert_documents_destroy);
     assert_int_equal(moert_documents_tokens(documents), 0);
     ASSERT_OK(moert_documents_set(documents, 1, 8, first));
     ASSERT_OK(moert_documents_blocks(documents, 16, &blocks, &count));
@@ -136,18 +132,20 @@ TEST(test_documents_can_be_replaced) {
     assert_int_equal(count, 0);
 }
 
-TEST(test_documents_of_no_tokens_are_legal) {
-    attention_oracle o = attention_oracle_create((attention_shape){2, 0, 2, 1, 8, 0, 0, true});
-    attention_results got = attention_on_device(
-        &o, (attention_run){.sequences = 2, .backward = true, .positions = (const int32_t[]){0}});
-    for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
-        assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
+TEST(test_sequences_without_tokens_have_no_gradient_of_sinks) {
+    const int32_t position = 0, *const positions[] = {NULL, &position};
+    const attention_oracle o =
+        attention_oracle_create((attention_shape){2, 0, 3, 1, 8, 0, 0, true});
+    for (size_t p = 0; p < 2; p++) {
+        const attention_results got =
+            attention_on_device(&o, (attention_run){.sequences = 2, .positions = positions[p]});
+        for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
+            assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
+    }
 }
 
 TEST(test_documents_refuse_positions_that_do_not_count) {
-    moert_documents *documents;
-    ASSERT_OK(moert_documents_create(test_device, &documents));
-    owned(documents, (void (*)(void *))moert_documents_destroy);
+    moert_documents *documents = attention_documents();
     ASSERT_OK(moert_documents_set(documents, 1, 3, (const int32_t[]){0, 1, 2}));
     static const struct {
         int32_t positions[6];
@@ -163,14 +161,9 @@ TEST(test_documents_refuse_positions_that_do_not_count) {
         ASSERT_FAILS(moert_documents_set(documents, 2, 3, wrong[i].positions), MOERT_ERROR_USAGE,
                      wrong[i].message);
     assert_int_equal(moert_documents_tokens(documents), 3); /* as before */
-    moert_buffer *x = unset_floats(64);
-    moert_attention a = {.sequences = 1,
-                         .length = 4,
-                         .heads = 1,
-                         .kv_heads = 1,
-                         .head_size = 4,
-                         .documents = documents};
-    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
+    moert_attention a = attention_of_one_token();
+    a.length = 4;
+    a.documents = documents;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE,
                  "the documents have 3 tokens, the batch 4");
     ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "3 tokens, the batch 4");

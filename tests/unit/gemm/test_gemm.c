@@ -1,83 +1,14 @@
 // run: check=1 all=1san
 /* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
  * backend, dtype, and prepacked or native weights. */
-
-#include <xxhash.h>
-
 #include "base/memory.h"
 #include "support/gemm/gemm.h"
 
-static void expect_forward(const problem *p, arrays *a, size_t g) {
-    const size_t line = p->shared ? 0 : g * p->n;
-    for (size_t m = start_of(p, g); m < p->ends[g]; m++)
-        for (size_t n = 0; n < p->n; n++) {
-            double sum = p->bias ? (double)a->bias[line + n] : 0.0;
-            for (size_t k = 0; k < p->k; k++)
-                sum += (double)a->x[m * a->ldx + k] * (double)a->weight[(line + n) * p->k + k];
-            a->y[m * a->ldy + p->y_column + n] = (float)sum;
-        }
-}
-
-static void expect_dgrad(const problem *p, arrays *a, size_t g) {
-    const size_t line = p->shared ? 0 : g * p->n;
-    for (size_t m = start_of(p, g); m < p->ends[g]; m++)
-        for (size_t k = 0; k < p->k; k++) {
-            float *out = &a->x[m * a->ldx + k];
-            double sum = p->accumulate ? (double)*out : 0.0;
-            for (size_t n = 0; n < p->n; n++)
-                sum += (double)a->y[m * a->ldy + p->y_column + n] *
-                       (double)a->weight[(line + n) * p->k + k];
-            *out = (float)sum;
-        }
-}
-
-static void expect_wgrad(const problem *p, arrays *a, size_t g) {
-    for (size_t n = 0; n < p->n; n++)
-        for (size_t k = 0; k < p->k; k++) {
-            float *out = &a->weight[(g * p->n + n) * p->k + k];
-            double sum = p->accumulate ? (double)*out : 0.0;
-            for (size_t m = start_of(p, g); m < p->ends[g]; m++)
-                sum += (double)a->y[m * a->ldy + p->y_column + n] * (double)a->x[m * a->ldx + k];
-            *out = (float)sum;
-        }
-}
-
-static void expect_bias_grad(const problem *p, arrays *a, size_t g) {
-    for (size_t n = 0; n < p->n; n++) {
-        float *out = &a->bias[g * p->n + n];
-        double sum = p->accumulate ? (double)*out : 0.0;
-        for (size_t m = start_of(p, g); m < p->ends[g]; m++)
-            sum += (double)a->y[m * a->ldy + p->y_column + n];
-        *out = (float)sum;
-    }
-}
-
-typedef void (*expectation)(const problem *, arrays *, size_t);
-static const expectation expectations[] = {expect_forward, expect_dgrad, expect_wgrad,
-                                           expect_bias_grad};
-
-static void check_exact(operation op) {
-    for (size_t i = 0; i < gemm_problem_count; i++) {
-        const problem *p = &gemm_problems[i];
-        arrays want = make_arrays(p, true);
-        for (size_t g = 0; g < p->groups; g++)
-            expectations[op](p, &want, g);
-        for (size_t w = 0; w < gemm_way_count; w++)
-            check_run(p, op, &gemm_ways[w], true, &want);
-    }
-}
-
-TEST(test_forward_is_exact_and_stays_within_its_rows) {
-    check_exact(FORWARD);
-}
-
-TEST(test_dgrad_is_exact_and_stays_within_its_rows) {
-    check_exact(DGRAD);
-}
-
-TEST(test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros) {
-    check_exact(WGRAD);
-    check_exact(BIAS_GRAD);
+TEST(test_results_are_exact_and_stay_within_their_rows_and_empty_groups_get_zeros) {
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (operation op = 0; op < OPERATIONS; op++)
+            for (size_t w = 0; w < gemm_way_count; w++)
+                check_exact(&gemm_problems[i], op, &gemm_ways[w]);
 }
 
 TEST(test_portable_has_the_bits_of_the_reference) {
@@ -192,12 +123,8 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
 TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (size_t w = 0; w < gemm_way_count && !gemm_problems[i].shared; w++)
-            for (operation op = FORWARD; op <= BIAS_GRAD; op++) {
-                way by = gemm_ways[w];
-                const arrays whole = run_new(&gemm_problems[i], op, &by, false);
-                by.parts = true;
-                check_run(&gemm_problems[i], op, &by, false, &whole);
-            }
+            for (operation op = 0; op < OPERATIONS; op++)
+                check_parts(&gemm_problems[i], op, &gemm_ways[w]);
 }
 
 TEST(test_an_invalid_part_of_the_groups_is_refused) {
@@ -221,20 +148,13 @@ static uint64_t digest(void) {
         for (size_t w = PORTABLE_F32; w < gemm_way_count; w++)
             for (operation op = 0; op < OPERATIONS && !is_reference(&gemm_ways[w]); op++) {
                 const arrays a = run_new(&gemm_problems[i], op, &gemm_ways[w], false);
-                hash = XXH3_64bits_withSeed(a.x, a.x_count * sizeof(float), hash);
-                hash = XXH3_64bits_withSeed(a.y, a.y_count * sizeof(float), hash);
-                hash = XXH3_64bits_withSeed(a.weight, a.weight_count * sizeof(float), hash);
+                hash = hash_arrays(&a, hash);
             }
     return hash;
 }
 
 TEST(test_one_two_and_three_threads_give_the_same_bits) {
-    char one[32], more[32];
-    digest_by("1", one);
-    digest_by("2", more);
-    assert_string_equal(one, more);
-    digest_by("3", more);
-    assert_string_equal(one, more);
+    check_threads();
 }
 
 TEST(test_a_prepacked_weight_serves_only_its_shape) {

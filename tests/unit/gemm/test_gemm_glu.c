@@ -1,11 +1,7 @@
 // run: check=1 all=1san
 /* A forward GEMM with a fused GLU has the bits of a GEMM followed by a GLU, for every backend,
  * dtype and tile. */
-
-#include <xxhash.h>
-
 #include "base/memory.h"
-#include "gemm/tuning/tuning.h"
 #include "support/gemm/gemm.h"
 
 /* Widths of the GLU around the 16 columns of a tile, several blocks of K, empty groups, rows past
@@ -28,138 +24,129 @@ enum { PROBLEMS = MOERT_COUNT(problems) };
 /* A tile of even width applies the GLU; one of odd width leaves it to a separate pass. */
 static const moert_choices fusing = {4, 1024, 512, 8, 2, 16}, separate = {4, 1024, 512, 6, 1, 4096};
 
-static void force_tile(const moert_choices *choices) {
-    ASSERT_OK(moert_tuning_force(choices));
+/* Runs the forward GEMM and its GLU. */
+static arrays run(const problem *p, const way *by) {
+    return run_new(p, FORWARD, by, false);
 }
 
-static int force_fusing(void **state) {
-    (void)state;
-    return moert_tuning_force(&fusing) == MOERT_OK ? 0 : -1;
-}
-
-static int force_none(void **state) {
-    (void)state;
-    return moert_tuning_force(NULL) == MOERT_OK ? 0 : -1;
+/* Calls `check` for every problem with one GLU, and every way with a forced tile. */
+static void each_run(const moert_choices *tile, void (*check)(const problem *p, way by)) {
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (size_t w = 0; w < gemm_way_count; w++) {
+            problem p = problems[i];
+            way by = gemm_ways[w];
+            p.gate = &gates[i % GATES];
+            by.choices = tile;
+            check(&p, by);
+        }
 }
 
 /* Compares one fused call with two calls: the same h, and the same v unless it is dropped. */
-static void compare_calls(const problem *p, size_t f, const way *by) {
-    gated_run how = gated_forms[f];
-    how.fused = false;
-    const gated want = run_gated(p, &how, by, false);
-    how.fused = true;
-    for (int drop = 0; drop < 2; drop++) {
-        how.drop_v = drop != 0;
-        const gated got = run_gated(p, &how, by, false);
-        const char *title = titled("n %zu, k %zu, form %zu, %s, %s v", p->n, p->k, f, by->name,
-                                   drop ? "dropped" : "kept");
-        assert_same_bits(title, got.h, want.h, want.results);
-        if (!drop)
-            compare_arrays(title, &got.a, &want.a);
-    }
+static void check_fused(const problem *p, way by) {
+    by.separate = true;
+    const arrays want = run(p, &by);
+    by.separate = false;
+    check_run(p, FORWARD, &by, false, &want);
+    by.drop_v = true;
+    const arrays got = run(p, &by);
+    assert_same_bits(titled("n %zu, k %zu, %s, v dropped", p->n, p->k, by.name), got.h, want.h,
+                     want.h_count);
 }
 
-/* Even problems use the first two forms, odd problems the last two. */
-TEST_WITH(test_a_fused_call_has_the_bits_of_two_calls, NULL, force_none) {
-    /* NULL: the tile that this CPU uses by default */
-    const moert_choices *const tiles[] = {NULL, &fusing, &separate};
-    for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
-        force_tile(tiles[t]);
-        for (size_t i = 0; i < PROBLEMS; i++)
-            for (size_t f = i % 2 * 2, last = f + 2; f < last; f++)
-                for (size_t w = 0; w < gemm_way_count; w++)
-                    compare_calls(&problems[i], f, &gemm_ways[w]);
-    }
+/* Even problems use the first two GLUs, odd problems the last two. */
+static void check_both_glus(const problem *p, way by) {
+    problem other = *p;
+    other.gate = &gates[(p->gate - gates) ^ 1];
+    check_fused(p, by);
+    check_fused(&other, by);
+}
+
+TEST(test_a_fused_call_has_the_bits_of_two_calls) {
+    each_run(NULL, check_both_glus); /* the tile that this CPU uses by default */
+    each_run(&fusing, check_both_glus);
+    each_run(&separate, check_both_glus);
 }
 
 /* A v of more than 16 MiB is written past the caches, unless its rows are not aligned. */
 TEST(test_a_fused_call_with_a_large_v_has_the_bits_of_two_calls) {
-    const problem large[] = {{.n = 2048, .k = 1, .rows = 2100, .groups = 2, .ends = {1001, 2100}},
-                             {.n = 2064, .k = 1, .rows = 2100, .groups = 2, .ends = {1001, 2100}}};
-    for (size_t i = 0; i < MOERT_COUNT(large); i++) {
-        compare_calls(&large[i], 0, &gemm_ways[PORTABLE_F32]);
-        compare_calls(&large[i], 2, &gemm_ways[PREPACKED_BF16]);
+    problem large = {.k = 1, .rows = 2100, .groups = 2, .ends = {1001, 2100}};
+    for (large.n = 2048; large.n <= 2064; large.n += 16) {
+        large.gate = &gates[0];
+        check_fused(&large, gemm_ways[PORTABLE_F32]);
+        large.gate = &gates[2];
+        check_fused(&large, gemm_ways[PREPACKED_BF16]);
     }
 }
 
-TEST_WITH(test_h_in_bf16_is_the_rounded_float32_h, force_fusing, force_none) {
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = 0; w < gemm_way_count; w++) {
-            if (gemm_ways[w].type == MOERT_DTYPE_F32)
-                continue; /* the backend refuses this case */
-            gated_run how = gated_forms[i % GATED_FORMS];
-            const gated full = run_gated(&problems[i], &how, &gemm_ways[w], false);
-            how.type = MOERT_DTYPE_BF16;
-            const gated rounded = run_gated(&problems[i], &how, &gemm_ways[w], false);
-            for (size_t j = 0; j < full.results; j++)
-                full.h[j] = round_to(MOERT_DTYPE_BF16, full.h[j]);
-            assert_same_bits(gemm_ways[w].name, rounded.h, full.h, full.results);
-            compare_arrays(gemm_ways[w].name, &rounded.a, &full.a);
-        }
+static void check_rounded_h(const problem *p, way by) {
+    if (by.type == MOERT_DTYPE_F32)
+        return; /* the backend refuses this case */
+    const arrays want = run(p, &by);
+    round_all(want.h, want.h_count, MOERT_DTYPE_BF16);
+    by.h = MOERT_DTYPE_BF16;
+    check_run(p, FORWARD, &by, false, &want);
 }
 
-TEST_WITH(test_v_of_the_portable_backend_has_the_bits_of_the_reference, force_fusing, force_none) {
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = 0; w < gemm_way_count; w++) {
-            const way *by = &gemm_ways[w];
-            const gated_run one = {.form = gated_forms[i % GATED_FORMS].form, .fused = true};
-            const gated got = run_gated(&problems[i], &one, by, false);
-            const gated want = run_gated(&problems[i], &one, reference_of(by), false);
-            compare_arrays(by->name, &got.a, &want.a);
-        }
+TEST(test_h_in_bf16_is_the_rounded_float32_h) {
+    each_run(&fusing, check_rounded_h);
 }
 
-TEST_WITH(test_parts_of_the_groups_give_the_bits_of_the_whole, NULL, force_none) {
-    const moert_choices *const tiles[] = {&fusing, &separate};
-    for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
-        force_tile(tiles[t]);
-        for (size_t i = 0; i < PROBLEMS; i++)
-            for (size_t w = 0; w < gemm_way_count && !problems[i].shared; w++) {
-                const gated_run *one = &gated_forms[i % GATED_FORMS];
-                way by = gemm_ways[w];
-                const gated whole = run_gated(&problems[i], one, &by, false);
-                by.parts = true;
-                const gated parts = run_gated(&problems[i], one, &by, false);
-                compare_arrays(by.name, &parts.a, &whole.a);
-                assert_same_bits(by.name, parts.h, whole.h, whole.results);
-            }
-    }
+/* The backends' exp differ, so only v is compared. */
+static void check_v(const problem *p, way by) {
+    const way reference = reference_of(by);
+    arrays got = run(p, &by);
+    const arrays want = run(p, &reference);
+    got.h_count = 0;
+    compare_arrays(by.name, &got, &want);
 }
 
-TEST_WITH(test_a_dropped_v_is_not_written_after_a_short_chain, force_fusing, force_none) {
-    if (moert_device_describe(test_device)->gpu_form) {
-        print_message("# skipped: in GPU form the GLU is a separate launch\n");
+TEST(test_v_of_the_portable_backend_has_the_bits_of_the_reference) {
+    each_run(&fusing, check_v);
+}
+
+static void check_parts_of(const problem *p, way by) {
+    if (!p->shared)
+        check_parts(p, FORWARD, &by);
+}
+
+TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
+    each_run(&fusing, check_parts_of);
+    each_run(&separate, check_parts_of);
+}
+
+static void check_dropped_v(const problem *p, way by) {
+    if (by.type != MOERT_DTYPE_F32 || is_reference(&by) || p->k > 64)
         return;
-    }
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = PORTABLE_F32; w <= PREPACKED_F32 && problems[i].k <= 64; w++) {
-            const gated_run one = {
-                .form = gated_forms[i % GATED_FORMS].form, .fused = true, .drop_v = true};
-            const gated got = run_gated(&problems[i], &one, &gemm_ways[w], false);
-            const arrays before = make_arrays(&problems[i], false);
-            compare_arrays(gemm_ways[w].name, &got.a, &before);
-        }
+    by.drop_v = true;
+    arrays got = run(p, &by);
+    const arrays before = make_arrays(p, false);
+    got.h_count = 0;
+    compare_arrays(by.name, &got, &before);
+}
+
+TEST(test_a_dropped_v_is_not_written_after_a_short_chain) {
+    if (moert_device_describe(test_device)->gpu_form)
+        SKIP("in GPU form the GLU is a separate launch");
+    each_run(&fusing, check_dropped_v);
+}
+
+static uint64_t hash;
+
+static void add_to_hash(const problem *p, way by) {
+    if (is_reference(&by))
+        return;
+    const arrays a = run(p, &by);
+    hash = hash_arrays(&a, hash);
 }
 
 /* Returns a hash of all results of the portable backend. */
 static uint64_t digest(void) {
-    uint64_t hash = 0;
-    force_tile(&fusing);
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = PORTABLE_F32; w < gemm_way_count; w++) {
-            const gated_run one = {gated_forms[i % GATED_FORMS].form, 1, .fused = true};
-            const gated g = run_gated(&problems[i], &one, &gemm_ways[w], false);
-            hash = XXH3_64bits_withSeed(g.h, g.h_count * sizeof *g.h, hash);
-            hash = XXH3_64bits_withSeed(g.a.y, g.a.y_count * sizeof *g.a.y, hash);
-        }
+    each_run(&fusing, add_to_hash);
     return hash;
 }
 
-TEST(test_one_and_two_threads_give_the_same_bits) {
-    char one[32], two[32];
-    digest_by("1", one);
-    digest_by("2", two);
-    assert_string_equal(one, two);
+TEST(test_one_two_and_three_threads_give_the_same_bits) {
+    check_threads();
 }
 
 TEST(test_what_does_not_fit_together_is_refused) {

@@ -9,6 +9,11 @@
 
 static const way nvidia = {
     .name = "nvidia", .backend = "auto", .type = MOERT_DTYPE_BF16, .prepacked = true};
+static const way rounded = {.name = "rounded",
+                            .backend = "auto",
+                            .type = MOERT_DTYPE_BF16,
+                            .prepacked = true,
+                            .result = MOERT_DTYPE_BF16};
 
 /* whole tiles; sizes one above or below a tile; partial blocks of K; empty groups and rows past the
  * end; strides, columns of y, one weight for all groups. The last three problems are unaligned. */
@@ -40,56 +45,17 @@ enum { PROBLEMS = MOERT_COUNT(problems) };
 TEST(test_gemms_of_small_integers_are_exact) {
     has_tensor_cores("portable computes");
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < OPERATIONS; op++) {
-            const arrays want = run_new(&problems[i], op, &gemm_ways[REFERENCE_BF16], true);
-            check_run(&problems[i], op, &nvidia, true, &want);
-        }
-}
-
-static void make_positive(float *values, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        values[i] = fabsf(values[i]);
-}
-
-/* Compares each element within 1e-5 of `sizes`, the sum of the magnitudes of its products. */
-static void compare_sums(const char *title, const float *got, const float *want, const float *sizes,
-                         size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (isnan(want[i]) ? !isnan(got[i]) : !(fabsf(got[i] - want[i]) <= 1e-5f * sizes[i]))
-            fail_msg("%s: element %zu is %.9g, not %.9g", title, i, (double)got[i],
-                     (double)want[i]);
+        for (operation op = 0; op < OPERATIONS; op++)
+            check_exact(&problems[i], op, &nvidia);
 }
 
 TEST(test_gemms_of_random_numbers_are_within_their_rounding) {
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < BIAS_GRAD; op++) {
-            const problem *p = &problems[i];
-            const arrays got = run_new(p, op, &nvidia, false);
-            const arrays want = run_new(p, op, &gemm_ways[REFERENCE_BF16], false);
-            arrays sizes = make_arrays(p, false);
-            make_positive(sizes.x, sizes.x_count);
-            make_positive(sizes.y, sizes.y_count);
-            make_positive(sizes.weight, sizes.weight_count);
-            make_positive(sizes.bias, sizes.bias_count);
-            run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &sizes);
-            const results sums = results_of(p, op, &got);
-            compare_sums(titled("problem %zu, %s", i, operation_names[op]), sums.data,
-                         results_of(p, op, &want).data, results_of(p, op, &sizes).data, sums.count);
-        }
+        for (operation op = 0; op < BIAS_GRAD; op++)
+            check_near(&problems[i], op, &nvidia, 1e-5);
 }
 
 /* ---- results of bf16 ---- */
-
-/* rounded[i] is floats[i] rounded to bf16. */
-static void compare_rounded(const char *title, const float *rounded, const float *floats,
-                            size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const float want = round_to(MOERT_DTYPE_BF16, floats[i]);
-        if (isnan(want) ? !isnan(rounded[i])
-                        : moert_float_bits(rounded[i]) != moert_float_bits(want))
-            fail_msg("%s: value %zu is %.9g, not %.9g", title, i, (double)rounded[i], (double)want);
-    }
-}
 
 /* Whether the device supports rounded or scattered results of a problem, by moert_gemm_rounds or
  * moert_gemm_scatters. */
@@ -106,15 +72,6 @@ static bool can(bool (*supports)(const moert_device *, const moert_gemm *), cons
     return supports(test_device, &like);
 }
 
-static void check_rounded(const problem *p, operation op) {
-    way rounded = nvidia;
-    rounded.result = MOERT_DTYPE_BF16;
-    const arrays got = run_new(p, op, &rounded, false), want = run_new(p, op, &nvidia, false);
-    const results floats = results_of(p, op, &want);
-    compare_rounded(titled("%s of n %zu, k %zu", operation_names[op], p->n, p->k),
-                    results_of(p, op, &got).data, floats.data, floats.count);
-}
-
 TEST(test_rounded_results_are_casts_of_float32_results) {
     enum { UNALIGNED = 3 };
     size_t able = 0;
@@ -124,16 +81,18 @@ TEST(test_rounded_results_are_casts_of_float32_results) {
         if (!can(moert_gemm_rounds, &p))
             continue;
         able++;
-        check_rounded(&p, FORWARD);
-        check_rounded(&p, DGRAD);
+        for (operation op = FORWARD; op <= DGRAD; op++) {
+            const arrays want = run_new(&p, op, &nvidia, false);
+            round_all(results_of(&p, op, &want).data, results_of(&p, op, &want).count,
+                      MOERT_DTYPE_BF16);
+            check_run(&p, op, &rounded, false, &want);
+        }
     }
     assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
 }
 
 static void check_scattered(const problem *p, operation op, size_t runs) {
-    way rounded = nvidia, anywhere;
-    rounded.result = MOERT_DTYPE_BF16;
-    anywhere = rounded;
+    way anywhere = rounded;
     anywhere.runs = runs;
     const arrays got = run_new(p, op, &anywhere, false), want = run_new(p, op, &rounded, false);
     const arrays old = make_arrays(p, false);
@@ -142,8 +101,9 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
         if (is_lost(m))
             memcpy(lines.data + m * lines.stride, results_of(p, op, &old).data + m * lines.stride,
                    lines.stride * sizeof(float));
-    compare_rounded(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
-                    results_of(p, op, &got).data, lines.data, lines.count);
+    round_all(lines.data, lines.count, MOERT_DTYPE_BF16);
+    assert_same_bits(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
+                     results_of(p, op, &got).data, lines.data, lines.count);
 }
 
 /* A problem whose column tiles the runs divide unevenly. */
@@ -159,10 +119,9 @@ TEST(test_rows_of_results_may_lie_anywhere) {
         if (!can(moert_gemm_scatters, &p))
             continue;
         able++;
-        for (size_t runs = 1; runs <= 7; runs += 3) {
-            check_scattered(&p, FORWARD, runs);
-            check_scattered(&p, DGRAD, runs);
-        }
+        for (size_t runs = 1; runs <= 7; runs += 3)
+            for (operation op = FORWARD; op <= DGRAD; op++)
+                check_scattered(&p, op, runs);
     }
     const bool wgmma = moert_nvidia_uses_wgmma(test_device);
     assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
@@ -201,58 +160,48 @@ TEST(test_unaligned_bf16_results_are_refused) {
 
 /* ---- GLU ---- */
 
+/* Problem i with a GLU. */
+static problem gated(size_t i, size_t form) {
+    problem p = problems[i];
+    p.accumulate = false;
+    p.y_column = p.pad_y = 0;
+    p.gate = &gates[form];
+    return p;
+}
+
 /* Small integers: v is exact, and h is within the rounding of exp. */
-static void check_glu(const problem *p, size_t f, bool drop) {
-    gated_run how = gated_forms[f];
-    how.drop_v = drop;
-    const gated got = run_gated(p, &how, &nvidia, true);
-    const gated want = run_gated(p, &how, &gemm_ways[REFERENCE_BF16], true);
-    const char *title = titled("n %zu, k %zu, form %zu", p->n, p->k, f);
-    if (!drop)
-        compare_arrays(title, &got.a, &want.a);
-    for (size_t i = 0; i < got.h_count; i++) {
-        const float h = got.h[i], exact = want.h[i];
-        if (isnan(exact) ? !isnan(h) : !(fabsf(h - exact) <= 4e-6f * fabsf(exact)))
-            fail_msg("%s: h[%zu] is %.9g, not %.9g", title, i, (double)h, (double)exact);
-    }
-}
-
 TEST(test_a_gemm_with_a_glu_is_near_the_reference) {
-    for (size_t i = 0; i < PROBLEMS; i++) {
-        problem p = problems[i];
-        p.accumulate = false;
-        p.y_column = p.pad_y = 0;
-        for (size_t f = 0; f < GATED_FORMS; f++)
-            check_glu(&p, f, (i + f) % 3 == 0);
-    }
-}
-
-/* Checks that v in bf16 is the float32 v rounded, and that h does not change. */
-static void check_rounded_v(const problem *p, size_t f) {
-    gated_run how = gated_forms[f];
-    const gated want = run_gated(p, &how, &nvidia, false);
-    how.v = MOERT_DTYPE_BF16;
-    const gated got = run_gated(p, &how, &nvidia, false);
-    compare_rounded("v", got.a.y, want.a.y, want.a.y_count);
-    assert_same_bits("h", got.h, want.h, want.h_count);
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (size_t f = 0; f < GATES; f++) {
+            const problem p = gated(i, f);
+            way by = nvidia;
+            by.drop_v = (i + f) % 3 == 0;
+            const char *title = titled("n %zu, k %zu, form %zu", p.n, p.k, f);
+            arrays got = run_new(&p, FORWARD, &by, true);
+            arrays want = run_new(&p, FORWARD, &gemm_ways[REFERENCE_BF16], true);
+            assert_close(title, got.h, to_doubles(want.h, want.h_count), want.h_count, 0.0, 4e-6);
+            got.h_count = 0;
+            if (!by.drop_v)
+                compare_arrays(title, &got, &want);
+        }
 }
 
 TEST(test_v_in_bf16_is_a_cast_of_the_float32_v_and_leaves_h_alone) {
     enum { UNALIGNED = 5 };
     size_t able = 0;
-    for (size_t i = 0; i < PROBLEMS; i++) {
-        problem p = problems[i], gates;
-        p.accumulate = false;
-        p.y_column = p.pad_y = 0;
-        gates = p;
-        gates.n /= 2;
-        if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &gates))
+    for (size_t i = 0; i < PROBLEMS * GATES; i++) {
+        const problem p = gated(i / GATES, i % GATES);
+        problem half = p; /* gates or ups */
+        half.n /= 2;
+        if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &half))
             continue;
         able++;
-        for (size_t f = 0; f < GATED_FORMS; f++)
-            check_rounded_v(&p, f);
+        const arrays want = run_new(&p, FORWARD, &nvidia, false);
+        round_all(want.y, want.y_count, MOERT_DTYPE_BF16);
+        check_run(&p, FORWARD, &rounded, false, &want);
     }
-    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
+    assert_int_equal(
+        able, has_tensor_cores("portable rounds nothing") ? (PROBLEMS - UNALIGNED) * GATES : 0);
 }
 
 /* ---- bits ---- */
@@ -270,13 +219,9 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
 }
 
 TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
-    way parts = nvidia;
-    parts.parts = true;
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < OPERATIONS && !problems[i].shared; op++) {
-            const arrays whole = run_new(&problems[i], op, &nvidia, false);
-            check_run(&problems[i], op, &parts, false, &whole);
-        }
+        for (operation op = 0; op < OPERATIONS && !problems[i].shared; op++)
+            check_parts(&problems[i], op, &nvidia);
 }
 
 /* If other units join a GEMM, its first launch ends when all tiles are computed. No tile is omitted

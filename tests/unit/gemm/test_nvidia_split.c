@@ -29,14 +29,14 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = MOERT_COUNT(problems) };
 
-TEST(test_gemms_of_small_integers_are_exact) {
+TEST(test_gemms_are_exact_on_small_integers_and_else_within_rounding_of_float32) {
     has_hopper("chains of fma");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             problem p = problems[i];
             p.shared = true;
-            const arrays want = run_new(&p, op, &gemm_ways[REFERENCE_F32], true);
-            check_run(&p, op, &split, true, &want);
+            check_exact(&p, op, &split);
+            check_near(&p, op, &split, 0x1p-20);
         }
 }
 
@@ -77,75 +77,6 @@ TEST(test_no_bit_of_an_operand_is_lost) {
 
 /* ---- accuracy ---- */
 
-/* The sum of an element's products in float64, and the sum of the products' magnitudes. */
-typedef struct exact {
-    double sum, size;
-} exact;
-
-static void add_product(exact *e, double a, double b) {
-    e->sum += a * b;
-    e->size += fabs(a * b);
-}
-
-/* Returns element (m, n) of y, (m, k) of x, or (n, k) of the gradient of group g, without the old
- * value. */
-static exact sum_exactly(const problem *p, operation op, const arrays *a, size_t g, size_t line,
-                         size_t column) {
-    exact e = {0.0, 0.0};
-    const float *y = a->y + p->y_column;
-    if (op == FORWARD)
-        for (size_t k = 0; k < p->k; k++)
-            add_product(&e, a->x[line * a->ldx + k], a->weight[column * p->k + k]);
-    else if (op == DGRAD)
-        for (size_t n = 0; n < p->n; n++)
-            add_product(&e, y[line * a->ldy + n], a->weight[n * p->k + column]);
-    else
-        for (size_t m = start_of(p, g); m < p->ends[g]; m++)
-            add_product(&e, y[m * a->ldy + line], a->x[m * a->ldx + column]);
-    return e;
-}
-
-/* Returns the largest error of a float32 sum of products, relative to the sum of the products'
- * magnitudes. */
-static double worst_error(const problem *p, operation op, arrays *a) {
-    const size_t groups = op == WGRAD ? p->groups : 1;
-    const size_t lines = op == WGRAD ? p->n : start_of(p, p->groups);
-    const size_t columns = op == FORWARD ? p->n : p->k;
-    arrays before = *a;
-    double worst = 0.0;
-    float **old = op == FORWARD ? &before.y : op == DGRAD ? &before.x : &before.weight;
-    const results got = results_of(p, op, a);
-    *old = test_alloc(got.count * sizeof(float));
-    memcpy(*old, got.data, got.count * sizeof(float));
-    run_gemm(p, op, &split, a);
-    for (size_t g = 0; g < groups; g++)
-        for (size_t i = 0; i < lines; i++)
-            for (size_t j = 0; j < columns; j += 1 + columns / 97) {
-                const size_t at =
-                    (g * p->n + i) * got.stride + (op == FORWARD ? p->y_column : 0) + j;
-                exact e = sum_exactly(p, op, &before, g, i, j);
-                if (p->accumulate && op != FORWARD)
-                    add_product(&e, (*old)[at], 1.0);
-                if (p->bias && op == FORWARD)
-                    add_product(&e, a->bias[j], 1.0);
-                if (e.size > 0.0)
-                    worst = fmax(worst, fabs((double)got.data[at] - e.sum) / e.size);
-            }
-    return worst;
-}
-
-TEST(test_gemms_of_random_numbers_are_within_rounding_of_float32) {
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < BIAS_GRAD; op++) {
-            problem p = problems[i];
-            p.shared = true;
-            arrays a = make_arrays(&p, false);
-            const double worst = worst_error(&p, op, &a);
-            if (!(worst <= 0x1p-20))
-                fail_msg("problem %zu, %s: an error of %.3g", i, operation_names[op], worst);
-        }
-}
-
 /* Truncation instead of rounding would bias long sums of one sign towards 0. */
 TEST(test_long_sums_are_not_biased) {
     static const problem p = {
@@ -155,7 +86,7 @@ TEST(test_long_sums_are_not_biased) {
         a.x[i] = 1.0f + (float)moert_rng_uniform(3, 1, i);
     for (size_t i = 0; i < a.weight_count; i++)
         a.weight[i] = 1.0f + (float)moert_rng_uniform(3, 2, i);
-    const double worst = worst_error(&p, FORWARD, &a);
+    const double worst = worst_error(&p, FORWARD, &split, &a);
     print_message("# worst error of sums of 7168 positive products: 2^%.1f\n", log2(worst));
     assert_true(worst <= (moert_nvidia_uses_wgmma(test_device) ? 0x1p-20 : 0x1p-16));
 }

@@ -31,13 +31,18 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
                 for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++) {
                     way by = gemm_ways[w];
                     char text[128];
-                    ASSERT_OK(moert_tuning_force(&choices[c]));
                     moert_choices_print(&choices[c], text, sizeof text);
                     by.name = text;
+                    by.choices = &choices[c];
                     check_run(&gemm_problems[i], op, &by, false, &want);
-                    ASSERT_OK(moert_tuning_force(NULL));
                 }
         }
+}
+
+static void check_all_bits(const moert_choices *choices, size_t count) {
+    check_bits(REFERENCE_F32, choices, count);
+    check_bits(REFERENCE_BF16, choices, count);
+    check_bits(REFERENCE_TILES, choices, count);
 }
 
 TEST_WITH(test_no_tile_changes_a_bit, forget_tuning, NULL) {
@@ -53,9 +58,7 @@ TEST_WITH(test_no_partition_changes_a_bit, forget_tuning, NULL) {
                                                {64, 4096, 65536, 8, 2, 16},
                                                {1, 4096, 3, 8, 2, 4096},
                                                {7, 112, 129, 8, 2, 80}};
-    check_bits(REFERENCE_F32, partitions, MOERT_COUNT(partitions));
-    check_bits(REFERENCE_BF16, partitions, MOERT_COUNT(partitions));
-    check_bits(REFERENCE_TILES, partitions, MOERT_COUNT(partitions));
+    check_all_bits(partitions, MOERT_COUNT(partitions));
 }
 
 /* Runs the tiles of all built-in rows on this device, whichever device a row is for. */
@@ -91,9 +94,7 @@ TEST_WITH(test_every_choice_fits_into_little_local_memory, forget_tuning, NULL) 
     const moert_device_info whole = *info;
     info->local_bytes = 16384; /* less than the minimum that OpenCL requires */
     info->compute_units = 1;   /* with one compute unit, few work-groups fill the device */
-    check_bits(REFERENCE_F32, partitions, MOERT_COUNT(partitions));
-    check_bits(REFERENCE_BF16, partitions, MOERT_COUNT(partitions));
-    check_bits(REFERENCE_TILES, partitions, MOERT_COUNT(partitions));
+    check_all_bits(partitions, MOERT_COUNT(partitions));
     *info = whole;
 }
 
@@ -107,34 +108,7 @@ TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget_tuning, NULL) {
     assert_true(equal(find(), before));
 }
 
-/* Whether check_panels() supports the problem. */
-static bool is_plain(const problem *p) {
-    return p->accumulate && p->pad_x + p->pad_y + p->y_column == 0;
-}
-
-/* Checks that a prepacked weight keeps its panels if the choices change afterwards. A tile is one
- * or more panels wide. */
-static void check_panels(const problem *p, const moert_choices *prepack,
-                         const moert_choices *forced) {
-    arrays a = make_arrays(p, false), want = run_new(p, DGRAD, &gemm_ways[REFERENCE_F32], false);
-    set_variable("MOERT_BACKEND", "portable");
-    moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    gemm.accumulate = true;
-    const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_DGRAD,
-                                         MOERT_DTYPE_F32};
-    moert_prepacked *prepacked;
-    ASSERT_OK(moert_tuning_force(prepack));
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    ASSERT_OK(moert_tuning_force(forced));
-    ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
-    gemm.prepacked = prepacked;
-    ASSERT_OK(run_as(MOERT_GEMM_DGRAD, &gemm));
-    ASSERT_OK(moert_tuning_force(NULL));
-    download_into(gemm.x, a.x, a.x_count * sizeof(float));
-    compare_arrays("prepacked before", &a, &want);
-    moert_prepacked_destroy(prepacked);
-}
-
+/* The choices may change after a weight was prepacked. A tile is one or more panels wide. */
 TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
     static const moert_choices pairs[][2] = {
         /* the width of the forced tile is not a multiple of the panel's */
@@ -143,70 +117,69 @@ TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
         {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
         {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
     for (size_t i = 0; i < gemm_problem_count; i++)
-        for (size_t c = 0; c < MOERT_COUNT(pairs) && is_plain(&gemm_problems[i]); c++)
-            check_panels(&gemm_problems[i], &pairs[c][0], &pairs[c][1]);
+        for (operation op = FORWARD; op <= DGRAD; op++) {
+            const arrays want = run_new(&gemm_problems[i], op, &gemm_ways[REFERENCE_F32], false);
+            for (size_t c = 0; c < MOERT_COUNT(pairs); c++) {
+                way by = gemm_ways[PREPACKED_F32];
+                by.panels = &pairs[c][0];
+                by.choices = &pairs[c][1];
+                check_run(&gemm_problems[i], op, &by, false, &want);
+            }
+        }
 }
 
 /* ---- measuring ---- */
 
-typedef struct counted {
-    size_t runs, prepared;
-    moert_choices seen[4096];
-} counted;
+/* The runs of the last search. */
+static struct { size_t runs, prepared; } trials;
 
 static moert_status count_run(void *context) {
-    counted *c = context;
-    c->seen[c->runs % 4096] = find();
+    (void)context;
+    trials.runs++;
     /* a depth of 2048 appears to be much faster than any other */
-    usleep(c->seen[c->runs++ % 4096].depth == 2048 ? 100 : 10000);
+    usleep(find().depth == 2048 ? 100 : 10000);
     return MOERT_OK;
 }
 
 static moert_status count_prepare(void *context) {
-    ((counted *)context)->prepared++;
+    (void)context;
+    trials.prepared++;
     return MOERT_OK;
 }
 
-TEST_WITH(test_a_search_finds_a_much_faster_choice, forget_tuning, NULL) {
-    static counted c;
-    c = (counted){.runs = 0};
-    const moert_trial trial = {test_device, &c, count_prepare, count_run, false};
+static moert_tune_result search(moert_tune_axis axis, bool prefetches, bool prepares,
+                                uint64_t budget_ns) {
+    const moert_trial trial = {test_device, NULL, prepares ? count_prepare : NULL, count_run,
+                               prefetches};
     moert_tune_result found;
-    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_DEPTH, 400000000, &found));
-    const moert_candidate *chosen = &found.candidates[found.chosen];
-    assert_int_equal(chosen->choices.depth, 2048);
-    assert_true(found.chosen_ns > 0.0 && found.chosen_ns < found.first_ns);
-    assert_true(equal(found.candidates[0].choices, standard_choices));
-    assert_in_range(c.prepared, found.count, c.runs);
+    memset(&trials, 0, sizeof trials);
+    ASSERT_OK(moert_tune_search(&trial, &standard_choices, axis, budget_ns, &found));
+    return found;
 }
 
-static size_t count_prefetches(bool prefetches) {
-    static counted c;
-    c = (counted){.runs = 0};
-    const moert_trial trial = {test_device, &c, NULL, count_run, prefetches};
-    moert_tune_result found;
-    size_t count = 0;
-    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_PREFETCH, 1, &found));
-    for (size_t i = 0; i < found.count; i++)
-        count += found.candidates[i].choices.prefetch != standard_choices.prefetch;
-    return count;
+TEST_WITH(test_a_search_finds_a_much_faster_choice, forget_tuning, NULL) {
+    const moert_tune_result found = search(MOERT_TUNE_DEPTH, false, true, 400000000);
+    assert_int_equal(found.candidates[found.chosen].choices.depth, 2048);
+    assert_true(found.chosen_ns > 0.0 && found.chosen_ns < found.first_ns);
+    assert_true(equal(found.candidates[0].choices, standard_choices));
+    assert_in_range(trials.prepared, found.count, trials.runs);
 }
 
 TEST_WITH(test_a_search_tries_prefetch_only_where_a_gemm_prefetches, forget_tuning, NULL) {
-    assert_int_equal(count_prefetches(true), 2);
-    assert_int_equal(count_prefetches(false), 0);
+    for (int prefetches = 0; prefetches < 2; prefetches++) {
+        const moert_tune_result found = search(MOERT_TUNE_PREFETCH, prefetches, false, 1);
+        size_t count = 0;
+        for (size_t i = 0; i < found.count; i++)
+            count += found.candidates[i].choices.prefetch != standard_choices.prefetch;
+        assert_int_equal(count, prefetches ? 2 : 0);
+    }
 }
 
 TEST_WITH(test_without_time_a_search_keeps_the_first_choice, forget_tuning, NULL) {
-    static counted c;
-    c = (counted){.runs = 0};
-    const moert_trial trial = {test_device, &c, NULL, count_run, false};
     const moert_choices before = find();
-    moert_tune_result found;
-    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_PANELS, 1, &found));
-    assert_int_equal(found.chosen, 0);
+    assert_int_equal(search(MOERT_TUNE_PANELS, false, false, 1).chosen, 0);
     assert_true(equal(find(), before));
-    assert_in_range(c.runs, 1, 64 * 9);
+    assert_in_range(trials.runs, 1, 64 * 9);
 }
 
 /* The number of rows in the file. */
@@ -229,8 +202,8 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning,
             for (size_t w = 0; w < 3; w++)
                 for (operation op = 0; op < BIAS_GRAD; op++) {
                     const problem *p = &gemm_problems[problems[i]];
-                    const way *by = &gemm_ways[ways[w]];
-                    const arrays want = run_new(p, op, reference_of(by), false);
+                    const way *by = &gemm_ways[ways[w]], reference = reference_of(*by);
+                    const arrays want = run_new(p, op, &reference, false);
                     check_run(p, op, by, false, &want);
                 }
         if (again > 0)

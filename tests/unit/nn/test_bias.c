@@ -21,113 +21,60 @@ static const bias_case cases[] = {
 };
 #define CASES MOERT_COUNT(cases)
 
-static size_t rows_of(const bias_case *c) {
-    return c->ends[c->groups - 1];
-}
-
-static size_t group_of(const bias_case *c, size_t row) {
-    size_t g = 0;
-    while (row >= c->ends[g])
-        g++;
-    return g;
-}
-
-/* A case on the device, and its inputs. Two rows past the last group must keep their values. */
-typedef struct problem {
-    const bias_case *shape;
-    size_t rows, y_floats, probs;
-    double *y, *prob, *bias, *dprob, *dbias;
-    moert_scaled_bias op;
-} problem;
-
-static problem problem_create(const bias_case *c, bool accumulate) {
-    problem p = {.shape = c, .rows = rows_of(c) + 2};
-    p.y_floats = p.rows * c->ldy;
-    p.probs = p.rows * c->prob_stride;
-    p.y = random_doubles("y", p.y_floats);
-    p.prob = random_doubles("prob", p.probs);
-    p.bias = random_doubles("bias", c->groups * c->n);
-    p.dprob = random_doubles("dprob", p.probs);
-    p.dbias = random_doubles("dbias", c->groups * c->n);
-    p.op = (moert_scaled_bias){
-        .groups = {.rows = p.rows,
-                   .count = c->groups,
-                   .ends = upload(c->ends, c->groups * sizeof *c->ends)},
+/* Runs forward and both gradients. A shared bias is that of a dense layer: without weights, one for
+ * all groups, but each group has its gradient. Two rows past the last group must keep their values.
+ */
+static void check(const bias_case *c, bool shared, bool accumulate) {
+    const size_t used = c->ends[c->groups - 1], rows = used + 2, y_floats = rows * c->ldy,
+                 probs = rows * c->prob_stride, biases = c->groups * c->n;
+    double *y = random_doubles("y", y_floats), *prob = random_doubles("prob", probs),
+           *bias = random_doubles("bias", biases), *dprob = random_doubles("dprob", probs),
+           *dbias = random_doubles("dbias", biases);
+    const moert_scaled_bias op = {
+        .groups = {upload(c->ends, c->groups * sizeof *c->ends), c->groups, rows},
         .n = c->n,
         .ldy = c->ldy,
-        .prob = upload_doubles(p.prob, p.probs),
+        .shared = shared,
+        .prob = shared ? NULL : upload_doubles(prob, probs),
         .prob_stride = c->prob_stride,
-        .bias = upload_doubles(p.bias, c->groups * c->n),
-        .y = upload_doubles(p.y, p.y_floats),
-        .dprob = upload_doubles(p.dprob, p.probs),
-        .dbias =
-            accumulate ? upload_doubles(p.dbias, c->groups * c->n) : unset_floats(c->groups * c->n),
+        .bias = upload_doubles(bias, shared ? c->n : biases),
+        .y = upload_doubles(y, y_floats),
+        .dprob = upload_doubles(dprob, probs),
+        .dbias = accumulate ? upload_doubles(dbias, biases) : unset_floats(biases),
         .accumulate = accumulate,
     };
-    return p;
+    if (!shared)
+        ASSERT_OK(moert_scaled_bias_dprob(&op));
+    ASSERT_OK(moert_scaled_bias_gradient(&op));
+    ASSERT_OK(moert_scaled_bias_forward(&op));
+    for (size_t i = 0; !accumulate && i < biases; i++)
+        dbias[i] = 0.0;
+    for (size_t r = 0, g = 0; r < used; r++) {
+        const double weight = shared ? 1.0 : prob[r * c->prob_stride];
+        while (r >= c->ends[g])
+            g++;
+        for (size_t j = 0; j < c->n; j++) {
+            double *at = &y[r * c->ldy + j], b = bias[shared ? j : g * c->n + j];
+            dprob[r * c->prob_stride] += shared ? 0.0 : *at * b;
+            dbias[g * c->n + j] += weight * *at;
+            *at += weight * b;
+        }
+    }
+    assert_near_in("y", op.y, y, y_floats, 3e-6);
+    assert_near_in("dprob", op.dprob, dprob, probs, 3e-6);
+    assert_near_in("dbias", op.dbias, dbias, biases, 3e-6);
 }
 
-TEST(test_forward_adds_the_bias_of_each_rows_group) {
+TEST(test_scaled_biases_and_their_gradients_agree_with_float64) {
     for (size_t i = 0; i < CASES; i++) {
-        const bias_case *c = &cases[i];
-        problem p = problem_create(c, false);
-        ASSERT_OK(moert_scaled_bias_forward(&p.op));
-        for (size_t r = 0; r < rows_of(c); r++)
-            for (size_t j = 0; j < c->n; j++)
-                p.y[r * c->ldy + j] +=
-                    p.prob[r * c->prob_stride] * p.bias[group_of(c, r) * c->n + j];
-        assert_near_in("y", p.op.y, p.y, p.y_floats, 3e-6);
+        check(&cases[i], false, false);
+        check(&cases[i], false, true);
     }
 }
 
-TEST(test_dprob_gains_the_product_of_row_and_bias) {
-    for (size_t i = 0; i < CASES; i++) {
-        const bias_case *c = &cases[i];
-        problem p = problem_create(c, false);
-        ASSERT_OK(moert_scaled_bias_dprob(&p.op));
-        for (size_t r = 0; r < rows_of(c); r++)
-            for (size_t j = 0; j < c->n; j++)
-                p.dprob[r * c->prob_stride] +=
-                    p.y[r * c->ldy + j] * p.bias[group_of(c, r) * c->n + j];
-        assert_near_in("dprob", p.op.dprob, p.dprob, p.probs, 3e-6);
-    }
-}
-
-TEST(test_gradient_sums_the_scaled_rows_of_each_group) {
-    for (size_t i = 0; i < 2 * CASES; i++) {
-        const bias_case *c = &cases[i / 2];
-        problem p = problem_create(c, i % 2 == 0);
-        ASSERT_OK(moert_scaled_bias_gradient(&p.op));
-        for (size_t j = 0; i % 2 != 0 && j < c->groups * c->n; j++)
-            p.dbias[j] = 0.0;
-        for (size_t r = 0; r < rows_of(c); r++)
-            for (size_t j = 0; j < c->n; j++)
-                p.dbias[group_of(c, r) * c->n + j] +=
-                    p.prob[r * c->prob_stride] * p.y[r * c->ldy + j];
-        assert_near_in("dbias", p.op.dbias, p.dbias, c->groups * c->n, 3e-6);
-    }
-}
-
-/* The bias of a dense layer: without weights, one for all groups; each group has its gradient. */
-TEST(test_shared_bias_is_added_to_all_rows_and_has_a_gradient_for_each_group) {
-    for (size_t i = 0; i < CASES; i++) {
-        const bias_case *c = &cases[i];
-        problem p = problem_create(c, false);
-        const size_t bytes = p.y_floats * sizeof(float);
-        double *dbias = test_alloc((c->groups * c->n + 1) * sizeof *dbias);
-        p.op.prob = NULL;
-        p.op.shared = true;
-        p.op.bias = upload_doubles(p.bias, c->n);
-        ASSERT_OK(moert_scaled_bias_gradient(&p.op));
-        ASSERT_OK(moert_scaled_bias_forward(&p.op));
-        for (size_t r = 0; r < rows_of(c); r++)
-            for (size_t j = 0; j < c->n; j++) {
-                dbias[group_of(c, r) * c->n + j] += p.y[r * c->ldy + j];
-                p.y[r * c->ldy + j] += p.bias[j];
-            }
-        assert_near("y", download(p.op.y, bytes), p.y, p.y_floats, 3e-6);
-        assert_near_in("dbias", p.op.dbias, dbias, c->groups * c->n, 3e-6);
-    }
+TEST(test_a_shared_bias_is_added_to_all_rows_and_has_a_gradient_for_each_group) {
+    for (size_t i = 0; i < CASES; i++)
+        check(&cases[i], true, false);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -15,34 +15,24 @@ static const columns_case cases[] = {{0, 1, 8, 8, 0, 8, 0},        {1, 1, 1, 1, 
                                      {70, 7, 300, 301, 1, 310, 4}, {10, 5, 0, 4, 4, 4, 4}};
 #define CASES MOERT_COUNT(cases)
 
-static moert_columns op_of(const columns_case *c, bool sums) {
-    const moert_columns copy = {.rows = c->rows,
-                                .columns = c->columns,
-                                .repeat = c->repeat != 1 ? c->repeat : 0,
-                                .from_stride = c->narrow_stride,
-                                .from_column = c->narrow_column,
-                                .to_stride = c->wide_stride,
-                                .to_column = c->wide_column};
-    moert_columns sum = copy;
-    sum.rows = c->rows / c->repeat;
-    sum.from_stride = copy.to_stride;
-    sum.from_column = copy.to_column;
-    sum.to_stride = copy.from_stride;
-    sum.to_column = copy.from_column;
-    return sums ? sum : copy;
-}
-
-/* All columns outside the block must stay as they are. */
+/* Copies columns, or sums them back. All columns outside the block must stay as they are. */
 static void check_case(const columns_case *c, bool sums) {
+    moert_status (*const run)(const moert_columns *) =
+        sums ? moert_columns_sum : moert_columns_copy;
     const size_t narrow = c->rows / c->repeat * c->narrow_stride, wide = c->rows * c->wide_stride;
     const size_t from = sums ? wide : narrow, to = sums ? narrow : wide;
     double *x = random_doubles("x", from), *want = random_doubles("before", to);
-    moert_columns op = op_of(c, sums);
-    moert_buffer *y = upload_doubles(want, to);
-    const float *before = download_floats(y, to);
-    op.from = upload_doubles(x, from);
-    op.to = y;
-    ASSERT_OK((sums ? moert_columns_sum : moert_columns_copy)(&op));
+    const float *before = to_floats(want, to);
+    moert_columns op = {.rows = sums ? c->rows / c->repeat : c->rows,
+                        .columns = c->columns,
+                        .repeat = c->repeat != 1 ? c->repeat : 0,
+                        .from = upload_doubles(x, from),
+                        .from_stride = sums ? c->wide_stride : c->narrow_stride,
+                        .from_column = sums ? c->wide_column : c->narrow_column,
+                        .to = upload_doubles(want, to),
+                        .to_stride = sums ? c->narrow_stride : c->wide_stride,
+                        .to_column = sums ? c->narrow_column : c->wide_column};
+    ASSERT_OK(run(&op));
     for (size_t r = 0; r < op.rows; r++)
         for (size_t k = 0; k < c->columns; k++) {
             double *target = want + r * op.to_stride + op.to_column + k;
@@ -50,11 +40,12 @@ static void check_case(const columns_case *c, bool sums) {
             for (size_t i = 0; sums && i < c->repeat; i++)
                 *target += x[(r * c->repeat + i) * op.from_stride + op.from_column + k];
         }
-    assert_near_in(sums ? "sum" : "copy", y, want, to, sums ? 1e-6 : 1e-7);
+    assert_near_in(sums ? "sum" : "copy", op.to, want, to, sums ? 1e-6 : 1e-7);
+    const float *floats = download_floats(op.to, to);
     op.to = upload_as(before, to, MOERT_DTYPE_BF16);
     op.type = MOERT_DTYPE_BF16;
-    ASSERT_OK((sums ? moert_columns_sum : moert_columns_copy)(&op));
-    assert_bf16("bf16", op.to, download_floats(y, to), to);
+    ASSERT_OK(run(&op));
+    assert_bf16("bf16", op.to, floats, to);
 }
 
 TEST(test_columns_are_copied_and_summed_and_others_stay) {

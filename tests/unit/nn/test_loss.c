@@ -18,25 +18,18 @@ typedef struct outcome {
     float *loss, *gradient; /* [T], [T,V] */
 } outcome;
 
-static outcome run_as(moert_dtype type, size_t tokens, size_t vocabulary, const int32_t *target,
-                      const float *logits, float factor) {
-    moert_buffer *logits_buffer = upload_floats(logits, tokens * vocabulary);
-    moert_buffer *loss = unset_floats(tokens);
-    ASSERT_OK(
-        moert_cross_entropy(&(moert_prediction){.tokens = tokens,
-                                                .vocabulary = vocabulary,
-                                                .target = upload(target, tokens * sizeof *target),
-                                                .factor = factor,
-                                                .type = type,
-                                                .logits = logits_buffer,
-                                                .loss = loss}));
-    return (outcome){download_floats(loss, tokens),
-                     download_floats(logits_buffer, tokens * vocabulary)};
-}
-
-static outcome run(size_t tokens, size_t vocabulary, const int32_t *target, const float *logits,
-                   float factor) {
-    return run_as(MOERT_DTYPE_F32, tokens, vocabulary, target, logits, factor);
+static outcome run(moert_dtype type, size_t tokens, size_t vocabulary, const int32_t *target,
+                   const float *logits, float factor) {
+    const moert_prediction p = {.tokens = tokens,
+                                .vocabulary = vocabulary,
+                                .target = upload(target, tokens * sizeof *target),
+                                .factor = factor,
+                                .type = type,
+                                .logits = upload_floats(logits, tokens * vocabulary),
+                                .loss = unset_floats(tokens)};
+    ASSERT_OK(moert_cross_entropy(&p));
+    return (outcome){download_floats(p.loss, tokens),
+                     download_floats(p.logits, tokens * vocabulary)};
 }
 
 static void check(size_t tokens, size_t vocabulary, float scale) {
@@ -45,7 +38,7 @@ static void check(size_t tokens, size_t vocabulary, float scale) {
     int32_t *target = test_alloc(tokens * sizeof *target);
     for (size_t t = 0; t < tokens; t++)
         target[t] = (int32_t)((t * 7919 + vocabulary - 1) % vocabulary);
-    outcome got = run(tokens, vocabulary, target, logits, factor);
+    outcome got = run(MOERT_DTYPE_F32, tokens, vocabulary, target, logits, factor);
     double *want = test_alloc(vocabulary * sizeof *want);
     for (size_t t = 0; t < tokens; t++) {
         const double *row = to_doubles(logits + t * vocabulary, vocabulary);
@@ -84,7 +77,7 @@ TEST(test_gradient_matches_differences) {
         want[v] = (above - reference_loss(row, VOCABULARY, TARGET)) / (2.0 * step);
         row[v] = middle;
     }
-    outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
+    outcome got = run(MOERT_DTYPE_F32, 1, VOCABULARY, &target, logits, 1.0f);
     assert_close("gradient", got.gradient, want, VOCABULARY, 1e-6, 1e-5);
 }
 
@@ -92,8 +85,8 @@ TEST(test_factor_zero_leaves_the_logits_alone) {
     enum { TOKENS = 3, VOCABULARY = 50 };
     const int32_t target[TOKENS] = {0, -1, 49};
     float *logits = random_floats(TOKENS * VOCABULARY, 3.0f, 10);
-    outcome read_only = run(TOKENS, VOCABULARY, target, logits, 0.0f);
-    outcome full = run(TOKENS, VOCABULARY, target, logits, 1.0f);
+    outcome read_only = run(MOERT_DTYPE_F32, TOKENS, VOCABULARY, target, logits, 0.0f);
+    outcome full = run(MOERT_DTYPE_F32, TOKENS, VOCABULARY, target, logits, 1.0f);
     assert_same_bits("gradient", read_only.gradient, logits, TOKENS * VOCABULARY);
     assert_same_bits("loss", read_only.loss, full.loss, TOKENS);
 }
@@ -105,8 +98,8 @@ TEST(test_a_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
         const size_t v = vocabularies[i];
         const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
         float *logits = random_floats(TOKENS * v, 8.0f, 13);
-        outcome full = run(TOKENS, v, target, logits, 0.37f);
-        outcome rounded = run_as(MOERT_DTYPE_BF16, TOKENS, v, target, logits, 0.37f);
+        outcome full = run(MOERT_DTYPE_F32, TOKENS, v, target, logits, 0.37f);
+        outcome rounded = run(MOERT_DTYPE_BF16, TOKENS, v, target, logits, 0.37f);
         const uint16_t *bf16 = (const uint16_t *)rounded.gradient;
         assert_same_bits("loss", rounded.loss, full.loss, TOKENS);
         for (size_t t = 0; t < TOKENS; t++)
@@ -120,7 +113,7 @@ TEST(test_ignored_target_has_no_loss_and_no_gradient) {
     enum { VOCABULARY = 19 };
     const int32_t target[2] = {-1, 3};
     float *logits = random_floats(2 * VOCABULARY, 3.0f, 11), zero[VOCABULARY] = {0};
-    outcome got = run(2, VOCABULARY, target, logits, 1.0f);
+    outcome got = run(MOERT_DTYPE_F32, 2, VOCABULARY, target, logits, 1.0f);
     assert_same_bits("loss", got.loss, zero, 1);
     assert_same_bits("gradient", got.gradient, zero, VOCABULARY);
     assert_true(got.loss[1] > 0.0f);
@@ -135,7 +128,7 @@ TEST(test_bits_do_not_depend_on_the_position_of_the_row) {
         memcpy(logits + t * VOCABULARY, row, VOCABULARY * sizeof *row);
         target[t] = 1001;
     }
-    outcome got = run(TOKENS, VOCABULARY, target, logits, 0.37f);
+    outcome got = run(MOERT_DTYPE_F32, TOKENS, VOCABULARY, target, logits, 0.37f);
     for (size_t t = 1; t < TOKENS; t++) {
         assert_same_bits("loss", got.loss, got.loss + t, 1);
         assert_same_bits("gradient", got.gradient, got.gradient + t * VOCABULARY, VOCABULARY);
@@ -148,7 +141,7 @@ TEST(test_equal_logits_have_equal_gradients_in_every_lane) {
     const int32_t target = 44;
     for (size_t v = 0; v < VOCABULARY; v++)
         logits[v] = 0.3f;
-    outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
+    outcome got = run(MOERT_DTYPE_F32, 1, VOCABULARY, &target, logits, 1.0f);
     for (size_t v = 1; v < VOCABULARY - 1; v++)
         assert_same_bits("gradient", got.gradient, got.gradient + v, 1);
 }
@@ -163,11 +156,11 @@ TEST(test_extreme_logits_stay_finite_and_bad_ones_show) {
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         float logits[VOCABULARY] = {0};
         logits[2] = cases[i].value;
-        outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
+        outcome got = run(MOERT_DTYPE_F32, 1, VOCABULARY, &target, logits, 1.0f);
         assert_int_equal(isfinite(got.loss[0]) != 0, cases[i].finite);
     }
     const float logits[VOCABULARY] = {0};
-    outcome got = run(1, VOCABULARY, &outside, logits, 0.0f);
+    outcome got = run(MOERT_DTYPE_F32, 1, VOCABULARY, &outside, logits, 0.0f);
     assert_true(isnan(got.loss[0]));
 }
 

@@ -81,20 +81,26 @@ static void upload_problem(const oracle *o, size_t first, size_t rows, size_t se
                                         .scratch = &p->scratch};
 }
 
-TEST(test_norm_forward_agrees_with_float64_and_may_work_in_place) {
+TEST(test_norm_forward_agrees_with_float64_also_in_place_and_in_bf16) {
     for (size_t i = 0; i < CASES; i++) {
-        const norm_case shape = cases[i];
-        const size_t n = shape.rows * shape.width;
-        oracle o = oracle_create(shape);
+        const size_t n = cases[i].rows * cases[i].width;
+        oracle o = oracle_create(cases[i]);
         problem p;
-        upload_problem(&o, 0, shape.rows, shape.sequences, &p);
+        upload_problem(&o, 0, cases[i].rows, cases[i].sequences, &p);
+        p.forward.bf16 = unset_bf16(n);
         ASSERT_OK(moert_norm_run(&p.forward));
-        float *got = download_floats(p.forward.y, n);
+        const float *y = download_floats(p.forward.y, n);
+        assert_near("y", y, o.y, n, 2e-6);
+        assert_near_in("rstd", p.forward.rstd, o.rstd, cases[i].rows, 2e-6);
+        assert_bf16("bf16 with y", p.forward.bf16, y, n);
+        p.forward.y = NULL;
+        p.forward.bf16 = unset_bf16(n);
+        ASSERT_OK(moert_norm_run(&p.forward));
+        assert_bf16("bf16 without y", p.forward.bf16, y, n);
+        p.forward.bf16 = NULL;
         p.forward.y = (moert_buffer *)p.forward.x;
         ASSERT_OK(moert_norm_run(&p.forward));
-        assert_near("y", got, o.y, n, 2e-6);
-        assert_same_bits_in("y in place", p.forward.y, got, n);
-        assert_near_in("rstd", p.forward.rstd, o.rstd, shape.rows, 2e-6);
+        assert_same_bits_in("y in place", p.forward.y, y, n);
     }
 }
 
@@ -122,7 +128,7 @@ TEST(test_norm_backward_agrees_with_central_differences) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
         oracle o = oracle_create(shape);
-        gradients got = device_backward(&o, 0, shape.rows, shape.sequences, i % 2 != 0, NULL);
+        const gradients got = device_backward(&o, 0, shape.rows, shape.sequences, i % 2 != 0, NULL);
         for (size_t s = 0; s < shape.sequences; s++) {
             const size_t rows = shape.rows / shape.sequences, at = s * rows * shape.width;
             o.first = s * rows;
@@ -190,26 +196,6 @@ TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     }
 }
 
-TEST(test_norm_gives_bf16_results_with_or_without_float32_ones) {
-    for (size_t i = 0; i < CASES; i++) {
-        const norm_case shape = cases[i];
-        const size_t n = shape.rows * shape.width;
-        oracle o = oracle_create(shape);
-        moert_buffer *both = unset_bf16(n), *alone = unset_bf16(n);
-        problem p;
-        upload_problem(&o, 0, shape.rows, shape.sequences, &p);
-        p.forward.bf16 = both;
-        ASSERT_OK(moert_norm_run(&p.forward));
-        float *y = download_floats(p.forward.y, n);
-        p.forward.y = NULL;
-        p.forward.bf16 = alone;
-        ASSERT_OK(moert_norm_run(&p.forward));
-        assert_near("y", y, o.y, n, 2e-6);
-        assert_bf16("bf16 with y", both, y, n);
-        assert_bf16("bf16 without y", alone, y, n);
-    }
-}
-
 /* Sizes of the test of norm and rotation: heads per token, tokens per sequence, sequences. */
 enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
 
@@ -217,15 +203,14 @@ enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS }
  * be, and its result in bf16. Then compares the gradients, which the second way writes in bf16. */
 static void compare_rotated(size_t width, moert_rotation rotation) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
-    oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
-    problem separate, fused, rounded;
-    moert_buffer *table;
-    upload_problem(&o, 0, ROWS, SEQUENCES, &separate);
-    upload_problem(&o, 0, ROWS, SEQUENCES, &fused);
-    upload_problem(&o, 0, ROWS, SEQUENCES, &rounded);
+    const oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
     const moert_rope_scheme scheme = {.interleaved = rotation.interleaved,
                                       .width = moert_rotation_width(&rotation, width),
                                       .theta = 1e4};
+    problem separate, fused;
+    moert_buffer *table;
+    upload_problem(&o, 0, ROWS, SEQUENCES, &separate);
+    upload_problem(&o, 0, ROWS, SEQUENCES, &fused);
     ASSERT_OK(moert_rope_table_create(test_device, &scheme, LENGTH, &table));
     rotation.table = owned_buffer(table);
     rotation.heads = HEADS;
@@ -240,12 +225,11 @@ static void compare_rotated(size_t width, moert_rotation rotation) {
     fused.backward.bf16 = unset_bf16(n);
     ASSERT_OK(moert_norm_run(&fused.forward));
     ASSERT_OK(moert_norm_backward(&fused.backward));
-    rounded.forward.rotation = rotation;
-    rounded.forward.bf16 = unset_bf16(n);
-    ASSERT_OK(moert_norm_run(&rounded.forward));
-    assert_same_bits_in("rotated y", fused.forward.y, download_floats(separate.forward.y, n), n);
-    assert_bf16("rotated y in bf16", rounded.forward.bf16, download_floats(separate.forward.y, n),
-                n);
+    const float *y = download_floats(separate.forward.y, n);
+    assert_same_bits_in("rotated y", fused.forward.y, y, n);
+    fused.forward.bf16 = unset_bf16(n);
+    ASSERT_OK(moert_norm_run(&fused.forward));
+    assert_bf16("rotated y in bf16", fused.forward.bf16, y, n);
     assert_same_bits_in("gradient of the weight", fused.backward.partial,
                         download_floats(separate.backward.partial, SEQUENCES * width),
                         SEQUENCES * width);

@@ -2,7 +2,6 @@
 /* AdamW against float64 over several steps. */
 #include "base/dtype.h"
 #include "base/rng.h"
-#include "moert/quantize.h"
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -28,6 +27,13 @@ typedef struct adam {
     moert_buffer *p, *m, *v;
 } adam;
 
+/* The settings of step `step`, from 1 on. */
+static moert_adamw step_of(uint64_t step) {
+    moert_adamw adamw = settings;
+    adamw.step = step;
+    return adamw;
+}
+
 /* A step of n floats, with moments of a type from `state_at` on. */
 static void take_step(const moert_adamw *adamw, size_t n, adam of, moert_buffer *gradient,
                       moert_dtype moments, size_t state_at) {
@@ -52,10 +58,8 @@ static void download_state(adam s, size_t n, size_t state_count, float **result)
 static void run(size_t n, const float *parameter, const float *gradient, float **result) {
     const adam of = upload_state(parameter, n, n);
     for (size_t s = 0; s < STEPS; s++) {
-        moert_buffer *g = upload_floats(gradient + s * n, n);
-        moert_adamw adamw = settings;
-        adamw.step = s + 1;
-        take_step(&adamw, n, of, g, MOERT_DTYPE_F32, 0);
+        const moert_adamw adamw = step_of(s + 1);
+        take_step(&adamw, n, of, upload_floats(gradient + s * n, n), MOERT_DTYPE_F32, 0);
     }
     download_state(of, n, n, result);
 }
@@ -72,8 +76,7 @@ TEST(test_steps_match_float64) {
         for (size_t i = 0; i < n; i++) {
             want[0][i] = (double)parameter[i];
             for (size_t s = 0; s < STEPS; s++) {
-                moert_adamw adamw = settings;
-                adamw.step = s + 1;
+                const moert_adamw adamw = step_of(s + 1);
                 reference_step(&adamw, (double)gradient[s * n + i], &want[0][i], &want[1][i],
                                &want[2][i]);
             }
@@ -83,19 +86,6 @@ TEST(test_steps_match_float64) {
         assert_close("state", got[1], want[1], n, 1e-8, 1e-6);
         assert_close("state", got[2], want[2], n, 1e-10, 1e-6);
     }
-}
-
-TEST(test_bits_do_not_depend_on_the_position) {
-    enum { N = 1003, SHIFT = 21, LONG = N + SHIFT };
-    float *parameter = random_floats(LONG, 1.0f, 700),
-          *gradient = random_floats(STEPS * LONG, 1, 8);
-    float *part = test_alloc(STEPS * N * sizeof *part), *whole[3], *shifted[3];
-    for (size_t s = 0; s < STEPS; s++)
-        memcpy(part + s * N, gradient + s * LONG + SHIFT, N * sizeof *part);
-    run(LONG, parameter, gradient, whole);
-    run(N, parameter + SHIFT, part, shifted);
-    for (size_t k = 0; k < 3; k++)
-        assert_same_bits("whole", whole[k] + SHIFT, shifted[k], N);
 }
 
 /* A range of the parameters. Its moments begin at state_at in buffers that are smaller than the
@@ -111,8 +101,7 @@ static void check_range(size_t n, const range *of, const float *parameter, const
     moert_buffer *g = upload_floats(gradient, n);
     const adam mine = upload_state(parameter, n, state_at + count);
     for (size_t s = 0; s < STEPS; s++) {
-        moert_adamw adamw = settings;
-        adamw.step = s + 1;
+        moert_adamw adamw = step_of(s + 1);
         adamw.at = at;
         ASSERT_OK(moert_buffer_write(g, 0, gradient + s * n, n * sizeof *gradient));
         take_step(&adamw, count, mine, g, MOERT_DTYPE_F32, state_at);
@@ -154,22 +143,15 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
         float *parameter = random_floats(n, 1.0f, 800 + l), *gradient = random_floats(n, 1.0f, 900);
         float *got[2][3];
         gradient[n / 2] = NAN;
-        moert_buffer *g = upload_floats(gradient, n);
-        moert_buffer *rounded = unset_bf16(n), *cast = unset_bf16(n);
+        moert_buffer *g = upload_floats(gradient, n), *rounded = unset_bf16(n);
         for (size_t with = 0; with < 2; with++) {
             const adam of = upload_state(parameter, n, n);
-            moert_adamw adamw = settings;
-            adamw.step = 1;
+            moert_adamw adamw = step_of(1);
             adamw.rounded = with > 0 ? rounded : NULL;
             take_step(&adamw, n, of, g, MOERT_DTYPE_F32, 0);
-            if (with > 0)
-                ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32,
-                                                       MOERT_DTYPE_BF16, n, of.p, cast}));
             download_state(of, n, n, got[with]);
         }
-        uint16_t *want = download(cast, n * sizeof *want);
-        uint16_t *values = download(rounded, n * sizeof *values);
-        assert_memory_equal(values, want, n * sizeof *values);
+        assert_bf16("rounded parameter", rounded, got[1][0], n);
         for (size_t k = 0; k < 3; k++)
             assert_same_bits("state", got[1][k], got[0][k], n);
     }
@@ -201,24 +183,18 @@ static void check_bf16_step(uint64_t step, size_t n, size_t part, size_t first) 
     const size_t parts = (first + n - 1) / part + 1, skipped = 3; /* keys before the first one */
     float *parameter = random_floats(n, 1.0f, 40 + step), *gradient = random_floats(n, 0.1f, 41);
     float *moments[2] = {random_floats(n, 0.1f, 42), random_floats(n, 0.1f, 43)}, *want[3];
-    uint16_t *code[2], *got[2];
     uint64_t *key = test_alloc((skipped + parts) * sizeof *key);
     for (size_t p = 0; p < skipped + parts; p++)
         key[p] = moert_rng_stream("layer") * (p + 1);
-    for (size_t k = 0; k < 2; k++) {
-        code[k] = test_alloc(n * sizeof *code[k]);
-        for (size_t i = 0; i < n; i++) {
-            code[k][i] = (uint16_t)(moert_float_bits(fabsf(moments[k][i])) >> 16);
-            moments[k][i] = moert_float_from_bits((uint32_t)code[k][i] << 16);
-        }
-    }
+    for (size_t k = 0; k < 2; k++)
+        for (size_t i = 0; i < n; i++)
+            moments[k][i] = round_to(MOERT_DTYPE_BF16, fabs((double)moments[k][i]));
     const adam whole = {upload_floats(parameter, n), upload_floats(moments[0], n),
                         upload_floats(moments[1], n)};
-    const adam small = {upload_floats(parameter, n), upload(code[0], n * sizeof *code[0]),
-                        upload(code[1], n * sizeof *code[1])};
+    const adam small = {upload_floats(parameter, n), upload_as(moments[0], n, MOERT_DTYPE_BF16),
+                        upload_as(moments[1], n, MOERT_DTYPE_BF16)};
     moert_buffer *g = upload_floats(gradient, n);
-    moert_adamw adamw = settings;
-    adamw.step = step;
+    moert_adamw adamw = step_of(step);
     take_step(&adamw, n, whole, g, MOERT_DTYPE_F32, 0);
     adamw.part = part;
     adamw.first = first;
@@ -227,13 +203,12 @@ static void check_bf16_step(uint64_t step, size_t n, size_t part, size_t first) 
     take_step(&adamw, n, small, g, MOERT_DTYPE_BF16, 0);
     download_state(whole, n, n, want);
     assert_same_bits("parameter", download_floats(small.p, n), want[0], n);
-    got[0] = download(small.m, n * sizeof *got[0]);
-    got[1] = download(small.v, n * sizeof *got[1]);
+    const uint16_t *m = download(small.m, n * sizeof *m), *v = download(small.v, n * sizeof *v);
     for (size_t i = 0; i < n; i++) {
         const size_t place = first + i;
         const uint32_t random = random_bits(key[skipped + place / part], step, place % part);
-        assert_int_equal(got[0][i], round_up_or_down(want[1][i], random & 0xFFFF));
-        assert_int_equal(got[1][i], round_up_or_down(want[2][i], random >> 16));
+        assert_int_equal(m[i], round_up_or_down(want[1][i], random & 0xFFFF));
+        assert_int_equal(v[i], round_up_or_down(want[2][i], random >> 16));
     }
 }
 
@@ -260,21 +235,19 @@ TEST(test_the_mean_of_bf16_moments_is_right) {
     moert_buffer *g = upload_floats(values, N);
     double m = 0.0, v = 0.0, sum[2] = {0.0, 0.0};
     for (uint64_t step = 1; step <= LATER; step++) {
-        moert_adamw adamw = settings;
-        adamw.beta1 = 0.999;
-        adamw.beta2 = 0.999;
-        adamw.step = step;
+        moert_adamw adamw = step_of(step);
+        adamw.beta1 = adamw.beta2 = 0.999;
         adamw.part = N;
         adamw.keys = upload(&key, sizeof key);
         take_step(&adamw, N, of, g, MOERT_DTYPE_BF16, 0);
         m += 0.001 * (0.5 - m);
         v += 0.001 * (0.25 - v);
     }
-    const uint16_t *code[2] = {download(of.m, N * sizeof(uint16_t)),
-                               download(of.v, N * sizeof(uint16_t))};
-    for (size_t k = 0; k < 2; k++)
+    for (size_t k = 0; k < 2; k++) {
+        download_as(k == 0 ? of.m : of.v, values, N, MOERT_DTYPE_BF16);
         for (size_t i = 0; i < N; i++)
-            sum[k] += (double)moert_float_from_bits((uint32_t)code[k][i] << 16);
+            sum[k] += (double)values[i];
+    }
     assert_true(fabs(sum[0] / N / m - 1.0) < 2e-4);
     assert_true(fabs(sum[1] / N / v - 1.0) < 2e-4);
 }

@@ -1,7 +1,6 @@
 // run: check=1,1gpu all=1san
 /* The tree over sequences on the device, compared with the host's tree; sums of squares; the
  * addition kernel. */
-#include "base/dtype.h"
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -98,42 +97,47 @@ TEST(test_tree_over_any_number_of_ranks_has_the_same_bits) {
     }
 }
 
-static double squared_norm(const float *x, size_t n) {
-    double sum = 0.0;
-    for (size_t i = 0; i < n; i++)
-        sum += (double)x[i] * (double)x[i];
-    return sum;
-}
-
-/* Computes sum[count], the sums of squares of ranges of one buffer. */
-static void sum_squares(moert_buffer *buffer, size_t count, const size_t *offset,
-                        const size_t *length, double *sum) {
-    moert_square_span *span = test_alloc(count * sizeof *span);
+/* Computes sum[count]. */
+static void sum_squares(const moert_square_span *span, size_t count, double *sum) {
     moert_squares *squares;
-    for (size_t i = 0; i < count; i++)
-        span[i] = (moert_square_span){{buffer, MOERT_DTYPE_F32, offset[i]}, length[i]};
     ASSERT_OK(moert_squares_create(test_device, span, count, &squares));
     ASSERT_OK(moert_squares_sum(squares, sum));
     moert_squares_destroy(squares);
 }
 
-TEST(test_sum_squares_matches_float64) {
-    enum { COUNT = 8 };
-    const size_t length[COUNT] = {1, 0, 15, 17, 4096, 4097, 0, 100003};
-    size_t offset[COUNT], size = 0;
-    double sum[COUNT];
-    for (size_t i = 0; i < COUNT; i++) {
-        offset[i] = size + i; /* a gap before each range */
-        size = offset[i] + length[i];
+/* In the third buffer there are more blocks than work-items that add the sums of blocks. Spans have
+ * gaps between them. The sums are computed again after a change of a buffer. */
+TEST(test_squares_of_several_buffers_match_float64_and_follow_their_values) {
+    enum { BUFFERS = 4, SPANS = 8 };
+    const size_t length[BUFFERS][SPANS] = {
+        {1, 0, 15, 17, 4096, 4097, 0, 100003}, {0, 20}, {4096 * 300 + 5, 7}, {9000}};
+    moert_square_span span[BUFFERS * SPANS];
+    moert_buffer *buffer[BUFFERS];
+    moert_squares *squares;
+    double want[BUFFERS * SPANS] = {0}, sum[BUFFERS * SPANS];
+    for (size_t b = 0; b < BUFFERS; b++) {
+        size_t size = 0;
+        for (size_t s = 0; s < SPANS; s++, size += s + length[b][s - 1])
+            span[b * SPANS + s] = (moert_square_span){.x.at = size, .length = length[b][s]};
+        const float *x = random_floats(size, 3.0f, 303 + b);
+        buffer[b] = upload_floats(x, size);
+        for (size_t i = b * SPANS; i < (b + 1) * SPANS; i++) {
+            span[i].x.buffer = buffer[b];
+            for (size_t j = span[i].x.at; j < span[i].x.at + span[i].length; j++)
+                want[i] += (double)x[j] * (double)x[j];
+        }
     }
-    float *x = random_floats(size, 3.0f, 300);
-    moert_buffer *buffer = upload(x, size * sizeof *x);
-    sum_squares(buffer, COUNT, offset, length, sum);
-    for (size_t i = 0; i < COUNT; i++) {
-        const double want = squared_norm(x + offset[i], length[i]);
-        assert_true(fabs(sum[i] - want) <= 1e-6 * want);
+    ASSERT_OK(moert_squares_create(test_device, span, BUFFERS * SPANS, &squares));
+    for (int round = 0; round < 2; round++) {
+        ASSERT_OK(moert_squares_sum(squares, sum));
+        for (size_t i = 0; i < BUFFERS * SPANS; i++) {
+            const double expected = round > 0 && span[i].x.buffer == buffer[2] ? 0.0 : want[i];
+            assert_within(sum[i], expected, 1e-6 * expected);
+        }
+        ASSERT_OK(moert_buffer_clear(buffer[2], 0, moert_buffer_bytes(buffer[2])));
     }
-    sum_squares(buffer, 0, NULL, NULL, NULL);
+    moert_squares_destroy(squares);
+    sum_squares(NULL, 0, NULL);
 }
 
 TEST(test_bf16_squares_are_those_of_the_decoded_floats) {
@@ -141,21 +145,12 @@ TEST(test_bf16_squares_are_those_of_the_decoded_floats) {
     for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
         const size_t n = lengths[l], at = 4 * l;
         float *x = random_floats(at + n, 3.0f, 310);
-        uint16_t *code = test_alloc((at + n) * sizeof *code);
-        for (size_t i = 0; i < at + n; i++) {
-            code[i] = (uint16_t)(moert_float_bits(x[i]) >> 16);
-            x[i] = moert_float_from_bits((uint32_t)code[i] << 16);
-        }
-        const moert_elements both[] = {
-            {upload(x, (at + n) * sizeof *x), MOERT_DTYPE_F32, at},
-            {upload(code, (at + n) * sizeof *code), MOERT_DTYPE_BF16, at}};
+        round_all(x, at + n, MOERT_DTYPE_BF16);
         double sum[2];
         for (size_t k = 0; k < 2; k++) {
-            moert_squares *squares;
-            ASSERT_OK(
-                moert_squares_create(test_device, &(moert_square_span){both[k], n}, 1, &squares));
-            ASSERT_OK(moert_squares_sum(squares, &sum[k]));
-            moert_squares_destroy(squares);
+            const moert_dtype type = k == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
+            const moert_square_span span = {{upload_as(x, at + n, type), type, at}, n};
+            sum_squares(&span, 1, &sum[k]);
         }
         assert_memory_equal(&sum[0], &sum[1], sizeof *sum);
     }
@@ -163,17 +158,16 @@ TEST(test_bf16_squares_are_those_of_the_decoded_floats) {
 
 TEST(test_sum_squares_does_not_depend_on_the_position) {
     enum { LENGTH = 9001, POSITIONS = 20 };
-    float *tensor = random_floats(LENGTH, 3.0f, 301);
-    float *x = test_alloc((LENGTH + POSITIONS) * POSITIONS * sizeof *x);
-    size_t offset[POSITIONS], length[POSITIONS];
+    const float *tensor = random_floats(LENGTH, 3.0f, 301);
+    float *x = test_alloc((LENGTH + 1) * POSITIONS * sizeof *x);
+    moert_square_span span[POSITIONS];
     double sum[POSITIONS];
-    for (size_t i = 0; i < POSITIONS; i++) {
-        offset[i] = i * (LENGTH + 1);
-        length[i] = LENGTH;
-        memcpy(x + offset[i], tensor, LENGTH * sizeof *x);
-    }
-    moert_buffer *buffer = upload(x, (LENGTH + POSITIONS) * POSITIONS * sizeof *x);
-    sum_squares(buffer, POSITIONS, offset, length, sum);
+    for (size_t i = 0; i < POSITIONS; i++)
+        memcpy(x + i * (LENGTH + 1), tensor, LENGTH * sizeof *x);
+    moert_buffer *buffer = upload_floats(x, (LENGTH + 1) * POSITIONS);
+    for (size_t i = 0; i < POSITIONS; i++)
+        span[i] = (moert_square_span){{buffer, MOERT_DTYPE_F32, i * (LENGTH + 1)}, LENGTH};
+    sum_squares(span, POSITIONS, sum);
     for (size_t i = 1; i < POSITIONS; i++)
         assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
 }
@@ -181,47 +175,17 @@ TEST(test_sum_squares_does_not_depend_on_the_position) {
 TEST(test_sum_squares_shows_what_is_not_finite) {
     enum { LENGTH = 5000 };
     const float bad[] = {NAN, INFINITY, -INFINITY};
-    const size_t offset[2] = {0, LENGTH}, length[2] = {LENGTH, LENGTH};
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
         float *x = random_floats(2 * LENGTH, 1.0f, 302);
         double sum[2];
         x[LENGTH - 1] = bad[i];
-        moert_buffer *buffer = upload(x, 2 * LENGTH * sizeof *x);
-        sum_squares(buffer, 2, offset, length, sum);
+        moert_buffer *buffer = upload_floats(x, 2 * LENGTH);
+        const moert_square_span span[] = {{{buffer, MOERT_DTYPE_F32, 0}, LENGTH},
+                                          {{buffer, MOERT_DTYPE_F32, LENGTH}, LENGTH}};
+        sum_squares(span, 2, sum);
         assert_false(isfinite(sum[0]));
         assert_true(isfinite(sum[1]));
     }
-}
-
-/* There are more blocks than work-items that add the sums of blocks. The sums are computed again
- * after a change of the buffers. */
-TEST(test_squares_of_several_buffers_follow_their_values) {
-    enum { BUFFERS = 3, SPANS = 2 };
-    const size_t length[BUFFERS][SPANS] = {{0, 20}, {4096 * 300 + 5, 7}, {9000, 0}};
-    moert_square_span span[BUFFERS * SPANS];
-    moert_buffer *buffer[BUFFERS];
-    moert_squares *squares;
-    double want[BUFFERS * SPANS], sum[BUFFERS * SPANS];
-    for (size_t b = 0; b < BUFFERS; b++) {
-        const size_t size = length[b][0] + length[b][1];
-        float *x = random_floats(size, 3.0f, 303 + b);
-        buffer[b] = upload(x, size * sizeof *x);
-        for (size_t s = 0, at = 0; s < SPANS; at += length[b][s++]) {
-            const size_t i = b * SPANS + s;
-            span[i] = (moert_square_span){{buffer[b], MOERT_DTYPE_F32, at}, length[b][s]};
-            want[i] = squared_norm(x + at, length[b][s]);
-        }
-    }
-    ASSERT_OK(moert_squares_create(test_device, span, BUFFERS * SPANS, &squares));
-    for (int round = 0; round < 2; round++) {
-        ASSERT_OK(moert_squares_sum(squares, sum));
-        for (size_t i = 0; i < BUFFERS * SPANS; i++) {
-            const double expected = round > 0 && span[i].x.buffer == buffer[1] ? 0.0 : want[i];
-            assert_true(fabs(sum[i] - expected) <= 1e-6 * expected);
-        }
-        ASSERT_OK(moert_buffer_clear(buffer[1], 0, moert_buffer_bytes(buffer[1])));
-    }
-    moert_squares_destroy(squares);
 }
 
 TEST(test_add_takes_any_length) {

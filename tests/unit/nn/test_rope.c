@@ -64,46 +64,32 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
     }
 }
 
-TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
-    const rope_case shape = {3, 19, 2, 24, 20, 4};
-    const size_t n = shape.length * shape.heads * shape.head_size;
-    double *values = random_doubles("x", 3 * n);
-    for (int interleaved = 0; interleaved < 2; interleaved++) {
-        moert_buffer *batch = upload_doubles(values, 3 * n);
-        moert_buffer *alone = upload_doubles(values + n, n);
-        const moert_rotation rotation = rotation_of(shape, interleaved, shape.length);
-        ASSERT_OK(moert_rope(&rotation, 3 * shape.length, shape.head_size, false, batch));
-        ASSERT_OK(moert_rope(&rotation, shape.length, shape.head_size, false, alone));
-        assert_same_bits_in("x", alone, download_floats(batch, 3 * n) + n, n);
-    }
-}
-
-/* Two documents in each of two sequences; positions may also be in any other order. */
-TEST(test_rope_of_a_document_has_the_same_bits_alone_and_at_any_offset) {
+/* Two documents in each of two sequences, then the sequences themselves. */
+TEST(test_rope_of_a_document_or_sequence_has_the_same_bits_alone_and_at_any_offset) {
     const rope_case shape = {2, 19, 2, 24, 20, 4};
     const size_t width = shape.heads * shape.head_size, tokens = 2 * shape.length;
-    const size_t starts[] = {0, 7, 19, 20, 38};
+    const size_t starts[][5] = {{0, 7, 19, 20, 38}, {0, 19, 38, 38, 38}};
     int32_t position[38];
     double *values = random_doubles("x", tokens * width);
     for (size_t d = 0; d < 4; d++)
-        for (size_t t = starts[d]; t < starts[d + 1]; t++)
-            position[t] = (int32_t)(t - starts[d]);
-    moert_buffer *positions = upload(position, sizeof position);
-    for (int interleaved = 0; interleaved < 2; interleaved++)
-        for (int inverse = 0; inverse < 2; inverse++) {
-            moert_buffer *packed = upload_doubles(values, tokens * width);
-            moert_rotation rotation = rotation_of(shape, interleaved, shape.length);
-            rotation.positions = positions;
-            ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, inverse, packed));
-            rotation.positions = NULL;
-            const float *got = download_floats(packed, tokens * width);
-            for (size_t d = 0; d < 4; d++) {
-                const size_t own = starts[d + 1] - starts[d];
-                moert_buffer *alone = upload_doubles(values + starts[d] * width, own * width);
-                ASSERT_OK(moert_rope(&rotation, own, shape.head_size, inverse, alone));
-                assert_same_bits_in("x", alone, got + starts[d] * width, own * width);
-            }
+        for (size_t t = starts[0][d]; t < starts[0][d + 1]; t++)
+            position[t] = (int32_t)(t - starts[0][d]);
+    for (size_t i = 0; i < 8; i++) {
+        const bool inverse = i % 2, whole = i / 4;
+        const size_t *start = starts[whole];
+        moert_buffer *packed = upload_doubles(values, tokens * width);
+        moert_rotation rotation = rotation_of(shape, i / 2 % 2, shape.length);
+        rotation.positions = whole ? NULL : upload(position, sizeof position);
+        ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, inverse, packed));
+        rotation.positions = NULL;
+        const float *got = download_floats(packed, tokens * width);
+        for (size_t d = 0; d < 4; d++) {
+            const size_t own = start[d + 1] - start[d];
+            moert_buffer *alone = upload_doubles(values + start[d] * width, own * width);
+            ASSERT_OK(moert_rope(&rotation, own, shape.head_size, inverse, alone));
+            assert_same_bits_in("x", alone, got + start[d] * width, own * width);
         }
+    }
 }
 
 /* Values at far positions differ visibly if the angle is not first rounded to float32. */
@@ -129,27 +115,22 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
 }
 
 TEST(test_rope_table_multiplies_by_the_attention_factor) {
-    const moert_rope_scheme plain = {.type = MOERT_ROPE_YARN,
-                                     .width = 8,
-                                     .theta = theta,
-                                     .factor = 4.0,
-                                     .original = 64,
-                                     .attention_factor = 1.0};
-    moert_rope_scheme scaled = plain;
-    scaled.attention_factor = 1.25;
-    const size_t n = 10 * 8;
-    moert_buffer *table[2];
-    ASSERT_OK(moert_rope_table_create(test_device, &plain, 10, &table[0]));
-    ASSERT_OK(moert_rope_table_create(test_device, &scaled, 10, &table[1]));
-    float *got[2];
+    moert_rope_scheme scheme = {.type = MOERT_ROPE_YARN,
+                                .width = 8,
+                                .theta = theta,
+                                .factor = 4.0,
+                                .original = 64,
+                                .attention_factor = 1.0};
+    float got[2][10 * 8];
     for (int i = 0; i < 2; i++) {
-        owned_buffer(table[i]);
-        got[i] = test_alloc(n * sizeof(float));
-        ASSERT_OK(moert_buffer_read(table[i], 0, got[i], n * sizeof(float)));
+        moert_buffer *table;
+        ASSERT_OK(moert_rope_table_create(test_device, &scheme, 10, &table));
+        ASSERT_OK(moert_buffer_read(owned_buffer(table), 0, got[i], sizeof got[i]));
+        scheme.attention_factor = 1.25;
     }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < MOERT_COUNT(got[0]); i++)
         got[0][i] *= 1.25f;
-    assert_same_bits("table", got[1], got[0], n);
+    assert_same_bits("table", got[1], got[0], MOERT_COUNT(got[0]));
 }
 
 TEST(test_rope_refuses_odd_widths_and_short_tables) {

@@ -1,20 +1,27 @@
 // run: check=1,1gpu all=1san
-/* Quantizers: published byte vectors, errors of dequantized values, the options of NVFP4,
- * refusals. */
-#include "base/memory.h"
+/* Quantizers: published byte vectors, without and with a norm, errors of dequantized values, the
+ * options of NVFP4, random matrices with a norm against an oracle, refusals. */
 #include "base/dtype.h"
-#include "support/quant/quantized.h"
+#include "base/memory.h"
+#include "support/quant/quantize_oracle.h"
 
 /* ---- published vectors ---- */
 
-static void check_row(const moert_quantizer *how, const float *x, size_t n,
-                      const unsigned char *scale, const unsigned char *q) {
+/* Checks the bytes of a row of n values on both backends, with a norm unless it is 0. */
+static void check_normed_row(const moert_quantizer *how, float norm, const float *x, size_t n,
+                             const unsigned char *scale, const unsigned char *q) {
     const matrix m = {.x = x, .rows = 1, .columns = n};
     for (size_t b = 0; b < BACKENDS; b++) {
-        quantized z = quantize(backends[b], how, &m);
+        quantized z = norm == 0.0f ? quantize(backends[b], how, &m)
+                                   : quantize_by(&norm, backends[b], how, &m);
         assert_memory_equal(z.scale, scale, z.scale_bytes);
         assert_memory_equal(z.q, q, z.q_bytes);
     }
+}
+
+static void check_row(const moert_quantizer *how, const float *x, size_t n,
+                      const unsigned char *scale, const unsigned char *q) {
+    check_normed_row(how, 0.0f, x, n, scale, q);
 }
 
 TEST(test_blocks_of_one_value_give_the_published_bytes) {
@@ -65,10 +72,12 @@ TEST(test_nvfp4_gives_the_published_bytes_of_each_rule) {
     float x[32] = {0, .5f, -.5f, 1, -1, 1.5f, 2, -2, 2.6f, 3, -3.6f, 4, 5.1f, -5.1f, 6, -6};
     for (int i = 16; i < 32; i++)
         x[i] = (float)(i - 15) / 100.0f;
-    const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
-    check_row(&HOW(.format = nvfp4), x, 32, scale, nearest);
-    check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_TORCHAO), x, 32, scale, nearest);
-    check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_BRIDGE), x, 32, scale, bridge);
+    for (moert_nvfp4_rule rule = 0; rule <= MOERT_NVFP4_BRIDGE; rule++) {
+        const moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = rule);
+        check_row(&how, x, 32, scale, rule == MOERT_NVFP4_BRIDGE ? bridge : nearest);
+        /* a norm of one over the global scale; it leaves no rule a choice */
+        check_normed_row(&how, 2688.0f / 6.0f, x, 32, scale, nearest);
+    }
 }
 
 TEST(test_nvfp4_treats_tiny_blocks_by_each_rule) {
@@ -92,6 +101,99 @@ TEST(test_zeros_and_what_becomes_zero_keep_their_sign) {
     const float scale = 1.0f;
     check_row(&HOW(.format = MOERT_FORMAT_MXFP8_E4M3), x, 128, mx_scale, q);
     check_row(&HOW(.format = MOERT_FORMAT_FP8_BLOCK), x, 128, (const unsigned char *)&scale, q);
+}
+
+/* ---- a norm ---- */
+
+TEST(test_blocks_with_a_norm_have_the_bytes_of_cudnn) {
+    const moert_format e4m3 = MOERT_FORMAT_MXFP8_E4M3, e5m2 = MOERT_FORMAT_MXFP8_E5M2,
+                       nvfp4 = MOERT_FORMAT_NVFP4;
+    /* the scale and first payload byte of a block of `value` and zeros */
+    const struct {
+        moert_format format;
+        float norm, value;
+        unsigned char scale, q;
+    } cases[] = {
+        {e4m3, 0.01f, 1000.0f, 122, 0x7A},
+        {e4m3, 0.01f, 0.0f, 0, 0},
+        {e4m3, 0.01f, 6.4134731f, 115, 0x78},
+        /* E5M2 ends at 128 */
+        {e5m2, 1.0f, 128.0f, 127, 0x58},    /* 128 / 128 = 2^0 */
+        {e5m2, 1.0f, 57344.0f, 136, 0x57},  /* 57344 / 128 = 448, up to 2^9; 57344 / 2^9 = 112 */
+        {e5m2, 0.5f, -57344.0f, 135, 0xD7}, /* 448 * 0.5 = 224, up to 2^8 */
+        {e5m2, 1.0f, INFINITY, 254, 0x7B},  /* the largest payload, 57344 */
+        /* the smallest scale multiplies by the largest number */
+        {e4m3, 1.0f, 0x1p-126f, 0, 0x48}, /* 2^-126 * FLT_MAX = 4 */
+        {e4m3, 1.0f, 448 * 0x1p-126f, 1, 0x7E},
+        {e4m3, 0x1p-30f, 1.0f, 89, 0x78}, /* 2^-38 / 448 * 512 */
+        {e4m3, 0x1p-126f, 448.0f, 1, 0x7E},
+        {e4m3, 0x1p-127f, 448.0f, 0, 0x7E}, /* 448 * FLT_MAX saturates */
+        /* NaN and infinity are treated as without a norm */
+        {e4m3, 0.01f, NAN, 255, 0x7F},
+        {e4m3, 0.01f, -INFINITY, 254, 0xFE},
+        {nvfp4, 0.01f, NAN, 0x7F, 0x77},
+        {nvfp4, 1.0f, INFINITY, 0x7E, 0x07},
+        /* a norm that is not positive gives NaN */
+        {e4m3, -1.0f, 1.0f, 255, 0x7F},
+        {e4m3, NAN, 1.0f, 255, 0x7F},
+        {e4m3, 0.0f, 1.0f, 255, 0x7F},
+        {nvfp4, -1.0f, 1.0f, 0x7F, 0x77},
+        {nvfp4, NAN, 1.0f, 0x7F, 0x77},
+        {nvfp4, 0.0f, 1.0f, 0x7F, 0x77},
+        /* scales of NVFP4 follow the formula */
+        {nvfp4, 1.0f, 6.0f, 0x38, 0x07},           /* scale 1 */
+        {nvfp4, 4.0f, -6.0f, 0x48, 0x0F},          /* scale 4 */
+        {nvfp4, 1.0f, 6000.0f, 0x7E, 0x07},        /* scale and payload saturate */
+        {nvfp4, 1.0f, 6.0f * 0x1p-9f, 0x01, 0x07}, /* the smallest scale */
+        {nvfp4, 1.0f, 7.0f, 0x39, 0x07},           /* 7 / 6 rounds to 1.125; 7 / 1.125 saturates */
+        {nvfp4, 1.0f, -6.0f * 0x1p-11f, 0x00, 0x00}, /* scale 0 makes payload 0 */
+    };
+    for (size_t i = 0; i < BACKENDS * MOERT_COUNT(cases); i++) {
+        const float x[32] = {[0] = cases[i / BACKENDS].value};
+        const moert_format format = cases[i / BACKENDS].format;
+        const matrix m = {.x = x, .rows = 1, .columns = moert_format_block(format)};
+        quantized z = quantize_by(&cases[i / BACKENDS].norm, backends[i % BACKENDS],
+                                  &HOW(.format = format), &m);
+        if (z.scale[0] != cases[i / BACKENDS].scale || z.q[0] != cases[i / BACKENDS].q)
+            fail_msg("case %zu has %02x, %02x", i / BACKENDS, z.scale[0], z.q[0]);
+    }
+}
+
+TEST(test_the_worked_example_has_a_norm_and_comes_back) {
+    const float norm = 0.01f, x[32] = {[5] = 1000.0f, [6] = -500.0f};
+    const matrix m = {.x = x, .rows = 1, .columns = 32};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize_by(&norm, backends[b], &HOW(.format = 0), &m);
+        assert_within((double)(z.back[5] / norm), 1000.0, 1e-3);
+        assert_within((double)(z.back[6] / norm), -500.0, 1e-3);
+        assert_true(z.back[0] == 0.0f);
+    }
+}
+
+TEST(test_random_matrices_with_a_norm_have_the_bytes_of_the_oracle) {
+    if (moert_device_describe(test_device)->gpu_form)
+        SKIP("takes minutes in GPU form; the table of blocks runs there");
+    enum { M = 70, N = 83, POWERS = 4 };
+    const uint32_t ends[] = {33, 33, 65, M};
+    const float norms[] = {1.0f, 0.01f, 3.7f, 2688.0f / 11.0f};
+    /* values near 1; scales of 2^-127; large values; NVFP4 scales of 0 */
+    const int powers[POWERS] = {0, -128, 100, -6};
+    for (size_t i = 0; i < 4 * 4 * POWERS * 2; i++) {
+        const float norm = norms[i % 4];
+        const int power = powers[i / 16 % POWERS];
+        const moert_quantizer how =
+            HOW(.format = i / 4 % 4, .axis = i / 64 == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN,
+                .scale_rounding = MOERT_SCALE_FLOOR);
+        float *x = random_floats((size_t)M * N, 4.0f, i);
+        for (size_t k = 0; k < M * N; k++)
+            x[k] = k / 16 % 9 == 0 ? 0.0f : ldexpf(x[k], power - (int)(k / 32 % 7));
+        const matrix m = {x, M, N, ends, 4};
+        quantized want = quantize_by(&norm, "reference", &how, &m);
+        quantized got = quantize_by(&norm, "portable", &how, &m);
+        const char *what = titled("case %zu", i);
+        oracle_check_quantized(what, &how, &norm, &m, &want, SIZE_MAX - 1);
+        assert_same_quantized(what, &got, &want);
+    }
 }
 
 /* ---- values ---- */
@@ -247,6 +349,9 @@ TEST(test_wrong_arguments_are_named) {
     REFUSED(usage, "not with mxfp8-e4m3", op.how.rounding = MOERT_ROUNDING_STOCHASTIC);
     REFUSED(usage, "32 columns are no multiple", op.x_runs = 5);
     REFUSED(usage, "global scale[1,1] is missing", op.how.format = MOERT_FORMAT_NVFP4);
+    good.norm = good.x;
+    REFUSED(usage, "not with fp8-block", op.how.format = MOERT_FORMAT_FP8_BLOCK);
+    REFUSED(usage, "norm has 2 bytes", op.norm = test_buffer(2));
     REFUSED(MOERT_ERROR_UNSUPPORTED, "columns of a quantized matrix",
             (op.how.format = MOERT_FORMAT_NVFP4, op.columns = (size_t)1 << 31));
 }

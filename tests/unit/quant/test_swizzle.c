@@ -31,9 +31,8 @@ static moert_scale_tiles describe(const char *backend, const matrix *m, size_t t
     unsigned char *unset = test_alloc(bytes);
     memset(unset, 0xEE, bytes);
     set_variable("MOERT_BACKEND", backend);
-    op.groups.ends = m->groups > 0 ? upload(m->ends, m->groups * sizeof *m->ends) : NULL;
-    op.groups.count = m->groups;
-    op.groups.rows = m->lines;
+    op.groups = (moert_groups){m->groups > 0 ? upload(m->ends, m->groups * sizeof *m->ends) : NULL,
+                               m->groups, m->lines};
     op.width = m->width;
     op.transposed = m->transposed;
     op.linear = upload(m->scales, m->lines * m->width);
@@ -46,19 +45,15 @@ static moert_scale_tiles describe(const char *backend, const matrix *m, size_t t
  * the tiles. */
 static unsigned char *swizzle(const char *backend, const matrix *m, size_t *bytes) {
     const uint32_t whole = (uint32_t)m->lines;
+    const size_t tiles = moert_row_blocks(m->groups > 0 ? m->ends : &whole,
+                                          m->groups > 0 ? m->groups : 1, m->transposed ? 4 : 128);
     *bytes = moert_swizzled_bytes(m->ends, m->groups, m->lines, m->width, m->transposed);
-    moert_scale_tiles op =
-        describe(backend, m,
-                 moert_row_blocks(m->groups > 0 ? m->ends : &whole, m->groups > 0 ? m->groups : 1,
-                                  m->transposed ? 4 : 128),
-                 *bytes);
+    const moert_scale_tiles op = describe(backend, m, tiles, *bytes);
     ASSERT_OK(moert_swizzle(&op));
-    unsigned char *tiles = download(op.swizzled, *bytes);
     ASSERT_OK(moert_buffer_clear(op.linear, 0, m->lines * m->width));
     ASSERT_OK(moert_unswizzle(&op));
-    unsigned char *back = download(op.linear, m->lines * m->width);
-    assert_memory_equal(back, m->scales, m->lines * m->width);
-    return tiles;
+    assert_memory_equal(download(op.linear, m->lines * m->width), m->scales, m->lines * m->width);
+    return download(op.swizzled, *bytes);
 }
 
 /* Checks that every scale lies where the formula of the tiles says, and that all other bytes are
@@ -111,16 +106,12 @@ TEST(test_column_scales_lie_in_one_matrix_or_one_for_each_expert) {
      * column 130, row 300 is 1. */
     enum { LINES = 32, WIDTH = 256 };
     const uint32_t ends[] = {8, 24, 32};
-    unsigned char scales[LINES * WIDTH] = {0};
-    scales[300 / 32 * WIDTH + 130] = 1;
-    const matrix whole = {scales, LINES, WIDTH, true, NULL, 0};
-    const matrix parts = {scales, LINES, WIDTH, true, ends, 3};
-    for (size_t b = 0; b < BACKENDS; b++) {
+    unsigned char scales[LINES * WIDTH] = {[300 / 32 * WIDTH + 130] = 1};
+    for (size_t i = 0; i < 2 * BACKENDS; i++) {
+        const bool whole = i < BACKENDS;
+        const matrix m = {scales, LINES, WIDTH, true, whole ? NULL : ends, whole ? 0 : 3};
         size_t bytes;
-        unsigned char *tiles = swizzle(backends[b], &whole, &bytes);
-        assert_true(tiles[5153] == 1);
-        tiles = swizzle(backends[b], &parts, &bytes);
-        assert_true(tiles[4129] == 1);
+        assert_int_equal(swizzle(backends[i % BACKENDS], &m, &bytes)[whole ? 5153 : 4129], 1);
     }
 }
 
@@ -191,8 +182,7 @@ static void check_runs(const char *backend, size_t rows, size_t width, size_t gr
     op = (moert_interleave){sizeof op, rows, width, granularity, element_bytes, true, to, from};
     ASSERT_OK(moert_buffer_clear(from, 0, bytes));
     ASSERT_OK(moert_interleave_run(&op));
-    unsigned char *back = download(from, bytes);
-    assert_memory_equal(back, plain, bytes);
+    assert_memory_equal(download(from, bytes), plain, bytes);
 }
 
 TEST(test_gate_and_up_alternate_in_runs_of_any_granularity) {
