@@ -28,15 +28,21 @@ static int by_line(const void *a, const void *b) {
     return (*first)->line - (*second)->line;
 }
 
-int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
-    const size_t count = (size_t)(__stop_test_rows - __start_test_rows);
-    const char *slash = strrchr(file, '/');
-    const test_row **rows = test_alloc(count * sizeof *rows);
-    struct CMUnitTest *tests = test_alloc(count * sizeof *tests);
-    memcpy(rows, __start_test_rows, count * sizeof *rows);
-    qsort(rows, count, sizeof *rows, by_line);
-    for (size_t i = 0; i < count; i++)
+struct CMUnitTest *tests_of_program(size_t *count) {
+    *count = (size_t)(__stop_test_rows - __start_test_rows);
+    const test_row **rows = test_alloc(*count * sizeof *rows);
+    struct CMUnitTest *tests = test_alloc(*count * sizeof *tests);
+    memcpy(rows, __start_test_rows, *count * sizeof *rows);
+    qsort(rows, *count, sizeof *rows, by_line);
+    for (size_t i = 0; i < *count; i++)
         tests[i] = rows[i]->test;
+    return tests;
+}
+
+int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
+    const char *slash = strrchr(file, '/');
+    size_t count;
+    struct CMUnitTest *tests = tests_of_program(&count);
     return run_table(slash != NULL ? slash + 1 : file, tests, count, begin, end);
 }
 
