@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase.
+# tests/unit/comm/test_watchdog.c has more ways to fail, without waiting for them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
+program=${TEST_BUILD:-build}/tests/victim
 export MOERT_TIMEOUT_S=3
 
 # hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills $log, sets $status and $seconds
 hang() {
     local way=$1 ranks=$2 start=$SECONDS
     shift 2
-    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "$@" -n "$ranks" "$program" victim "$way" >"$log" 2>&1
+    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "$@" -n "$ranks" "$program" "$way" >"$log" 2>&1
     status=$?
     seconds=$((SECONDS - start))
     echo "status $status after $seconds s" >>"$log"
@@ -41,9 +42,7 @@ if [ $MOERT_MPI != mpich ]; then
 fi
 ends stop 2 "^moert: rank 1 on .* is stopped .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends late 2 "^moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
-ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends report 3 "^moert: rank [12] reports a failure\$"
-ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late"
 
 ends_itself() {
     hang sink 2
@@ -52,8 +51,5 @@ ends_itself() {
 }
 ends_itself
 verdict $? "a program that takes the watchdog's message gets control back and ends by itself"
-for way in paused limit; do
-    check "$way: a rank may compute for longer than the limit" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim $way
-done
-check "a job without faults ends without an error under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing
+check "a job without faults ends without an error under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" nothing
 finish
