@@ -1,6 +1,9 @@
 /* Test tables, ownership, random values and comparisons (test.h). */
 #include "support/test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "base/config.h"
 #include "base/rng.h"
 #include "base/text.h"
@@ -120,6 +123,21 @@ int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
         all[i] = (struct CMUnitTest){tests[i].name, tests[i].test_func, begin_test, end_test,
                                      (void *)(uintptr_t)&tests[i]};
     return _cmocka_run_group_tests(name, all, count, begin, end);
+}
+
+int start_child(int (*work)(const void *), const void *context) {
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(work(context));
+    assert_true(child > 0);
+    return child;
+}
+
+int end_of(int child) {
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 long launched_as(const char *open_mpi, const char *mpich) {

@@ -104,10 +104,15 @@ void release_owned(void);
 size_t owned_count(void);
 void release_since(size_t count);
 
-/* ---- settings ---- */
+/* ---- settings and processes ---- */
 
 /* Sets an environment variable (NULL: unsets it) and reloads the configuration. */
 void set_variable(const char *name, const char *value);
+
+/* Runs work(context) in a new child process, which ends with its result. end_of() waits for the end
+ * and returns the exit status, or 128 + the signal that ended the child. */
+int start_child(int (*work)(const void *context), const void *context);
+int end_of(int child);
 
 /* The number in the variable that mpirun of Open MPI or of MPICH has set, or 0. */
 long launched_as(const char *open_mpi, const char *mpich);

@@ -196,14 +196,16 @@ TEST(test_a_pause_restarts_the_wait_for_a_rank) {
 
 /* ---- entries and notes ---- */
 
+static int sleep_for_ever(const void *context) {
+    for (;;)
+        pause();
+    return context != NULL;
+}
+
 /* Fills the entry for a new child process that sleeps; its heartbeat is fresh. */
 static pid_t enter_child(moert_watch_entry *entry) {
     unsigned long long birth;
-    const pid_t child = fork();
-    if (child == 0)
-        for (;;)
-            pause();
-    assert_true(child > 0);
+    const int child = start_child(sleep_for_ever, NULL);
     moert_watch_enter(entry, 1000 * second);
     FILE *file = fopen(titled("/proc/%d/stat", (int)child), "r");
     assert_non_null(file);

@@ -3,11 +3,11 @@
  * does the work and the others wait, for a limited time. */
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "device/internal.h"
 #include "io/durable.h"
@@ -81,9 +81,15 @@ TEST_WITH(test_the_directories_above_a_cache_are_created, make_cache, NULL) {
     assert_int_equal(access(in_directory("cache/a/b/key.bin"), F_OK), 0);
 }
 
-/* Opens a cache entry. If it is absent, adds a line to file `name` after 0.1 s. Stores the entry if
- * `done`. */
-static void work(const char *name, bool done) {
+/* A process that opens a cache entry. If it is absent, adds a line to file `name` after 0.1 s.
+ * Stores the entry if `done`. */
+typedef struct worker {
+    const char *name;
+    bool done;
+} worker;
+
+static int work(const void *context) {
+    const worker *w = context;
     moert_cache_entry entry;
     unsigned char *data;
     size_t bytes;
@@ -91,31 +97,24 @@ static void work(const char *name, bool done) {
     const bool absent = data == NULL;
     free(data);
     if (absent) {
-        FILE *file = fopen(in_directory(name), "a");
+        FILE *file = fopen(in_directory(w->name), "a");
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         fputs("worked\n", file);
         fclose(file);
     }
-    moert_cache_close(&entry, absent && done ? (const unsigned char *)"x" : NULL, 1);
+    moert_cache_close(&entry, absent && w->done ? (const unsigned char *)"x" : NULL, 1);
+    return 0;
 }
 
 /* Starts three processes at once and returns how many of them do the work. */
 static size_t count_workers(const char *name, bool done) {
-    pid_t children[3];
+    const worker w = {name, done};
+    int children[3];
     size_t bytes;
-    fflush(NULL);
-    for (size_t i = 0; i < 3; i++) {
-        children[i] = fork();
-        if (children[i] == 0) {
-            work(name, done);
-            _exit(0);
-        }
-    }
-    for (size_t i = 0; i < 3; i++) {
-        int status = -1;
-        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-        assert_int_equal(status, 0);
-    }
+    for (size_t i = 0; i < 3; i++)
+        children[i] = start_child(work, &w);
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(end_of(children[i]), 0);
     read_file(in_directory(name), &bytes);
     return bytes / strlen("worked\n");
 }
@@ -126,7 +125,7 @@ TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);
-    work("again", true);
+    work(&(worker){"again", true});
     assert_int_not_equal(access(in_directory("again"), F_OK), 0);
 }
 
@@ -156,31 +155,25 @@ TEST_WITH(test_links_in_the_directory_are_not_followed, make_cache, NULL) {
     assert_string_equal(read_file(in_directory("victim"), NULL), "untouched");
 }
 
-/* Starts a child process that holds the lock of `key` until it is killed. */
-static pid_t hold_lock(const char *key) {
-    int ready[2];
-    char byte = 0;
-    assert_int_equal(pipe(ready), 0);
-    fflush(NULL);
-    const pid_t child = fork();
-    if (child == 0) {
-        moert_cache_entry entry;
-        unsigned char *data;
-        size_t bytes;
-        moert_cache_open(key, &entry, &data, &bytes);
-        if (write(ready[1], &byte, 1) != 1)
-            _exit(1);
+/* Holds the lock of "key" from the moment when it writes to a pipe. */
+static int hold_lock(const void *pipe_end) {
+    moert_cache_entry entry;
+    unsigned char *data;
+    size_t bytes;
+    moert_cache_open("key", &entry, &data, &bytes);
+    if (write(*(const int *)pipe_end, "", 1) == 1)
         for (;;)
             pause();
-    }
-    assert_int_equal(read(ready[0], &byte, 1), 1);
-    close(ready[0]);
-    close(ready[1]);
-    return child;
+    return 1;
 }
 
 TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
-    const pid_t child = hold_lock("key");
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe(ready), 0);
+    const int child = start_child(hold_lock, &ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    moert_close_files(ready, 2);
     moert_cache_patience_ns = 300000000;
     const uint64_t start = moert_clock_ns();
     assert_false(obtain("key", "machine code"));
@@ -188,7 +181,7 @@ TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
     assert_true(waited >= 300000000 && waited < 30000000000);
     assert_true(obtain("key", "machine code")); /* the entry was stored without the lock */
     kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
+    end_of(child);
 }
 
 TESTS(make_test_directory, remove_test_directory)
