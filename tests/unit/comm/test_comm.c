@@ -66,12 +66,6 @@ TEST(test_entries_are_compared_with_those_of_rank_0) {
     }
 }
 
-TEST(test_allgatherv_takes_empty_pieces_and_pieces_in_place) {
-    bool right = gather_uneven(false);
-    right = gather_uneven(true) && right;
-    ASSERT_ON_ALL(right);
-}
-
 static size_t rows_between(size_t from, size_t to) {
     return (from * 5 + to * 3) % 4 * (from + to + 1);
 }
@@ -96,22 +90,28 @@ static bool exchange_uneven(void) {
     return right;
 }
 
-TEST(test_alltoallv_takes_uneven_and_empty_pieces) {
-    ASSERT_ON_ALL(exchange_uneven());
-}
-
-TEST(test_pieces_above_the_limit_travel_in_several_messages) {
-    size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
-    moert_comm_piece_bytes = moert_mail_piece_bytes = 7;
+static bool gather_even(void) {
     uint64_t mine[2] = {mpi_value(test_rank, 1, 0), mpi_value(test_rank, 1, 1)}, all[2 * 256];
     bool right = moert_comm_allgather(test_comm, mine, sizeof mine, all) == MOERT_OK;
     for (size_t r = 0; r < test_ranks; r++)
         right = right && all[2 * r] == mpi_value(r, 1, 0) && all[2 * r + 1] == mpi_value(r, 1, 1);
-    right = gather_uneven(false) && right;
-    right = exchange_uneven() && right;
-    moert_comm_piece_bytes = limit;
-    moert_mail_piece_bytes = mail_limit;
-    ASSERT_ON_ALL(right);
+    return right;
+}
+
+/* Whole, and in messages of 7 bytes. */
+TEST(test_pieces_may_be_uneven_empty_in_place_and_longer_than_a_message) {
+    const size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
+    for (int several = 0; several < 2; several++) {
+        moert_comm_piece_bytes = several ? 7 : limit;
+        moert_mail_piece_bytes = several ? 7 : mail_limit;
+        bool right = gather_even();
+        right = gather_uneven(false) && right;
+        right = gather_uneven(true) && right;
+        right = exchange_uneven() && right;
+        moert_comm_piece_bytes = limit;
+        moert_mail_piece_bytes = mail_limit;
+        ASSERT_ON_ALL(right);
+    }
 }
 
 TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
@@ -185,34 +185,30 @@ TEST(test_split_keeps_the_order_and_names_ranks_of_the_whole) {
     ASSERT_ON_ALL(right);
 }
 
-TEST(test_ranks_of_one_host_are_counted) {
-    bool right =
-        moert_comm_node_count(test_comm) == 1 && moert_comm_node_size(test_comm) == test_ranks;
-    right = right && moert_comm_node_rank(test_comm) == test_rank &&
-            moert_comm_node(test_comm, test_ranks - 1) == 0;
-    right = right && strlen(moert_comm_host(test_comm, test_ranks - 1)) > 0;
-    ASSERT_ON_ALL(right);
-}
-
-/* With MOERT_NODE_RANKS=3, every three ranks count as a host, even in communicators of only some
+/* With MOERT_NODE_RANKS=N, every N ranks count as a host, even in communicators of only some
  * ranks. */
-TEST(test_ranks_of_one_host_may_count_as_several) {
-    moert_comm *whole = NULL, *odd = NULL;
-    set_variable("MOERT_NODE_RANKS", "3");
-    bool right = moert_comm_split(test_comm, 0, &whole) == MOERT_OK &&
-                 moert_comm_split(test_comm, test_rank % 2, &odd) == MOERT_OK;
-    set_variable("MOERT_NODE_RANKS", NULL);
-    right = right && moert_comm_node_count(whole) == (test_ranks + 2) / 3 &&
-            moert_comm_node_rank(whole) == test_rank % 3;
-    for (size_t r = 0; right && r < test_ranks; r++)
-        right = moert_comm_node(whole, r) == r / 3;
-    for (size_t r = 0; right && r < moert_comm_size(odd); r++) {
-        const size_t origin = 2 * r + test_rank % 2, first = test_rank % 2;
-        right = moert_comm_node(odd, r) == origin / 3 - first / 3;
+TEST(test_ranks_of_one_host_are_counted_and_may_count_as_several) {
+    static const char *const settings[] = {NULL, "3"};
+    for (size_t i = 0; i < MOERT_COUNT(settings); i++) {
+        const size_t each = i == 0 ? test_ranks : 3, odd_first = test_rank % 2;
+        moert_comm *whole = NULL, *odd = NULL;
+        set_variable("MOERT_NODE_RANKS", settings[i]);
+        bool right = moert_comm_split(test_comm, 0, &whole) == MOERT_OK &&
+                     moert_comm_split(test_comm, test_rank % 2, &odd) == MOERT_OK;
+        set_variable("MOERT_NODE_RANKS", NULL);
+        const size_t nodes = moert_ceil_div(test_ranks, each), mine = test_rank / each;
+        right = right && moert_comm_node_count(whole) == nodes &&
+                moert_comm_node_rank(whole) == test_rank % each &&
+                moert_comm_node_size(whole) == moert_min(each, test_ranks - mine * each);
+        for (size_t r = 0; right && r < test_ranks; r++)
+            right = moert_comm_node(whole, r) == r / each && strlen(moert_comm_host(whole, r)) > 0;
+        for (size_t r = 0; right && r < moert_comm_size(odd); r++)
+            right = moert_comm_node(odd, r) == (2 * r + odd_first) / each - odd_first / each;
+        moert_comm_destroy(whole);
+        moert_comm_destroy(odd);
+        ASSERT_ON_ALL(right);
     }
-    moert_comm_destroy(whole);
-    moert_comm_destroy(odd);
-    ASSERT_ON_ALL(right);
+    moert_comm_destroy(NULL);
 }
 
 /* ---- tree sums ---- */
@@ -305,6 +301,7 @@ TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
         float *expected = serial_sum(0, total, N);
         right = all_spans(0, 0, total, N, expected, (moert_span){0}) && right;
     }
+    right = sum_is_right((moert_span){0}, N, (float[N]){0}) && right; /* without leaves, zero */
     ASSERT_ON_ALL(right);
 }
 
@@ -355,21 +352,11 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     ASSERT_ON_ALL(right);
 }
 
-TEST(test_tree_sum_without_leaves_is_zero) {
-    float zero[3] = {0};
-    bool right = sum_is_right((moert_span){0}, 3, zero);
-    ASSERT_ON_ALL(right);
-}
-
 TEST(test_tree_sum_refuses_spans_that_leave_a_gap) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     const moert_span span = {test_rank, 1, test_ranks + 1};
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_ERROR_MISMATCH;
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
-}
-
-TEST(test_destroy_takes_null) {
-    moert_comm_destroy(NULL);
 }
 
 MPI_TESTS(NULL, NULL)
