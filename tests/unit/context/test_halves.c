@@ -37,14 +37,9 @@ static void compare_halves_with_whole(const char *bind, bool given) {
                   strcmp(mine.placement.cpus, whole.placement.cpus) == 0);
 }
 
-TEST(test_bound_halves_share_the_host) {
-    compare_halves_with_whole("1", false);
-    compare_halves_with_whole("1", true);
-}
-
-TEST(test_unbound_halves_share_the_host) {
-    compare_halves_with_whole("0", false);
-    compare_halves_with_whole("0", true);
+TEST(test_bound_and_unbound_halves_share_the_host) {
+    for (int row = 0; row < 4; row++)
+        compare_halves_with_whole(row < 2 ? "1" : "0", row % 2 != 0);
 }
 
 MPI_TESTS(NULL, NULL)
