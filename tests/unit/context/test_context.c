@@ -1,13 +1,12 @@
 // run: np=1,2,3,4 sanitize=2
 /* Contexts: several in sequence, contexts on the caller's OpenCL objects, with and without binding
  * to cores, and with bad settings. */
-#define CL_TARGET_OPENCL_VERSION 300
-#include <CL/cl.h>
 #include <sched.h>
 
 #include "base/memory.h"
 #include "context/context.h"
 #include "support/mpi.h"
+#include "support/opencl.h"
 
 static void destroy(void *context) {
     moert_context_destroy(context);
@@ -133,21 +132,16 @@ TEST(test_options_of_another_size_are_refused) {
 }
 
 TEST(test_a_context_works_on_the_queue_of_the_caller) {
-    cl_device_id id = test_device_id();
-    cl_int code[2];
-    cl_context cl = clCreateContext(NULL, 1, &id, NULL, NULL, &code[0]);
-    cl_command_queue queue = clCreateCommandQueueWithProperties(cl, id, NULL, &code[1]);
-    ASSERT_ON_ALL(code[0] == CL_SUCCESS && code[1] == CL_SUCCESS);
+    const cl_objects caller = make_objects(0);
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-    options.cl_context = cl;
-    options.cl_device = id;
-    options.cl_queue = queue;
+    options.cl_context = caller.context;
+    options.cl_device = caller.id;
+    options.cl_queue = caller.queue;
     ASSERT_OK_ON_ALL(use_context(&options));
     ASSERT_OK_ON_ALL(use_context(&options));
     options.cl_queue = NULL;
     ASSERT_FAILS_ON_ALL(use_context(&options), MOERT_ERROR_USAGE,
                         "needs context, device and queue");
-    ASSERT_ON_ALL(clReleaseCommandQueue(queue) == CL_SUCCESS && clReleaseContext(cl) == CL_SUCCESS);
 }
 
 TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
