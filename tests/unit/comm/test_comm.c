@@ -1,7 +1,6 @@
 // run: np=1,2,3,4 device=0 sanitize=2
 /* Collectives, agreement and tree sums, on any number of ranks. */
 #include "base/memory.h"
-#include "base/rng.h"
 #include "comm/internal.h"
 #include "comm/tree_sum.h"
 #include "support/mpi.h"
@@ -213,41 +212,6 @@ TEST(test_ranks_of_one_host_are_counted_and_may_count_as_several) {
 
 /* ---- tree sums ---- */
 
-static float leaf(size_t leaf_index, size_t i) {
-    double scale = (double)(1u << ((leaf_index + i) * 5 % 11));
-    return (float)(moert_rng_normal(9, leaf_index, i) * scale);
-}
-
-/* Sums the leaves [first, first + count), n values each, by a tree over only these. Row 0 of the
- * result is the sum. */
-static float *serial_sum(size_t first, size_t count, size_t n) {
-    float *leaves = test_alloc((count + 1) * n * sizeof *leaves),
-          **rows = test_alloc(count * sizeof *rows);
-    moert_tree_node *nodes = test_alloc(count * sizeof *nodes);
-    for (size_t j = 0; j < count; j++) {
-        nodes[j] = (moert_tree_node){j, 1};
-        rows[j] = leaves + j * n;
-        for (size_t i = 0; i < n; i++)
-            rows[j][i] = leaf(first + j, i);
-    }
-    moert_tree_sum_nodes(count, nodes, rows, count, leaves, n);
-    return leaves;
-}
-
-/* Computes the rows of this rank's tree nodes. The subtree below a node has the shape of a tree
- * over only the leaves of that node. */
-static float *make_nodes(moert_span span, size_t n) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    float *rows = test_alloc((span.count + 1) * n * sizeof *rows);
-    const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
-    for (size_t k = 0; k < count; k++) {
-        const size_t size = moert_min(nodes[k].width, end - nodes[k].first);
-        float *sum = serial_sum(nodes[k].first, size, n);
-        memcpy(rows + k * n, sum, n * sizeof *rows);
-    }
-    return rows;
-}
-
 /* Divides n columns among the ranks. kind 0: evenly; 1: the last rank gets all; 2: each rank gets
  * more than the previous rank. */
 static void set_borders(size_t n, size_t kind, size_t *border) {
@@ -259,13 +223,14 @@ static void set_borders(size_t n, size_t kind, size_t *border) {
     }
 }
 
-/* Compares the tree sum with the expected one, in shards of each kind and gathered. */
-static bool sum_is_right(moert_span span, size_t n, const float *expected) {
+/* Compares the tree sum with the host's, in shards of each kind and gathered. */
+static bool sum_is_right(moert_span span, size_t n) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_OK;
+    const float *expected = sum_of_nodes(spans, n, n);
     for (size_t kind = 0; kind < 3; kind++) {
-        float *rows = make_nodes(span, n);
+        float *rows = draw_nodes(span, n, n, test_rank);
         moert_tree_sum *sum = NULL;
         set_borders(n, kind, border);
         const size_t first = border[test_rank], count = border[test_rank + 1] - first;
@@ -280,38 +245,32 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected) {
 }
 
 /* Tries all ways to divide the leaves from `first` on into one span per rank, from rank `at` on. */
-static bool all_spans(size_t at, size_t first, size_t total, size_t n, const float *expected,
-                      moert_span mine) {
+static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     if (at == test_ranks)
-        return sum_is_right(mine, n, expected);
+        return sum_is_right(mine, 5);
     bool right = true;
     size_t left = total - first;
     for (size_t count = at + 1 == test_ranks ? left : 0; count <= left; count++) {
         if (at == test_rank)
             mine = (moert_span){first, count, total};
-        right = all_spans(at + 1, first + count, total, n, expected, mine) && right;
+        right = all_spans(at + 1, first + count, total, mine) && right;
     }
     return right;
 }
 
+/* A tree of nodes has the bits of one rank's tree of all leaves (test_tree.c). */
 TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
-    enum { N = 5 };
     bool right = true;
-    for (size_t total = 1; total <= 13; total++) {
-        float *expected = serial_sum(0, total, N);
-        right = all_spans(0, 0, total, N, expected, (moert_span){0}) && right;
-    }
-    right = sum_is_right((moert_span){0}, N, (float[N]){0}) && right; /* without leaves, zero */
+    for (size_t total = 0; total <= 13; total++) /* without leaves, the sum is zero */
+        right = all_spans(0, 0, total, (moert_span){0}) && right;
     ASSERT_ON_ALL(right);
 }
 
 TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
-    size_t n = 100001, total = 2 * test_ranks + 1, usual = moert_tree_round_floats;
-    float *expected = serial_sum(0, total, n);
-    size_t first = test_rank == 0 ? 0 : 2 * test_rank + 1;
-    moert_span span = {first, test_rank == 0 ? 3 : 2, total};
+    const size_t usual = moert_tree_round_floats, first = test_rank == 0 ? 0 : 2 * test_rank + 1;
     moert_tree_round_floats = 10000;
-    bool right = sum_is_right(span, n, expected);
+    const bool right =
+        sum_is_right((moert_span){first, test_rank == 0 ? 3 : 2, 2 * test_ranks + 1}, 100001);
     moert_tree_round_floats = usual;
     ASSERT_ON_ALL(right);
 }
@@ -324,7 +283,7 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     const moert_span span = {test_rank, 1, test_ranks};
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
-    float *expected = serial_sum(0, test_ranks, N), *rows[SUMS];
+    float *rows[SUMS];
     moert_tree_sum *sums[SUMS] = {NULL};
     moert_comm *part = NULL;
     bool right = moert_comm_split(test_comm, 0, &part) == MOERT_OK;
@@ -332,7 +291,7 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     set_borders(N, 0, border);
     moert_tree_round_floats = 1000;
     for (size_t i = 0; i < SUMS; i++) {
-        rows[i] = make_nodes(span, N);
+        rows[i] = draw_nodes(span, N, 9, test_rank);
         for (size_t j = 0; j < N; j++)
             rows[i][j] *= (float)(1u << i);
         right = moert_tree_sum_start(i == 1 ? part : test_comm, spans, rows[i], border, &sums[i]) ==
@@ -341,6 +300,7 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
         right = moert_comm_barrier(test_comm) == MOERT_OK && right;
     }
     const size_t first = border[test_rank], count = border[test_rank + 1] - first;
+    const float *expected = sum_of_nodes(spans, N, 9);
     for (size_t i = SUMS; i-- > 0;) {
         right = moert_tree_sum_progress(sums[0]) == MOERT_OK && right;
         right = moert_tree_sum_wait(sums[i]) == MOERT_OK && right;

@@ -1,7 +1,5 @@
 // run: np=1,2,3,4 gpu=2 sanitize=2 env=MOERT_SYNC=device
 /* Reduce-scatter and all-gather between devices, against the sums of base/tree.h on the host. */
-#include "base/memory.h"
-#include "base/rng.h"
 #include "exchange/peers.h"
 #include "support/mpi.h"
 
@@ -16,14 +14,6 @@ static int open_peers(void **state) {
 static int close_peers(void **state) {
     moert_peers_destroy(peers);
     return close_test_context(state);
-}
-
-/* values[n] of a rank. */
-static float *draw(size_t n, uint64_t seed, size_t rank) {
-    float *values = test_alloc(n * sizeof *values);
-    for (size_t i = 0; i < n; i++)
-        values[i] = (float)(moert_rng_uniform(seed, rank, i) - 0.5);
-    return values;
 }
 
 /* border[ranks + 1] of n columns; the last rank but one has none. */
@@ -53,22 +43,6 @@ static moert_span *make_spans(size_t more, bool alike) {
     return spans;
 }
 
-/* sum[n] of all ranks' nodes on the host; draw() gives the nodes of each rank. */
-static float *sum_on_host(const moert_span *spans, size_t n, uint64_t seed) {
-    moert_tree_node nodes[32 * MOERT_TREE_MAX_NODES];
-    float *rows[32 * MOERT_TREE_MAX_NODES], *sum = test_alloc(n * sizeof *sum);
-    size_t count = 0;
-    for (size_t r = 0; r < test_ranks; r++) {
-        const size_t own = moert_tree_nodes(spans[r], nodes + count);
-        float *values = draw(own * n, seed, r);
-        for (size_t i = 0; i < own; i++)
-            rows[count + i] = values + i * n;
-        count += own;
-    }
-    moert_tree_sum_nodes(spans[0].total, nodes, rows, count, sum, n);
-    return sum;
-}
-
 /* Sums n columns between the devices, and compares this rank's shard with the host's sum. With
  * `in_place`, each rank has one node, and its buffer receives the sum. */
 static void check_sum(size_t n, size_t more, bool accumulate, bool in_place) {
@@ -76,9 +50,10 @@ static void check_sum(size_t n, size_t more, bool accumulate, bool in_place) {
     const moert_span *spans = make_spans(more, in_place);
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t *border = uneven_border(n), own = moert_tree_nodes(spans[test_rank], nodes);
-    const float *expected = sum_on_host(spans, n, seed);
-    float *before = draw(n, in_place ? seed : seed + 1, test_rank);
-    moert_buffer *rows = upload_floats(draw(own * n, seed, test_rank), own * n),
+    const float *expected = sum_of_nodes(spans, n, seed),
+                *values = draw_nodes(spans[test_rank], n, seed, test_rank),
+                *before = random_floats(n, 0.5f, seed + 1 + test_rank);
+    moert_buffer *rows = upload_floats(values, own * n),
                  *sum = in_place ? rows : upload_floats(before, n);
     const moert_peers_sum all = {
         .spans = spans, .node_rows = rows, .border = border, .sum = sum, .accumulate = accumulate};
@@ -117,7 +92,7 @@ TEST(test_all_ranks_gather_all_shards) {
     const size_t most = moert_peers_bytes(test_device) < 1 << 23 ? 5u << 20 : 5000;
     for (size_t n = 1; n < most && peers != NULL; n = 5 * n + 3) {
         const size_t *border = uneven_border(n);
-        float *all = draw(n, n, 99), *mine = test_alloc(n * sizeof *mine);
+        float *all = random_floats(n, 0.5f, n), *mine = test_alloc(n * sizeof *mine);
         for (size_t i = 0; i < n; i++)
             mine[i] = is_mine(border, i) ? all[i] : -1.0f;
         moert_buffer *values = upload_floats(mine, n);
