@@ -12,31 +12,34 @@
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
-/* Reads the experts of this rank's slots from the device. */
-static int32_t *read_index(const shape *c, const trip *t) {
-    const size_t slots = c->tokens[test_rank] * c->topk;
-    int32_t *index = test_alloc(slots * sizeof *index);
-    ASSERT_OK_ON_ALL(moert_buffer_read(t->index, 0, index, slots * sizeof *index));
-    return index;
+/* The first bytes of a buffer. */
+static void *read_bytes(const moert_buffer *buffer, size_t bytes) {
+    void *memory = test_alloc(bytes);
+    ASSERT_OK_ON_ALL(moert_buffer_read(buffer, 0, memory, bytes));
+    return memory;
 }
 
-/* The rank that owns an expert; SIZE_MAX for a dropped slot. */
-static size_t owner_of(const shape *c, int32_t expert) {
-    return expert < 0 ? SIZE_MAX : moert_plan_owner(c->experts, test_ranks, (size_t)expert);
-}
-
-/* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is on
- * this rank, and one per token for each other rank that has some of the token's experts. */
-static size_t count_stored(const shape *c, const int32_t *index) {
-    size_t stored = 0;
-    for (size_t t = 0; t < c->tokens[test_rank]; t++)
-        for (size_t owner = 0; owner < test_ranks; owner++) {
+/* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
+ * this rank's part of the job, *own, and one per token for each other part that has some of the
+ * token's experts, *others. Each rank is a part, or each node of `comm`, unless it is NULL. */
+static void count_stored(const shape *c, const trip *t, const moert_comm *comm, size_t *own,
+                         size_t *others) {
+    const int32_t *index = read_bytes(t->index, c->tokens[test_rank] * c->topk * sizeof *index);
+    const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
+    *own = *others = 0;
+    for (size_t token = 0; token < c->tokens[test_rank]; token++)
+        for (size_t part = 0; part < test_ranks; part++) {
             size_t slots = 0;
-            for (size_t k = 0; k < c->topk; k++)
-                slots += owner_of(c, index[t * c->topk + k]) == owner;
-            stored += owner == test_rank || slots == 0 ? slots : 1;
+            for (size_t k = 0; k < c->topk; k++) {
+                const int32_t expert = index[token * c->topk + k];
+                if (expert < 0)
+                    continue;
+                const size_t owner = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
+                slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
+            }
+            *own += part == mine ? slots : 0;
+            *others += part != mine && slots > 0;
         }
-    return stored;
 }
 
 static size_t sum_over_ranks(size_t mine) {
@@ -57,17 +60,17 @@ static void poison_rows(const trip *t) {
 /* The number of floats in this rank's rows that no rank has written. */
 static size_t count_poison(const trip *t) {
     const size_t floats = t->plan->plan->rows * moert_window_stride(t->x);
+    const uint32_t *words = read_bytes(moert_window_rows(t->x), floats * sizeof *words);
     size_t count = 0;
-    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t->x), 0, t->host, floats * 4));
     for (size_t i = 0; i < floats; i++)
-        count += ((const uint32_t *)(const void *)t->host)[i] == POISON;
+        count += words[i] == POISON;
     return count;
 }
 
 EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
     trip *t = open_trip(state, &c);
-    const int32_t *index = read_index(&c, t);
+    size_t own, others;
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
     moert_transfer there = trip_there(t, false);
     there.once = true;
@@ -77,7 +80,8 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     const size_t missing = count_poison(t);
     ASSERT_ON_ALL(missing % stride == 0);
     const size_t stored = sum_over_ranks(rows - missing / stride);
-    ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(&c, index)));
+    count_stored(&c, t, NULL, &own, &others);
+    ASSERT_ON_ALL(stored == sum_over_ranks(own + others));
     ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(t->exchange, &there));
     ASSERT_ON_ALL(count_poison(t) == 0);
@@ -146,11 +150,7 @@ EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES) {
     const size_t rows = t->plan->plan->rows,
                  floats = t->y->capacity_rows * moert_window_stride(t->y);
     uint32_t(*slots)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *slots);
-    uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* all words are 0 */
-    float *before = test_alloc(floats * sizeof *before),
-          *after = test_alloc(floats * sizeof *after);
     const moert_buffer *addresses;
-    size_t pushed = 0;
     for (size_t r = 0; r < rows; r++) {
         slots[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t->y->capacity_rows;
         slots[r][2] = 0;
@@ -161,22 +161,22 @@ EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES) {
     }
     ASSERT_OK_ON_ALL(
         moert_buffer_write(moert_window_rows(t->slot_x), 0, slots, rows * sizeof *slots));
-    ASSERT_OK_ON_ALL(
-        moert_buffer_read(moert_window_rows(t->y), 0, before, floats * sizeof *before));
+    const float *before = read_bytes(moert_window_rows(t->y), floats * sizeof *before);
     moert_transfer push = trip_push(t, false, false);
     if (moert_exchange_sums(t->exchange)) {
         ASSERT_FAILS_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses), MOERT_ERROR_USAGE,
                             "have no addresses of their own");
     } else {
         ASSERT_OK_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses));
-        ASSERT_OK_ON_ALL(moert_buffer_read(addresses, 0, found, rows * sizeof *found));
+        const uint64_t *found = read_bytes(addresses, rows * sizeof *found);
+        size_t pushed = 0;
+        for (size_t r = 0; r < rows; r++)
+            pushed += found[r] != 0;
+        ASSERT_ON_ALL(pushed == 0);
     }
     push.unsent = moert_window_rows(t->x);
     ASSERT_OK_ON_ALL(moert_kernel_send_rows(t->exchange, &push));
-    for (size_t r = 0; r < rows; r++)
-        pushed += found[r] != 0;
-    ASSERT_ON_ALL(pushed == 0);
-    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t->y), 0, after, floats * sizeof *after));
+    const float *after = read_bytes(moert_window_rows(t->y), floats * sizeof *after);
     ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
 }
 
@@ -199,14 +199,12 @@ EXCHANGE_TEST(test_a_pushed_combine_may_overlap_other_work, BY_PUSHES) {
     const shape c = {"overlapped", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
     trip *t = open_pushing(state, &c);
     const size_t bytes = c.tokens[test_rank] * c.width * sizeof(float);
-    float *want = test_alloc(bytes + 1), *got = test_alloc(bytes + 1);
     ASSERT_OK_ON_ALL(combine_pushed(t, false, false, MOERT_OK));
-    ASSERT_OK_ON_ALL(moert_buffer_read(t->target, 0, want, bytes));
+    const float *want = read_bytes(t->target, bytes);
     ASSERT_OK_ON_ALL(moert_buffer_clear(moert_window_rows(t->y), 0,
                                         t->y->capacity_rows * moert_window_stride(t->y) * 4));
     ASSERT_OK_ON_ALL(combine_pushed(t, false, true, MOERT_OK));
-    ASSERT_OK_ON_ALL(moert_buffer_read(t->target, 0, got, bytes));
-    ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
+    ASSERT_ON_ALL(memcmp(want, read_bytes(t->target, bytes), bytes) == 0);
 }
 
 /* If one rank's GEMM fails after others have sent rows, all ranks fail. */
@@ -280,28 +278,12 @@ EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS) {
 
 /* ---- nodes ---- */
 
-/* Counts by brute force the pairs of a token of this rank and another node that has one of the
- * token's experts. */
-static size_t count_far_pairs(const moert_comm *comm, const shape *c, const int32_t *index) {
-    const size_t mine = moert_comm_node(comm, test_rank);
-    size_t pairs = 0;
-    for (size_t t = 0; t < c->tokens[test_rank]; t++)
-        for (size_t node = 0; node < moert_comm_node_count(comm); node++) {
-            bool goes = false;
-            for (size_t k = 0; k < c->topk && node != mine; k++) {
-                const size_t owner = owner_of(c, index[t * c->topk + k]);
-                goes |= owner != SIZE_MAX && moert_comm_node(comm, owner) == node;
-            }
-            pairs += goes;
-        }
-    return pairs;
-}
-
 EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
     const moert_comm *comm = spread[((const setup *)*state)->together];
     trip *t = open_trip(state, &c);
-    const size_t pairs = count_far_pairs(comm, &c, read_index(&c, t));
+    size_t own, pairs;
+    count_stored(&c, t, comm, &own, &pairs);
     /* rows that the two dispatches of the first trip sent to other hosts */
     const uint64_t before = moert_exchange_far_rows(t->exchange);
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
