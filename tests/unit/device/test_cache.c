@@ -129,10 +129,13 @@ TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
 TEST_WITH(test_a_directory_that_others_can_write_to_is_not_used, make_cache, NULL) {
     assert_false(obtain("key", "machine code"));
     assert_true(obtain("key", "machine code"));
-    assert_int_equal(chmod(in_directory("cache"), 0777), 0);
-    assert_false(obtain("key", "machine code"));
-    assert_int_equal(chmod(in_directory("cache"), 0700), 0);
-    assert_true(obtain("key", "machine code"));
+    static const mode_t modes[] = {0777, 0720, 0702};
+    for (size_t i = 0; i < MOERT_COUNT(modes); i++) {
+        assert_int_equal(chmod(in_directory("cache"), modes[i]), 0);
+        assert_false(obtain("key", "machine code"));
+        assert_int_equal(chmod(in_directory("cache"), 0700), 0);
+        assert_true(obtain("key", "machine code"));
+    }
     if (geteuid() != 0)
         return;
     assert_int_equal(chown(in_directory("cache"), 12345, (gid_t)-1), 0);
