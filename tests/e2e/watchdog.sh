@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# run: check all
 # A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase.
 # tests/unit/comm/test_watchdog.c has more ways to fail, without waiting for them.
 set -u

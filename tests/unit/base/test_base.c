@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Errors, texts, memory, random numbers and options. */
 #include <limits.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Only regular files are opened, at once; a line is appended whole or not at all. */
 #include <signal.h>
 #include <sys/resource.h>

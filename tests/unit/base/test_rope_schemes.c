@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Frequencies of rotary schemes against values computed in float64 by the papers' formulas. */
 #include "base/rope.h"
 #include "support/test.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The fixed tree of sums: any partition of the leaves gives the bits of the full tree. */
 #include "base/rng.h"
 #include "base/tree.h"

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 device=0 sanitize=2
+// run: check=1,2 all=3,4,2san device=0
 /* Waiting times between ranks: the time that ranks wait in a collective is charged to the late
  * rank. This holds in any communicator, for calls that all of its ranks made. */
 #include <unistd.h>

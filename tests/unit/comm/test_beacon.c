@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Beacons of several hosts, simulated in one process on the loopback interface. */
 #include <arpa/inet.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 device=0 sanitize=2
+// run: check=1,2 all=3,4,2san device=0
 /* Collectives, agreement and tree sums, on any number of ranks. */
 #include "base/memory.h"
 #include "comm/internal.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /*
  * Whichever MPI call fails, the failure is passed up and its message names the call. This program
  * defines MPI's functions itself; they call MPI by its profiling names (MPI standard, section

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The watchdog's judgement, in one process and with a simulated clock. tests/tools/victim.c is a
  * rank of jobs with a real one. */
 #include <signal.h>

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: check=1,2 all=3,4,2san
 /* Contexts: several in sequence, contexts on the caller's OpenCL objects, with and without binding
  * to cores, of halves of the ranks, and with bad settings. */
 #include <sched.h>

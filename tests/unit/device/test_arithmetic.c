@@ -1,4 +1,4 @@
-// run: np=1 gpu=1 sanitize=1
+// run: check=1,1gpu all=1san
 /* The comparison of a device's arithmetic with the host's: it passes here, finds each flaw that a
  * driver may have, and is kept in the cache. Flaws are written into the kernels. */
 #include "device/internal.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Buffers: their ranges, copies and fills, views, pieces, and memory of the caller. */
 #include "device/internal.h"
 #include "support/test.h"

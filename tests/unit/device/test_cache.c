@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The on-disk cache: an entry is read whole or not at all. If several processes need an entry, one
  * does the work and the others wait, for a limited time. */
 #include <signal.h>

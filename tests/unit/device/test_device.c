@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Choosing, opening and adopting devices, and launches. Buffers are in test_buffer.c, programs in
  * test_program.c. */
 #include <unistd.h>

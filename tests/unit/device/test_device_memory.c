@@ -1,4 +1,4 @@
-// run: np=1
+// run: check=1
 /*
  * A lack of memory is called that, whichever OpenCL call reports it. This program replaces calls of
  * the OpenCL loader and strdup() of the C library; one of them fails at a time.

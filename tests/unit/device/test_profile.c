@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* The profile: to which operation a device's commands are charged, when they count, and their
  * sums. */
 #include <unistd.h>

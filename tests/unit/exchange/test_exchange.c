@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 gpu=1,2 sanitize=2
+// run: check=1,2,1gpu all=3,4,2gpu,2san
 /*
  * Every engine on hostile shapes, with growing windows, repeated exchanges and errors. Each engine
  * must give the bits of the oracle in round_trip.c, so all engines give the same bits.

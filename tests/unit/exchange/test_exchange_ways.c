@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 gpu=1,2 sanitize=2
+// run: check=1,2,1gpu all=3,4,2gpu,2san
 /* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
  * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
  * engine. */

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 gpu=2 sanitize=2 env=MOERT_SYNC=device
+// run: check=1,2 all=3,4,2gpu,2san env=MOERT_SYNC=device
 /* Reduce-scatter and all-gather between devices, against the sums of base/tree.h on the host. */
 #include "exchange/peers.h"
 #include "support/mpi.h"

@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: check=1,2 all=3,2san
 /* The memory of NVIDIA GPUs, tested on CPU devices. Stand-ins for CUDA's functions create memory
  * files. A stand-in for OpenCL's import maps each file below the previous one. All other code runs
  * as on GPUs. */

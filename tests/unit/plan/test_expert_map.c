@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* Placements of experts: their checks, and those that balance the ranks' rows. */
 #include "base/memory.h"
 #include "base/rng.h"

@@ -1,4 +1,4 @@
-// run: np=1 device=0 sanitize=1
+// run: check=1 all=1san device=0
 /* The plan, compared with brute force: all slots of simulated ranks, sorted by (expert, rank,
  * token). */
 #include "base/rng.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: check=1 all=1san
 /* Placement on synthetic topologies. Binding and pinning on the machine that runs the test. */
 #include <dirent.h>
 #include <sched.h>
