@@ -18,8 +18,9 @@ static atomic_bool given_up;
 static char given_up_text[1024];
 
 void moert_comm_give_up(const char *message) {
-    snprintf(given_up_text, sizeof given_up_text, "%s", message);
-    atomic_store(&given_up, true);
+    if (message != NULL)
+        snprintf(given_up_text, sizeof given_up_text, "%s", message);
+    atomic_store(&given_up, message != NULL);
 }
 
 moert_status moert_comm_check(void) {

@@ -70,7 +70,8 @@ moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const cha
  * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);
 /* From now on all calls of this process that wait for other ranks return ERROR_TIMEOUT with this
- * message, also one that waits already, whose messages stay in flight: the process must end. */
+ * message, also one that waits already, whose messages stay in flight: the process must end. Tests
+ * take it back by NULL. */
 void moert_comm_give_up(const char *message);
 /* Ends all ranks at once with exit code `code` (MPI_Abort), after a failure that the other ranks do
  * not know. */

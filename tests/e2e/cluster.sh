@@ -73,12 +73,12 @@ cut_off() {
     verdict $? "a host whose link goes down is named, with rank and phase, and all ranks end"
 }
 
-# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, one on each host, the last one fails (tests/unit/comm/test_watchdog.c). mpirun
+# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, one on each host, the last one fails (tests/tools/victim.c). mpirun
 # leaves it to the watchdogs to end the job
 fault() {
     # shellcheck disable=SC2016
     MOERT_TIMEOUT_S=$3 nodes "$1" 1 --head -- bash -c '. launch/environment; moert_mpirun "${MOERT_RECOVER[@]}" "$@"' mpirun \
-        -n "$1" "${bin%bin}tests/unit/comm/test_watchdog" victim "$2"
+        -n "$1" "${bin%bin}tests/victim" "$2"
     [ $? -ne 124 ] && names "^moert: $4"
     verdict $? "$5"
 }
@@ -91,7 +91,7 @@ killed() {
         fault 2 kill 20 "rank 1 on node1 is gone.*, $last\$" "$title"
         return
     fi
-    MOERT_TIMEOUT_S=20 nodes 2 1 -- "${bin%bin}tests/unit/comm/test_watchdog" victim kill
+    MOERT_TIMEOUT_S=20 nodes 2 1 -- "${bin%bin}tests/victim" kill
     [ $? -ne 0 ] && has_lines "$log" 'process rank 1 with PID .* on node node1 exited on|RUNNING AT node1$'
     verdict $? "$title"
 }

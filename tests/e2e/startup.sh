@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # run: check all
 # A rank that is stopped before MPI_Init, before the watchdog's start, after its stop or after MPI_Finalize does not hang the job. The
-# job ends soon, with one message, and no process is left. The victim is tests/unit/comm/test_watchdog.c. Processes that the launcher of
+# job ends soon, with one message, and no process is left. The victim is tests/tools/victim.c. Processes that the launcher of
 # another MPI has started are refused.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
+program=${TEST_BUILD:-build}/tests/victim
 export MOERT_TIMEOUT_S=2
 TEST_JOBS=6 # the jobs wait
 
 # stopped MOMENT RANKS PATTERN COMMAND...: runs a job whose last rank stops at MOMENT. STARTUP_RUN marks its processes
 stopped() {
     local start=$SECONDS status seconds
-    STARTUP_RUN=$tmp timeout -k 5 60 "${@:4}" victim "$1" >"$log" 2>&1
+    STARTUP_RUN=$tmp timeout -k 5 60 "${@:4}" "$1" >"$log" 2>&1
     status=$?
     seconds=$((SECONDS - start))
     echo "status $status after $seconds s" >>"$log"
@@ -48,5 +48,5 @@ apart() {
     verdict $? "processes that another MPI's launcher has started do not train apart"
 }
 part apart
-part check "a job without faults ends without an error" ranks 3 "$program" victim nothing
+part check "a job without faults ends without an error" ranks 3 "$program" nothing
 finish

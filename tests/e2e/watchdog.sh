@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check waits
 # A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase.
+# tests/unit/comm/test_watchdog.c has more ways to fail, without waiting for them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
+program=${TEST_BUILD:-build}/tests/victim
 export MOERT_TIMEOUT_S=2
 TEST_JOBS=6 # the jobs wait
 
@@ -13,7 +14,7 @@ TEST_JOBS=6 # the jobs wait
 ends() {
     local start=$SECONDS status lines=0
     [[ $1 != '^moert'* ]] || lines=1
-    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "${@:5}" -n "$4" "$program" victim "$3" >"$log" 2>&1
+    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "${@:5}" -n "$4" "$program" "$3" >"$log" 2>&1
     status=$?
     echo "status $status after $((SECONDS - start)) s" >>"$log"
     { [ $status -ne 0 ] || [ $# -gt 4 ]; } && [ $status -ne 124 ] && [ $((SECONDS - start)) -lt 25 ] && has_lines "$log" "$1" &&
@@ -32,10 +33,7 @@ if [ $MOERT_MPI != mpich ]; then
 fi
 part ends "^moert: rank 1 on .* is stopped .*, $at $limit" "$named" stop 2
 part ends "^moert: rank 1 on .* is late .*, $at $limit" "$named" late 2
-part ends "^moert: rank 2 on .* is late .*, $at $limit" "$named" late 3
 part ends "^moert: rank [12] reports a failure\$" "$named" report 3
-part ends "^moert: rank 0 on .* has waited for .* no rank of its host is late" "$named" mixed 2
 part ends "^ends by itself: moert: rank 1 on .* is late .*, $at $limit" "a program that takes the message ends by itself" sink 2
-for way in paused limit; do part check "$way: a rank may compute for longer than the limit" ranks 2 "$program" victim $way; done
-part check "a job without faults ends without an error under the watchdog" ranks 2 "$program" victim nothing
+part check "a job without faults ends without an error under the watchdog" ranks 2 "$program" nothing
 finish

@@ -1,6 +1,7 @@
 /* The test device and the guarded buffers of test.h. */
 #include "base/config.h"
 #include "base/dtype.h"
+#include "support/opencl.h"
 #include "support/test.h"
 
 enum { GUARD_BYTES = 128, GUARD_VALUE = 0xA5 };
@@ -35,6 +36,27 @@ void *test_device_id(void) {
     if (!opened)
         close_test_device(NULL);
     return id;
+}
+
+static void release_context(void *context) {
+    clReleaseContext(context);
+}
+
+static void release_queue(void *queue) {
+    clReleaseCommandQueue(queue);
+}
+
+cl_objects make_objects(cl_command_queue_properties properties) {
+    const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
+    cl_objects made = {.id = test_device_id()};
+    cl_int code;
+    made.context = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    owned(made.context, release_context);
+    made.queue = clCreateCommandQueueWithProperties(made.context, made.id, list, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    owned(made.queue, release_queue);
+    return made;
 }
 
 static bool says(bool has, const char *what, const char *otherwise) {

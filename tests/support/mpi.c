@@ -1,5 +1,7 @@
 /* Start and end of tests on several ranks, and the agreement of ranks on a verdict. */
 #include "support/mpi.h"
+
+#include "base/rng.h"
 #include "comm/internal.h"
 #include "support/files.h"
 
@@ -117,4 +119,28 @@ bool on_all(bool mine) {
 
 moert_status agreed(moert_status mine) {
     return moert_comm_agree(test_comm, mine);
+}
+
+float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const size_t values = moert_tree_nodes(span, nodes) * n;
+    float *rows = test_alloc((values + n) * sizeof *rows); /* room for a sum without nodes */
+    for (size_t i = 0; i < values; i++)
+        rows[i] = (float)ldexp(moert_rng_uniform(seed, rank, i) - 0.5, (int)(i * 5 % 11));
+    return rows;
+}
+
+float *sum_of_nodes(const moert_span *spans, size_t n, uint64_t seed) {
+    moert_tree_node *nodes = test_alloc(test_ranks * MOERT_TREE_MAX_NODES * sizeof *nodes);
+    float **rows = test_alloc(test_ranks * MOERT_TREE_MAX_NODES * sizeof *rows),
+          *sum = test_alloc(n * sizeof *sum);
+    size_t count = 0;
+    for (size_t r = 0; r < test_ranks; r++) {
+        const size_t own = moert_tree_nodes(spans[r], nodes + count);
+        float *values = draw_nodes(spans[r], n, seed, r);
+        for (size_t i = 0; i < own; i++)
+            rows[count++] = values + i * n;
+    }
+    moert_tree_sum_nodes(spans[0].total, nodes, rows, count, sum, n);
+    return sum;
 }

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "base/tree.h"
 #include "comm/comm.h"
 #include "context/context.h"
 #include "model/model.h"
@@ -66,6 +67,12 @@ bool on_all(bool mine);
 
 /* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);
+
+/* Rows of n values for the nodes of a rank's span (base/tree.h), drawn at random over 11 binary
+ * orders, so that their sum depends on the order. */
+float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank);
+/* sum[n] on the host of the nodes that draw_nodes() gives all ranks, whose spans are spans[R]. */
+float *sum_of_nodes(const moert_span *spans, size_t n, uint64_t seed);
 
 /* A value that identifies its sender, its receiver and its index. */
 static inline uint64_t mpi_value(size_t from, size_t to, size_t index) {

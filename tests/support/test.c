@@ -1,6 +1,9 @@
 /* Test tables, ownership, random values and comparisons (test.h). */
 #include "support/test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "base/config.h"
 #include "base/rng.h"
 #include "base/text.h"
@@ -28,15 +31,21 @@ static int by_line(const void *a, const void *b) {
     return (*first)->line - (*second)->line;
 }
 
-int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
-    const size_t count = (size_t)(__stop_test_rows - __start_test_rows);
-    const char *slash = strrchr(file, '/');
-    const test_row **rows = test_alloc(count * sizeof *rows);
-    struct CMUnitTest *tests = test_alloc(count * sizeof *tests);
-    memcpy(rows, __start_test_rows, count * sizeof *rows);
-    qsort(rows, count, sizeof *rows, by_line);
-    for (size_t i = 0; i < count; i++)
+struct CMUnitTest *tests_of_program(size_t *count) {
+    *count = (size_t)(__stop_test_rows - __start_test_rows);
+    const test_row **rows = test_alloc(*count * sizeof *rows);
+    struct CMUnitTest *tests = test_alloc(*count * sizeof *tests);
+    memcpy(rows, __start_test_rows, *count * sizeof *rows);
+    qsort(rows, *count, sizeof *rows, by_line);
+    for (size_t i = 0; i < *count; i++)
         tests[i] = rows[i]->test;
+    return tests;
+}
+
+int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
+    const char *slash = strrchr(file, '/');
+    size_t count;
+    struct CMUnitTest *tests = tests_of_program(&count);
     return run_table(slash != NULL ? slash + 1 : file, tests, count, begin, end);
 }
 
@@ -114,6 +123,21 @@ int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
         all[i] = (struct CMUnitTest){tests[i].name, tests[i].test_func, begin_test, end_test,
                                      (void *)(uintptr_t)&tests[i]};
     return _cmocka_run_group_tests(name, all, count, begin, end);
+}
+
+int start_child(int (*work)(const void *), const void *context) {
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(work(context));
+    assert_true(child > 0);
+    return child;
+}
+
+int end_of(int child) {
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 long launched_as(const char *open_mpi, const char *mpich) {

@@ -49,12 +49,14 @@ bool failed_with(moert_status got, moert_status wanted, const char *text);
 
 /*
  * TEST(name) { ... } defines a test. A program runs its tests in the order of the source. TEST_WITH
- * adds a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` set.
+ * adds a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` set, which is
+ * `initial` in TEST_ROW before.
  */
-#define TEST(name) TEST_WITH(name, NULL, NULL)
-#define TEST_WITH(name, begin, end)                                                                \
+#define TEST(name)                  TEST_WITH(name, NULL, NULL)
+#define TEST_WITH(name, begin, end) TEST_ROW(name, begin, end, NULL)
+#define TEST_ROW(name, begin, end, initial)                                                        \
     static void name(void **state);                                                                \
-    static const test_row name##_row = {{#name, name, begin, end, NULL}, __LINE__};                \
+    static const test_row name##_row = {{#name, name, begin, end, initial}, __LINE__};             \
     __attribute__((section("test_rows"), used)) static const test_row *const name##_at =           \
         &name##_row;                                                                               \
     static void name(__attribute__((unused)) void **state)
@@ -70,6 +72,8 @@ typedef struct test_row {
         return run_file(__FILE__, begin, end);                                                     \
     }
 int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end);
+/* All tests of the program, in the order of the source. */
+struct CMUnitTest *tests_of_program(size_t *count);
 /* Runs the tests of a table inside a group fixture. */
 int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
               CMFixtureFunction begin, CMFixtureFunction end);
@@ -102,10 +106,15 @@ void release_owned(void);
 size_t owned_count(void);
 void release_since(size_t count);
 
-/* ---- settings ---- */
+/* ---- settings and processes ---- */
 
 /* Sets an environment variable (NULL: unsets it) and reloads the configuration. */
 void set_variable(const char *name, const char *value);
+
+/* Runs work(context) in a new child process, which ends with its result. end_of() waits for the end
+ * and returns the exit status, or 128 + the signal that ended the child. */
+int start_child(int (*work)(const void *context), const void *context);
+int end_of(int child);
 
 /* The number in the variable that mpirun of Open MPI or of MPICH has set, or 0. */
 long launched_as(const char *open_mpi, const char *mpich);

@@ -31,7 +31,13 @@ struct moert_watchdog {
                             gone */
     atomic_bool claimed; /* this rank has reported a failure itself */
     uint64_t ending_ns;  /* when to end after another rank's report; 0: no report */
+    char message[1024];  /* with which this process ends; "": none yet */
 };
+
+/* Publishes the state of this process, and ends it if a check finds a reason. The watchdog's thread
+ * calls this five times a second. All times are measured from `now_ns`, so that tests need not
+ * wait. */
+void moert_watchdog_beat(moert_watchdog *watchdog, uint64_t now_ns);
 
 /* The rank that this rank waits for. */
 typedef struct moert_suspect {

@@ -33,31 +33,46 @@ static const uint64_t patience_ns = 1000000000u; /* time by which lower ranks an
 /* ---- the thread ---- */
 
 /* Ends this process, or tells the program to do so. */
-static void leave(moert_watchdog *watchdog, const char *message) {
-    if (watchdog->sink == NULL || !watchdog->sink(watchdog->sink_user, message))
+static void leave(moert_watchdog *watchdog) {
+    if (watchdog->sink == NULL || !watchdog->sink(watchdog->sink_user, watchdog->message))
         _exit(1);
     watchdog->released = true;
-    moert_comm_give_up(message);
+    moert_comm_give_up(watchdog->message);
+}
+
+/* Lets the rank that reports the failure write its message first. */
+static void end_later(moert_watchdog *watchdog, uint64_t now_ns) {
+    if (watchdog->ending_ns == 0)
+        watchdog->ending_ns = now_ns + second_ns;
+}
+
+/* Writes a text and the end of a line to stderr in one piece, since other processes write there. */
+static void write_line(char *text) {
+    const size_t length = strlen(text);
+    text[length] = '\n';
+    const ssize_t ignored = write(STDERR_FILENO, text, length + 1);
+    (void)ignored; /* perhaps nobody reads it */
+    text[length] = '\0';
 }
 
 /* Ends this process. The first process of its host that ends this way writes the message, unless
- * its program takes messages; later ones wait a second first. */
-static void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
-    char line[1024], cause[48] = "";
+ * its program takes messages; later ones end a second after it. */
+static void end_process(moert_watchdog *watchdog, uint64_t now_ns, const char *explanation,
+                        bool late) {
+    char cause[48] = "";
     if (late)
         snprintf(cause, sizeof cause, " (MOERT_TIMEOUT_S=%u)", watchdog->timeout_s);
-    int length = snprintf(line, sizeof line, "moert: %s; ending the job%s\n", explanation, cause);
-    if (atomic_exchange(&watchdog->table->reported, 1) == 0) {
-        const size_t bytes = moert_min((size_t)length, sizeof line - 1);
-        if (watchdog->sink == NULL && write(STDERR_FILENO, line, bytes) < 0)
-            length = 0; /* nobody reads it */
-        if (watchdog->beacon != NULL)
-            moert_watchdog_send_note(watchdog, moert_clock_ns());
-    } else {
-        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    snprintf(watchdog->message, sizeof watchdog->message, "moert: %s; ending the job%s",
+             explanation, cause);
+    if (atomic_exchange(&watchdog->table->reported, 1) != 0) {
+        end_later(watchdog, now_ns);
+        return;
     }
-    line[strcspn(line, "\n")] = '\0';
-    leave(watchdog, line);
+    if (watchdog->sink == NULL)
+        write_line(watchdog->message);
+    if (watchdog->beacon != NULL)
+        moert_watchdog_send_note(watchdog, now_ns);
+    leave(watchdog);
 }
 
 /* How long this rank waits for the suspect before it reports. The limit is short for a process that
@@ -97,7 +112,7 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
         moert_watchdog_explain_mystery(watchdog, now_ns, explanation, sizeof explanation);
     else
         moert_watchdog_explain_blame(watchdog, &culprit, now_ns, explanation, sizeof explanation);
-    end_process(watchdog, explanation, waited_ns >= watchdog->timeout_s * second_ns);
+    end_process(watchdog, now_ns, explanation, waited_ns >= watchdog->timeout_s * second_ns);
 }
 
 /*
@@ -121,33 +136,39 @@ static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
     if (now_ns - watchdog->gone_ns < sure_ns)
         return;
     moert_watchdog_explain_blame(watchdog, &suspect, now_ns, explanation, sizeof explanation);
-    end_process(watchdog, explanation, false);
+    end_process(watchdog, now_ns, explanation, false);
 }
 
 /* Ends this process a second after another rank has reported a failure, unless this rank reports a
  * failure itself. */
 static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
-    if (watchdog->claimed || atomic_load(&watchdog->table->reported) == 0)
+    if (!watchdog->claimed && atomic_load(&watchdog->table->reported) != 0)
+        end_later(watchdog, now_ns);
+    if (watchdog->ending_ns == 0 || now_ns < watchdog->ending_ns)
         return;
-    if (watchdog->ending_ns == 0)
-        watchdog->ending_ns = now_ns + second_ns;
-    if (now_ns >= watchdog->ending_ns)
-        leave(watchdog, "moert: another rank has reported a failure; ending the job");
+    if (watchdog->message[0] == '\0')
+        snprintf(watchdog->message, sizeof watchdog->message,
+                 "moert: another rank has reported a failure; ending the job");
+    leave(watchdog);
+}
+
+void moert_watchdog_beat(moert_watchdog *watchdog, uint64_t now_ns) {
+    void (*const checks[])(moert_watchdog *, uint64_t) = {follow, inspect, look_after_next};
+    moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
+    if (watchdog->beacon != NULL) {
+        moert_watchdog_receive_notes(watchdog, now_ns);
+        moert_watchdog_send_note(watchdog, now_ns);
+    }
+    for (size_t i = 0; i < MOERT_COUNT(checks) && !watchdog->released; i++)
+        checks[i](watchdog, now_ns);
 }
 
 static void *keep_watch(void *argument) {
     moert_watchdog *watchdog = argument;
     pthread_mutex_lock(&watchdog->mutex);
     while (!watchdog->stopping && !watchdog->released) {
-        uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
-        moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
-        if (watchdog->beacon != NULL) {
-            moert_watchdog_receive_notes(watchdog, now_ns);
-            moert_watchdog_send_note(watchdog, now_ns);
-        }
-        void (*const checks[])(moert_watchdog *, uint64_t) = {follow, inspect, look_after_next};
-        for (size_t i = 0; i < MOERT_COUNT(checks) && !watchdog->released; i++)
-            checks[i](watchdog, now_ns);
+        const uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
+        moert_watchdog_beat(watchdog, now_ns);
         struct timespec next = {.tv_sec = (time_t)(next_ns / second_ns),
                                 .tv_nsec = (long)(next_ns % second_ns)};
         pthread_cond_timedwait(&watchdog->wake, &watchdog->mutex, &next);

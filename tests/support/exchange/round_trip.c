@@ -1,9 +1,7 @@
-/* The oracle of the exchange: see round_trip.h. */
-#include "support/exchange/round_trip.h"
-
+/* Round trips and their oracle. */
 #include "base/dtype.h"
 #include "base/rng.h"
-#include "support/mpi.h"
+#include "support/exchange/suite.h"
 
 /* ---- values, computed from the global token index ---- */
 
@@ -51,21 +49,30 @@ static size_t tokens_below(const shape *c, size_t end) {
 
 /* ---- one round trip ---- */
 
-moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool bf16, trip *t) {
-    *t = (trip){.exchange = exchange, .bf16 = bf16};
-    MOERT_TRY(bf16 ? moert_window_create_bf16(exchange, 2 * width, &t->x)
-                   : moert_window_create(exchange, width, &t->x));
-    MOERT_TRY((bf16 ? moert_window_create_bf16 : moert_window_create)(exchange, width, &t->y));
-    MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
-    return moert_window_create(exchange, 1, &t->slot_y);
-}
-
-void trip_free(trip *t) {
+static void free_trip(void *trip_of_test) {
+    trip *t = trip_of_test;
     moert_exchange_free_plan(t->plan);
     moert_window_destroy(t->x);
     moert_window_destroy(t->y);
     moert_window_destroy(t->slot_x);
     moert_window_destroy(t->slot_y);
+}
+
+static moert_status make_windows(size_t width, trip *t) {
+    MOERT_TRY(t->bf16 ? moert_window_create_bf16(t->exchange, 2 * width, &t->x)
+                      : moert_window_create(t->exchange, width, &t->x));
+    MOERT_TRY(
+        (t->bf16 ? moert_window_create_bf16 : moert_window_create)(t->exchange, width, &t->y));
+    MOERT_TRY(moert_window_create(t->exchange, 1, &t->slot_x));
+    return moert_window_create(t->exchange, 1, &t->slot_y);
+}
+
+trip *open_windows(moert_exchange *exchange, size_t width, bool bf16) {
+    trip *t = owned(test_alloc(sizeof *t), free_trip);
+    t->exchange = exchange;
+    t->bf16 = bf16;
+    ASSERT_OK_ON_ALL(make_windows(width, t));
+    return t;
 }
 
 void trip_make_buffers(const shape *c, trip *t) {
@@ -135,12 +142,19 @@ static void make_slot(const shape *c, trip *t, size_t row, size_t token, size_t 
     t->host[row * moert_window_stride(t->slot_y)] = (float)(token * 100 + k * 10) + (float)e * .5f;
 }
 
-static moert_status read_rows(const moert_window *window, trip *t) {
-    return moert_buffer_read(moert_window_rows(window), 0, t->host,
-                             t->plan->plan->rows * moert_window_stride(window) * 4);
+/* Compares the rows of a window with those that `check` expects. */
+static moert_status check_rows(const shape *c, const moert_window *window, trip *t,
+                               row_visitor *check) {
+    MOERT_TRY(moert_buffer_read(moert_window_rows(window), 0, t->host,
+                                t->plan->plan->rows * moert_window_stride(window) * 4));
+    visit_rows(c, t, check);
+    return MOERT_OK;
 }
 
-static moert_status write_rows(moert_window *window, trip *t) {
+/* Fills the rows of a window with those that `make` writes into t->host. */
+static moert_status make_rows(const shape *c, moert_window *window, trip *t, row_visitor *make) {
+    MOERT_TRY(moert_window_reserve(window, t->plan->plan));
+    visit_rows(c, t, make);
     return moert_buffer_write(moert_window_rows(window), 0, t->host,
                               t->plan->plan->rows * moert_window_stride(window) * 4);
 }
@@ -385,17 +399,11 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     MOERT_TRY(check_chunks(t));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
-    MOERT_TRY(read_rows(t->x, t));
-    visit_rows(c, t, check_row);
-    MOERT_TRY(read_rows(t->slot_x, t));
-    visit_rows(c, t, check_slot);
+    MOERT_TRY(check_rows(c, t->x, t, check_row));
+    MOERT_TRY(check_rows(c, t->slot_x, t, check_slot));
     MOERT_TRY(verdict(c, t, "dispatch"));
-    MOERT_TRY(moert_window_reserve(t->y, t->plan->plan));
-    MOERT_TRY(moert_window_reserve(t->slot_y, t->plan->plan));
-    visit_rows(c, t, make_row);
-    MOERT_TRY(write_rows(t->y, t));
-    visit_rows(c, t, make_slot);
-    MOERT_TRY(write_rows(t->slot_y, t));
+    MOERT_TRY(make_rows(c, t->y, t, make_row));
+    MOERT_TRY(make_rows(c, t->slot_y, t, make_slot));
     MOERT_TRY(trip_combine(t, true, true, MOERT_OK));
     MOERT_TRY(check_target(c, t, true));
     MOERT_TRY(check_slot_target(c, t));

@@ -3,7 +3,6 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-#include "support/suite.h"
 
 const shape shapes[SHAPES] = {
     {"even", 8, 2, 64, {16, 16, 16, 16}, RANDOM, 0},
@@ -71,12 +70,25 @@ bool has_windows(void) {
     return info->is_cpu || info->nvidia > 0;
 }
 
+const char *automatic_engine(moert_comm *comm) {
+    moert_exchange *exchange;
+    if (moert_exchange_create(test_device, comm, MOERT_EXCHANGE_AUTO, &exchange) != MOERT_OK)
+        return "";
+    const char *engine = moert_exchange_engine(exchange); /* a string of the program */
+    moert_exchange_destroy(exchange);
+    return engine;
+}
+
 /* Sets the properties of an exchange that no environment variable controls. */
 static void choose_ways(const setup *tested, moert_control *control) {
     if (tested->once != AS_IT_IS)
         control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
     if (tested->fuse != AS_IT_IS)
         control->fuse = tested->fuse == ON && control->flags != NULL;
+}
+
+static void destroy_exchange(void *exchange) {
+    moert_exchange_destroy(exchange);
 }
 
 moert_exchange *open_exchange(void **state) {
@@ -99,43 +111,36 @@ moert_exchange *open_exchange(void **state) {
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
     if (tested->engine == MOERT_EXCHANGE_WINDOW)
         choose_ways(tested, exchange->state);
-    return exchange;
+    return owned(exchange, destroy_exchange);
 }
 
-trip open_windows(moert_exchange *exchange, const shape *c, bool bf16) {
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(exchange, c->width, bf16, &t));
+trip *open_trip(void **state, const shape *c) {
+    trip *t = open_windows(open_exchange(state), c->width, false);
+    ASSERT_OK_ON_ALL(trip_run(c, t));
     return t;
 }
 
-trip open_trip(void **state, const shape *c) {
-    trip t = open_windows(open_exchange(state), c, false);
-    ASSERT_OK_ON_ALL(trip_run(c, &t));
-    return t;
-}
-
-void run_shapes(moert_exchange *exchange, const trip *like) {
+void run_shapes(moert_exchange *exchange, trip like) {
     for (size_t i = 0; i < SHAPES; i++) {
+        const size_t before = owned_count();
         shape c = shapes[i];
-        c.width += like->bf16 ? c.width % 2 : 0;
-        trip t = open_windows(exchange, &c, like->bf16);
-        t.chunks = like->chunks;
-        t.presummed = like->presummed;
-        ASSERT_OK_ON_ALL(trip_run(&c, &t));
-        trip_free(&t);
+        c.width += like.bf16 ? c.width % 2 : 0;
+        trip *t = open_windows(exchange, c.width, like.bf16);
+        t->chunks = like.chunks;
+        t->presummed = like.presummed;
+        ASSERT_OK_ON_ALL(trip_run(&c, t));
+        release_since(before);
     }
 }
 
-void close_trip(trip *t) {
-    trip_free(t);
-    moert_exchange_destroy(t->exchange);
-}
-
-void close_usable(const shape *c, trip *t) {
+void expect_usable(const shape *c, trip *t) {
     ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* the device of make_busy works again */
     ASSERT_OK_ON_ALL(trip_run(c, t));
     ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));
-    close_trip(t);
+}
+
+static void destroy_flags(void *flags) {
+    moert_flags_destroy(flags);
 }
 
 moert_flags *make_busy(void) {
@@ -143,7 +148,7 @@ moert_flags *make_busy(void) {
     moert_flags *busy;
     ASSERT_OK_ON_ALL(
         moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
-    return busy;
+    return owned(busy, destroy_flags);
 }
 
 moert_status keep_busy(moert_flags *busy) {
@@ -172,27 +177,27 @@ static bool applies(const setup *tested) {
     }
 }
 
-int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
-                       char **argument) {
-    size_t chosen = 0;
+int run_exchange_tests(int arguments, char **argument) {
+    size_t count, chosen = 0;
     if (!mpi_tests_begin(arguments, argument))
         return 1;
+    const struct CMUnitTest *tests = tests_of_program(&count);
     struct CMUnitTest *rows = test_alloc(count * MOERT_COUNT(setups) * sizeof *rows);
     if (open_test_device(NULL) != 0 || make_spread() != MOERT_OK)
         moert_comm_abort(test_comm, 1);
     for (size_t i = 0; i < count; i++) {
-        if (tests[i].ways == 0)
-            rows[chosen++] = (struct CMUnitTest){.name = tests[i].name, tests[i].function};
+        const uintptr_t ways = (uintptr_t)tests[i].initial_state;
+        if (ways == 0)
+            rows[chosen++] = tests[i];
         for (size_t w = 0; w < MOERT_COUNT(setups); w++) {
-            if ((tests[i].ways >> w & 1) == 0 || !applies(&setups[w]))
+            if ((ways >> w & 1) == 0 || !applies(&setups[w]))
                 continue;
-            rows[chosen++] =
-                (struct CMUnitTest){.name = titled("%s[%s]", tests[i].name, setups[w].name),
-                                    .test_func = tests[i].function,
-                                    .initial_state = (void *)&setups[w]};
+            rows[chosen] = tests[i];
+            rows[chosen].name = titled("%s[%s]", tests[i].name, setups[w].name);
+            rows[chosen++].initial_state = (void *)&setups[w];
         }
     }
-    const int failed = run_table(name, rows, chosen, NULL, NULL);
+    const int failed = run_table("exchange", rows, chosen, NULL, NULL);
     free_spread();
     close_test_device(NULL);
     return mpi_tests_end(failed);

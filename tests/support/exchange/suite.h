@@ -1,12 +1,31 @@
 /*
- * Shared by the tests of the exchange: a table of setups, one bit each, and a main() that runs each
- * test in those of its setups that this device and number of ranks allow.
+ * Shared by the tests of the exchange: a round trip of any shape with its oracle, hostile shapes, a
+ * table of setups, one bit each, and a main() that runs each test in those of its setups that this
+ * device and number of ranks allow.
+ *
+ * A round trip is a dispatch and a combine. Rows, slots and sums must equal values that the host
+ * computes from the global token index. A sum has the bits of a chain of fmaf in slot order. If
+ * each node sums first, the chain runs over the sums of the nodes.
  */
 #pragma once
 
+#include "exchange/exchange.h"
 #include "exchange/window/control.h"
-#include "support/exchange/round_trip.h"
 #include "support/mpi.h"
+
+enum { MAX_RANKS = 4, MAX_EXPERTS = 16, SHAPES = 20 };
+
+/* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as
+ * often as the first. HOT: one expert gets at least 30 % of the slots. */
+typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
+
+typedef struct shape {
+    const char *name;
+    size_t experts, topk, width, tokens[MAX_RANKS];
+    pattern choice;
+    unsigned salt; /* changes payload and routing */
+} shape;
+extern const shape shapes[SHAPES]; /* hostile ones */
 
 /* A setup: the engine and settings of an exchange. */
 typedef struct setup {
@@ -33,47 +52,79 @@ enum {
     BY_FUSED_ONCE = 1 << 5,
     BY_PUSHED = 1 << 6,
     BY_PUSHED_ONCE = 1 << 7,
-    BY_SUMMED = 1 << 8,
-    BY_SUMMED_FUSED = 1 << 9,
+    BY_SUMS = 3 << 8,
     BY_STAGED = 1 << 10,
     BY_NODES = 7 << 11, /* node engine with hosts of 1, 2 and 3 ranks */
     BY_IMPATIENT = 1 << 14,
     BY_IMPATIENT_FUSED = 1 << 15,
     BY_IMPATIENT_SUMMED = 1 << 16,
     BY_ENGINES = BY_LOCAL | BY_WINDOW | BY_DEVICES | BY_STAGED | BY_NODES,
-    BY_PUSHES = BY_PUSHED | BY_PUSHED_ONCE,
-    BY_SUMS = BY_SUMMED | BY_SUMMED_FUSED,
-    BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES | BY_SUMS,
+    BY_PUSHES = BY_PUSHED | BY_PUSHED_ONCE | BY_SUMS,
+    BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES,
 };
 
-/* A test and the bits of its setups; 0: it runs once, without a setup. */
-typedef struct exchange_test {
-    const char *name;
-    CMUnitTestFunction function;
-    unsigned ways;
-} exchange_test;
-#define EXCHANGE_TEST(test, ways)                                                                  \
-    { #test, test, ways }
-
-/* Hostile shapes. */
-enum { SHAPES = 20 };
-extern const shape shapes[SHAPES];
+/* Defines a test that runs in these setups, with *state = the setup; 0: it runs once, without. */
+#define EXCHANGE_TEST(name, ways) TEST_ROW(name, NULL, NULL, (void *)(uintptr_t)(ways))
+/* main(): runs all tests in their setups, except those that this device or number of ranks rules
+ * out. */
+#define EXCHANGE_TESTS                                                                             \
+    int main(int count, char **arguments) {                                                        \
+        return run_exchange_tests(count, arguments);                                               \
+    }
+int run_exchange_tests(int count, char **arguments);
 
 /* [n]: all ranks of the job with MOERT_NODE_RANKS=n; [0]: all on one host. */
 extern moert_comm *spread[MAX_RANKS];
+/* True if the device supports the window engine. */
+bool has_windows(void);
+/* The name of the engine that `auto` chooses; "" if there is an error. Collective. */
+const char *automatic_engine(moert_comm *comm);
+
+/* ---- round trips; the running test owns their objects ---- */
+
+/* The objects of a round trip on this rank. */
+typedef struct trip {
+    moert_exchange *exchange;
+    moert_window *x, *y, *slot_x, *slot_y;
+    moert_exchange_plan *plan;
+    moert_buffer *index, *source, *weight, *target, *slot_target;
+    bool bf16;                   /* y holds bf16 */
+    size_t chunks;               /* number of chunks; 0 means 1 */
+    float *host;                 /* large enough for each window and buffer */
+    const moert_comm *presummed; /* each of its nodes sums before it sends; NULL: no node sums */
+    bool summed;                 /* every rank sums before it sends, and rounds the sums if bf16 */
+    size_t wrong;                /* number of wrong values so far */
+} trip;
 
 /* Opens the exchange of a setup, *state. */
 moert_exchange *open_exchange(void **state);
-/* Opens windows for a shape. */
-trip open_windows(moert_exchange *exchange, const shape *c, bool bf16);
+/* Opens windows, which serve several shapes of one width. With `bf16`, the width must be even. A
+ * row of x then has 2 `width` bf16 values, which hold `width` floats; a row of y has `width` bf16
+ * values. Collective. */
+trip *open_windows(moert_exchange *exchange, size_t width, bool bf16);
 /* Opens an exchange and windows, and makes a first round trip. */
-trip open_trip(void **state, const shape *c);
+trip *open_trip(void **state, const shape *c);
+
+/* Makes buffers and a plan with t->chunks chunks. Dispatches, then combines with weights, without
+ * weights, and with pushed rows if the exchange pushes. Repeats this chunk by chunk, as a layer
+ * does. Fails on all ranks if it fails on one. */
+moert_status trip_run(const shape *c, trip *t);
 /* Makes a round trip of every shape, with the fields `bf16`, `chunks` and `presummed` of `like`. */
-void run_shapes(moert_exchange *exchange, const trip *like);
-/* Destroys a trip and its exchange. close_usable() first checks that another round trip
- * succeeds. */
-void close_trip(trip *t);
-void close_usable(const shape *c, trip *t);
+void run_shapes(moert_exchange *exchange, trip like);
+/* Checks that another round trip succeeds, after an error. */
+void expect_usable(const shape *c, trip *t);
+
+/* The parts of trip_run(): buffers for one shape, and the plan for the choices in t->index. */
+void trip_make_buffers(const shape *c, trip *t);
+moert_status trip_plan(const shape *c, const trip *t, moert_status local,
+                       moert_exchange_plan **plan);
+/* Describe the transfer of a dispatch, of a combine, and of a combine with pushed rows. With
+ * `slots`, the transfer also carries one value per slot. */
+moert_transfer trip_there(const trip *t, bool slots);
+moert_transfer trip_back(const trip *t, bool weighted, bool slots);
+moert_transfer trip_push(const trip *t, bool weighted, bool slots);
+moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
+moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
 
 /* keep_busy() keeps the last rank's device for 2.5 s in a barrier that no other rank enters. In the
  * setups BY_IMPATIENT*, the other ranks time out earlier. make_busy() creates the flags. */
@@ -81,10 +132,3 @@ moert_flags *make_busy(void);
 moert_status keep_busy(moert_flags *busy);
 /* Checks that the next plan fails with a message that names the last rank and `phase`. */
 void expect_late(const shape *c, const trip *t, const char *phase);
-
-/* True if the device supports the window engine. */
-bool has_windows(void);
-/* main(): runs `tests` in their setups, except those that this device or number of ranks rules
- * out. */
-int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
-                       char **argument);

@@ -1,11 +1,12 @@
 // run: check=1 all=1san device=0
-/* Errors, texts, memory and random numbers. */
+/* Errors, texts, memory, random numbers and options. */
 #include <limits.h>
 #include <pthread.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/options.h"
 #include "base/parallel.h"
 #include "base/rng.h"
 #include "base/text.h"
@@ -94,26 +95,23 @@ TEST(test_a_long_wait_leaves_the_core_to_others) {
 /* ---- texts ---- */
 
 TEST(test_distance_counts_edits) {
-    char a[200], b[200];
-    assert_int_equal(moert_text_distance("", ""), 0);
-    assert_int_equal(moert_text_distance("", "abc"), 3);
-    assert_int_equal(moert_text_distance("abc", ""), 3);
-    assert_int_equal(moert_text_distance("kitten", "sitting"), 3);
-    assert_int_equal(moert_text_distance("sitting", "kitten"), 3);
-    assert_int_equal(moert_text_distance("steps", "step"), 1);
-    memset(a, 'a', sizeof a);
-    memset(b, 'a', sizeof b);
+    static const struct {
+        const char *a, *b;
+        size_t distance;
+    } rows[] = {{"", "", 0}, {"", "abc", 3}, {"kitten", "sitting", 3}, {"steps", "step", 1}};
+    const char *longest = titled("%0199d", 0);
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        assert_int_equal(moert_text_distance(rows[i].a, rows[i].b), rows[i].distance);
+        assert_int_equal(moert_text_distance(rows[i].b, rows[i].a), rows[i].distance);
+    }
     /* for texts longer than any name, the distance does not matter, but no buffer may overflow */
-    a[199] = b[199] = '\0';
-    moert_text_distance(a, b);
+    moert_text_distance(longest, longest);
 }
 
 TEST(test_format_makes_a_text_of_any_length) {
-    char *text = moert_text_format("%s-%03d", "layer", 7);
-    assert_string_equal(text, "layer-007");
-    free(text);
-    text = moert_text_format("%5000d", 1);
-    assert_int_equal(strlen(text), 5000);
+    char *text = moert_text_format("%s-%03d%5000d", "layer", 7, 1);
+    assert_memory_equal(text, "layer-007 ", 10);
+    assert_int_equal(strlen(text), 5009);
     free(text);
 }
 
@@ -130,34 +128,30 @@ TEST(test_ends_with_compares_the_tail) {
 TEST(test_amounts_of_bytes_are_read_and_written) {
     static const struct {
         const char *text;
-        size_t bytes; /* 0: refused */
+        size_t bytes;
     } rows[] = {{"1", 1},
                 {"4096", 4096},
                 {"2K", 2048},
                 {"1.5 GiB", 3u << 29},
-                {"80G", (size_t)80 << 30},
                 {"3 MiB", 3u << 20},
-                {"2T", (size_t)2 << 40},
-                {"", 0},
-                {"G", 0},
-                {"0", 0},
-                {"-5M", 0},
-                {"1x", 0},
-                {"1 GiBs", 0},
-                {"nan", 0},
-                {"1e20", 0}};
+                {"80G", (size_t)80 << 30},
+                {"2T", (size_t)2 << 40}};
+    static const char *const wrong[] = {"", "G", "0", "-5M", "1x", "1 GiBs", "nan", "1e20"};
     static const struct {
         double bytes;
         const char *text;
     } shown[] = {
         {0.0, "0 B"}, {1023.0, "1023 B"}, {1536.0, "1.5 KiB"}, {80.0 * (1u << 30), "80.0 GiB"}};
     char text[MOERT_TEXT_BYTES_SIZE];
+    size_t bytes = 0;
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        size_t bytes = 0;
-        const moert_status status = moert_text_get_bytes(rows[i].text, "--memory", &bytes);
-        assert_int_equal(status, rows[i].bytes > 0 ? MOERT_OK : MOERT_ERROR_USAGE);
+        ASSERT_OK(moert_text_get_bytes(rows[i].text, "--memory", &bytes));
         assert_int_equal(bytes, rows[i].bytes);
     }
+    for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
+        ASSERT_FAILS(moert_text_get_bytes(wrong[i], "--memory", &bytes), MOERT_ERROR_USAGE,
+                     "--memory");
+    assert_int_equal(bytes, rows[MOERT_COUNT(rows) - 1].bytes); /* still */
     for (size_t i = 0; i < MOERT_COUNT(shown); i++) {
         moert_text_put_bytes(shown[i].bytes, text);
         assert_string_equal(text, shown[i].text);
@@ -172,13 +166,13 @@ TEST(test_this_process_has_memory) {
 
 TEST(test_memory_is_zeroed_and_never_null) {
     uint64_t *values = NULL;
-    ASSERT_OK(MOERT_NEW_ARRAY(&values, 1000));
-    for (size_t i = 0; i < 1000; i++)
-        assert_int_equal(values[i], 0);
-    free(values);
-    ASSERT_OK(MOERT_NEW_ARRAY(&values, 0));
-    assert_non_null(values);
-    free(values);
+    for (size_t count = 0; count <= 1000; count += 1000) {
+        ASSERT_OK(MOERT_NEW_ARRAY(&values, count));
+        assert_non_null(values);
+        for (size_t i = 0; i < count; i++)
+            assert_int_equal(values[i], 0);
+        free(values);
+    }
 }
 
 TEST(test_memory_that_overflows_is_refused) {
@@ -228,37 +222,27 @@ TEST(test_philox_gives_the_known_answers) {
     }
 }
 
-TEST(test_uniforms_fill_the_unit_interval) {
+TEST(test_uniforms_fill_the_unit_interval_and_normals_have_their_moments) {
     enum { N = 100000, BINS = 10 };
-    double sum = 0.0;
+    double sum = 0.0, powers[5] = {0.0};
     size_t bins[BINS] = {0};
     for (size_t i = 0; i < N; i++) {
-        const double value = moert_rng_uniform(1, 2, i);
-        assert_true(value >= 0.0 && value < 1.0);
-        sum += value;
-        bins[(size_t)(value * BINS)]++;
+        const double uniform = moert_rng_uniform(1, 2, i), normal = moert_rng_normal(3, 4, i);
+        assert_true(uniform >= 0.0 && uniform < 1.0 && isfinite(normal));
+        sum += uniform;
+        bins[(size_t)(uniform * BINS)]++;
+        for (int p = 1; p <= 4; p++)
+            powers[p] += pow(normal, p) / N;
     }
     assert_within(sum / N, 0.5, 5.0 * sqrt(1.0 / 12.0 / N));
     for (size_t b = 0; b < BINS; b++)
         assert_within((double)bins[b], N / BINS, 5.0 * sqrt(N / BINS));
+    assert_within(powers[1], 0.0, 5.0 / sqrt(N));
+    assert_within(powers[2], 1.0, 5.0 * sqrt(2.0 / N));
+    assert_within(powers[4], 3.0, 5.0 * sqrt(96.0 / N));
 }
 
-TEST(test_normals_have_mean_zero_and_variance_one) {
-    enum { N = 100000 };
-    double sum = 0.0, squares = 0.0, fourth = 0.0;
-    for (size_t i = 0; i < N; i++) {
-        const double value = moert_rng_normal(3, 4, i);
-        assert_true(isfinite(value));
-        sum += value;
-        squares += value * value;
-        fourth += value * value * value * value;
-    }
-    assert_within(sum / N, 0.0, 5.0 / sqrt(N));
-    assert_within(squares / N, 1.0, 5.0 * sqrt(2.0 / N));
-    assert_within(fourth / N, 3.0, 5.0 * sqrt(96.0 / N));
-}
-
-TEST(test_streams_differ_and_repeat) {
+TEST(test_streams_differ_and_repeat_also_in_bulk) {
     const uint64_t a = moert_rng_stream("model.embed"), b = moert_rng_stream("model.norm");
     assert_true(moert_rng_stream("") == 0xcbf29ce484222325); /* FNV-1a */
     assert_true(moert_rng_stream("a") == 0xaf63dc4c8601ec8c);
@@ -266,6 +250,11 @@ TEST(test_streams_differ_and_repeat) {
     assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(1, b, 5));
     assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(2, a, 5));
     assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(1, a, 6));
+    enum { N = 100000, FIRST = 12345 }; /* drawn in bulk */
+    float *values = test_alloc(N * sizeof *values);
+    moert_rng_normals(5, 6, FIRST, 0.02, values, N);
+    for (size_t i = 0; i < N; i++)
+        assert_true(values[i] == (float)(moert_rng_normal(5, 6, FIRST + i) * 0.02));
 }
 
 static void count_visits(void *context, size_t first, size_t end) {
@@ -285,12 +274,42 @@ TEST(test_parallel_loops_visit_every_index_once) {
         }
 }
 
-TEST(test_normals_drawn_in_bulk_equal_those_drawn_one_by_one) {
-    enum { N = 100000, FIRST = 12345 };
-    float *values = test_alloc(N * sizeof *values);
-    moert_rng_normals(5, 6, FIRST, 0.02, values, N);
-    for (size_t i = 0; i < N; i++)
-        assert_true(values[i] == (float)(moert_rng_normal(5, 6, FIRST + i) * 0.02));
+/* ---- options of this and of older versions of the headers ---- */
+
+/* Options of a library that has had two versions. */
+typedef struct grown {
+    size_t size;
+    unsigned first;
+    float factor;
+    size_t later; /* since the second version */
+} grown;
+
+#define GROWN_INIT                                                                                 \
+    { sizeof(grown), 1, 2.0f, 3 }
+
+static moert_status take(const void *given, grown *taken) {
+    return MOERT_OPTIONS_TAKE(grown, GROWN_INIT, taken, given);
+}
+
+TEST(test_older_options_get_the_defaults_of_later_fields) {
+    const size_t sizes[] = {sizeof(grown), offsetof(grown, later)}, later[] = {7, 3};
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
+        const grown given = {sizes[i], 5, 6.0f, 7};
+        grown taken;
+        ASSERT_OK(take(&given, &taken));
+        assert_true(taken.size == sizeof taken && taken.first == 5 && taken.factor == 6.0f);
+        assert_int_equal(taken.later, later[i]);
+    }
+}
+
+TEST(test_other_sizes_are_refused) {
+    const size_t sizes[] = {0, sizeof(size_t), sizeof(grown) - 1, sizeof(grown) + 8, SIZE_MAX};
+    grown taken;
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
+        const grown given = {sizes[i], 5, 6.0f, 7};
+        ASSERT_FAILS(take(&given, &taken), MOERT_ERROR_USAGE, titled("size is %zu", sizes[i]));
+    }
+    ASSERT_FAILS(take(NULL, &taken), MOERT_ERROR_USAGE, "grown is NULL; start from GROWN_INIT");
 }
 
 TESTS(NULL, NULL)

@@ -9,73 +9,41 @@ enum { MOST_PAIRS = 64, MOST_KNOWN = 8 };
 typedef struct scheme_case {
     const char *name;
     moert_rope_scheme scheme;
-    struct {
-        size_t pair;
-        double frequency;
-    } known[MOST_KNOWN];
+    size_t pair[MOST_KNOWN];
+    double frequency[MOST_KNOWN]; /* of each pair; 0: no more */
 } scheme_case;
 
+/* of a scheme: type, interleaved, width, theta, factor, original */
 static const scheme_case cases[] = {
-    {"default", {.width = 8, .theta = 1e4}, {{0, 1.0}, {1, 0.1}, {2, 0.01}, {3, 0.001}}},
+    {"default", {.width = 8, .theta = 1e4}, {0, 1, 2, 3}, {1.0, 0.1, 0.01, 0.001}},
     {"linear",
-     {.type = MOERT_ROPE_LINEAR, .width = 8, .theta = 1e4, .factor = 4.0},
-     {{0, 0.25}, {1, 0.025}, {2, 0.0025}, {3, 0.00025}}},
+     {MOERT_ROPE_LINEAR, false, 8, 1e4, .factor = 4.0},
+     {0, 1, 2, 3},
+     {0.25, 0.025, 0.0025, 0.00025}},
     {"YaRN with given betas",
-     {.type = MOERT_ROPE_YARN,
-      .width = 8,
-      .theta = 100.0,
-      .factor = 4.0,
-      .original = 64,
-      .beta_fast = 4.0,
-      .beta_slow = 1.0,
+     {MOERT_ROPE_YARN, false, 8, 100.0, 4.0, 64, .beta_fast = 4.0, .beta_slow = 1.0,
       .truncate = true},
-     {{0, 1.0}, {1, 0.237170825}, {2, 0.05}, {3, 0.00790569415}}},
+     {0, 1, 2, 3},
+     {1.0, 0.237170825, 0.05, 0.00790569415}},
     {"YaRN of gpt-oss",
-     {.type = MOERT_ROPE_YARN, .width = 64, .theta = 150000.0, .factor = 32.0, .original = 4096},
-     {{0, 1.0},
-      {8, 0.0508132748},
-      {9, 0.0317056962},
-      {13, 0.00386035932},
-      {17, 0.000129318701},
-      {18, 3.83088124e-05},
-      {31, 3.02351143e-07}}},
+     {MOERT_ROPE_YARN, false, 64, 150000.0, 32.0, 4096, .truncate = false},
+     {0, 8, 9, 13, 17, 18, 31},
+     {1.0, 0.0508132748, 0.0317056962, 0.00386035932, 0.000129318701, 3.83088124e-05,
+      3.02351143e-07}},
     {"YaRN of DeepSeek-V3",
-     {.type = MOERT_ROPE_YARN,
-      .width = 64,
-      .theta = 10000.0,
-      .factor = 40.0,
-      .original = 4096,
-      .truncate = true},
-     {{1, 0.749894209},
-      {10, 0.0562341325},
-      {11, 0.0390069266},
-      {16, 0.0055},
-      {22, 0.000177827941},
-      {23, 3.33380358e-05},
-      {31, 3.33380358e-06}}},
+     {MOERT_ROPE_YARN, false, 64, 10000.0, 40.0, 4096, .truncate = true},
+     {1, 10, 11, 16, 22, 23, 31},
+     {0.749894209, 0.0562341325, 0.0390069266, 0.0055, 0.000177827941, 3.33380358e-05,
+      3.33380358e-06}},
     {"YaRN with a ramp of one pair",
-     {.type = MOERT_ROPE_YARN,
-      .width = 4,
-      .theta = 1e6,
-      .factor = 8.0,
-      .original = 8,
-      .truncate = true},
-     {{0, 1.0}, {1, 0.000125}}},
+     {MOERT_ROPE_YARN, false, 4, 1e6, 8.0, 8, .truncate = true},
+     {0, 1},
+     {1.0, 0.000125}},
     {"llama3",
-     {.type = MOERT_ROPE_LLAMA3,
-      .width = 128,
-      .theta = 500000.0,
-      .factor = 8.0,
-      .original = 8192,
-      .low_factor = 1.0,
-      .high_factor = 4.0},
-     {{1, 0.814617234},
-      {28, 0.00321144599},
-      {29, 0.00216657076},
-      {32, 0.000524846161},
-      {34, 0.000178507813},
-      {35, 9.55621235e-05},
-      {63, 3.06892599e-07}}},
+     {MOERT_ROPE_LLAMA3, false, 128, 500000.0, 8.0, 8192, .low_factor = 1.0, .high_factor = 4.0},
+     {1, 28, 29, 32, 34, 35, 63},
+     {0.814617234, 0.00321144599, 0.00216657076, 0.000524846161, 0.000178507813, 9.55621235e-05,
+      3.06892599e-07}},
 };
 
 TEST(test_frequencies_follow_the_formulas) {
@@ -83,9 +51,9 @@ TEST(test_frequencies_follow_the_formulas) {
         float got[MOST_PAIRS];
         ASSERT_OK(moert_rope_scheme_check(&cases[c].scheme));
         moert_rope_frequencies(&cases[c].scheme, got);
-        for (size_t k = 0; k < MOST_KNOWN && cases[c].known[k].frequency > 0.0; k++) {
-            const size_t pair = cases[c].known[k].pair;
-            const double want = cases[c].known[k].frequency;
+        for (size_t k = 0; k < MOST_KNOWN && cases[c].frequency[k] > 0.0; k++) {
+            const size_t pair = cases[c].pair[k];
+            const double want = cases[c].frequency[k];
             if (!(fabs((double)got[pair] - want) <= 5e-7 * want))
                 fail_msg("%s, pair %zu: %.9g, not %.9g", cases[c].name, pair, (double)got[pair],
                          want);
@@ -118,25 +86,12 @@ TEST(test_schemes_out_of_range_are_refused) {
         {{.width = 9, .theta = 1e4}, "even width, not 9"},
         {{.width = 8}, "theta above 0, not 0"},
         {{.width = 8, .theta = NAN}, "theta above 0, not nan"},
-        {{.type = MOERT_ROPE_YARN, .width = 8, .theta = 1.0}, "theta above 1, not 1"},
-        {{.type = MOERT_ROPE_LINEAR, .width = 8, .theta = 1e4}, "positive factor, not 0"},
-        {{.type = MOERT_ROPE_YARN, .width = 8, .theta = 1e4, .factor = INFINITY},
-         "positive factor, not inf"},
-        {{.type = MOERT_ROPE_YARN, .width = 8, .theta = 1e4, .factor = 2.0}, "original length"},
-        {{.type = MOERT_ROPE_YARN,
-          .width = 8,
-          .theta = 1e4,
-          .factor = 2.0,
-          .original = 8,
-          .beta_fast = -1.0},
-         "betas, not -1 and 0"},
-        {{.type = MOERT_ROPE_LLAMA3,
-          .width = 8,
-          .theta = 1e4,
-          .factor = 2.0,
-          .original = 8,
-          .low_factor = 4.0,
-          .high_factor = 4.0},
+        {{MOERT_ROPE_YARN, false, 8, .theta = 1.0}, "theta above 1, not 1"},
+        {{MOERT_ROPE_LINEAR, false, 8, .theta = 1e4}, "positive factor, not 0"},
+        {{MOERT_ROPE_YARN, false, 8, 1e4, .factor = INFINITY}, "positive factor, not inf"},
+        {{MOERT_ROPE_YARN, false, 8, 1e4, .factor = 2.0}, "original length"},
+        {{MOERT_ROPE_YARN, false, 8, 1e4, 2.0, 8, .beta_fast = -1.0}, "betas, not -1 and 0"},
+        {{MOERT_ROPE_LLAMA3, false, 8, 1e4, 2.0, 8, .low_factor = 4.0, .high_factor = 4.0},
          "low factor < high factor, not 4 and 4"},
     };
     for (size_t i = 0; i < MOERT_COUNT(wrong); i++)

@@ -67,13 +67,6 @@ static void check_nodes(moert_span span) {
     assert_true(span.count > 0 || count == 0);
 }
 
-TEST(test_nodes_cover_a_span_from_left_to_right) {
-    for (size_t total = 1; total <= MOST_LEAVES; total++)
-        for (size_t first = 0; first <= total; first++)
-            for (size_t count = 0; first + count <= total; count++)
-                check_nodes((moert_span){first, count, total});
-}
-
 static void check_partition(size_t total, size_t cut) {
     float leaves[MOST_LEAVES * N], expected[N], sum[N];
     float *rows[2 * MOERT_TREE_MAX_NODES];
@@ -93,26 +86,12 @@ TEST(test_every_partition_in_two_gives_the_bits_of_the_full_tree) {
             check_partition(total, cut);
 }
 
-TEST(test_sums_of_single_leaves_have_the_bits_of_the_full_tree) {
-    for (size_t total = 1; total <= MOST_LEAVES; total++) {
-        float leaves[MOST_LEAVES * N], expected[N], *rows[MOST_LEAVES];
-        moert_tree_node nodes[MOST_LEAVES];
-        fill(leaves, 0, total);
-        full_tree(leaves, total, expected);
-        for (size_t i = 0; i < total; i++) {
-            nodes[i] = (moert_tree_node){i, 1};
-            rows[i] = leaves + i * N;
-        }
-        moert_tree_sum_nodes(total, nodes, rows, total, rows[0], N);
-        assert_memory_equal(leaves, expected, sizeof expected);
-    }
-}
-
 /* Joins rows as moert_tree_append says; the nodes and the bits must be those of the span. */
-static void check_append(moert_span span) {
+static void check_span(moert_span span) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES], expected[MOERT_TREE_MAX_NODES];
     float leaves[MOST_LEAVES * N], sums[MOST_LEAVES * N], *rows[MOST_LEAVES];
     size_t depth = 0;
+    check_nodes(span);
     fill(leaves, span.first, span.count);
     for (size_t i = 0; i < span.count; i++) {
         size_t top = depth;
@@ -130,11 +109,11 @@ static void check_append(moert_span span) {
     }
 }
 
-TEST(test_leaves_appended_one_by_one_give_the_nodes_of_their_span) {
+TEST(test_nodes_cover_a_span_from_left_to_right_as_do_leaves_appended_one_by_one) {
     for (size_t total = 1; total <= MOST_LEAVES; total++)
         for (size_t first = 0; first <= total; first++)
             for (size_t count = 0; first + count <= total; count++)
-                check_append((moert_span){first, count, total});
+                check_span((moert_span){first, count, total});
 }
 
 TEST(test_a_tree_without_leaves_sums_to_zero) {

@@ -10,81 +10,64 @@
 enum { LATE_US = 60000, MOST_RANKS = 256 };
 static const double LATE_NS = LATE_US * 1e3, LEAST_NS = LATE_US * 0.5e3;
 
-/* Clears waited_ns[R], then records one barrier of `comm`, which rank `late` of the job enters
- * late. */
-static void wait_for(moert_comm *comm, size_t late, double *waited_ns) {
-    memset(waited_ns, 0, MOST_RANKS * sizeof *waited_ns);
+static double waited_ns[MOST_RANKS];
+
+/* Records one barrier of `comm`, which rank `late` of the job enters late; sets waited_ns[R]. */
+static void wait_for(moert_comm *comm, size_t late) {
+    memset(waited_ns, 0, sizeof waited_ns);
     ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
     moert_arrivals_begin();
     if (test_rank == late)
         usleep(LATE_US);
     const moert_status status = moert_comm_barrier(comm);
     ASSERT_OK_ON_ALL(status);
+    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
 }
 
-/* True if this rank waited for the late rank and for no other rank. The late rank must not have
- * waited. */
-static bool charges(const double *waited_ns, size_t late) {
-    bool right = true;
-    for (size_t r = 0; r < test_ranks; r++)
-        right = right && waited_ns[r] < (r == late && r != test_rank ? 1e12 : LEAST_NS);
-    return right && (test_rank == late || waited_ns[late] > LEAST_NS);
-}
-
+/* This rank waited for the late rank and for no other rank. The late rank must not have waited. */
 TEST(test_the_last_rank_is_charged_with_the_others_waiting) {
-    double waited_ns[MOST_RANKS];
     for (size_t late = 0; late < test_ranks; late++) {
-        wait_for(test_comm, late, waited_ns);
-        ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
-        ASSERT_ON_ALL(charges(waited_ns, late));
+        wait_for(test_comm, late);
+        bool right = test_rank == late || waited_ns[late] > LEAST_NS;
+        for (size_t r = 0; r < test_ranks; r++)
+            right = right && waited_ns[r] < (r == late && r != test_rank ? 1e12 : LEAST_NS);
+        ASSERT_ON_ALL(right);
     }
 }
 
 /* Times that are measured in a communicator of some ranks are indexed by the ranks of the whole
  * job. Here the job is split into rank 0 and all other ranks. */
 TEST(test_waiting_in_a_part_is_charged_to_ranks_of_the_whole) {
-    double waited_ns[MOST_RANKS];
     moert_comm *half;
-    const size_t late = test_ranks - 1, color = test_rank == 0 ? 1 : 0;
-    ASSERT_OK_ON_ALL(moert_comm_split(test_comm, color, &half));
-    wait_for(half, late, waited_ns);
-    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
-    /* rank 0 is alone in its communicator, so it waits for the late rank only in the check of
+    const size_t late = test_ranks - 1;
+    ASSERT_OK_ON_ALL(moert_comm_split(test_comm, test_rank == 0, &half));
+    wait_for(half, late);
+    /* rank 0 is alone in its communicator, so it waits for the late rank only in the checks of
      * wait_for() */
-    const bool others = test_rank != 0 && test_rank != late;
-    ASSERT_ON_ALL(!others || waited_ns[late] > LEAST_NS);
+    ASSERT_ON_ALL(test_rank == 0 || test_rank == late || waited_ns[late] > LEAST_NS);
     moert_comm_destroy(half);
 }
 
-TEST(test_calls_that_only_some_ranks_make_do_not_count) {
-    double waited_ns[MOST_RANKS] = {0.0};
-    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
-    moert_arrivals_begin();
-    if (test_rank == 0) {
-        moert_comm_wait_begin(test_comm);
-        usleep(LATE_US);
-        moert_comm_wait_end(test_comm);
-    }
-    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
-    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
-    for (size_t r = 0; r < test_ranks; r++)
-        ASSERT_ON_ALL(waited_ns[r] == 0.0);
-}
-
-TEST(test_calls_outside_of_a_span_do_not_count) {
-    double waited_ns[MOST_RANKS];
-    wait_for(test_comm, 0, waited_ns);
-    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
-    memset(waited_ns, 0, sizeof waited_ns);
-    if (test_rank == 0)
-        usleep(LATE_US);
-    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
-    moert_arrivals_begin();
-    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+TEST(test_calls_that_only_some_ranks_make_or_outside_of_a_span_do_not_count) {
     double sum = 0.0;
-    for (size_t r = 0; r < test_ranks; r++)
-        sum += waited_ns[r];
-    ASSERT_ON_ALL(sum < LATE_NS);
+    memset(waited_ns, 0, sizeof waited_ns);
+    for (int outside = 0; outside < 2; outside++) {
+        ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+        if (!outside)
+            moert_arrivals_begin();
+        if (test_rank == 0) {
+            moert_comm_wait_begin(test_comm);
+            usleep(LATE_US);
+            moert_comm_wait_end(test_comm);
+        }
+        ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+        if (outside)
+            moert_arrivals_begin();
+        ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+        for (size_t r = 0; r < test_ranks; r++)
+            sum += waited_ns[r];
+        ASSERT_ON_ALL(outside ? sum < LATE_NS : sum == 0.0);
+    }
 }
 
 static int enable(void **state) {

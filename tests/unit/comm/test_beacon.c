@@ -41,6 +41,14 @@ static int close_all(void **state) {
     return 0;
 }
 
+/* Aims a host's beacon at `place` instead of host `at`. */
+static void aim_at(size_t host, size_t at, moert_beacon_address place) {
+    moert_beacon_address aimed[HOSTS];
+    memcpy(aimed, places, sizeof aimed);
+    aimed[at] = place;
+    moert_beacon_aim(beacons[host], &key, aimed);
+}
+
 static void send_text(size_t host, const char *text) {
     char datagram[DATAGRAM_BYTES] = "";
     snprintf(datagram, sizeof datagram, "%s", text);
@@ -135,10 +143,7 @@ static int close_stranger(void **state) {
 
 /* Records a datagram that host 1 sends to the stranger. */
 static void record(const char *text, unsigned char wire[WIRE_BYTES]) {
-    moert_beacon_address aimed[HOSTS];
-    memcpy(aimed, places, sizeof aimed);
-    aimed[0] = stranger_place;
-    moert_beacon_aim(beacons[1], &key, aimed);
+    aim_at(1, 0, stranger_place);
     send_text(1, text);
     moert_beacon_aim(beacons[1], &key, places);
     assert_int_equal(recv(stranger, wire, WIRE_BYTES, 0), WIRE_BYTES);
@@ -214,10 +219,7 @@ TEST(test_siphash_gives_the_reference_tags) {
 }
 
 TEST_WITH(test_an_answer_goes_where_the_datagram_came_from, open_all, close_all) {
-    moert_beacon_address unknown[HOSTS];
-    memcpy(unknown, places, sizeof unknown);
-    unknown[1].addresses[0] = unknown[1].port = 0;
-    moert_beacon_aim(beacons[0], &key, unknown);
+    aim_at(0, 1, (moert_beacon_address){.port = 0});
     send_text(0, "to nowhere");
     receive_from_host_1(0, 1);
     send_text(0, "answer");
@@ -236,12 +238,11 @@ TEST_WITH(test_a_closed_beacon_counts_as_refusing, open_all, close_all) {
 
 /* Datagrams from host 1 arrive. Datagrams to host 1 go to a closed port and are refused. */
 TEST_WITH(test_a_firewall_does_not_count_as_the_end_of_a_host, open_all, close_all) {
+    moert_beacon_address closed = places[1];
+    closed.port = htons(9); /* no process listens there */
     receive_from_host_1(0, 1);
-    moert_beacon_address closed[HOSTS];
-    memcpy(closed, places, sizeof closed);
-    closed[1].port = htons(9); /* no process listens there */
     for (int i = 0; i < 5; i++) {
-        moert_beacon_aim(beacons[0], &key, closed);
+        aim_at(0, 1, closed);
         send_text(0, "do you hear me?");
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         assert_false(moert_beacon_refused(beacons[0], &received.host));

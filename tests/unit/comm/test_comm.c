@@ -1,22 +1,22 @@
 // run: check=1,2 all=3,4,2san device=0
 /* Collectives, agreement and tree sums, on any number of ranks. */
 #include "base/memory.h"
-#include "base/rng.h"
 #include "comm/internal.h"
 #include "comm/tree_sum.h"
 #include "support/mpi.h"
 
-TEST(test_broadcast_reaches_every_rank_from_every_root) {
+static bool broadcast_from_every_root(void) {
     bool right = true;
     for (size_t root = 0; root < test_ranks; root++) {
-        uint64_t data[5] = {0};
+        const uint64_t mine = mpi_value(test_rank, 9, 9);
+        uint64_t data[6] = {[5] = mine}; /* the last one is not sent */
         for (size_t i = 0; i < 5 && test_rank == root; i++)
             data[i] = mpi_value(root, 0, i);
-        right = moert_comm_broadcast(test_comm, root, data, sizeof data) == MOERT_OK && right;
-        for (size_t i = 0; i < 5; i++)
-            right = right && data[i] == mpi_value(root, 0, i);
+        right = moert_comm_broadcast(test_comm, root, data, 5 * sizeof *data) == MOERT_OK && right;
+        for (size_t i = 0; i < 6; i++)
+            right = right && data[i] == (i < 5 ? mpi_value(root, 0, i) : mine);
     }
-    ASSERT_ON_ALL(right);
+    return right;
 }
 
 /* Rank r contributes r % 3 values; some ranks contribute none. */
@@ -66,12 +66,6 @@ TEST(test_entries_are_compared_with_those_of_rank_0) {
     }
 }
 
-TEST(test_allgatherv_takes_empty_pieces_and_pieces_in_place) {
-    bool right = gather_uneven(false);
-    right = gather_uneven(true) && right;
-    ASSERT_ON_ALL(right);
-}
-
 static size_t rows_between(size_t from, size_t to) {
     return (from * 5 + to * 3) % 4 * (from + to + 1);
 }
@@ -96,22 +90,29 @@ static bool exchange_uneven(void) {
     return right;
 }
 
-TEST(test_alltoallv_takes_uneven_and_empty_pieces) {
-    ASSERT_ON_ALL(exchange_uneven());
-}
-
-TEST(test_pieces_above_the_limit_travel_in_several_messages) {
-    size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
-    moert_comm_piece_bytes = moert_mail_piece_bytes = 7;
+static bool gather_even(void) {
     uint64_t mine[2] = {mpi_value(test_rank, 1, 0), mpi_value(test_rank, 1, 1)}, all[2 * 256];
     bool right = moert_comm_allgather(test_comm, mine, sizeof mine, all) == MOERT_OK;
     for (size_t r = 0; r < test_ranks; r++)
         right = right && all[2 * r] == mpi_value(r, 1, 0) && all[2 * r + 1] == mpi_value(r, 1, 1);
-    right = gather_uneven(false) && right;
-    right = exchange_uneven() && right;
-    moert_comm_piece_bytes = limit;
-    moert_mail_piece_bytes = mail_limit;
-    ASSERT_ON_ALL(right);
+    return right;
+}
+
+/* Whole, and in messages of 7 bytes. */
+TEST(test_collectives_take_pieces_uneven_empty_in_place_and_longer_than_a_message) {
+    const size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
+    for (int several = 0; several < 2; several++) {
+        moert_comm_piece_bytes = several ? 7 : limit;
+        moert_mail_piece_bytes = several ? 7 : mail_limit;
+        bool right = broadcast_from_every_root();
+        right = gather_even() && right;
+        right = gather_uneven(false) && right;
+        right = gather_uneven(true) && right;
+        right = exchange_uneven() && right;
+        moert_comm_piece_bytes = limit;
+        moert_mail_piece_bytes = mail_limit;
+        ASSERT_ON_ALL(right);
+    }
 }
 
 TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
@@ -185,72 +186,33 @@ TEST(test_split_keeps_the_order_and_names_ranks_of_the_whole) {
     ASSERT_ON_ALL(right);
 }
 
-TEST(test_ranks_of_one_host_are_counted) {
-    bool right =
-        moert_comm_node_count(test_comm) == 1 && moert_comm_node_size(test_comm) == test_ranks;
-    right = right && moert_comm_node_rank(test_comm) == test_rank &&
-            moert_comm_node(test_comm, test_ranks - 1) == 0;
-    right = right && strlen(moert_comm_host(test_comm, test_ranks - 1)) > 0;
-    ASSERT_ON_ALL(right);
-}
-
-/* With MOERT_NODE_RANKS=3, every three ranks count as a host, even in communicators of only some
+/* With MOERT_NODE_RANKS=N, every N ranks count as a host, even in communicators of only some
  * ranks. */
-TEST(test_ranks_of_one_host_may_count_as_several) {
-    moert_comm *whole = NULL, *odd = NULL;
-    set_variable("MOERT_NODE_RANKS", "3");
-    bool right = moert_comm_split(test_comm, 0, &whole) == MOERT_OK &&
-                 moert_comm_split(test_comm, test_rank % 2, &odd) == MOERT_OK;
-    set_variable("MOERT_NODE_RANKS", NULL);
-    right = right && moert_comm_node_count(whole) == (test_ranks + 2) / 3 &&
-            moert_comm_node_rank(whole) == test_rank % 3;
-    for (size_t r = 0; right && r < test_ranks; r++)
-        right = moert_comm_node(whole, r) == r / 3;
-    for (size_t r = 0; right && r < moert_comm_size(odd); r++) {
-        const size_t origin = 2 * r + test_rank % 2, first = test_rank % 2;
-        right = moert_comm_node(odd, r) == origin / 3 - first / 3;
+TEST(test_ranks_of_one_host_are_counted_and_may_count_as_several) {
+    static const char *const settings[] = {NULL, "3"};
+    for (size_t i = 0; i < MOERT_COUNT(settings); i++) {
+        const size_t each = i == 0 ? test_ranks : 3, odd_first = test_rank % 2;
+        moert_comm *whole = NULL, *odd = NULL;
+        set_variable("MOERT_NODE_RANKS", settings[i]);
+        bool right = moert_comm_split(test_comm, 0, &whole) == MOERT_OK &&
+                     moert_comm_split(test_comm, test_rank % 2, &odd) == MOERT_OK;
+        set_variable("MOERT_NODE_RANKS", NULL);
+        const size_t nodes = moert_ceil_div(test_ranks, each), mine = test_rank / each;
+        right = right && moert_comm_node_count(whole) == nodes &&
+                moert_comm_node_rank(whole) == test_rank % each &&
+                moert_comm_node_size(whole) == moert_min(each, test_ranks - mine * each);
+        for (size_t r = 0; right && r < test_ranks; r++)
+            right = moert_comm_node(whole, r) == r / each && strlen(moert_comm_host(whole, r)) > 0;
+        for (size_t r = 0; right && r < moert_comm_size(odd); r++)
+            right = moert_comm_node(odd, r) == (2 * r + odd_first) / each - odd_first / each;
+        moert_comm_destroy(whole);
+        moert_comm_destroy(odd);
+        ASSERT_ON_ALL(right);
     }
-    moert_comm_destroy(whole);
-    moert_comm_destroy(odd);
-    ASSERT_ON_ALL(right);
+    moert_comm_destroy(NULL);
 }
 
 /* ---- tree sums ---- */
-
-static float leaf(size_t leaf_index, size_t i) {
-    double scale = (double)(1u << ((leaf_index + i) * 5 % 11));
-    return (float)(moert_rng_normal(9, leaf_index, i) * scale);
-}
-
-/* Sums the leaves [first, first + count), n values each, by a tree over only these. Row 0 of the
- * result is the sum. */
-static float *serial_sum(size_t first, size_t count, size_t n) {
-    float *leaves = test_alloc((count + 1) * n * sizeof *leaves),
-          **rows = test_alloc(count * sizeof *rows);
-    moert_tree_node *nodes = test_alloc(count * sizeof *nodes);
-    for (size_t j = 0; j < count; j++) {
-        nodes[j] = (moert_tree_node){j, 1};
-        rows[j] = leaves + j * n;
-        for (size_t i = 0; i < n; i++)
-            rows[j][i] = leaf(first + j, i);
-    }
-    moert_tree_sum_nodes(count, nodes, rows, count, leaves, n);
-    return leaves;
-}
-
-/* Computes the rows of this rank's tree nodes. The subtree below a node has the shape of a tree
- * over only the leaves of that node. */
-static float *make_nodes(moert_span span, size_t n) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    float *rows = test_alloc((span.count + 1) * n * sizeof *rows);
-    const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
-    for (size_t k = 0; k < count; k++) {
-        const size_t size = moert_min(nodes[k].width, end - nodes[k].first);
-        float *sum = serial_sum(nodes[k].first, size, n);
-        memcpy(rows + k * n, sum, n * sizeof *rows);
-    }
-    return rows;
-}
 
 /* Divides n columns among the ranks. kind 0: evenly; 1: the last rank gets all; 2: each rank gets
  * more than the previous rank. */
@@ -263,13 +225,14 @@ static void set_borders(size_t n, size_t kind, size_t *border) {
     }
 }
 
-/* Compares the tree sum with the expected one, in shards of each kind and gathered. */
-static bool sum_is_right(moert_span span, size_t n, const float *expected) {
+/* Compares the tree sum with the host's, in shards of each kind and gathered. */
+static bool sum_is_right(moert_span span, size_t n) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_OK;
+    const float *expected = sum_of_nodes(spans, n, n);
     for (size_t kind = 0; kind < 3; kind++) {
-        float *rows = make_nodes(span, n);
+        float *rows = draw_nodes(span, n, n, test_rank);
         moert_tree_sum *sum = NULL;
         set_borders(n, kind, border);
         const size_t first = border[test_rank], count = border[test_rank + 1] - first;
@@ -284,37 +247,32 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected) {
 }
 
 /* Tries all ways to divide the leaves from `first` on into one span per rank, from rank `at` on. */
-static bool all_spans(size_t at, size_t first, size_t total, size_t n, const float *expected,
-                      moert_span mine) {
+static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     if (at == test_ranks)
-        return sum_is_right(mine, n, expected);
+        return sum_is_right(mine, 5);
     bool right = true;
     size_t left = total - first;
     for (size_t count = at + 1 == test_ranks ? left : 0; count <= left; count++) {
         if (at == test_rank)
             mine = (moert_span){first, count, total};
-        right = all_spans(at + 1, first + count, total, n, expected, mine) && right;
+        right = all_spans(at + 1, first + count, total, mine) && right;
     }
     return right;
 }
 
+/* A tree of nodes has the bits of one rank's tree of all leaves (test_tree.c). */
 TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
-    enum { N = 5 };
     bool right = true;
-    for (size_t total = 1; total <= 13; total++) {
-        float *expected = serial_sum(0, total, N);
-        right = all_spans(0, 0, total, N, expected, (moert_span){0}) && right;
-    }
+    for (size_t total = 0; total <= 13; total++) /* without leaves, the sum is zero */
+        right = all_spans(0, 0, total, (moert_span){0}) && right;
     ASSERT_ON_ALL(right);
 }
 
 TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
-    size_t n = 100001, total = 2 * test_ranks + 1, usual = moert_tree_round_floats;
-    float *expected = serial_sum(0, total, n);
-    size_t first = test_rank == 0 ? 0 : 2 * test_rank + 1;
-    moert_span span = {first, test_rank == 0 ? 3 : 2, total};
+    const size_t usual = moert_tree_round_floats, first = test_rank == 0 ? 0 : 2 * test_rank + 1;
     moert_tree_round_floats = 10000;
-    bool right = sum_is_right(span, n, expected);
+    const bool right =
+        sum_is_right((moert_span){first, test_rank == 0 ? 3 : 2, 2 * test_ranks + 1}, 100001);
     moert_tree_round_floats = usual;
     ASSERT_ON_ALL(right);
 }
@@ -327,7 +285,7 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     const moert_span span = {test_rank, 1, test_ranks};
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
-    float *expected = serial_sum(0, test_ranks, N), *rows[SUMS];
+    float *rows[SUMS];
     moert_tree_sum *sums[SUMS] = {NULL};
     moert_comm *part = NULL;
     bool right = moert_comm_split(test_comm, 0, &part) == MOERT_OK;
@@ -335,7 +293,7 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     set_borders(N, 0, border);
     moert_tree_round_floats = 1000;
     for (size_t i = 0; i < SUMS; i++) {
-        rows[i] = make_nodes(span, N);
+        rows[i] = draw_nodes(span, N, 9, test_rank);
         for (size_t j = 0; j < N; j++)
             rows[i][j] *= (float)(1u << i);
         right = moert_tree_sum_start(i == 1 ? part : test_comm, spans, rows[i], border, &sums[i]) ==
@@ -344,6 +302,7 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
         right = moert_comm_barrier(test_comm) == MOERT_OK && right;
     }
     const size_t first = border[test_rank], count = border[test_rank + 1] - first;
+    const float *expected = sum_of_nodes(spans, N, 9);
     for (size_t i = SUMS; i-- > 0;) {
         right = moert_tree_sum_progress(sums[0]) == MOERT_OK && right;
         right = moert_tree_sum_wait(sums[i]) == MOERT_OK && right;
@@ -355,21 +314,11 @@ TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     ASSERT_ON_ALL(right);
 }
 
-TEST(test_tree_sum_without_leaves_is_zero) {
-    float zero[3] = {0};
-    bool right = sum_is_right((moert_span){0}, 3, zero);
-    ASSERT_ON_ALL(right);
-}
-
 TEST(test_tree_sum_refuses_spans_that_leave_a_gap) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     const moert_span span = {test_rank, 1, test_ranks + 1};
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_ERROR_MISMATCH;
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
-}
-
-TEST(test_destroy_takes_null) {
-    moert_comm_destroy(NULL);
 }
 
 MPI_TESTS(NULL, NULL)

@@ -138,6 +138,17 @@ TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
 }
 
+/* Checks that shared memory is refused on all ranks, and that nothing of it is left. */
+static void expect_refusal(size_t bytes, moert_status status, const char *text) {
+    moert_shared *shared = NULL;
+    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
+    const moert_status got = moert_shared_create(test_comm, bytes, &shared);
+    moert_memory_processes = "/proc";
+    ASSERT_FAILS_ON_ALL(got, status, text);
+    ASSERT_ON_ALL(shared == NULL && count_mappings("memfd:moert") == before &&
+                  count_files("/proc/self/fd", "") == files);
+}
+
 /* Each rank reserves 1 TiB, more than the machine's memory and more than /dev/shm, which MPI
  * windows would use. */
 TEST(test_untouched_shared_memory_costs_nothing) {
@@ -160,17 +171,10 @@ TEST(test_untouched_shared_memory_costs_nothing) {
 }
 
 TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
-    moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
-    const bool last = test_rank == test_ranks - 1;
     if (test_ranks == 1) /* a single rank opens no shared files */
         return;
-    moert_memory_processes = last ? "/nowhere" : "/proc";
-    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED;
-    right = right && strstr(moert_last_error(), "out of reach: No such file") != NULL;
-    moert_memory_processes = "/proc";
-    right = shared == NULL && count_mappings("memfd:moert") == before && right;
-    ASSERT_ON_ALL(right && count_files("/proc/self/fd", "") == files);
+    moert_memory_processes = test_rank == test_ranks - 1 ? "/nowhere" : "/proc";
+    expect_refusal(100, MOERT_ERROR_UNSUPPORTED, "out of reach: No such file");
 }
 
 /* Creates a stand-in for /proc in which every open file of process `pid` is the same regular
@@ -186,39 +190,28 @@ static bool make_processes(const char *directory, int pid) {
 /* If ranks run in different containers, the same process ID and descriptor may name different
  * files. */
 TEST(test_another_file_with_the_same_process_id_and_descriptor_is_refused) {
-    moert_shared *shared = NULL;
     char directory[] = "/tmp/moert-comm-XXXXXX";
     int first = (int)getpid();
     if (test_ranks == 1)
         return;
-    bool right = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
-    right = mkdtemp(directory) != NULL && make_processes(directory, first) && right;
+    bool made = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
+    made = mkdtemp(directory) != NULL && make_processes(directory, first) && made;
+    ASSERT_ON_ALL(made);
     moert_memory_processes = test_rank == test_ranks - 1 ? directory : "/proc";
-    right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED && right;
-    right = right && strstr(moert_last_error(), "another file is in its place") != NULL;
-    moert_memory_processes = "/proc";
-    ASSERT_ON_ALL(moert_remove_tree(directory) == MOERT_OK && right && shared == NULL);
+    expect_refusal(100, MOERT_ERROR_UNSUPPORTED, "another file is in its place");
+    ASSERT_OK_ON_ALL(moert_remove_tree(directory));
 }
 
 TEST(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks) {
-    moert_shared *shared = NULL;
-    bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
-    right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
-    ASSERT_ON_ALL(right && shared == NULL);
-    moert_shared_destroy(NULL);
-}
-
-TEST(test_a_limit_of_file_sizes_is_named) {
-    moert_shared *shared = NULL;
     struct rlimit before, low;
-    bool right = getrlimit(RLIMIT_FSIZE, &before) == 0;
-    low = before;
-    low.rlim_cur = 1 << 20;
-    right = setrlimit(RLIMIT_FSIZE, &low) == 0 && right;
-    right = moert_shared_create(test_comm, 1 << 20, &shared) == MOERT_ERROR_MEMORY && right;
-    right = right && strstr(moert_last_error(), "exceed `ulimit -f`, 1048576 bytes") != NULL;
-    right = setrlimit(RLIMIT_FSIZE, &before) == 0 && right;
-    ASSERT_ON_ALL(right && shared == NULL);
+    expect_refusal((size_t)1 << 50, MOERT_ERROR_MEMORY, "");
+    expect_refusal(SIZE_MAX, MOERT_ERROR_MEMORY, "");
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    low = (struct rlimit){1 << 20, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
+    expect_refusal(1 << 20, MOERT_ERROR_MEMORY, "exceed `ulimit -f`, 1048576 bytes");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    moert_shared_destroy(NULL);
 }
 
 MPI_TESTS(NULL, NULL)

@@ -1,32 +1,63 @@
 // run: check=1,2 all=3,4,2san
 /* Contexts: several in sequence, contexts on the caller's OpenCL objects, with and without binding
- * to cores, and with bad settings. */
-#define CL_TARGET_OPENCL_VERSION 300
-#include <CL/cl.h>
+ * to cores, of halves of the ranks, and with bad settings. */
 #include <sched.h>
 
 #include "base/memory.h"
 #include "context/context.h"
 #include "support/mpi.h"
+#include "support/opencl.h"
+
+static void destroy(void *context) {
+    moert_context_destroy(context);
+}
+
+/* Creates a context that the test owns. */
+static moert_context *open_context(const moert_context_options *options) {
+    moert_context *context;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, options, &context));
+    return owned(context, destroy);
+}
+
+/* Sets a variable on the last rank only. Returns its value before, on all ranks. */
+static const char *change_last(const char *name, const char *value) {
+    const char *before = getenv(name) != NULL ? titled("%s", getenv(name)) : NULL;
+    if (test_rank + 1 == test_ranks)
+        set_variable(name, value);
+    return before;
+}
+
+static cpu_set_t affinity(void) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    sched_getaffinity(0, sizeof set, &set);
+    return set;
+}
+
+static cpu_set_t at_start; /* the processors that this process might use at first */
+
+static int keep_affinity(void **state) {
+    (void)state;
+    at_start = affinity();
+    return 0;
+}
 
 /* Creates, uses and destroys a context. */
 static moert_status use_context(const moert_context_options *options) {
     moert_context *context;
     moert_buffer *buffer = NULL;
     uint64_t sent = 77 + test_rank, got = 0;
+    moert_status status;
     MOERT_TRY(moert_context_create(MPI_COMM_WORLD, options, &context));
-    moert_status status = moert_buffer_create(moert_context_device(context), sizeof got, &buffer);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(buffer, 0, &sent, sizeof sent);
-    if (status == MOERT_OK)
-        status = moert_buffer_read(buffer, 0, &got, sizeof got);
-    if (status == MOERT_OK && got != sent)
-        status = MOERT_FAIL(ERROR_INTERNAL, "%llu came back as %llu", (unsigned long long)sent,
-                            (unsigned long long)got);
-    if (status == MOERT_OK &&
-        (moert_context_rank(context) != test_rank || moert_context_size(context) != test_ranks))
-        status = MOERT_FAIL(ERROR_INTERNAL, "rank %zu of %zu", moert_context_rank(context),
-                            moert_context_size(context));
+    MOERT_TRY_OR(end, moert_buffer_create(moert_context_device(context), sizeof got, &buffer));
+    MOERT_TRY_OR(end, moert_buffer_write(buffer, 0, &sent, sizeof sent));
+    MOERT_TRY_OR(end, moert_buffer_read(buffer, 0, &got, sizeof got));
+    if (got != sent || moert_context_rank(context) != test_rank ||
+        moert_context_size(context) != test_ranks)
+        status = MOERT_FAIL(ERROR_INTERNAL, "%llu came back as %llu on rank %zu of %zu",
+                            (unsigned long long)sent, (unsigned long long)got,
+                            moert_context_rank(context), moert_context_size(context));
+end:
     moert_buffer_destroy(buffer);
     status = moert_comm_agree(moert_context_comm(context), status);
     moert_context_destroy(context);
@@ -41,13 +72,11 @@ TEST(test_contexts_follow_each_other) {
 }
 
 TEST(test_two_contexts_live_side_by_side) {
-    moert_context *first, *second;
+    moert_context *second = open_context(NULL), *first;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &first));
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &second));
     ASSERT_ON_ALL(moert_context_device(first) != moert_context_device(second));
     moert_context_destroy(first);
     ASSERT_OK_ON_ALL(moert_device_finish(moert_context_device(second)));
-    moert_context_destroy(second);
 }
 
 /* Runs moert_context_settle_tiles() as if all ranks had CPUs, and only the first `count` had AMX.
@@ -56,8 +85,7 @@ TEST(test_two_contexts_live_side_by_side) {
 static moert_status settle(size_t count, const char *others, const char *last, bool gpu_form,
                            bool *uses) {
     const bool am_last = test_rank + 1 == test_ranks;
-    moert_context *context;
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
+    moert_context *context = open_context(NULL);
     moert_device *device = moert_context_device(context);
     moert_device_info *info = (moert_device_info *)moert_device_describe(device);
     info->is_cpu = true;
@@ -67,7 +95,6 @@ static moert_status settle(size_t count, const char *others, const char *last, b
     const moert_status status = moert_context_settle_tiles(moert_context_comm(context), device);
     *uses = moert_device_sums_in_tiles(info);
     set_variable("MOERT_BF16", NULL);
-    moert_context_destroy(context);
     return status;
 }
 
@@ -113,21 +140,16 @@ TEST(test_options_of_another_size_are_refused) {
 }
 
 TEST(test_a_context_works_on_the_queue_of_the_caller) {
-    cl_device_id id = test_device_id();
-    cl_int code[2];
-    cl_context cl = clCreateContext(NULL, 1, &id, NULL, NULL, &code[0]);
-    cl_command_queue queue = clCreateCommandQueueWithProperties(cl, id, NULL, &code[1]);
-    ASSERT_ON_ALL(code[0] == CL_SUCCESS && code[1] == CL_SUCCESS);
+    const cl_objects caller = make_objects(0);
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-    options.cl_context = cl;
-    options.cl_device = id;
-    options.cl_queue = queue;
+    options.cl_context = caller.context;
+    options.cl_device = caller.id;
+    options.cl_queue = caller.queue;
     ASSERT_OK_ON_ALL(use_context(&options));
     ASSERT_OK_ON_ALL(use_context(&options));
     options.cl_queue = NULL;
     ASSERT_FAILS_ON_ALL(use_context(&options), MOERT_ERROR_USAGE,
                         "needs context, device and queue");
-    ASSERT_ON_ALL(clReleaseCommandQueue(queue) == CL_SUCCESS && clReleaseContext(cl) == CL_SUCCESS);
 }
 
 TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
@@ -140,20 +162,15 @@ TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
         {"MOERT_TOPOLOGY", "pack:x", "MOERT_TOPOLOGY"},
     };
     const size_t bad = test_ranks - 1;
+    const char *rank =
+        test_ranks > 1 ? titled("rank %zu (%s): ", bad, moert_comm_host(test_comm, bad)) : "";
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        char text[256], rank[300] = "";
         moert_context *context = NULL;
-        if (test_ranks > 1)
-            snprintf(rank, sizeof rank, "rank %zu (%s): ", bad, moert_comm_host(test_comm, bad));
-        snprintf(text, sizeof text, "%.160s%s", rank, i < 3 ? rows[i].text : "");
-        const char *kept = getenv(rows[i].name);
-        char *before = kept != NULL ? strdup(kept) : NULL;
-        if (test_rank == bad)
-            set_variable(rows[i].name, rows[i].value);
+        const char *before = change_last(rows[i].name, rows[i].value);
         const moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
         set_variable(rows[i].name, before);
-        free(before);
-        ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_USAGE, text);
+        ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_USAGE,
+                            i < 3 ? titled("%s%s", rank, rows[i].text) : rank);
         ASSERT_ON_ALL(context == NULL && strstr(moert_last_error(), rows[i].text) != NULL);
         ASSERT_OK_ON_ALL(use_context(NULL));
     }
@@ -163,14 +180,10 @@ TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
 static moert_status open_with_odd_last_rank(const char *name, const char *value,
                                             bool same_variables) {
     moert_context *context = NULL;
-    const char *kept = getenv(name);
-    char *before = kept != NULL ? strdup(kept) : NULL;
-    if (test_rank + 1 == test_ranks)
-        set_variable(name, value);
+    const char *before = change_last(name, value);
     const moert_status status =
         moert_context_open(moert_comm_world(), NULL, same_variables, &context);
     set_variable(name, before);
-    free(before);
     moert_context_destroy(context);
     return status;
 }
@@ -190,11 +203,11 @@ TEST(test_ranks_that_differ_in_a_variable_are_refused) {
         {"MOERT_NODE_RANKS=1", "MOERT_NODE_RANKS=0"},
     };
     for (size_t i = 0; i < MOERT_COUNT(rows) && test_ranks > 1; i++) {
-        char name[32], text[160];
         const char *value = strchr(rows[i].set, '=') + 1;
-        snprintf(name, sizeof name, "%.*s", (int)(value - rows[i].set) - 1, rows[i].set);
-        snprintf(text, sizeof text, "rank %zu (%s): has %s, but rank 0 has %s", test_ranks - 1,
-                 moert_comm_host(test_comm, test_ranks - 1), rows[i].set, rows[i].other);
+        const char *name = titled("%.*s", (int)(value - rows[i].set) - 1, rows[i].set);
+        const char *text =
+            titled("rank %zu (%s): has %s, but rank 0 has %s", test_ranks - 1,
+                   moert_comm_host(test_comm, test_ranks - 1), rows[i].set, rows[i].other);
         ASSERT_FAILS_ON_ALL(open_with_odd_last_rank(name, value, true), MOERT_ERROR_USAGE, text);
     }
 }
@@ -213,53 +226,31 @@ TEST(test_a_context_may_be_opened_with_other_variables_but_not_with_another_bind
                             "has MOERT_BIND=0, but rank 0 has MOERT_BIND=1; all ranks must get");
 }
 
-TEST(test_an_unbound_rank_keeps_its_cores) {
-    moert_context *context;
-    cpu_set_t before, after;
-    set_variable("MOERT_BIND", "0");
-    bool right = sched_getaffinity(0, sizeof before, &before) == 0;
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
-    right = right && sched_getaffinity(0, sizeof after, &after) == 0;
-    right = right && CPU_EQUAL(&before, &after);
-    right = right && moert_context_placement(context)->cpu_count == 0;
-    moert_context_destroy(context);
-    set_variable("MOERT_BIND", NULL);
-    ASSERT_ON_ALL(right);
-}
-
 TEST(test_bound_ranks_have_cores_of_their_own) {
     enum { MOST = 64 };
-    moert_context *context;
-    cpu_set_t mine, all[MOST], both;
+    cpu_set_t all[MOST], both;
     set_variable("MOERT_BIND", "1");
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
-    const moert_placement *placement = moert_context_placement(context);
-    bool right = sched_getaffinity(0, sizeof mine, &mine) == 0 && test_ranks <= MOST;
-    right = right && placement->cpu_count > 0;
+    const moert_placement *placement = moert_context_placement(open_context(NULL));
+    const cpu_set_t mine = affinity();
+    bool right = test_ranks <= MOST && placement->cpu_count > 0;
     right = right && CPU_COUNT(&mine) >= (int)placement->cpu_count;
     right = moert_comm_allgather(test_comm, &mine, sizeof mine, all) == MOERT_OK && right;
     for (size_t r = 0; r < test_ranks && r != test_rank; r++) {
         CPU_AND(&both, &mine, &all[r]);
         right = right && (placement->shared || CPU_COUNT(&both) == 0);
     }
-    moert_context_destroy(context);
     set_variable("MOERT_BIND", NULL);
     ASSERT_ON_ALL(right);
 }
 
 TEST(test_a_bound_rank_finds_the_same_cores_again) {
-    moert_placement first = {0};
-    bool right = true;
+    moert_placement first;
     for (size_t i = 0; i < 3; i++) {
-        moert_context *context;
-        ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
-        const moert_placement *placement = moert_context_placement(context);
-        if (i == 0)
-            first = *placement;
-        right = right && strcmp(placement->cpus, first.cpus) == 0;
-        moert_context_destroy(context);
+        const moert_placement found = *moert_context_placement(open_context(NULL));
+        first = i == 0 ? found : first;
+        ASSERT_ON_ALL(strcmp(found.cpus, first.cpus) == 0);
+        release_owned();
     }
-    ASSERT_ON_ALL(right);
 }
 
 /* ---- options instead of variables ---- */
@@ -291,25 +282,26 @@ TEST(test_wrong_options_are_named) {
 }
 
 TEST(test_an_option_binds_and_destroy_restores_the_affinity) {
-    cpu_set_t before, bound, after;
     moert_context *first, *second;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-    set_variable("MOERT_BIND", "0");
+    set_variable("MOERT_BIND", "0"); /* keeps the cores, without an option */
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &first));
+    cpu_set_t now = affinity();
+    bool right = CPU_EQUAL(&at_start, &now) && moert_context_placement(first)->cpu_count == 0;
+    moert_context_destroy(first);
     options.binding = MOERT_BINDING_ON;
-    bool right = sched_getaffinity(0, sizeof before, &before) == 0;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &first));
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &second));
     right = right && moert_context_placement(first)->cpu_count > 0;
     moert_context_destroy(first);
-    right = right && sched_getaffinity(0, sizeof bound, &bound) == 0;
+    now = affinity();
+    right = right && CPU_COUNT(&now) <= CPU_COUNT(&at_start);
     moert_context_destroy(second);
-    right = right && sched_getaffinity(0, sizeof after, &after) == 0;
-    right = right && CPU_EQUAL(&before, &after) && CPU_COUNT(&bound) <= CPU_COUNT(&before);
+    now = affinity();
+    right = right && CPU_EQUAL(&at_start, &now);
     set_variable("MOERT_BIND", "1");
     options.binding = MOERT_BINDING_OFF;
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &first));
-    right = right && moert_context_placement(first)->cpu_count == 0;
-    moert_context_destroy(first);
+    right = moert_context_placement(open_context(&options))->cpu_count == 0 && right;
     set_variable("MOERT_BIND", NULL);
     ASSERT_ON_ALL(right);
 }
@@ -322,21 +314,60 @@ static void count_line(void *user, int level, const char *line) {
 
 TEST(test_a_callback_gets_the_log_lines) {
     size_t lines = 0;
-    moert_context *context;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
     options.log = count_line;
     options.log_user = &lines;
     set_variable("MOERT_BIND", "1");
     set_variable("MOERT_LOG", "debug");
-    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context));
+    moert_context *context = open_context(&options);
     set_variable("MOERT_LOG", NULL);
     ASSERT_OK_ON_ALL(moert_context_pause_watch(context, true));
     ASSERT_OK_ON_ALL(moert_context_pause_watch(context, false));
     ASSERT_OK_ON_ALL(moert_context_set_timeout(context, 90));
     ASSERT_FAILS_ON_ALL(moert_context_set_timeout(context, 86401), MOERT_ERROR_USAGE, "86401");
-    moert_context_destroy(context);
+    release_owned(); /* before `lines` ends, and the binding's variable */
     set_variable("MOERT_BIND", NULL);
     ASSERT_ON_ALL(lines > 0);
 }
 
-MPI_TESTS(NULL, NULL)
+/* ---- the lower and the upper half of the ranks make a context each ---- */
+
+/* What a rank got of its host. */
+typedef struct share {
+    moert_placement placement;
+    int device; /* its number in its platform */
+} share;
+
+static moert_status find_share(MPI_Comm mpi, const MPI_Comm *placement, share *out) {
+    moert_context *context;
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    options.placement = placement;
+    MOERT_TRY(moert_context_create(mpi, &options, &context));
+    out->placement = *moert_context_placement(context);
+    out->device = moert_device_describe(moert_context_device(context))->index;
+    moert_context_destroy(context);
+    return MOERT_OK;
+}
+
+/* `given`: the caller tells which processes divide the host. */
+static void compare_halves_with_whole(const char *bind, bool given) {
+    const MPI_Comm world = MPI_COMM_WORLD;
+    MPI_Comm half;
+    share whole, mine;
+    set_variable("MOERT_BIND", bind);
+    ASSERT_OK_ON_ALL(find_share(MPI_COMM_WORLD, NULL, &whole));
+    MPI_Comm_split(MPI_COMM_WORLD, test_rank < test_ranks / 2, 0, &half);
+    ASSERT_OK_ON_ALL(find_share(half, given ? &world : NULL, &mine));
+    MPI_Comm_free(&half);
+    set_variable("MOERT_BIND", NULL);
+    ASSERT_ON_ALL(mine.device == whole.device &&
+                  strcmp(mine.placement.cpus, whole.placement.cpus) == 0);
+}
+
+/* They divide the cores and the devices of the host as all ranks of one context do. */
+TEST(test_bound_and_unbound_halves_share_the_host) {
+    for (int row = 0; row < 4; row++)
+        compare_halves_with_whole(row < 2 ? "1" : "0", row % 2 != 0);
+}
+
+MPI_TESTS(keep_affinity, NULL)

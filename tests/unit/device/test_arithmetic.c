@@ -1,9 +1,6 @@
 // run: check=1,1gpu all=1san
 /* The comparison of a device's arithmetic with the host's: it passes here, finds each flaw that a
  * driver may have, and is kept in the cache. Flaws are written into the kernels. */
-#include <unistd.h>
-
-#include "base/text.h"
 #include "device/internal.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -12,12 +9,9 @@ static char *kernels, *table; /* the texts of the kernels and of the table of op
 
 static int open_all(void **state) {
     const int failed = make_test_directory(state);
-    char *here = getcwd(NULL, 0);
     ASSERT_OK(moert_make_directories(in_directory("kernels/lib")));
     ASSERT_OK(moert_make_directories(in_directory("kernels/args")));
-    char *common = moert_text_format("%s/kernels/lib/common.h", here);
-    assert_int_equal(symlink(common, in_directory("kernels/lib/common.h")), 0);
-    MOERT_FREE(common, here);
+    write_text("kernels/lib/common.h", read_file("kernels/lib/common.h", NULL));
     kernels = strdup(read_file("kernels/lib/arithmetic.cl", NULL));
     table = strdup(read_file("kernels/args/arithmetic.h", NULL));
     set_variable("MOERT_BACKEND", "portable");
@@ -31,14 +25,16 @@ static int close_all(void **state) {
     return close_test_device(state) + remove_test_directory(state);
 }
 
+static void write_right_kernels(void) {
+    write_text("kernels/lib/arithmetic.cl", kernels);
+    write_text("kernels/args/arithmetic.h", table);
+}
+
 /* Writes `text` as a kernel file, with `right` replaced by `flaw`. Returns whether it was there. */
 static bool write_flaw(const char *file, const char *text, const char *right, const char *flaw) {
     const char *at = strstr(text, right);
-    char *whole =
-        at != NULL ? moert_text_format("%.*s%s%s", (int)(at - text), text, flaw, at + strlen(right))
-                   : NULL;
-    write_text(file, whole != NULL ? whole : text);
-    free(whole);
+    if (at != NULL)
+        write_text(file, titled("%.*s%s%s", (int)(at - text), text, flaw, at + strlen(right)));
     return at != NULL;
 }
 
@@ -56,46 +52,39 @@ static void expect_difference(const char *wanted) {
 }
 
 TEST(test_the_device_computes_as_the_host) {
-    write_text("kernels/lib/arithmetic.cl", kernels);
-    write_text("kernels/args/arithmetic.h", table);
+    write_right_kernels();
     expect_difference("");
 }
 
-TEST(test_flaws_of_operations_are_found) {
+TEST(test_flaws_of_operations_scalars_and_sums_are_found) {
     const struct {
+        bool in_kernels; /* else in the table of operations */
         const char *right, *flaw, *difference;
     } rows[] = {
         /* flushes small results */
-        {"add, x + y", "add, fabs(x + y) < 0x1p-126f ? 0.0f : x + y", "x + y of vectors is "},
+        {false, "add, x + y", "add, fabs(x + y) < 0x1p-126f ? 0.0f : x + y",
+         "x + y of vectors is "},
         /* flushes small operands */
-        {"add, x + y", "add, (fabs(x) < 0x1p-126f ? 0.0f : x) + y", "x + y of vectors is "},
-        {"multiply, x * y", "multiply, fabs(x * y) < 0x1p-126f ? 0.0f : x * y",
+        {false, "add, x + y", "add, (fabs(x) < 0x1p-126f ? 0.0f : x) + y", "x + y of vectors is "},
+        {false, "multiply, x * y", "multiply, fabs(x * y) < 0x1p-126f ? 0.0f : x * y",
          "x * y of vectors is "},
-        {"x * y + z", "fma(x, y, z)", "x * y + z of vectors is "},
-        {"fma(x, y, z)", "x * y + z", "fma(x, y, z) of vectors is "},
-        {"x / y", "x * (1.0f / y)", "x / y of vectors is "},
-        {"sqrt(x)", "1.0f / sqrt(1.0f / x)", "sqrt(x) of vectors is "},
-        {"rint(x)", "round(x)", "rint(x) of vectors is "},
+        {false, "x * y + z", "fma(x, y, z)", "x * y + z of vectors is "},
+        {false, "fma(x, y, z)", "x * y + z", "fma(x, y, z) of vectors is "},
+        {false, "x / y", "x * (1.0f / y)", "x / y of vectors is "},
+        {false, "sqrt(x)", "1.0f / sqrt(1.0f / x)", "sqrt(x) of vectors is "},
+        {false, "rint(x)", "round(x)", "rint(x) of vectors is "},
+        {true, "y = ys[i], z", "y = ys[i] * 1.0000001f, z", "x + y of scalars is "},
+        {true, "plain += x[i]", "plain += x[n - 1 - (i - first)]", "the sum of x is "},
+        {true, "products += x[i] * y[i]", "products = fma(x[i], y[i], products)",
+         "the sum of x * y is "},
+        {true, "(real)x[i] * (real)x[i]", "x[i] * x[i]", "the "},
     };
-    write_text("kernels/lib/arithmetic.cl", kernels);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        assert_true(write_flaw("kernels/args/arithmetic.h", table, rows[i].right, rows[i].flaw));
-        expect_difference(rows[i].difference);
-    }
-}
-
-TEST(test_flaws_of_scalars_and_sums_are_found) {
-    const struct {
-        const char *right, *flaw, *difference;
-    } rows[] = {
-        {"y = ys[i], z", "y = ys[i] * 1.0000001f, z", "x + y of scalars is "},
-        {"plain += x[i]", "plain += x[n - 1 - (i - first)]", "the sum of x is "},
-        {"products += x[i] * y[i]", "products = fma(x[i], y[i], products)", "the sum of x * y is "},
-        {"(real)x[i] * (real)x[i]", "x[i] * x[i]", "the "},
-    };
-    write_text("kernels/args/arithmetic.h", table);
-    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        assert_true(write_flaw("kernels/lib/arithmetic.cl", kernels, rows[i].right, rows[i].flaw));
+        write_right_kernels();
+        assert_true(
+            rows[i].in_kernels
+                ? write_flaw("kernels/lib/arithmetic.cl", kernels, rows[i].right, rows[i].flaw)
+                : write_flaw("kernels/args/arithmetic.h", table, rows[i].right, rows[i].flaw));
         expect_difference(rows[i].difference);
     }
 }
@@ -107,15 +96,12 @@ static void replace_entry(void) {
     size_t bytes;
     moert_cache_open("other", &entry, &data, &bytes);
     moert_cache_close(&entry, (const unsigned char *)"machine\0code", sizeof "machine\0code");
-    char *command =
-        moert_text_format("cd %s && mv other.bin *-difference.bin", in_directory("cache"));
-    assert_int_equal(system(command), 0);
-    free(command);
+    assert_int_equal(
+        system(titled("cd %s && mv other.bin *-difference.bin", in_directory("cache"))), 0);
 }
 
 TEST(test_the_cache_keeps_the_result) {
-    write_text("kernels/lib/arithmetic.cl", kernels);
-    write_text("kernels/args/arithmetic.h", table);
+    write_right_kernels();
     set_variable("MOERT_CACHE_DIR", in_directory("cache"));
     for (int i = 0; i < 3; i++) {
         expect_difference("");

@@ -4,9 +4,8 @@
 #include "support/test.h"
 
 TEST(test_a_buffer_of_no_bytes_is_legal) {
-    moert_buffer *empty, *view;
+    moert_buffer *empty = test_buffer(0), *view;
     void *memory;
-    ASSERT_OK(moert_buffer_create(test_device, 0, &empty));
     assert_int_equal(moert_buffer_bytes(empty), 0);
     assert_ptr_equal(moert_buffer_device(empty), test_device);
     ASSERT_OK(moert_buffer_write(empty, 0, NULL, 0));
@@ -17,8 +16,29 @@ TEST(test_a_buffer_of_no_bytes_is_legal) {
     ASSERT_OK(moert_buffer_unmap(empty, memory));
     ASSERT_OK(moert_buffer_view(empty, 0, 0, &view));
     moert_buffer_destroy(view);
-    moert_buffer_destroy(empty);
     moert_buffer_destroy(NULL);
+}
+
+/* bytes[n] that do not repeat, so that bytes from another place show. */
+static unsigned char *pattern(size_t n) {
+    unsigned char *bytes = test_alloc(n);
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (unsigned char)((uint32_t)i * 2654435761u >> 24);
+    return bytes;
+}
+
+static moert_buffer *make_view(moert_buffer *parent, size_t offset, size_t bytes) {
+    moert_buffer *view = NULL;
+    ASSERT_OK(moert_buffer_view(parent, offset, bytes, &view));
+    assert_int_equal(moert_buffer_bytes(view), bytes);
+    return owned_buffer(view);
+}
+
+static void assert_content(const moert_buffer *buffer, size_t offset, const void *want,
+                           size_t bytes) {
+    void *got = test_alloc(bytes);
+    ASSERT_OK(moert_buffer_read(buffer, offset, got, bytes));
+    assert_memory_equal(got, want, bytes);
 }
 
 TEST(test_ranges_outside_a_buffer_are_refused) {
@@ -55,15 +75,14 @@ TEST(test_a_buffer_above_the_largest_allocation_is_refused) {
 }
 
 TEST(test_copies_and_fills_keep_to_their_range) {
-    unsigned char source[256], got[256];
-    for (size_t i = 0; i < 256; i++)
-        source[i] = (unsigned char)i;
+    const unsigned char *source = pattern(256);
+    unsigned char *want = pattern(256);
     moert_buffer *from = upload(source, 256), *to = upload(source, 256);
     ASSERT_OK(moert_buffer_copy(from, 17, to, 101, 55));
     ASSERT_OK(moert_buffer_clear(to, 3, 9));
-    download_into(to, got, 256);
-    for (size_t i = 0; i < 256; i++)
-        assert_int_equal(got[i], i >= 3 && i < 12 ? 0 : i >= 101 && i < 156 ? i - 101 + 17 : i);
+    memcpy(want + 101, source + 17, 55);
+    memset(want + 3, 0, 9);
+    assert_memory_equal(download(to, 256), want, 256);
 }
 
 /* Tests ranges around offset 2 GiB, where some drivers' own commands fail. Untouched pages cost no
@@ -90,97 +109,60 @@ TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
         assert_int_equal(got[i], i > EDGE && i <= N ? 0 : 0xffffffff);
 }
 
-TEST(test_a_view_is_a_part_of_its_parent) {
-    unsigned char source[1100], got[88];
-    for (size_t i = 0; i < sizeof source; i++)
-        source[i] = (unsigned char)(i * 7);
-    moert_buffer *parent = test_buffer(sizeof source), *view = NULL;
-    ASSERT_OK(moert_buffer_write(parent, 0, source, sizeof source));
-    ASSERT_FAILS(moert_buffer_view(parent, 256, 8, &view), MOERT_ERROR_USAGE, "multiple of 512");
-    ASSERT_FAILS(moert_buffer_view(parent, 1024, 77, &view), MOERT_ERROR_USAGE, "[1024, +77)");
-    ASSERT_FAILS(moert_buffer_view(parent, 1536, 0, &view), MOERT_ERROR_USAGE, "1100 bytes");
-    ASSERT_FAILS(moert_buffer_view(parent, 512, SIZE_MAX, &view), MOERT_ERROR_USAGE, "[512, +");
-    assert_null(view);
-    ASSERT_OK(moert_buffer_view(parent, 1024, 76, &view));
-    assert_int_equal(moert_buffer_bytes(view), 76);
-    ASSERT_OK(moert_buffer_read(view, 0, got, 76));
-    assert_memory_equal(got, source + 1024, 76);
-    ASSERT_OK(moert_buffer_clear(view, 1, 2));
-    ASSERT_OK(moert_buffer_read(parent, 1024, got, 76));
-    assert_true(got[0] == source[1024] && got[1] == 0 && got[2] == 0 && got[3] == source[1027]);
-    ASSERT_FAILS(moert_buffer_write(view, 70, got, 7), MOERT_ERROR_USAGE, "76 bytes");
-    moert_buffer_destroy(view);
-}
-
-TEST(test_a_view_of_a_view_is_a_part_of_the_whole) {
-    unsigned char source[1600], got[64];
-    for (size_t i = 0; i < sizeof source; i++)
-        source[i] = (unsigned char)(i * 7);
-    moert_buffer *parent = test_buffer(sizeof source), *view = NULL, *inner = NULL;
-    ASSERT_OK(moert_buffer_write(parent, 0, source, sizeof source));
+TEST(test_a_view_is_a_part_of_its_parent_or_of_another_view) {
+    enum { BYTES = 1600 };
+    unsigned char *source = pattern(BYTES);
+    moert_buffer *parent = upload(source, BYTES), *view = NULL, *none = NULL, *inner;
     ASSERT_OK(moert_buffer_view(parent, 512, 1024, &view));
-    ASSERT_FAILS(moert_buffer_view(view, 512, 513, &inner), MOERT_ERROR_USAGE, "1024 bytes");
-    ASSERT_OK(moert_buffer_view(view, 512, 64, &inner));
+    ASSERT_FAILS(moert_buffer_view(parent, 256, 8, &none), MOERT_ERROR_USAGE, "multiple of 512");
+    ASSERT_FAILS(moert_buffer_view(view, 512, 513, &none), MOERT_ERROR_USAGE, "[512, +513)");
+    ASSERT_FAILS(moert_buffer_view(view, 1536, 0, &none), MOERT_ERROR_USAGE, "1024 bytes");
+    ASSERT_FAILS(moert_buffer_view(view, 512, SIZE_MAX, &none), MOERT_ERROR_USAGE, "[512, +");
+    assert_null(none);
+    inner = make_view(view, 512, 76);
     moert_buffer_destroy(view);
-    ASSERT_OK(moert_buffer_read(inner, 0, got, sizeof got));
-    assert_memory_equal(got, source + 1024, sizeof got);
-    moert_buffer_destroy(inner);
+    assert_content(inner, 0, source + 1024, 76);
+    ASSERT_OK(moert_buffer_clear(inner, 1, 2));
+    source[1025] = source[1026] = 0;
+    assert_content(parent, 0, source, BYTES);
+    ASSERT_FAILS(moert_buffer_write(inner, 70, source, 7), MOERT_ERROR_USAGE, "76 bytes");
 }
 
-/* Creates a buffer that is larger than one allocation may be, so that it consists of several. */
-enum { PIECE_BYTES = 4096, PIECES = 3 };
-static moert_buffer *create_pieces(size_t bytes) {
-    moert_buffer *buffer = NULL;
-    const size_t piece_bytes = test_device->info.piece_bytes;
-    test_device->info.piece_bytes = PIECE_BYTES;
-    ASSERT_OK(moert_buffer_create(test_device, bytes, &buffer));
-    test_device->info.piece_bytes = piece_bytes;
-    return buffer;
-}
-
+/* A buffer that is larger than one allocation may be consists of several. */
 TEST(test_a_buffer_of_several_pieces_is_used_as_one) {
-    enum { BYTES = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES, WIDTH = 10, STRIDE = 12 };
-    enum { ROWS = BYTES / 4 / STRIDE };
-    static float source[BYTES / 4], got[BYTES / 4], rows[ROWS * WIDTH];
+    enum { PIECE = 4096, BYTES = 3 * PIECE - MOERT_BUFFER_TAIL_BYTES, WIDTH = 40, STRIDE = 48 };
+    enum { ROWS = BYTES / STRIDE };
     if (!test_device->info.is_cpu)
         SKIP("only on CPUs has a buffer several allocations");
-    moert_buffer *other = test_buffer(BYTES), *buffer = create_pieces(BYTES), *view;
-    float *mapped;
-    assert_int_equal(buffer->piece_count, PIECES);
-    for (size_t i = 0; i < BYTES / 4; i++)
-        source[i] = (float)i;
+    const size_t piece_bytes = test_device->info.piece_bytes;
+    test_device->info.piece_bytes = PIECE;
+    moert_buffer *buffer = test_buffer(BYTES), *other = test_buffer(BYTES), *view;
+    test_device->info.piece_bytes = piece_bytes;
+    unsigned char *source = pattern(BYTES), *mapped;
+    assert_int_equal(buffer->piece_count, 3);
     ASSERT_OK(moert_buffer_write(buffer, 0, source, BYTES));
-    ASSERT_OK(moert_buffer_read(buffer, 0, got, BYTES));
-    assert_memory_equal(got, source, BYTES);
-    ASSERT_OK(moert_buffer_read(buffer, PIECE_BYTES - 4, got, PIECE_BYTES + 8));
-    assert_memory_equal(got, source + PIECE_BYTES / 4 - 1, PIECE_BYTES + 8);
+    assert_content(buffer, 0, source, BYTES);
+    assert_content(buffer, PIECE - 1, source + PIECE - 1, PIECE + 2);
     ASSERT_OK(moert_buffer_copy(buffer, 4, other, 0, BYTES - 4));
-    ASSERT_OK(moert_buffer_read(other, 0, got, BYTES - 4));
-    assert_memory_equal(got, source + 1, BYTES - 4);
-    ASSERT_OK(moert_buffer_copy_rows(buffer, STRIDE * 4, other, WIDTH * 4, ROWS));
-    ASSERT_OK(moert_buffer_read(other, 0, rows, sizeof rows));
-    for (size_t i = 0; i < ROWS * WIDTH; i++)
-        assert_true(rows[i] == source[i / WIDTH * STRIDE + i % WIDTH]);
-    ASSERT_OK(moert_buffer_clear(buffer, PIECE_BYTES - 8, PIECE_BYTES + 16));
+    assert_content(other, 0, source + 4, BYTES - 4);
+    ASSERT_OK(moert_buffer_copy_rows(buffer, STRIDE, other, WIDTH, ROWS));
+    for (size_t row = 0; row < ROWS; row++)
+        assert_content(other, row * WIDTH, source + row * STRIDE, WIDTH);
+    ASSERT_OK(moert_buffer_clear(buffer, PIECE - 8, PIECE + 16));
+    memset(source + PIECE - 8, 0, PIECE + 16);
     ASSERT_OK(moert_buffer_map(buffer, &mapped));
-    for (size_t i = 0; i < BYTES / 4; i++) {
-        const bool kept = i < PIECE_BYTES / 4 - 2 || i >= PIECE_BYTES / 2 + 2;
-        assert_true(mapped[i] == (kept ? source[i] : 0.0f));
-    }
+    assert_memory_equal(mapped, source, BYTES);
     ASSERT_OK(moert_buffer_unmap(buffer, mapped));
-    ASSERT_FAILS(moert_buffer_write(buffer, BYTES - 3, got, 4), MOERT_ERROR_USAGE, "outside");
+    ASSERT_FAILS(moert_buffer_write(buffer, BYTES - 3, source, 4), MOERT_ERROR_USAGE, "outside");
     ASSERT_FAILS(moert_buffer_clear(buffer, 1, 2), MOERT_ERROR_UNSUPPORTED, "3 pieces");
-    ASSERT_OK(moert_buffer_view(buffer, PIECE_BYTES - 512, PIECE_BYTES + 1024, &view));
+    view = make_view(buffer, PIECE - 512, PIECE + 1024);
     assert_true(moert_buffers_overlap(view, buffer) && !moert_buffers_overlap(view, other));
-    ASSERT_OK(moert_buffer_copy(other, 0, view, 0, PIECE_BYTES + 1024));
-    ASSERT_OK(moert_buffer_read(other, 0, source, PIECE_BYTES + 1024));
-    ASSERT_OK(moert_buffer_read(buffer, PIECE_BYTES - 512, got, PIECE_BYTES + 1024));
-    assert_memory_equal(got, source, PIECE_BYTES + 1024);
-    moert_buffer_destroy(view);
-    ASSERT_OK(moert_buffer_view(buffer, PIECE_BYTES, 512, &view)); /* in one piece */
+    unsigned char *replaced = pattern(PIECE + 2048) + 1024;
+    ASSERT_OK(moert_buffer_write(other, 0, replaced, PIECE + 1024));
+    ASSERT_OK(moert_buffer_copy(other, 0, view, 0, PIECE + 1024));
+    assert_content(buffer, PIECE - 512, replaced, PIECE + 1024);
+    view = make_view(buffer, PIECE, 512); /* in one piece */
     assert_true(view->pieces == NULL && moert_buffers_overlap(view, buffer));
-    moert_buffer_destroy(view);
-    moert_buffer_destroy(buffer);
 }
 
 TEST(test_memory_of_cpus_is_not_exported) {

@@ -3,11 +3,11 @@
  * does the work and the others wait, for a limited time. */
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "device/internal.h"
 #include "io/durable.h"
@@ -20,30 +20,36 @@ static int make_cache(void **state) {
     return 0;
 }
 
+/* Opens the entry of a key. Returns its content, or NULL if it is absent. */
+static unsigned char *open_entry(const char *key, moert_cache_entry *entry, size_t *bytes) {
+    unsigned char *data;
+    moert_cache_open(key, entry, &data, bytes);
+    return data != NULL ? owned(data, free) : NULL;
+}
+
 /* Looks `key` up, and stores `code` if it is absent. Returns whether it was present. */
 static bool obtain(const char *key, const char *code) {
     moert_cache_entry entry;
-    unsigned char *data;
     size_t bytes;
-    moert_cache_open(key, &entry, &data, &bytes);
-    const bool present = data != NULL;
-    if (present) {
+    const unsigned char *data = open_entry(key, &entry, &bytes);
+    if (data != NULL) {
         assert_int_equal(bytes, strlen(code));
         assert_memory_equal(data, code, bytes);
     }
-    moert_cache_close(&entry, present ? NULL : (const unsigned char *)code, strlen(code));
-    free(data);
-    return present;
+    moert_cache_close(&entry, data != NULL ? NULL : (const unsigned char *)code, strlen(code));
+    return data != NULL;
 }
 
 TEST_WITH(test_a_stored_entry_is_found_by_its_key, make_cache, NULL) {
+    set_variable("MOERT_CACHE_DIR", in_directory("cache/above//it/"));
     assert_false(obtain("one", "machine code"));
     assert_true(obtain("one", "machine code"));
     assert_false(obtain("two", "other code"));
     assert_true(obtain("two", "other code"));
     assert_true(obtain("one", "machine code"));
-    assert_int_equal(count_files(in_directory("cache"), ".bin"), 2);
-    assert_int_equal(count_files(in_directory("cache"), ""), 4); /* two entries and their locks */
+    assert_int_equal(count_files(in_directory("cache/above/it"), ".bin"), 2);
+    assert_int_equal(count_files(in_directory("cache/above/it"), ""),
+                     4); /* two entries and their locks */
 }
 
 TEST_WITH(test_a_damaged_entry_counts_as_absent, make_cache, NULL) {
@@ -75,47 +81,37 @@ TEST_WITH(test_without_a_directory_nothing_is_found_and_nothing_fails, make_cach
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
-TEST_WITH(test_the_directories_above_a_cache_are_created, make_cache, NULL) {
-    set_variable("MOERT_CACHE_DIR", in_directory("cache/a//b/"));
-    assert_false(obtain("key", "machine code"));
-    assert_int_equal(access(in_directory("cache/a/b/key.bin"), F_OK), 0);
-}
+/* A process that opens a cache entry. If it is absent, adds a line to file `name` after 0.1 s.
+ * Stores the entry if `done`. */
+typedef struct worker {
+    const char *name;
+    bool done;
+} worker;
 
-/* Opens a cache entry. If it is absent, adds a line to file `name` after 0.1 s. Stores the entry if
- * `done`. */
-static void work(const char *name, bool done) {
+static int work(const void *context) {
+    const worker *w = context;
     moert_cache_entry entry;
-    unsigned char *data;
     size_t bytes;
-    moert_cache_open("key", &entry, &data, &bytes);
-    const bool absent = data == NULL;
-    free(data);
+    const bool absent = open_entry("key", &entry, &bytes) == NULL;
     if (absent) {
-        FILE *file = fopen(in_directory(name), "a");
+        FILE *file = fopen(in_directory(w->name), "a");
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         fputs("worked\n", file);
         fclose(file);
     }
-    moert_cache_close(&entry, absent && done ? (const unsigned char *)"x" : NULL, 1);
+    moert_cache_close(&entry, absent && w->done ? (const unsigned char *)"x" : NULL, 1);
+    return 0;
 }
 
 /* Starts three processes at once and returns how many of them do the work. */
 static size_t count_workers(const char *name, bool done) {
-    pid_t children[3];
+    const worker w = {name, done};
+    int children[3];
     size_t bytes;
-    fflush(NULL);
-    for (size_t i = 0; i < 3; i++) {
-        children[i] = fork();
-        if (children[i] == 0) {
-            work(name, done);
-            _exit(0);
-        }
-    }
-    for (size_t i = 0; i < 3; i++) {
-        int status = -1;
-        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-        assert_int_equal(status, 0);
-    }
+    for (size_t i = 0; i < 3; i++)
+        children[i] = start_child(work, &w);
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(end_of(children[i]), 0);
     read_file(in_directory(name), &bytes);
     return bytes / strlen("worked\n");
 }
@@ -126,17 +122,20 @@ TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);
-    work("again", true);
+    work(&(worker){"again", true});
     assert_int_not_equal(access(in_directory("again"), F_OK), 0);
 }
 
 TEST_WITH(test_a_directory_that_others_can_write_to_is_not_used, make_cache, NULL) {
     assert_false(obtain("key", "machine code"));
     assert_true(obtain("key", "machine code"));
-    assert_int_equal(chmod(in_directory("cache"), 0777), 0);
-    assert_false(obtain("key", "machine code"));
-    assert_int_equal(chmod(in_directory("cache"), 0700), 0);
-    assert_true(obtain("key", "machine code"));
+    static const mode_t modes[] = {0777, 0720, 0702};
+    for (size_t i = 0; i < MOERT_COUNT(modes); i++) {
+        assert_int_equal(chmod(in_directory("cache"), modes[i]), 0);
+        assert_false(obtain("key", "machine code"));
+        assert_int_equal(chmod(in_directory("cache"), 0700), 0);
+        assert_true(obtain("key", "machine code"));
+    }
     if (geteuid() != 0)
         return;
     assert_int_equal(chown(in_directory("cache"), 12345, (gid_t)-1), 0);
@@ -156,31 +155,24 @@ TEST_WITH(test_links_in_the_directory_are_not_followed, make_cache, NULL) {
     assert_string_equal(read_file(in_directory("victim"), NULL), "untouched");
 }
 
-/* Starts a child process that holds the lock of `key` until it is killed. */
-static pid_t hold_lock(const char *key) {
-    int ready[2];
-    char byte = 0;
-    assert_int_equal(pipe(ready), 0);
-    fflush(NULL);
-    const pid_t child = fork();
-    if (child == 0) {
-        moert_cache_entry entry;
-        unsigned char *data;
-        size_t bytes;
-        moert_cache_open(key, &entry, &data, &bytes);
-        if (write(ready[1], &byte, 1) != 1)
-            _exit(1);
+/* Holds the lock of "key" from the moment when it writes to a pipe. */
+static int hold_lock(const void *pipe_end) {
+    moert_cache_entry entry;
+    size_t bytes;
+    open_entry("key", &entry, &bytes);
+    if (write(*(const int *)pipe_end, "", 1) == 1)
         for (;;)
             pause();
-    }
-    assert_int_equal(read(ready[0], &byte, 1), 1);
-    close(ready[0]);
-    close(ready[1]);
-    return child;
+    return 1;
 }
 
 TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
-    const pid_t child = hold_lock("key");
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe(ready), 0);
+    const int child = start_child(hold_lock, &ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    moert_close_files(ready, 2);
     moert_cache_patience_ns = 300000000;
     const uint64_t start = moert_clock_ns();
     assert_false(obtain("key", "machine code"));
@@ -188,7 +180,7 @@ TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
     assert_true(waited >= 300000000 && waited < 30000000000);
     assert_true(obtain("key", "machine code")); /* the entry was stored without the lock */
     kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
+    end_of(child);
 }
 
 TESTS(make_test_directory, remove_test_directory)

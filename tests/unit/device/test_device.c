@@ -5,6 +5,7 @@
 
 #include "base/phase.h"
 #include "device/internal.h"
+#include "support/opencl.h"
 #include "support/test.h"
 
 /* ---- choosing ---- */
@@ -26,10 +27,8 @@ TEST(test_the_list_describes_each_device) {
 
 TEST(test_a_device_opens_by_index_by_name_and_by_kind) {
     const moert_device_info *info = moert_device_describe(test_device);
-    char numbers[24], part[8] = "";
-    snprintf(numbers, sizeof numbers, "%d:%d", info->platform, info->index);
-    memcpy(part, info->name, sizeof part - 1);
-    const char *selectors[] = {numbers, part, info->is_gpu ? "gpu" : "cpu", "auto"};
+    const char *selectors[] = {titled("%d:%d", info->platform, info->index),
+                               titled("%.7s", info->name), info->is_gpu ? "gpu" : "cpu", "auto"};
     for (size_t i = 0; i < MOERT_COUNT(selectors); i++) {
         moert_device *device = NULL;
         /* if there are fewer devices than local ranks, ranks share devices in turn; an unknown PCI
@@ -49,9 +48,8 @@ TEST(test_a_selector_without_a_match_lists_what_there_is) {
     const char *const selectors[] = {"nosuch", "99:0", "0:99"};
     ASSERT_OK(moert_device_list(&list, &count));
     for (size_t i = 0; i < 3; i++) {
-        char text[200];
-        snprintf(text, sizeof text, "MOERT_DEVICE=%s matches no OpenCL device; there are: %d:%d %s",
-                 selectors[i], list[0].platform, list[0].index, list[0].name);
+        const char *text = titled("MOERT_DEVICE=%s matches no OpenCL device; there are: %d:%d %s",
+                                  selectors[i], list[0].platform, list[0].index, list[0].name);
         ASSERT_FAILS(moert_device_open(selectors[i], NULL, 0, &device), MOERT_ERROR_USAGE, text);
     }
     assert_null(device);
@@ -59,31 +57,6 @@ TEST(test_a_selector_without_a_match_lists_what_there_is) {
 }
 
 /* ---- objects of the caller ---- */
-
-typedef struct objects {
-    cl_device_id id;
-    cl_context context, other;
-    cl_command_queue queue;
-} objects;
-
-static objects make_objects(cl_command_queue_properties properties) {
-    objects made = {.id = test_device_id()};
-    cl_int code;
-    const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
-    made.context = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
-    assert_int_equal(code, CL_SUCCESS);
-    made.other = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
-    assert_int_equal(code, CL_SUCCESS);
-    made.queue = clCreateCommandQueueWithProperties(made.context, made.id, list, &code);
-    assert_int_equal(code, CL_SUCCESS);
-    return made;
-}
-
-static void free_objects(objects *made) {
-    assert_int_equal(clReleaseCommandQueue(made->queue), CL_SUCCESS);
-    assert_int_equal(clReleaseContext(made->context), CL_SUCCESS);
-    assert_int_equal(clReleaseContext(made->other), CL_SUCCESS);
-}
 
 /* The queue's reference count. A driver's threads may hold references for a moment after a launch,
  * so this waits until they are gone. */
@@ -99,7 +72,7 @@ static cl_uint references_of(cl_command_queue queue) {
 }
 
 TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
-    objects caller = make_objects(0);
+    const cl_objects caller = make_objects(0);
     for (size_t round = 0; round < 2; round++) {
         moert_device *device;
         moert_buffer *buffer;
@@ -117,26 +90,28 @@ TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
         moert_device_close(device);
     }
     assert_int_equal(references_of(caller.queue), 1);
-    free_objects(&caller);
 }
 
 TEST(test_objects_that_do_not_belong_together_are_refused) {
     moert_device *device = NULL;
-    objects caller = make_objects(0),
-            disorderly = make_objects(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
-    ASSERT_FAILS(moert_device_adopt(NULL, caller.id, caller.queue, &device), MOERT_ERROR_USAGE,
-                 "needs context, device and queue");
-    ASSERT_FAILS(moert_device_adopt(caller.context, NULL, caller.queue, &device), MOERT_ERROR_USAGE,
-                 "needs context, device and queue");
-    ASSERT_FAILS(moert_device_adopt(caller.context, caller.id, NULL, &device), MOERT_ERROR_USAGE,
-                 "needs context, device and queue");
-    ASSERT_FAILS(moert_device_adopt(caller.other, caller.id, caller.queue, &device),
-                 MOERT_ERROR_MISMATCH, "another OpenCL context");
-    ASSERT_FAILS(moert_device_adopt(disorderly.context, disorderly.id, disorderly.queue, &device),
-                 MOERT_ERROR_UNSUPPORTED, "out-of-order");
+    const cl_objects caller = make_objects(0), other = make_objects(0),
+                     disorderly = make_objects(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
+    const struct {
+        cl_objects given;
+        moert_status status;
+        const char *text;
+    } rows[] = {
+        {{caller.id, NULL, caller.queue}, MOERT_ERROR_USAGE, "needs context, device and queue"},
+        {{NULL, caller.context, caller.queue}, MOERT_ERROR_USAGE, "needs context, device and"},
+        {{caller.id, caller.context, NULL}, MOERT_ERROR_USAGE, "needs context, device and queue"},
+        {{caller.id, other.context, caller.queue}, MOERT_ERROR_MISMATCH, "another OpenCL context"},
+        {disorderly, MOERT_ERROR_UNSUPPORTED, "out-of-order"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
+        ASSERT_FAILS(moert_device_adopt(rows[i].given.context, rows[i].given.id,
+                                        rows[i].given.queue, &device),
+                     rows[i].status, rows[i].text);
     assert_null(device);
-    free_objects(&caller);
-    free_objects(&disorderly);
 }
 
 /* ---- launches ---- */

@@ -17,11 +17,6 @@ static bool fails(const char *name) {
     return failing != NULL && strcmp(failing, name) == 0;
 }
 
-/* The function that this program replaces. */
-static void *original(const char *name) {
-    return dlsym(RTLD_NEXT, name);
-}
-
 /* X(type of the result, name, parameters, arguments): calls that return their error */
 #define STATUS_TABLE(X)                                                                            \
     X(clGetPlatformIDs, (cl_uint a, cl_platform_id * b, cl_uint * c), (a, b, c))                   \
@@ -46,14 +41,14 @@ static void *original(const char *name) {
 
 #define STATUS_CALL(name, parameters, arguments)                                                   \
     cl_int name parameters {                                                                       \
-        cl_int(*call) parameters = (cl_int(*) parameters)(uintptr_t)original(#name);               \
+        cl_int(*call) parameters = (cl_int(*) parameters)(uintptr_t)dlsym(RTLD_NEXT, #name);       \
         if (fails("no platform")) /* what the loader says if it cannot load a driver */            \
             return -1001;                                                                          \
         return fails(#name) ? CL_OUT_OF_HOST_MEMORY : call arguments;                              \
     }
 #define OBJECT_CALL(type, name, parameters, arguments)                                             \
     type name parameters {                                                                         \
-        type(*call) parameters = (type(*) parameters)(uintptr_t)original(#name);                   \
+        type(*call) parameters = (type(*) parameters)(uintptr_t)dlsym(RTLD_NEXT, #name);           \
         *code = CL_OUT_OF_HOST_MEMORY;                                                             \
         return fails(#name) ? NULL : call arguments;                                               \
     }
@@ -97,43 +92,40 @@ TEST(test_a_lack_of_memory_is_called_that) {
     }
 }
 
+/* Lets this process map at most `bytes`; returns the limit before. */
+static rlim_t limit_memory(rlim_t bytes) {
+    struct rlimit limit;
+    getrlimit(RLIMIT_AS, &limit);
+    const rlim_t before = limit.rlim_cur;
+    limit.rlim_cur = bytes;
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    return before;
+}
+
 /* PoCL's libraries map more than this process may then map. */
 TEST(test_a_driver_that_cannot_be_loaded_for_lack_of_memory) {
     moert_device *device;
-    struct rlimit before, limit;
-    getrlimit(RLIMIT_AS, &before);
-    limit = before;
-    limit.rlim_cur = 1 << 20;
     failing = "no platform";
-    setrlimit(RLIMIT_AS, &limit);
+    const rlim_t before = limit_memory(1 << 20);
     const moert_status status = moert_device_open("auto", NULL, 0, &device);
-    setrlimit(RLIMIT_AS, &before);
+    limit_memory(before);
     failing = NULL;
     ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "is ulimit -v set?");
-}
-
-/* The bytes that this process maps. */
-static size_t mapped_bytes(void) {
-    size_t pages = 0;
-    FILE *const file = fopen("/proc/self/statm", "r");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "%zu", &pages), 1);
-    fclose(file);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 TEST(test_a_buffer_without_memory_is_refused) {
     enum { BYTES = 256 << 20 };
     moert_device *device;
     moert_buffer *buffer = NULL;
-    struct rlimit before, limit;
+    size_t pages = 0;
     ASSERT_OK(moert_device_open("cpu", NULL, 0, &device));
-    getrlimit(RLIMIT_AS, &before);
-    limit = before;
-    limit.rlim_cur = mapped_bytes() + BYTES / 2;
-    setrlimit(RLIMIT_AS, &limit);
+    FILE *const file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%zu", &pages), 1); /* that this process maps */
+    fclose(file);
+    const rlim_t before = limit_memory(pages * (size_t)sysconf(_SC_PAGESIZE) + BYTES / 2);
     const moert_status status = moert_buffer_create(device, BYTES, &buffer);
-    setrlimit(RLIMIT_AS, &before);
+    limit_memory(before);
     ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "no room for a buffer of 268435456 bytes");
     moert_device_close(device);
 }

@@ -1,13 +1,12 @@
 // run: check=1 all=1san
 /* The profile: to which operation a device's commands are charged, when they count, and their
  * sums. */
-#define CL_TARGET_OPENCL_VERSION 300
-#include <CL/cl.h>
 #include <unistd.h>
 
 #include "base/phase.h"
 #include "device/profile/profile.h"
 #include "gemm/gemm.h"
+#include "support/opencl.h"
 #include "support/test.h"
 
 enum { N = 1000 };
@@ -20,18 +19,18 @@ static uint64_t calls_of(moert_operation operation) {
     return row_of(test_device, operation)->calls;
 }
 
-static uint64_t all_calls(void) {
-    uint64_t calls = 0;
-    for (int i = 0; i < MOERT_OPERATIONS; i++)
-        calls += calls_of((moert_operation)i);
-    return calls;
+/* Calls and ns of all operations. */
+static moert_profile_row total(void) {
+    moert_profile_row sum = {.calls = 0};
+    for (int i = 0; i < MOERT_OPERATIONS; i++) {
+        sum.calls += calls_of((moert_operation)i);
+        sum.ns += row_of(test_device, (moert_operation)i)->ns;
+    }
+    return sum;
 }
 
-static uint64_t all_ns(void) {
-    uint64_t ns = 0;
-    for (int i = 0; i < MOERT_OPERATIONS; i++)
-        ns += row_of(test_device, (moert_operation)i)->ns;
-    return ns;
+static bool is_within_wall_time(void) {
+    return total().ns > 0 && total().ns <= moert_profile_get(test_device)->wall_ns;
 }
 
 static void begin_profile(void) {
@@ -103,7 +102,7 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     ASSERT_FAILS(moert_profile_end(test_device), MOERT_ERROR_USAGE, "not begun");
     add(x, y, 1);
     moert_profile_work(test_device, "nn/elementwise", 1.0, 1.0);
-    assert_int_equal(all_calls(), 0);
+    assert_int_equal(total().calls, 0);
     assert_true(row_of(test_device, MOERT_OPERATION_ELEMENTWISE)->bytes == 0.0);
     ASSERT_OK(moert_profile_begin(test_device));
     ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "begins again");
@@ -111,7 +110,7 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     ASSERT_OK(moert_profile_end(test_device));
     add(x, y, 1);
     ASSERT_OK(moert_device_finish(test_device));
-    assert_int_equal(all_calls(), 3);
+    assert_int_equal(total().calls, 3);
 }
 
 TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test_device) {
@@ -132,10 +131,10 @@ TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test
         assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), 5 * span);
         assert_int_equal(calls_of(MOERT_OPERATION_COPIES), 2 * span);
         assert_int_equal(calls_of(MOERT_OPERATION_DISPATCH), span);
-        assert_int_equal(all_calls(), 8 * span);
+        assert_int_equal(total().calls, 8 * span);
         assert_true(row_of(test_device, MOERT_OPERATION_COPIES)->bytes ==
                     (double)(span * (2 * sizeof values + 4)));
-        assert_true(all_ns() > 0 && all_ns() <= moert_profile_get(test_device)->wall_ns);
+        assert_true(is_within_wall_time());
     }
     assert_true(values[0] == 0.0f && values[N - 1] == 1.0f);
 }
@@ -148,20 +147,27 @@ TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_
     add(x, y, ADDS);
     ASSERT_OK(moert_profile_end(test_device));
     assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), ADDS);
-    assert_true(all_ns() <= moert_profile_get(test_device)->wall_ns);
+    assert_true(is_within_wall_time());
     ASSERT_OK(moert_buffer_read(y, 0, &value, sizeof value));
     assert_true(value == ADDS + 1.0f);
+}
+
+/* y[rows,n] = x[rows,k] weight[g,n,k]^T, for two groups. */
+static moert_gemm make_gemm(size_t rows, size_t n, size_t k) {
+    const uint32_t ends[] = {4, (uint32_t)rows};
+    return (moert_gemm){.groups = {upload(ends, sizeof ends), 2, rows},
+                        .n = n,
+                        .k = k,
+                        .x = unset_floats(rows * k),
+                        .weight = unset_floats(2 * n * k),
+                        .y = unset_floats(rows * n)};
 }
 
 /* FLOPs and bytes are charged to the operation of the current phase, whichever kernels are
  * launched. */
 TEST_WITH(test_a_gemm_reports_its_flops_and_bytes, open_test_device, close_test_device) {
     enum { ROWS = 10, WIDTH = 10, DEPTH = 100 };
-    const uint32_t ends[] = {4, ROWS};
-    moert_buffer *groups = upload(ends, sizeof ends), *x = unset_floats(ROWS * DEPTH),
-                 *weight = unset_floats(2 * WIDTH * DEPTH), *y = unset_floats(ROWS * WIDTH);
-    moert_gemm gemm = {
-        .groups = {groups, 2, ROWS}, .n = WIDTH, .k = DEPTH, .x = x, .weight = weight, .y = y};
+    moert_gemm gemm = make_gemm(ROWS, WIDTH, DEPTH);
     static const struct {
         moert_phase phase;
         moert_operation operation;
@@ -213,7 +219,7 @@ TEST_WITH(test_waits_count_once_for_the_phase_they_are_in, open_test_device, clo
     assert_int_equal(exchange->calls, 2);
     assert_int_equal(other->calls, 1);
     assert_true(exchange->ns >= 2 * US * 1000 && other->ns >= US * 1000);
-    assert_true(all_ns() <= moert_profile_get(test_device)->wall_ns);
+    assert_true(is_within_wall_time());
     assert_int_equal(moert_phase_waiting(), 0);
 }
 
@@ -229,7 +235,7 @@ TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, 
     ASSERT_OK(moert_recording_play(recording));
     ASSERT_OK(moert_profile_end(test_device));
     assert_int_equal(calls_of(MOERT_OPERATION_OTHER), 2);
-    assert_int_equal(all_calls(), 2);
+    assert_int_equal(total().calls, 2);
     moert_recording_destroy(recording);
 }
 
@@ -244,15 +250,10 @@ TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_
 
 /* Profiles one kernel on a queue of the caller that has these properties. */
 static moert_status count_on(cl_command_queue_properties properties, uint64_t *calls) {
-    const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
-    cl_device_id id = test_device_id();
-    cl_int code;
+    const cl_objects caller = make_objects(properties);
     moert_device *device = NULL;
-    cl_context context = clCreateContext(NULL, 1, &id, NULL, NULL, &code);
-    assert_int_equal(code, CL_SUCCESS);
-    cl_command_queue queue = clCreateCommandQueueWithProperties(context, id, list, &code);
-    assert_int_equal(code, CL_SUCCESS);
-    ASSERT_OK(moert_device_adopt(context, id, queue, &device));
+    ASSERT_OK(moert_device_adopt(caller.context, caller.id, caller.queue, &device));
+    const size_t before = owned_count();
     const moert_status status = moert_profile_enable(device);
     if (status == MOERT_OK) {
         moert_buffer *x = ones(device), *y = ones(device);
@@ -260,11 +261,9 @@ static moert_status count_on(cl_command_queue_properties properties, uint64_t *c
         add(x, y, 1);
         ASSERT_OK(moert_profile_end(device));
         *calls = row_of(device, MOERT_OPERATION_ELEMENTWISE)->calls;
-        release_owned();
+        release_since(before);
     }
     moert_device_close(device);
-    clReleaseCommandQueue(queue);
-    clReleaseContext(context);
     return status;
 }
 
@@ -306,14 +305,10 @@ TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_d
 TEST_WITH(test_no_gemm_is_much_faster_than_the_roof, open_test_device, close_test_device) {
     enum { SIZE = 512 };
     moert_roof roof = {0.0, 0.0};
-    const uint32_t end = SIZE;
     ASSERT_OK(moert_roof_measure(test_device, &roof));
     assert_true(roof.gflops > 0.1 && roof.gflops < 1e7);
     assert_true(roof.gbps > 0.1 && roof.gbps < 1e6);
-    moert_buffer *groups = upload(&end, sizeof end), *x = unset_floats(SIZE * SIZE),
-                 *weight = unset_floats(SIZE * SIZE), *y = unset_floats(SIZE * SIZE);
-    const moert_gemm gemm = {
-        .groups = {groups, 1, SIZE}, .n = SIZE, .k = SIZE, .x = x, .weight = weight, .y = y};
+    const moert_gemm gemm = make_gemm(SIZE, SIZE, SIZE);
     begin_profile();
     moert_phase_set(MOERT_PHASE_EXPERTS);
     for (size_t i = 0; i < 3; i++)

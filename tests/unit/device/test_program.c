@@ -3,7 +3,6 @@
 #include <ftw.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -16,24 +15,32 @@ static const char good_kernel[] = "kernel void add(global float *x, float value)
                                   "    x[get_group_id(0)] += value * FACTOR;\n"
                                   "}\n";
 
+static void empty_directories(void) {
+    ASSERT_OK(moert_remove_tree(in_directory("cache")));
+    ASSERT_OK(moert_remove_tree(in_directory("tmp")));
+    ASSERT_OK(moert_make_directories(in_directory("tmp")));
+}
+
 /* Creates kernel files, and empties the cache, the home directory and the directory of temporary
  * files, below the test's directory. */
 static int make_kernels(void **state) {
+    const char *const settings[][2] = {
+        {"MOERT_KERNEL_DIR", in_directory("kernels")},
+        {"MOERT_CACHE_DIR", in_directory("cache")},
+        {"HOME", in_directory("home")},
+        {"XDG_CACHE_HOME", NULL},
+        {"POCL_CACHE_DIR", NULL},
+        {"PMIX_SERVER_TMPDIR", NULL}, /* mpirun's directory, which would come before TMPDIR */
+        {"TMPDIR", in_directory("tmp")},
+    };
     (void)state;
-    ASSERT_OK(moert_remove_tree(in_directory("cache")));
+    for (size_t i = 0; i < MOERT_COUNT(settings); i++)
+        set_variable(settings[i][0], settings[i][1]);
+    empty_directories();
+    ASSERT_OK(moert_remove_tree(in_directory("home")));
     ASSERT_OK(moert_make_directories(in_directory("kernels/lib")));
     write_text("kernels/lib/common.h", "#define FACTOR 2.0f\n");
     write_text("kernels/good.cl", good_kernel);
-    set_variable("MOERT_KERNEL_DIR", in_directory("kernels"));
-    set_variable("MOERT_CACHE_DIR", in_directory("cache"));
-    ASSERT_OK(moert_remove_tree(in_directory("home")));
-    set_variable("HOME", in_directory("home"));
-    set_variable("XDG_CACHE_HOME", NULL);
-    set_variable("POCL_CACHE_DIR", NULL);
-    ASSERT_OK(moert_remove_tree(in_directory("tmp")));
-    ASSERT_OK(moert_make_directories(in_directory("tmp")));
-    set_variable("PMIX_SERVER_TMPDIR", NULL); /* mpirun's directory, which would come first */
-    set_variable("TMPDIR", in_directory("tmp"));
     return 0;
 }
 
@@ -45,69 +52,69 @@ static int make_kernels_here(void **state) {
     return failed;
 }
 
-/* Opens a device for one launch of `program`, which adds 2 * 3 to *value. *pocl: whether the device
- * is PoCL's. */
-static moert_status add_once(const char *program, float *value, bool *pocl) {
+enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
+
+/* Opens a device for one launch of a program, which adds 2 * 3 to sum.value = 1. */
+static struct {
+    float value;
+    bool pocl; /* whether the device is PoCL's */
+} sum;
+
+static moert_status add_once(const char *program) {
     moert_device *device;
     moert_buffer *x = NULL;
+    moert_status status;
+    sum.value = 1.0f;
     MOERT_TRY(moert_device_open("auto", NULL, 0, &device));
-    *pocl = moert_device_describe(device)->is_pocl;
-    moert_status status = moert_buffer_create(device, sizeof *value, &x);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(x, 0, value, sizeof *value);
-    if (status == MOERT_OK)
-        status = MOERT_RUN(device, program, "add", ((moert_grid){1, 1, 1}), MOERT_ARG(x),
-                           MOERT_ARG(3.0f));
-    if (status == MOERT_OK)
-        status = moert_buffer_read(x, 0, value, sizeof *value);
+    sum.pocl = moert_device_describe(device)->is_pocl;
+    MOERT_TRY_OR(close, moert_buffer_create(device, sizeof sum.value, &x));
+    MOERT_TRY_OR(close, moert_buffer_write(x, 0, &sum.value, sizeof sum.value));
+    MOERT_TRY_OR(close, MOERT_RUN(device, program, "add", ((moert_grid){1, 1, 1}), MOERT_ARG(x),
+                                  MOERT_ARG(3.0f)));
+    status = moert_buffer_read(x, 0, &sum.value, sizeof sum.value);
+close:
     moert_buffer_destroy(x);
     moert_device_close(device);
     return status;
 }
 
-enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
-
-/* Adds in a child process, which uses OpenCL for the first time. Returns how the child ended. */
-static int add_elsewhere(const char *program) {
-    int status = -1;
-    fflush(NULL);
-    const pid_t child = fork();
-    if (child == 0) {
-        float value = 1.0f;
-        bool pocl;
-        const bool right = add_once(program, &value, &pocl) == MOERT_OK && value == 7.0f;
-        if (!right)
-            fprintf(stderr, "value %g; %s\n", (double)value, moert_last_error());
-        _exit(!right ? WRONG : pocl ? RIGHT_ON_POCL : RIGHT);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+static int add_here(const void *program) {
+    const bool right = add_once(program) == MOERT_OK && sum.value == 7.0f;
+    if (!right)
+        fprintf(stderr, "value %g; %s\n", (double)sum.value, moert_last_error());
+    return !right ? WRONG : sum.pocl ? RIGHT_ON_POCL : RIGHT;
 }
 
-/* Checks the sum. Returns whether the device is PoCL's. */
+/* Checks the sum in a child process, which uses OpenCL for the first time. Returns whether the
+ * device is PoCL's. */
 static bool expect_sum_elsewhere(const char *program) {
-    const int end = add_elsewhere(program);
+    const int end = end_of(start_child(add_here, program));
     assert_true(end == RIGHT || end == RIGHT_ON_POCL);
     return end == RIGHT_ON_POCL;
 }
 
-static const char *counted_ending;
-static size_t counted_files;
+enum { MOST_FILES = 256 };
+static struct {
+    char path[MOST_FILES][200];
+    size_t count;
+} found;
 
-static int count_file(const char *path, const struct stat *info, int type, struct FTW *level) {
-    (void)info;
-    (void)level;
-    counted_files += type == FTW_F && moert_text_ends_with(path, counted_ending);
+static int note_file(const char *path, const struct stat *info, int type, struct FTW *level) {
+    (void)info, (void)level;
+    if (type == FTW_F && found.count < MOST_FILES)
+        snprintf(found.path[found.count++], sizeof found.path[0], "%s", path);
     return 0;
 }
 
-/* The number of files anywhere below a directory whose names end with `ending`; 0 if it is
- * absent. */
+/* Finds the files anywhere below a directory, and counts those whose names end with `ending`; 0 if
+ * it is absent. */
 static size_t count_below(const char *directory, const char *ending) {
-    counted_ending = ending;
-    counted_files = 0;
-    nftw(in_directory(directory), count_file, 16, FTW_PHYS);
-    return counted_files;
+    size_t count = 0;
+    found.count = 0;
+    nftw(in_directory(directory), note_file, 16, FTW_PHYS);
+    for (size_t i = 0; i < found.count; i++)
+        count += moert_text_ends_with(found.path[i], ending);
+    return count;
 }
 
 /* PoCL compiles a kernel for each launch shape. Both launches have one shape, so the cache holds
@@ -138,17 +145,15 @@ TEST_WITH(test_without_a_cache_nothing_is_kept, make_kernels, NULL) {
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
+/* test_cache.c has more such directories. */
 TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
-    write_text("taken", "a file, not a directory");
-    char *deep =
-        moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_directory("cache"), 0, 0, 0, 0);
-    const char *const directories[] = {in_directory("taken"), in_directory("taken/below"),
-                                       "/proc/no/such/directory", deep};
+    const char *const directories[] = {
+        write_text("taken", "a file, not a directory"),
+        titled("%s/%0200d/%0200d/%0200d/%0200d", in_directory("cache"), 0, 0, 0, 0)};
     for (size_t i = 0; i < MOERT_COUNT(directories); i++) {
         set_variable("MOERT_CACHE_DIR", directories[i]);
         expect_sum_elsewhere("good");
     }
-    free(deep);
 }
 
 TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, NULL) {
@@ -160,26 +165,10 @@ TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, 
 
 /* ---- damaged files ---- */
 
-enum { MOST_FILES = 64 };
-static struct {
-    char path[MOST_FILES][200];
-    size_t count;
-} cached;
-
-static int note_file(const char *path, const struct stat *info, int type, struct FTW *level) {
-    (void)info;
-    (void)level;
-    if (type == FTW_F && cached.count < MOST_FILES)
-        snprintf(cached.path[cached.count++], sizeof cached.path[0], "%s", path);
-    return 0;
-}
-
 /* Changes a random file below the cache directory by the bits of `r`. Returns what it did. */
 static const char *damage(const uint32_t r[4]) {
-    cached.count = 0;
-    nftw(in_directory("cache"), note_file, 16, FTW_PHYS);
-    assert_true(cached.count > 0);
-    const char *path = cached.path[r[0] % cached.count], *other = cached.path[r[1] % cached.count];
+    assert_true(count_below("cache", "") > 0);
+    const char *path = found.path[r[0] % found.count], *other = found.path[r[1] % found.count];
     size_t bytes;
     unsigned char *content = (unsigned char *)read_file(path, &bytes);
     const size_t at = bytes > 0 ? r[2] % bytes : 0;
@@ -215,7 +204,7 @@ TEST_WITH(test_damaged_files_of_the_cache_cost_only_time, make_kernels, NULL) {
         for (size_t j = 0; j < 4; j++)
             r[j] = suite_bits(key, 4 * i + j);
         const char *done = damage(r);
-        const int end = add_elsewhere("good");
+        const int end = end_of(start_child(add_here, "good"));
         if (end != RIGHT && end != RIGHT_ON_POCL)
             fail_msg("case %zu of DAMAGE_SEED=%llu, %s: %d", i, (unsigned long long)key, done, end);
     }
@@ -243,17 +232,14 @@ TEST_WITH(test_without_a_home_the_kernels_are_compiled, make_kernels, NULL) {
     }
 }
 
-static bool runs_without_its_directories(void) {
-    float value[3] = {1.0f, 1.0f, 1.0f};
-    bool pocl, right = true;
-    for (size_t i = 0; i < 3; i++) {
-        right &= add_once(i < 2 ? titled("good -DN=%zu", i) : "good -DN=0", &value[i], &pocl) ==
-                     MOERT_OK &&
-                 value[i] == 7.0f && moert_remove_tree(in_directory("cache")) == MOERT_OK &&
-                 moert_remove_tree(in_directory("tmp")) == MOERT_OK &&
-                 moert_make_directories(in_directory("tmp")) == MOERT_OK;
+static int run_without_directories(const void *context) {
+    int end = RIGHT;
+    for (size_t i = 0; i < 3 && end != WRONG; i++) {
+        end = add_here(i < 2 ? titled("good -DN=%zu", i) : "good -DN=0");
+        empty_directories();
     }
-    return right;
+    (void)context;
+    return end;
 }
 
 /* A limit of the size of files stands for a full disk. */
@@ -262,58 +248,50 @@ static void fill_disk(void) {
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 20, 1 << 20});
 }
 
-static bool names_the_full_directories(void) {
+static int open_with_full_directories(const void *context) {
     moert_device *device;
+    (void)context;
     fill_disk();
     return failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE,
                        titled("PoCL finds no room for 16 MiB of temporary files (%s: File too "
                               "large, /dev/shm: ",
-                              in_directory("tmp")));
+                              in_directory("tmp")))
+               ? RIGHT
+               : WRONG;
 }
 
-static bool names_the_full_directory(void) {
-    float value = 1.0f;
-    bool pocl;
+static int add_with_full_directory(const void *context) {
     moert_device *device;
-    const bool opened = moert_device_open("cpu", NULL, 0, &device) == MOERT_OK;
+    (void)context;
+    if (moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
+        return WRONG;
     fill_disk();
-    return opened && failed_with(add_once("good -DNEW", &value, &pocl), MOERT_ERROR_IO,
-                                 "File too large; for 'good -DNEW' PoCL needs 4 MiB there");
-}
-
-/* Checks a function in a child process, which uses OpenCL for the first time. */
-static void expect_elsewhere(bool (*work)(void)) {
-    int status = -1;
-    fflush(NULL);
-    const pid_t child = fork();
-    if (child == 0)
-        _exit(work() ? RIGHT : WRONG);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, RIGHT);
+    return failed_with(add_once("good -DNEW"), MOERT_ERROR_IO,
+                       "File too large; for 'good -DNEW' PoCL needs 4 MiB there")
+               ? RIGHT
+               : WRONG;
 }
 
 TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
-    expect_elsewhere(runs_without_its_directories);
+    assert_int_not_equal(end_of(start_child(run_without_directories, NULL)), WRONG);
 }
 
 TEST_WITH(test_a_full_disk_ends_with_a_message, make_kernels, NULL) {
     if (!expect_sum_elsewhere("good"))
         SKIP("the device is not PoCL's");
-    expect_elsewhere(names_the_full_directories);
-    expect_elsewhere(names_the_full_directory);
+    assert_int_equal(end_of(start_child(open_with_full_directories, NULL)), RIGHT);
+    assert_int_equal(end_of(start_child(add_with_full_directory, NULL)), RIGHT);
 }
 
 /* ---- messages ---- */
 
 TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, NULL) {
-    float value = 1.0f;
-    bool pocl;
     write_text("kernels/bad.cl", "kernel void add(global float *x, float value) {\n"
                                  "    x[0] = undeclared_name;\n"
                                  "}\n");
     /* a failed build is not cached, so both attempts fail with the build log */
     for (size_t i = 0; i < 2; i++) {
-        ASSERT_FAILS(add_once("bad -DX=1", &value, &pocl), MOERT_ERROR_DEVICE,
+        ASSERT_FAILS(add_once("bad -DX=1"), MOERT_ERROR_DEVICE,
                      "program 'bad -DX=1' does not build on");
         assert_non_null(strstr(moert_last_error(), "undeclared_name"));
     }
@@ -321,25 +299,17 @@ TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, 
 }
 
 TEST_WITH(test_a_missing_kernel_file_is_named, make_kernels_here, NULL) {
-    float value = 1.0f;
-    bool pocl;
-    ASSERT_FAILS(add_once("absent", &value, &pocl), MOERT_ERROR_IO,
-                 in_directory("kernels/absent.cl"));
+    ASSERT_FAILS(add_once("absent"), MOERT_ERROR_IO, in_directory("kernels/absent.cl"));
     assert_non_null(strstr(moert_last_error(), "MOERT_KERNEL_DIR"));
     assert_int_equal(unlink(in_directory("kernels/lib/common.h")), 0);
-    ASSERT_FAILS(add_once("good", &value, &pocl), MOERT_ERROR_IO,
-                 in_directory("kernels/lib/common.h"));
+    ASSERT_FAILS(add_once("good"), MOERT_ERROR_IO, in_directory("kernels/lib/common.h"));
 }
 
 TEST_WITH(test_options_of_any_length_reach_the_compiler, make_kernels_here, NULL) {
-    float value = 1.0f;
-    bool pocl;
-    char *program = moert_text_format("last%1000s-DLAST=5.0f", "");
     write_text("kernels/last.cl",
                "kernel void add(global float *x, float value) { x[0] = value + LAST; }\n");
-    ASSERT_OK(add_once(program, &value, &pocl));
-    assert_true(value == 8.0f);
-    free(program);
+    ASSERT_OK(add_once(titled("last%1000s-DLAST=5.0f", "")));
+    assert_true(sum.value == 8.0f);
 }
 
 TESTS(make_test_directory, remove_test_directory)

@@ -1,7 +1,7 @@
 // run: check=1,2,1gpu all=3,4,2gpu,2san
 /*
  * Every engine on hostile shapes, with growing windows, repeated exchanges and errors. Each engine
- * must give the bits of the oracle in round_trip.h, so all engines give the same bits.
+ * must give the bits of the oracle in round_trip.c, so all engines give the same bits.
  */
 #include "base/config.h"
 #include "base/memory.h"
@@ -10,54 +10,50 @@
 #include "support/exchange/suite.h"
 #include "support/suite.h"
 
-static void test_exchange_moves_rows_exactly(void **state) {
-    moert_exchange *exchange = open_exchange(state);
-    run_shapes(exchange, &(trip){.chunks = 0});
-    moert_exchange_destroy(exchange);
+EXCHANGE_TEST(test_exchange_moves_rows_exactly, BY_ALL) {
+    run_shapes(open_exchange(state), (trip){.chunks = 0});
 }
 
 /* Chunks without experts or rows, and messages of one or two rows. */
-static void test_exchange_in_chunks_moves_rows_exactly(void **state) {
+EXCHANGE_TEST(test_exchange_in_chunks_moves_rows_exactly, BY_ENGINES) {
     moert_exchange *exchange = open_exchange(state);
     const size_t piece = moert_mail_piece_bytes;
     for (size_t chunks = 2; chunks <= MOERT_EXCHANGE_MOST_CHUNKS + 1; chunks += 1 + chunks / 3) {
         moert_mail_piece_bytes = 100 * chunks;
-        run_shapes(exchange, &(trip){.chunks = chunks});
+        run_shapes(exchange, (trip){.chunks = chunks});
     }
     moert_mail_piece_bytes = piece;
-    moert_exchange_destroy(exchange);
 }
 
 /* A rank that fails between two chunks still exchanges the remaining chunks. Then the call fails on
  * all ranks. */
-static void test_exchange_fails_alike_in_the_middle_of_its_chunks(void **state) {
+EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_chunks, BY_ENGINES) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
-    trip t = open_windows(exchange, &c, false);
-    t.chunks = 4;
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    const moert_transfer there = trip_there(&t, false), back = trip_back(&t, false, false);
+    trip *t = open_windows(exchange, c.width, false);
+    t->chunks = 4;
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
+    const moert_transfer there = trip_there(t, false), back = trip_back(t, false, false);
     ASSERT_OK_ON_ALL(moert_exchange_dispatch_start(exchange, &there, MOERT_OK));
     moert_status local = MOERT_OK;
-    for (size_t chunk = 0; chunk < t.plan->chunks; chunk++) {
+    for (size_t chunk = 0; chunk < t->plan->chunks; chunk++) {
         if (local == MOERT_OK)
             local = moert_exchange_dispatch_wait(exchange, chunk);
-        if (chunk == t.plan->chunks / 2 && test_rank == test_ranks - 1)
+        if (chunk == t->plan->chunks / 2 && test_rank == test_ranks - 1)
             local = MOERT_FAIL(ERROR_DEVICE, "the second chunk's GEMM");
         moert_exchange_combine_send(exchange, &back, chunk);
     }
     ASSERT_FAILS_ON_ALL(moert_exchange_combine_finish(exchange, &back, local), MOERT_ERROR_DEVICE,
                         "the second chunk's GEMM");
-    close_usable(&c, &t);
+    expect_usable(&c, t);
 }
 
-static void test_exchange_sums_rows_of_bf16_exactly(void **state) {
+EXCHANGE_TEST(test_exchange_sums_rows_of_bf16_exactly, BY_ALL) {
     moert_exchange *exchange = open_exchange(state);
     moert_window *odd = NULL;
-    run_shapes(exchange, &(trip){.bf16 = true});
+    run_shapes(exchange, (trip){.bf16 = true});
     ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
                         "pairs of bf16 values, not 33");
-    moert_exchange_destroy(exchange);
 }
 
 /* Resident shared memory of this process, in bytes. */
@@ -75,37 +71,34 @@ static size_t shared_bytes(void) {
 
 /* All tokens go to one rank. Every rank reserves a window for that many rows, but uses pages only
  * for the rows that it sends and receives. */
-static void test_windows_use_memory_only_for_rows_that_move(void **state) {
+EXCHANGE_TEST(test_windows_use_memory_only_for_rows_that_move, BY_WINDOW) {
     const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};
     const size_t page = c.width * sizeof(float), slack = 64 * page;
-    trip t = open_windows(open_exchange(state), &c, false);
+    trip *t = open_windows(open_exchange(state), c.width, false);
     const size_t before = shared_bytes();
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t.plan->plan->rows;
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
+    const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t->plan->plan->rows;
     const size_t most = 2 * rows * page + slack, least = 2 * c.tokens[0] * page;
     if (moert_device_describe(test_device)->is_cpu)
         ASSERT_ON_ALL(taken >= least && taken <= most);
-    ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
-    close_trip(&t);
+    ASSERT_ON_ALL(t->plan->capacity_rows >= test_ranks * c.tokens[0]);
 }
 
-static void test_exchange_grows_its_windows(void **state) {
+EXCHANGE_TEST(test_exchange_grows_its_windows, BY_ALL) {
     static const size_t tokens[] = {3, 40, 7, 300};
-    trip t = open_windows(open_exchange(state), &(shape){.width = 24}, false);
+    trip *t = open_windows(open_exchange(state), 24, false);
     for (size_t i = 0; i < MOERT_COUNT(tokens); i++) {
         shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
-        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, t));
     }
-    close_trip(&t);
 }
 
-static void test_exchange_repeats_with_changing_payload(void **state) {
-    trip t = open_windows(open_exchange(state), &(shape){.width = 20}, false);
+EXCHANGE_TEST(test_exchange_repeats_with_changing_payload, BY_ALL) {
+    trip *t = open_windows(open_exchange(state), 20, false);
     for (unsigned i = 0; i < 200; i++) {
         shape c = {"repeated", 6, 2, 20, {i % 9, 7, (i / 3) % 5, 4}, RANDOM, i};
-        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, t));
     }
-    close_trip(&t);
 }
 
 /* Element i of a token's row: bit patterns that arithmetic would change. */
@@ -115,24 +108,23 @@ static uint32_t hostile_bits(size_t token, size_t i) {
     return bits[(token * 5 + i) % 8];
 }
 
-static void test_exchange_dispatches_any_bits(void **state) {
+EXCHANGE_TEST(test_exchange_dispatches_any_bits, BY_ALL) {
     const shape c = {"bits", 1, 1, 21, {3, 5, 0, 4}, ONE_EXPERT, 5};
     const size_t tokens = c.tokens[test_rank];
     size_t before = 0, wrong = 0;
-    trip t = open_trip(state, &c);
-    uint32_t *host = (uint32_t *)t.host;
+    trip *t = open_trip(state, &c);
+    uint32_t *host = (uint32_t *)t->host;
     for (size_t r = 0; r < test_rank; r++)
         before += c.tokens[r];
     for (size_t i = 0; i < tokens * c.width; i++)
         host[i] = hostile_bits(before + i / c.width, i % c.width);
-    ASSERT_OK_ON_ALL(moert_buffer_write(t.source, 0, host, tokens * c.width * 4));
-    ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
-    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
-    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.x), 0, host, rows * stride * 4));
+    ASSERT_OK_ON_ALL(moert_buffer_write(t->source, 0, host, tokens * c.width * 4));
+    ASSERT_OK_ON_ALL(trip_dispatch(t, false, MOERT_OK));
+    const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t->x), 0, host, rows * stride * 4));
     for (size_t i = 0; i < rows * c.width; i++)
         wrong += host[i / c.width * stride + i % c.width] != hostile_bits(i / c.width, i % c.width);
     ASSERT_ON_ALL(wrong == 0 && (rows > 0) == (test_rank == 0));
-    close_trip(&t);
 }
 
 /* ---- plans ---- */
@@ -150,7 +142,7 @@ static int32_t *random_index(size_t tokens, size_t topk, size_t experts, uint64_
     return index;
 }
 
-static void test_the_device_places_slots_as_the_host_does(void **state) {
+EXCHANGE_TEST(test_the_device_places_slots_as_the_host_does, BY_ENGINES) {
     moert_exchange *exchange = open_exchange(state);
     static const size_t sizes[][3] = {/* T, K, E */
                                       {0, 2, 8},   {1, 1, 4},    {31, 2, 8},      {32, 2, 5},
@@ -177,24 +169,21 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
         moert_plan_destroy(want);
         moert_exchange_free_plan(made);
     }
-    moert_exchange_destroy(exchange);
 }
 
 /* If one rank fails between the two calls, the plan fails on all ranks. The next plan reuses the
  * memory of a freed plan and is correct. */
-static void test_a_plan_is_made_in_two_calls(void **state) {
+EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES) {
     enum { T = 70, K = 2, E = 8 };
     moert_exchange *exchange = open_exchange(state);
     int32_t *index = random_index(T, K, E, 5 + test_rank);
-    const moert_exchange_slots slots = {.index = upload(index, T * K * sizeof *index),
-                                        .tokens = T,
-                                        .topk = K,
-                                        .experts = E},
-                               one = {.index = slots.index, .tokens = 1, .topk = K, .experts = E};
-    moert_exchange_plan *made = NULL;
-    uint32_t first[T * K][2], second[T * K][2];
+    const moert_exchange_slots one = {
+        .index = upload(index, T * K * sizeof *index), .tokens = 1, .topk = K, .experts = E};
+    moert_exchange_slots slots = one;
+    slots.tokens = T;
+    uint32_t pairs[2][T * K][2];
     for (int round = 0; round < 2; round++) {
-        uint32_t(*pairs)[2] = round == 0 ? first : second;
+        moert_exchange_plan *made = NULL, *next = NULL;
         moert_status status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
         if (status == MOERT_OK && test_rank == test_ranks - 1)
             status = MOERT_FAIL(ERROR_MEMORY, "no room for the work in between");
@@ -203,88 +192,75 @@ static void test_a_plan_is_made_in_two_calls(void **state) {
         assert_null(made);
         status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
         ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
-        ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs, sizeof first));
+        ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs[round], sizeof *pairs));
         const moert_buffer *memory = made->destination;
         moert_exchange_free_plan(made);
-        made = NULL;
-        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &one, MOERT_OK, &made));
-        ASSERT_ON_ALL(made->destination == memory);
-        moert_exchange_free_plan(made);
-        made = NULL;
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &one, MOERT_OK, &next));
+        ASSERT_ON_ALL(next->destination == memory);
+        moert_exchange_free_plan(next);
     }
-    ASSERT_ON_ALL(memcmp(first, second, sizeof first) == 0);
-    moert_exchange_destroy(exchange);
+    ASSERT_ON_ALL(memcmp(pairs[0], pairs[1], sizeof *pairs) == 0);
 }
 
 /* ---- errors ---- */
 
-static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state) {
+EXCHANGE_TEST(test_exchange_fails_alike_on_all_ranks_and_stays_usable, BY_ALL) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"after errors", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 77};
     const int32_t bad = 8, last = test_rank == test_ranks - 1;
     moert_exchange_plan *plan = NULL;
     moert_buffer *small = test_buffer(4);
-    trip t = open_windows(exchange, &c, false);
-    trip_make_buffers(&c, &t);
-    ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
-    ASSERT_FAILS_ON_ALL(trip_plan(&c, &t, MOERT_OK, &plan), MOERT_ERROR_USAGE,
+    trip *t = open_windows(exchange, c.width, false);
+    trip_make_buffers(&c, t);
+    ASSERT_OK_ON_ALL(last ? moert_buffer_write(t->index, 4, &bad, sizeof bad) : MOERT_OK);
+    ASSERT_FAILS_ON_ALL(trip_plan(&c, t, MOERT_OK, &plan), MOERT_ERROR_USAGE,
                         "token 0, slot 1: expert index 8 is outside -1..7");
+    moert_exchange_slots none = {.index = t->index, .tokens = 0, .topk = 2, .experts = 8};
     moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(
-            exchange,
-            &(moert_exchange_slots){.index = t.index, .tokens = 0, .topk = 2, .experts = 8}, local,
-            &plan),
-        MOERT_ERROR_IO, "the data ended early");
+    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, &none, local, &plan), MOERT_ERROR_IO,
+                        "the data ended early");
+    none.topk += last ? 1 : 0;
     if (test_ranks > 1)
-        ASSERT_FAILS_ON_ALL(
-            moert_exchange_make_plan(
-                exchange,
-                &(moert_exchange_slots){
-                    .index = t.index, .tokens = 0, .topk = 2 + (size_t)last, .experts = 8},
-                MOERT_OK, &plan),
-            MOERT_ERROR_MISMATCH, "experts per token");
+        ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, &none, MOERT_OK, &plan),
+                            MOERT_ERROR_MISMATCH, "experts per token");
     assert_null(plan);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    moert_transfer there = trip_there(&t, false), back = trip_back(&t, true, false);
-    there.source = last ? small : t.source;
-    back.weight = last ? small : t.weight;
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
+    moert_transfer there = trip_there(t, false), back = trip_back(t, true, false);
+    there.source = last ? small : t->source;
+    back.weight = last ? small : t->weight;
     ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, &there, MOERT_OK), MOERT_ERROR_USAGE,
                         "the source of a dispatch holds 4 bytes");
     ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, &back, MOERT_OK), MOERT_ERROR_USAGE,
                         "the weights of a combine holds 4 bytes");
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(trip_dispatch(&t, false, local), MOERT_ERROR_MEMORY,
+    ASSERT_FAILS_ON_ALL(trip_dispatch(t, false, local), MOERT_ERROR_MEMORY,
                         "no room for the busy rank");
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, local), MOERT_ERROR_MEMORY,
+    ASSERT_FAILS_ON_ALL(trip_combine(t, false, false, local), MOERT_ERROR_MEMORY,
                         "no room for the busy rank");
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    close_trip(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
 }
 
 /* The last rank's device is busy for longer than the other ranks wait for it. */
-static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
+EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable,
+              BY_IMPATIENT | BY_IMPATIENT_FUSED) {
     const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
         return;
-    trip t = open_trip(state, &c);
+    trip *t = open_trip(state, &c);
     moert_flags *busy = make_busy();
     ASSERT_OK_ON_ALL(keep_busy(busy));
-    ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
-    ASSERT_OK_ON_ALL(trip_combine(&t, false, false, MOERT_OK));
-    expect_late(&c, &t, "in phase 'dispatch'");
-    moert_flags_destroy(busy);
-    close_usable(&c, &t);
+    ASSERT_OK_ON_ALL(trip_dispatch(t, false, MOERT_OK));
+    ASSERT_OK_ON_ALL(trip_combine(t, false, false, MOERT_OK));
+    expect_late(&c, t, "in phase 'dispatch'");
+    expect_usable(&c, t);
 }
 
-static void test_exchange_chooses_the_best_engine(void **state) {
-    (void)state;
+EXCHANGE_TEST(test_exchange_chooses_the_best_engine, 0) {
     moert_exchange *exchange;
-    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange));
-    const char *engine = moert_exchange_engine(exchange);
-    assert_string_equal(engine, test_ranks == 1 ? "local" : has_windows() ? "window" : "staged");
-    moert_exchange_destroy(exchange);
+    assert_string_equal(automatic_engine(test_comm), test_ranks == 1 ? "local"
+                                                     : has_windows() ? "window"
+                                                                     : "staged");
     if (test_ranks > 1)
         ASSERT_FAILS_ON_ALL(
             moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_LOCAL, &exchange),
@@ -296,39 +272,17 @@ static void test_exchange_chooses_the_best_engine(void **state) {
 
 /* Simulates ranks of one host in separate containers: the last rank reads another directory than
  * /proc. */
-static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state) {
-    (void)state;
+EXCHANGE_TEST(test_exchange_is_staged_where_ranks_cannot_share_memory, 0) {
     moert_exchange *exchange;
     if (test_ranks == 1 || !moert_device_describe(test_device)->is_cpu)
         return;
     moert_memory_processes = test_rank == test_ranks - 1 ? "/nowhere" : "/proc";
-    moert_status status =
-        moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange);
-    ASSERT_ON_ALL(status == MOERT_OK && strcmp(moert_exchange_engine(exchange), "staged") == 0);
-    moert_exchange_destroy(exchange);
-    status = moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_WINDOW, &exchange);
+    const char *engine = automatic_engine(test_comm);
+    const moert_status status =
+        moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_WINDOW, &exchange);
     moert_memory_processes = "/proc";
     ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "is out of reach");
+    assert_string_equal(engine, "staged");
 }
 
-static const exchange_test tests[] = {
-    EXCHANGE_TEST(test_exchange_moves_rows_exactly, BY_ALL),
-    EXCHANGE_TEST(test_exchange_sums_rows_of_bf16_exactly, BY_ALL),
-    EXCHANGE_TEST(test_exchange_grows_its_windows, BY_ALL),
-    EXCHANGE_TEST(test_exchange_repeats_with_changing_payload, BY_ALL),
-    EXCHANGE_TEST(test_exchange_dispatches_any_bits, BY_ALL),
-    EXCHANGE_TEST(test_exchange_fails_alike_on_all_ranks_and_stays_usable, BY_ALL),
-    EXCHANGE_TEST(test_the_device_places_slots_as_the_host_does, BY_ENGINES),
-    EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES),
-    EXCHANGE_TEST(test_exchange_in_chunks_moves_rows_exactly, BY_ENGINES),
-    EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_chunks, BY_ENGINES),
-    EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable,
-                  BY_IMPATIENT | BY_IMPATIENT_FUSED),
-    EXCHANGE_TEST(test_windows_use_memory_only_for_rows_that_move, BY_WINDOW),
-    EXCHANGE_TEST(test_exchange_chooses_the_best_engine, 0),
-    EXCHANGE_TEST(test_exchange_is_staged_where_ranks_cannot_share_memory, 0),
-};
-
-int main(int count, char **arguments) {
-    return run_exchange_tests("exchange", tests, MOERT_COUNT(tests), count, arguments);
-}
+EXCHANGE_TESTS

@@ -12,31 +12,34 @@
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
-/* Reads the experts of this rank's slots from the device. */
-static int32_t *read_index(const shape *c, const trip *t) {
-    const size_t slots = c->tokens[test_rank] * c->topk;
-    int32_t *index = test_alloc(slots * sizeof *index);
-    ASSERT_OK_ON_ALL(moert_buffer_read(t->index, 0, index, slots * sizeof *index));
-    return index;
+/* The first bytes of a buffer. */
+static void *read_bytes(const moert_buffer *buffer, size_t bytes) {
+    void *memory = test_alloc(bytes);
+    ASSERT_OK_ON_ALL(moert_buffer_read(buffer, 0, memory, bytes));
+    return memory;
 }
 
-/* The rank that owns an expert; SIZE_MAX for a dropped slot. */
-static size_t owner_of(const shape *c, int32_t expert) {
-    return expert < 0 ? SIZE_MAX : moert_plan_owner(c->experts, test_ranks, (size_t)expert);
-}
-
-/* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is on
- * this rank, and one per token for each other rank that has some of the token's experts. */
-static size_t count_stored(const shape *c, const int32_t *index) {
-    size_t stored = 0;
-    for (size_t t = 0; t < c->tokens[test_rank]; t++)
-        for (size_t owner = 0; owner < test_ranks; owner++) {
+/* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
+ * this rank's part of the job, *own, and one per token for each other part that has some of the
+ * token's experts, *others. Each rank is a part, or each node of `comm`, unless it is NULL. */
+static void count_stored(const shape *c, const trip *t, const moert_comm *comm, size_t *own,
+                         size_t *others) {
+    const int32_t *index = read_bytes(t->index, c->tokens[test_rank] * c->topk * sizeof *index);
+    const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
+    *own = *others = 0;
+    for (size_t token = 0; token < c->tokens[test_rank]; token++)
+        for (size_t part = 0; part < test_ranks; part++) {
             size_t slots = 0;
-            for (size_t k = 0; k < c->topk; k++)
-                slots += owner_of(c, index[t * c->topk + k]) == owner;
-            stored += owner == test_rank || slots == 0 ? slots : 1;
+            for (size_t k = 0; k < c->topk; k++) {
+                const int32_t expert = index[token * c->topk + k];
+                if (expert < 0)
+                    continue;
+                const size_t owner = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
+                slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
+            }
+            *own += part == mine ? slots : 0;
+            *others += part != mine && slots > 0;
         }
-    return stored;
 }
 
 static size_t sum_over_ranks(size_t mine) {
@@ -57,53 +60,51 @@ static void poison_rows(const trip *t) {
 /* The number of floats in this rank's rows that no rank has written. */
 static size_t count_poison(const trip *t) {
     const size_t floats = t->plan->plan->rows * moert_window_stride(t->x);
+    const uint32_t *words = read_bytes(moert_window_rows(t->x), floats * sizeof *words);
     size_t count = 0;
-    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t->x), 0, t->host, floats * 4));
     for (size_t i = 0; i < floats; i++)
-        count += ((const uint32_t *)(const void *)t->host)[i] == POISON;
+        count += words[i] == POISON;
     return count;
 }
 
-static void test_a_row_goes_to_each_rank_once(void **state) {
+EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
-    trip t = open_trip(state, &c);
-    const int32_t *index = read_index(&c, &t);
-    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
-    moert_transfer there = trip_there(&t, false);
+    trip *t = open_trip(state, &c);
+    size_t own, others;
+    const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
+    moert_transfer there = trip_there(t, false);
     there.once = true;
-    poison_rows(&t);
-    moert_status status = moert_kernel_dispatch(t.exchange, &there, true);
+    poison_rows(t);
+    moert_status status = moert_kernel_dispatch(t->exchange, &there, true);
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
-    const size_t missing = count_poison(&t);
+    const size_t missing = count_poison(t);
     ASSERT_ON_ALL(missing % stride == 0);
     const size_t stored = sum_over_ranks(rows - missing / stride);
-    ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(&c, index)));
+    count_stored(&c, t, NULL, &own, &others);
+    ASSERT_ON_ALL(stored == sum_over_ranks(own + others));
     ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
-    ASSERT_OK_ON_ALL(moert_kernel_fan_out(t.exchange, &there));
-    ASSERT_ON_ALL(count_poison(&t) == 0);
-    close_trip(&t);
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(t->exchange, &there));
+    ASSERT_ON_ALL(count_poison(t) == 0);
 }
 
 /* Until a dispatch has arrived, the words that name the sources of rows may hold any value. The
  * kernel must not read a row outside of the window. */
-static void test_an_invalid_source_of_a_row_is_ignored(void **state) {
+EXCHANGE_TEST(test_an_invalid_source_of_a_row_is_ignored, BY_ONCE) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
-    trip t = open_trip(state, &c);
-    const moert_transfer there = trip_there(&t, false);
-    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    trip *t = open_trip(state, &c);
+    const moert_transfer there = trip_there(t, false);
+    const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
     uint32_t *sources = test_alloc((rows + 1) * sizeof *sources);
     for (size_t r = 0; r < rows; r++)
-        sources[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.x->capacity_rows;
-    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), t.x->capacity_rows * stride * 4,
+        sources[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t->x->capacity_rows;
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t->x), t->x->capacity_rows * stride * 4,
                                         sources, rows * sizeof *sources));
-    poison_rows(&t);
-    ASSERT_OK_ON_ALL(moert_kernel_fan_out(t.exchange, &there));
-    ASSERT_ON_ALL(count_poison(&t) == rows * stride);
-    close_trip(&t);
+    poison_rows(t);
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(t->exchange, &there));
+    ASSERT_ON_ALL(count_poison(t) == rows * stride);
 }
 
-static void test_a_row_goes_once_where_that_saves_much(void **state) {
-    (void)state;
+EXCHANGE_TEST(test_a_row_goes_once_where_that_saves_much, 0) {
     static const struct {
         size_t ranks, tokens, topk, row_bytes; /* tokens: per rank */
         bool saves, saves_fused;
@@ -122,40 +123,36 @@ static void test_a_row_goes_once_where_that_saves_much(void **state) {
 }
 
 /* Each rank chooses independently whether to fuse a transfer into one kernel. */
-static void test_ranks_may_fuse_or_not(void **state) {
+EXCHANGE_TEST(test_ranks_may_fuse_or_not, BY_FUSED | BY_FUSED_ONCE | BY_PUSHES) {
     const shape c = {"some fuse", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 28};
     setup mixed = *(const setup *)*state;
     void *tested = &mixed;
     mixed.fuse = test_rank % 2 == 0 ? ON : OFF;
-    trip t = open_trip(&tested, &c);
+    trip *t = open_trip(&tested, &c);
     for (int i = 1; i < 10; i++)
-        ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    close_trip(&t);
+        ASSERT_OK_ON_ALL(trip_run(&c, t));
 }
 
 /* ---- rows that are pushed ---- */
 
 /* Opens an exchange that pushes rows, and makes a first round trip of a shape. */
-static trip open_pushing(void **state, const shape *c) {
-    trip t = open_trip(state, c);
-    ASSERT_ON_ALL(moert_exchange_pushes(t.exchange, false));
+static trip *open_pushing(void **state, const shape *c) {
+    trip *t = open_trip(state, c);
+    ASSERT_ON_ALL(moert_exchange_pushes(t->exchange, false));
     return t;
 }
 
 /* Until a dispatch has arrived, the slot of a row may hold any value. The kernel must not send a
  * row whose slot is invalid. */
-static void test_a_row_without_a_valid_slot_is_not_pushed(void **state) {
+EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
-    trip t = open_pushing(state, &c);
-    const size_t rows = t.plan->plan->rows, floats = t.y->capacity_rows * moert_window_stride(t.y);
+    trip *t = open_pushing(state, &c);
+    const size_t rows = t->plan->plan->rows,
+                 floats = t->y->capacity_rows * moert_window_stride(t->y);
     uint32_t(*slots)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *slots);
-    uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* all words are 0 */
-    float *before = test_alloc(floats * sizeof *before),
-          *after = test_alloc(floats * sizeof *after);
     const moert_buffer *addresses;
-    size_t pushed = 0;
     for (size_t r = 0; r < rows; r++) {
-        slots[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.y->capacity_rows;
+        slots[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t->y->capacity_rows;
         slots[r][2] = 0;
         if (r % 3 == 0) {
             slots[r][1] = 0;
@@ -163,32 +160,34 @@ static void test_a_row_without_a_valid_slot_is_not_pushed(void **state) {
         }
     }
     ASSERT_OK_ON_ALL(
-        moert_buffer_write(moert_window_rows(t.slot_x), 0, slots, rows * sizeof *slots));
-    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
-    moert_transfer push = trip_push(&t, false, false);
-    if (moert_exchange_sums(t.exchange)) {
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &addresses), MOERT_ERROR_USAGE,
+        moert_buffer_write(moert_window_rows(t->slot_x), 0, slots, rows * sizeof *slots));
+    const float *before = read_bytes(moert_window_rows(t->y), floats * sizeof *before);
+    moert_transfer push = trip_push(t, false, false);
+    if (moert_exchange_sums(t->exchange)) {
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses), MOERT_ERROR_USAGE,
                             "have no addresses of their own");
     } else {
-        ASSERT_OK_ON_ALL(moert_exchange_push(t.exchange, &push, &addresses));
-        ASSERT_OK_ON_ALL(moert_buffer_read(addresses, 0, found, rows * sizeof *found));
+        ASSERT_OK_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses));
+        const uint64_t *found = read_bytes(addresses, rows * sizeof *found);
+        size_t pushed = 0;
+        for (size_t r = 0; r < rows; r++)
+            pushed += found[r] != 0;
+        ASSERT_ON_ALL(pushed == 0);
     }
-    push.unsent = moert_window_rows(t.x);
-    ASSERT_OK_ON_ALL(moert_kernel_send_rows(t.exchange, &push));
-    for (size_t r = 0; r < rows; r++)
-        pushed += found[r] != 0;
-    ASSERT_ON_ALL(pushed == 0);
-    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, after, floats * sizeof *after));
+    push.unsent = moert_window_rows(t->x);
+    ASSERT_OK_ON_ALL(moert_kernel_send_rows(t->exchange, &push));
+    const float *after = read_bytes(moert_window_rows(t->y), floats * sizeof *after);
     ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
-    close_trip(&t);
 }
 
-/* Dispatches rows, pushes them back and combines them, on the second queue if `overlapped`. */
-static moert_status combine_pushed(trip *t, bool overlapped) {
+/* Dispatches rows, pushes them back unless `local` is a failure, and combines them, on the second
+ * queue if `overlapped`. */
+static moert_status combine_pushed(trip *t, bool weighted, bool overlapped, moert_status local) {
     moert_exchange *exchange = t->exchange;
-    moert_transfer back = trip_push(t, false, false);
+    moert_transfer back = trip_push(t, weighted, false);
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
-    moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t->x));
+    if (local == MOERT_OK)
+        local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t->x));
     if (local == MOERT_OK && overlapped)
         local = moert_exchange_combine_overlapped(exchange, &back);
     MOERT_TRY(moert_exchange_combine(exchange, &back, local));
@@ -196,144 +195,109 @@ static moert_status combine_pushed(trip *t, bool overlapped) {
 }
 
 /* A combine that pushes rows sends them before it continues on the second queue. */
-static void test_a_pushed_combine_may_overlap_other_work(void **state) {
+EXCHANGE_TEST(test_a_pushed_combine_may_overlap_other_work, BY_PUSHES) {
     const shape c = {"overlapped", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
-    trip t = open_pushing(state, &c);
+    trip *t = open_pushing(state, &c);
     const size_t bytes = c.tokens[test_rank] * c.width * sizeof(float);
-    float *want = test_alloc(bytes + 1), *got = test_alloc(bytes + 1);
-    ASSERT_OK_ON_ALL(combine_pushed(&t, false));
-    ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, want, bytes));
-    ASSERT_OK_ON_ALL(moert_buffer_clear(moert_window_rows(t.y), 0,
-                                        t.y->capacity_rows * moert_window_stride(t.y) * 4));
-    ASSERT_OK_ON_ALL(combine_pushed(&t, true));
-    ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, got, bytes));
-    ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
-    close_trip(&t);
+    ASSERT_OK_ON_ALL(combine_pushed(t, false, false, MOERT_OK));
+    const float *want = read_bytes(t->target, bytes);
+    ASSERT_OK_ON_ALL(moert_buffer_clear(moert_window_rows(t->y), 0,
+                                        t->y->capacity_rows * moert_window_stride(t->y) * 4));
+    ASSERT_OK_ON_ALL(combine_pushed(t, false, true, MOERT_OK));
+    ASSERT_ON_ALL(memcmp(want, read_bytes(t->target, bytes), bytes) == 0);
 }
 
 /* If one rank's GEMM fails after others have sent rows, all ranks fail. */
-static void test_a_push_fails_alike_on_all_ranks(void **state) {
+EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
-    trip t = open_pushing(state, &c);
+    trip *t = open_pushing(state, &c);
     const bool last = test_rank == test_ranks - 1;
-    moert_transfer back = trip_push(&t, false, false);
-    ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
-    const moert_status local =
-        last ? MOERT_FAIL(ERROR_DEVICE, "the GEMM")
-             : moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(t.exchange, &back, local), MOERT_ERROR_DEVICE,
-                        "the GEMM");
-    close_usable(&c, &t);
+    const moert_status local = last ? MOERT_FAIL(ERROR_DEVICE, "the GEMM") : MOERT_OK;
+    ASSERT_FAILS_ON_ALL(combine_pushed(t, false, false, local), MOERT_ERROR_DEVICE, "the GEMM");
+    expect_usable(&c, t);
 }
 
 /* The last rank's device is busy while the others wait for its rows. */
-static void test_a_pushed_combine_names_a_late_device(void **state) {
+EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED) {
     const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
         return;
-    trip t = open_pushing(state, &c);
+    trip *t = open_pushing(state, &c);
     moert_flags *busy = make_busy();
-    ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
+    ASSERT_OK_ON_ALL(trip_dispatch(t, true, MOERT_OK));
     ASSERT_OK_ON_ALL(keep_busy(busy));
-    moert_transfer back = trip_push(&t, false, false);
-    const moert_status local = moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
-    ASSERT_OK_ON_ALL(moert_exchange_combine(t.exchange, &back, local));
-    expect_late(&c, &t, "in phase 'combine'");
-    moert_flags_destroy(busy);
-    close_usable(&c, &t);
+    moert_transfer back = trip_push(t, false, false);
+    const moert_status local =
+        moert_exchange_push_rows(t->exchange, &back, moert_window_rows(t->x));
+    ASSERT_OK_ON_ALL(moert_exchange_combine(t->exchange, &back, local));
+    expect_late(&c, t, "in phase 'combine'");
+    expect_usable(&c, t);
 }
 
 /* A window without room for the slots is refused before anything is stored. */
-static void test_a_push_needs_room_for_slots(void **state) {
+EXCHANGE_TEST(test_a_push_needs_room_for_slots, BY_PUSHES) {
     const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
-    trip t = open_pushing(state, &c);
-    const moert_buffer *addresses, *rows = moert_window_rows(t.x);
+    trip *t = open_pushing(state, &c);
+    const moert_buffer *addresses, *rows = moert_window_rows(t->x);
     moert_window *small;
-    ASSERT_OK_ON_ALL(moert_window_create(t.exchange, c.width, &small));
-    moert_transfer push = trip_push(&t, false, false);
+    ASSERT_OK_ON_ALL(moert_window_create(t->exchange, c.width, &small));
+    moert_transfer push = trip_push(t, false, false);
     push.window = small;
-    if (!moert_exchange_sums(t.exchange))
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &addresses), MOERT_ERROR_USAGE,
+    if (!moert_exchange_sums(t->exchange))
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses), MOERT_ERROR_USAGE,
                             "a window to push to has 0 rows");
-    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(t.exchange, &push, rows), MOERT_ERROR_USAGE,
+    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(t->exchange, &push, rows), MOERT_ERROR_USAGE,
                         "a window to push to has 0 rows");
     moert_window_destroy(small);
-    close_usable(&c, &t);
+    expect_usable(&c, t);
 }
 
-static void test_ranks_agree_on_whether_they_push(void **state) {
-    setup mixed = *(const setup *)*state;
-    void *tested = &mixed;
-    mixed.push = test_rank == test_ranks - 1 ? "off" : "on";
-    moert_exchange *exchange = open_exchange(&tested);
-    ASSERT_ON_ALL(!moert_exchange_pushes(exchange, false) &&
-                  !moert_exchange_pushes(exchange, true));
-    moert_exchange_destroy(exchange);
-}
-
-/* If one rank is set to copy and another to sum, no rank sums. */
-static void test_ranks_agree_on_whether_they_sum(void **state) {
-    setup mixed = *(const setup *)*state;
-    void *tested = &mixed;
-    mixed.push = test_rank == test_ranks - 1 ? "sum" : "on";
-    moert_exchange *exchange = open_exchange(&tested);
-    ASSERT_ON_ALL(moert_exchange_pushes(exchange, false));
-    ASSERT_ON_ALL(moert_exchange_sums(exchange) == (test_ranks == 1));
-    moert_exchange_destroy(exchange);
+/* Where some ranks are set not to push, none does; where some are set to copy, none sums. */
+EXCHANGE_TEST(test_ranks_agree_on_whether_they_push_and_sum, BY_PUSHES) {
+    static const char *const others[] = {"on", "sum"}, *const lasts[] = {"off", "on"};
+    const bool last = test_rank == test_ranks - 1;
+    for (size_t i = 0; i < MOERT_COUNT(others); i++) {
+        setup mixed = *(const setup *)*state;
+        void *tested = &mixed;
+        mixed.push = last ? lasts[i] : others[i];
+        moert_exchange *exchange = open_exchange(&tested);
+        ASSERT_ON_ALL(moert_exchange_pushes(exchange, false) == (i > 0));
+        ASSERT_ON_ALL(i > 0 || !moert_exchange_pushes(exchange, true));
+        ASSERT_ON_ALL(!moert_exchange_sums(exchange));
+    }
 }
 
 /* Weights are per slot, so they cannot be applied to sums over slots. */
-static void test_summed_rows_take_no_weights(void **state) {
+EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS) {
     const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
-    trip t = open_pushing(state, &c);
-    ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
-    moert_transfer back = trip_push(&t, true, false);
-    const moert_status local = moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(t.exchange, &back, local), MOERT_ERROR_USAGE,
+    trip *t = open_pushing(state, &c);
+    ASSERT_FAILS_ON_ALL(combine_pushed(t, true, false, MOERT_OK), MOERT_ERROR_USAGE,
                         "cannot be weighted");
-    close_usable(&c, &t);
+    expect_usable(&c, t);
 }
 
 /* ---- nodes ---- */
 
-/* Counts by brute force the pairs of a token of this rank and another node that has one of the
- * token's experts. */
-static size_t count_far_pairs(const moert_comm *comm, const shape *c, const int32_t *index) {
-    const size_t mine = moert_comm_node(comm, test_rank);
-    size_t pairs = 0;
-    for (size_t t = 0; t < c->tokens[test_rank]; t++)
-        for (size_t node = 0; node < moert_comm_node_count(comm); node++) {
-            bool goes = false;
-            for (size_t k = 0; k < c->topk && node != mine; k++) {
-                const size_t owner = owner_of(c, index[t * c->topk + k]);
-                goes |= owner != SIZE_MAX && moert_comm_node(comm, owner) == node;
-            }
-            pairs += goes;
-        }
-    return pairs;
-}
-
-static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
+EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
     const moert_comm *comm = spread[((const setup *)*state)->together];
-    trip t = open_trip(state, &c);
-    const size_t pairs = count_far_pairs(comm, &c, read_index(&c, &t));
+    trip *t = open_trip(state, &c);
+    size_t own, pairs;
+    count_stored(&c, t, comm, &own, &pairs);
     /* rows that the two dispatches of the first trip sent to other hosts */
-    const uint64_t before = moert_exchange_far_rows(t.exchange);
+    const uint64_t before = moert_exchange_far_rows(t->exchange);
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
-    ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
-    ASSERT_ON_ALL(moert_exchange_far_rows(t.exchange) == before + pairs);
-    close_trip(&t);
+    ASSERT_OK_ON_ALL(trip_dispatch(t, false, MOERT_OK));
+    ASSERT_ON_ALL(moert_exchange_far_rows(t->exchange) == before + pairs);
 }
 
-static void test_nodes_send_messages_of_few_rows(void **state) {
+EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES) {
     moert_exchange *exchange = open_exchange(state);
     const size_t piece = moert_mail_piece_bytes;
     for (moert_mail_piece_bytes = 100; moert_mail_piece_bytes <= 1500;
          moert_mail_piece_bytes += 700)
-        run_shapes(exchange, &(trip){.chunks = 0});
+        run_shapes(exchange, (trip){.chunks = 0});
     moert_mail_piece_bytes = piece;
-    moert_exchange_destroy(exchange);
 }
 
 static moert_exchange *open_presumming(void **state) {
@@ -343,69 +307,41 @@ static moert_exchange *open_presumming(void **state) {
     return exchange;
 }
 
-static void test_nodes_may_sum_first(void **state) {
-    moert_exchange *exchange = open_presumming(state);
-    run_shapes(exchange, &(trip){.presummed = spread[((const setup *)*state)->together]});
-    moert_exchange_destroy(exchange);
+EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES) {
+    run_shapes(open_presumming(state),
+               (trip){.presummed = spread[((const setup *)*state)->together]});
 }
 
 /* Rows of bf16 are never summed first, since their sum would have to be rounded. */
-static void test_nodes_never_sum_bf16_rows_first(void **state) {
+EXCHANGE_TEST(test_nodes_never_sum_bf16_rows_first, BY_NODES) {
     const shape c = {"bf16", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
-    trip t = open_windows(open_presumming(state), &c, true);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    close_trip(&t);
+    trip *t = open_windows(open_presumming(state), c.width, true);
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
 }
 
-static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
+EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES) {
     const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
-    trip t = open_windows(open_exchange(state), &c, false);
-    trip_make_buffers(&c, &t);
-    ASSERT_OK_ON_ALL(trip_plan(&c, &t, MOERT_OK, &t.plan));
-    ASSERT_OK_ON_ALL(moert_window_reserve(t.y, t.plan->plan));
-    ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
+    trip *t = open_windows(open_exchange(state), c.width, false);
+    trip_make_buffers(&c, t);
+    ASSERT_OK_ON_ALL(trip_plan(&c, t, MOERT_OK, &t->plan));
+    ASSERT_OK_ON_ALL(moert_window_reserve(t->y, t->plan->plan));
+    ASSERT_FAILS_ON_ALL(trip_combine(t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
                         "before the first dispatch");
-    close_usable(&c, &t);
+    expect_usable(&c, t);
 }
 
 /* Between hosts, `auto` chooses the node engine if the ranks of a host share windows. */
-static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
+EXCHANGE_TEST(test_hosts_of_several_ranks_take_the_node_exchange, BY_NODES) {
     const size_t together = ((const setup *)*state)->together;
-    moert_exchange *exchange;
+    const bool shared = together > 1;
     moert_exchange_report reports[MOERT_EXCHANGE_ENGINES];
-    ASSERT_OK_ON_ALL(
-        moert_exchange_create(test_device, spread[together], MOERT_EXCHANGE_AUTO, &exchange));
-    ASSERT_ON_ALL(strcmp(moert_exchange_engine(exchange), together > 1 ? "node" : "staged") == 0);
-    moert_exchange_destroy(exchange);
+    ASSERT_ON_ALL(strcmp(automatic_engine(spread[together]), shared ? "node" : "staged") == 0);
     moert_exchange_survey(test_device, spread[together], reports);
     const moert_exchange_report *node = &reports[MOERT_EXCHANGE_NODE - MOERT_EXCHANGE_LOCAL];
-    ASSERT_ON_ALL(node->automatic == (together > 1) && strcmp(node->name, "node") == 0);
-    ASSERT_ON_ALL((strstr(node->reason, "alone on its host") == NULL) == (together > 1));
+    ASSERT_ON_ALL(node->automatic == shared && strcmp(node->name, "node") == 0);
+    ASSERT_ON_ALL((strstr(node->reason, "alone on its host") == NULL) == shared);
     moert_exchange_survey(test_device, spread[0], reports);
     ASSERT_ON_ALL(strcmp(node->reason, "the ranks are on one host") == 0);
 }
 
-static const exchange_test tests[] = {
-    EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED),
-    EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE),
-    EXCHANGE_TEST(test_an_invalid_source_of_a_row_is_ignored, BY_ONCE),
-    EXCHANGE_TEST(test_ranks_may_fuse_or_not, BY_FUSED | BY_FUSED_ONCE | BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_pushed_combine_may_overlap_other_work, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_push_needs_room_for_slots, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_ranks_agree_on_whether_they_push, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_ranks_agree_on_whether_they_sum, BY_SUMS),
-    EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS),
-    EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES),
-    EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES),
-    EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES),
-    EXCHANGE_TEST(test_nodes_never_sum_bf16_rows_first, BY_NODES),
-    EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES),
-    EXCHANGE_TEST(test_hosts_of_several_ranks_take_the_node_exchange, BY_NODES),
-    EXCHANGE_TEST(test_a_row_goes_once_where_that_saves_much, 0),
-};
-
-int main(int count, char **arguments) {
-    return run_exchange_tests("exchange_ways", tests, MOERT_COUNT(tests), count, arguments);
-}
+EXCHANGE_TESTS

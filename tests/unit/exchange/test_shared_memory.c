@@ -16,7 +16,7 @@ static const size_t MiB = (size_t)1 << 20;
 static const size_t BYTES = (size_t)600 << 20; /* 600 MiB are three pieces */
 
 /* The failures to simulate. */
-static struct {
+static struct trouble {
     size_t gaps; /* the number of pieces still to be mapped with a gap to the previous piece */
     bool full, unreachable;
 } trouble;
@@ -54,7 +54,7 @@ static int find(int *device, const char *pci) {
 }
 
 static int reaches(int *can, int device, int peer) {
-    (void)device, (void)peer;
+    assert_true(device != peer && peer == 1);
     *can = !trouble.unreachable;
     return 0;
 }
@@ -109,10 +109,10 @@ cl_mem clCreateBufferWithProperties(cl_context context, const cl_mem_properties 
 
 /* ---- tests ---- */
 
-static moert_status make(size_t bytes, moert_storage *storage) {
+static moert_status make(moert_storage *storage) {
     *storage = (moert_storage){.rows = NULL};
     imports = 0;
-    return moert_memory_nvidia.create(test_device, test_comm, bytes, storage);
+    return moert_memory_nvidia.create(test_device, test_comm, BYTES, storage);
 }
 
 /* Whether every rank finds the values that each rank wrote, at that rank's addresses. */
@@ -133,52 +133,46 @@ static bool is_shared(const moert_storage *storage) {
     return on_all(right);
 }
 
+/* Pieces that lie apart are imported again. */
 TEST(test_segments_of_several_pieces_are_shared_by_all_ranks) {
-    const size_t before = count_files("/proc/self/fd", "");
-    moert_storage storage;
-    ASSERT_OK_ON_ALL(make(BYTES, &storage));
-    assert_true(moert_buffer_bytes(storage.rows) >= BYTES);
-    ASSERT_ON_ALL(imports == 3 * test_ranks && is_shared(&storage));
-    moert_storage_release(&storage);
-    ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
-}
-
-TEST(test_pieces_that_lie_apart_are_imported_again) {
-    static const size_t gaps[] = {2, 6}, attempts[] = {2, 3};
+    static const size_t gaps[] = {0, 2, 6}, attempts[] = {1, 2, 3};
     const size_t before = count_files("/proc/self/fd", ""), others = test_ranks - 1;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(gaps); i++) {
         moert_storage storage;
         trouble.gaps = test_rank == others ? gaps[i] : 0;
-        ASSERT_OK_ON_ALL(make(BYTES, &storage));
-        ASSERT_ON_ALL(imports == 3 * (test_rank == others ? attempts[i] + others : test_ranks));
+        ASSERT_OK_ON_ALL(make(&storage));
+        assert_true(moert_buffer_bytes(storage.rows) >= BYTES);
+        ASSERT_ON_ALL(imports == 3 * (others + (test_rank == others ? attempts[i] : 1)));
         ASSERT_ON_ALL(is_shared(&storage));
         moert_storage_release(&storage);
     }
-    moert_storage storage;
-    trouble.gaps = test_rank == others ? 1000 : 0;
-    ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_UNSUPPORTED,
-                        "not 234881024 bytes after");
-    trouble.gaps = 0;
-    moert_storage_release(&storage);
     ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 
-TEST(test_memory_that_a_rank_cannot_create_or_reach_fails_on_all) {
+TEST(test_memory_that_a_rank_cannot_create_map_or_reach_fails_on_all) {
+    static const struct {
+        struct trouble of_last;
+        moert_status status;
+        const char *text;
+    } rows[] = {
+        {{.gaps = 1000}, MOERT_ERROR_UNSUPPORTED, "not 234881024 bytes after"},
+        {{.full = true}, MOERT_ERROR_MEMORY, "cuMemCreate"},
+        {{.unreachable = true}, MOERT_ERROR_UNSUPPORTED, "has no access to"},
+    };
     const size_t before = count_files("/proc/self/fd", "");
-    const bool last = test_rank == test_ranks - 1;
-    moert_storage storage;
-    trouble.full = last;
-    ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_MEMORY, "cuMemCreate");
-    trouble.full = false;
-    moert_storage_release(&storage);
-    trouble.unreachable = last;
-    moert_cuda other = substitute;
-    other.device = 2;
-    moert_cuda_substitute = &other;
-    ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_UNSUPPORTED, "has no access to");
-    moert_cuda_substitute = &substitute;
-    trouble.unreachable = false;
-    moert_storage_release(&storage);
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_storage storage;
+        moert_cuda other = substitute;
+        other.device = rows[i].of_last.unreachable ? 2 : other.device;
+        moert_cuda_substitute = &other;
+        if (test_rank == test_ranks - 1)
+            trouble = rows[i].of_last;
+        const moert_status status = make(&storage);
+        trouble = (struct trouble){0};
+        moert_cuda_substitute = &substitute;
+        ASSERT_FAILS_ON_ALL(status, rows[i].status, rows[i].text);
+        moert_storage_release(&storage);
+    }
     ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 

@@ -25,6 +25,17 @@ static moert_placement place(const moert_topology *topology, size_t rank, size_t
     return placement;
 }
 
+/* The processors that this process may use. */
+static cpu_set_t affinity(void) {
+    cpu_set_t set;
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    return set;
+}
+
+static void assert_same_cpus(cpu_set_t a, cpu_set_t b) {
+    assert_true(CPU_EQUAL(&a, &b));
+}
+
 /* Parses a list such as "0-3,8", without hwloc. */
 static cpu_set_t parse(const char *list) {
     cpu_set_t set;
@@ -43,10 +54,8 @@ static cpu_set_t parse(const char *list) {
 }
 
 static void check_division(size_t packages, size_t cores, size_t threads, size_t ranks) {
-    char text[64];
     size_t total = packages * cores, counted = 0;
-    snprintf(text, sizeof text, "pack:%zu core:%zu pu:%zu", packages, cores, threads);
-    moert_topology *topology = make(text);
+    moert_topology *topology = make(titled("pack:%zu core:%zu pu:%zu", packages, cores, threads));
     cpu_set_t all;
     CPU_ZERO(&all);
     for (size_t rank = 0; rank < ranks; rank++) {
@@ -110,11 +119,8 @@ TEST(test_only_ranks_with_the_same_mask_divide_it) {
         assert_string_equal(placement.cpus, expected[rank]);
         assert_false(placement.shared);
     }
-}
-
-TEST(test_a_machine_without_cores_is_divided_by_processors) {
-    moert_topology *topology = make("pu:4");
-    assert_string_equal(place(topology, 1, 2, false).cpus, "2-3");
+    /* a machine without cores is divided by processors */
+    assert_string_equal(place(make("pu:4"), 1, 2, false).cpus, "2-3");
 }
 
 static void check_gpus(const moert_topology *topology, size_t ranks, const char *const *pci,
@@ -155,27 +161,23 @@ TEST(test_gpus_near_the_same_cores_leave_them_divided_evenly) {
 
 TEST(test_a_bad_description_is_refused_by_its_name) {
     const char *bad[] = {"pack:2 core:", "nonsense", "pack:-1", "tests/topology/none.xml"};
+    moert_topology *topology = NULL;
     for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
-        moert_topology *topology = NULL;
-        assert_int_equal(moert_topology_create(bad[i], &topology), MOERT_ERROR_USAGE);
-        assert_null(topology);
+        ASSERT_FAILS(moert_topology_create(bad[i], &topology), MOERT_ERROR_USAGE, bad[i]);
         assert_non_null(strstr(moert_last_error(), "MOERT_TOPOLOGY"));
-        assert_non_null(strstr(moert_last_error(), bad[i]));
     }
+    assert_null(topology);
     moert_topology_destroy(NULL);
 }
 
 TEST(test_a_synthetic_topology_binds_nothing) {
     moert_topology *topology = make("pack:2 core:4 pu:2");
     moert_placement placement = place(topology, 1, 2, false);
-    cpu_set_t before, after;
-    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
-    ASSERT_OK(moert_topology_bind(topology, &placement));
-    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
-    assert_true(CPU_EQUAL(&before, &after));
-
     moert_thread_snapshot snapshot = {0};
     size_t pinned = 1;
+    const cpu_set_t before = affinity();
+    ASSERT_OK(moert_topology_bind(topology, &placement));
+    assert_same_cpus(affinity(), before);
     ASSERT_OK(moert_threads_snapshot(&snapshot));
     assert_int_equal(snapshot.count, 1);
     ASSERT_OK(moert_threads_pin_new(topology, &placement, &snapshot, &pinned));
@@ -184,45 +186,36 @@ TEST(test_a_synthetic_topology_binds_nothing) {
 }
 
 TEST(test_a_rank_outside_the_host_is_refused) {
-    moert_topology *topology = make("pack:1 core:2 pu:1");
     moert_placement placement = {.cpu_count = 77};
-    assert_int_equal(moert_topology_place(topology, 2, 2, NULL, false, &placement),
-                     MOERT_ERROR_INTERNAL);
+    assert_int_equal(
+        moert_topology_place(make("pack:1 core:2 pu:1"), 2, 2, NULL, false, &placement),
+        MOERT_ERROR_INTERNAL);
     assert_int_equal(placement.cpu_count, 77);
 }
 
-static void check_bound(const moert_placement *placement) {
-    cpu_set_t expected = parse(placement->cpus), actual;
-    assert_int_equal(sched_getaffinity(0, sizeof actual, &actual), 0);
-    assert_true(CPU_EQUAL(&expected, &actual));
-}
-
 TEST(test_this_machine_is_bound_within_the_mask_of_the_process) {
-    cpu_set_t before, after;
-    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    const cpu_set_t before = affinity();
     moert_topology *topology = make(NULL);
     char mask[MOERT_CPUS_BYTES], small[1];
     ASSERT_OK(moert_topology_mask_text(topology, mask, sizeof mask));
     assert_int_equal(moert_topology_mask_text(topology, small, sizeof small),
                      MOERT_ERROR_UNSUPPORTED);
-    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
-    assert_true(CPU_EQUAL(&before, &after));
+    assert_same_cpus(affinity(), before);
 
     moert_placement half = place(topology, 1, 2, false), whole = place(topology, 0, 1, false);
     assert_string_equal(whole.cpus, mask);
     ASSERT_OK(moert_topology_bind(topology, &half));
-    check_bound(&half);
+    assert_same_cpus(affinity(), parse(half.cpus));
 
     /* the binding acts like a launcher's mask: the next topology contains half of the machine, and
      * placements stay within it */
-    moert_topology *second = make("");
-    moert_placement again = place(second, 0, 1, false);
+    moert_placement again = place(make(""), 0, 1, false);
     assert_string_equal(again.cpus, half.cpus);
     assert_int_equal(again.cpu_count, half.cpu_count);
     assert_int_equal(again.confined, whole.confined || strcmp(half.cpus, whole.cpus) != 0);
 
     ASSERT_OK(moert_topology_bind(topology, &whole));
-    check_bound(&whole);
+    assert_same_cpus(affinity(), parse(whole.cpus));
 }
 
 static size_t list_tasks(int ids[MAX_TASKS]) {
@@ -241,9 +234,7 @@ TEST(test_workers_of_opencl_get_a_core_each) {
     moert_topology *topology = make(NULL);
     moert_placement placement = place(topology, 0, 1, false);
     ASSERT_OK(moert_topology_bind(topology, &placement));
-    char count_text[16];
-    snprintf(count_text, sizeof count_text, "%u", placement.cpu_count);
-    setenv("POCL_MAX_PTHREAD_COUNT", count_text, 1);
+    setenv("POCL_MAX_PTHREAD_COUNT", titled("%u", placement.cpu_count), 1);
 
     moert_thread_snapshot snapshot;
     int before[MAX_TASKS], after[MAX_TASKS];
