@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check
 # Jobs whose ranks differ in options, in MOERT_* variables or in the files that they see end with one message that names the rank and
 # both values. A resume on other data of the same length is refused; the same data in another place is accepted.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check
 # Bad input ends every program at once, on any number of ranks. The status is 2 if the command line or a variable is wrong, else 1.
 # One message names the object, its place and the value. No partly written file is left. Here are cases of every kind, from the command
 # line to the status; tests/unit/tools/test_refusals.c has all of them.

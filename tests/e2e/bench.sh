@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # bench_gemm on tiny shapes: right results and one JSON row for each line, with the rival, without it, and with all backends in a line.
 # bench_op, bench_memory, bench_attention, bench_exchange and bench_layer on small sizes: every GEMM, kernel and row is right.
 # train_report.py, which run-cpu and run-h200 use: it tells whether two programs had the same losses, and counts a model's FLOPs.

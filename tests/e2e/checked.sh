@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # The files of a run are checked before they are read. A flipped bit in a checkpoint is named, and --resume auto continues from the
 # newest undamaged checkpoint to the bytes of a run without damage. Only one job at a time may write to a run directory.
 # CHECKED_SEED=N repeats a random choice of bits and ranks; CHECKED_FLIPS=N chooses how many bits are flipped.

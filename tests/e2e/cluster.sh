@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all waits
 # Several hosts, simulated by launch/virtual-cluster. They give the bits of one host. If a host is cut off, killed or late, the job
 # ends soon, with a message that names rank, host and phase. A link that is down for a second does no harm. Nothing is left over.
 # CLUSTER_RESTARTS=N loses hosts in N runs; CLUSTER_SEED=N repeats the moments.

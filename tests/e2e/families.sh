@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # New models of every form of --form: they train to the same bits on any number of ranks, also across a resume; the tools work on the
 # models that they leave. The commit chooses some forms; TEST_ALL=1 has all.
 set -u

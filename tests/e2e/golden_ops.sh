@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check
 # moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against float64 loops (tests/tools/expect.c), and
 # against each other where two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-info on 1, 2 and 3 ranks: it prints every section and all variables, ranks do not share cores if there are enough, the JSON
 # is one object, and a machine without OpenCL gets a message.
 set -u

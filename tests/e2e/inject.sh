@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # Calls that can fail fail, one in each run (tests/inject): every function of MPI in a training on 2 ranks, and some call sites of every
 # program on 1, 2 or 3 ranks, others for each commit.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # launch/install-deps knows the packages of a system by its os-release. It installs packages only for what is missing, keeps another MPI
 # than Open MPI, and says how to put MPI on PATH. Package managers are stubs, so nothing is installed.
 set -u

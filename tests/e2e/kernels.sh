@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # Every kernel file compiles in every form for every built-in tuning row, without a device: with clang, for x86-64 with AVX-512 (and
 # its BF16), for x86-64 with only AVX2, for AArch64, for NVIDIA, with and without float64, for AMD's GPUs (clang 17 or later), and to
 # SPIR-V for Intel's GPUs (llvm-spirv). By default, forms other than AVX-512 compile only some rows and options; with TEST_ALL=1 they

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # Output that cannot be written ends every program with status 1 and one message that says why. Nothing partly written is left,
 # and a run removes what an interrupted run has left.
 set -u

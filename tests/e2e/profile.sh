@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-train --profile: every operation has a row, the rows add up to a step, and losses and models keep their bits. --trace: every
 # rank has rows in time order.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # The Python package: the tests of tests/python that need only NumPy, with the library of this build.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check
 # The excerpts of C and Python in the README, the guide and the page of the library are parts of the examples. Links between the pages
 # of the documentation lead to an existing file and heading. The table of promises names tests that exist, and their tiers.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
 # as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. The tool that quantizes decodes independently of the
 # loader.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-train --replay computes steps of a run again, bit for bit, on any number of ranks, and leaves the run's files alone.
 # --skip-steps leaves data out, also across a resume.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-report: it names a slow rank on the console and on the page, the page is well-formed XML, and bad input is named.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

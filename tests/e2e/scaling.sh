@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # launch/scaling on 1 and 2 ranks: rows of both modes, efficiency 1 for the first number of ranks, JSON and plots. bench_model: the parts
 # of a row add up, and bad arguments are refused.
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check waits
 # A rank that is stopped before MPI_Init, before the watchdog's start, after its stop or after MPI_Finalize does not hang the job. The
 # job ends soon, with one message, and no process is left. The victim is tests/tools/victim.c. Processes that the launcher of
 # another MPI has started are refused.

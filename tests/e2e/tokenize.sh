@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # launch/tokenize and detokenize: datasets have the tokens of the tokenizers library, of pyarrow's rows, and the masks of transformers; an
 # interrupted run goes on; bad input gets one message. Needs Python 3 with these packages (PYTHON); without them, all is skipped.
 set -u

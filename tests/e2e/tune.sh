@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-tune writes rows that moert-info and GEMMs read. A damaged file of rows gives one warning and changes no bit. Ranks that measure
 # at the same time (MOERT_TUNE=auto) train to the same bits.
 set -u

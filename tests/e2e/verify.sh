@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-train --verify in jobs of 2 to 4 ranks: runs without wrong bits keep their bytes, a wrong bit ends the job with one message, and
 # --on-mismatch back goes on from a checkpoint. tests/unit/tools/test_verify.c has every kind of bit and option.
 set -u

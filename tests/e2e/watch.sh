@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: all
 # moert-train --watch: the numbers of the layers are the same on any number of ranks and engines, agree with the step's numbers, and
 # change nothing else.
 set -u

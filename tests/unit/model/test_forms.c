@@ -124,7 +124,7 @@ static void attention(size_t length) {
                                                                               .head_size = 40,
                                                                               .sinks = true});
     const attention_results got =
-        attention_on_device(&inputs, (attention_run){.sequences = 2, .backward = true});
+        attention_on_device(&inputs, (attention_run){.sequences = 2});
     for (size_t r = 0; r < ATTENTION_RESULTS; r++)
         print(titled("%s of attention", attention_result_names[r]), length,
               hash_floats(0, got.value[r], got.count[r]));
