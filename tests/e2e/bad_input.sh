@@ -7,7 +7,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 export LC_ALL=C
-export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
+export -n TEST_BUILD # keep them out of the programs' environment
 work=$tmp # shared by all parts
 mount=$work/mount
 leave() {

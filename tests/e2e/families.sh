@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
 # New models of every form of --form: they train to the same bits on any number of ranks, also across a resume; the tools work on the
-# models that they leave. The commit chooses some forms; TEST_ALL=1 has all.
+# models that they leave.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -32,12 +32,12 @@ form() { # FORM EXPERTS OPTION...
     verdict $? "$1: moert-layer computes a layer of it"
 }
 
-sampled form mixtral 5
-sampled form qwen3-moe 6 --kv-heads 1 --topk 3
-sampled form olmoe 6
-sampled form qwen2-moe 5
-sampled form glm4-moe 6
-sampled form gpt-oss 6 --kv-heads 1
-sampled form deepseek-v2 6 --topk 3
-sampled form deepseek-v3 16
+part form mixtral 5
+part form qwen3-moe 6 --kv-heads 1 --topk 3
+part form olmoe 6
+part form qwen2-moe 5
+part form glm4-moe 6
+part form gpt-oss 6 --kv-heads 1
+part form deepseek-v2 6 --topk 3
+part form deepseek-v3 16
 finish

@@ -3,21 +3,21 @@
 # A training run whose rank is killed or stopped ends soon and names the rank, also while experts move or hand on what their clones
 # need. A run that gets SIGTERM saves a checkpoint of its last whole step and ends without an error. Resumed from its last checkpoint
 # on any number of ranks, it ends with the bytes of a run without faults. No temporary files and no shared memory are left.
-# FAULTS_SEED=N repeats a random choice of ranks and moments. FAULTS=N: only N random faults during the steps. FAULTS_LIVES=N: only N at
+# FAULTS_SEED=N makes another random choice of ranks and moments (1). FAULTS=N: only N random faults during the steps. FAULTS_LIVES=N: only N at
 # any moment of a process, N / 5 more under launch/train, and N while experts move. FAULTS_STEPS=N: the steps of each run, a multiple of
 # 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=$bin/moert-train
-export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
+export -n TEST_BUILD # keep them out of the programs' environment
 chosen=${FAULTS:-}${FAULTS_LIVES:-} # not empty: only these faults
-default=$([ -n "$chosen" ] && echo 0 || { [ "${TEST_ALL:-0}" -eq 0 ] && echo 2 || echo 20; })
+default=$([ -n "$chosen" ] && echo 0 || { [ "$TEST_TIER" = check ] && echo 2 || echo 10; })
 faults=${FAULTS:-$default} lives=${FAULTS_LIVES:-$default}
-echo "# FAULTS_SEED=${FAULTS_SEED:=$$}"
+echo "# FAULTS_SEED=${FAULTS_SEED:=1}"
 export MOERT_TIMEOUT_S=4
 . tests/support/job.sh
-: "${FAULTS_STEPS:=$([ "${TEST_ALL:-0}" -eq 0 ] && echo 80 || echo 240)}"
+: "${FAULTS_STEPS:=$([ "$TEST_TIER" = check ] && echo 60 || echo 240)}"
 
 # runs_of NAME STEPS OPTION...: from now on, trainings of STEPS steps with these options lie in the directory NAME
 runs_of() {
@@ -122,11 +122,13 @@ ordered() {
 if [ -z "$chosen" ]; then
     saves="saves the last whole step and ends without an error"
     seeded 100 ordered both train "0 1" "both ranks $saves"
-    seeded 101 ordered one train 1 "one rank $saves"
+    only all seeded 101 ordered one train 1 "one rank $saves"
     # launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
     seeded 102 ordered launch under_launch launcher "launch/train $saves"
-    seeded 103 ordered mpirun train launcher "mpirun ends the job soon"
+    only all seeded 103 ordered mpirun train launcher "mpirun ends the job soon"
 fi
+
+[ "$TEST_TIER" = all ] || finish
 
 # ---- at any moment between the start and the end of a process; a job is saving half of the time ----
 

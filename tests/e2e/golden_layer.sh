@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-layer against the golden layers of five model families. Any number of ranks and any engine give the same bytes. TEST_ALL=1
-# runs every case on every engine and number of ranks; with MOERT_DEVICE=gpu every case runs on 1, 2 and 4 ranks.
+# moert-layer against the golden layers of five model families. Any number of ranks and any engine give the same bytes. The tier
+# all runs every case on every engine and number of ranks; with MOERT_DEVICE=gpu every case runs on 1, 2 and 4 ranks.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -81,6 +81,6 @@ some_of() { # CASE
 }
 
 which=some_of
-[ "${TEST_ALL:-0}" -eq 0 ] || which=all_of
+[ "$TEST_TIER" = check ] || which=all_of
 for path in "$golden"/*; do part $which "$(basename "$path")"; done
 finish

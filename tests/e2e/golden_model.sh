@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run: check all
 # moert-train against golden models, model families, packed documents and masked targets: logits of the first step (and gradients, if the
-# case has them), then losses and gradient norms of all steps of AdamW, on 1 and 2 ranks, the small mixtral also on 4. All digits are those
-# of 1 rank. The tier all has 3 and 4 ranks and the staged engine. With MOERT_DEVICE=gpu each model runs on 1, 2 and 4 ranks.
+# case has them), then losses and gradient norms of all steps of AdamW, on 2 ranks, the small mixtral on 1, 2 and 4. The tier all has 1 to
+# 4 ranks and the staged engine. All digits are those of 1 rank. With MOERT_DEVICE=gpu each model runs on 1, 2 and 4 ranks.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -34,19 +34,19 @@ model() {
     if [ -e "$case/grads_step0.safetensors" ]; then
         train "$1" "$2" --save-gradients "$run.safetensors"
         agrees "$*, gradients" tensors --expected "$case/grads_step0.safetensors" --actual "$run.safetensors" --tolerance 2e-5
-        [ "$2-$3" = 1-auto ] || check "$*: the gradients of 1 rank, byte for byte" cmp "$tmp/1-auto.safetensors" "$run.safetensors"
+        [ ! -e "$tmp/1-auto.safetensors" ] || [ "$2-$3" = 1-auto ] || check "$*: the gradients of 1 rank, byte for byte" cmp "$tmp/1-auto.safetensors" "$run.safetensors"
     fi
     [ "$(field "$1" aux_coef)" = 0.0 ] || aux=(--aux)
     mkdir "$run"
     train "$1" "$2" --metrics "$run/metrics.jsonl"
     agrees "$*, curve" curve --expected "$case/curve.json" --metrics "$run/metrics.jsonl" --tolerance 1e-4 "${aux[@]}"
-    [ "$2-$3" = 1-auto ] || check "$*: the digits of 1 rank" diff <(digits "$tmp/1-auto") <(digits "$run")
+    [ ! -e "$tmp/1-auto" ] || [ "$2-$3" = 1-auto ] || check "$*: the digits of 1 rank" diff <(digits "$tmp/1-auto") <(digits "$run")
 }
 
 runs() { # CASE
-    local count counts=(1 2)
+    local count counts=(2)
     case $TEST_TIER-${MOERT_DEVICE:-}-$1 in
-    all-*) counts=(1 3 4) ;;
+    all-*) counts=(1 2 3 4) ;;
     check-gpu-model/* | check-*-model/mixtral-tiny) counts=(1 2 4) ;;
     esac
     train "$1" 1 --save-logits "$tmp/logits.safetensors"

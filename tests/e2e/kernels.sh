@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run: all
+# run: all night
 # Every kernel file compiles in every form for every built-in tuning row, without a device: with clang, for x86-64 with AVX-512 (and
 # its BF16), for x86-64 with only AVX2, for AArch64, for NVIDIA, with and without float64, for AMD's GPUs (clang 17 or later), and to
-# SPIR-V for Intel's GPUs (llvm-spirv). By default, forms other than AVX-512 compile only some rows and options; with TEST_ALL=1 they
+# SPIR-V for Intel's GPUs (llvm-spirv). In the tier all, forms other than AVX-512 compile only some rows and options; in the tier night they
 # compile all. Skipped without clang, which PoCL's packages install.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -134,9 +134,9 @@ compile() { # FORM FAMILY OPTION...
 }
 export -f compile
 
-# passes the first line of each family (the first word) and every fourth line; with TEST_ALL=1 all lines
+# passes the first line of each family (the first word) and every fourth line; in the tier night all lines
 some() {
-    if [ "${TEST_ALL:-0}" -ne 0 ]; then cat; else awk '$1 != family || NR % 4 == 0 { print } { family = $1 }'; fi
+    if [ "$TEST_TIER" = night ]; then cat; else awk '$1 != family || NR % 4 == 0 { print } { family = $1 }'; fi
 }
 
 cp "$list" "$tmp/whole"

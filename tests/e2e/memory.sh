@@ -81,14 +81,14 @@ measured() {
     train one "$1" "$2" --length 256 "${@:3}" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
     verdict $? "$1 $2: $(sed -n 's/^memory *\(.*\)/\1/p' "$log") (${*:3})"
 }
-sampled measured 1 local --micro-batches 4 --eval-every 1 --eval-sequences 24 --recompute experts
-sampled measured 1 local --form deepseek-v3 --head-size 16 --recompute layer --loss-chunk 64
-sampled measured 1 local --form gpt-oss --precision bf16 --dense bf16 --dispatch bf16 --combine bf16
-sampled measured 1 local --form qwen2-moe --precision nvfp4
-sampled measured 2 window --micro-batches 2 --moments bf16 --gradients bf16
-sampled measured 3 window --steps 20
-sampled measured 3 staged --steps 20
-sampled measured 4 window --form gpt-oss --precision bf16 --dispatch bf16 --recompute layer
+only all part measured 1 local --micro-batches 4 --eval-every 1 --eval-sequences 24 --recompute experts
+only all part measured 1 local --form deepseek-v3 --head-size 16 --recompute layer --loss-chunk 64
+only all part measured 1 local --form gpt-oss --precision bf16 --dense bf16 --dispatch bf16 --combine bf16
+only all part measured 1 local --form qwen2-moe --precision nvfp4
+only all part measured 2 window --micro-batches 2 --moments bf16 --gradients bf16
+only all part measured 3 window --steps 20
+only all part measured 3 staged --steps 20
+only all part measured 4 window --form gpt-oss --precision bf16 --dispatch bf16 --recompute layer
 
 # ---- before there is a run ----
 

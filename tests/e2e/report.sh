@@ -36,7 +36,7 @@ slow() { # NAME ENGINE OPTION...: trains on 2 ranks, of which rank 1 is slow
     RUN=$tmp/$1 MOERT_EXCHANGE=$2 mixed 1 "${train[@]}" "${@:3}" : 1 bash "$tmp/slowly" "${train[@]}" "${@:3}"
 }
 engines=$(engine window)
-[ "${TEST_ALL:-0}" -eq 0 ] || engines="$engines staged"
+[ "$TEST_TIER" = check ] || engines="$engines staged"
 for engine in $engines; do
     run=$tmp/slow-$engine
     slow "slow-$engine" "$engine" --out "$run" --profile --trace "$run/trace.json" && report "$run" &&

@@ -121,7 +121,6 @@ part() {
     (tmp=$own log=$own/log && "$@"; echo end) >"$own.lines" &
 }
 
-sampled() { only all part "$@"; }
 only() { [ "$TEST_TIER" != "$1" ] || "${@:2}"; }
 
 join() {

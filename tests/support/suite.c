@@ -9,8 +9,8 @@ enum { MOST_EXPERTS = 1024 };
 const char *const suite_backends[] = {"portable", "reference"};
 
 bool suite_skips(bool slow) {
-    const char *all = getenv("TEST_ALL");
-    return slow && (all == NULL || strcmp(all, "1") != 0);
+    const char *tier = getenv("TEST_TIER");
+    return slow && (tier == NULL || strcmp(tier, "check") == 0);
 }
 
 float *suite_normal(uint64_t key, size_t n, double deviation) {

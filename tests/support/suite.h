@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* True if a table row is to be skipped: it is slow, and TEST_ALL is not 1. */
+/* True if a table row is to be skipped: it is slow, and the tier is check (tests/run). */
 bool suite_skips(bool slow);
 
 /* Backends, the fast one first. */

@@ -1,9 +1,8 @@
-// run: check=1,1gpu
+// run: check=1,1gpu all=1 night=1gpu
 /*
  * The functions of kernels/lib/elementary.h against the C library's in float64: errors in units in
  * the last place of a float32, special values, and equal bits in every lane of a vector and as a
- * scalar. By default a sample of all floats with both ends of every binade; all floats with
- * TEST_ALL=1.
+ * scalar. In the tier check a sample of all floats with both ends of every binade, else all floats.
  */
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// run: check=1
+// run: check=1 all=1
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
 #include <ftw.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// run: check=1 all=1san device=0
+// run: check=1 all=1,1san device=0
 /* Checksums of directories: any changed bit is found, and the message names file and tensor. */
 #include <string.h>
 #include <sys/stat.h>

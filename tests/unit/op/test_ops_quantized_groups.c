@@ -1,4 +1,4 @@
-// run: check=1 all=1san
+// run: check=1 all=1,1san
 /* Ops with quantized operands against float64: exact sums, with many empty groups and groups of any
  * size; every order and run of a GLU, with alpha and prob of any sign; ops with all operands. */
 #include "base/memory.h"

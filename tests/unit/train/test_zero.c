@@ -299,7 +299,7 @@ static run train(moert_precision precision, size_t schedule) {
 }
 
 /* Compares trainings by random schedules with one without moves: by default one schedule, with
- * TEST_ALL eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
+ * the tier all eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
 static void check_training(moert_precision precision, size_t seed) {
     const size_t schedules = suite_skips(true) ? 1 : 8;
     const run stays = train(precision, 0);
