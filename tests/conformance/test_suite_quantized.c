@@ -1,4 +1,4 @@
-// run: check=1 all=1
+// run: all=1
 /*
  * Other libraries' tables of grouped GEMMs with quantized operands. The cuDNN frontend's GLU, dGLU,
  * quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements

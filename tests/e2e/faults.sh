@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check all waits
 # A training run whose rank is killed or stopped ends soon and names the rank, also while experts move or hand on what their clones
 # need. A run that gets SIGTERM saves a checkpoint of its last whole step and ends without an error. Resumed from its last checkpoint
 # on any number of ranks, it ends with the bytes of a run without faults. No temporary files and no shared memory are left.

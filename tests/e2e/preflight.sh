@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all alone
+# run: all alone
 # moert-preflight on 2 ranks: equal ranks are ready. A rank with another build, other settings and a slow device is named, and the exit
 # code is 1. launch/preflight, train and scaling refuse bad arguments and files of hosts.
 set -u

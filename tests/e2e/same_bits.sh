@@ -174,7 +174,7 @@ if [ "$TEST_TIER" = check ]; then
     uncovered >"$log"
     [ ! -s "$log" ]
     verdict $? "every two values meet in a row"
-    part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "3 staged" -- --batch 8
+    part invariant mixtral 30 "1 local" "4 node" -- --batch 8
     part gpu_form bf16 4 --batch 6 --micro-batches 2 --precision bf16
     part gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4 --form gpt-oss --kv-heads 2
     while read -r row; do

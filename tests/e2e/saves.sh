@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run: check all
+# run: check all waits
 # Checkpoints that are written beside training, to another directory: they have the bytes of a run whose steps wait for them. A full, a
 # read-only and a slow disk, signals and the end of the job during a save do no harm: the run goes on or ends in order, and nothing
 # half-written counts.
@@ -88,8 +88,7 @@ terminated() {
         alone "$bin/moert-info" --check "$dir/run" && grep -q "^good .*/step-$done: " "$log"
     verdict $? "SIGTERM during a save: both checkpoints are completed"
 }
-part terminated
-for slow in skipped waiting; do only all part $slow; done
+for slow in skipped waiting terminated; do only all part $slow; done
 
 # ---- disks that fail ----
 

@@ -1,4 +1,4 @@
-// run: check=1,1gpu all=1,1gpu,1san
+// run: check=1 all=1,1gpu,1san
 /* Causal attention, with windows, sinks and values of another size, against a float64 forward, and
  * gradients against central differences of that forward. */
 #include "args/attention.h"
@@ -50,7 +50,8 @@ static const attention_shape cases[] = {
 TEST(test_attention_agrees_with_float64_and_its_central_differences) {
     for (size_t i = 0; i < CASES; i++) {
         const attention_shape s = cases[i];
-        if (suite_skips(s.head_size > 24 || s.value_size > 40)) /* each size compiles kernels */
+        if (suite_skips(s.head_size > 9 && s.head_size != 20 &&
+                        s.value_size != 40)) /* each size compiles kernels */
             continue;
         attention_oracle o = attention_oracle_create(s);
         attention_results got = attention_on_device(&o, (attention_run){.sequences = s.sequences});

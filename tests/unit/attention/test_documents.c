@@ -1,4 +1,4 @@
-// run: check=1,1gpu all=1san
+// run: check=1 all=1gpu,1san
 /* Attention over documents: a document has the same bits as alone in a sequence. */
 #include "support/attention/attention.h"
 

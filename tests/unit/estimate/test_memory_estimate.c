@@ -1,4 +1,4 @@
-// run: check=1,2 all=3,4,2san
+// run: check=2 all=1,3,4,2san
 /* Compares the memory estimate, for the rows that a step had, with what a real model, optimizer and
  * exchange allocate. */
 #include "base/config.h"

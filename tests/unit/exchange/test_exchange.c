@@ -1,4 +1,4 @@
-// run: check=1,2,1gpu all=3,4,2gpu,2san
+// run: check=2 all=1,3,4,1gpu,2gpu,2san
 /*
  * Every engine on hostile shapes, with growing windows, repeated exchanges and errors. Each engine
  * must give the bits of the oracle in round_trip.c, so all engines give the same bits.

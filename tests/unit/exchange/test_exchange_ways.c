@@ -1,4 +1,4 @@
-// run: check=1,2,1gpu all=3,4,2gpu,2san
+// run: check=1,2 all=3,4,1gpu,2gpu,2san
 /* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
  * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
  * engine. */

@@ -1,4 +1,4 @@
-// run: check=1,1gpu all=1san
+// run: check=1 all=1gpu,1san
 /* The GLU: worked examples, float64 finite differences, limits, and the promise of equal bits. */
 #include "base/rng.h"
 #include "gemm/gemm.h"

@@ -50,8 +50,9 @@ TEST_WITH(test_no_tile_changes_a_bit, forget_tuning, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
-    check_bits(REFERENCE_F32, tiles, suite_skips(true) ? 3 : MOERT_COUNT(tiles));
-    check_bits(REFERENCE_BF16, tiles, 3);
+    const bool few = suite_skips(true); /* each tile compiles kernels */
+    check_bits(REFERENCE_F32, tiles, few ? 2 : MOERT_COUNT(tiles));
+    check_bits(REFERENCE_BF16, tiles, few ? 1 : 3);
 }
 
 TEST_WITH(test_no_partition_changes_a_bit, forget_tuning, NULL) {
@@ -83,9 +84,9 @@ TEST_WITH(test_no_tile_of_a_built_in_row_changes_a_bit, forget_tuning, NULL) {
             tiles[count++] = c;
     }
     free(text);
-    assert_in_range(count, 3, MOST);
+    assert_in_range(count, 1, MOST);
     if (suite_skips(true))
-        count = 3;
+        count = 1;
     check_bits(REFERENCE_F32, tiles, count);
     check_bits(REFERENCE_BF16, tiles, count);
 }

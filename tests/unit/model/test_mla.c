@@ -1,4 +1,4 @@
-// run: check=1,1gpu all=1san
+// run: check=1 all=1gpu,1san
 /* Multi-head latent attention against float64: values, and gradients by central differences. */
 #include <math.h>
 

@@ -1,4 +1,4 @@
-// run: check=1,1gpu all=1san
+// run: check=1 all=1gpu,1san
 /* RMSNorm against a float64 forward and its central differences. */
 #include "nn/nn.h"
 #include "support/test.h"

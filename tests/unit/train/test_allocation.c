@@ -1,4 +1,4 @@
-// run: check=1,2 all=2
+// run: check=2 all=1,2
 /*
  * If one rank runs out of host memory while ranks create an object, or write or read a checkpoint
  * or model, all ranks fail alike, whichever allocation fails. Nothing is freed twice, and no file
