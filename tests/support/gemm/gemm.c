@@ -1,4 +1,4 @@
-/* The problems of gemm.h, their host arrays, and runs on the device. check.c compares the results. */
+/* The problems of gemm.h, their host arrays, and runs on the device. */
 #include "support/gemm/gemm.h"
 
 #include "base/dtype.h"

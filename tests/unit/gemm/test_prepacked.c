@@ -141,7 +141,7 @@ static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_
     return read_floats(forward ? y : x, out);
 }
 
-/* Checks that the next GEMM has the bits of a GEMM without prepacked weights. Returns its result. */
+/* Checks that the next GEMM has the bits of one without prepacked weights. Returns its result. */
 static float *check_gemm(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                          moert_buffer *values) {
     moert_prepacks none = {0};

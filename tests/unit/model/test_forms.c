@@ -123,8 +123,7 @@ static void attention(size_t length) {
                                                                               .kv_heads = 2,
                                                                               .head_size = 40,
                                                                               .sinks = true});
-    const attention_results got =
-        attention_on_device(&inputs, (attention_run){.sequences = 2});
+    const attention_results got = attention_on_device(&inputs, (attention_run){.sequences = 2});
     for (size_t r = 0; r < ATTENTION_RESULTS; r++)
         print(titled("%s of attention", attention_result_names[r]), length,
               hash_floats(0, got.value[r], got.count[r]));

@@ -56,13 +56,15 @@ static float *backward(const int32_t *token, const float *dx, moert_embedding_pa
 }
 
 TEST(test_backward_sums_the_requested_rows_in_token_order) {
+    /* 1300 tokens of 3000: few equal each of the computed rows. The partial of a sequence without
+     * tokens is still written. */
     static const struct {
         size_t sequences, length, hidden, vocabulary, first_row, rows;
     } cases[] = {
         {1, 64, 16, 4, 0, 4},  {3, 33, 17, 5, 0, 5},         {2, 20, 257, 3, 0, 3},
         {2, 7, 4097, 2, 0, 2}, {2, 50, 19, 10, 3, 4},        {2, 50, 19, 10, 9, 1},
-        {2, 5, 16, 10, 0, 0},  {2, 1300, 12, 3000, 100, 70}, /* few of many tokens equal each of the computed rows */
-        {0, 8, 16, 4, 0, 4},   {2, 0, 17, 4, 0, 4}, /* the partial of a sequence without tokens is still written */
+        {2, 5, 16, 10, 0, 0},  {2, 1300, 12, 3000, 100, 70}, {0, 8, 16, 4, 0, 4},
+        {2, 0, 17, 4, 0, 4},
     };
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         const size_t sequences = cases[i].sequences, length = cases[i].length,

@@ -46,7 +46,7 @@ TEST(test_router_agrees_with_float64_for_every_shape_and_score) {
                                                          s->groups, s->kept, s->best);
             options.renormalise = bits & 1;
             options.scale = bits & 2 ? 2.5f : 1.0f;
-            /* large enough that adjacent scores differ, small enough that sigmoids do not saturate */
+            /* adjacent scores differ, and sigmoids do not saturate */
             router_input input = router_draw(
                 options, s->tokens, score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0, bits & 4 ? 0.3 : 0.0);
             const router_run run = router_do(&input);
