@@ -1,4 +1,4 @@
-// run: check=1 all=1
+// run: check=1 night=1
 /*
  * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, gated SwiGLU
  * to MXFP8, NVFP4 with its group quantize. Every byte must be the oracle's. TransformerEngine

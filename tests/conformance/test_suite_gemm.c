@@ -1,4 +1,4 @@
-// run: check=1 all=1
+// run: check=1 night=1
 /*
  * Other libraries' tables of grouped GEMMs in 32 and 16 bits: TransformerEngine's TN, NN and NT,
  * with and without accumulation; the cuDNN frontend's, whose results cuDNN's own suite does not

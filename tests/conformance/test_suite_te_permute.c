@@ -1,4 +1,4 @@
-// run: check=1 all=1
+// run: check=1 night=1
 /*
  * TransformerEngine's tables of token permutations. Dispatch on one rank is its permute, combine is
  * its unpermute (with or without probabilities), and each is the other's backward. Rows are

@@ -1,4 +1,4 @@
-// run: check=1 all=1
+// run: check=1 night=1
 /*
  * TransformerEngine's tables of the fused router: weights, map, gradient of the logits, and the
  * load-balancing loss with its gradient, within TransformerEngine's tolerances of float64.

@@ -1,4 +1,4 @@
-// run: check=1 all=1
+// run: check=1 night=1
 /*
  * Sequences of ops as in training. torchao's grouped linear layer with quantized operands and its
  * limits on signal to quantization noise. TransformerEngine's grouped MLP, quantized and in
