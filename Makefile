@@ -210,7 +210,7 @@ FUZZ_RUN   += $(if $(filter op,$(TARGET)),-max_len=48 -len_control=0 -use_cmp=0 
 fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: another one each time) under ASan and UBSan
 	$(Q)if ! printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
 		clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
-		echo 'fuzz: skipped: no clang with libFuzzer (in Debian 12: clang and libclang-rt-14-dev)'; [ -z "$$CI" ]; \
+		echo 'fuzz: skipped: no clang with libFuzzer; launch/install-deps --checks installs it'; [ -z "$$CI" ]; \
 	else \
 		mkdir -p $(BUILD)/fuzz/corpus/$(TARGET); \
 		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/$(FUZZER) && \
