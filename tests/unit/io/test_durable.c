@@ -1,9 +1,11 @@
 // run: check=1 all=1san device=0
-/* Text files and directories that are either whole or absent. */
+/* Text files, lines and directories that are either whole or absent. Only regular files are opened,
+ * at once. */
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "io/durable.h"
 #include "support/files.h"
 
@@ -27,28 +29,52 @@ TEST(test_write_replaces_a_text_and_leaves_no_temporary_file) {
     assert_false(exists(in_directory("state.json.tmp")));
 }
 
-TEST(test_write_into_an_absent_directory_names_the_error) {
-    const char *path = in_directory("absent/state.json");
+TEST(test_a_write_that_fails_names_the_path_and_cleans_up) {
+    const char *path = in_directory("absent/state.json"), *taken = in_directory("taken");
     ASSERT_FAILS(moert_durable_write(path, "one"), MOERT_ERROR_IO, strerror(ENOENT));
     assert_non_null(strstr(moert_last_error(), path));
+    ASSERT_OK(moert_make_directories(taken));
+    ASSERT_FAILS(moert_durable_write(taken, "text"), MOERT_ERROR_IO, taken);
+    assert_false(exists(in_directory("taken.tmp")));
 }
 
-TEST(test_a_write_that_does_not_fit_keeps_the_older_text) {
+TEST(test_what_does_not_fit_keeps_the_older_text) {
     const char *path = in_directory("full.json");
     ASSERT_OK(moert_durable_write(path, "older"));
-    limit_files(4);
-    moert_status status = moert_durable_write(path, "a longer text");
+    limit_files(7);
+    const moert_status whole = moert_durable_write(path, "a longer text");
+    const bool reason = strstr(moert_last_error(), strerror(EFBIG)) != NULL;
+    const moert_status line = moert_file_append(path, "line\n");
     limit_files(RLIM_INFINITY);
-    ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
+    assert_true(whole == MOERT_ERROR_IO && reason);
+    ASSERT_FAILS(line, MOERT_ERROR_IO, "is the disk full?");
     assert_text(path, "older");
     assert_false(exists(in_directory("full.json.tmp")));
 }
 
-TEST(test_write_over_a_directory_fails_and_cleans_up) {
-    const char *path = in_directory("taken");
-    ASSERT_OK(moert_make_directories(path));
-    ASSERT_FAILS(moert_durable_write(path, "text"), MOERT_ERROR_IO, path);
-    assert_false(exists(in_directory("taken.tmp")));
+TEST(test_only_regular_files_are_opened_and_appended_to) {
+    const struct {
+        const char *path, *message;
+    } others[] = {{in_directory("pipe"), "pipe"},
+                  {test_directory, "directory"},
+                  {"/dev/zero", "device"},
+                  {in_directory("nowhere/none"), "No such file"}};
+    size_t bytes = 0;
+    int file = -1;
+    assert_int_equal(mkfifo(in_directory("pipe"), 0600), 0);
+    for (size_t i = 0; i < MOERT_COUNT(others); i++) {
+        ASSERT_FAILS(moert_file_open(others[i].path, &file, &bytes), MOERT_ERROR_IO,
+                     others[i].message);
+        assert_int_equal(file, -1);
+        ASSERT_FAILS(moert_file_append(others[i].path, "line\n"), MOERT_ERROR_IO,
+                     others[i].message);
+    }
+    ASSERT_OK(moert_file_open(write_text("text", "seven b"), &file, &bytes));
+    assert_int_equal(bytes, 7);
+    moert_close_files(&file, 1);
+    ASSERT_OK(moert_file_append(in_directory("lines"), "one\n"));
+    ASSERT_OK(moert_file_append(in_directory("lines"), "two\n"));
+    assert_text(in_directory("lines"), "one\ntwo\n");
 }
 
 TEST(test_settle_gives_a_file_its_name_or_removes_it) {

@@ -17,8 +17,7 @@ static void *allocate(size_t bytes) {
     return ++calls == failing ? NULL : malloc(bytes);
 }
 
-/* Writes one file of the test directory. */
-typedef moert_status write_one(void);
+/* ---- writers, each of one file of the test directory ---- */
 
 static moert_status write_object(void) {
     json_t *root = json_object(), *list = json_array();
@@ -70,51 +69,38 @@ static moert_status write_table(void) {
     return status;
 }
 
-/* Lets each allocation fail in turn: the write says so and leaves no file, or the file is as ever.
- * */
-static void check_each(write_one *write, const char *name) {
-    enum { MOST = 500 };
-    size_t bytes, again;
-    failing = 0;
-    moert_json_watch(allocate);
-    ASSERT_OK(write());
-    const char *whole = read_file(in_directory(name), &bytes);
-    for (size_t k = 1; k < MOST; k++) {
-        unlink(in_directory(name));
-        calls = 0;
-        failing = k;
-        moert_json_watch(allocate);
-        const moert_status status = write();
-        if (calls < k) {
-            ASSERT_OK(status);
-            const char *last = read_file(in_directory(name), &again);
-            assert_int_equal(again, bytes);
-            assert_memory_equal(last, whole, bytes);
-            return;
-        }
-        assert_int_equal(status, MOERT_ERROR_MEMORY);
-        assert_int_not_equal(access(in_directory(name), F_OK), 0);
-    }
-    fail_msg("needs more than %d allocations", MOST);
-}
-
-TEST(test_an_object_is_written_whole_or_not_at_all) {
-    check_each(write_object, "file");
-}
-
-TEST(test_a_table_is_printed_whole_or_not_at_all) {
-    check_each(write_table, "file");
-    assert_non_null(strstr(read_file(in_directory("file"), NULL), "two"));
-}
-
-TEST(test_a_header_is_written_whole_or_not_at_all) {
-    check_each(write_tensors_header, "file");
-}
-
-TEST(test_a_manifest_is_written_whole_or_not_at_all) {
+/* Each allocation fails in turn: the write says so and leaves no file, or the file is as ever. */
+TEST(test_files_are_written_whole_or_not_at_all) {
+    static const struct {
+        moert_status (*write)(void);
+        const char *name;
+    } rows[] = {{write_object, "file"},
+                {write_tensors_header, "file"},
+                {write_manifest, "held/manifest.json"},
+                {write_table, "file"}};
     ASSERT_OK(moert_make_directories(in_directory("held")));
     write_text("held/config.json", "{}");
-    check_each(write_manifest, "held/manifest.json");
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const char *path = titled("%s/%s", test_directory, rows[i].name);
+        size_t bytes, again;
+        ASSERT_OK(rows[i].write());
+        const char *whole = read_file(path, &bytes);
+        bool failed = true;
+        for (failing = 1; failed; failing++) {
+            assert_in_range(failing, 1, 500);
+            unlink(path);
+            calls = 0;
+            moert_json_watch(allocate);
+            const moert_status status = rows[i].write();
+            failed = calls >= failing;
+            assert_int_equal(status, failed ? MOERT_ERROR_MEMORY : MOERT_OK);
+            assert_int_equal(access(path, F_OK) != 0, failed);
+        }
+        assert_memory_equal(read_file(path, &again), whole, bytes);
+        assert_int_equal(again, bytes);
+        moert_json_watch(malloc);
+    }
+    assert_non_null(strstr(read_file(in_directory("file"), NULL), "two")); /* of the table */
 }
 
 TEST(test_a_text_that_cannot_be_parsed_for_lack_of_memory_is_not_called_malformed) {

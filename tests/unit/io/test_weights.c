@@ -6,40 +6,12 @@
 #include "io/weights.h"
 #include "support/files.h"
 
-enum { MOST = 4 };
-
-/* A tensor of a file, with its bytes. */
-typedef struct part {
-    moert_tensor_spec spec;
-    const void *data; /* NULL: left out of the file */
-} part;
-
-static size_t elements_of(const moert_tensor_spec *spec) {
-    size_t elements = 1;
-    for (size_t i = 0; i < spec->rank; i++)
-        elements *= spec->shape[i];
-    return elements;
-}
-
-static moert_tensors *open_parts(const part *parts, size_t count) {
-    const char *path = in_directory("weights.safetensors");
-    moert_tensor_spec specs[MOST];
-    moert_tensor_writer *writer;
-    size_t used = 0;
-    for (size_t i = 0; i < count; i++)
-        if (parts[i].data != NULL)
-            specs[used++] = parts[i].spec;
-    ASSERT_OK(moert_writer_open(path, specs, used, NULL, true, &writer));
-    for (size_t i = 0; i < count; i++)
-        if (parts[i].data != NULL)
-            ASSERT_OK(moert_writer_put(writer, parts[i].spec.name, 0, elements_of(&parts[i].spec),
-                                       parts[i].data));
-    ASSERT_OK(moert_writer_close(writer));
-    return open_tensors(path);
+static moert_tensors *open_parts(const file_tensor *parts, size_t count) {
+    return open_tensors(write_tensors("weights.safetensors", parts, count));
 }
 
 /* Finds the weight w[shape] in a file of these tensors. */
-static moert_weight find(const part *parts, size_t count, size_t rank, const size_t *shape) {
+static moert_weight find(const file_tensor *parts, size_t count, size_t rank, const size_t *shape) {
     moert_weight weight;
     ASSERT_OK(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight));
     return weight;
@@ -52,8 +24,8 @@ static const size_t matrix[] = {N, K};
 static uint8_t fp8_payload[N * K];
 static float fp8_scales[2 * 3] = {0.5f, 3.0f, 0x1p-20f, 0.1f, 7e5f, 1.0f};
 
-static const part fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_payload},
-                           {{"w_scale_inv", MOERT_FILE_F32, 2, {2, 3}}, fp8_scales}};
+static const file_tensor fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_payload},
+                                  {{"w_scale_inv", MOERT_FILE_F32, 2, {2, 3}}, fp8_scales}};
 
 static void fill_fp8(void) {
     for (size_t i = 0; i < N * K; i++)
@@ -79,8 +51,8 @@ TEST(test_an_fp8_weight_is_its_payload_times_the_scales_of_its_blocks) {
 TEST(test_scales_of_fp8_may_be_bf16) {
     static const uint8_t payload[] = {0x38, 0xc0}; /* 1, -2 */
     static const uint16_t scale = 0x4040;          /* 3 */
-    static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, payload},
-                                 {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
+    static const file_tensor parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, payload},
+                                        {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
     float values[2];
     const moert_weight weight = find(parts, 2, 2, (const size_t[]){1, 2});
     ASSERT_OK(moert_weight_read(&weight, 0, 2, values));
@@ -94,8 +66,9 @@ static const size_t fused[] = {E, COLUMNS, ROWS};
 static uint8_t mxfp4_payload[FUSED / 2];
 static uint8_t mxfp4_scales[FUSED / 32] = {127, 128, 120, 0, 1, 130, 252, 126, 7, 200, 119, 127};
 
-static const part mxfp4[] = {{{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_payload},
-                             {{"w_scales", MOERT_FILE_U8, 3, {E, ROWS, 2}}, mxfp4_scales}};
+static const file_tensor mxfp4[] = {
+    {{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_payload},
+    {{"w_scales", MOERT_FILE_U8, 3, {E, ROWS, 2}}, mxfp4_scales}};
 
 static void fill_mxfp4(void) {
     for (size_t i = 0; i < FUSED / 2; i++)
@@ -122,7 +95,7 @@ TEST(test_an_mxfp4_weight_is_its_payload_times_powers_of_two) {
 
 TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
     static const float plain[FUSED] = {[5] = 2.5f};
-    const part parts[] = {
+    const file_tensor parts[] = {
         mxfp4[0], mxfp4[1], {{"w", MOERT_FILE_F32, 3, {E, COLUMNS, ROWS}}, plain}};
     float values[FUSED];
     const moert_weight weight = find(parts, 3, 3, fused);
@@ -133,8 +106,8 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
 
 /* ---- files that lack or contradict a tensor ---- */
 
-static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
-                             moert_status expected, const char *message) {
+static void assert_not_found(const file_tensor *parts, size_t count, size_t rank,
+                             const size_t *shape, moert_status expected, const char *message) {
     moert_weight weight;
     ASSERT_FAILS(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight), expected,
                  message);
@@ -185,7 +158,7 @@ static const struct broken {
 TEST(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused) {
     static const uint8_t bytes[4 * N * K] = {1};
     for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
-        const part parts[] = {{broken[i].payload, bytes}, {broken[i].scales, bytes}};
+        const file_tensor parts[] = {{broken[i].payload, bytes}, {broken[i].scales, bytes}};
         assert_not_found(parts, 2, broken[i].rank, broken[i].rank == 2 ? matrix : fused,
                          broken[i].status, broken[i].message);
     }
@@ -199,8 +172,8 @@ TEST(test_rows_of_partial_mxfp4_blocks_are_refused) {
 
 /* ---- values that are not finite ---- */
 
-static void assert_not_read(const part *parts, size_t rank, const size_t *shape, size_t first,
-                            size_t count, const char *message) {
+static void assert_not_read(const file_tensor *parts, size_t rank, const size_t *shape,
+                            size_t first, size_t count, const char *message) {
     static float values[N * K];
     const moert_weight weight = find(parts, 2, rank, shape);
     ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, message);
