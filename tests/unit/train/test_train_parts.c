@@ -1,5 +1,5 @@
 // run: check=1 all=1san device=0
-/* Learning-rate schedules, metrics files and plots. */
+/* Learning-rate schedules, metrics files, plots, the pruning of checkpoints, and ranges of steps. */
 #include <unistd.h>
 
 #include "io/durable.h"
@@ -7,6 +7,7 @@
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
+#include "train/step_ranges.h"
 
 static const char run[] = "it's a run.jsonl";
 
@@ -109,54 +110,39 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
 
 TEST(test_console_lines_come_every_n_steps) {
     char *text = NULL;
-    size_t bytes = 0, lines = 0;
-    FILE *console = tmpfile();
+    size_t bytes = 0;
+    FILE *console = open_memstream(&text, &bytes);
     const moert_metrics_options options = {.total = 10, .console = console, .every = 4};
     moert_metrics *metrics = NULL;
     ASSERT_OK(moert_metrics_open(&options, &metrics));
     for (uint64_t step = 0; step < 10; step++)
         ASSERT_OK(moert_metrics_write(metrics, &(moert_metrics_row){.step = step, .loss = 2.5}));
     ASSERT_OK(moert_metrics_close(metrics));
-    rewind(console);
-    for (; getline(&text, &bytes, console) > 0; lines++)
-        assert_memory_equal(text, "step ", 5);
-    assert_int_equal(lines, 4); /* steps 0, 4, 8 and the last step */
-    free(text);
-    fclose(console);
-}
-
-TEST(test_a_path_that_cannot_be_written_is_an_error) {
-    const char *bad = in_directory("no/such/directory");
-    moert_metrics *metrics = NULL;
-    bool drawn;
-    ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
-                 MOERT_ERROR_IO, bad);
-    assert_int_equal(moert_metrics_plot(bad, &drawn), MOERT_ERROR_IO);
-    assert_null(metrics);
     ASSERT_OK(moert_metrics_close(NULL));
+    fclose(console);
+    const char *line = owned(text, free);
+    for (size_t lines = 0; lines < 4; lines++, line = strchr(line, '\n') + 1)
+        assert_memory_equal(line, "step ", 5); /* 0, 4, 8 and the last step */
+    assert_string_equal(line, "");
 }
 
-TEST(test_plots_are_svg_if_gnuplot_is_installed) {
+TEST(test_plots_are_svg_and_a_missing_gnuplot_is_only_a_warning) {
+    static const char *const names[] = {"it's a run-loss.svg", "it's a run-load.svg"};
+    char *path = owned(strdup(getenv("PATH")), free);
     bool drawn;
+    assert_int_equal(moert_metrics_plot(in_directory("no/such/directory"), &drawn), MOERT_ERROR_IO);
     write_run(0, 20);
+    setenv("PATH", test_directory, 1);
+    const moert_status status = moert_metrics_plot(in_directory(run), &drawn);
+    setenv("PATH", path, 1);
+    ASSERT_OK(status);
+    assert_false(drawn);
     ASSERT_OK(moert_metrics_plot(in_directory(run), &drawn));
     if (system("command -v gnuplot >/dev/null") != 0)
         SKIP("gnuplot is not installed");
     assert_true(drawn);
-    static const char *const names[] = {"it's a run-loss.svg", "it's a run-load.svg"};
     for (size_t i = 0; i < MOERT_COUNT(names); i++)
         assert_non_null(strstr(read_file(in_directory(names[i]), NULL), "<svg"));
-}
-
-TEST(test_a_missing_gnuplot_is_only_a_warning) {
-    char *saved = owned(strdup(getenv("PATH")), free);
-    bool drawn;
-    write_run(0, 3);
-    setenv("PATH", test_directory, 1);
-    moert_status status = moert_metrics_plot(in_directory(run), &drawn);
-    setenv("PATH", saved, 1);
-    ASSERT_OK(status);
-    assert_false(drawn);
 }
 
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
@@ -181,6 +167,55 @@ TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     ASSERT_OK(moert_checkpoint_list(test_directory, &steps, &count));
     owned(steps, free);
     assert_true(count == 2 && steps[0] == 10 && steps[1] == 5);
+}
+
+/* ---- steps that options name ---- */
+
+TEST(test_ranges_are_read_and_counted) {
+    moert_step_ranges r;
+    ASSERT_OK(moert_step_ranges_read("3:5,5:6,100:1000000000000", &r));
+    assert_int_equal(r.count, 3);
+    static const struct {
+        uint64_t step, below;
+        bool has;
+    } rows[] = {{0, 0, false}, {3, 0, true},   {4, 1, true},   {5, 2, true},
+                {6, 3, false}, {99, 3, false}, {100, 3, true}, {150, 53, true}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        assert_int_equal(moert_step_ranges_below(&r, rows[i].step), rows[i].below);
+        assert_int_equal(moert_step_ranges_have(&r, rows[i].step), rows[i].has);
+    }
+    assert_int_equal(moert_step_ranges_below(&r, UINT64_MAX), 999999999903);
+    const moert_step_ranges none = {0};
+    assert_true(!moert_step_ranges_have(&none, 0) && moert_step_ranges_below(&none, 9) == 0);
+}
+
+TEST(test_bad_ranges_are_refused) {
+    static const char *const bad[] = {
+        "",      "3",       ":3",      "3:",   "3:3",  "4:3",  "3:4,",
+        "3:4:5", "3:5,4:6", "5:6,1:2", "-1:2", " 1:2", "1:2 ", "1:1000000000000000000000"};
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
+        moert_step_ranges r = {.count = 7};
+        ASSERT_FAILS(moert_step_ranges_read(bad[i], &r), MOERT_ERROR_USAGE, "expected A:B");
+        assert_int_equal(r.count, 7);
+    }
+    char text[8 * (MOERT_STEP_RANGES_MOST + 1)] = "";
+    moert_step_ranges r;
+    for (int i = 0; i < MOERT_STEP_RANGES_MOST; i++)
+        sprintf(text + strlen(text), "%s%d:%d", i > 0 ? "," : "", 2 * i, 2 * i + 1);
+    ASSERT_OK(moert_step_ranges_read(text, &r));
+    strcat(text, ",900:901");
+    ASSERT_FAILS(moert_step_ranges_read(text, &r), MOERT_ERROR_USAGE, "more than 64 ranges");
+}
+
+TEST(test_a_step_or_several_are_read) {
+    static const char *const bad[] = {"", "x", "3:0", "3:", ":2", "3:2:1", "-3", "3,4"};
+    moert_step_range r;
+    ASSERT_OK(moert_step_range_read("17", &r));
+    assert_true(r.first == 17 && r.end == 18);
+    ASSERT_OK(moert_step_range_read("0:5", &r));
+    assert_true(r.first == 0 && r.end == 5);
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+        ASSERT_FAILS(moert_step_range_read(bad[i], &r), MOERT_ERROR_USAGE, "STEP or STEP:COUNT");
 }
 
 TESTS(make_test_directory, remove_test_directory)
