@@ -1,7 +1,6 @@
 // run: check=1,2 all=3,2san
 /* The update of the correction bias after each step of a training, on any number of ranks. */
-#include "model/internal.h"
-#include "support/mpi.h"
+#include "support/model/model_run.h"
 #include "train/trainer.h"
 
 enum { STEPS = 3, BATCH = 4, LENGTH = 16, LAYERS = 2, EXPERTS = 8, TOPK = 4 };
@@ -61,19 +60,12 @@ static moert_model *train(size_t steps, double bias_rate) {
 
 /* The slots of each expert in the forward of a step's whole batch: [LAYERS,EXPERTS]. */
 static const uint64_t *count_slots(moert_model *model, size_t step) {
-    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.0, 0.0};
-    int32_t input[BATCH][LENGTH], target[BATCH][LENGTH];
-    moert_model_result result;
-    size_t first, count;
-    moert_model_partition(BATCH, test_rank, test_ranks, &first, &count);
-    for (size_t b = 0; b < count; b++) {
-        memcpy(input[b], tokens[step][first + b], sizeof input[b]);
-        memcpy(target[b], tokens[step][first + b] + 1, sizeof target[b]);
+    const model_data data = alloc_data(BATCH, LENGTH);
+    for (size_t i = 0; i < BATCH * LENGTH; i++) {
+        data.input[i] = tokens[step][i / LENGTH][i % LENGTH];
+        data.target[i] = tokens[step][i / LENGTH][i % LENGTH + 1];
     }
-    const moert_model_batch batch = {
-        .total_sequences = BATCH, .length = LENGTH, .input = input[0], .target = target[0]};
-    ASSERT_OK_ON_ALL(moert_model_forward(model, &batch));
-    ASSERT_OK_ON_ALL(moert_model_loss(model, &losses, 0.0, &result));
+    model_step(model, model_batch(model, &data), (moert_model_losses){0}, 0, 1);
     return moert_model_expert_counts(model);
 }
 

@@ -2,7 +2,7 @@
 /* The record of a profiled training: rows, bytes and times agree, and moert-report names an expert
  * that the test made hot. */
 #include "support/data.h"
-#include "support/mpi.h"
+#include "support/model/model_run.h"
 #include "tools/report/verdict.h"
 #include "tools/train/config.h"
 #include "train/trainer.h"
@@ -10,19 +10,14 @@
 enum { HIDDEN = 32, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
 enum { STEPS = 5, BATCH = 8, LENGTH = 16, TOKENS = BATCH * LENGTH };
 
-/* Sets column 0 of `rows` rows of a tensor, beginning with row `first`, if this rank has the
- * tensor. */
+/* Sets column 0 of `rows` rows of a tensor, beginning with row `first`. */
 static void set_column(moert_model *model, const char *name, size_t first, size_t rows,
                        float value) {
-    for (size_t i = 0; i < moert_model_tensor_count(model); i++) {
-        const moert_model_tensor *tensor = &moert_model_tensors(model)[i];
-        if (strcmp(tensor->name, name) != 0)
-            continue;
-        for (size_t row = first; row < first + rows; row++)
-            ASSERT_OK(moert_buffer_write(tensor->block->weight,
-                                         (tensor->offset + row * HIDDEN) * sizeof value, &value,
-                                         sizeof value));
-    }
+    const moert_model_tensor *tensor = find_tensor(model, name);
+    float *values = read_tensor(tensor, false);
+    for (size_t row = first; row < first + rows; row++)
+        values[row * HIDDEN] = value;
+    write_tensor(tensor, values);
 }
 
 /* Makes an expert hot: every token has a large value in column 0, which raises only the hot

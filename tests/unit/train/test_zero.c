@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "context/internal.h"
 #include "layer/internal.h"
-#include "support/mpi.h"
+#include "support/model/model_run.h"
 #include "support/suite.h"
 #include "train/move.h"
 
@@ -71,14 +71,6 @@ static void take_step(run *r, size_t step) {
     ASSERT_OK(moert_optimizer_step(r->optimizer, rate, r->norm[step], step + 1));
 }
 
-static float *weight_of(const moert_model_tensor *tensor) {
-    const size_t bytes = tensor->elements * sizeof(float);
-    float *values = test_alloc(bytes);
-    ASSERT_OK(
-        moert_buffer_read(tensor->block->weight, tensor->offset * sizeof *values, values, bytes));
-    return values;
-}
-
 /* ---- the oracle, without shards ---- */
 
 static double whole_norm(const run *r, size_t step) {
@@ -125,7 +117,7 @@ static bool steps_are_right(run *r) {
     float **want = test_alloc(r->tensors * sizeof *want);
     bool right = true;
     for (size_t t = 0; t < r->tensors; t++)
-        want[t] = r->tensor[t].block != NULL ? weight_of(&r->tensor[t]) : NULL;
+        want[t] = r->tensor[t].block != NULL ? read_tensor(&r->tensor[t], false) : NULL;
     for (size_t step = 0; step < STEPS; step++) {
         ASSERT_OK_ON_ALL(set_gradients(r, step));
         take_step(r, step);
@@ -136,7 +128,8 @@ static bool steps_are_right(run *r) {
         if (want[t] == NULL)
             continue;
         update_whole(tensor, r->norm, want[t]);
-        right = right && memcmp(weight_of(tensor), want[t], tensor->elements * sizeof(float)) == 0;
+        right = right &&
+                memcmp(read_tensor(tensor, false), want[t], tensor->elements * sizeof(float)) == 0;
     }
     return right;
 }
@@ -160,21 +153,13 @@ static bool moments_are_sharded(run *r) {
     return right;
 }
 
-/* Runs a check for every EP x EDP. */
-static void check_meshes(bool (*is_right)(run *r)) {
+TEST(test_shards_of_every_mesh_have_even_moments_and_the_bits_of_whole_tensors) {
     for (size_t ep = 1; ep <= test_ranks; ep++)
         if (test_ranks % ep == 0) {
             run r = open_run(ep, 0, MOERT_PRECISION_F32);
-            ASSERT_ON_ALL(is_right(&r));
+            ASSERT_ON_ALL(moments_are_sharded(&r));
+            ASSERT_ON_ALL(steps_are_right(&r));
         }
-}
-
-TEST(test_norm_and_steps_have_the_bits_of_unsharded_tensors) {
-    check_meshes(steps_are_right);
-}
-
-TEST(test_moments_are_sharded_over_the_ranks_that_hold_a_block) {
-    check_meshes(moments_are_sharded);
 }
 
 /* ---- experts that move ---- */
@@ -182,24 +167,15 @@ TEST(test_moments_are_sharded_over_the_ranks_that_hold_a_block) {
 /* Computes the gradients of a batch, whose second micro-batch is as the first. */
 static void compute_gradients(run *r, size_t step) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
-    const size_t vocabulary = moert_model_describe(r->model)->vocabulary;
-    moert_model_result result;
-    size_t first, count;
-    moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
-    int32_t *token = test_alloc((count * LENGTH + 1) * sizeof *token);
-    for (size_t i = 0; i <= count * LENGTH; i++)
-        token[i] = (int32_t)(moert_rng_uniform(step, 9, first * LENGTH + i) * (double)vocabulary);
-    for (size_t i = 0; i < 2; i++) {
-        const moert_model_batch batch = {.total_sequences = SEQUENCES,
-                                         .length = LENGTH,
-                                         .input = token,
-                                         .target = token + 1,
-                                         .accumulate = i > 0};
-        ASSERT_OK(moert_model_forward(r->model, &batch));
-        ASSERT_OK(moert_model_loss(r->model, &losses, 0.5, &result));
-        ASSERT_OK(moert_model_backward(r->model, i == 1));
-        r->loss[step] = result.cross_entropy;
+    const double vocabulary = (double)moert_model_describe(r->model)->vocabulary;
+    const model_data data = alloc_data(SEQUENCES, LENGTH);
+    for (size_t i = 0; i < SEQUENCES * LENGTH; i++) {
+        data.input[i] = (int32_t)(moert_rng_uniform(step, 9, i) * vocabulary);
+        data.target[i] = (int32_t)(moert_rng_uniform(step, 9, i + 1) * vocabulary);
     }
+    for (size_t i = 0; i < 2; i++)
+        r->loss[step] =
+            model_step(r->model, model_batch(r->model, &data), losses, i, 2).cross_entropy;
 }
 
 static size_t random_below(size_t end, size_t seed, size_t layer, size_t i) {
@@ -247,8 +223,8 @@ static moert_checksum *sums_of(const run *r) {
     moert_checksum *all = test_alloc(test_ranks * r->tensors * sizeof *all);
     for (size_t t = 0; t < r->tensors; t++)
         if (r->tensor[t].block != NULL)
-            mine[t] =
-                moert_checksum_of(weight_of(&r->tensor[t]), r->tensor[t].elements * sizeof(float));
+            mine[t] = moert_checksum_of(read_tensor(&r->tensor[t], false),
+                                        r->tensor[t].elements * sizeof(float));
     ASSERT_OK(moert_comm_allgather(experts, mine, r->tensors * sizeof *mine, all));
     for (size_t t = 0; t < r->tensors; t++) {
         const bool replicated = r->tensor[t].replicated;
@@ -298,40 +274,31 @@ static run train(moert_precision precision, size_t schedule) {
     return r;
 }
 
-/* Compares trainings by random schedules with one without moves: by default one schedule, with
- * the tier all eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
-static void check_training(moert_precision precision, size_t seed) {
-    const size_t schedules = suite_skips(true) ? 1 : 8;
-    const run stays = train(precision, 0);
-    for (size_t i = 1; i <= schedules; i++) {
-        const run moves = train(precision, seed * schedules + i);
-        ASSERT_ON_ALL(memcmp(moves.norm, stays.norm, sizeof stays.norm) == 0);
-        ASSERT_ON_ALL(memcmp(moves.loss, stays.loss, sizeof stays.loss) == 0);
-        assert_same_weights(&moves, &stays);
-    }
-}
-
-/* With every engine between ranks; node is for CPUs. */
-static void check_engines(moert_precision precision) {
+/* Compares trainings by random schedules with one without moves, in every precision and with every
+ * engine between ranks (node is for CPUs): in the tier check one schedule each, else all eight,
+ * which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
+TEST(test_moves_leave_the_bits_of_training) {
+    static const moert_precision precisions[] = {MOERT_PRECISION_F32, MOERT_PRECISION_BF16,
+                                                 MOERT_PRECISION_MXFP8, MOERT_PRECISION_NVFP4};
     static const char *const engines[] = {"window", "staged", "node"};
+    const size_t schedules = suite_skips(true) ? 1 : 8;
     const size_t count = moert_device_describe(test_device)->is_cpu ? 3 : 2;
-    for (size_t i = 0; i < (test_ranks > 1 ? count : 1); i++) {
-        test_context->options.engine = test_ranks > 1 ? engines[i] : "local";
-        deal_ranks(strcmp(test_context->options.engine, "node") == 0 ? 2 : 1);
-        check_training(precision, 4 * i + precision);
-    }
+    for (size_t p = 0; p < MOERT_COUNT(precisions); p++)
+        for (size_t e = 0; e < (test_ranks > 1 ? count : 1); e++) {
+            const size_t before = owned_count(), seed = 4 * e + precisions[p];
+            test_context->options.engine = test_ranks > 1 ? engines[e] : "local";
+            deal_ranks(e == 2 ? 2 : 1);
+            const run stays = train(precisions[p], 0);
+            for (size_t i = 1; i <= schedules; i++) {
+                const run moves = train(precisions[p], seed * schedules + i);
+                ASSERT_ON_ALL(memcmp(moves.norm, stays.norm, sizeof stays.norm) == 0);
+                ASSERT_ON_ALL(memcmp(moves.loss, stays.loss, sizeof stays.loss) == 0);
+                assert_same_weights(&moves, &stays);
+            }
+            release_since(before);
+        }
     test_context->options.engine = NULL;
     deal_ranks(1);
-}
-
-TEST(test_moves_leave_the_bits_of_training) {
-    check_engines(MOERT_PRECISION_F32);
-}
-
-TEST(test_moves_leave_the_bits_of_training_in_low_precision) {
-    check_engines(MOERT_PRECISION_BF16);
-    check_engines(MOERT_PRECISION_MXFP8);
-    check_engines(MOERT_PRECISION_NVFP4);
 }
 
 TEST(test_wrong_placements_are_refused) {
