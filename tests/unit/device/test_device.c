@@ -1,10 +1,11 @@
 // run: check=1 all=1san
-/* Choosing, opening and adopting devices, and launches. Buffers are in test_buffer.c, programs in
+/* Choosing, opening and adopting devices, launches, and PTX. Buffers are in test_buffer.c, programs in
  * test_program.c. */
 #include <unistd.h>
 
 #include "base/phase.h"
 #include "device/internal.h"
+#include "device/nvidia/ptx.h"
 #include "support/opencl.h"
 #include "support/test.h"
 
@@ -198,6 +199,43 @@ TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
     assert_int_equal(left, 2 * (UNITS - SPARED));
     assert_int_equal(all, 2 * UNITS);
     moert_device_close(device);
+}
+
+/* ---- the conversion of PTX for sm_90 to PTX for sm_90a ---- */
+
+static const char ptx[] = ".version 8.4\n.target sm_90, texmode_independent\n"
+                          ".shared .align 1024 .b8 gemm_arena[1040];\n"
+                          "add.u32 %r1, %r2, %r3;\n"
+                          "//@sm_90a setmaxnreg.inc.sync.aligned.u32 232;\n"
+                          "{ //@sm_90a wgmma.fence.sync.aligned;\n}\n// a comment stays\n";
+
+TEST(test_marked_instructions_are_enabled_and_all_else_stays) {
+    char *got;
+    ASSERT_OK(moert_ptx_transform(ptx, 231424, &got));
+    assert_string_equal(got, ".version 8.4\n.target sm_90a, texmode_independent\n"
+                             ".shared .align 1024 .b8 gemm_arena[231424];\n"
+                             "add.u32 %r1, %r2, %r3;\n"
+                             "setmaxnreg.inc.sync.aligned.u32 232;\n"
+                             "{ wgmma.fence.sync.aligned;\n}\n// a comment stays\n");
+    free(got);
+}
+
+TEST(test_a_text_of_another_target_is_refused) {
+    static const char *const targets[] = {"sm_80", "sm_90a", "sm_100"};
+    for (size_t i = 0; i < MOERT_COUNT(targets); i++) {
+        char other[sizeof ptx + 8], *got;
+        strcpy(other, ".target ");
+        strcat(strcat(other, targets[i]), strchr(ptx, ','));
+        ASSERT_FAILS(moert_ptx_transform(other, 231424, &got), MOERT_ERROR_DEVICE, "sm_90");
+    }
+}
+
+TEST(test_a_text_without_the_arena_or_with_two_is_refused) {
+    char *got, two[2 * sizeof ptx];
+    ASSERT_FAILS(moert_ptx_transform(".target sm_90\n", 231424, &got), MOERT_ERROR_DEVICE, "arena");
+    strcpy(two, ptx);
+    strcat(two, strstr(ptx, ".shared"));
+    ASSERT_FAILS(moert_ptx_transform(two, 231424, &got), MOERT_ERROR_DEVICE, "arena");
 }
 
 TESTS(open_test_device, close_test_device)

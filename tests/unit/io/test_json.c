@@ -20,11 +20,7 @@ static void *allocate(size_t bytes) {
 /* ---- writers, each of one file of the test directory ---- */
 
 static moert_status write_object(void) {
-    json_t *root = json_object(), *list = json_array();
-    for (int i = 0; i < 5; i++)
-        json_array_append_new(list, json_integer(i));
-    json_object_set_new(root, "list", list);
-    json_object_set_new(root, "name", json_string("value"));
+    json_t *root = json_pack("{s[iiiii] ss}", "list", 0, 1, 2, 3, 4, "name", "value");
     const moert_status status = moert_json_write(in_directory("file"), root, JSON_COMPACT);
     json_decref(root);
     return status;
