@@ -129,9 +129,6 @@ extern const char *const backends[BACKENDS];
 extern moert_device *test_device;
 int open_test_device(void **state);
 int close_test_device(void **state);
-/* Its cl_device_id, also without the fixture. The first device of the first platform may be another
- * one, such as Oclgrind's simulator. */
-void *test_device_id(void);
 
 /* True if the device has the tensor cores of Hopper GPUs; if not, prints `otherwise`. */
 bool has_hopper(const char *otherwise);

@@ -13,16 +13,31 @@ static int unset_variables(void **state) {
     return 0;
 }
 
-TEST_WITH(test_defaults_hold_where_nothing_is_set, unset_variables, NULL) {
-    const moert_config *config = moert_config_get();
-    assert_string_equal(config->device, "auto");
-    assert_int_equal(config->backend, MOERT_BACKEND_AUTO);
-    assert_int_equal(config->exchange, MOERT_EXCHANGE_AUTO);
-    assert_int_equal(config->timeout_s, 60);
-    assert_int_equal(config->bind, 1);
-    assert_string_equal(config->cache_dir, "");
-    assert_int_equal(config->log_level, MOERT_LOG_WARN);
+/* Choices in the words of their lists. */
+static const char *describe(void) {
+    const moert_config *c = moert_config_get();
+    const char *backend = titled("%s", moert_config_choice("MOERT_BACKEND", c->backend));
+    return titled("device %s, backend %s, exchange %s, timeout %u, bind %u, cache '%s', log %d",
+                  c->device, backend, moert_config_choice("MOERT_EXCHANGE", c->exchange),
+                  c->timeout_s, c->bind, c->cache_dir, (int)c->log_level);
+}
+
+TEST_WITH(test_values_are_read_by_their_type_and_have_defaults, unset_variables, NULL) {
+    static const char *const set[][2] = {
+        {"MOERT_DEVICE", "0:1"},      {"MOERT_BACKEND", "portable"}, {"MOERT_EXCHANGE", "staged"},
+        {"MOERT_TIMEOUT_S", "86400"}, {"MOERT_BIND", "0"},           {"MOERT_LOG", "trace"}};
     ASSERT_OK(moert_config_check());
+    assert_string_equal(
+        describe(),
+        "device auto, backend auto, exchange auto, timeout 60, bind 1, cache '', log 1");
+    for (size_t i = 0; i < MOERT_COUNT(set); i++)
+        set_variable(set[i][0], set[i][1]);
+    ASSERT_OK(moert_config_check());
+    assert_string_equal(describe(), "device 0:1, backend portable, exchange staged, "
+                                    "timeout 86400, bind 0, cache '', log 4");
+    assert_int_equal(moert_config_get()->exchange, MOERT_EXCHANGE_STAGED);
+    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", 99), "?");
+    assert_string_equal(moert_config_choice("MOERT_NOTHING", 0), "?");
 }
 
 TEST_WITH(test_the_table_shows_which_variables_are_set, unset_variables, NULL) {
@@ -38,29 +53,6 @@ TEST_WITH(test_the_table_shows_which_variables_are_set, unset_variables, NULL) {
             assert_null(variable.value);
     }
     assert_true(count > 5);
-}
-
-TEST_WITH(test_values_are_read_by_their_type, unset_variables, NULL) {
-    set_variable("MOERT_DEVICE", "0:1");
-    set_variable("MOERT_EXCHANGE", "staged");
-    set_variable("MOERT_TIMEOUT_S", "86400");
-    set_variable("MOERT_BIND", "0");
-    set_variable("MOERT_LOG", "trace");
-    const moert_config *config = moert_config_get();
-    assert_string_equal(config->device, "0:1");
-    assert_int_equal(config->exchange, MOERT_EXCHANGE_STAGED);
-    assert_int_equal(config->timeout_s, 86400);
-    assert_int_equal(config->bind, 0);
-    assert_int_equal(config->log_level, MOERT_LOG_TRACE);
-    ASSERT_OK(moert_config_check());
-}
-
-TEST(test_a_choice_has_the_words_of_its_list) {
-    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_AUTO), "auto");
-    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_STAGED), "staged");
-    assert_string_equal(moert_config_choice("MOERT_BACKEND", MOERT_BACKEND_PORTABLE), "portable");
-    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", 99), "?");
-    assert_string_equal(moert_config_choice("MOERT_NOTHING", 0), "?");
 }
 
 TEST(test_illegal_values_are_named_and_leave_the_default) {

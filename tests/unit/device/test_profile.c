@@ -269,26 +269,22 @@ TEST(test_a_queue_of_the_caller_must_have_profiling_enabled) {
 TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_device,
           close_test_device) {
     enum { FLOATS = 3 * 64 * 16 }; /* more than two work-groups of either form can copy */
-    static const struct {
-        const char *program;
-        size_t copied; /* number of floats that two work-groups copy */
-    } forms[] = {
-        {"lib/roof -DCHAINS=12 -DROUNDS=3 -DBLOCK=64 -DLANES=16 -DITEMS=1", 2 * 64 * 16},
-        {"lib/roof -DCHAINS=6 -DROUNDS=3 -DBLOCK=64 -DLANES=4 -DITEMS=1", 2 * 64 * 4},
-    };
+    static const size_t lanes[] = {16, 4};
     float *values = random_floats(FLOATS, 1.0f, 1);
-    for (size_t i = 0; i < MOERT_COUNT(forms); i++) {
-        moert_buffer *source = upload(values, FLOATS * sizeof *values),
-                     *target = unset_floats(FLOATS);
-        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_copy", ((moert_grid){2, 1, 1}),
+    for (size_t i = 0; i < MOERT_COUNT(lanes); i++) {
+        const char *program =
+            titled("lib/roof -DCHAINS=%d -DROUNDS=3 -DBLOCK=64 -DLANES=%zu -DITEMS=1",
+                   lanes[i] == 16 ? 12 : 6, lanes[i]);
+        const size_t copied = 2 * 64 * lanes[i];
+        moert_buffer *source = upload_floats(values, FLOATS), *target = unset_floats(FLOATS);
+        ASSERT_OK(MOERT_RUN(test_device, program, "roof_copy", ((moert_grid){2, 1, 1}),
                             MOERT_ARG(source), MOERT_ARG(target)));
-        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_fma", ((moert_grid){2, 1, 1}),
+        ASSERT_OK(MOERT_RUN(test_device, program, "roof_fma", ((moert_grid){2, 1, 1}),
                             MOERT_ARG(source), MOERT_ARG(0.5f), MOERT_ARG(0.25f)));
-        float *got = download(target, FLOATS * sizeof *got),
-              *kept = download(source, FLOATS * sizeof *kept);
-        assert_same_bits("copy", got, values, forms[i].copied);
-        assert_same_bits("source", kept, values, FLOATS);
-        assert_true(isnan(got[forms[i].copied]));
+        const float *got = download_floats(target, FLOATS);
+        assert_same_bits("copy", got, values, copied);
+        assert_true(isnan(got[copied]));
+        assert_same_bits_in("source", source, values, FLOATS);
     }
 }
 

@@ -1,12 +1,10 @@
 // run: check=1 all=1
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
-#include <ftw.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "base/text.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/suite.h"
@@ -94,26 +92,18 @@ static bool expect_sum_elsewhere(const char *program) {
 }
 
 enum { MOST_FILES = 256 };
-static struct {
-    char path[MOST_FILES][200];
-    size_t count;
-} found;
+static char found[MOST_FILES][200];
 
-static int note_file(const char *path, const struct stat *info, int type, struct FTW *level) {
-    (void)info, (void)level;
-    if (type == FTW_F && found.count < MOST_FILES)
-        snprintf(found.path[found.count++], sizeof found.path[0], "%s", path);
-    return 0;
-}
-
-/* Finds the files anywhere below a directory, and counts those whose names end with `ending`; 0 if
+/* Finds the files anywhere below a directory whose names end with `ending`, and counts them; 0 if
  * it is absent. */
 static size_t count_below(const char *directory, const char *ending) {
     size_t count = 0;
-    found.count = 0;
-    nftw(in_directory(directory), note_file, 16, FTW_PHYS);
-    for (size_t i = 0; i < found.count; i++)
-        count += moert_text_ends_with(found.path[i], ending);
+    FILE *list = popen(
+        titled("find %s -type f -name '*%s' 2>&- | sort", in_directory(directory), ending), "r");
+    assert_non_null(list);
+    while (count < MOST_FILES && fscanf(list, "%199s", found[count]) == 1)
+        count++;
+    pclose(list);
     return count;
 }
 
@@ -173,8 +163,9 @@ TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, 
 
 /* Changes a random file below the cache directory by the bits of `r`. Returns what it did. */
 static const char *damage(const uint32_t r[4]) {
-    assert_true(count_below("cache", "") > 0);
-    const char *path = found.path[r[0] % found.count], *other = found.path[r[1] % found.count];
+    const size_t files = count_below("cache", "");
+    assert_true(files > 0);
+    const char *path = found[r[0] % files], *other = found[r[1] % files];
     size_t bytes;
     unsigned char *content = (unsigned char *)read_file(path, &bytes);
     const size_t at = bytes > 0 ? r[2] % bytes : 0;
