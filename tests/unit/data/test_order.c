@@ -49,13 +49,10 @@ TEST(test_proportions_are_exact_to_one_sequence) {
 TEST(test_wrong_weights_are_refused) {
     static const char *const wrong[] = {"0",         "-1",      "0.1234567", "nan",
                                         "0.0000001", "1000001", "inf"};
-    const uint64_t uneven[] = {1234567, 7654321};
     uint64_t weight;
-    moert_blend *blend;
     for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
         ASSERT_FAILS(moert_blend_weight(atof(wrong[i]), wrong[i], &weight), MOERT_ERROR_USAGE,
                      wrong[i]);
-    ASSERT_FAILS(moert_blend_create(uneven, 2, &blend), MOERT_ERROR_USAGE, "rounder weights");
 }
 
 /* ---- the division into training, held-out and test data ---- */

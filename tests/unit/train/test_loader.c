@@ -64,18 +64,4 @@ TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
     assert_non_null(strstr(moert_last_error(), "later: No such file"));
 }
 
-TEST(test_a_step_is_divided_into_documents) {
-    const char *path = write_text("words", "a bc d ef");
-    const moert_data *data = open_text(&path, 1, 0.0);
-    static const int32_t positions[] = {0, 1, 0, 1, 2, 0, 1, 0}; /* of "a bc d e" */
-    moert_loader *loader = open_loader(&(moert_loader_options){data, 1, 1, 1, 1, 8, 0, 1, ' '});
-    moert_loaded loaded;
-    ASSERT_OK(moert_loader_take(loader, 0, &loaded));
-    assert_int_equal(loaded.input[0], 'a');
-    assert_memory_equal(loaded.positions, positions, sizeof positions);
-    assert_int_equal(loaded.targets, 5); /* not the tokens after three spaces */
-    for (size_t i = 0; i < 8; i++)
-        assert_int_equal(loaded.target[i], loaded.input[i] == ' ' ? -1 : "a bc d ef"[i + 1]);
-}
-
 TESTS(make_test_directory, remove_test_directory)
