@@ -1,6 +1,6 @@
 // run: check=1 all=1san
-/* Choosing, opening and adopting devices, launches, and PTX. Buffers are in test_buffer.c, programs in
- * test_program.c. */
+/* Choosing, opening and adopting devices, launches, and PTX. Buffers are in test_buffer.c, programs
+ * in test_program.c. */
 #include <unistd.h>
 
 #include "base/phase.h"

@@ -59,17 +59,6 @@ TEST(test_metadata_is_found_by_key) {
     moert_tensors_close(NULL);
 }
 
-TEST(test_get_names_the_nearest_tensor_or_both_shapes) {
-    const moert_tensor *tensor;
-    size_t shape[] = {64, 96};
-    moert_tensors *tensors = open_tensors("tests/golden/layer/olmoe-a");
-    assert_null(moert_tensors_find(tensors, "model.layers.0.mlp.gates.weight"));
-    ASSERT_FAILS(moert_tensors_get(tensors, "model.layers.0.mlp.gates.weight", 2, shape, &tensor),
-                 MOERT_ERROR_MISMATCH, "'model.layers.0.mlp.gate.weight'");
-    ASSERT_FAILS(moert_tensors_get(tensors, "model.layers.0.mlp.gate.weight", 2, shape, &tensor),
-                 MOERT_ERROR_MISMATCH, "[8, 64], not [64, 96]");
-}
-
 /* ---- elements ---- */
 
 /* The first tensor has one byte, so that all others are unaligned. */

@@ -203,13 +203,4 @@ TEST(test_a_wrong_index_is_refused_with_tensor_and_shard) {
     }
 }
 
-TEST(test_a_directory_without_tensors_is_refused) {
-    moert_tensors *tensors;
-    ASSERT_OK(moert_make_directories(in_directory("empty")));
-    ASSERT_FAILS(moert_tensors_open(in_directory("empty"), &tensors), MOERT_ERROR_IO,
-                 in_directory("empty"));
-    ASSERT_FAILS(moert_tensors_open(in_directory("absent.safetensors"), &tensors), MOERT_ERROR_IO,
-                 strerror(ENOENT));
-}
-
 TESTS(make_test_directory, remove_test_directory)

@@ -41,9 +41,12 @@ static void open_state(const moert_model_config *config, size_t ep) {
     optimizer = open_optimizer(model, &(moert_optimizer_options){.beta1 = 0.9, .beta2 = 0.9});
 }
 
-static void open_checkpoint(void) {
+/* The fixture of most tests. */
+static int open_small_state(void **state) {
     const moert_model_config config = golden_config("mixtral-tiny");
+    (void)state;
     open_state(&config, 0);
+    return 0;
 }
 
 /* A saver for DIRECTORY/name; the running test owns it. */
@@ -88,8 +91,7 @@ static moert_status poll_to_end(moert_saver *saver) {
     return status;
 }
 
-TEST(test_a_save_beside_training_writes_the_bytes_of_its_step) {
-    open_checkpoint();
+TEST_WITH(test_a_save_beside_training_writes_the_bytes_of_its_step, open_small_state, NULL) {
     moert_saver *held = open_saver("held", 0.0), *beside = open_saver("beside", 0.0);
     ASSERT_OK_ON_ALL(save(held, 3));
     ASSERT_OK_ON_ALL(begin(beside, 3));
@@ -103,8 +105,7 @@ TEST(test_a_save_beside_training_writes_the_bytes_of_its_step) {
     assert_true(saved.step == 3 && saved.taken_s > 0.0 && strstr(saved.path, "step-00000003"));
 }
 
-TEST(test_a_full_disk_of_one_rank_fails_the_save_on_all_and_leaves_nothing) {
-    open_checkpoint();
+TEST_WITH(test_a_full_disk_of_one_rank_fails_all_and_leaves_nothing, open_small_state, NULL) {
     moert_saver *saver = open_saver("full", 0.0);
     ASSERT_OK_ON_ALL(save_beside(saver, 1));
     for (int waits = 0; waits <= 1; waits++) {
@@ -119,9 +120,8 @@ TEST(test_a_full_disk_of_one_rank_fails_the_save_on_all_and_leaves_nothing) {
     ASSERT_ON_ALL(exists("full", "step-00000002"));
 }
 
-TEST(test_a_save_keeps_to_its_rate_and_the_watchdog_sees_it_only_in_a_wait) {
+TEST_WITH(test_a_save_keeps_to_its_rate_and_ticks_only_in_a_wait, open_small_state, NULL) {
     const double seconds = 0.5;
-    open_checkpoint();
     const double bytes = 4.0 * (double)moert_saver_floats(model) * (double)test_ranks;
     moert_saver *saver = open_saver("slow", bytes / seconds);
     ASSERT_OK_ON_ALL(begin(saver, 1));
@@ -136,8 +136,7 @@ TEST(test_a_save_keeps_to_its_rate_and_the_watchdog_sees_it_only_in_a_wait) {
     ASSERT_ON_ALL(taken > 0.9 * seconds && moert_saver_last(saver).taken_s > 0.9 * seconds);
 }
 
-TEST(test_a_save_that_is_given_up_leaves_nothing) {
-    open_checkpoint();
+TEST_WITH(test_a_save_that_is_given_up_leaves_nothing, open_small_state, NULL) {
     moert_saver *saver = open_saver("dropped", 1000.0);
     ASSERT_OK_ON_ALL(begin(saver, 1));
     const uint64_t from = moert_clock_ns();
@@ -148,7 +147,7 @@ TEST(test_a_save_that_is_given_up_leaves_nothing) {
     ASSERT_ON_ALL(!exists("dropped", "step-00000001.tmp") && !exists("dropped", "step-00000001"));
 }
 
-TEST(test_a_model_in_several_files_has_the_rounded_weights_of_one_file) {
+TEST_WITH(test_a_model_in_several_files_has_the_rounded_weights_of_one, open_small_state, NULL) {
     enum { FILE_BYTES = 40000 };
     static const struct {
         moert_file_type file;
@@ -156,7 +155,6 @@ TEST(test_a_model_in_several_files_has_the_rounded_weights_of_one_file) {
         const char *name;
     } rows[] = {{MOERT_FILE_F32, MOERT_DTYPE_F32, "\"torch_dtype\": \"float32\""},
                 {MOERT_FILE_BF16, MOERT_DTYPE_BF16, "\"torch_dtype\": \"bfloat16\""}};
-    open_checkpoint();
     const char *one = titled("%s/one", directory);
     ASSERT_OK_ON_ALL(moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, one));
     for (size_t row = 0; row < MOERT_COUNT(rows); row++) {
@@ -194,9 +192,8 @@ TEST(test_a_model_in_several_files_has_the_rounded_weights_of_one_file) {
     }
 }
 
-TEST(test_the_files_of_the_tokenizer_go_along) {
+TEST_WITH(test_the_files_of_the_tokenizer_go_along, open_small_state, NULL) {
     static const char content[] = "{\"a\": \"\0binary\"}";
-    open_checkpoint();
     const char *from = titled("%s/from", directory), *to = titled("%s/with", directory);
     if (test_rank == 0) {
         ASSERT_OK(moert_make_directories(from));

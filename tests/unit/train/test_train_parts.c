@@ -1,5 +1,5 @@
 // run: check=1 all=1san device=0
-/* Learning-rate schedules, metrics files, plots, the pruning of checkpoints, and ranges of steps. */
+/* Learning-rate schedules, metrics files, plots, pruned checkpoints, and ranges of steps. */
 #include <unistd.h>
 
 #include "io/durable.h"
