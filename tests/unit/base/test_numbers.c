@@ -213,21 +213,6 @@ static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, flo
     return count;
 }
 
-static void check_nodes(moert_span span) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    size_t count = moert_tree_nodes(span, nodes), next = span.first, end = span.first + span.count;
-    for (size_t k = 0; k < count; k++) {
-        assert_int_equal(nodes[k].first, next);
-        assert_int_equal(nodes[k].width & (nodes[k].width - 1), 0);
-        assert_int_equal(nodes[k].first % nodes[k].width, 0);
-        next += nodes[k].width;
-    }
-    /* the last node may extend past the last leaf of the tree, but no node extends into another
-     * span */
-    assert_true(next == end || (end == span.total && next >= end));
-    assert_true(span.count > 0 || count == 0);
-}
-
 TEST(test_every_partition_in_two_gives_the_bits_of_the_full_tree) {
     float leaves[MOST_LEAVES * N], sum[N], *rows[2 * MOERT_TREE_MAX_NODES];
     moert_tree_node nodes[2 * MOERT_TREE_MAX_NODES];
@@ -247,12 +232,12 @@ TEST(test_every_partition_in_two_gives_the_bits_of_the_full_tree) {
     }
 }
 
-/* Joins rows as moert_tree_append says; the nodes and the bits must be those of the span. */
+/* Joins rows as moert_tree_append says; the nodes and the bits must be those of the span, whose
+ * nodes follow each other. Only the last one may extend past the last leaf of the tree. */
 static void check_span(moert_span span) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES], expected[MOERT_TREE_MAX_NODES];
     float leaves[MOST_LEAVES * N], sums[MOST_LEAVES * N], *rows[MOST_LEAVES];
-    size_t depth = 0;
-    check_nodes(span);
+    size_t depth = 0, next = span.first, end = span.first + span.count;
     fill(leaves, span.first, span.count);
     for (size_t i = 0; i < span.count; i++) {
         size_t top = depth;
@@ -264,10 +249,14 @@ static void check_span(moert_span span) {
     }
     assert_int_equal(reduce(span, leaves, expected, rows), depth);
     for (size_t k = 0; k < depth; k++) {
-        assert_int_equal(nodes[k].first, expected[k].first);
-        assert_int_equal(nodes[k].width, expected[k].width);
+        assert_int_equal(nodes[k].first, next);
+        assert_int_equal(nodes[k].width & (nodes[k].width - 1), 0);
+        assert_int_equal(nodes[k].first % nodes[k].width, 0);
+        next += nodes[k].width;
+        assert_memory_equal(&nodes[k], &expected[k], sizeof nodes[k]);
         assert_memory_equal(sums + k * N, rows[k], N * sizeof *sums);
     }
+    assert_true(next == end || (end == span.total && next >= end));
 }
 
 TEST(test_nodes_cover_a_span_from_left_to_right_as_do_leaves_appended_one_by_one) {

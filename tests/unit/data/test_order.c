@@ -1,6 +1,5 @@
 // run: check=1 all=1san device=0
 /* Which sequences a training draws: blends of sources, the division into uses, and epochs. */
-#include "base/memory.h"
 #include "base/rng.h"
 #include "data/blend.h"
 #include "data/split.h"

@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "data/source.h"
 #include "support/data.h"
 

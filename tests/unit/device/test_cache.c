@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/memory.h"
 #include "device/internal.h"
 #include "io/durable.h"
 #include "support/files.h"

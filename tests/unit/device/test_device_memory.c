@@ -4,7 +4,6 @@
  * the OpenCL loader and strdup() of the C library; one of them fails at a time.
  */
 #include <dlfcn.h>
-#include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
 

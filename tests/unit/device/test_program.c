@@ -4,14 +4,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/suite.h"
-
-static const char good_kernel[] = "kernel void add(global float *x, float value) {\n"
-                                  "    x[get_group_id(0)] += value * FACTOR;\n"
-                                  "}\n";
 
 static void empty_directories(void) {
     ASSERT_OK(moert_remove_tree(in_directory("cache")));
@@ -22,23 +17,21 @@ static void empty_directories(void) {
 /* Creates kernel files, and empties the cache, the home directory and the directory of temporary
  * files, below the test's directory. */
 static int make_kernels(void **state) {
-    const char *const settings[][2] = {
-        {"MOERT_KERNEL_DIR", in_directory("kernels")},
-        {"MOERT_CACHE_DIR", in_directory("cache")},
-        {"HOME", in_directory("home")},
-        {"XDG_CACHE_HOME", NULL},
-        {"POCL_CACHE_DIR", NULL},
-        {"PMIX_SERVER_TMPDIR", NULL}, /* mpirun's directory, which would come before TMPDIR */
-        {"TMPDIR", in_directory("tmp")},
-    };
     (void)state;
-    for (size_t i = 0; i < MOERT_COUNT(settings); i++)
-        set_variable(settings[i][0], settings[i][1]);
+    set_variable("MOERT_KERNEL_DIR", in_directory("kernels"));
+    set_variable("MOERT_CACHE_DIR", in_directory("cache"));
+    set_variable("HOME", in_directory("home"));
+    set_variable("XDG_CACHE_HOME", NULL);
+    set_variable("POCL_CACHE_DIR", NULL);
+    set_variable("PMIX_SERVER_TMPDIR", NULL); /* mpirun's, which would come before TMPDIR */
+    set_variable("TMPDIR", in_directory("tmp"));
     empty_directories();
     ASSERT_OK(moert_remove_tree(in_directory("home")));
     ASSERT_OK(moert_make_directories(in_directory("kernels/lib")));
     write_text("kernels/lib/common.h", "#define FACTOR 2.0f\n");
-    write_text("kernels/good.cl", good_kernel);
+    write_text("kernels/good.cl", "kernel void add(global float *x, float value) {\n"
+                                  "    x[get_group_id(0)] += value * FACTOR;\n"
+                                  "}\n");
     return 0;
 }
 

@@ -3,11 +3,9 @@
  * allocation of jansson fails. */
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "io/durable.h"
 #include "io/json.h"
 #include "io/manifest.h"
-#include "io/safetensors.h"
 #include "support/files.h"
 #include "tools/common/table.h"
 

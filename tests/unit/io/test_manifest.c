@@ -1,14 +1,11 @@
 // run: check=1 all=1,1san device=0
 /* Checksums of directories: any changed bit is found, and the message names file and tensor. */
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "base/rng.h"
 #include "io/durable.h"
 #include "io/manifest.h"
-#include "io/safetensors.h"
 #include "support/files.h"
 #include "support/suite.h"
 

@@ -1,6 +1,5 @@
 // run: check=1 all=1san device=0
 /* config.json of every family: golden files and keys one by one, read, refused and written. */
-#include "base/memory.h"
 #include "io/durable.h"
 #include "io/model_config.h"
 #include "support/files.h"

@@ -2,7 +2,6 @@
 /* Reading safetensors: the golden files, lookup and conversions. Malformed and truncated files are
  * refused; `make fuzz TARGET=safetensors` damages them at random. */
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "support/files.h"
 
 #define ENTRY(name, type, shape, offsets)                                                          \

@@ -2,9 +2,7 @@
 /* Writing safetensors in pieces, and reading sharded directories. */
 #include <errno.h>
 
-#include "base/memory.h"
 #include "io/durable.h"
-#include "io/safetensors.h"
 #include "support/files.h"
 
 static const moert_tensor_spec specs[] = {

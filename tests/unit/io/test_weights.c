@@ -1,7 +1,6 @@
 // run: check=1 all=1san device=0
 /* Weights in low precision: every value is compared with its definition; files that lack tensors or
  * contradict themselves are refused. */
-#include "base/memory.h"
 #include "base/dtype.h"
 #include "io/weights.h"
 #include "support/files.h"

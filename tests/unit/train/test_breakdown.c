@@ -4,7 +4,6 @@
 #include <jansson.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "base/phase.h"
 #include "support/files.h"
 #include "support/mpi.h"

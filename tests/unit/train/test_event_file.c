@@ -4,7 +4,6 @@
 #include <inttypes.h>
 
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "support/files.h"
 #include "train/event_file.h"
 #include "train/metrics.h"

@@ -3,7 +3,6 @@
  * tensors, for any EP x EDP; they read only the rank's shard of a gradient. Experts that move
  * between ranks keep their weights and moments, and the bits of those that stay. */
 #include "base/checksum.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "context/internal.h"
 #include "layer/internal.h"
