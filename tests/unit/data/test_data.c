@@ -302,9 +302,8 @@ TEST(test_an_array_is_replayed_and_ends) {
 
 TEST(test_masked_tokens_are_no_targets) {
     moert_source *source;
-    const char *path = write_index(
-        "m", &(index_lists){1, 1, 1, 2, (const int32_t[]){4}, NULL, (const int64_t[]){0, 1}});
-    write_file("m.bin", "\5\6\7\10", 4);
+    const char *path =
+        write_dataset("m", "\5\6\7\10", 4, (index_lists){1, 1, &(int32_t){4}, NULL, NULL, 0});
     write_file("m.mask.bin", "\1\0\0\1", 4);
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
     const sequence s = drawn(open_data(source, &(moert_split){{1.0}}), (moert_draw){0}, 3);

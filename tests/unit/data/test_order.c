@@ -147,20 +147,15 @@ enum { DOCUMENTS = 300, LENGTH = 16, BATCH = 6, MOST = DOCUMENTS * 40 };
 /* Documents of 0 to 39 tokens; token i of the dataset is i. Returns the number of tokens. */
 static size_t write_documents(const char *name) {
     static int32_t tokens[MOST];
-    int32_t lengths[DOCUMENTS];
-    int64_t firsts[DOCUMENTS + 1];
-    size_t count = 0;
+    int32_t lengths[DOCUMENTS], count = 0;
     for (size_t d = 0; d < DOCUMENTS; d++) {
         lengths[d] = (int32_t)(moert_rng_uniform(1, 2, d) * 40.0);
-        count += (size_t)lengths[d];
+        for (int32_t end = count + lengths[d]; count < end; count++)
+            tokens[count] = count;
     }
-    for (size_t d = 0; d <= DOCUMENTS; d++)
-        firsts[d] = (int64_t)d;
-    for (size_t i = 0; i < count; i++)
-        tokens[i] = (int32_t)i;
-    write_index(name, &(index_lists){4, 4, DOCUMENTS, DOCUMENTS + 1, lengths, NULL, firsts});
-    write_file(titled("%s.bin", name), tokens, count * sizeof *tokens);
-    return count;
+    write_dataset(name, tokens, (size_t)count * sizeof *tokens,
+                  (index_lists){4, DOCUMENTS, lengths, NULL, NULL, 0});
+    return (size_t)count;
 }
 
 static moert_data *open_documents(const char *name, double held_out, uint64_t seed) {

@@ -136,7 +136,7 @@ TEST(test_a_refused_launch_names_its_error) {
 
 /* ---- work that the reserved units join ---- */
 
-/* Work for moert_device_share(); runs[i] counts the runs of piece i. */
+/* Work for moert_device_share(): *runs counts its runs. */
 typedef struct piece {
     unsigned number, *runs;
 } piece;
@@ -145,37 +145,34 @@ typedef struct piece {
  * finds that number. */
 static moert_status run_piece(const void *work, unsigned units, moert_buffer *counts) {
     const piece *p = work;
-    const uint32_t numbers[] = {p->number, p->number};
+    const uint32_t numbers[] = {p->number, p->number}, zeros[2] = {0};
     uint32_t found[2];
-    assert_int_equal(units, p->runs[p->number]++ == 0 ? 5 : 3);
+    const bool first = ++*p->runs == 1;
+    assert_int_equal(units, first ? 5 : 3);
     MOERT_TRY(moert_buffer_read(counts, 0, found, sizeof found));
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(found[i], p->runs[p->number] == 1 ? 0 : p->number);
+    assert_memory_equal(found, first ? zeros : numbers, sizeof found);
     assert_int_equal(moert_phase_get(), MOERT_PHASE_WGRAD);
     return moert_buffer_write(counts, 0, numbers, sizeof numbers);
 }
 
 static moert_status run_whole(const void *work, unsigned units, moert_buffer *counts) {
     assert_null(counts);
-    *((const piece *)work)->runs += units;
+    **(unsigned *const *)work += units;
     return MOERT_OK;
 }
 
 TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
     enum { WORKS = MOERT_MOST_SHARED_WORKS, UNITS = 8, SPARED = 3 };
-    unsigned runs[WORKS], left = 0, all = 0;
-    const piece past = {0, &left}, alone = {0, &all};
+    unsigned left = 0, all = 0, *const past = &left, *const alone = &all;
     moert_device *device = NULL;
     ASSERT_OK(moert_device_open("auto", "", 0, &device));
     device->info.compute_units = UNITS;
     for (unsigned round = 0; round < 2; round++) {
-        memset(runs, 0, sizeof runs);
+        unsigned runs[WORKS] = {0};
         moert_device_reserve_units(device, SPARED);
         moert_phase_set(MOERT_PHASE_WGRAD);
-        for (unsigned i = 0; i < WORKS; i++) {
-            const piece p = {i, runs};
-            ASSERT_OK(moert_device_share(device, run_piece, &p, sizeof p));
-        }
+        for (unsigned i = 0; i < WORKS; i++)
+            ASSERT_OK(moert_device_share(device, run_piece, &(piece){i, &runs[i]}, sizeof(piece)));
         /* this work exceeds the device's list, so it runs only once */
         ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past));
         moert_phase_set(MOERT_PHASE_COMBINE);
@@ -213,22 +210,16 @@ TEST(test_marked_instructions_are_enabled_and_all_else_stays) {
     free(got);
 }
 
-TEST(test_a_text_of_another_target_is_refused) {
-    static const char *const targets[] = {"sm_80", "sm_90a", "sm_100"};
-    for (size_t i = 0; i < MOERT_COUNT(targets); i++) {
-        char other[sizeof ptx + 8], *got;
-        strcpy(other, ".target ");
-        strcat(strcat(other, targets[i]), strchr(ptx, ','));
-        ASSERT_FAILS(moert_ptx_transform(other, 231424, &got), MOERT_ERROR_DEVICE, "sm_90");
+TEST(test_a_text_of_another_target_or_without_one_arena_is_refused) {
+    const char *const rows[][2] = {{titled(".target sm_80%s", strchr(ptx, ',')), "sm_90"},
+                                   {titled(".target sm_90a%s", strchr(ptx, ',')), "sm_90"},
+                                   {titled(".target sm_100%s", strchr(ptx, ',')), "sm_90"},
+                                   {".target sm_90\n", "arena"},
+                                   {titled("%s%s", ptx, strstr(ptx, ".shared")), "arena"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        char *got;
+        ASSERT_FAILS(moert_ptx_transform(rows[i][0], 231424, &got), MOERT_ERROR_DEVICE, rows[i][1]);
     }
-}
-
-TEST(test_a_text_without_the_arena_or_with_two_is_refused) {
-    char *got, two[2 * sizeof ptx];
-    ASSERT_FAILS(moert_ptx_transform(".target sm_90\n", 231424, &got), MOERT_ERROR_DEVICE, "arena");
-    strcpy(two, ptx);
-    strcat(two, strstr(ptx, ".shared"));
-    ASSERT_FAILS(moert_ptx_transform(two, 231424, &got), MOERT_ERROR_DEVICE, "arena");
 }
 
 TESTS(open_test_device, close_test_device)
