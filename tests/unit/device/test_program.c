@@ -1,7 +1,5 @@
 // run: check=1 all=1
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
-#include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "io/durable.h"
@@ -223,34 +221,22 @@ static int run_without_directories(const void *context) {
     return end;
 }
 
-/* A limit of the size of files stands for a full disk. */
-static void fill_disk(void) {
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 20, 1 << 20});
-}
-
-static int open_with_full_directories(const void *context) {
+/* Opens a device when the disk is full, or compiles a kernel if the device has been opened before. A
+ * limit of the size of files stands for a full disk. */
+static int use_full_disk(const void *opened) {
     moert_device *device;
-    (void)context;
-    fill_disk();
-    return failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE,
-                       titled("PoCL finds no room for 16 MiB of temporary files (%s: File too "
-                              "large, /dev/shm: ",
-                              in_directory("tmp")))
-               ? RIGHT
-               : WRONG;
-}
-
-static int add_with_full_directory(const void *context) {
-    moert_device *device;
-    (void)context;
-    if (moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
+    if (opened != NULL && moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
         return WRONG;
-    fill_disk();
-    return failed_with(add_once("good -DNEW"), MOERT_ERROR_IO,
-                       "File too large; for 'good -DNEW' PoCL needs 4 MiB there")
-               ? RIGHT
-               : WRONG;
+    limit_files(1 << 20);
+    const char *room = titled("PoCL finds no room for 16 MiB of temporary files (%s: File too "
+                              "large, /dev/shm: ",
+                              in_directory("tmp"));
+    const bool right =
+        opened == NULL
+            ? failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE, room)
+            : failed_with(add_once("good -DNEW"), MOERT_ERROR_IO,
+                          "File too large; for 'good -DNEW' PoCL needs 4 MiB there");
+    return right ? RIGHT : WRONG;
 }
 
 TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
@@ -260,8 +246,8 @@ TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
 TEST_WITH(test_a_full_disk_ends_with_a_message, make_kernels, NULL) {
     if (!expect_sum_elsewhere("good"))
         SKIP("the device is not PoCL's");
-    assert_int_equal(end_of(start_child(open_with_full_directories, NULL)), RIGHT);
-    assert_int_equal(end_of(start_child(add_with_full_directory, NULL)), RIGHT);
+    assert_int_equal(end_of(start_child(use_full_disk, NULL)), RIGHT);
+    assert_int_equal(end_of(start_child(use_full_disk, "opened")), RIGHT);
 }
 
 /* ---- messages ---- */
