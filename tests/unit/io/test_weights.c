@@ -34,28 +34,24 @@ static void fill_fp8(void) {
 
 TEST(test_an_fp8_weight_is_its_payload_times_the_scales_of_its_blocks) {
     static float values[N * K], piece[500];
+    uint16_t bf16[MOERT_COUNT(fp8_scales)];
+    const file_tensor rounded[] = {fp8[0], {{"w_scale_inv", MOERT_FILE_BF16, 2, {2, 3}}, bf16}};
     fill_fp8();
-    const moert_weight weight = find(fp8, 2, 2, matrix);
-    ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
-    for (size_t i = 0; i < N * K; i++) {
-        const float scale = fp8_scales[i / K / 128 * 3 + i % K / 128];
-        assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_payload[i]) * scale);
+    for (size_t i = 0; i < MOERT_COUNT(bf16); i++)
+        bf16[i] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, fp8_scales[i]);
+    for (size_t scales = 0; scales < 2; scales++) {
+        const moert_dtype type = scales == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
+        const moert_weight weight = find(scales == 0 ? fp8 : rounded, 2, 2, matrix);
+        ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
+        for (size_t i = 0; i < N * K; i++) {
+            const float scale = round_to(type, (double)fp8_scales[i / K / 128 * 3 + i % K / 128]);
+            assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_payload[i]) * scale);
+        }
+        ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
+        assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
+        ASSERT_OK(moert_weight_read(&weight, N * K, 0, piece));
+        assert_int_equal(moert_weight_read(&weight, N * K - 1, 2, piece), MOERT_ERROR_USAGE);
     }
-    ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
-    assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
-    ASSERT_OK(moert_weight_read(&weight, N * K, 0, piece));
-    assert_int_equal(moert_weight_read(&weight, N * K - 1, 2, piece), MOERT_ERROR_USAGE);
-}
-
-TEST(test_scales_of_fp8_may_be_bf16) {
-    static const uint8_t payload[] = {0x38, 0xc0}; /* 1, -2 */
-    static const uint16_t scale = 0x4040;          /* 3 */
-    static const file_tensor parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, payload},
-                                        {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
-    float values[2];
-    const moert_weight weight = find(parts, 2, 2, (const size_t[]){1, 2});
-    ASSERT_OK(moert_weight_read(&weight, 0, 2, values));
-    assert_true(values[0] == 3.0f && values[1] == -6.0f);
 }
 
 /* ---- MXFP4: w[2,64,3], stored as [2,3,64] ---- */

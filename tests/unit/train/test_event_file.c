@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
 /* Event files of TensorBoard, as text by a decoder of their own. */
-#include <dirent.h>
+#include <glob.h>
 #include <inttypes.h>
 
 #include "base/dtype.h"
@@ -102,19 +102,14 @@ static void print_event(cursor *file, FILE *to) {
 
 /* Checks the events of the only event file of the directory, as text, and removes the file. */
 static void assert_events(const char *expected) {
-    char *name = NULL, *text = NULL;
+    glob_t found;
+    char *text = NULL;
     size_t bytes, size;
-    DIR *all = opendir(test_directory);
-    for (struct dirent *entry; (entry = readdir(all)) != NULL;)
-        if (strncmp(entry->d_name, "events.out.tfevents.", 20) == 0) {
-            assert_null(name);
-            name = owned(strdup(entry->d_name), free);
-        }
-    closedir(all);
-    assert_non_null(name);
-    const char *path = in_directory(name);
-    const unsigned char *content = (const unsigned char *)read_file(path, &bytes);
-    remove(path);
+    assert_int_equal(glob(in_directory("events.out.tfevents.*"), 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    const unsigned char *content = (const unsigned char *)read_file(found.gl_pathv[0], &bytes);
+    remove(found.gl_pathv[0]);
+    globfree(&found);
     FILE *to = open_memstream(&text, &size);
     for (cursor file = {content, content + bytes}; file.at < file.end;)
         print_event(&file, to);

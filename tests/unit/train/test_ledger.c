@@ -8,7 +8,6 @@
 #include "support/data.h"
 #include "support/model/model_run.h"
 #include "tools/report/verdict.h"
-#include "tools/train/config.h"
 #include "train/breakdown.h"
 #include "train/trainer.h"
 
@@ -100,7 +99,7 @@ TEST(test_a_missing_directory_fails_on_all_ranks) {
 
 /* ---- the record ---- */
 
-enum { HIDDEN = 32, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
+enum { HIDDEN = 64, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
 enum { STEPS = 5, BATCH = 8, LENGTH = 16, TOKENS = BATCH * LENGTH };
 
 /* Sets column 0 of `rows` rows of a tensor, beginning with row `first`. */
@@ -126,14 +125,6 @@ static void plant(moert_model *model) {
 
 /* Trains with all ranks, in EP groups of `ep` ranks. Only rank 0 uses the run directory. */
 static void train(size_t ep) {
-    const moert_model_sizes sizes = {.vocabulary = 256,
-                                     .hidden = HIDDEN,
-                                     .intermediate = 32,
-                                     .layers = LAYERS,
-                                     .heads = 2,
-                                     .experts = EXPERTS,
-                                     .topk = TOPK,
-                                     .max_positions = LENGTH};
     /* the learning rate is 0, so that training does not change the weights */
     const moert_trainer_options options = {
         .steps = STEPS,
@@ -148,9 +139,8 @@ static void train(size_t ep) {
         .metrics = in_directory("run/metrics.jsonl"),
         .profile = true};
     const char *const text = "LICENSE";
-    moert_model_config config = {0};
+    const moert_model_config config = golden_config("mixtral-tiny");
     bool interrupted;
-    ASSERT_OK_ON_ALL(moert_config_from_sizes(&sizes, &config));
     moert_data *data = open_text(&text, 1, 0.0);
     moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
@@ -161,7 +151,6 @@ static void train(size_t ep) {
     fclose(stdout);
     stdout = console;
     ASSERT_OK_ON_ALL(status);
-    moert_model_config_free(&config);
 }
 
 static void assert_relative(double got, double want, double tolerance) {
