@@ -186,30 +186,28 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
 
 /* ---- keys, one by one ---- */
 
-#define SIZES                                                                                      \
-    "'vocab_size':100, 'hidden_size':64, 'num_hidden_layers':2, 'num_attention_heads':4, "         \
-    "'intermediate_size':96"
-#define MIXTRAL "{'model_type':'mixtral'," SIZES ","
-#define EXPERTS "'num_local_experts':8, 'num_experts_per_tok':2"
-#define QWEN3   "{'model_type':'qwen3_moe'," SIZES "," EXPERTS ","
-#define GPT_OSS "{'model_type':'gpt_oss'," SIZES "," EXPERTS ","
-#define DEEPSEEK                                                                                   \
-    "{'model_type':'deepseek_v3'," SIZES ", 'n_routed_experts':32, 'num_experts_per_tok':4,"
-#define DEEPSEEK2                                                                                  \
-    "{'model_type':'deepseek_v2'," SIZES ", 'n_routed_experts':32, 'num_experts_per_tok':4,"
+#define CONFIG(type, hidden, layers)                                                               \
+    "{'model_type':'" type "', 'vocab_size':100, 'hidden_size':" hidden                            \
+    ", 'num_hidden_layers':" layers ", 'num_attention_heads':4, 'intermediate_size':96,"
+#define EXPERTS    "'num_local_experts':8, 'num_experts_per_tok':2,"
+#define ROUTED     "'n_routed_experts':32, 'num_experts_per_tok':4,"
+#define TWO(type)  CONFIG(type, "64", "2")
+#define FOUR(type) CONFIG(type, "64", "4") EXPERTS
+#define MIXTRAL    TWO("mixtral") EXPERTS
+#define QWEN3      TWO("qwen3_moe") EXPERTS
+#define GPT_OSS    TWO("gpt_oss") EXPERTS
+#define DEEPSEEK   TWO("deepseek_v3") ROUTED
+#define DEEPSEEK2  TWO("deepseek_v2") ROUTED
 
 #define QUANTIZED(config, words) config "'quantization_config':" words "}"
 #define FP8(size)                "{'quant_method':'fp8','fmt':'e4m3','weight_block_size':" size "}"
 #define MXFP4                    "{'quant_method':'mxfp4'}"
-#define FOUR(type)                                                                                 \
-    "{'model_type':'" type "', 'vocab_size':100, 'hidden_size':64, 'num_hidden_layers':4, "        \
-    "'num_attention_heads':4, 'intermediate_size':96," EXPERTS ","
 
 /* Each config has defaults where keys are absent or null. */
 static const struct {
     const char *text, *words;
 } read[] = {
-    {MIXTRAL EXPERTS "}",
+    {MIXTRAL "'head_dim':null}",
      "heads=4/4 head=16 positions=131072 theta=1000000 eps=9.99999975e-06 renormalise=1"},
     /* use_sliding_window is not set */
     {QWEN3 "'moe_intermediate_size':32, 'rope_theta':5e6, 'head_dim':null, 'sliding_window':4096}",
@@ -231,8 +229,8 @@ static const struct {
     {QUANTIZED(GPT_OSS, MXFP4), "quant=mxfp4"},
     {QUANTIZED(QWEN3, "null"), "quant=-"},
     /* harmless keys, neutral values and nulls */
-    {MIXTRAL EXPERTS ", 'use_cache':false, 'torch_dtype':'bfloat16', 'attention_dropout':0, "
-                     "'router_jitter_noise':0.0, 'is_encoder_decoder':false, 'frobnicate':null}",
+    {MIXTRAL "'use_cache':false, 'torch_dtype':'bfloat16', 'attention_dropout':0, "
+             "'router_jitter_noise':0.0, 'is_encoder_decoder':false, 'frobnicate':null}",
      ""},
     {DEEPSEEK "'moe_layer_freq':1, 'num_nextn_predict_layers':1, 'scoring_func':'sigmoid', "
               "'ep_size':1}",
@@ -258,14 +256,14 @@ static const struct {
     {FOUR("glm4_moe") "'first_k_dense_replace':2}", "windowed=- dense=01 window=0"},
     {FOUR("glm4_moe") "'moe_intermediate_size':8}", "windowed=- dense=0 window=0"},
     /* rotary schemes in both spellings */
-    {MIXTRAL EXPERTS ", 'max_position_embeddings':256, 'rope_parameters':{'rope_type':'yarn', "
-                     "'rope_theta':100, 'factor':null, 'truncate':false, "
-                     "'original_max_position_embeddings':64, 'beta_fast':4}}",
+    {MIXTRAL "'max_position_embeddings':256, 'rope_parameters':{'rope_type':'yarn', "
+             "'rope_theta':100, 'factor':null, 'truncate':false, "
+             "'original_max_position_embeddings':64, 'beta_fast':4}}",
      "rope=yarn theta=100 factor=4 original=64 truncate=0 betas=4/0 width=16"},
-    {MIXTRAL EXPERTS ", 'rope_theta':7, 'rope_scaling':{'type':'linear', 'factor':2.5}}",
+    {MIXTRAL "'rope_theta':7, 'rope_scaling':{'type':'linear', 'factor':2.5}}",
      "rope=linear theta=7 factor=2.5"},
     {GPT_OSS "'rms_norm_eps':1e-5}", "rope=yarn factor=32"},
-    {"{'model_type':'glm4_moe'," SIZES "," EXPERTS "}", "width=8"},
+    {TWO("glm4_moe") EXPERTS "'rms_norm_eps':1e-5}", "width=8"},
 };
 
 TEST(test_keys_and_their_absence_give_the_expected_values) {
@@ -305,30 +303,30 @@ typedef struct refused_config {
 static const refused_config broken[] = {
     {"", FORMAT, "JSON"},
     {"[]", FORMAT, "object"},
-    {MIXTRAL EXPERTS, FORMAT, "JSON"},
+    {MIXTRAL, FORMAT, "JSON"},
     {"{'model_type':'mixtral', 'model_type':'olmoe'}", FORMAT, "JSON"},
-    {"{" SIZES "}", FORMAT, "model_type"},
+    {"{'vocab_size':100}", FORMAT, "model_type"},
     {"{'model_type':3}", FORMAT, "model_type"},
-    {MIXTRAL "'num_experts_per_tok':2}", FORMAT, "key num_local_experts"},
-    {MIXTRAL "'num_experts':8}", FORMAT, "key num_experts_per_tok"},
-    {MIXTRAL EXPERTS ", 'num_experts':16}", FORMAT, "num_experts"},
-    {MIXTRAL EXPERTS ", 'head_dim':0}", FORMAT, "head_dim is 0"},
-    {MIXTRAL EXPERTS ", 'head_dim':-4}", FORMAT, "head_dim is -4"},
-    {MIXTRAL EXPERTS ", 'head_dim':2147483648}", FORMAT, "2147483647"},
-    {MIXTRAL EXPERTS ", 'head_dim':99999999999999999999}", FORMAT, "JSON"},
-    {MIXTRAL EXPERTS ", 'head_dim':16.0}", FORMAT, "integer"},
-    {MIXTRAL EXPERTS ", 'head_dim':'16'}", FORMAT, "integer"},
-    {MIXTRAL EXPERTS ", 'rms_norm_eps':0}", FORMAT, "rms_norm_eps"},
-    {MIXTRAL EXPERTS ", 'rms_norm_eps':1e300}", FORMAT, "rms_norm_eps"},
-    {MIXTRAL EXPERTS ", 'rms_norm_eps':true}", FORMAT, "rms_norm_eps"},
-    {MIXTRAL EXPERTS ", 'tie_word_embeddings':1}", FORMAT, "tie_word"},
-    {MIXTRAL EXPERTS ", 'hidden_act':'gelu'}", UNSUPPORTED, "gelu"},
-    {MIXTRAL EXPERTS ", 'rope_parameters':7}", FORMAT, "rope_parameters"},
-    {MIXTRAL EXPERTS ", 'rope_scaling':{'type':7}}", FORMAT, "rope_type"},
+    {TWO("mixtral") "'num_experts_per_tok':2}", FORMAT, "key num_local_experts"},
+    {TWO("mixtral") "'num_experts':8}", FORMAT, "key num_experts_per_tok"},
+    {MIXTRAL "'num_experts':16}", FORMAT, "num_experts"},
+    {MIXTRAL "'head_dim':0}", FORMAT, "head_dim is 0"},
+    {MIXTRAL "'head_dim':-4}", FORMAT, "head_dim is -4"},
+    {MIXTRAL "'head_dim':2147483648}", FORMAT, "2147483647"},
+    {MIXTRAL "'head_dim':99999999999999999999}", FORMAT, "JSON"},
+    {MIXTRAL "'head_dim':16.0}", FORMAT, "integer"},
+    {MIXTRAL "'head_dim':'16'}", FORMAT, "integer"},
+    {MIXTRAL "'rms_norm_eps':0}", FORMAT, "rms_norm_eps"},
+    {MIXTRAL "'rms_norm_eps':1e300}", FORMAT, "rms_norm_eps"},
+    {MIXTRAL "'rms_norm_eps':true}", FORMAT, "rms_norm_eps"},
+    {MIXTRAL "'tie_word_embeddings':1}", FORMAT, "tie_word"},
+    {MIXTRAL "'hidden_act':'gelu'}", UNSUPPORTED, "gelu"},
+    {MIXTRAL "'rope_parameters':7}", FORMAT, "rope_parameters"},
+    {MIXTRAL "'rope_scaling':{'type':7}}", FORMAT, "rope_type"},
     {QWEN3 "'mlp_only_layers':0}", FORMAT, "mlp_only_layers"},
     {QWEN3 "'norm_topk_prob':'yes'}", FORMAT, "norm_topk_prob"},
-    {"{'model_type':'deepseek_v3'," SIZES ", 'n_routed_experts':32, 'num_experts_per_tok':1}",
-     UNSUPPORTED, "every weight would be 1"},
+    {TWO("deepseek_v3") "'n_routed_experts':32, 'num_experts_per_tok':1}", UNSUPPORTED,
+     "every weight would be 1"},
     {DEEPSEEK "'n_group':5}", FORMAT, "n_group is 5"},
     {DEEPSEEK "'n_group':4, 'topk_group':5}", FORMAT, "topk_group is 5"},
     {DEEPSEEK "'n_group':32}", FORMAT, "n_group is 32"},
@@ -352,22 +350,21 @@ static const refused_config broken[] = {
     {QUANTIZED(QWEN3, FP8("[64,128]")), UNSUPPORTED, "is not [128, 128]"},
     {QUANTIZED(QWEN3, FP8("[128,128.5]")), UNSUPPORTED, "is not [128, 128]"},
     /* unknown keys, and values that are not neutral */
-    {MIXTRAL EXPERTS ", 'clip_qkv':0.5}", UNSUPPORTED, "clip_qkv"},
-    {MIXTRAL EXPERTS ", 'mlp_only_layers':[]}", UNSUPPORTED, "mlp_only_layers"},
+    {MIXTRAL "'clip_qkv':0.5}", UNSUPPORTED, "clip_qkv"},
+    {MIXTRAL "'mlp_only_layers':[]}", UNSUPPORTED, "mlp_only_layers"},
     {QWEN3 "'layer_types':[]}", UNSUPPORTED, "layer_types"},
-    {MIXTRAL EXPERTS ", 'attention_dropout':0.1}", UNSUPPORTED,
-     "attention_dropout has a value other than 0"},
-    {MIXTRAL EXPERTS ", 'router_jitter_noise':1e-3}", UNSUPPORTED, "router_jitter_noise"},
-    {MIXTRAL EXPERTS ", 'attention_dropout':'0'}", UNSUPPORTED, "attention_dropout"},
+    {MIXTRAL "'attention_dropout':0.1}", UNSUPPORTED, "attention_dropout has a value other than 0"},
+    {MIXTRAL "'router_jitter_noise':1e-3}", UNSUPPORTED, "router_jitter_noise"},
+    {MIXTRAL "'attention_dropout':'0'}", UNSUPPORTED, "attention_dropout"},
     {DEEPSEEK "'moe_layer_freq':2}", UNSUPPORTED, "moe_layer_freq"},
     {DEEPSEEK "'is_encoder_decoder':true}", UNSUPPORTED, "is_encoder_decoder"},
-    {MIXTRAL EXPERTS ", 'rope_scaling':{'type':'longrope'}}", UNSUPPORTED,
+    {MIXTRAL "'rope_scaling':{'type':'longrope'}}", UNSUPPORTED,
      "'longrope'; supported are default, linear, yarn and llama3"},
-    {MIXTRAL EXPERTS ", 'rope_parameters':{'long_factor':[1]}}", UNSUPPORTED,
+    {MIXTRAL "'rope_parameters':{'long_factor':[1]}}", UNSUPPORTED,
      "long_factor of rope_parameters"},
-    {MIXTRAL EXPERTS ", 'rope_scaling':{'type':'linear'}}", FORMAT,
+    {MIXTRAL "'rope_scaling':{'type':'linear'}}", FORMAT,
      "the key factor of rope_scaling is missing"},
-    {MIXTRAL EXPERTS ", 'rope_scaling':{'type':'llama3', 'factor':8}}", FORMAT, "low_freq_factor"},
+    {MIXTRAL "'rope_scaling':{'type':'llama3', 'factor':8}}", FORMAT, "low_freq_factor"},
     {GPT_OSS "'layer_types':['full_attention']}", FORMAT, "a list of 2 layers"},
     {GPT_OSS "'layer_types':['full_attention', 'chunked_attention']}", UNSUPPORTED,
      "layer 1 is 'chunked_attention'"},
@@ -388,19 +385,14 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
                  "/tmp/absent-moert.json");
 }
 
-#define SIZED(hidden, layers)                                                                      \
-    "{'model_type':'mixtral', 'vocab_size':9, 'hidden_size':" hidden                               \
-    ", 'num_hidden_layers':" layers ", 'num_attention_heads':4, 'intermediate_size':8," EXPERTS    \
-    "}"
-
 static const refused_config not_models[] = {
     {GPT_OSS "'head_dim':7}", FORMAT, "7 elements of a head of 7 rotate"},
     {DEEPSEEK "'v_head_dim':600}", FORMAT, "v_head_dim is 600"},
     {QWEN3 "'head_dim':15}", FORMAT, "15"},
     {QWEN3 "'num_key_value_heads':3}", FORMAT, "num_key_value_heads is 3"},
-    {MIXTRAL EXPERTS ", 'rope_scaling':{'type':'linear', 'factor':0}}", FORMAT, "factor"},
-    {SIZED("65", "1"), FORMAT, "hidden_size 65"},
-    {SIZED("64", "1025"), UNSUPPORTED, "1025, above 1024"},
+    {MIXTRAL "'rope_scaling':{'type':'linear', 'factor':0}}", FORMAT, "factor"},
+    {CONFIG("mixtral", "65", "1") EXPERTS "'rope_theta':7}", FORMAT, "hidden_size 65"},
+    {CONFIG("mixtral", "64", "1025") EXPERTS "'rope_theta':7}", UNSUPPORTED, "1025, above 1024"},
 };
 
 TEST(test_the_model_check_refuses_unsupported_settings) {
