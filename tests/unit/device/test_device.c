@@ -52,19 +52,6 @@ TEST(test_a_device_opens_by_index_by_name_and_by_kind_or_the_message_lists_all) 
 
 /* ---- objects of the caller ---- */
 
-/* The queue's reference count. A driver's threads may hold references for a moment after a launch,
- * so this waits until they are gone. */
-static cl_uint references_of(cl_command_queue queue) {
-    cl_uint references = 0;
-    for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
-        usleep(wait > 0 ? 1000 : 0);
-        assert_int_equal(clGetCommandQueueInfo(queue, CL_QUEUE_REFERENCE_COUNT, sizeof references,
-                                               &references, NULL),
-                         CL_SUCCESS);
-    }
-    return references;
-}
-
 TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
     const cl_objects caller = make_objects(0);
     for (size_t round = 0; round < 2; round++) {
@@ -83,7 +70,15 @@ TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
         moert_buffer_destroy(buffer);
         moert_device_close(device);
     }
-    assert_int_equal(references_of(caller.queue), 1);
+    /* a driver's threads may hold references to the queue for a moment after a launch */
+    cl_uint references = 0;
+    for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
+        usleep(wait > 0 ? 1000 : 0);
+        assert_int_equal(clGetCommandQueueInfo(caller.queue, CL_QUEUE_REFERENCE_COUNT,
+                                               sizeof references, &references, NULL),
+                         CL_SUCCESS);
+    }
+    assert_int_equal(references, 1);
 }
 
 TEST(test_objects_that_do_not_belong_together_are_refused) {

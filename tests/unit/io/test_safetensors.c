@@ -280,10 +280,7 @@ TEST(test_two_writers_of_pieces_give_the_bytes_of_one) {
     ASSERT_OK(moert_writer_put(second, "w", 5, 12, weight() + 5));
     ASSERT_OK(moert_writer_put(second, specs[1].name, 0, 1, bias));
     ASSERT_OK(moert_writer_close(second));
-    size_t bytes, same;
-    const char *expected = read_file(whole, &bytes), *got = read_file(pieces, &same);
-    assert_int_equal(same, bytes);
-    assert_memory_equal(got, expected, bytes);
+    assert_int_equal(system(titled("cmp %s %s", whole, pieces)), 0);
 }
 
 TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {

@@ -164,14 +164,6 @@ static double sum_of(const double *values, size_t count) {
     return sum;
 }
 
-/* Checks that every layer has K rows per token, and that the hot expert has one row per token. */
-static void check_rows(const moert_run_record *record) {
-    assert_true(record->layers == LAYERS && record->experts == EXPERTS);
-    for (size_t l = 0; l < LAYERS; l++)
-        assert_relative(moert_layer_rows(record, l), TOKENS * TOPK, 1e-5);
-    assert_true(record->expert_rows[HOT_LAYER * EXPERTS + HOT_EXPERT] == TOKENS);
-}
-
 /* Checks the recorded bytes. x with its weights and dy go to the experts. Results and dx with the
  * gradients of the weights come back. No byte leaves an EP group. */
 static void check_bytes(const moert_run_record *record, size_t hosts) {
@@ -226,7 +218,11 @@ static void check(size_t ep, size_t hosts) {
     assert_int_equal(record.ranks, test_ranks);
     assert_int_equal(record.group, ep > 0 ? ep : test_ranks);
     assert_true(record.steps == STEPS && json_is_object(record.operations));
-    check_rows(&record);
+    /* every layer has K rows per token, and the hot expert one */
+    assert_true(record.layers == LAYERS && record.experts == EXPERTS);
+    for (size_t l = 0; l < LAYERS; l++)
+        assert_relative(moert_layer_rows(&record, l), TOKENS * TOPK, 1e-5);
+    assert_true(record.expert_rows[HOT_LAYER * EXPERTS + HOT_EXPERT] == TOKENS);
     check_bytes(&record, hosts);
     check_times(&record);
     check_verdict(&record);

@@ -150,7 +150,8 @@ TEST_WITH(test_a_save_that_is_given_up_leaves_nothing, open_small_state, NULL) {
 TEST_WITH(test_a_model_in_several_files_has_the_rounded_weights_of_one, open_small_state, NULL) {
     enum { FILE_BYTES = 40000 };
     static const moert_file_type types[] = {MOERT_FILE_F32, MOERT_FILE_BF16};
-    static const char *const names[] = {"\"float32\"", "\"bfloat16\""};
+    static const char *const names[] = {"\"torch_dtype\": \"float32\"",
+                                        "\"torch_dtype\": \"bfloat16\""};
     const char *one = titled("%s/one", directory);
     ASSERT_OK_ON_ALL(moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, one));
     for (size_t row = 0; row < MOERT_COUNT(types); row++) {

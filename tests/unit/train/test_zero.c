@@ -162,20 +162,6 @@ TEST(test_shards_of_every_mesh_have_even_moments_and_the_bits_of_whole_tensors) 
 
 /* ---- experts that move ---- */
 
-/* Computes the gradients of a batch, whose second micro-batch is as the first. */
-static void compute_gradients(run *r, size_t step) {
-    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
-    const double vocabulary = (double)moert_model_describe(r->model)->vocabulary;
-    const model_data data = alloc_data(SEQUENCES, LENGTH);
-    for (size_t i = 0; i < SEQUENCES * LENGTH; i++) {
-        data.input[i] = (int32_t)(moert_rng_uniform(step, 9, i) * vocabulary);
-        data.target[i] = (int32_t)(moert_rng_uniform(step, 9, i + 1) * vocabulary);
-    }
-    for (size_t i = 0; i < 2; i++)
-        r->loss[step] =
-            model_step(r->model, model_batch(r->model, &data), losses, i, 2).cross_entropy;
-}
-
 static size_t random_below(size_t end, size_t seed, size_t layer, size_t i) {
     return (size_t)(moert_rng_uniform(seed, layer, i) * (double)end);
 }
@@ -239,11 +225,20 @@ static run train(size_t ep, moert_precision precision, size_t schedule) {
     const bool clones =
         moert_device_describe(test_device)->is_cpu || precision == MOERT_PRECISION_F32;
     run r = open_run(ep, schedule > 0 ? moert_min(share + spare, EXPERTS) : 0, precision);
+    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
+    const double vocabulary = (double)moert_model_describe(r.model)->vocabulary;
+    const model_data data = alloc_data(SEQUENCES, LENGTH);
     for (size_t step = 0; step < STEPS; step++) {
         const size_t seed = schedule * STEPS + step;
         if (schedule > 0 && moert_rng_uniform(1, 0, seed) < 0.7)
             move_at_random(&r, seed, clones && schedule % 4 > 0);
-        compute_gradients(&r, step);
+        for (size_t i = 0; i < SEQUENCES * LENGTH; i++) {
+            data.input[i] = (int32_t)(moert_rng_uniform(step, 9, i) * vocabulary);
+            data.target[i] = (int32_t)(moert_rng_uniform(step, 9, i + 1) * vocabulary);
+        }
+        for (size_t i = 0; i < 2; i++) /* the second micro-batch is as the first */
+            r.loss[step] =
+                model_step(r.model, model_batch(r.model, &data), losses, i, 2).cross_entropy;
         take_step(&r, step);
     }
     return r;
