@@ -5,14 +5,11 @@
 #include "io/weights.h"
 #include "support/files.h"
 
-static moert_tensors *open_parts(const file_tensor *parts, size_t count) {
-    return open_tensors(write_tensors("weights.safetensors", parts, count));
-}
-
 /* Finds the weight w[shape] in a file of these tensors. */
 static moert_weight find(const file_tensor *parts, size_t count, size_t rank, const size_t *shape) {
     moert_weight weight;
-    ASSERT_OK(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight));
+    ASSERT_OK(moert_weight_find(open_tensors(write_tensors("weights.safetensors", parts, count)),
+                                "w", rank, shape, &weight));
     return weight;
 }
 
@@ -105,9 +102,9 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
 static void assert_refused(const file_tensor *parts, const size_t *shape, size_t first,
                            size_t count, moert_status expected, const char *message) {
     static float values[N * K];
+    const moert_tensors *tensors = open_tensors(write_tensors("weights.safetensors", parts, 2));
     moert_weight weight;
-    moert_status status =
-        moert_weight_find(open_parts(parts, 2), "w", shape == matrix ? 2 : 3, shape, &weight);
+    moert_status status = moert_weight_find(tensors, "w", shape == matrix ? 2 : 3, shape, &weight);
     if (status == MOERT_OK) {
         status = moert_weight_read(&weight, first, count, values);
         assert_non_null(strstr(moert_last_error(), "weights.safetensors"));

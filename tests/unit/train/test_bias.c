@@ -58,17 +58,6 @@ static moert_model *train(size_t steps, double bias_rate) {
     return model;
 }
 
-/* The slots of each expert in the forward of a step's whole batch: [LAYERS,EXPERTS]. */
-static const uint64_t *count_slots(moert_model *model, size_t step) {
-    const model_data data = alloc_data(BATCH, LENGTH);
-    for (size_t i = 0; i < BATCH * LENGTH; i++) {
-        data.input[i] = tokens[step][i / LENGTH][i % LENGTH];
-        data.target[i] = tokens[step][i / LENGTH][i % LENGTH + 1];
-    }
-    model_step(model, model_batch(model, &data), (moert_model_losses){0}, 0, 1);
-    return moert_model_expert_counts(model);
-}
-
 static bool has_biases(moert_model *model, float want[LAYERS][EXPERTS]) {
     float got[EXPERTS];
     bool same = true;
@@ -80,16 +69,25 @@ static bool has_biases(moert_model *model, float want[LAYERS][EXPERTS]) {
     return same;
 }
 
-/* Each training is a step longer than the one before. */
+/* Each training is a step longer than the one before. Then a forward of the next step's whole batch
+ * counts the slots of each expert. */
 TEST(test_each_step_moves_the_biases_towards_balanced_loads) {
     float want[LAYERS][EXPERTS] = {{0}};
     bool moved = false;
     for (size_t step = 0; step <= STEPS; step++) {
         moert_model *model = train(step, RATE);
         ASSERT_ON_ALL(has_biases(model, want));
-        const uint64_t *counts = step < STEPS ? count_slots(model, step) : NULL;
-        for (size_t i = 0; counts != NULL && i < LAYERS * EXPERTS; i++) {
-            const uint64_t load = counts[i] * EXPERTS, sum = BATCH * LENGTH * TOPK;
+        if (step == STEPS)
+            break;
+        const model_data data = alloc_data(BATCH, LENGTH);
+        for (size_t i = 0; i < BATCH * LENGTH; i++) {
+            data.input[i] = tokens[step][i / LENGTH][i % LENGTH];
+            data.target[i] = tokens[step][i / LENGTH][i % LENGTH + 1];
+        }
+        model_step(model, model_batch(model, &data), (moert_model_losses){0}, 0, 1);
+        for (size_t i = 0; i < LAYERS * EXPERTS; i++) {
+            const uint64_t load = moert_model_expert_counts(model)[i] * EXPERTS;
+            const uint64_t sum = BATCH * LENGTH * TOPK;
             const double sign = load < sum ? 1.0 : load > sum ? -1.0 : 0.0;
             float *bias = &want[i / EXPERTS][i % EXPERTS];
             *bias = (float)((double)*bias + (double)(float)RATE * sign);
