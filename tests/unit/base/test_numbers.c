@@ -23,15 +23,13 @@ static double error_of(double got, long double want) {
     return (double)(fabsl((long double)got - want) / ldexpl(1.0L, (int)ilogbl(want) - 52));
 }
 
-typedef struct row {
-    const char *name;
-    double (*function)(double);
-    long double (*oracle)(long double);
-    double low, high, bound;
-} row;
-
 TEST(test_functions_are_within_their_bounds) {
-    static const row rows[] = {
+    static const struct {
+        const char *name;
+        double (*function)(double);
+        long double (*oracle)(long double);
+        double low, high, bound;
+    } rows[] = {
         {"exp", moert_exp, expl, -700.0, 709.0, 1.5}, {"exp", moert_exp, expl, -1.0, 1.0, 1.5},
         {"log", moert_log, logl, 0.0, 1e-300, 2.0},   {"log", moert_log, logl, 0.0, 1e9, 2.0},
         {"log", moert_log, logl, 0.5, 2.0, 2.5},      {"cos", moert_cos, cosl, 0.0, 6.3, 2.0},
@@ -77,16 +75,14 @@ TEST(test_special_values) {
 
 enum { MOST_PAIRS = 64, MOST_KNOWN = 8 };
 
-/* A scheme and some of its frequencies. */
-typedef struct scheme_case {
+/* Schemes and some of their frequencies. Of a scheme: type, interleaved, width, theta, factor,
+ * original. */
+static const struct {
     const char *name;
     moert_rope_scheme scheme;
     size_t pair[MOST_KNOWN];
     double frequency[MOST_KNOWN]; /* of each pair; 0: no more */
-} scheme_case;
-
-/* of a scheme: type, interleaved, width, theta, factor, original */
-static const scheme_case cases[] = {
+} cases[] = {
     {"default", {.width = 8, .theta = 1e4}, {0, 1, 2, 3}, {1.0, 0.1, 0.01, 0.001}},
     {"linear",
      {MOERT_ROPE_LINEAR, false, 8, 1e4, .factor = 4.0},

@@ -8,7 +8,7 @@
 /* ---- blends: proportions that are exact to one sequence at every step ---- */
 
 /* Draws from sources of these weights: counts the sequences of each, and compares at each place. */
-static void check(const char *weights, size_t sequences) {
+static void check_blend(const char *weights, size_t sequences) {
     uint64_t weight[64], sum = 0, used[64] = {0};
     size_t count = 0;
     moert_blend *blend;
@@ -33,16 +33,16 @@ static void check(const char *weights, size_t sequences) {
 }
 
 TEST(test_proportions_are_exact_to_one_sequence) {
-    check("1", 10);
-    check("0.7 0.3", 1000);
-    check("0.5 0.25 0.125 0.125", 1000);
-    check("0.9 0.05 0.03 0.01 0.01", 3000);
-    check("3 1 7 2.5", 3000);
-    check("0.000001 0.999999", 2100000);
+    check_blend("1", 10);
+    check_blend("0.7 0.3", 1000);
+    check_blend("0.5 0.25 0.125 0.125", 1000);
+    check_blend("0.9 0.05 0.03 0.01 0.01", 3000);
+    check_blend("3 1 7 2.5", 3000);
+    check_blend("0.000001 0.999999", 2100000);
     const char *many = "";
     for (size_t i = 0; i < 64; i++)
         many = titled("%s %zu.%zu", many, i % 7 + 1, i * 37 % 10);
-    check(many, 10000);
+    check_blend(many, 10000);
 }
 
 TEST(test_wrong_weights_are_refused) {
