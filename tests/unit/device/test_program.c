@@ -221,8 +221,8 @@ static int run_without_directories(const void *context) {
     return end;
 }
 
-/* Opens a device when the disk is full, or compiles a kernel if the device has been opened before. A
- * limit of the size of files stands for a full disk. */
+/* Opens a device when the disk is full, or compiles a kernel if the device has been opened before.
+ * A limit of the size of files stands for a full disk. */
 static int use_full_disk(const void *opened) {
     moert_device *device;
     if (opened != NULL && moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)

@@ -1,6 +1,7 @@
 // run: check=1 all=1san device=0
-/* Safetensors. Reading: the golden files and conversions; malformed and truncated files are refused,
- * and `make fuzz TARGET=safetensors` damages them at random. Writing in pieces, and shards. */
+/* Safetensors. Reading: the golden files and conversions; malformed and truncated files are
+ * refused, and `make fuzz TARGET=safetensors` damages them at random. Writing in pieces, and
+ * shards. */
 #include <errno.h>
 
 #include "base/dtype.h"
