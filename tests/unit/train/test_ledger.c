@@ -1,4 +1,4 @@
-// run: check=1,2 all=3,4,1san,2san
+// run: check=1,2 all=4,1san,2san
 /* The table and the record of a profiled training: rows, bytes and times agree, and moert-report
  * names an expert that the test made hot. */
 #include <jansson.h>
