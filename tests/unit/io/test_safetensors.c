@@ -24,30 +24,28 @@ static const char *write_case(const char *header, const void *data, size_t bytes
 
 /* ---- golden files; golden_layer, golden_model and golden_ops read all of them ---- */
 
-static const struct {
-    const char *path;
-    size_t count;
-    const char *name; /* name of a float32 tensor */
-    size_t rank, shape[3];
-} golden_files[] = {
-    {"layer/qwen3_moe-a/model.safetensors", 25, "model.layers.0.mlp.gate.weight", 2, {8, 64}},
-    {"layer/gpt_oss-a", 6, "model.layers.0.mlp.experts.gate_up_proj", 3, {8, 64, 192}},
-    {"model/mixtral-tiny-aux/grads_step0.safetensors", 65, "grad.lm_head.weight", 2, {256, 64}},
-    {"model/qwen3-tiny", 117, "model.layers.1.self_attn.q_norm.weight", 1, {32}},
-};
-
 TEST(test_golden_files_open_with_their_names_and_shapes) {
-    for (size_t i = 0; i < MOERT_COUNT(golden_files); i++) {
-        const char *path = titled("tests/golden/%s", golden_files[i].path);
+    static const struct {
+        const char *path;
+        size_t count;
+        const char *name; /* name of a float32 tensor */
+        size_t rank, shape[3];
+    } rows[] = {
+        {"layer/qwen3_moe-a/model.safetensors", 25, "model.layers.0.mlp.gate.weight", 2, {8, 64}},
+        {"layer/gpt_oss-a", 6, "model.layers.0.mlp.experts.gate_up_proj", 3, {8, 64, 192}},
+        {"model/mixtral-tiny-aux/grads_step0.safetensors", 65, "grad.lm_head.weight", 2, {256, 64}},
+        {"model/qwen3-tiny", 117, "model.layers.1.self_attn.q_norm.weight", 1, {32}},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const char *path = titled("tests/golden/%s", rows[i].path);
         const moert_tensor *tensor;
         moert_tensors *tensors = open_tensors(path);
-        assert_int_equal(moert_tensors_count(tensors), golden_files[i].count);
-        ASSERT_OK(moert_tensors_get(tensors, golden_files[i].name, golden_files[i].rank,
-                                    golden_files[i].shape, &tensor));
+        assert_int_equal(moert_tensors_count(tensors), rows[i].count);
+        ASSERT_OK(moert_tensors_get(tensors, rows[i].name, rows[i].rank, rows[i].shape, &tensor));
         assert_int_equal(tensor->type, MOERT_FILE_F32);
         assert_int_equal(tensor->bytes, tensor->elements * moert_file_type_bytes(tensor->type));
         assert_non_null(strstr(tensor->file, path));
-        for (size_t j = 1; j < golden_files[i].count; j++)
+        for (size_t j = 1; j < rows[i].count; j++)
             assert_true(strcmp(moert_tensors_at(tensors, j - 1)->name,
                                moert_tensors_at(tensors, j)->name) < 0);
     }
@@ -131,6 +129,8 @@ TEST(test_empty_tensors_and_scalars_are_legal) {
     const moert_tensor *tensor;
     moert_tensors *tensors = open_tensors(write_case(header, "abcd", 4));
     assert_int_equal(moert_tensors_find(tensors, "none")->elements, 0);
+    ASSERT_FAILS(moert_tensors_get(tensors, "ones", 0, NULL, &tensor), MOERT_ERROR_MISMATCH,
+                 "'one'"); /* the nearest */
     ASSERT_OK(moert_tensors_get(tensors, "one", 0, NULL, &tensor));
     assert_int_equal(tensor->elements, 1);
     assert_null(moert_tensors_at(tensors, 3));
