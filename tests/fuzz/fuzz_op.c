@@ -148,7 +148,7 @@ static void execute(moert_op *op, const moert_op_options *options, const fuzz_bu
 
 /* Checks the properties of a created op, compiles it if the input says so, and executes it. */
 static void use(const fuzz_input *in, moert_op *op, const moert_op_options *options) {
-    const unsigned calls = fuzz_byte(in, AT_CALLS);
+    const unsigned calls = in->calls;
     fuzz_buffers buffers;
     if (moert_op_backend_name(op) == NULL)
         fuzz_fail("an op has no backend");
@@ -165,9 +165,10 @@ static void use(const fuzz_input *in, moert_op *op, const moert_op_options *opti
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
-    const fuzz_input in = {bytes, count};
+    fuzz_input in = {0};
     moert_op_options options;
     moert_op *op = NULL;
+    memcpy(&in, bytes, count < sizeof in ? count : sizeof in);
     const bool legal = fuzz_describe(&in, &options);
     moert_error_set("");
     const moert_status status = JUDGE(moert_op_create(device, &options, &op));
