@@ -2,9 +2,7 @@
 # run: check
 # Jobs whose ranks differ in options, in MOERT_* variables or in the files that they see end with one message that names the rank and
 # both values. A resume on other data of the same length is refused; the same data in another place is accepted.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 train=$(realpath "$bin/moert-train")
 all=$tmp # shared by all parts
 tiny=(--hidden 16 --intermediate 16 --heads 1 --layers 1 --experts 2 --batch 2 --length 16 --log-every 0)

@@ -3,9 +3,7 @@
 # Bad input ends every program at once, on any number of ranks. The status is 2 if the command line or a variable is wrong, else 1.
 # One message names the object, its place and the value. No partly written file is left. Here are cases of every kind, from the command
 # line to the status; tests/unit/tools/test_refusals.c has all of them.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 export LC_ALL=C
 export -n TEST_BUILD # keep them out of the programs' environment
 work=$tmp # shared by all parts

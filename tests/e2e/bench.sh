@@ -3,9 +3,7 @@
 # bench_gemm on tiny shapes: right results and one JSON row for each line, with the rival, without it, and with all backends in a line.
 # bench_op, bench_memory, bench_attention, bench_exchange and bench_layer on small sizes: every GEMM, kernel and row is right.
 # train_report.py, which run-cpu and run-h200 use: it tells whether two programs had the same losses, and counts a model's FLOPs.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 rows=$tmp/rows.json
 out=$tmp/out
 

@@ -3,9 +3,7 @@
 # The files of a run are checked before they are read. A flipped bit in a checkpoint is named, and --resume auto continues from the
 # newest undamaged checkpoint to the bytes of a run without damage. Only one job at a time may write to a run directory.
 # CHECKED_SEED=N makes another random choice of bits and ranks; CHECKED_FLIPS=N chooses how many bits are flipped.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 flips=${CHECKED_FLIPS:-20}
 RANDOM=${CHECKED_SEED:=1}
 echo "# CHECKED_SEED=$CHECKED_SEED"

@@ -2,9 +2,7 @@
 # run: check
 # moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against small numbers, and against each other where
 # two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden/ops
 tools=${TEST_BUILD:-build}/tests
 

@@ -2,9 +2,7 @@
 # run: all
 # launch/install-deps knows the packages of a system by its os-release. It installs packages only for what is missing, keeps another MPI
 # than Open MPI, and says how to put MPI on PATH. Package managers are stubs, so nothing is installed.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 # ---- dry runs on other systems ----
 

@@ -2,9 +2,7 @@
 # run: all
 # Output that cannot be written ends every program with status 1 and one message that says why. Nothing partly written is left,
 # and a run removes what an interrupted run has left.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 work=$tmp
 disk=$work/disk
 leave() {

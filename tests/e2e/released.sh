@@ -3,9 +3,7 @@
 # Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
 # as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. The tool that draws the weights decodes them
 # independently of the loader.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 release=${TEST_BUILD:-build}/tests/release
 
 # publish FORM FROM QUANTIZATION_CONFIG: makes $tmp/FORM/low and $tmp/FORM/plain from the model FROM

@@ -3,9 +3,7 @@
 # Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume, and with exact
 # replicas of the experts. With summed replicas, two runs on the same ranks give the same bits, and the losses agree with those
 # without replicas within 1e-5. The tier check runs the table of pairs, the tier all every variant by itself.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 all=$tmp # shared by all parts
 small=(--hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8)

@@ -2,9 +2,7 @@
 # run: all
 # launch/tokenize and detokenize: datasets have the tokens of the tokenizers library, of pyarrow's rows, and the masks of transformers; an
 # interrupted run goes on; bad input gets one message. Needs Python 3 with these packages (PYTHON); without them, all is skipped.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 export PYTHON=${PYTHON:-python3} TRANSFORMERS_VERBOSITY=error
 if ! "$PYTHON" -c 'import tokenizers, pyarrow, transformers, jinja2' 2>/dev/null; then
     PYTHON=$tmp/none logged launch/tokenize --tokenizer none --out none LICENSE

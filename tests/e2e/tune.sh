@@ -2,9 +2,7 @@
 # run: all
 # moert-tune writes rows that moert-info and GEMMs read. A damaged file of rows gives one warning and changes no bit. Ranks that measure
 # at the same time (MOERT_TUNE=auto) train to the same bits.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 rows=$tmp/rows
 export MOERT_TUNE_FILE=$rows
 tune() { alone "$bin/moert-tune" --seconds 0.001 "$@"; }

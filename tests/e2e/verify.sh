@@ -2,9 +2,7 @@
 # run: all
 # moert-train --verify in jobs of 2 to 4 ranks: runs without wrong bits keep their bytes, a wrong bit ends the job with one message, and
 # --on-mismatch back goes on from a checkpoint. tests/unit/tools/test_verify.c has every kind of bit and option.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 3 --experts 8 --length 32 --batch 8 --log-every 0)
 
 clean() { # TITLE ENGINE OPTION...

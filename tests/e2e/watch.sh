@@ -3,9 +3,7 @@
 # moert-train --watch: the numbers of the layers are the same on any number of ranks and engines, agree with the step's numbers, and
 # change nothing else. --replay computes steps of a run again, bit for bit, on any number of ranks, and leaves the run's files alone.
 # --skip-steps leaves data out, also across a resume.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 6 --length 16 --batch 4
     --steps 9 --log-every 0 --micro-batches 2 --lr-schedule constant --eval-every 3 --save-every 3 --watch --tensorboard)

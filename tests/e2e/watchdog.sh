@@ -4,9 +4,7 @@
 # is stopped outside of the watch, from before MPI_Init to after MPI_Finalize, does not hang the job either. No process is left. The
 # victim is tests/tools/victim.c; tests/unit/comm/test_watchdog.c has more ways to fail, without waiting for them. Processes that the
 # launcher of another MPI has started are refused.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 program=${TEST_BUILD:-build}/tests/victim
 export MOERT_TIMEOUT_S=2
 TEST_JOBS=6 # the jobs wait
