@@ -228,7 +228,7 @@ rows='40,40,240' # of 280
 offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob='prob:F32[280]:0.5,-1,0,2,0.75' c='c:F32[280,256]:~6'
 # operands FORMAT:WORD: the format's name for quantize and for the GEMMs. On backends that sum in the order of plain GEMMs
 operands() {
-    local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128 glu dglu b
+    local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128 glu dglu b scales
     case $word in
     fp8-block) squares=(--format fp8-128x128) ;;
     *fp4) width=64 ;;
@@ -257,26 +257,16 @@ operands() {
     quantized weight 2 192,128 64,128,192 "${file[@]}" --axis column
     quantized transposed 2 384,64 128,256,384 "${file[@]}"
     b="weight:3,64,128:3,$((64 * width / 128)),128"
-    agree "dgrad of $word" x 'grouped-gemm --op dgrad' "grouped-gemm --op dgrad --format $word --backend portable" y:y_scale:y \
-        "weight:weight_scale:$b" -- "$ends"
+    for scales in linear tiled; do
+        agree "dgrad of $word, $scales scales" x 'grouped-gemm --op dgrad' "grouped-gemm --op dgrad --format $word --scales $scales --backend portable" \
+            y:y_scale:y "weight:weight_scale:$b" -- "$ends"
+    done
     agree "dglu of $word with b transposed" 'd dprob dbias amax' "$dglu f32 --b-major n" \
         "$dglu $word --scales tiled-groups --b-major n --backend portable" a:sfa:y "b:sfb:$b" -- "$offsets" "$c" "$prob"
     agree "dglu of $word" 'd dprob dbias amax' "$dglu f32" "$dglu $word --scales linear --backend portable" a:sfa:y \
         "b:sfb:transposed:3,128,64:3,128,$((width / 2))" -- "$offsets" "$c" "$prob"
 }
 for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do part own operands $format; done
-
-# global scales of NVFP4, given as such or multiplied into alpha
-global_scales() {
-    local operands
-    quantized x 1 280,128 "$rows" --format nvfp4
-    quantized weight 2 192,128 64,128,192 --format nvfp4
-    operands=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
-    on "$expected" 'grouped-gemm --format nvfp4' "$ends" "${operands[@]}" 'alpha:F32[3]:1.5,3,-0.5'
-    on "$output" 'grouped-gemm --format nvfp4' "$ends" "${operands[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
-    same bytes 'global scales' "$expected" "$output" y
-}
-part own global_scales
 
 # steps CASE: quantizes x, then the weights of the same file under their names, and runs the GEMM on the result
 steps() {
@@ -302,19 +292,6 @@ steps() {
     verdict $? "$case: the weights are rounded, by at most 0.3"
 }
 for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x128' 'fp8-128x128'; do part own steps "$case"; done
-
-two_axes() {
-    local step
-    step=$(at step)
-    pack "$step" "$ends" 'y:F32[280,64]:~1' 'weight:F32[3,64,128]:~2'
-    op "$step" "$step" quantize --name y
-    op "$step" "$step" quantize --name weight --axis column
-    op "$step" "$output" grouped-gemm --op dgrad --format mxfp8-e4m3
-    pack "$(at tiled)" "$ends" "y=$step#y" "y_scale=$step#y_swizzled" "weight=$step#weight" "weight_scale=$step#weight_swizzled"
-    op "$(at tiled)" "$expected" grouped-gemm --op dgrad --format mxfp8 --scales tiled
-    same bytes 'quantize, quantize, dgrad: linear and tiled scales' "$expected" "$output" x
-}
-part own two_axes
 
 # ---- quantized results ----
 
