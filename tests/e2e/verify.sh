@@ -16,14 +16,6 @@ clean() { # TITLE ENGINE OPTION...
 part clean "two hosts" node
 part clean "replicas of experts" window --ep 2
 
-found() {
-    MOERT_PLANT='y 1 1 0 12345 7' ends 1 '^moert-train: rank 1 \(.*\): its bits at step 1 in its results \(expert [4-7] of layer 0\) differ from those of rank 0' \
-        "a wrong bit ends the job" ranks 2 "${train[@]}" --layers 1 --steps 3 --verify 1 --save-every 1 --out "$tmp/run"
-    [ "$(ls "$tmp/run/checkpoints")" = step-00000001 ]
-    verdict $? "its step is not saved"
-}
-part found
-
 back() {
     local run=("${train[@]}" --steps 6 --save-every 2 --keep-last 9)
     alone "${run[@]}" --out "$tmp/whole"

@@ -50,7 +50,7 @@ check() {
 refused() {
     # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Ranks that are killed or stopped need that time
     OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
-    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: |tokenize: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
     verdict $? "$3"
 }
 
