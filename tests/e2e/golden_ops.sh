@@ -136,7 +136,8 @@ part own gives 'grouped-gemm-glu --format f32 --interleave 0' "${glu[@]}" "$b" "
 part own gives 'grouped-gemm-glu --format f32 --act geglu --interleave 1' "${glu[@]}" "$b" \
     -- 'c:F32[3,4]:5,5,5,1,5.5,-6,-10,-1,-8.5,8,16,1' 'amax:F32[2]:29.9939579,27.4976348' \
     'd:F32[3,2]:29.9939579,9.99798597,-27.4976348,0,-3.54462598e-05,13.9999063'
-part own gives 'grouped-gemm-glu --format f32 --interleave 1 --glu-order linear-first --limit 3' "${glu[@]}" "$b" \
+part own gives 'grouped-gemm-glu --format f32 --interleave 1 --glu-order linear-first --limit 3 --b-major n' "${glu[@]}" \
+    'b:F32[2,2,4]:1,-3,5,-1,2,4,0,1,0.5,2,-2,1,-1,3,1,1' \
     -- 'd:F32[3,2]:8.57316714,2.19317574,-0.0445072168,0.806824264,-8.57316714,2.19317574' 'amax:F32[2]:8.57316714'
 part own gives 'grouped-gemm-quant --format f32' "${glu[@]}" "$b" "$alpha" "$prob" \
     -- 'd:F32[3,4]:5,5,5,1,5.5,-6,-10,-1,12.75,-12,-24,-1.5' 'amax:F32[2]:5,24'
@@ -148,7 +149,7 @@ part own gives 'grouped-gemm-dglu --format f32 --interleave 0' "${glu[@]}" "$b" 
     -- 'd:F32[3,4]:-0.0947777278,41.6517662,-0.494412418,12.2636171,-12.375,0.8320342,-66,-0.0445072168,14.5205573,37.9169975,-38.1554222,3.05630415' \
     'dprob:F32[3]:97.8617309,147.999294,36.257327' 'amax:F32[2,2]:41.6517662,12.2636171,37.9169975,66' \
     'dbias:F32[2,4]:-0.0947777278,41.6517662,-0.494412418,12.2636171,2.14555726,38.7490317,-104.155422,3.01179693'
-part own gives 'grouped-gemm-dglu --format f32 --act geglu --interleave 1' "${glu[@]}" "$b" "$alpha" "$prob" \
+part own gives 'grouped-gemm-dglu --format f32 --act geglu --interleave 1 --b-major n' "${glu[@]}" 'b:F32[2,2,2]:1,-3,2,4,0.5,2,-1,3' "$alpha" "$prob" \
     -- 'd:F32[3,4]:-3.18683284e-05,-5.00794497e-06,17.5844382,0,0,-76.9994844,-79.1170607,0,-34.2278644,-49.3592949,0.0359911888,-3.92663862' \
     'dprob:F32[3]:14.0154974,11.6000969,-25.1474513' 'amax:F32[2,2]:17.5844382,5.00794497e-06,79.1170607,76.9994844' \
     'dbias:F32[2,4]:-3.18683284e-05,-5.00794497e-06,17.5844382,0,-34.2278644,-126.358779,-79.0810695,-3.92663862'
@@ -171,15 +172,6 @@ interleaved() {
     done
 }
 part own interleaved
-
-n_major() { # OP
-    local offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
-    on "$expected" "grouped-gemm-$1 --format f32 --interleave 1" "$offsets" "$a" 'b:F32[1,2,3]:1,2,3,4,5,6' "$c"
-    on "$output" "grouped-gemm-$1 --format f32 --interleave 1 --b-major n" "$offsets" "$a" 'b:F32[1,3,2]:1,4,2,5,3,6' "$c"
-    same bytes "$1 with b transposed" "$expected" "$output" d
-}
-part own n_major glu
-part own n_major dglu
 
 casts() { # FORMAT TYPE
     local word=$1 type=$2

@@ -52,15 +52,11 @@ void fuzz_fail(const char *format, ...) {
 }
 
 static void report(void) {
-    const double runs = counts.runs > 0 ? (double)counts.runs : 1.0;
     fprintf(stderr,
-            "fuzz_op: %zu runs: %.1f %% create an op (%.1f %% of them are legal by construction), "
-            "%.1f %% execute; %.1f %% have buffers that are refused, %.1f %% are too large to "
-            "execute, %.1f %% are replayed\n",
-            counts.runs, 100.0 * (double)counts.created / runs,
-            100.0 * (double)counts.legal / (double)(counts.created > 0 ? counts.created : 1),
-            100.0 * (double)counts.executed / runs, 100.0 * (double)counts.refused / runs,
-            100.0 * (double)counts.large / runs, 100.0 * (double)counts.recorded / runs);
+            "fuzz_op: %zu runs create %zu ops, of which %zu are legal by construction: %zu "
+            "execute, %zu have buffers that are refused, %zu too large ones, %zu are replayed\n",
+            counts.runs, counts.created, counts.legal, counts.executed, counts.refused,
+            counts.large, counts.recorded);
 }
 
 /* ---- checks of every call ---- */
