@@ -29,7 +29,8 @@ bench() { timeout -k 5 120 "$bin/bench_$1" "${@:2}"; }
 gemm=(bench gemm --repeat 3 --patience 0 --json "$rows") shape=(--experts 5 --rows 6 --n 34 --k 20)
 usual="wrong=0 gflops=$number op=\"(fprop|glu|dgrad|wgrad)\" groups=\"(balanced|ragged)\" dtype=\"(f32|bf16)\" E=5 M=6 N=34 K=20"
 for rival in none libmissing.so.0; do
-    right "rival $rival: every row is right, and the rival's rate is null" 16 "$usual rival_gflops=null ratio=null" "${gemm[@]}" "${shape[@]}" --rival $rival
+    right "rival $rival: every row is right, and the rival's rate is null" 16 "$usual rival_gflops=null ratio=null" \
+        "${gemm[@]}" "${shape[@]}" --rival $rival
     check "the header says so" grep -q "^# rival none: .*${rival#none}" "$out"
 done
 if command -v python3 >/dev/null; then
@@ -59,12 +60,13 @@ bench memory --small >"$out"
 kernels=$(grep -vc '^#' "$out")
 [ "$kernels" -ge 38 ]
 verdict $? "bench_memory has $kernels kernels"
-right "bench_memory: every kernel's result is right, and has a rate and its ratio to a copy's" "$kernels" "wrong=0 gbps=$number share=$number" \
-    bench memory --small --json "$rows"
+right "bench_memory: every kernel's result is right, and has a rate and its ratio to a copy's" "$kernels" \
+    "wrong=0 gbps=$number share=$number" bench memory --small --json "$rows"
 
+judged="wrong=false tflops=$number time_ratio=$number"
 attention=(bench attention --sequences 2 --length 70 --heads 5 --kv-heads 1 --head-size 16 --json "$rows")
-right 'bench_attention: all forms are right, in both dtypes' 20 "wrong=false tflops=$number time_ratio=$number" "${attention[@]}" --compare
-right 'bench_attention: values of another size, a window and sinks within documents are right' 2 "wrong=false tflops=$number time_ratio=$number" \
+right 'bench_attention: all forms are right, in both dtypes' 20 "$judged" "${attention[@]}" --compare
+right 'bench_attention: values of another size, a window and sinks within documents are right' 2 "$judged" \
     "${attention[@]}" --dtype f32 --value-size 24 --window 9 --documents 40 --sinks
 ends 2 '5 query heads cannot share 2 key and value heads' "bench_attention: heads that do not divide are refused with a reason" \
     alone "$bin/bench_attention" --heads 5 --kv-heads 2
@@ -86,7 +88,8 @@ for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16 --combine 
         ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
 done
 ends 2 'bench_exchange: --topk is 9' "bench_exchange: a --topk above --experts is refused" alone "$bin/bench_exchange" --topk 9 --experts 8
-ends 2 'bench_exchange: --skew half: expected balanced\|zipf' "bench_exchange: an unknown --skew is refused" alone "$bin/bench_exchange" --skew half
+ends 2 'bench_exchange: --skew half: expected balanced\|zipf' "bench_exchange: an unknown --skew is refused" \
+    alone "$bin/bench_exchange" --skew half
 
 losses() { # FILE LOSS: writes metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do

@@ -105,7 +105,8 @@ install_deps="bash $root/install-deps --os-release $root/os-release"
 machine debian .
 library packages/pc ompi-c
 outcome 0 "a bare Debian gets all packages" "$install_deps --if-missing" '^install-deps: done$' \
-    '^install-deps: not found: program gcc, header stdio.h, program make, .*program hostname$' "^apt-get .* install --no-install-recommends ${apt[*]}$"
+    '^install-deps: not found: program gcc, header stdio.h, program make, .*program hostname$' \
+    "^apt-get .* install --no-install-recommends ${apt[*]}$"
 outcome 0 "--if-missing is silent when nothing is missing" "$install_deps --if-missing"
 rm "$root/bin/lstopo-no-graphics"
 outcome 0 "--if-missing does not need lstopo" "$install_deps --if-missing"
@@ -121,7 +122,8 @@ for present in mpicc "mpicc mpirun" "mpicc mpirun pkg-config"; do
     *mpirun) expected=' make pkg-config ocl-icd-opencl-dev .* libhwloc-dev ' ;; # MPI is kept before pkg-config can name it
     *) expected=' make ocl-icd-opencl-dev opencl-c-headers pocl-opencl-icd libjansson-dev ' ;;
     esac
-    outcome 0 "with MPICH, hwloc and these programs, only the rest is installed: $present" "$install_deps" '^install-deps: done$' "^apt-get .*$expected"
+    outcome 0 "with MPICH, hwloc and these programs, only the rest is installed: $present" "$install_deps" \
+        '^install-deps: done$' "^apt-get .*$expected"
 done
 outcome 0 "a dry run on another system ignores what this one has" "$install_deps --dry-run" " ${apt[*]}$"
 

@@ -75,7 +75,8 @@ if mount -t tmpfs -o size=64k moert-test "$disk" 2>/dev/null; then
     # with room for one and a half checkpoints, the first one is whole and can be resumed
     mount -o remount,size=$(($(du -sb "$run/checkpoints/step-00000001" | cut -f 1) * 3 / 2)) "$disk"
     for count in 1 2; do
-        ends 1 'step-00000002\.tmp/.*No space left' "a full disk, $count ranks: a save" ranks $count "${train[@]}" --save-every 1 --out "$disk/run"
+        ends 1 'step-00000002\.tmp/.*No space left' "a full disk, $count ranks: a save" \
+            ranks $count "${train[@]}" --save-every 1 --out "$disk/run"
         [ "$(ls "$disk/run/checkpoints")" = step-00000001 ] &&
             ranks $count "${train[@]}" --save-every 1 --resume "$disk/run/checkpoints/step-00000001" --out "$work/more-$count" &&
             diff -r "$run/checkpoints/step-00000001" "$disk/run/checkpoints/step-00000001" >>"$log" &&

@@ -62,5 +62,6 @@ echo '{"text": "\ud800"}' >"$tmp/bad.jsonl"
 refused 1 "^tokenize: $tmp/bad.jsonl, byte 0: its text is no Unicode" "half of a surrogate pair is named" tokenize bpe none "$tmp/bad.jsonl"
 printf 'x' >"$tmp/bad.jsonl.gz"
 refused 1 "^tokenize: $tmp/bad.jsonl.gz: Not a gzipped" "a damaged gzip file is named" tokenize bpe none "$tmp/bad.jsonl.gz"
-refused 1 "^tokenize: .*(/nothing/tokenizer.json|nothing: there is no such file)" "a missing tokenizer is named" tokenize nothing none "$tmp/first.txt"
+refused 1 "^tokenize: .*(/nothing/tokenizer.json|nothing: there is no such file)" "a missing tokenizer is named" \
+    tokenize nothing none "$tmp/first.txt"
 finish
