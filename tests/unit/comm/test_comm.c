@@ -260,7 +260,7 @@ static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     return right;
 }
 
-/* A tree of nodes has the bits of one rank's tree of all leaves (test_tree.c). */
+/* A tree of nodes has the bits of one rank's tree of all leaves (test_numbers.c). */
 TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
     bool right = true;
     for (size_t total = 0; total <= 13; total++) /* without leaves, the sum is zero */
