@@ -5,7 +5,6 @@
  */
 #include "base/config.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
 #include "support/suite.h"
@@ -45,7 +44,7 @@ EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_chunks, BY_ENGINES)
     }
     ASSERT_FAILS_ON_ALL(moert_exchange_combine_finish(exchange, &back, local), MOERT_ERROR_DEVICE,
                         "the second chunk's GEMM");
-    expect_usable(&c, t);
+    expect_usable(t);
 }
 
 EXCHANGE_TEST(test_exchange_sums_rows_of_bf16_exactly, BY_ALL) {
@@ -111,13 +110,11 @@ static uint32_t hostile_bits(size_t token, size_t i) {
 EXCHANGE_TEST(test_exchange_dispatches_any_bits, BY_ALL) {
     const shape c = {"bits", 1, 1, 21, {3, 5, 0, 4}, ONE_EXPERT, 5};
     const size_t tokens = c.tokens[test_rank];
-    size_t before = 0, wrong = 0;
+    size_t wrong = 0;
     trip *t = open_trip(state, &c);
     uint32_t *host = (uint32_t *)t->host;
-    for (size_t r = 0; r < test_rank; r++)
-        before += c.tokens[r];
     for (size_t i = 0; i < tokens * c.width; i++)
-        host[i] = hostile_bits(before + i / c.width, i % c.width);
+        host[i] = hostile_bits(t->first_slot + i / c.width, i % c.width);
     ASSERT_OK_ON_ALL(moert_buffer_write(t->source, 0, host, tokens * c.width * 4));
     ASSERT_OK_ON_ALL(trip_dispatch(t, false, MOERT_OK));
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
@@ -129,77 +126,47 @@ EXCHANGE_TEST(test_exchange_dispatches_any_bits, BY_ALL) {
 
 /* ---- plans ---- */
 
-/* K different experts per token; one slot in ten has no expert (-1). */
-static int32_t *random_index(size_t tokens, size_t topk, size_t experts, uint64_t key) {
-    int32_t *index = test_alloc(tokens * topk * sizeof *index);
-    for (size_t t = 0; t < tokens; t++) {
-        const size_t first = (size_t)(moert_rng_uniform(key, 1, t) * (double)experts);
-        for (size_t k = 0; k < topk; k++) {
-            const bool none = moert_rng_uniform(key, 2, t * topk + k) < 0.1;
-            index[t * topk + k] = none ? -1 : (int32_t)((first + k * (1 + t % 2)) % experts);
-        }
-    }
-    return index;
-}
-
-EXCHANGE_TEST(test_the_device_places_slots_as_the_host_does, BY_ENGINES) {
+EXCHANGE_TEST(test_the_device_places_the_slots_of_many_experts, BY_ENGINES) {
+    static const shape many[] = {
+        {"one block of slots", 8, 2, 1, {31, 62, 93, 124}, SOME_DROPPED, 40},
+        {"blocks without a rest", 5, 2, 1, {32, 64, 96, 128}, SOME_DROPPED, 41},
+        {"17 experts", 17, 8, 1, {33, 66, 99, 132}, SOME_DROPPED, 42},
+        {"64 experts", 64, 3, 1, {700, 1400, 2100, 2800}, SOME_DROPPED, 43},
+        {"1000 experts", 1000, 8, 1, {1100, 2200, 3300, 4400}, SOME_DROPPED, 44},
+        {"9000 experts", 9000, 3, 1, {40, 80, 120, 160}, SOME_DROPPED, 45},
+    };
     moert_exchange *exchange = open_exchange(state);
-    static const size_t sizes[][3] = {/* T, K, E */
-                                      {0, 2, 8},   {1, 1, 4},    {31, 2, 8},      {32, 2, 5},
-                                      {33, 8, 17}, {700, 3, 64}, {1100, 8, 1000}, {40, 3, 9000}};
-    for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
-        const size_t topk = sizes[i][1], experts = sizes[i][2];
-        const size_t tokens = sizes[i][0] * (test_rank + 1), slots = tokens * topk;
-        int32_t *index = random_index(tokens, topk, experts, 10 * i + test_rank);
-        moert_buffer *buffer = upload(index, slots * sizeof *index);
-        moert_exchange_plan *made = NULL;
-        moert_plan *want;
-        const moert_exchange_slots all = {
-            .index = buffer, .tokens = tokens, .topk = topk, .experts = experts};
-        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &all, MOERT_OK, &made));
-        ASSERT_OK_ON_ALL(
-            moert_plan_create(&(moert_plan_shape){experts, test_ranks, test_rank, tokens, topk},
-                              index, made->plan->counts, &want));
-        uint32_t(*pairs)[2] = test_alloc((slots + 1) * sizeof *pairs);
-        moert_status status = moert_buffer_read(made->destination, 0, pairs, slots * sizeof *pairs);
-        size_t wrong = 0;
-        for (size_t s = 0; s < slots; s++)
-            wrong += pairs[s][0] != want->slot_rank[s] || pairs[s][1] != want->slot_row[s];
-        ASSERT_ON_ALL(status == MOERT_OK && wrong == 0);
-        moert_plan_destroy(want);
-        moert_exchange_free_plan(made);
-    }
+    for (size_t i = 0; i < MOERT_COUNT(many); i++)
+        run_shape(exchange, many[i], (trip){.chunks = 0});
 }
 
 /* If one rank fails between the two calls, the plan fails on all ranks. The next plan reuses the
  * memory of a freed plan and is correct. */
 EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES) {
-    enum { T = 70, K = 2, E = 8 };
-    moert_exchange *exchange = open_exchange(state);
-    int32_t *index = random_index(T, K, E, 5 + test_rank);
-    const moert_exchange_slots one = {
-        .index = upload(index, T * K * sizeof *index), .tokens = 1, .topk = K, .experts = E};
-    moert_exchange_slots slots = one;
-    slots.tokens = T;
-    uint32_t pairs[2][T * K][2];
+    const shape c = {"two calls", 8, 2, 16, {70, 70, 70, 70}, SOME_DROPPED, 5};
+    trip *t = open_windows(open_exchange(state), c.width, false);
+    trip_make_buffers(&c, t);
+    const moert_exchange_slots slots = {t->index, c.tokens[0], c.topk, c.experts, NULL},
+                               one = {t->index, 1, c.topk, c.experts, NULL};
+    uint32_t place[140][2];
     for (int round = 0; round < 2; round++) {
         moert_exchange_plan *made = NULL, *next = NULL;
-        moert_status status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
+        moert_status status = moert_exchange_begin_plan(t->exchange, &slots, MOERT_OK);
         if (status == MOERT_OK && test_rank == test_ranks - 1)
             status = MOERT_FAIL(ERROR_MEMORY, "no room for the work in between");
-        ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(exchange, status, &made), MOERT_ERROR_MEMORY,
+        ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(t->exchange, status, &made), MOERT_ERROR_MEMORY,
                             "no room for the work in between");
         assert_null(made);
-        status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
-        ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
-        ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs[round], sizeof *pairs));
+        status = moert_exchange_begin_plan(t->exchange, &slots, MOERT_OK);
+        ASSERT_OK_ON_ALL(moert_exchange_end_plan(t->exchange, status, &made));
+        ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, place, sizeof place));
+        ASSERT_ON_ALL(memcmp(place, t->routing.place + t->first_slot, sizeof place) == 0);
         const moert_buffer *memory = made->destination;
         moert_exchange_free_plan(made);
-        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &one, MOERT_OK, &next));
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(t->exchange, &one, MOERT_OK, &next));
         ASSERT_ON_ALL(next->destination == memory);
         moert_exchange_free_plan(next);
     }
-    ASSERT_ON_ALL(memcmp(pairs[0], pairs[1], sizeof *pairs) == 0);
 }
 
 /* ---- errors ---- */
@@ -213,7 +180,7 @@ EXCHANGE_TEST(test_exchange_fails_alike_on_all_ranks_and_stays_usable, BY_ALL) {
     trip *t = open_windows(exchange, c.width, false);
     trip_make_buffers(&c, t);
     ASSERT_OK_ON_ALL(last ? moert_buffer_write(t->index, 4, &bad, sizeof bad) : MOERT_OK);
-    ASSERT_FAILS_ON_ALL(trip_plan(&c, t, MOERT_OK, &plan), MOERT_ERROR_USAGE,
+    ASSERT_FAILS_ON_ALL(trip_plan(t, &plan), MOERT_ERROR_USAGE,
                         "token 0, slot 1: expert index 8 is outside -1..7");
     moert_exchange_slots none = {.index = t->index, .tokens = 0, .topk = 2, .experts = 8};
     moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
@@ -252,8 +219,8 @@ EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable,
     ASSERT_OK_ON_ALL(keep_busy(busy));
     ASSERT_OK_ON_ALL(trip_dispatch(t, false, MOERT_OK));
     ASSERT_OK_ON_ALL(trip_combine(t, false, false, MOERT_OK));
-    expect_late(&c, t, "in phase 'dispatch'");
-    expect_usable(&c, t);
+    expect_late(t, "in phase 'dispatch'");
+    expect_usable(t);
 }
 
 EXCHANGE_TEST(test_exchange_chooses_the_best_engine, 0) {

@@ -22,20 +22,16 @@ static void *read_bytes(const moert_buffer *buffer, size_t bytes) {
 /* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
  * this rank's part of the job, *own, and one per token for each other part that has some of the
  * token's experts, *others. Each rank is a part, or each node of `comm`, unless it is NULL. */
-static void count_stored(const shape *c, const trip *t, const moert_comm *comm, size_t *own,
-                         size_t *others) {
-    const int32_t *index = read_bytes(t->index, c->tokens[test_rank] * c->topk * sizeof *index);
+static void count_stored(const trip *t, const moert_comm *comm, size_t *own, size_t *others) {
     const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
     *own = *others = 0;
-    for (size_t token = 0; token < c->tokens[test_rank]; token++)
+    for (size_t token = 0; token < t->tokens; token++)
         for (size_t part = 0; part < test_ranks; part++) {
             size_t slots = 0;
-            for (size_t k = 0; k < c->topk; k++) {
-                const int32_t expert = index[token * c->topk + k];
-                if (expert < 0)
-                    continue;
-                const size_t owner = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
-                slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
+            for (size_t k = 0; k < t->c.topk; k++) {
+                const size_t owner = t->routing.place[t->first_slot + token * t->c.topk + k][0];
+                if (owner != MOERT_PLAN_DROPPED)
+                    slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
             }
             *own += part == mine ? slots : 0;
             *others += part != mine && slots > 0;
@@ -43,7 +39,7 @@ static void count_stored(const shape *c, const trip *t, const moert_comm *comm, 
 }
 
 static size_t sum_over_ranks(size_t mine) {
-    size_t all[MAX_RANKS], sum = 0;
+    size_t all[JOB_RANKS], sum = 0;
     ASSERT_OK_ON_ALL(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
     for (size_t r = 0; r < test_ranks; r++)
         sum += all[r];
@@ -80,7 +76,7 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     const size_t missing = count_poison(t);
     ASSERT_ON_ALL(missing % stride == 0);
     const size_t stored = sum_over_ranks(rows - missing / stride);
-    count_stored(&c, t, NULL, &own, &others);
+    count_stored(t, NULL, &own, &others);
     ASSERT_ON_ALL(stored == sum_over_ranks(own + others));
     ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(t->exchange, &there));
@@ -214,7 +210,7 @@ EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     const bool last = test_rank == test_ranks - 1;
     const moert_status local = last ? MOERT_FAIL(ERROR_DEVICE, "the GEMM") : MOERT_OK;
     ASSERT_FAILS_ON_ALL(combine_pushed(t, false, false, local), MOERT_ERROR_DEVICE, "the GEMM");
-    expect_usable(&c, t);
+    expect_usable(t);
 }
 
 /* The last rank's device is busy while the others wait for its rows. */
@@ -230,8 +226,8 @@ EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED) {
     const moert_status local =
         moert_exchange_push_rows(t->exchange, &back, moert_window_rows(t->x));
     ASSERT_OK_ON_ALL(moert_exchange_combine(t->exchange, &back, local));
-    expect_late(&c, t, "in phase 'combine'");
-    expect_usable(&c, t);
+    expect_late(t, "in phase 'combine'");
+    expect_usable(t);
 }
 
 /* A window without room for the slots is refused before anything is stored. */
@@ -249,7 +245,7 @@ EXCHANGE_TEST(test_a_push_needs_room_for_slots, BY_PUSHES) {
     ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(t->exchange, &push, rows), MOERT_ERROR_USAGE,
                         "a window to push to has 0 rows");
     moert_window_destroy(small);
-    expect_usable(&c, t);
+    expect_usable(t);
 }
 
 /* Where some ranks are set not to push, none does; where some are set to copy, none sums. */
@@ -273,7 +269,7 @@ EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS) {
     trip *t = open_pushing(state, &c);
     ASSERT_FAILS_ON_ALL(combine_pushed(t, true, false, MOERT_OK), MOERT_ERROR_USAGE,
                         "cannot be weighted");
-    expect_usable(&c, t);
+    expect_usable(t);
 }
 
 /* ---- nodes ---- */
@@ -283,7 +279,7 @@ EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     const moert_comm *comm = spread[((const setup *)*state)->together];
     trip *t = open_trip(state, &c);
     size_t own, pairs;
-    count_stored(&c, t, comm, &own, &pairs);
+    count_stored(t, comm, &own, &pairs);
     /* rows that the two dispatches of the first trip sent to other hosts */
     const uint64_t before = moert_exchange_far_rows(t->exchange);
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
@@ -323,11 +319,11 @@ EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES) {
     const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
     trip *t = open_windows(open_exchange(state), c.width, false);
     trip_make_buffers(&c, t);
-    ASSERT_OK_ON_ALL(trip_plan(&c, t, MOERT_OK, &t->plan));
+    ASSERT_OK_ON_ALL(trip_plan(t, &t->plan));
     ASSERT_OK_ON_ALL(moert_window_reserve(t->y, t->plan->plan));
     ASSERT_FAILS_ON_ALL(trip_combine(t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
                         "before the first dispatch");
-    expect_usable(&c, t);
+    expect_usable(t);
 }
 
 /* Between hosts, `auto` chooses the node engine if the ranks of a host share windows. */

@@ -5,14 +5,10 @@
 #include "plan/balance.h"
 #include "support/test.h"
 
-static void destroy(void *map) {
-    moert_expert_map_destroy(map);
-}
-
 static moert_expert_map *new_groups(size_t experts, size_t ranks, size_t groups, size_t slots) {
     moert_expert_map *map;
     ASSERT_OK(moert_expert_map_create(experts, ranks, groups, slots, &map));
-    return owned(map, destroy);
+    return owned(map, moert_expert_map_destroy);
 }
 
 static moert_expert_map *new_map(size_t experts, size_t ranks, size_t slots) {
@@ -82,7 +78,7 @@ static double balance(const moert_expert_map *map, const uint64_t *rows, bool cl
     ASSERT_OK(moert_expert_map_balance(map, rows, clones, expert));
     moert_expert_map *copy;
     ASSERT_OK(moert_expert_map_copy(map, &copy));
-    owned(copy, destroy);
+    owned(copy, moert_expert_map_destroy);
     ASSERT_OK(moert_expert_map_assign(copy, expert));
     const double load = moert_expert_map_load(map, expert, rows);
     assert_true(load <= moert_expert_map_load(map, map->expert, rows));
