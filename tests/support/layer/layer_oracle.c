@@ -83,6 +83,17 @@ moert_layer_options layer_form(size_t hidden, size_t intermediate) {
     return options;
 }
 
+moert_layer_options layer_full_form(void) {
+    moert_layer_options options = layer_form(20, 12);
+    options.shared_intermediate = 7;
+    options.router.score = MOERT_SCORE_SIGMOID;
+    options.router.scale = 1.5f;
+    options.router_bias = options.correction_bias = options.expert_biases = true;
+    options.shared_gate = true;
+    options.glu = (moert_glu_form){true, 1.5f, 1.702f, 1.0f, 0};
+    return options;
+}
+
 oracle_layer oracle_layer_create(const moert_layer_options *options, size_t tokens) {
     const size_t h = options->hidden, i = options->intermediate, s = options->shared_intermediate,
                  e = options->router.experts;

@@ -90,16 +90,6 @@ bool model_same_gradients(const moert_model *a, const moert_model *b) {
     return same;
 }
 
-double relative_difference(const float *a, const float *b, size_t n) {
-    double difference = 0.0, norm = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        const double d = (double)a[i] - (double)b[i];
-        difference += d * d;
-        norm += (double)a[i] * (double)a[i];
-    }
-    return sqrt(difference / norm);
-}
-
 double model_difference(const moert_model *a, const moert_model *b) {
     double worst = 0.0;
     for (size_t i = 0; i < moert_model_block_count(a); i++) {

@@ -39,9 +39,6 @@ float *model_gradients(const moert_model *model, size_t block, size_t *floats);
 bool model_same_gradients(const moert_model *a, const moert_model *b);
 double model_difference(const moert_model *a, const moert_model *b);
 
-/* The norm of a - b relative to that of a; NaN if both are 0. */
-double relative_difference(const float *a, const float *b, size_t n);
-
 /* A tensor by its name, and its weights or gradient on this rank. Not collective. */
 const moert_model_tensor *find_tensor(const moert_model *model, const char *name);
 float *read_tensor(const moert_model_tensor *tensor, bool gradient);

@@ -7,16 +7,9 @@
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-/* ---- buffers of the caller ---- */
+enum { TOPK = 2 }; /* of layer_form() */
 
-static moert_layer_options full_form(void) {
-    moert_layer_options options = layer_form(20, 12);
-    options.shared_intermediate = 7;
-    options.router.score = MOERT_SCORE_SIGMOID;
-    options.router_bias = options.correction_bias = options.expert_biases = options.shared_gate =
-        true;
-    return options;
-}
+/* ---- buffers of the caller ---- */
 
 /* Binds every tensor to buffers with guards, of which the gradients are unset. */
 static void bind_all(moert_layer *layer, moert_buffer *gradients[MOERT_LAYER_TENSORS]) {
@@ -54,39 +47,23 @@ static layer_results steps(const oracle_layer *oracle, layer_setup how, bool bin
 }
 
 TEST(test_bound_tensors_give_the_same_bits) {
-    moert_layer_options rounded = full_form();
+    moert_layer_options rounded = layer_full_form();
     rounded.hidden = 40;
     rounded.intermediate = 24;
     rounded.precision = MOERT_PRECISION_BF16;
     const struct {
         moert_layer_options options;
         layer_setup how;
-    } rows[] = {{full_form(), {0}},
-                {full_form(), {.deferred = true}},
-                {full_form(), {.ep = 1}},
+    } rows[] = {{layer_full_form(), {0}},
+                {layer_full_form(), {.deferred = true}},
+                {layer_full_form(), {.ep = 1}},
                 {rounded, {0}}};
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const oracle_layer oracle = oracle_layer_create(&rows[i].options, LAYER_TOKENS);
         const layer_results own = steps(&oracle, rows[i].how, false),
                             bound = steps(&oracle, rows[i].how, true);
-        ASSERT_ON_ALL(layer_same_rows(&own, &bound) && layer_same_gradients(&own, &bound));
+        ASSERT_ON_ALL(layer_same(&own, &bound));
     }
-}
-
-TEST(test_a_bound_weight_may_change) {
-    layer_run run = layer_run_of(layer_form(20, 12));
-    const size_t n = moert_buffer_bytes(moert_layer_weight(run.layer, MOERT_LAYER_W2)) / 4,
-                 floats = run.batch.tokens * run.oracle->options.hidden;
-    moert_buffer *weight = unset_floats(n);
-    ASSERT_OK(moert_layer_bind(run.layer, MOERT_LAYER_W2, weight, NULL));
-    ASSERT_OK(moert_buffer_clear(weight, 0, n * sizeof(float)));
-    moert_layer_weights_changed(run.layer);
-    ASSERT_OK_ON_ALL(layer_run_forward(&run));
-    const float *y = download_floats(run.y, floats);
-    bool zero = true;
-    for (size_t i = 0; i < floats; i++)
-        zero = zero && y[i] == 0.0f;
-    ASSERT_ON_ALL(zero);
 }
 
 TEST(test_buffers_that_do_not_fit_are_refused) {
@@ -102,64 +79,47 @@ TEST(test_buffers_that_do_not_fit_are_refused) {
 
 /* ---- routing of the caller ---- */
 
-/* A layer that gets the routing of `run`, whose forward has been run, and its weights. */
-static moert_layer *routed_layer(layer_run *run, moert_batch *batch) {
+/* A run of a layer with the weights of `run`, whose forward has been run, and with its routing. */
+static layer_run routed_run(const layer_run *run) {
     moert_layer_options options = run->oracle->options;
-    const size_t slots = run->batch.tokens * options.router.topk;
+    const size_t slots = run->batch.tokens * TOPK, n = run->batch.tokens * options.hidden;
+    layer_run routed = *run;
     options.external_routing = true;
-    moert_layer *layer = open_layer(run->mesh, &options);
-    copy_weights(run->layer, layer);
-    *batch = run->batch;
-    batch->index =
+    routed.pass = NULL;
+    routed.layer = open_layer(run->mesh, &options);
+    copy_weights(run->layer, routed.layer);
+    routed.batch.index =
         upload_floats(read_floats(moert_pass_get(run->pass, MOERT_PASS_INDEX), slots), slots);
-    batch->weight =
+    routed.batch.weight =
         upload_floats(read_floats(moert_pass_get(run->pass, MOERT_PASS_WEIGHT), slots), slots);
-    return layer;
+    routed.y = unset_floats(n);
+    routed.dx = unset_floats(n);
+    return routed;
 }
 
+/* Runs backward and reduction; returns the gradient of the routing weights. */
+static moert_buffer *backward(layer_run *run) {
+    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    losses.weight_gradient = unset_floats(run->batch.tokens * TOPK);
+    ASSERT_OK_ON_ALL(moert_pass_backward(run->pass, run->dy, &losses, run->dx));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run->layer, true));
+    return losses.weight_gradient;
+}
+
+/* dx differs, because only one of the layers has a router. */
 TEST(test_a_layer_with_the_routing_of_another_has_its_bits) {
     moert_layer_options options = layer_form(20, 12);
     options.shared_intermediate = 7;
     options.expert_biases = true;
     layer_run run = layer_run_of(options);
-    const size_t slots = run.batch.tokens * options.router.topk,
-                 n = run.batch.tokens * options.hidden;
-    moert_batch batch;
-    moert_pass *pass = NULL;
-    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
     ASSERT_OK_ON_ALL(layer_run_forward(&run));
-    moert_layer *layer = routed_layer(&run, &batch);
-    ASSERT_ON_ALL(moert_layer_weight(layer, MOERT_LAYER_ROUTER) == NULL);
-    moert_buffer *y = unset_floats(n), *dx = unset_floats(n), *weight = unset_floats(slots);
-    losses.weight_gradient = weight;
-    ASSERT_OK_ON_ALL(moert_pass_backward(run.pass, run.dy, &losses, run.dx));
-    ASSERT_OK_ON_ALL(moert_layer_forward(layer, &batch, run.x, y, &pass));
-    ASSERT_ON_ALL(same_floats(y, run.y, n));
-    ASSERT_ON_ALL(moert_pass_get(pass, MOERT_PASS_SCORES) == NULL);
-    losses.weight_gradient = unset_floats(slots);
-    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, &losses, dx));
-    ASSERT_ON_ALL(same_floats(weight, losses.weight_gradient, slots));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
-    for (int i = MOERT_LAYER_SHARED_W1; i < MOERT_LAYER_CORRECTION; i++) {
-        const moert_buffer *theirs = moert_layer_gradient(run.layer, (moert_layer_tensor)i);
-        ASSERT_ON_ALL(theirs == NULL ||
-                      same_floats(theirs, moert_layer_gradient(layer, (moert_layer_tensor)i),
-                                  moert_buffer_bytes(theirs) / sizeof(float)));
-    }
-}
-
-/* Runs a pass of the batch, and returns the gradient of W1. */
-static float *run_pass(moert_layer *layer, const moert_batch *batch, moert_buffer *const rows[4],
-                       size_t *n) {
-    moert_pass *pass = NULL;
-    ASSERT_OK_ON_ALL(moert_layer_forward(layer, batch, rows[0], rows[1], &pass));
-    ASSERT_OK_ON_ALL(moert_pass_backward(pass, rows[2], NULL, rows[3]));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
-    moert_pass_destroy(pass);
-    const moert_buffer *gradient = moert_layer_gradient(layer, MOERT_LAYER_W1);
-    *n = moert_buffer_bytes(gradient) / sizeof(float);
-    return read_floats(gradient, *n);
+    layer_run routed = routed_run(&run);
+    ASSERT_OK_ON_ALL(layer_run_forward(&routed));
+    ASSERT_ON_ALL(moert_layer_weight(routed.layer, MOERT_LAYER_ROUTER) == NULL &&
+                  moert_pass_get(routed.pass, MOERT_PASS_SCORES) == NULL);
+    ASSERT_ON_ALL(same_floats(backward(&run), backward(&routed), run.batch.tokens * TOPK));
+    routed.dx = run.dx;
+    ASSERT_ON_ALL(layer_run_same(&run, &routed));
 }
 
 TEST(test_rows_in_bf16_give_the_results_of_the_same_values_in_float32) {
@@ -167,25 +127,25 @@ TEST(test_rows_in_bf16_give_the_results_of_the_same_values_in_float32) {
     options.dispatch = MOERT_DISPATCH_BF16;
     layer_run run = layer_run_of(options);
     const size_t n = run.batch.tokens * options.hidden;
-    moert_batch batch;
-    size_t elements;
     ASSERT_OK_ON_ALL(layer_run_forward(&run));
-    moert_layer *layer = routed_layer(&run, &batch);
-    moert_buffer *const floats[] = {run.x, run.y, run.dy, run.dx};
-    moert_buffer *const bf16[] = {
-        upload_as(download_floats(run.x, n), n, MOERT_DTYPE_BF16), unset_bf16(n),
-        upload_as(download_floats(run.dy, n), n, MOERT_DTYPE_BF16), unset_bf16(n)};
-    const float *want = run_pass(layer, &batch, floats, &elements);
-    batch.type = MOERT_DTYPE_BF16;
-    const float *got = run_pass(layer, &batch, bf16, &elements);
-    assert_bf16("y", bf16[1], download_floats(run.y, n), n);
-    assert_bf16("dx", bf16[3], download_floats(run.dx, n), n);
-    ASSERT_ON_ALL(memcmp(got, want, elements * sizeof *got) == 0);
-    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+    layer_run want = routed_run(&run), got = routed_run(&run);
+    got.batch.type = MOERT_DTYPE_BF16;
+    got.x = upload_as(download_floats(run.x, n), n, MOERT_DTYPE_BF16);
+    got.dy = upload_as(download_floats(run.dy, n), n, MOERT_DTYPE_BF16);
+    got.y = unset_bf16(n);
+    got.dx = unset_bf16(n);
+    ASSERT_OK_ON_ALL(layer_run_forward(&want));
+    ASSERT_OK_ON_ALL(layer_run_forward(&got));
+    ASSERT_ON_ALL(same_floats(backward(&want), backward(&got), n / options.hidden * TOPK));
+    assert_bf16("y", got.y, download_floats(want.y, n), n);
+    assert_bf16("dx", got.dx, download_floats(want.dx, n), n);
+    got.y = want.y;
+    got.dx = want.dx;
+    ASSERT_ON_ALL(layer_run_same(&want, &got));
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &got.batch, run.x, run.y, NULL),
                         MOERT_ERROR_UNSUPPORTED, "rows of type 2");
-    batch.type = MOERT_DTYPE_F16;
-    ASSERT_FAILS_ON_ALL(moert_layer_forward(layer, &batch, run.x, run.y, NULL),
-                        MOERT_ERROR_UNSUPPORTED, "rows of type 1");
+    got.batch.type = MOERT_DTYPE_F16;
+    ASSERT_FAILS_ON_ALL(layer_run_forward(&got), MOERT_ERROR_UNSUPPORTED, "rows of type 1");
 }
 
 TEST(test_routing_that_does_not_fit_the_layer_is_refused) {

@@ -229,48 +229,48 @@ TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
 
 /* ---- placements ---- */
 
-/* The placement of a layer with two slots more on each rank than it needs, if there are so many
- * experts: contiguous blocks. */
-static moert_layer_options form_with_slots(void) {
+/* The layer has two slots more on each rank than it needs, if there are so many experts. It begins
+ * with contiguous blocks. */
+TEST(test_placements_are_checked) {
     moert_layer_options options = form();
     const size_t experts = options.router.experts;
     options.slots = moert_min(moert_ceil_div(experts, test_ranks) + 2, experts);
-    return options;
-}
-
-TEST(test_placements_are_checked) {
-    moert_layer_options options = form_with_slots();
     const size_t slots = options.slots * test_ranks;
     layer_run run = layer_run_of(options);
-    uint32_t expert[64], other[64];
-    assert_in_range(slots, options.router.experts, MOERT_COUNT(expert));
+    uint32_t expert[64], other[64] = {0};
+    assert_in_range(slots, experts, MOERT_COUNT(expert));
     memcpy(expert, moert_layer_placement(run.layer)->expert, slots * sizeof *expert);
+    const struct {
+        size_t slot;
+        uint32_t expert;
+        const char *text;
+    } rows[] = {{1, expert[0], "each has one slot"},
+                {1, MOERT_LAYER_NO_EXPERT, "has slots for"},
+                {options.slots - 1, MOERT_LAYER_CLONE | expert[0], "in another slot"},
+                {options.slots - 1, MOERT_LAYER_CLONE | 5, "there are 5 experts"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        memcpy(other, expert, sizeof other);
+        other[rows[i].slot] = rows[i].expert;
+        if (test_ranks > 1 || i < 2) /* one rank has no slot to spare */
+            ASSERT_REFUSED(moert_layer_place(run.layer, other), rows[i].text);
+    }
     ASSERT_ON_ALL(moert_layer_expert(run.layer, 0) == expert[test_rank * options.slots]);
     ASSERT_ON_ALL(moert_layer_expert(run.layer, options.slots) == MOERT_LAYER_NO_EXPERT);
-    memcpy(other, expert, sizeof other);
-    other[1] = other[0];
-    ASSERT_REFUSED(moert_layer_place(run.layer, other), "each has one slot");
-    other[1] = MOERT_LAYER_NO_EXPERT;
-    ASSERT_REFUSED(moert_layer_place(run.layer, other), "has slots for");
     ASSERT_REFUSED(moert_layer_place(run.layer, NULL), "expert is NULL");
     moert_pass *pass = forward(&run);
     ASSERT_REFUSED(moert_layer_place(run.layer, expert), "is alive");
     moert_pass_destroy(pass);
     ASSERT_OK_ON_ALL(moert_layer_place(run.layer, expert));
-    if (test_ranks > 1 && test_rank == 1) {
-        expert[0] ^= expert[1];
-        expert[1] ^= expert[0];
-        expert[0] ^= expert[1];
+    memcpy(other, expert, sizeof other);
+    if (test_rank == 1) {
+        other[0] = expert[1];
+        other[1] = expert[0];
     }
     if (test_ranks > 1)
-        ASSERT_REFUSED(moert_layer_place(run.layer, expert),
+        ASSERT_REFUSED(moert_layer_place(run.layer, other),
                        "all ranks must place the experts alike");
-}
-
-TEST(test_a_layer_without_slots_places_nothing) {
-    const moert_layer_options options = form();
-    const uint32_t expert[64] = {0};
-    ASSERT_REFUSED(moert_layer_place(open_layer(open_mesh(0), &options), expert), "without slots");
+    options.slots = 0;
+    ASSERT_REFUSED(moert_layer_place(open_layer(run.mesh, &options), expert), "without slots");
 }
 
 /* ---- buffers and batches ---- */

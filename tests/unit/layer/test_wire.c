@@ -69,12 +69,12 @@ typedef struct skew {
 } skew;
 
 static size_t busy_experts(const oracle_layer *oracle, const layer_results *results) {
-    const size_t experts = oracle->options.router.experts;
-    const size_t n = oracle->elements[MOERT_LAYER_W1] / experts;
+    const size_t experts = oracle->options.router.experts,
+                 n = results->count[MOERT_LAYER_W1] / experts;
     size_t busy = 0;
     for (size_t e = 0; e < experts; e++) {
         size_t i = e * n;
-        while (i < (e + 1) * n && results->gradient[MOERT_LAYER_W1][i] == 0.0f)
+        while (i < (e + 1) * n && results->value[MOERT_LAYER_W1][i] == 0.0f)
             i++;
         busy += i < (e + 1) * n;
     }
@@ -93,7 +93,7 @@ static void check_engines(const moert_layer_options *options, skew s) {
         if (!works(e))
             continue;
         const layer_results got = compute(&oracle, (layer_setup){.deferred = e == STAGED}, e, NULL);
-        ASSERT_ON_ALL(layer_same_rows(&got, &want) && layer_same_gradients(&got, &want));
+        ASSERT_ON_ALL(layer_same(&got, &want));
     }
     release_since(before);
 }
@@ -147,8 +147,7 @@ TEST(test_rows_that_are_already_rounded_lose_nothing) {
         memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
         memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
         compute_both(&oracle, dispatch, results);
-        ASSERT_ON_ALL(layer_same_rows(&results[0], &results[1]) &&
-                      layer_same_gradients(&results[0], &results[1]));
+        ASSERT_ON_ALL(layer_same(&results[0], &results[1]));
     }
 }
 
@@ -205,12 +204,12 @@ TEST(test_results_in_bf16_are_rounded_once) {
         results[c] = compute(&oracle, (layer_setup){0}, first_engine(), NULL);
     }
     for (size_t i = 0; i < TOKENS * HIDDEN; i++)
-        largest = fmaxf(largest, fabsf(results[0].dx[i]));
+        largest = fmaxf(largest, fabsf(results[0].value[LAYER_DX][i]));
     for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
-        const float y = results[0].y[i], dx = results[0].dx[i];
-        wrong += results[1].y[i] != round_to(MOERT_DTYPE_BF16, y);
-        wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
-        rounded += results[1].y[i] != y && results[1].dx[i] != dx;
+        const float y = results[0].value[LAYER_Y][i], dx = results[0].value[LAYER_DX][i];
+        wrong += results[1].value[LAYER_Y][i] != round_to(MOERT_DTYPE_BF16, y);
+        wrong += !(fabsf(results[1].value[LAYER_DX][i] - dx) <= 0x1p-8f * largest);
+        rounded += results[1].value[LAYER_Y][i] != y && results[1].value[LAYER_DX][i] != dx;
     }
     const bool same = layer_same_gradients(&results[0], &results[1]);
     ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
