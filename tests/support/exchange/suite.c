@@ -110,28 +110,9 @@ void run_shapes(moert_exchange *exchange, trip like) {
 
 void expect_usable(trip *t) {
     const shape c = t->c;
-    ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* the device of make_busy works again */
+    ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* a device that was late works again */
     ASSERT_OK_ON_ALL(trip_run(&c, t));
     ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));
-}
-
-moert_flags *make_busy(void) {
-    const uint64_t busy_ns = 2500000000;
-    moert_flags *busy;
-    ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
-    return owned(busy, moert_flags_destroy);
-}
-
-moert_status keep_busy(moert_flags *busy) {
-    return test_rank == test_ranks - 1 ? moert_flags_barrier(busy) : MOERT_OK;
-}
-
-void expect_late(const trip *t, const char *phase) {
-    moert_exchange_plan *plan = NULL;
-    ASSERT_FAILS_ON_ALL(trip_plan(t, &plan), MOERT_ERROR_COMM,
-                        titled("the device of rank %zu (", test_ranks - 1));
-    assert_non_null(strstr(moert_last_error(), phase));
 }
 
 /* True if a setup is possible on this device with this number of ranks. */

@@ -44,9 +44,7 @@ enum {
     BY_SUMS = 3 << 8,
     BY_STAGED = 1 << 10,
     BY_NODES = 7 << 11, /* node engine with hosts of 1, 2 and 3 ranks */
-    BY_IMPATIENT = 1 << 14,
-    BY_IMPATIENT_FUSED = 1 << 15,
-    BY_IMPATIENT_SUMMED = 1 << 16,
+    BY_IMPATIENT = 7 << 14,
     BY_ENGINES = BY_LOCAL | BY_WINDOW | BY_DEVICES | BY_STAGED | BY_NODES,
     BY_PUSHES = BY_PUSHED | BY_PUSHED_ONCE | BY_SUMS,
     BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES,
@@ -119,10 +117,3 @@ moert_transfer trip_back(const trip *t, bool weighted, bool slots);
 moert_transfer trip_push(const trip *t, bool weighted, bool slots);
 moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
 moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
-
-/* keep_busy() keeps the last rank's device for 2.5 s in a barrier that no other rank enters. In the
- * setups BY_IMPATIENT*, the other ranks time out earlier. make_busy() creates the flags. */
-moert_flags *make_busy(void);
-moert_status keep_busy(moert_flags *busy);
-/* Checks that the next plan fails with a message that names the last rank and `phase`. */
-void expect_late(const trip *t, const char *phase);

@@ -2,11 +2,9 @@
 /* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
  * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
  * engine. */
-#include "base/config.h"
 #include "base/memory.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
-#include "support/suite.h"
 
 /* ---- rows that go to each rank once ---- */
 
@@ -213,23 +211,6 @@ EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     expect_usable(t);
 }
 
-/* The last rank's device is busy while the others wait for its rows. */
-EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED) {
-    const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
-    if (test_ranks == 1 || suite_skips(test_ranks != 2))
-        return;
-    trip *t = open_pushing(state, &c);
-    moert_flags *busy = make_busy();
-    ASSERT_OK_ON_ALL(trip_dispatch(t, true, MOERT_OK));
-    ASSERT_OK_ON_ALL(keep_busy(busy));
-    moert_transfer back = trip_push(t, false, false);
-    const moert_status local =
-        moert_exchange_push_rows(t->exchange, &back, moert_window_rows(t->x));
-    ASSERT_OK_ON_ALL(moert_exchange_combine(t->exchange, &back, local));
-    expect_late(t, "in phase 'combine'");
-    expect_usable(t);
-}
-
 /* A window without room for the slots is refused before anything is stored. */
 EXCHANGE_TEST(test_a_push_needs_room_for_slots, BY_PUSHES) {
     const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
@@ -287,32 +268,13 @@ EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     ASSERT_ON_ALL(moert_exchange_far_rows(t->exchange) == before + pairs);
 }
 
-EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES) {
-    moert_exchange *exchange = open_exchange(state);
-    const size_t piece = moert_mail_piece_bytes;
-    for (moert_mail_piece_bytes = 100; moert_mail_piece_bytes <= 1500;
-         moert_mail_piece_bytes += 700)
-        run_shapes(exchange, (trip){.chunks = 0});
-    moert_mail_piece_bytes = piece;
-}
-
-static moert_exchange *open_presumming(void **state) {
+/* Rows of bf16 are never summed first, since their sum would have to be rounded. */
+EXCHANGE_TEST(test_nodes_may_sum_rows_of_float32_first, BY_NODES) {
     set_variable("MOERT_NODE_SUM", "presum");
     moert_exchange *exchange = open_exchange(state);
     set_variable("MOERT_NODE_SUM", NULL);
-    return exchange;
-}
-
-EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES) {
-    run_shapes(open_presumming(state),
-               (trip){.presummed = spread[((const setup *)*state)->together]});
-}
-
-/* Rows of bf16 are never summed first, since their sum would have to be rounded. */
-EXCHANGE_TEST(test_nodes_never_sum_bf16_rows_first, BY_NODES) {
-    const shape c = {"bf16", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
-    trip *t = open_windows(open_presumming(state), c.width, true);
-    ASSERT_OK_ON_ALL(trip_run(&c, t));
+    run_shapes(exchange, (trip){.presummed = spread[((const setup *)*state)->together]});
+    run_shapes(exchange, (trip){.bf16 = true});
 }
 
 EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES) {
