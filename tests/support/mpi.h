@@ -68,6 +68,9 @@ bool on_all(bool mine);
 /* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);
 
+/* Replaces values[n] by their sums over all ranks. Collective. */
+void sum_over_ranks(double *values, size_t n);
+
 /* Rows of n values for the nodes of a rank's span (base/tree.h), drawn at random over 11 binary
  * orders, so that their sum depends on the order. */
 float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank);

@@ -18,11 +18,11 @@ static void *read_bytes(const moert_buffer *buffer, size_t bytes) {
 }
 
 /* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
- * this rank's part of the job, *own, and one per token for each other part that has some of the
- * token's experts, *others. Each rank is a part, or each node of `comm`, unless it is NULL. */
-static void count_stored(const trip *t, const moert_comm *comm, size_t *own, size_t *others) {
+ * this rank's part of the job, counts[0], and one per token for each other part that has some of
+ * the token's experts, counts[1]. Each rank is a part, or each node of `comm`, unless it is NULL. */
+static void count_stored(const trip *t, const moert_comm *comm, double counts[2]) {
     const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
-    *own = *others = 0;
+    counts[0] = counts[1] = 0;
     for (size_t token = 0; token < t->tokens; token++)
         for (size_t part = 0; part < test_ranks; part++) {
             size_t slots = 0;
@@ -31,17 +31,11 @@ static void count_stored(const trip *t, const moert_comm *comm, size_t *own, siz
                 if (owner != MOERT_PLAN_DROPPED)
                     slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
             }
-            *own += part == mine ? slots : 0;
-            *others += part != mine && slots > 0;
+            if (part == mine)
+                counts[0] += (double)slots;
+            else
+                counts[1] += slots > 0;
         }
-}
-
-static size_t sum_over_ranks(size_t mine) {
-    size_t all[JOB_RANKS], sum = 0;
-    ASSERT_OK_ON_ALL(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < test_ranks; r++)
-        sum += all[r];
-    return sum;
 }
 
 static void poison_rows(const trip *t) {
@@ -62,9 +56,10 @@ static size_t count_poison(const trip *t) {
 }
 
 EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
+    enum { OWN, OTHERS, STORED, ROWS, SUMS };
     const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
     trip *t = open_trip(state, &c);
-    size_t own, others;
+    double sums[SUMS];
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
     moert_transfer there = trip_there(t, false);
     there.once = true;
@@ -73,10 +68,12 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
     const size_t missing = count_poison(t);
     ASSERT_ON_ALL(missing % stride == 0);
-    const size_t stored = sum_over_ranks(rows - missing / stride);
-    count_stored(t, NULL, &own, &others);
-    ASSERT_ON_ALL(stored == sum_over_ranks(own + others));
-    ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
+    count_stored(t, NULL, sums);
+    sums[STORED] = (double)(rows - missing / stride);
+    sums[ROWS] = (double)rows;
+    sum_over_ranks(sums, SUMS);
+    ASSERT_ON_ALL(sums[STORED] == sums[OWN] + sums[OTHERS]);
+    ASSERT_ON_ALL(test_ranks == 1 || sums[STORED] < sums[ROWS]);
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(t->exchange, &there));
     ASSERT_ON_ALL(count_poison(t) == 0);
 }
@@ -259,8 +256,9 @@ EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
     const moert_comm *comm = spread[((const setup *)*state)->together];
     trip *t = open_trip(state, &c);
-    size_t own, pairs;
-    count_stored(t, comm, &own, &pairs);
+    double stored[2];
+    count_stored(t, comm, stored);
+    const uint64_t pairs = (uint64_t)stored[1];
     /* rows that the two dispatches of the first trip sent to other hosts */
     const uint64_t before = moert_exchange_far_rows(t->exchange);
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));

@@ -218,20 +218,17 @@ TEST(test_views_show_what_the_router_computed) {
 TEST(test_losses_are_reported) {
     enum { LSE = 15, SUMS };
     const viewed v = view_forward();
-    double sums[SUMS] = {0}, all[64][SUMS], total[SUMS] = {0};
+    double total[SUMS] = {0};
     moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
     losses.aux_coefficient = 0.5;
     losses.aux_gradient = unset_floats(v.experts);
     for (size_t t = 0; t < v.tokens; t++) {
         const double lse = (double)v.value[MOERT_PASS_LSE][t];
-        sums[LSE] += lse * lse;
+        total[LSE] += lse * lse;
         for (size_t e = 0; e < v.experts; e++)
-            sums[e] += (double)v.value[MOERT_PASS_SCORES][t * v.experts + e];
+            total[e] += (double)v.value[MOERT_PASS_SCORES][t * v.experts + e];
     }
-    ASSERT_OK(moert_comm_allgather(test_comm, sums, sizeof sums, all));
-    for (size_t r = 0; r < test_ranks; r++)
-        for (size_t i = 0; i < SUMS; i++)
-            total[i] += all[r][i];
+    sum_over_ranks(total, SUMS);
     const uint64_t *counts = moert_pass_expert_counts(v.run.pass);
     const double rows = LAYER_TOKENS, factor = (double)v.experts / ((double)v.topk * rows * rows);
     double aux = 0.0;

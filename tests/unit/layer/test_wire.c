@@ -226,14 +226,13 @@ TEST(test_dispatches_move_the_bytes_of_their_format) {
             const moert_layer_options options = form(MOERT_PRECISION_F32, (moert_dispatch)d);
             const size_t unit = e == STAGED ? sizeof(float) : 64;
             const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-            uint64_t mine, all[64] = {0}, sum = 0;
+            uint64_t mine;
             compute(&oracle, (layer_setup){0}, e, &mine);
-            ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
-            for (size_t r = 0; r < test_ranks; r++)
-                sum += all[r];
-            ASSERT_ON_ALL(sum ==
-                          TOKENS * TOPK *
-                              (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit)));
+            double sum = (double)mine;
+            sum_over_ranks(&sum, 1);
+            ASSERT_ON_ALL(
+                sum == (double)(TOKENS * TOPK *
+                                (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit))));
         }
     }
 }
