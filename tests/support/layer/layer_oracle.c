@@ -2,7 +2,7 @@
 #include "support/layer/layer_oracle.h"
 
 #include "support/layer/router.h"
-#include "support/test.h"
+#include "support/quant/quantize_oracle.h"
 
 enum { MOST_EXPERTS = 16, MOST_WIDTH = 256 };
 
@@ -20,8 +20,7 @@ static double *scaled(const char *name, size_t n, double scale) {
 }
 
 /* Rounds a row to MXFP8 (E4M3). Each block of 32 has a power of two as scale, which makes its
- * largest element at most 448. Elements keep three mantissa bits; the smallest step is 2^-9 times
- * the scale. */
+ * largest element at most 448. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;
@@ -32,8 +31,8 @@ static void round_row(double *row, size_t n) {
             continue;
         const double scale = exp2(ceil(log2(largest / 448.0)));
         for (size_t i = first; i < end; i++) {
-            const double step = exp2(fmax(floor(log2(fabs(row[i]) / scale)), -6.0) - 3.0) * scale;
-            row[i] = nearbyint(row[i] / step) * step;
+            const unsigned code = oracle_code(MOERT_DTYPE_E4M3, row[i] / scale);
+            row[i] = oracle_value(MOERT_DTYPE_E4M3, code) * scale;
         }
     }
 }
@@ -44,10 +43,8 @@ static double *sent(const char *name, const moert_layer_options *options, size_t
     double *rows = scaled(name, n, 1.0);
     for (size_t t = 0; t < tokens && options->dispatch == MOERT_DISPATCH_MXFP8; t++)
         round_row(rows + t * options->hidden, options->hidden);
-    for (size_t i = 0; i < n && options->dispatch == MOERT_DISPATCH_BF16; i++) {
-        const double step = exp2(floor(log2(fabs(rows[i]))) - 7.0);
-        rows[i] = nearbyint(rows[i] / step) * step;
-    }
+    for (size_t i = 0; i < n && options->dispatch == MOERT_DISPATCH_BF16; i++)
+        rows[i] = (double)round_to(MOERT_DTYPE_BF16, rows[i]);
     return rows;
 }
 

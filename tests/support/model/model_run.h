@@ -9,13 +9,11 @@
 typedef struct model_data {
     size_t sequences, length;
     int32_t *input, *target; /* [B,S] */
-    float *logits;           /* [B,S,V] of a golden model, or NULL */
-    size_t vocabulary;
 } model_data;
 
 /* Sequences whose tokens the test fills in. */
 model_data alloc_data(size_t sequences, size_t length);
-/* The first batch of a golden model, "mixtral-tiny" for example, and its logits. */
+/* The first batch of a golden model, "mixtral-tiny" for example. */
 model_data golden_data(const char *name);
 /* The sequences of a rank. */
 moert_model_batch model_batch(const moert_model *model, const model_data *data);

@@ -3,9 +3,9 @@
  * weights. */
 #include "context/context.h"
 #include "layer/precision.h"
-#include "moert/quantize.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
+#include "support/quant/quantized.h"
 
 enum { TOKENS = 16 * LAYER_TOKENS };
 
@@ -77,111 +77,71 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
 
 enum { ROWS = 70 };
 
-static void cast(moert_dtype from, const moert_buffer *source, moert_dtype to, moert_buffer *target,
-                 size_t n) {
-    ASSERT_OK_ON_ALL(
-        moert_cast_run(&(moert_cast){sizeof(moert_cast), from, to, n, source, target}));
-}
-
-/* Returns source[groups.rows, columns], rounded, as float32. NVFP4 rounds by the amax of each group
- * if `group_scales`, else by the amax of all groups. */
-static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_groups groups,
-                             size_t columns, moert_buffer *source, bool group_scales) {
-    const size_t n = groups.rows * columns, bytes = n * sizeof(float);
+/* Returns a matrix, rounded, as float32. NVFP4 rounds by the amax of each group if `group_scales`,
+ * else by the amax of all groups. */
+static moert_buffer *rounded(moert_precision precision, moert_axis axis, const matrix *m,
+                             bool group_scales) {
+    const size_t n = m->rows * m->columns;
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
-    moert_buffer *target = test_buffer(bytes), *payload = test_buffer(bytes);
-    if (precision == MOERT_PRECISION_BF16) {
-        cast(MOERT_DTYPE_F32, source, MOERT_DTYPE_BF16, payload, n);
-        cast(MOERT_DTYPE_BF16, payload, MOERT_DTYPE_F32, target, n);
-    } else {
-        moert_quantize op = {.size = sizeof op,
-                             .how = MOERT_QUANTIZER_INIT,
-                             .groups = groups,
-                             .columns = columns,
-                             .x = source,
-                             .q = payload,
-                             .scale = test_buffer(bytes),
-                             .global = test_buffer(groups.count * sizeof(float)),
-                             .amax = nvfp4 ? test_buffer(groups.count * sizeof(float)) : NULL};
-        op.how.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
-        op.how.axis = axis;
-        op.how.group_scales = nvfp4 && group_scales;
-        if (nvfp4)
-            ASSERT_OK_ON_ALL(moert_quantize_amax(&op));
-        ASSERT_OK_ON_ALL(moert_quantize_run(&op));
-        op.x = target;
-        ASSERT_OK_ON_ALL(moert_dequantize_run(&op));
-    }
-    return target;
-}
-
-/* Returns dv in the dtype in which the layer keeps it, bf16 or float32. */
-static moert_buffer *kept_dv(const moert_layer *layer, size_t n, const moert_buffer *source) {
-    const moert_dtype type = moert_precision_dv_type(layer);
-    moert_buffer *target = test_buffer(n * sizeof(float));
-    if (type == MOERT_DTYPE_F32)
-        ASSERT_OK_ON_ALL(moert_buffer_copy(source, 0, target, 0, n * sizeof(float)));
-    else
-        cast(MOERT_DTYPE_F32, source, type, target, n);
-    return target;
+    const moert_quantizer how = HOW(.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
+                                    .axis = axis, .group_scales = nvfp4 && group_scales);
+    if (precision != MOERT_PRECISION_BF16)
+        return upload_floats(quantize("portable", &how, m).back, n);
+    float *values = test_alloc(n * sizeof *values);
+    memcpy(values, m->x, n * sizeof *values);
+    round_all(values, n, MOERT_DTYPE_BF16);
+    return upload_floats(values, n);
 }
 
 /* Checks the three GEMMs of the first projection, with the GLU fused into the forward GEMM. Every
  * rank uses the same rows x and dv. */
-static void check_gemms(layer_run *run, moert_precision precision) {
-    moert_layer *layer = run->layer;
+static void check_gemms(moert_layer *layer) {
     const size_t h = layer->options.hidden, n = 2 * layer->options.intermediate,
                  experts = layer->local_experts;
-    float *values = random_floats(ROWS * (h + n), 2.0f, 5);
     uint32_t ends[8], weight_ends[8];
     for (size_t e = 0; e < experts; e++) {
         ends[e] = (uint32_t)(experts > 1 ? e * (ROWS - 3) / (experts - 1) : ROWS - 3);
         weight_ends[e] = (uint32_t)((e + 1) * n);
     }
-    moert_buffer *x = upload(values, ROWS * h * sizeof *values),
-                 *y = upload(values + ROWS * h, ROWS * n * sizeof *values),
-                 *got_x = upload(values, ROWS * h * sizeof *values),
-                 *got_y = upload(values, ROWS * n * sizeof *values),
-                 *got_h = upload(values, ROWS * n / 2 * sizeof *values),
-                 *want_x = upload(values, ROWS * h * sizeof *values),
-                 *want_y = upload(values, ROWS * n * sizeof *values),
-                 *dv = kept_dv(layer, ROWS * n, y),
-                 *row_ends = upload(ends, experts * sizeof *ends),
-                 *line_ends = upload(weight_ends, experts * sizeof *ends);
     moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
-                 *dw = moert_layer_gradient(layer, MOERT_LAYER_W1),
-                 *want_dw = test_buffer(moert_buffer_bytes(dw));
-    const moert_groups rows = {row_ends, experts, ROWS}, lines = {line_ends, experts, experts * n};
+                 *dw = moert_layer_gradient(layer, MOERT_LAYER_W1);
+    const matrix x = {random_floats(ROWS * h, 2.0f, 5), ROWS, h, ends, experts},
+                 y = {random_floats(ROWS * n, 2.0f, 6), ROWS, n, ends, experts},
+                 w = {read_floats(weight, experts * n * h), experts * n, h, weight_ends, experts};
+    moert_buffer *got_x = unset_floats(ROWS * h), *want_x = unset_floats(ROWS * h),
+                 *got_y = unset_floats(ROWS * n), *want_y = unset_floats(ROWS * n),
+                 *got_h = unset_floats(ROWS * n / 2), *want_dw = unset_floats(experts * n * h),
+                 *all_x = upload_floats(x.x, ROWS * h),
+                 *dv = upload_as(y.x, ROWS * n, moert_precision_dv_type(layer));
     const moert_axis along = MOERT_AXIS_ROW, across = MOERT_AXIS_COLUMN;
-    moert_buffer *all[] = {rounded(precision, along, rows, h, x, false),
-                           rounded(precision, along, rows, n, y, false),
-                           rounded(precision, across, rows, h, x, false),
-                           rounded(precision, across, rows, n, y, false),
-                           rounded(precision, along, lines, h, weight, true),
-                           rounded(precision, across, lines, h, weight, true)};
-    const moert_gemm plain = {.groups = rows, .n = n, .k = h};
+    const moert_precision p = layer->options.precision;
+    const moert_gemm plain = {
+        .groups = {upload(ends, experts * sizeof *ends), experts, ROWS}, .n = n, .k = h};
     moert_gemm gemm = plain;
-#define GEMM(which, a, w, b)                                                                       \
-    (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x = (a), gemm.weight = (w), gemm.y = (b),  \
+#define GEMM(which, a, b, c)                                                                       \
+    (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x = (a), gemm.weight = (b), gemm.y = (c),  \
      &gemm)
+    ASSERT_OK_ON_ALL(moert_gemm_run(
+        GEMM(FORWARD, rounded(p, along, &x, false), rounded(p, along, &w, true), want_y)));
+    ASSERT_OK_ON_ALL(moert_gemm_run(
+        GEMM(DGRAD, want_x, rounded(p, across, &w, true), rounded(p, along, &y, false))));
+    ASSERT_OK_ON_ALL(moert_gemm_run(
+        GEMM(WGRAD, rounded(p, across, &x, false), want_dw, rounded(p, across, &y, false))));
     moert_pass pass = {.layer = layer};
     ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_precision_begin(layer);
-        moert_gemm first = *GEMM(FORWARD, x, weight, got_y);
+        moert_gemm first = *GEMM(FORWARD, all_x, weight, got_y);
         first.gated = true;
         first.glu = (moert_glu){.form = layer->options.glu, .h = got_h};
         ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, &first));
         moert_precision_begin(layer);
         ASSERT_OK_ON_ALL(
             moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(DGRAD, got_x, weight, dv)));
-        ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(WGRAD, x, dw, dv)));
-        ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(FORWARD, all[0], all[4], want_y)));
-        ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(DGRAD, want_x, all[5], all[1])));
-        ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(WGRAD, all[2], want_dw, all[3])));
+        ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(WGRAD, all_x, dw, dv)));
         ASSERT_ON_ALL(same_floats(got_y, want_y, ROWS * n) &&
                       same_floats(got_x, want_x, ROWS * h) &&
-                      same_floats(dw, want_dw, moert_buffer_bytes(dw) / sizeof(float)));
+                      same_floats(dw, want_dw, experts * n * h));
     }
 #undef GEMM
 }
@@ -193,8 +153,7 @@ TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
         set_variable("MOERT_BF16", "widened"); /* disables AMX, which sums in another order */
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         oracle.options.precision = (moert_precision)p;
-        layer_run run = layer_run_open(&oracle, (layer_setup){0});
-        check_gemms(&run, (moert_precision)p);
+        check_gemms(layer_run_open(&oracle, (layer_setup){0}).layer);
     }
     set_variable("MOERT_BF16", NULL);
 }

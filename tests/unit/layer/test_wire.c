@@ -158,36 +158,35 @@ static void lift(double *rows) {
         rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
 }
 
-/* Runs a layer with dispatches in float32 and in `other`, with x[:,0] multiplied by `scale`. Rows
- * and gradients must be equal, or differ, as expected. */
-static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool same_y,
-                         bool same_dw) {
-    const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
-    oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-    layer_results results[2];
-    lift(oracle.x);
-    lift(oracle.dy);
-    for (size_t t = 0; t < TOKENS; t++)
-        oracle.x[t * HIDDEN] *= scale;
-    compute_both(&oracle, other, results);
-    const bool rows = layer_same_rows(&results[0], &results[1]);
-    const bool gradients = layer_same_gradients(&results[0], &results[1]);
-    ASSERT_ON_ALL(rows == same_y && gradients == same_dw);
-}
-
-/* Forward and dgrad round the rows along the same blocks as the dispatch. wgrad rounds along other
- * blocks, but E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever
- * the block. */
-TEST(test_with_precision_mxfp8_the_dispatch_changes_only_tiny_elements_of_wgrad) {
-    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, true, true);
-    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, true, false);
-    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, false, false);
-}
-
-/* Rounding a row to bf16 gives the same bits before and after the dispatch. */
-TEST(test_with_precision_bf16_a_dispatch_in_bf16_changes_nothing) {
-    compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, true, true);
-    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false);
+/* x[:,0] is multiplied by `scale`. With precision mxfp8, forward and dgrad round the rows along the
+ * same blocks as the dispatch. wgrad rounds along other blocks, but E4M3 keeps four bits of every
+ * element above 2^-14 of its block's largest, whatever the block. Rounding a row to bf16 gives the
+ * same bits before and after the dispatch. */
+TEST(test_a_dispatch_that_rounds_like_the_experts_changes_only_tiny_elements_of_wgrad) {
+    static const struct {
+        moert_precision precision;
+        moert_dispatch other;
+        double scale;
+        bool same_rows, same_gradients;
+    } rows[] = {
+        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, true, true},
+        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, true, false},
+        {MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, false, false},
+        {MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, true, true},
+        {MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const moert_layer_options options = form(rows[i].precision, MOERT_DISPATCH_F32);
+        oracle_layer oracle = oracle_layer_create(&options, TOKENS);
+        layer_results results[2];
+        lift(oracle.x);
+        lift(oracle.dy);
+        for (size_t t = 0; t < TOKENS; t++)
+            oracle.x[t * HIDDEN] *= rows[i].scale;
+        compute_both(&oracle, rows[i].other, results);
+        ASSERT_ON_ALL(layer_same_rows(&results[0], &results[1]) == rows[i].same_rows);
+        ASSERT_ON_ALL(layer_same_gradients(&results[0], &results[1]) == rows[i].same_gradients);
+    }
 }
 
 /* With one expert per token, y is the expert's row, rounded if results travel in bf16. dx also
