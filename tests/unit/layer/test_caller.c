@@ -165,96 +165,67 @@ TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
 
 /* ---- what a pass shows of its router ---- */
 
-/* A layer after a forward, with its views. */
-typedef struct viewed {
-    layer_run run;
-    size_t tokens, experts, topk;
+/* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. Counts are
+ * those of the index, and the reported losses those of the views. */
+TEST(test_views_counts_and_losses_show_what_the_router_computed) {
+    enum { EXPERTS = 5, LSE = EXPERTS, SUMS };
+    static const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = TOPK,
+                                                   [MOERT_PASS_WEIGHT] = TOPK,
+                                                   [MOERT_PASS_LOGITS] = EXPERTS,
+                                                   [MOERT_PASS_SCORES] = EXPERTS,
+                                                   [MOERT_PASS_LSE] = 1};
+    layer_run run = layer_run_of(layer_form(20, 12));
+    const size_t tokens = run.batch.tokens;
     float *value[MOERT_PASS_VIEWS];
-    const int32_t *index; /* [T,K] */
-} viewed;
-
-static viewed view_forward(void) {
-    viewed v = {.run = layer_run_of(layer_form(20, 12))};
-    v.tokens = v.run.batch.tokens;
-    v.experts = v.run.oracle->options.router.experts;
-    v.topk = v.run.oracle->options.router.topk;
-    const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = v.topk,
-                                            [MOERT_PASS_WEIGHT] = v.topk,
-                                            [MOERT_PASS_LOGITS] = v.experts,
-                                            [MOERT_PASS_SCORES] = v.experts,
-                                            [MOERT_PASS_LSE] = 1};
-    ASSERT_OK_ON_ALL(layer_run_forward(&v.run));
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
     for (int i = 0; i < MOERT_PASS_VIEWS; i++)
-        v.value[i] =
-            read_floats(moert_pass_get(v.run.pass, (moert_pass_view)i), v.tokens * width[i]);
-    v.index = (const int32_t *)(const void *)v.value[MOERT_PASS_INDEX];
-    return v;
-}
-
-/* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. */
-TEST(test_views_show_what_the_router_computed) {
-    const viewed v = view_forward();
-    bool right = true;
-    for (size_t t = 0; t < v.tokens; t++) {
-        double weights = 0.0, scores = 0.0, sum = 0.0;
-        for (size_t k = t * v.topk; k < (t + 1) * v.topk; k++) {
-            weights += (double)v.value[MOERT_PASS_WEIGHT][k];
-            right = right && v.index[k] >= 0 && v.index[k] < (int32_t)v.experts;
-        }
-        for (size_t e = t * v.experts; e < (t + 1) * v.experts; e++) {
-            scores += (double)v.value[MOERT_PASS_SCORES][e];
-            sum += exp((double)v.value[MOERT_PASS_LOGITS][e]);
-        }
-        right = right && fabs(weights - 1.0) < 1e-6 && fabs(scores - 1.0) < 1e-6 &&
-                fabs(log(sum) - (double)v.value[MOERT_PASS_LSE][t]) < 1e-5;
-    }
-    ASSERT_ON_ALL(right);
-    ASSERT_ON_ALL(moert_pass_get(v.run.pass, MOERT_PASS_VIEWS) == NULL &&
-                  moert_pass_get(NULL, MOERT_PASS_INDEX) == NULL);
-}
-
-/* The reported losses are those of the views; with the reported gradient, dx is that of the losses
- * that the test computes itself. */
-TEST(test_losses_are_reported) {
-    enum { LSE = 15, SUMS };
-    const viewed v = view_forward();
+        value[i] = read_floats(moert_pass_get(run.pass, (moert_pass_view)i), tokens * width[i]);
+    const int32_t *index = (const int32_t *)(const void *)value[MOERT_PASS_INDEX];
+    uint64_t own[EXPERTS] = {0}, counted[EXPERTS] = {0};
     double total[SUMS] = {0};
+    bool right = true;
+    for (size_t t = 0; t < tokens; t++) {
+        double weights = 0.0, scores = 0.0, sum = 0.0, lse = (double)value[MOERT_PASS_LSE][t];
+        for (size_t k = t * TOPK; k < (t + 1) * TOPK; k++) {
+            weights += (double)value[MOERT_PASS_WEIGHT][k];
+            right = right && index[k] >= 0 && index[k] < EXPERTS;
+            own[index[k] % EXPERTS]++;
+        }
+        for (size_t e = 0; e < EXPERTS; e++) {
+            const double score = (double)value[MOERT_PASS_SCORES][t * EXPERTS + e];
+            scores += score;
+            total[e] += score;
+            sum += exp((double)value[MOERT_PASS_LOGITS][t * EXPERTS + e]);
+        }
+        total[LSE] += lse * lse;
+        right = right && fabs(weights - 1.0) < 1e-6 && fabs(scores - 1.0) < 1e-6 &&
+                fabs(log(sum) - lse) < 1e-5;
+    }
+    const uint64_t *of_ranks = moert_pass_rank_counts(run.pass),
+                   *counts = moert_pass_expert_counts(run.pass);
+    for (size_t i = 0; i < test_ranks * EXPERTS; i++)
+        counted[i % EXPERTS] += of_ranks[i];
+    ASSERT_ON_ALL(right && memcmp(own, of_ranks + test_rank * EXPERTS, sizeof own) == 0 &&
+                  memcmp(counted, counts, sizeof counted) == 0);
+    ASSERT_ON_ALL(moert_pass_get(run.pass, MOERT_PASS_VIEWS) == NULL &&
+                  moert_pass_get(NULL, MOERT_PASS_INDEX) == NULL);
+
+    const double rows = LAYER_TOKENS, factor = EXPERTS / (TOPK * rows * rows);
+    double aux = 0.0;
     moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
     losses.aux_coefficient = 0.5;
-    losses.aux_gradient = unset_floats(v.experts);
-    for (size_t t = 0; t < v.tokens; t++) {
-        const double lse = (double)v.value[MOERT_PASS_LSE][t];
-        total[LSE] += lse * lse;
-        for (size_t e = 0; e < v.experts; e++)
-            total[e] += (double)v.value[MOERT_PASS_SCORES][t * v.experts + e];
-    }
+    losses.aux_gradient = unset_floats(EXPERTS);
     sum_over_ranks(total, SUMS);
-    const uint64_t *counts = moert_pass_expert_counts(v.run.pass);
-    const double rows = LAYER_TOKENS, factor = (double)v.experts / ((double)v.topk * rows * rows);
-    double aux = 0.0;
-    ASSERT_OK_ON_ALL(moert_pass_report(v.run.pass, &losses));
-    const float *gradient = download_floats(losses.aux_gradient, v.experts);
-    bool right = fabs(losses.z - total[LSE] / rows) < 1e-9;
-    for (size_t e = 0; e < v.experts; e++) {
+    ASSERT_OK_ON_ALL(moert_pass_report(run.pass, &losses));
+    const float *gradient = download_floats(losses.aux_gradient, EXPERTS);
+    for (size_t e = 0; e < EXPERTS; e++) {
         aux += factor * (double)counts[e] * total[e];
         right = right && fabs((double)gradient[e] - 0.5 * factor * (double)counts[e]) < 1e-7;
     }
-    ASSERT_ON_ALL(right && fabs(losses.aux - aux) < 1e-6 * aux);
+    ASSERT_ON_ALL(right && fabs(losses.z - total[LSE] / rows) < 1e-9 &&
+                  fabs(losses.aux - aux) < 1e-6 * aux);
     ASSERT_REFUSED(moert_pass_report(NULL, &losses), "pass is NULL");
-    ASSERT_REFUSED(moert_pass_report(v.run.pass, NULL), "moert_pass_losses is NULL");
-}
-
-TEST(test_counts_are_those_of_the_index) {
-    const viewed v = view_forward();
-    uint64_t own[16] = {0}, sums[16] = {0};
-    for (size_t s = 0; s < v.tokens * v.topk; s++)
-        own[v.index[s]]++;
-    const uint64_t *counts = moert_pass_rank_counts(v.run.pass);
-    for (size_t i = 0; i < test_ranks * v.experts; i++)
-        sums[i % v.experts] += counts[i];
-    ASSERT_ON_ALL(memcmp(own, counts + test_rank * v.experts, v.experts * sizeof *own) == 0);
-    ASSERT_ON_ALL(memcmp(sums, moert_pass_expert_counts(v.run.pass), v.experts * sizeof *sums) ==
-                  0);
+    ASSERT_REFUSED(moert_pass_report(run.pass, NULL), "moert_pass_losses is NULL");
 }
 
 MPI_TESTS(open_test_context, close_test_context)

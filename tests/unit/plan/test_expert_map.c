@@ -15,24 +15,45 @@ static moert_expert_map *new_map(size_t experts, size_t ranks, size_t slots) {
     return new_groups(experts, ranks, 1, slots);
 }
 
-TEST(test_a_map_begins_with_contiguous_blocks) {
-    for (size_t experts = 1; experts < 12; experts++)
-        for (size_t ranks = 1; ranks < 14; ranks++)
-            for (size_t spare = 0; spare < 3; spare++) {
-                const size_t slots = spare > 0 ? moert_ceil_div(experts, ranks) + spare - 1 : 0;
-                const moert_expert_map *map = new_map(experts, ranks, slots);
-                for (size_t e = 0; e < experts; e++) {
-                    const size_t rank = moert_plan_owner(experts, ranks, e);
-                    size_t first, count;
-                    moert_plan_experts(experts, ranks, rank, &first, &count);
-                    assert_int_equal(map->rank[e], rank);
-                    assert_int_equal(map->slot[e], e - first);
-                    assert_int_equal(map->expert[map->first[rank] + map->slot[e]], e);
-                    assert_int_equal(moert_expert_map_slots_of(map, rank),
-                                     slots > 0 ? slots : count);
+/* Checks that a map's slots of a rank begin with the experts [first, first + count). */
+static void check_block(const moert_expert_map *map, size_t rank, size_t first, size_t count) {
+    for (size_t e = first; e < first + count; e++) {
+        assert_int_equal(map->rank[e], rank);
+        assert_int_equal(map->slot[e], e - first);
+        assert_int_equal(map->expert[map->first[rank] + map->slot[e]], e);
+    }
+}
+
+TEST(test_contiguous_blocks_of_experts_differ_by_at_most_one) {
+    for (size_t experts = 1; experts <= 20; experts++)
+        for (size_t ranks = 1; ranks <= 24; ranks++) {
+            const size_t fewest = experts / ranks, most = moert_ceil_div(experts, ranks);
+            const moert_expert_map *maps[] = {new_map(experts, ranks, 0),
+                                              new_map(experts, ranks, most),
+                                              new_map(experts, ranks, most + 1)};
+            size_t next = 0;
+            for (size_t r = 0; r < ranks; r++) {
+                size_t first, count;
+                moert_plan_experts(experts, ranks, r, &first, &count);
+                assert_int_equal(first, next);
+                assert_in_range(count, fewest, most);
+                for (size_t e = first; e < first + count; e++)
+                    assert_int_equal(moert_plan_owner(experts, ranks, e), r);
+                for (size_t m = 0; m < MOERT_COUNT(maps); m++) {
+                    check_block(maps[m], r, first, count);
+                    assert_int_equal(moert_expert_map_slots_of(maps[m], r),
+                                     m > 0 ? most + m - 1 : count);
+                    assert_int_equal(moert_expert_map_most(maps[m]), most);
                 }
-                assert_int_equal(moert_expert_map_most(map), moert_ceil_div(experts, ranks));
+                next += count;
             }
+            assert_int_equal(next, experts);
+        }
+    size_t first, count; /* of calls that make no sense */
+    moert_plan_experts(4, 0, 0, &first, &count);
+    assert_int_equal(count, 0);
+    assert_int_equal(moert_plan_owner(4, 0, 1), 0);
+    assert_int_equal(moert_plan_owner(4, 2, 4), 2);
 }
 
 TEST(test_each_group_has_all_experts) {

@@ -169,31 +169,6 @@ TEST(test_replicas_compute_the_rows_of_their_groups) {
     assert_in_range(check_ranges(map), 1, 63 * (CLONED_RANKS - 1));
 }
 
-TEST(test_plan_gives_each_expert_one_owner_in_contiguous_blocks) {
-    for (size_t experts = 1; experts <= 20; experts++) {
-        for (size_t ranks = 1; ranks <= 24; ranks++) {
-            size_t next = 0, largest = 0, smallest = experts;
-            for (size_t r = 0; r < ranks; r++) {
-                size_t first, count;
-                moert_plan_experts(experts, ranks, r, &first, &count);
-                assert_int_equal(first, next);
-                for (size_t e = first; e < first + count; e++)
-                    assert_int_equal(moert_plan_owner(experts, ranks, e), r);
-                next += count;
-                largest = moert_max(largest, count);
-                smallest = moert_min(smallest, count);
-            }
-            assert_int_equal(next, experts);
-            assert_true(largest - smallest <= 1);
-        }
-    }
-    size_t first, count; /* of calls that make no sense */
-    moert_plan_experts(4, 0, 0, &first, &count);
-    assert_int_equal(count, 0);
-    assert_int_equal(moert_plan_owner(4, 0, 1), 0);
-    assert_int_equal(moert_plan_owner(4, 2, 4), 2);
-}
-
 TEST(test_plan_count_names_the_bad_slot) {
     static const struct {
         int32_t index[6];
