@@ -8,15 +8,6 @@
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
 enum { PIECES = MOERT_COUNT(piece_tokens) };
 
-/* Computes the pieces [first, end) of a rank. If there are several ranks, the middle rank has
- * none. */
-static void pieces_of(size_t rank, size_t size, size_t *first, size_t *end) {
-    const size_t idle = size / 2, workers = size > 1 ? size - 1 : 1;
-    const size_t worker = size > 1 && rank > idle ? rank - 1 : rank;
-    *first = PIECES * worker / workers;
-    *end = size > 1 && rank == idle ? *first : PIECES * (worker + 1) / workers;
-}
-
 static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     size_t tokens = 0;
     for (size_t i = 0; i < piece; i++)
@@ -54,12 +45,17 @@ static void load_weights(const layer_run *run) {
     }
 }
 
+/* Uploads the pieces [first, end) of the tokens. If there are several ranks, the middle rank has
+ * none. */
 static void upload_tokens(layer_run *run) {
     const oracle_layer *oracle = run->oracle;
     const size_t hidden = oracle->options.hidden;
-    size_t first, end;
     uint32_t ends[PIECES] = {0};
-    pieces_of(moert_comm_rank(run->world), moert_comm_size(run->world), &first, &end);
+    const size_t rank = moert_comm_rank(run->world), size = moert_comm_size(run->world),
+                 idle = size / 2, workers = size > 1 ? size - 1 : 1,
+                 worker = size > 1 && rank > idle ? rank - 1 : rank;
+    const size_t first = PIECES * worker / workers,
+                 end = size > 1 && rank == idle ? first : PIECES * (worker + 1) / workers;
     run->first_token = tokens_before(oracle, first);
     for (size_t i = first; i < end; i++)
         ends[i - first] = (uint32_t)(tokens_before(oracle, i + 1) - run->first_token);
@@ -135,16 +131,12 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
 
 /* Gathers the rows of all ranks: all[T,H]. */
 static void collect_rows(const layer_run *run, const moert_buffer *rows, float *all) {
-    const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
+    const size_t hidden = run->oracle->options.hidden,
+                 own = run->batch.tokens * hidden * sizeof *all;
     size_t bytes[64];
-    for (size_t r = 0; r < size; r++) {
-        size_t first, end;
-        pieces_of(r, size, &first, &end);
-        bytes[r] = (tokens_before(run->oracle, end) - tokens_before(run->oracle, first)) * hidden *
-                   sizeof *all;
-    }
     float *mine = all + run->first_token * hidden;
-    ASSERT_OK(moert_buffer_read(rows, 0, mine, bytes[moert_comm_rank(run->world)]));
+    ASSERT_OK(moert_comm_allgather(run->world, &own, sizeof own, bytes));
+    ASSERT_OK(moert_buffer_read(rows, 0, mine, own));
     ASSERT_OK(moert_comm_allgatherv(run->world, mine, bytes, all));
 }
 

@@ -165,10 +165,33 @@ TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
 
 /* ---- what a pass shows of its router ---- */
 
+enum { EXPERTS = 5, LSE = EXPERTS, SUMS };
+
+/* total: the sums of the scores, by expert, and of lse^2, on this rank. */
+static void check_losses(const layer_run *run, double total[SUMS]) {
+    const double rows = LAYER_TOKENS, factor = EXPERTS / (TOPK * rows * rows);
+    const uint64_t *counts = moert_pass_expert_counts(run->pass);
+    double aux = 0.0;
+    bool right = true;
+    moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
+    losses.aux_coefficient = 0.5;
+    losses.aux_gradient = unset_floats(EXPERTS);
+    sum_over_ranks(total, SUMS);
+    ASSERT_OK_ON_ALL(moert_pass_report(run->pass, &losses));
+    const float *gradient = download_floats(losses.aux_gradient, EXPERTS);
+    for (size_t e = 0; e < EXPERTS; e++) {
+        aux += factor * (double)counts[e] * total[e];
+        right = right && fabs((double)gradient[e] - 0.5 * factor * (double)counts[e]) < 1e-7;
+    }
+    ASSERT_ON_ALL(right && fabs(losses.z - total[LSE] / rows) < 1e-9 &&
+                  fabs(losses.aux - aux) < 1e-6 * aux);
+    ASSERT_REFUSED(moert_pass_report(NULL, &losses), "pass is NULL");
+    ASSERT_REFUSED(moert_pass_report(run->pass, NULL), "moert_pass_losses is NULL");
+}
+
 /* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. Counts are
  * those of the index, and the reported losses those of the views. */
 TEST(test_views_counts_and_losses_show_what_the_router_computed) {
-    enum { EXPERTS = 5, LSE = EXPERTS, SUMS };
     static const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = TOPK,
                                                    [MOERT_PASS_WEIGHT] = TOPK,
                                                    [MOERT_PASS_LOGITS] = EXPERTS,
@@ -209,23 +232,7 @@ TEST(test_views_counts_and_losses_show_what_the_router_computed) {
                   memcmp(counted, counts, sizeof counted) == 0);
     ASSERT_ON_ALL(moert_pass_get(run.pass, MOERT_PASS_VIEWS) == NULL &&
                   moert_pass_get(NULL, MOERT_PASS_INDEX) == NULL);
-
-    const double rows = LAYER_TOKENS, factor = EXPERTS / (TOPK * rows * rows);
-    double aux = 0.0;
-    moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
-    losses.aux_coefficient = 0.5;
-    losses.aux_gradient = unset_floats(EXPERTS);
-    sum_over_ranks(total, SUMS);
-    ASSERT_OK_ON_ALL(moert_pass_report(run.pass, &losses));
-    const float *gradient = download_floats(losses.aux_gradient, EXPERTS);
-    for (size_t e = 0; e < EXPERTS; e++) {
-        aux += factor * (double)counts[e] * total[e];
-        right = right && fabs((double)gradient[e] - 0.5 * factor * (double)counts[e]) < 1e-7;
-    }
-    ASSERT_ON_ALL(right && fabs(losses.z - total[LSE] / rows) < 1e-9 &&
-                  fabs(losses.aux - aux) < 1e-6 * aux);
-    ASSERT_REFUSED(moert_pass_report(NULL, &losses), "pass is NULL");
-    ASSERT_REFUSED(moert_pass_report(run.pass, NULL), "moert_pass_losses is NULL");
+    check_losses(&run, total);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

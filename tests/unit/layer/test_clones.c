@@ -81,7 +81,7 @@ static void change_weights(const layer_run *run) {
 
 /* Makes two rounds of steps with layers in two setups, and places clones in the second one before
  * each round, unless it has exact replicas. */
-static void compare_setups(const moert_layer_options *options, layer_setup one, layer_setup other) {
+static void compare(const moert_layer_options *options, layer_setup one, layer_setup other) {
     const size_t before = owned_count();
     const oracle_layer oracle = oracle_layer_create(options, TOKENS);
     layer_run plain = layer_run_open(&oracle, one), cloned = layer_run_open(&oracle, other);
@@ -98,36 +98,32 @@ static void compare_setups(const moert_layer_options *options, layer_setup one, 
     release_since(before);
 }
 
-static void compare(const moert_layer_options *options, layer_setup how) {
-    compare_setups(options, how, how);
-}
-
 TEST(test_clones_give_the_bits_of_one_expert) {
     moert_layer_options options = form(40, 24);
-    compare(&options, (layer_setup){0});
-    compare(&options, (layer_setup){.deferred = true});
+    compare(&options, (layer_setup){0}, (layer_setup){0});
+    compare(&options, (layer_setup){.deferred = true}, (layer_setup){.deferred = true});
     options.expert_biases = options.router_bias = true;
-    compare(&options, (layer_setup){0});
+    compare(&options, (layer_setup){0}, (layer_setup){0});
     options.recompute_experts = true;
-    compare(&options, (layer_setup){0});
+    compare(&options, (layer_setup){0}, (layer_setup){0});
 }
 
 TEST(test_clones_give_the_bits_of_one_expert_in_low_precision) {
     for (moert_precision p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         moert_layer_options options = form(64, 32);
         options.precision = p;
-        compare(&options, (layer_setup){0});
+        compare(&options, (layer_setup){0}, (layer_setup){0});
         options.dispatch = MOERT_DISPATCH_BF16;
         options.combine = MOERT_COMBINE_BF16;
         options.expert_biases = true;
-        compare(&options, (layer_setup){0});
+        compare(&options, (layer_setup){0}, (layer_setup){0});
     }
 }
 
 TEST(test_clones_work_within_groups_of_experts) {
     const moert_layer_options options = form(40, 24);
     if (test_ranks % 2 == 0)
-        compare(&options, (layer_setup){.ep = 2});
+        compare(&options, (layer_setup){.ep = 2}, (layer_setup){.ep = 2});
 }
 
 TEST(test_exact_replicas_give_the_bits_of_one_set) {
@@ -135,11 +131,11 @@ TEST(test_exact_replicas_give_the_bits_of_one_set) {
         moert_layer_options options = layer_form(40, 24);
         if (test_ranks % ep != 0)
             continue;
-        compare_setups(&options, (layer_setup){0}, (layer_setup){.ep = ep, .exact = true});
+        compare(&options, (layer_setup){0}, (layer_setup){.ep = ep, .exact = true});
         options.expert_biases = true;
         options.precision = MOERT_PRECISION_MXFP8;
-        compare_setups(&options, (layer_setup){.deferred = true},
-                       (layer_setup){.ep = ep, .exact = true, .deferred = true});
+        compare(&options, (layer_setup){.deferred = true},
+                (layer_setup){.ep = ep, .exact = true, .deferred = true});
     }
 }
 

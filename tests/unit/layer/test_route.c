@@ -136,70 +136,10 @@ static moert_route_buffers form(moert_dtype type) {
     return b;
 }
 
-static moert_buffer *unset(size_t n, moert_dtype type) {
-    return type == MOERT_DTYPE_BF16 ? unset_bf16(n) : unset_floats(n);
-}
-
-static moert_buffer *compute(const test_route *t, moert_dtype type) {
-    return upload_as(rows_of(t, COLUMNS, computed, NAN), t->rows * COLUMNS, type);
-}
-
 /* ---- calls ---- */
 
-static void check_dispatch(const test_route *t, moert_dtype type) {
-    const size_t n = t->rows * COLUMNS;
-    moert_route_buffers b = form(type);
-    b.tokens = type == MOERT_DTYPE_BF16 ? t->x16 : t->x;
-    b.rows = unset(n, type);
-    ASSERT_OK_ON_ALL(moert_route_dispatch(t->route, &b));
-    ASSERT_ON_ALL(are(b.rows, type, rows_of(t, COLUMNS, payload, 0.0f), n));
-    b.rows = unset(n, type);
-    b.weight = t->weight;
-    b.row_weight = unset_floats(t->rows);
-    ASSERT_OK_ON_ALL(moert_route_dispatch(t->route, &b));
-    ASSERT_ON_ALL(are(b.rows, type, rows_of(t, COLUMNS, payload, 0.0f), n) &&
-                  are(b.row_weight, MOERT_DTYPE_F32, rows_of(t, 1, weight_of, 0.0f), t->rows));
-}
-
-static void check_combine(const test_route *t, moert_dtype type) {
-    moert_route_buffers b = form(type);
-    b.rows = compute(t, type);
-    for (size_t by_weight = 0; by_weight < 2; by_weight++) {
-        b.tokens = unset_floats(t->tokens * COLUMNS);
-        b.weight = by_weight ? t->weight : NULL;
-        ASSERT_OK_ON_ALL(moert_route_combine(t->route, &b));
-        ASSERT_ON_ALL(
-            are(b.tokens, MOERT_DTYPE_F32, sums_of(t, by_weight, type), t->tokens * COLUMNS));
-    }
-}
-
-/* Without gradients of the weights, then with them. */
-static void check_dispatch_backward(const test_route *t, moert_dtype type) {
-    moert_route_buffers b = form(type);
-    b.rows = compute(t, type);
-    for (size_t with = 0; with < 2; with++) {
-        b.tokens = unset_floats(t->tokens * COLUMNS);
-        b.row_weight = with ? upload_floats(rows_of(t, 1, dweight, NAN), t->rows) : NULL;
-        b.weight = with ? unset_floats(t->tokens * TOPK) : NULL;
-        ASSERT_OK_ON_ALL(moert_route_dispatch_backward(t->route, &b));
-        ASSERT_ON_ALL(
-            are(b.tokens, MOERT_DTYPE_F32, sums_of(t, false, type), t->tokens * COLUMNS) &&
-            (!with || are(b.weight, MOERT_DTYPE_F32, slots_of(t, dweight), t->tokens * TOPK)));
-    }
-}
-
-static void check_combine_backward(const test_route *t, moert_dtype type) {
-    moert_route_buffers b = form(type);
-    b.tokens = type == MOERT_DTYPE_BF16 ? t->x16 : t->x;
-    b.rows = unset(t->rows * COLUMNS, type);
-    ASSERT_OK_ON_ALL(moert_route_combine_backward(t->route, &b));
-    ASSERT_ON_ALL(are(b.rows, type, rows_of(t, COLUMNS, payload, 0.0f), t->rows * COLUMNS));
-    b.weight = t->weight;
-    b.combined_rows = compute(t, type);
-    b.weight_gradient = unset_floats(t->tokens * TOPK);
-    ASSERT_OK_ON_ALL(moert_route_combine_backward(t->route, &b));
-    bool right = are(b.rows, type, rows_of(t, COLUMNS, weighted, 0.0f), t->rows * COLUMNS);
-    const float *got = download_floats(b.weight_gradient, t->tokens * TOPK);
+static bool weight_gradients_are_near(const test_route *t, moert_dtype type, const float *got) {
+    bool right = true;
     for (size_t s = 0; s < t->tokens * TOPK; s++) {
         const size_t slot = t->first_slot + s;
         double sum = 0.0, size = 1.0;
@@ -211,7 +151,51 @@ static void check_combine_backward(const test_route *t, moert_dtype type) {
         }
         right = right && fabs((double)got[s] - sum) <= 1e-6 * size;
     }
-    ASSERT_ON_ALL(right);
+    return right;
+}
+
+/* Each call without the optional buffers of the weights, then with them. */
+static void check_calls(const test_route *t, moert_dtype type) {
+    const moert_dtype f32 = MOERT_DTYPE_F32;
+    const bool bf16 = type == MOERT_DTYPE_BF16;
+    const size_t n = t->rows * COLUMNS, tokens = t->tokens * COLUMNS, slots = t->tokens * TOPK;
+    moert_buffer *rows = bf16 ? unset_bf16(n) : unset_floats(n), *sums = unset_floats(tokens),
+                 *results = upload_as(rows_of(t, COLUMNS, computed, NAN), n, type);
+    for (int with = 0; with < 2; with++) {
+        moert_route_buffers there = form(type), back = form(type), dback = form(type);
+        there.tokens = bf16 ? t->x16 : t->x;
+        there.rows = rows;
+        there.weight = with ? t->weight : NULL;
+        there.row_weight = with ? unset_floats(t->rows) : NULL;
+        ASSERT_OK_ON_ALL(moert_route_dispatch(t->route, &there));
+        ASSERT_ON_ALL(are(rows, type, rows_of(t, COLUMNS, payload, 0.0f), n));
+        if (with)
+            ASSERT_ON_ALL(are(there.row_weight, f32, rows_of(t, 1, weight_of, 0.0f), t->rows));
+
+        there.row_weight = NULL;
+        there.combined_rows = with ? results : NULL;
+        there.weight_gradient = with ? unset_floats(slots) : NULL;
+        ASSERT_OK_ON_ALL(moert_route_combine_backward(t->route, &there));
+        ASSERT_ON_ALL(are(rows, type, rows_of(t, COLUMNS, with ? weighted : payload, 0.0f), n));
+        if (with)
+            ASSERT_ON_ALL(
+                weight_gradients_are_near(t, type, download_floats(there.weight_gradient, slots)));
+
+        back.rows = results;
+        back.tokens = sums;
+        back.weight = with ? t->weight : NULL;
+        ASSERT_OK_ON_ALL(moert_route_combine(t->route, &back));
+        ASSERT_ON_ALL(are(sums, f32, sums_of(t, with, type), tokens));
+
+        dback.rows = results;
+        dback.tokens = sums;
+        dback.row_weight = with ? upload_floats(rows_of(t, 1, dweight, NAN), t->rows) : NULL;
+        dback.weight = with ? unset_floats(slots) : NULL;
+        ASSERT_OK_ON_ALL(moert_route_dispatch_backward(t->route, &dback));
+        ASSERT_ON_ALL(are(sums, f32, sums_of(t, false, type), tokens));
+        if (with)
+            ASSERT_ON_ALL(are(dback.weight, f32, slots_of(t, dweight), slots));
+    }
 }
 
 static uint8_t *read_bytes(const moert_buffer *buffer, size_t n) {
@@ -254,13 +238,8 @@ static void check_mxfp8(const test_route *t) {
 }
 
 static void check_route(const test_route *t) {
-    for (size_t bf16 = 0; bf16 < 2; bf16++) {
-        const moert_dtype type = bf16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
-        check_dispatch(t, type);
-        check_combine(t, type);
-        check_dispatch_backward(t, type);
-        check_combine_backward(t, type);
-    }
+    check_calls(t, MOERT_DTYPE_F32);
+    check_calls(t, MOERT_DTYPE_BF16);
     check_mxfp8(t);
 }
 
@@ -278,7 +257,7 @@ static void check_engine(const char *name, size_t *works) {
     const test_route a = open_route(mesh, 1, 0), b = open_route(mesh, 2, 8);
     check_route(&a);
     check_route(&b);
-    check_dispatch(&a, MOERT_DTYPE_F32);
+    check_calls(&a, MOERT_DTYPE_F32);
     release_owned();
     moert_mesh_destroy(mesh);
     (*works)++;
@@ -326,7 +305,7 @@ TEST(test_ranks_that_differ_are_refused_and_named) {
     if (test_ranks > 1)
         ASSERT_REFUSED(moert_route_dispatch(t.route, &b),
                        "has columns=32, but rank 0 has columns=34");
-    check_dispatch(&t, MOERT_DTYPE_F32);
+    check_calls(&t, MOERT_DTYPE_F32);
 }
 
 TEST(test_wrong_arguments_are_named_on_all_ranks) {
@@ -359,7 +338,7 @@ TEST(test_wrong_arguments_are_named_on_all_ranks) {
     ASSERT_REFUSED(moert_route_dispatch(t.route, &b), "columns is 33");
     b.type = MOERT_DTYPE_E4M3;
     ASSERT_REFUSED(moert_route_dispatch(t.route, &b), "type is 3");
-    check_dispatch(&t, MOERT_DTYPE_F32);
+    check_calls(&t, MOERT_DTYPE_F32);
     ASSERT_ON_ALL(moert_route_rows(NULL) == 0 && moert_route_ends(NULL) == NULL &&
                   moert_route_plan(NULL) == NULL);
 }
