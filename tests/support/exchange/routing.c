@@ -35,7 +35,7 @@ static void choose(const shape *c, size_t token, int32_t *deck, int32_t *slot) {
         size_t pick = k + (size_t)(u * (double)(c->experts - k));
         if (c->choice == ONE_EXPERT)
             pick = c->experts - 1;
-        else if (c->choice == LAST_EXPERTS && k < 2)
+        else if (c->choice == LAST_TWO && k < 2)
             pick = c->experts - 1 - k;
         else if (c->choice == ZIPF)
             pick = k + (size_t)(pow((double)(c->experts - k + 1), u) - 1.0);

@@ -10,16 +10,7 @@ enum { MOST_RANKS = 9, MOST_TOPK = 16, SHAPES = 20, MOST_ROWS = 2039 };
 /* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as
  * often as the first. HOT: one expert gets at least 30 % of the slots. CAPPED: rows are limited to
  * MOST_ROWS; the slots of all later rows are dropped. */
-typedef enum {
-    RANDOM,
-    ONE_EXPERT,
-    LAST_EXPERTS,
-    SOME_DROPPED,
-    ALL_DROPPED,
-    ZIPF,
-    HOT,
-    CAPPED
-} pattern;
+typedef enum { RANDOM, ONE_EXPERT, LAST_TWO, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT, CAPPED } pattern;
 
 typedef struct shape {
     const char *name;

@@ -37,11 +37,6 @@ static moert_status make_spread(void) {
     return MOERT_OK;
 }
 
-static void free_spread(void) {
-    for (size_t together = 0; together < test_ranks; together++)
-        moert_comm_destroy(spread[together]);
-}
-
 bool has_windows(void) {
     const moert_device_info *info = moert_device_describe(test_device);
     return info->is_cpu || info->nvidia > 0;
@@ -54,14 +49,6 @@ const char *automatic_engine(moert_comm *comm) {
     const char *engine = moert_exchange_engine(exchange); /* a string of the program */
     moert_exchange_destroy(exchange);
     return engine;
-}
-
-/* Sets the properties of an exchange that no environment variable controls. */
-static void choose_ways(const setup *tested, moert_control *control) {
-    if (tested->once != AS_IT_IS)
-        control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
-    if (tested->fuse != AS_IT_IS)
-        control->fuse = tested->fuse == ON && control->flags != NULL;
 }
 
 moert_exchange *open_exchange(void **state) {
@@ -82,8 +69,13 @@ moert_exchange *open_exchange(void **state) {
         set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
-    if (tested->engine == MOERT_EXCHANGE_WINDOW)
-        choose_ways(tested, exchange->state);
+    if (tested->engine == MOERT_EXCHANGE_WINDOW) { /* no variable controls these properties */
+        moert_control *control = exchange->state;
+        if (tested->once != AS_IT_IS)
+            control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
+        if (tested->fuse != AS_IT_IS)
+            control->fuse = tested->fuse == ON && control->flags != NULL;
+    }
     return owned(exchange, moert_exchange_destroy);
 }
 
@@ -151,7 +143,8 @@ int run_exchange_tests(int arguments, char **argument) {
         }
     }
     const int failed = run_table("exchange", rows, chosen, NULL, NULL);
-    free_spread();
+    for (size_t together = 0; together < test_ranks; together++)
+        moert_comm_destroy(spread[together]);
     close_test_device(NULL);
     return mpi_tests_end(failed);
 }

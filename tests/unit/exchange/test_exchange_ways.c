@@ -155,8 +155,8 @@ EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES) {
     const float *before = read_bytes(moert_window_rows(t->y), floats * sizeof *before);
     moert_transfer push = trip_push(t, false, false);
     if (moert_exchange_sums(t->exchange)) {
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses), MOERT_ERROR_USAGE,
-                            "have no addresses of their own");
+        ASSERT_REFUSED(moert_exchange_push(t->exchange, &push, &addresses),
+                       "have no addresses of their own");
     } else {
         ASSERT_OK_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses));
         const uint64_t *found = read_bytes(addresses, rows * sizeof *found);
@@ -270,8 +270,7 @@ EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES) {
     trip_make_buffers(&c, t);
     ASSERT_OK_ON_ALL(trip_plan(t, &t->plan));
     ASSERT_OK_ON_ALL(moert_window_reserve(t->y, t->plan->plan));
-    ASSERT_FAILS_ON_ALL(trip_combine(t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
-                        "before the first dispatch");
+    ASSERT_REFUSED(trip_combine(t, false, false, MOERT_OK), "before the first dispatch");
     expect_usable(t);
 }
 

@@ -159,40 +159,41 @@ static void check_calls(const test_route *t, moert_dtype type) {
     const moert_dtype f32 = MOERT_DTYPE_F32;
     const bool bf16 = type == MOERT_DTYPE_BF16;
     const size_t n = t->rows * COLUMNS, tokens = t->tokens * COLUMNS, slots = t->tokens * TOPK;
-    moert_buffer *rows = bf16 ? unset_bf16(n) : unset_floats(n), *sums = unset_floats(tokens),
-                 *results = upload_as(rows_of(t, COLUMNS, computed, NAN), n, type);
+    moert_buffer *results = upload_as(rows_of(t, COLUMNS, computed, NAN), n, type);
     for (int with = 0; with < 2; with++) {
         moert_route_buffers there = form(type), back = form(type), dback = form(type);
         there.tokens = bf16 ? t->x16 : t->x;
-        there.rows = rows;
+        there.rows = bf16 ? unset_bf16(n) : unset_floats(n);
         there.weight = with ? t->weight : NULL;
         there.row_weight = with ? unset_floats(t->rows) : NULL;
         ASSERT_OK_ON_ALL(moert_route_dispatch(t->route, &there));
-        ASSERT_ON_ALL(are(rows, type, rows_of(t, COLUMNS, payload, 0.0f), n));
+        ASSERT_ON_ALL(are(there.rows, type, rows_of(t, COLUMNS, payload, 0.0f), n));
         if (with)
             ASSERT_ON_ALL(are(there.row_weight, f32, rows_of(t, 1, weight_of, 0.0f), t->rows));
 
+        there.rows = bf16 ? unset_bf16(n) : unset_floats(n);
         there.row_weight = NULL;
         there.combined_rows = with ? results : NULL;
         there.weight_gradient = with ? unset_floats(slots) : NULL;
         ASSERT_OK_ON_ALL(moert_route_combine_backward(t->route, &there));
-        ASSERT_ON_ALL(are(rows, type, rows_of(t, COLUMNS, with ? weighted : payload, 0.0f), n));
+        ASSERT_ON_ALL(
+            are(there.rows, type, rows_of(t, COLUMNS, with ? weighted : payload, 0.0f), n));
         if (with)
             ASSERT_ON_ALL(
                 weight_gradients_are_near(t, type, download_floats(there.weight_gradient, slots)));
 
         back.rows = results;
-        back.tokens = sums;
+        back.tokens = unset_floats(tokens);
         back.weight = with ? t->weight : NULL;
         ASSERT_OK_ON_ALL(moert_route_combine(t->route, &back));
-        ASSERT_ON_ALL(are(sums, f32, sums_of(t, with, type), tokens));
+        ASSERT_ON_ALL(are(back.tokens, f32, sums_of(t, with, type), tokens));
 
         dback.rows = results;
-        dback.tokens = sums;
+        dback.tokens = unset_floats(tokens);
         dback.row_weight = with ? upload_floats(rows_of(t, 1, dweight, NAN), t->rows) : NULL;
         dback.weight = with ? unset_floats(slots) : NULL;
         ASSERT_OK_ON_ALL(moert_route_dispatch_backward(t->route, &dback));
-        ASSERT_ON_ALL(are(sums, f32, sums_of(t, false, type), tokens));
+        ASSERT_ON_ALL(are(dback.tokens, f32, sums_of(t, false, type), tokens));
         if (with)
             ASSERT_ON_ALL(are(dback.weight, f32, slots_of(t, dweight), slots));
     }

@@ -92,11 +92,16 @@ TEST(test_groups_and_slots_that_lack_an_expert_are_refused) {
 
 /* ---- balance ---- */
 
+/* Returns the balanced placement of a map, expert[slots]. */
+static uint32_t *balanced(const moert_expert_map *map, const uint64_t *rows, bool clones) {
+    uint32_t *expert = test_alloc(moert_expert_map_slots(map) * sizeof *expert);
+    ASSERT_OK(moert_expert_map_balance(map, rows, clones, expert));
+    return expert;
+}
+
 /* rows / mean of the busiest rank after balancing; checks that the placement is whole. */
 static double balance(const moert_expert_map *map, const uint64_t *rows, bool clones) {
-    const size_t slots = moert_expert_map_slots(map);
-    uint32_t *expert = test_alloc(slots * sizeof *expert);
-    ASSERT_OK(moert_expert_map_balance(map, rows, clones, expert));
+    const uint32_t *expert = balanced(map, rows, clones);
     moert_expert_map *copy;
     ASSERT_OK(moert_expert_map_copy(map, &copy));
     owned(copy, moert_expert_map_destroy);
@@ -118,10 +123,9 @@ TEST(test_loads_of_zipf_are_balanced) {
 
 /* Assigns a balanced placement; returns whether that changed anything. */
 static bool rebalance(moert_expert_map *map, const uint64_t *rows, bool clones) {
-    const size_t slots = moert_expert_map_slots(map);
-    uint32_t *expert = test_alloc(slots * sizeof *expert);
-    ASSERT_OK(moert_expert_map_balance(map, rows, clones, expert));
-    const bool same = memcmp(expert, map->expert, slots * sizeof *expert) == 0;
+    const uint32_t *expert = balanced(map, rows, clones);
+    const bool same =
+        memcmp(expert, map->expert, moert_expert_map_slots(map) * sizeof *expert) == 0;
     ASSERT_OK(moert_expert_map_assign(map, expert));
     return !same;
 }
@@ -139,15 +143,13 @@ TEST(test_few_experts_move) {
     enum { EXPERTS = 64, RANKS = 4, SLOTS = EXPERTS + RANKS };
     const moert_expert_map *map = new_map(EXPERTS, RANKS, SLOTS / RANKS);
     uint64_t rows[EXPERTS];
-    uint32_t expert[SLOTS];
     size_t moved = 0;
     for (size_t e = 0; e < EXPERTS; e++) /* no two are equal, but each rank has nearly the mean */
         rows[e] = 1000 + e * 37 % 64;
-    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
-    assert_memory_equal(expert, map->expert, sizeof expert);
+    assert_memory_equal(balanced(map, rows, false), map->expert, SLOTS * sizeof *map->expert);
     rows[0] += 4000; /* rank 0 has a sixth more than the mean */
     assert_true(balance(map, rows, false) <= 1.05);
-    ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
+    const uint32_t *expert = balanced(map, rows, false);
     for (size_t s = 0; s < SLOTS; s++)
         moved += expert[s] != MOERT_NO_EXPERT && expert[s] != map->expert[s];
     assert_in_range(moved, 1, 4);
@@ -158,7 +160,6 @@ TEST(test_experts_go_to_the_node_of_their_tokens) {
     static const uint32_t node[RANKS] = {0, 0, 1, 1};
     const moert_expert_map *map = new_map(EXPERTS, RANKS, EXPERTS / RANKS);
     uint64_t rows[EXPERTS], from[NODES][EXPERTS];
-    uint32_t expert[EXPERTS];
     const moert_row_sources sources = {NODES, node, from[0]};
     for (int even = 0; even < 2; even++) {
         /* node e % 2 has 9 of 10 rows of expert e, or half */
@@ -167,11 +168,11 @@ TEST(test_experts_go_to_the_node_of_their_tokens) {
             from[e % 2][e] = even ? rows[e] / 2 : rows[e] * 9 / 10;
             from[1 - e % 2][e] = rows[e] - from[e % 2][e];
         }
-        ASSERT_OK(moert_expert_map_balance(map, rows, false, expert));
+        uint32_t *expert = balanced(map, rows, false);
         assert_within(moert_expert_map_crossing(map, expert, &sources), 0.5, 0.01);
         ASSERT_OK(moert_expert_map_gather(map, rows, &sources, expert));
         if (even)
-            assert_memory_equal(expert, map->expert, sizeof expert);
+            assert_memory_equal(expert, map->expert, EXPERTS * sizeof *expert);
         else
             assert_within(moert_expert_map_crossing(map, expert, &sources), 0.1, 0.01);
         assert_true(moert_expert_map_load(map, expert, rows) <= 1.03);

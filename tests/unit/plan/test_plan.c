@@ -5,7 +5,7 @@
 
 /* Adds to the shapes of routing.h. */
 static const shape more[] = {
-    {"all to the last experts", 10, 3, 1, {10, 20, 0, 7}, LAST_EXPERTS, 30},
+    {"all to the last two", 10, 3, 1, {10, 20, 0, 7}, LAST_TWO, 30},
     {"many ranks", 64, 8, 1, {1, 2, 3, 4, 5, 6, 7, 8, 9}, RANDOM, 31},
     {"one expert", 1, 1, 1, {4, 0, 2}, RANDOM, 32},
 };
