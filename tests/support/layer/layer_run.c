@@ -181,29 +181,21 @@ layer_results layer_results_of(const oracle_layer *oracle) {
     return results;
 }
 
-static void collect(const layer_run *run, const layer_results *results) {
-    collect_rows(run, run->y, results->value[LAYER_Y]);
-    collect_rows(run, run->dx, results->value[LAYER_DX]);
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (results->value[i] != NULL)
-            collect_gradient(run, (moert_layer_tensor)i, results->value[i]);
-}
-
 layer_results layer_run_collect(const layer_run *run) {
     const layer_results results = layer_results_of(run->oracle);
-    collect(run, &results);
+    collect_rows(run, run->y, results.value[LAYER_Y]);
+    collect_rows(run, run->dx, results.value[LAYER_DX]);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (results.value[i] != NULL)
+            collect_gradient(run, (moert_layer_tensor)i, results.value[i]);
     return results;
 }
 
 layer_results layer_compute(const oracle_layer *oracle, layer_setup how, size_t batches) {
-    const layer_results results = layer_results_of(oracle);
-    const size_t before = owned_count();
     layer_run run = layer_run_open(oracle, how);
     for (size_t i = 0; i < batches; i++)
         ASSERT_OK(layer_run_step(&run, i, batches));
-    collect(&run, &results);
-    release_since(before);
-    return results;
+    return layer_run_collect(&run);
 }
 
 static bool same(const layer_results *a, const layer_results *b, int first, int end) {

@@ -60,7 +60,7 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count);
 /* Gathers the results; fails if replicas of an expert have different bits. */
 layer_results layer_run_collect(const layer_run *run);
 
-/* Runs a step of `batches` micro-batches of the same tokens and returns its results. Frees everything else. */
+/* Runs a step of `batches` micro-batches of the same tokens, and returns its results. */
 layer_results layer_compute(const oracle_layer *oracle, layer_setup how, size_t batches);
 
 /* Whether y and dx, or the gradients that both have, or all of these have the same bits. */
