@@ -230,16 +230,6 @@ bool layer_run_same(const layer_run *a, const layer_run *b) {
     return all;
 }
 
-float *read_floats(const moert_buffer *buffer, size_t n) {
-    float *values = test_alloc((n + 1) * sizeof *values);
-    ASSERT_OK(moert_buffer_read(buffer, 0, values, n * sizeof *values));
-    return values;
-}
-
-bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n) {
-    return memcmp(read_floats(a, n), read_floats(b, n), n * sizeof(float)) == 0;
-}
-
 void copy_weights(moert_layer *from, moert_layer *to) {
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
         const moert_buffer *source = moert_layer_weight(from, (moert_layer_tensor)i);

@@ -70,9 +70,5 @@ bool layer_same(const layer_results *a, const layer_results *b);
 /* Compares this rank's part of two runs likewise. */
 bool layer_run_same(const layer_run *a, const layer_run *b);
 
-/* The first n floats of a buffer, with or without a guard, and whether they equal those of
- * another. */
-float *read_floats(const moert_buffer *buffer, size_t n);
-bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n);
 /* Copies all weights that both layers have. */
 void copy_weights(moert_layer *from, moert_layer *to);

@@ -10,13 +10,6 @@
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
-/* The first bytes of a buffer. */
-static void *read_bytes(const moert_buffer *buffer, size_t bytes) {
-    void *memory = test_alloc(bytes);
-    ASSERT_OK_ON_ALL(moert_buffer_read(buffer, 0, memory, bytes));
-    return memory;
-}
-
 /* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
  * this rank's part of the job, counts[0], and one per token for each other part that has some of
  * the token's experts, counts[1]. Each rank is a part, or each node of `comm`, unless it is NULL. */

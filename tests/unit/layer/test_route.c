@@ -199,12 +199,6 @@ static void check_calls(const test_route *t, moert_dtype type) {
     }
 }
 
-static uint8_t *read_bytes(const moert_buffer *buffer, size_t n) {
-    uint8_t *bytes = test_alloc(n + 1);
-    ASSERT_OK_ON_ALL(moert_buffer_read(buffer, 0, bytes, n));
-    return bytes;
-}
-
 /* Rows in MXFP8 are those of the tokens, quantized on one device. */
 static void check_mxfp8(const test_route *t) {
     const size_t scales = moert_ceil_div(COLUMNS, 32), all = t->routing.first_token[test_ranks];
