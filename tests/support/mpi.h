@@ -68,8 +68,8 @@ bool on_all(bool mine);
 /* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);
 
-/* The first bytes or floats of a buffer, with or without a guard, and whether n floats have the same
- * bits as those of another. Not collective. */
+/* The first bytes or floats of a buffer, with or without a guard, and whether n floats have the
+ * bits of another buffer's. Not collective. */
 void *read_bytes(const moert_buffer *buffer, size_t bytes);
 float *read_floats(const moert_buffer *buffer, size_t n);
 bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n);

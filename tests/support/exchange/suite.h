@@ -4,8 +4,8 @@
  * and number of ranks allow.
  *
  * A round trip is a dispatch and a combine. Rows, slots and sums must equal values that the host
- * computes from the shape's routing (routing.h). A sum has the bits of a chain of fmaf in slot order. If
- * each node sums first, the chain runs over the sums of the nodes.
+ * computes from the shape's routing (routing.h). A sum has the bits of a chain of fmaf in slot
+ * order. If each node sums first, the chain runs over the sums of the nodes.
  */
 #pragma once
 

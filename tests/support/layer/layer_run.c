@@ -140,7 +140,7 @@ static void collect_rows(const layer_run *run, const moert_buffer *rows, float *
     ASSERT_OK(moert_comm_allgatherv(run->world, mine, bytes, all));
 }
 
-/* Each rank broadcasts its parts of a gradient. Ranks that hold replicas must have the same bits. */
+/* Each rank broadcasts its parts of a gradient. Replicas must have the same bits. */
 static void collect_gradient(const layer_run *run, moert_layer_tensor which, float *all) {
     const size_t n = part_elements(run, which), bytes = n * sizeof *all,
                  elements = run->oracle->elements[which];

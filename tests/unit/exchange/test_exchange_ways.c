@@ -12,7 +12,7 @@ static const uint32_t POISON = 0xFFC0DEAD;
 
 /* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
  * this rank's part of the job, counts[0], and one per token for each other part that has some of
- * the token's experts, counts[1]. Each rank is a part, or each node of `comm`, unless it is NULL. */
+ * the token's experts, counts[1]. Each node of `comm` is a part, or each rank if it is NULL. */
 static void count_stored(const trip *t, const moert_comm *comm, double counts[2]) {
     const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
     counts[0] = counts[1] = 0;
@@ -191,9 +191,9 @@ EXCHANGE_TEST(test_a_pushed_combine_may_overlap_other_work, BY_PUSHES) {
     ASSERT_ON_ALL(memcmp(want, read_bytes(t->target, bytes), bytes) == 0);
 }
 
-/* If one rank's GEMM fails after others have sent rows, all ranks fail. A window without room for the
- * slots is refused before anything is stored. Weights are per slot, so they cannot be applied to
- * sums over slots. */
+/* If one rank's GEMM fails after others have sent rows, all ranks fail. A window without room for
+ * the slots is refused before anything is stored. Weights are per slot, so they cannot be applied
+ * to sums over slots. */
 EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     const shape c = {"fails", 8, 4, 24, {50, 17, 40, 3}, SOME_DROPPED, 26};
     trip *t = open_pushing(state, &c);

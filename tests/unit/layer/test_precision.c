@@ -191,8 +191,8 @@ TEST(test_a_failure_between_gathers_fails_on_all_ranks) {
 
 /* ---- weights that change ---- */
 
-/* Changes a weight, which may be the caller's, after its third forward. By then, in every precision,
- * the weight that the second forward prepacked is in use. */
+/* Changes a weight, which may be the caller's, after its third forward. By then, in every
+ * precision, the weight that the second forward prepacked is in use. */
 static void follow_weights(moert_precision precision, bool bound) {
     moert_layer_options options = layer_form(64, 32);
     options.precision = precision;

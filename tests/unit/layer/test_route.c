@@ -248,13 +248,13 @@ static void check_engine(const char *name, size_t *works) {
     if (status == MOERT_ERROR_UNSUPPORTED)
         return;
     ASSERT_OK_ON_ALL(status);
+    owned(mesh, moert_mesh_destroy);
     ASSERT_ON_ALL(strcmp(moert_mesh_engine(mesh), name) == 0);
     const test_route a = open_route(mesh, 1, 0), b = open_route(mesh, 2, 8);
     check_route(&a);
     check_route(&b);
     check_calls(&a, MOERT_DTYPE_F32);
     release_owned();
-    moert_mesh_destroy(mesh);
     (*works)++;
 }
 

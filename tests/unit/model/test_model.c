@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,2san
 /* Whole models: gradients of tied embeddings, prepacked weights, documents. Some cases have a rank
- * without sequences. e2e/golden_model.sh compares logits, losses and gradients with golden files. */
+ * without sequences. e2e/golden_model.sh compares logits and gradients with golden files. */
 #include "base/phase.h"
 #include "support/model/model_run.h"
 
