@@ -81,11 +81,26 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
 
 /* ---- shared memory ---- */
 
+/* The number of this process's mappings whose line in /proc/self/maps contains `part`. */
+static size_t count_mappings(const char *part) {
+    char line[4096];
+    size_t count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        count += strstr(line, part) != NULL;
+    if (maps != NULL)
+        fclose(maps);
+    return count;
+}
+
+/* The memory has no name, and keeps no file open. */
 TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
     enum { COUNT = 1500 };
     moert_shared *shared = NULL;
-    bool right = true;
+    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
     ASSERT_OK_ON_ALL(moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared));
+    bool right = count_mappings("memfd:moert (deleted)") == before + 1 &&
+                 count_files("/proc/self/fd", "") == files;
     size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
     char *first = moert_shared_segment(shared, 0);
     for (size_t i = 0; i < test_ranks * stride; i++)
@@ -103,29 +118,6 @@ TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
         for (size_t i = 0; i < COUNT; i++)
             right = right && ((uint64_t *)moert_shared_segment(shared, r))[i] ==
                                  mpi_value(i % test_ranks, r, i);
-    right = on_all(right);
-    moert_shared_destroy(shared);
-    assert_true(right);
-}
-
-/* The number of this process's mappings whose line in /proc/self/maps contains `part`. */
-static size_t count_mappings(const char *part) {
-    char line[4096];
-    size_t count = 0;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
-        count += strstr(line, part) != NULL;
-    if (maps != NULL)
-        fclose(maps);
-    return count;
-}
-
-TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
-    moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
-    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
-    right = right && count_mappings("memfd:moert (deleted)") == before + 1;
-    right = count_files("/proc/self/fd", "") == files && right;
     right = on_all(right);
     moert_shared_destroy(shared);
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);

@@ -9,8 +9,13 @@
 #include "support/exchange/suite.h"
 #include "support/suite.h"
 
-EXCHANGE_TEST(test_exchange_moves_rows_exactly, BY_ALL) {
-    run_shapes(open_exchange(state), (trip){.chunks = 0});
+EXCHANGE_TEST(test_exchange_moves_rows_of_float32_and_bf16_exactly, BY_ALL) {
+    moert_exchange *exchange = open_exchange(state);
+    moert_window *odd = NULL;
+    run_shapes(exchange, (trip){.bf16 = false});
+    run_shapes(exchange, (trip){.bf16 = true});
+    ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
+                        "pairs of bf16 values, not 33");
 }
 
 /* Chunks without experts or rows, and messages of one or two rows. */
@@ -45,14 +50,6 @@ EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_chunks, BY_ENGINES)
     ASSERT_FAILS_ON_ALL(moert_exchange_combine_finish(exchange, &back, local), MOERT_ERROR_DEVICE,
                         "the second chunk's GEMM");
     expect_usable(t);
-}
-
-EXCHANGE_TEST(test_exchange_sums_rows_of_bf16_exactly, BY_ALL) {
-    moert_exchange *exchange = open_exchange(state);
-    moert_window *odd = NULL;
-    run_shapes(exchange, (trip){.bf16 = true});
-    ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
-                        "pairs of bf16 values, not 33");
 }
 
 /* Resident shared memory of this process, in bytes. */
