@@ -10,13 +10,9 @@ static const double tolerance = 5e-6; /* relative error of each tensor */
 
 /* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
 
-static moert_layer_options plain_form(void) {
-    return layer_form(20, 12);
-}
-
 /* A layer in which every token goes to all experts. */
 static moert_layer_options dense_form(void) {
-    moert_layer_options options = plain_form();
+    moert_layer_options options = layer_form(20, 12);
     options.router.score = MOERT_SCORE_SOFTMAX_TOPK;
     options.router.topk = options.router.experts;
     options.expert_biases = true;
@@ -99,7 +95,7 @@ TEST(test_gradients_of_a_layer_with_every_feature_agree_with_differences) {
 }
 
 TEST(test_gradients_of_plain_and_dense_layers_agree_with_differences) {
-    check_form(plain_form());
+    check_form(layer_form(20, 12));
     check_form(dense_form());
 }
 
@@ -129,7 +125,7 @@ static void check_same_bits(moert_layer_options options, bool deferred) {
 }
 
 TEST(test_deferred_wgrad_gives_the_same_bits) {
-    moert_layer_options rounded = plain_form();
+    moert_layer_options rounded = layer_form(20, 12);
     rounded.hidden = 40;
     rounded.intermediate = 24;
     rounded.precision = MOERT_PRECISION_BF16;
@@ -183,7 +179,7 @@ TEST(test_rounded_gradients_of_experts_are_the_float32_ones_rounded) {
 TEST(test_experts_that_are_computed_again_give_the_same_bits) {
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
         for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_BF16; d++) {
-            moert_layer_options options = p % 2 == 0 ? layer_full_form() : plain_form();
+            moert_layer_options options = p % 2 == 0 ? layer_full_form() : layer_form(20, 12);
             options.hidden = 40;
             options.intermediate = 24;
             options.precision = (moert_precision)p;
@@ -243,7 +239,7 @@ static float *router_gradient(layer_run *run, const moert_batch *other) {
 
 /* Sequences without tokens count as sequences of padding. */
 TEST(test_a_rank_without_tokens_may_have_sequences) {
-    layer_run run = layer_run_of(plain_form());
+    layer_run run = layer_run_of(layer_form(20, 12));
     moert_batch padded = run.batch, empty = run.batch;
     const size_t tokens_bytes = run.batch.tokens * sizeof(int32_t),
                  ends_bytes = run.batch.sequences * sizeof(uint32_t);
