@@ -260,13 +260,18 @@ moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status
  * the chunks cover this rank's experts and rows in order, without gaps. */
 static moert_status check_plan(trip *t) {
     const moert_plan *plan = t->plan->plan;
-    const size_t slots = t->tokens * t->c.topk;
+    const size_t slots = t->tokens * t->c.topk,
+                 rows = t->routing.first_row[test_rank + 1] - t->routing.first_row[test_rank];
     uint32_t(*place)[2] = test_alloc(slots * sizeof *place);
     size_t expert = 0, row = 0;
     MOERT_TRY(moert_buffer_read(t->plan->destination, 0, place, slots * sizeof *place));
     t->wrong += memcmp(place, t->routing.place + t->first_slot, slots * sizeof *place) != 0;
-    t->wrong += plan->rows != t->routing.first_row[test_rank + 1] - t->routing.first_row[test_rank];
-    t->wrong += plan->rows > t->plan->capacity_rows;
+    t->wrong += plan->rows != rows || rows > t->plan->capacity_rows;
+    for (size_t e = 0, end = 0; e < plan->local_experts; e++) {
+        while (end < rows && (size_t)t->routing.index[own_rows(t)[end]] == plan->first_expert + e)
+            end++;
+        t->wrong += plan->ends[e] != end;
+    }
     for (size_t w = 0; w < t->plan->chunks; w++) {
         const moert_chunk chunk = moert_exchange_chunk(t->plan, w);
         t->wrong += chunk.first != expert || chunk.first_row != row || chunk.end < expert ||
