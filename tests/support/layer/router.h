@@ -96,15 +96,8 @@ double oracle_choose(const moert_router_options *options, const double *logits, 
 
 /* ---- comparisons ---- */
 
-/* |got - want| <= score, weight or lse + relative * |want| */
-typedef struct router_tolerance {
-    double score, weight, lse, relative;
-} router_tolerance;
-
 /* Compares the choice, weights, scores and lse of a token. */
-void router_check_token(const router_input *input, const router_run *run, size_t t,
-                        router_tolerance tolerance);
-/* Compares a gradient with oracle_gradient(): one, or all of a run. */
-void router_check_dlogit(const router_input *input, const router_run *run, size_t t, size_t e,
-                         double absolute, double relative);
+void router_check_token(const router_input *input, const router_run *run, size_t t);
+/* Compares the gradients of a run with oracle_gradient(): all of a small one, or those of some
+ * tokens, for their chosen experts and some others. */
 void router_check_gradient(const router_input *input, double tolerance);

@@ -1,33 +1,47 @@
-// run: check=1 all=1san
+// run: check=1 all=1san night=1
 /*
- * The router: forward and backward against float64, the choice of experts, what it refuses.
- * test_router_extremes.c tests extreme logits, test_router_losses.c what the losses need.
+ * The router: forward and backward against float64, also for the shapes of TransformerEngine's
+ * tests; the choice of experts; what it refuses. test_router_extremes.c tests extreme logits,
+ * test_router_losses.c what the losses need.
  */
 #include "base/rng.h"
 #include "support/layer/router.h"
+#include "support/suite.h"
 #include "support/test.h"
 
 /* ---- forward and backward ---- */
 
 typedef struct shape {
     size_t experts, topk, tokens, groups, kept, best;
+    bool slow;
 } shape;
 
 static const shape shapes[] = {
-    {1, 1, 3, 1, 1, 2},    {2, 1, 19, 1, 1, 2},   {5, 1, 40, 1, 1, 2},    {8, 8, 17, 1, 1, 2},
-    {15, 2, 19, 1, 1, 2},  {16, 2, 16, 1, 1, 2},  {16, 16, 19, 1, 1, 2},  {17, 17, 19, 1, 1, 2},
-    {20, 3, 5, 1, 1, 2},   {20, 3, 5, 5, 2, 2},   {24, 4, 37, 1, 1, 2},   {24, 4, 37, 4, 2, 2},
-    {31, 5, 19, 1, 1, 2},  {33, 5, 1, 1, 1, 2},   {34, 2, 33, 17, 1, 2},  {36, 24, 5, 3, 2, 2},
-    {51, 3, 33, 3, 1, 17}, {60, 4, 19, 1, 1, 2},  {64, 8, 33, 1, 1, 2},   {128, 8, 19, 1, 1, 2},
-    {160, 6, 19, 1, 1, 2}, {160, 6, 33, 8, 3, 1}, {160, 12, 33, 8, 3, 4}, {256, 8, 33, 8, 4, 2},
-    {512, 8, 19, 1, 1, 2},
+    {1, 1, 3, 1, 1, 2, false},    {2, 1, 19, 1, 1, 2, false},    {5, 1, 40, 1, 1, 2, false},
+    {8, 8, 17, 1, 1, 2, false},   {15, 2, 19, 1, 1, 2, false},   {16, 2, 16, 1, 1, 2, false},
+    {16, 16, 19, 1, 1, 2, false}, {17, 17, 19, 1, 1, 2, false},  {20, 3, 5, 1, 1, 2, false},
+    {20, 3, 5, 5, 2, 2, false},   {24, 4, 37, 1, 1, 2, false},   {24, 4, 37, 4, 2, 2, false},
+    {31, 5, 19, 1, 1, 2, false},  {33, 5, 1, 1, 1, 2, false},    {34, 2, 33, 17, 1, 2, false},
+    {36, 24, 5, 3, 2, 2, false},  {51, 3, 33, 3, 1, 17, false},  {60, 4, 19, 1, 1, 2, false},
+    {64, 8, 33, 1, 1, 2, false},  {128, 8, 19, 1, 1, 2, false},  {160, 6, 19, 1, 1, 2, false},
+    {160, 6, 33, 8, 3, 1, false}, {160, 12, 33, 8, 3, 4, false}, {256, 8, 33, 8, 4, 2, false},
+    {512, 8, 19, 1, 1, 2, false},
 };
-enum { MOST_DIFFERENCES = 64 }; /* experts; the oracle's differences take their square */
 
-/* Checks the gradient of all parts of the loss; if `alone`, also of every combination of them. */
-static void check_backward(router_input input, bool alone) {
+/* Those of TransformerEngine, which scores a group by its topk/group_topk best experts. */
+static const shape engine_shapes[] = {
+    {32, 1, 2048, 1, 1, 1, false},  {32, 4, 2048, 8, 4, 1, false},   {128, 8, 2048, 8, 4, 2, false},
+    {128, 4, 7168, 8, 4, 1, true},  {32, 8, 7168, 8, 4, 2, true},    {128, 8, 8992, 8, 4, 2, true},
+    {64, 8, 14234, 8, 4, 2, true},  {256, 8, 512, 8, 4, 2, false},   {256, 8, 2048, 8, 4, 2, true},
+    {1024, 32, 64, 8, 4, 8, false}, {1024, 32, 2048, 8, 4, 8, true}, {1024, 8, 8992, 8, 4, 2, true},
+};
+
+/* Checks the gradients of the last `count` of 8 combinations of the parts of the loss. The last one
+ * has all parts. */
+static void check_backward(router_input input, int count) {
+    router_draw_gradients(&input);
     const float *dweight = input.dweight, *aux = input.aux;
-    for (int bits = alone ? 0 : 7; bits < 8; bits++) {
+    for (int bits = 8 - count; bits < 8; bits++) {
         input.dweight =
             bits & 1 ? dweight : test_alloc(input.tokens * input.options.topk * sizeof *dweight);
         input.aux = bits & 2 ? aux : NULL;
@@ -36,28 +50,59 @@ static void check_backward(router_input input, bool alone) {
     }
 }
 
+/* The sums of a batch's scores, which the balancing loss takes. */
+static void check_mass(const router_input *input, const router_run *run) {
+    const size_t tokens = input->tokens, experts = input->options.experts;
+    uint64_t *counts = test_alloc(experts * sizeof *counts);
+    double *want = test_alloc(experts * sizeof *want);
+    oracle_load(input, to_doubles(input->logits, tokens * experts), run->index, counts, want);
+    assert_close(
+        "mass", router_mass(&input->options, tokens, run->scores, &(uint32_t){(uint32_t)tokens}, 1),
+        want, experts, 5e-6, 1.3e-6);
+}
+
+static void check(const shape *s, moert_score score, bool renormalise, float scale, double bias,
+                  int gradients) {
+    const size_t before = owned_count();
+    moert_router_options options =
+        router_groups(router_options(s->experts, s->topk, score), s->groups, s->kept, s->best);
+    options.renormalise = renormalise;
+    options.scale = scale;
+    /* adjacent scores differ, and sigmoids do not saturate */
+    const router_input input =
+        router_draw(options, s->tokens, score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0, bias);
+    const router_run run = router_do(&input);
+    for (size_t t = 0; t < s->tokens; t++)
+        router_check_token(&input, &run, t);
+    check_mass(&input, &run);
+    check_backward(input, gradients);
+    release_since(before);
+}
+
 TEST(test_router_agrees_with_float64_for_every_shape_and_score) {
     for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
-        for (int bits = 0; bits < 8 * 4; bits++) {
-            const shape *s = &shapes[i];
-            const size_t before = owned_count();
-            const moert_score score = (moert_score)(bits / 8);
-            moert_router_options options = router_groups(router_options(s->experts, s->topk, score),
-                                                         s->groups, s->kept, s->best);
-            options.renormalise = bits & 1;
-            options.scale = bits & 2 ? 2.5f : 1.0f;
-            /* adjacent scores differ, and sigmoids do not saturate */
-            router_input input = router_draw(
-                options, s->tokens, score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0, bits & 4 ? 0.3 : 0.0);
-            const router_run run = router_do(&input);
-            for (size_t t = 0; t < s->tokens; t++)
-                router_check_token(&input, &run, t,
-                                   (router_tolerance){1e-6, 1e-6 * (double)options.scale, 2e-6, 0});
-            router_draw_gradients(&input);
-            if (s->experts <= MOST_DIFFERENCES)
-                check_backward(input, (bits & 6) == 0);
-            release_since(before);
-        }
+        for (int bits = 0; bits < 8 * 4; bits++)
+            check(&shapes[i], (moert_score)(bits / 8), bits & 1, bits & 2 ? 2.5f : 1.0f,
+                  bits & 4 ? 0.3 : 0.0,
+                  shapes[i].experts > 64 ? bits % 8 == 7
+                  : bits & 6             ? 1
+                                         : 8);
+}
+
+/* Softmax before or after the choice, or other scores with or without a bias; with groups from four
+ * experts per token on. */
+TEST(test_router_agrees_with_float64_for_the_shapes_of_transformer_engine) {
+    for (size_t i = 0; i < MOERT_COUNT(engine_shapes) * 4 * 2 * 2; i++) {
+        shape s = engine_shapes[i / 16];
+        const moert_score score = (moert_score)(i / 4 % 4);
+        const bool softmax = score == MOERT_SCORE_SOFTMAX || score == MOERT_SCORE_SOFTMAX_TOPK;
+        const bool option = i / 2 % 2, scaled = i % 2;
+        if (!scaled)
+            s.groups = s.kept = s.best = 1;
+        if (!suite_skips(s.slow))
+            check(&s, score, !softmax || option, scaled ? 1.2f : 1.0f,
+                  !softmax && option ? 0.1 : 0.0, 1);
+    }
 }
 
 /* ---- the choice of experts ---- */
@@ -171,7 +216,7 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
                 assert_true(run.scores[e] == 0.0f && run.dlogits[e] == 0.0f);
             assert_true(run.lse[t] == 0.0f);
         }
-        router_check_token(&input, &run, 3, (router_tolerance){1e-6, 1e-6, 2e-6, 0});
+        router_check_token(&input, &run, 3);
     }
 }
 

@@ -64,14 +64,10 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
         assert_within((double)gradient[1], cases[i].gradient, 1e-8);
         assert_true((gradient[3] == 0.0f) == (cases[i].load == &skewed));
     }
-}
-
-TEST(test_aux_loss_of_no_rows_is_zero) {
-    const moert_router_options options = router_options(2, 2, MOERT_SCORE_SOFTMAX);
-    float gradient[2] = {1.0f, 1.0f};
-    const moert_router_load none = {(uint64_t[]){0, 0}, (double[]){0, 0}, 0};
+    const moert_router_load none = {(uint64_t[4]){0}, (double[4]){0}, 0};
+    float gradient[4] = {1, 1, 1, 1}, zeros[4] = {0};
     assert_true(moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, &none, 1, gradient) == 0.0);
-    assert_true(gradient[0] == 0.0f && gradient[1] == 0.0f);
+    assert_same_bits("gradient without rows", gradient, zeros, 4);
 }
 
 TEST(test_update_bias_helps_the_experts_below_the_mean) {
@@ -85,57 +81,38 @@ TEST(test_update_bias_helps_the_experts_below_the_mean) {
 
 /* ---- sequences ---- */
 
-/* A batch whose token 7 has a NaN, which adds nothing to sums. */
-static router_input draw_batch(moert_score score, size_t experts, size_t topk, size_t tokens) {
-    router_input input = router_draw(router_options(experts, topk, score), tokens, 1.0, 0.0);
-    router_own_logits(&input)[7 * experts + 3] = NAN;
-    return input;
-}
-
-TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
-    enum { T = 23, E = 19, S = 4 };
-    static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
+TEST(test_masses_and_entropies_are_those_of_normalised_scores) {
+    enum { T = 37, E = 19, S = 4, EVEN = 3, UNEVEN = 5, BAD = 7 };
+    static const uint32_t ends[S] = {5, 5, 17, T}, last[1] = {T - 17};
     for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = draw_batch(score, E, 2, T);
-        router_run run = router_do(&input);
-        float *mass = router_mass(&input.options, T, run.scores, ends, S);
-        for (size_t s = 0; s < S; s++) {
-            double sum[E] = {0}, row[E], r[E];
-            for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++) {
-                oracle_row(&input, t, row);
-                oracle_normalised_scores(&input.options, row, r);
-                for (size_t e = 0; t != 7 && e < E; e++)
-                    sum[e] += r[e];
-            }
-            for (size_t e = 0; e < E; e++)
-                assert_within((double)mass[s * E + e], sum[e], 5e-6);
-        }
-        /* the last sequence has the same bits in a batch without the other sequences */
-        float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
-        assert_memory_equal(alone, mass + 3 * E, E * 4);
-    }
-}
-
-TEST(test_entropy_is_that_of_a_tokens_normalised_scores) {
-    enum { T = 37, E = 19, K = 2, UNEVEN = 5 };
-    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = draw_batch(score, E, K, T);
+        router_input input = router_draw(router_options(E, 2, score), T, 1.0, 0.0);
         float *logits = router_own_logits(&input);
+        double masses[S * E] = {0}, entropies[T] = {0}, row[E], r[E];
         for (size_t e = 0; e < E; e++) {
-            logits[3 * E + e] = 0.75f;                         /* all alike */
+            logits[EVEN * E + e] = 0.75f;
             logits[UNEVEN * E + e] = e == 11 ? 90.0f : -90.0f; /* one has all */
         }
-        const float *entropy = router_entropy(&input.options, T, router_do(&input).scores);
-        for (size_t t = 0; t < T; t++) {
-            double row[E], r[E], sum = 0.0;
+        logits[BAD * E + 3] = NAN; /* the token adds nothing */
+        for (size_t t = 0, s = 0; t < T; t++) {
+            while (t >= ends[s])
+                s++;
             oracle_row(&input, t, row);
             oracle_normalised_scores(&input.options, row, r);
-            for (size_t e = 0; t != 7 && e < E; e++)
-                sum -= r[e] > 0.0 ? r[e] * log(r[e]) : 0.0;
-            assert_within((double)entropy[t], sum, 2e-6);
+            for (size_t e = 0; t != BAD && e < E; e++) {
+                masses[s * E + e] += r[e];
+                entropies[t] -= r[e] > 0.0 ? r[e] * log(r[e]) : 0.0;
+            }
         }
-        assert_within((double)entropy[3], log(E), 2e-6);
-        assert_true(fabsf(entropy[UNEVEN]) < 1e-12f && entropy[7] == 0.0f);
+        const router_run run = router_do(&input);
+        const float *mass = router_mass(&input.options, T, run.scores, ends, S),
+                    *entropy = router_entropy(&input.options, T, run.scores);
+        assert_close("mass", mass, masses, S * E, 5e-6, 0.0);
+        assert_close("entropy", entropy, entropies, T, 2e-6, 0.0);
+        assert_within((double)entropy[EVEN], log(E), 2e-6);
+        assert_true(fabsf(entropy[UNEVEN]) < 1e-12f && entropy[BAD] == 0.0f);
+        /* the last sequence has the same bits in a batch without the other sequences */
+        assert_same_bits("alone", router_mass(&input.options, T - 17, run.scores + 17 * E, last, 1),
+                         mass + 3 * E, E);
     }
 }
 
