@@ -77,14 +77,6 @@ double attention_oracle_loss(void *oracle) {
 
 /* ---- the device ---- */
 
-/* Uploads the sequences of a run of x, which has the shape of result `r`. */
-static moert_buffer *part(const attention_oracle *o, const double *x, attention_run run, size_t r,
-                          moert_dtype type) {
-    const size_t of_sequence = o->shape.length * attention_width(&o->shape, r);
-    const size_t n = run.sequences * of_sequence;
-    return upload_as(to_floats(x + run.first * of_sequence, n), n, type);
-}
-
 static void destroy_documents(void *documents) {
     moert_documents_destroy(documents);
 }
@@ -138,10 +130,14 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
                                  .type = run.type,
                                  .scratch = &scratch};
     attention.operands = moert_attention_operands(test_device, &attention);
-    attention.q = part(o, o->q, run, ATTENTION_DQ, attention.operands);
-    attention.k = part(o, o->k, run, ATTENTION_DK, attention.operands);
-    attention.v = part(o, o->v, run, ATTENTION_DV, attention.operands);
-    attention.dout = part(o, o->dout, run, ATTENTION_OUT, attention.operands);
+    attention.q = upload_as(to_floats(o->q, got.count[ATTENTION_DQ]), got.count[ATTENTION_DQ],
+                            attention.operands);
+    attention.k = upload_as(to_floats(o->k, got.count[ATTENTION_DK]), got.count[ATTENTION_DK],
+                            attention.operands);
+    attention.v = upload_as(to_floats(o->v, got.count[ATTENTION_DV]), got.count[ATTENTION_DV],
+                            attention.operands);
+    attention.dout = upload_as(to_floats(o->dout, got.count[ATTENTION_OUT]),
+                               got.count[ATTENTION_OUT], attention.operands);
     ASSERT_OK(moert_attention_forward(&attention));
     if (rounded != NULL)
         assert_bf16("bf16 out", rounded, download_floats(made[ATTENTION_OUT], outs), outs);

@@ -43,11 +43,11 @@ typedef struct attention_results {
     float *value[ATTENTION_RESULTS];
 } attention_results;
 
-/* Runs forward and backward on the oracle's sequences [first, first + sequences) of its inputs.
- * BF16 also checks the results that are stored in bf16. */
+/* Runs forward and backward on the first sequences of the oracle's inputs. BF16 also checks the
+ * results that are stored in bf16. */
 typedef struct attention_run {
     moert_dtype type; /* F32 (0) or BF16 */
-    size_t first, sequences;
+    size_t sequences;
     const int32_t *positions; /* [sequences,length] in documents, or NULL */
 } attention_run;
 attention_results attention_on_device(const attention_oracle *oracle, attention_run run);
