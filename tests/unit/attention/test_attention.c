@@ -37,7 +37,7 @@ TEST(test_attention_agrees_with_float64_and_its_central_differences) {
                         s.value_size != 40)) /* each size compiles kernels */
             continue;
         attention_oracle o = attention_oracle_create(s);
-        attention_results got = attention_on_device(&o, (attention_run){.sequences = s.sequences});
+        attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
         for (o.counted = 0; o.counted < s.sequences; o.counted++)
             attention_oracle_loss(&o);
         assert_near("out", got.value[ATTENTION_OUT], o.out, got.count[ATTENTION_OUT], 5e-6);
@@ -64,8 +64,7 @@ TEST(test_attention_with_a_window_of_one_key_copies_values) {
     const attention_shape s = {2, 33, 3, 3, 20, 0, 1, false};
     const size_t n = s.sequences * s.length * attention_width(&s, ATTENTION_OUT);
     attention_oracle o = attention_oracle_create(s);
-    const attention_results got =
-        attention_on_device(&o, (attention_run){.sequences = s.sequences});
+    const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
     assert_same_bits("out", got.value[ATTENTION_OUT], to_floats(o.v, n), n);
     assert_near("dv", got.value[ATTENTION_DV], o.dout, n, 2e-6); /* p is 1 up to rounding */
     for (size_t i = 0; i < n; i++) { /* dout . v - dout . out, summed in other orders */
@@ -95,10 +94,8 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
                    latent = s->head_size == 192 && s->value_size == 128;
         const bool rounds = hopper && (equal || latent);
         attention_oracle o = attention_oracle_create(*s);
-        attention_run run = {.sequences = s->sequences};
-        const attention_results want = attention_on_device(&o, run);
-        run.type = MOERT_DTYPE_BF16;
-        const attention_results got = attention_on_device(&o, run);
+        const attention_results want = attention_on_device(&o, MOERT_DTYPE_F32, NULL),
+                                got = attention_on_device(&o, MOERT_DTYPE_BF16, NULL);
         if (!rounds)
             attention_same_results(&got, &want);
         else /* results are sums of many operands, each with a relative error of up to 2^-9 */
@@ -112,12 +109,11 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
 /* A window of at least the length is no window. */
 TEST(test_attention_with_a_wide_window_has_the_bits_of_full_attention) {
     attention_oracle o = attention_oracle_create((attention_shape){2, 70, 2, 1, 20, 0, 0, false});
-    const attention_run run = {.sequences = 2};
-    const attention_results full = attention_on_device(&o, run);
+    const attention_results full = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
     const size_t windows[] = {70, 71, 4096, SIZE_MAX};
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
         o.shape.window = windows[i];
-        const attention_results got = attention_on_device(&o, run);
+        const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
         attention_same_results(&got, &full);
     }
 }
@@ -129,7 +125,7 @@ TEST(test_attention_takes_4096_tokens_and_large_scores) {
             attention_oracle_create((attention_shape){1, 4096, 1, 1, 20, 0, windows[w], false});
         for (size_t i = 0; i < 4096 * 20; i++)
             o.q[i] *= 64;
-        const attention_results got = attention_on_device(&o, (attention_run){.sequences = 1});
+        const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
         for (size_t i = 0; i < 4096; i += 195) {
             attention_oracle_row(&o, 0, i, 0);
             assert_near("out", got.value[ATTENTION_OUT] + i * 20, o.out + i * 20, 20, 2e-4);
@@ -153,10 +149,9 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
         if (moert_attention_operands(test_device, &of) != MOERT_DTYPE_BF16)
             SKIP("no tensor cores for attention here");
         const attention_oracle o = attention_oracle_create(shapes[i]);
-        const attention_run run = {.type = MOERT_DTYPE_BF16, .sequences = shapes[i].sequences};
-        const attention_results want = attention_on_device(&o, run);
+        const attention_results want = attention_on_device(&o, MOERT_DTYPE_BF16, NULL);
         for (int again = 0; again < 4; again++) {
-            const attention_results got = attention_on_device(&o, run);
+            const attention_results got = attention_on_device(&o, MOERT_DTYPE_BF16, NULL);
             attention_same_results(&got, &want);
         }
     }

@@ -68,7 +68,7 @@ static void compare(size_t token, size_t length, void *context) {
     alone.k += token * attention_width(&alone.shape, ATTENTION_DK);
     alone.v += token * attention_width(&alone.shape, ATTENTION_DV);
     alone.dout += token * attention_width(&alone.shape, ATTENTION_OUT);
-    attention_results want = attention_on_device(&alone, (attention_run){p->type, 1, NULL});
+    attention_results want = attention_on_device(&alone, p->type, NULL);
     for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
         const size_t width = want.count[r] / length;
         assert_same_bits(
@@ -90,8 +90,7 @@ TEST(test_documents_and_sequences_have_the_same_bits_as_alone) {
                     .type = i % 2 == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16,
                     .dsinks = test_alloc(c->shape.sequences * c->shape.heads * sizeof(double))};
         each_document(c, number, positions);
-        p.got = attention_on_device(
-            &p.oracle, (attention_run){p.type, c->shape.sequences, documents ? positions : NULL});
+        p.got = attention_on_device(&p.oracle, p.type, documents ? positions : NULL);
         each_document(c, compare, &p);
         const float *dsinks = p.got.value[ATTENTION_DSINKS];
         const size_t sinks = p.got.count[ATTENTION_DSINKS];
@@ -115,8 +114,7 @@ TEST(test_documents_have_the_same_bits_at_any_offset) {
         number(0, offset, positions);
         number(offset, OWN, positions);
         number(offset + OWN, OFFSETS - offset, positions);
-        p.got =
-            attention_on_device(&p.oracle, (attention_run){.sequences = 1, .positions = positions});
+        p.got = attention_on_device(&p.oracle, p.type, positions);
         compare(offset, OWN, &p);
         release_since(owned);
     }
@@ -152,8 +150,7 @@ TEST(test_sequences_without_tokens_have_no_gradient_of_sinks) {
     const attention_oracle o =
         attention_oracle_create((attention_shape){2, 0, 3, 1, 8, 0, 0, true});
     for (size_t p = 0; p < 2; p++) {
-        const attention_results got =
-            attention_on_device(&o, (attention_run){.sequences = 2, .positions = positions[p]});
+        const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, positions[p]);
         for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
             assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
     }
