@@ -36,18 +36,39 @@ static void check(const char *what, moert_dtype source, const moert_quantizer *h
 
 /* ---- fills ---- */
 
-typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
+/* The first fills are those of MXFP8: uniform in [-2, 1); zeros; below, within or above the normal
+ * range of the element dtype. The others: the largest value; both sides of every rounding boundary
+ * of NVFP4; a line from -12 to 12. */
+typedef enum fill {
+    UNIFORM,
+    ZEROS,
+    SUBNORMAL,
+    NORMAL,
+    PAST_MAX,
+    OF_MXFP8,
+    LARGEST = OF_MXFP8,
+    BOUNDARIES,
+    LINE,
+    FILLS
+} fill;
 
-/* Makes n values of a source dtype: uniform in [-2, 1); zeros; below, within or above the normal
- * range of the element dtype. */
+/* Makes n values of a source dtype. */
 static void make(fill kind, moert_dtype source, moert_dtype element, float *x, size_t n) {
+    static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
     const float largest = moert_dtype_largest(element), most = moert_dtype_largest(source);
     const float least = element == MOERT_DTYPE_E5M2 ? 0x1p-14f : 0x1p-6f;
     for (size_t i = 0; i < n; i++) {
         const float u = suite_uniform(kind, i), sign = suite_bits(9, i) & 1 ? -1.0f : 1.0f;
-        const float values[FILLS] = {3.0f * u - 2.0f, 0.0f, sign * least * u,
-                                     sign * (least + (largest - least) * u),
-                                     sign * fminf(largest * (1.0f + 15.0f * u), most)};
+        const float at = thresholds[i / 2 % 8],
+                    eps = at * (source == MOERT_DTYPE_F32 ? 0x1p-23f : 0x1p-7f),
+                    near = (i / 16 % 2 ? -1.0f : 1.0f) * (i % 2 ? at + eps : at - eps / 2);
+        const float values[FILLS] = {[UNIFORM] = 3.0f * u - 2.0f,
+                                     [SUBNORMAL] = sign * least * u,
+                                     [NORMAL] = sign * (least + (largest - least) * u),
+                                     [PAST_MAX] = sign * fminf(largest * (1.0f + 15.0f * u), most),
+                                     [LARGEST] = most,
+                                     [BOUNDARIES] = i % 32 == 0 ? 6.0f : near,
+                                     [LINE] = -12.0f + 24.0f * (float)(i % 4099) / 4098};
         x[i] = round_to(source, values[kind]);
     }
 }
@@ -72,7 +93,7 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
         if (suite_skips(s->slow))
             continue;
         float *x = test_alloc(s->rows * s->columns * sizeof *x);
-        for (size_t k = 0; k < (size_t)SOURCES * 2 * FILLS; k++) {
+        for (size_t k = 0; k < (size_t)SOURCES * 2 * OF_MXFP8; k++) {
             const moert_dtype source = sources[k % SOURCES];
             const moert_format format =
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
@@ -101,54 +122,27 @@ static const shape nvfp4_shapes[] = {
     {8192, 8192, true},
 };
 
-/* Checks blocks along rows, transposed ones along columns, as a second operand needs, and square
- * ones, as a weight has. */
-static void check_nvfp4(const char *what, moert_dtype source, const matrix *m) {
-    const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
-    check(what, source, &HOW(.format = nvfp4), m);
-    check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_COLUMN, .transposed = true), m);
-    check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_TILE), m);
-}
-
+/* Uniform values, and in one shape every fill. Checks blocks along rows,
+ * transposed ones along columns, as a second operand needs, and square ones, as a weight has. */
 TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
+    const moert_quantizer hows[AXES] = {
+        HOW(.format = MOERT_FORMAT_NVFP4),
+        HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .transposed = true),
+        HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_TILE)};
     for (size_t i = 0; i < MOERT_COUNT(nvfp4_shapes); i++) {
         const shape *s = &nvfp4_shapes[i];
         if (suite_skips(s->slow))
             continue;
-        const size_t n = s->rows * s->columns;
+        const size_t n = s->rows * s->columns, fills = n == 128 * 128 ? FILLS : 1;
         float *x = test_alloc(n * sizeof *x);
-        for (size_t k = 0; k < (s->slow ? 2 : SOURCES); k++) {
-            const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
-            make(UNIFORM, sources[k], MOERT_DTYPE_E4M3, x, n);
-            check_nvfp4("uniform", sources[k], &m);
+        const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
+        for (size_t k = 0; k < (s->slow ? 2 : SOURCES) * fills; k++) {
+            const moert_dtype source = sources[k / fills];
+            make((fill)(k % fills), source, MOERT_DTYPE_E4M3, x, n);
+            for (size_t a = 0; a < AXES; a++)
+                check(titled("fill %zu", k % fills), source, &hows[a], &m);
         }
         release_owned();
-    }
-}
-
-/* All zeros; all at the largest value; values on both sides of every rounding boundary; a ramp. */
-TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
-    enum { M = 128, N = 128 };
-    static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
-    float *x = test_alloc(M * N * sizeof *x);
-    for (size_t s = 0; s < 2; s++) {
-        const matrix m = {.x = x, .rows = M, .columns = N};
-        for (size_t i = 0; i < M * N; i++)
-            x[i] = 0.0f;
-        check_nvfp4("zeros", sources[s], &m);
-        for (size_t i = 0; i < M * N; i++)
-            x[i] = moert_dtype_largest(sources[s]);
-        check_nvfp4("largest", sources[s], &m);
-        for (size_t i = 0; i < M * N; i++) {
-            const float at = thresholds[i / 2 % 8], sign = i / 16 % 2 ? -1.0f : 1.0f;
-            const float eps = at * (sources[s] == MOERT_DTYPE_F32 ? 0x1p-23f : 0x1p-7f);
-            const float near = sign * (i % 2 ? at + eps : at - eps / 2);
-            x[i] = i % 32 == 0 ? 6.0f : round_to(sources[s], near);
-        }
-        check_nvfp4("boundaries", sources[s], &m);
-        for (size_t i = 0; i < M * N; i++)
-            x[i] = round_to(sources[s], -12.0f + 24.0f * (float)(i % 4099) / 4098);
-        check_nvfp4("a line from -12 to 12", sources[s], &m);
     }
 }
 

@@ -48,27 +48,18 @@ static void backward(const router_input *input, const moert_buffer *logits,
     run->dlogits = download(dlogits, tokens * experts * 4);
 }
 
-float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
-                   const uint32_t *ends, size_t sequences) {
-    moert_buffer *mass = unset_floats(sequences * options->experts);
-    ASSERT_OK(moert_router_mass(options, tokens, upload_floats(scores, tokens * options->experts),
-                                upload(ends, sequences * 4), sequences, mass));
-    return download_floats(mass, sequences * options->experts);
-}
-
-float *router_entropy(const moert_router_options *options, size_t tokens, const float *scores) {
-    moert_buffer *entropy = unset_floats(tokens);
-    ASSERT_OK(moert_router_entropy(options, tokens,
-                                   upload_floats(scores, tokens * options->experts), entropy));
-    return download_floats(entropy, tokens);
-}
-
-uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
-                        const uint32_t *ends, size_t sequences) {
-    moert_buffer *counts = unset_floats(sequences * options->experts);
-    ASSERT_OK(moert_router_counts(options, tokens, upload_floats(scores, tokens * options->experts),
-                                  upload(ends, sequences * 4), sequences, counts));
-    return download(counts, sequences * options->experts * 4);
+router_sums router_sum(const moert_router_options *options, size_t tokens, const float *scores,
+                       const uint32_t *ends, size_t sequences) {
+    const size_t n = sequences * options->experts;
+    moert_buffer *of = upload_floats(scores, tokens * options->experts),
+                 *at = upload(ends, sequences * 4);
+    moert_buffer *mass = unset_floats(n), *entropy = unset_floats(tokens),
+                 *counts = unset_floats(n);
+    ASSERT_OK(moert_router_mass(options, tokens, of, at, sequences, mass));
+    ASSERT_OK(moert_router_entropy(options, tokens, of, entropy));
+    ASSERT_OK(moert_router_counts(options, tokens, of, at, sequences, counts));
+    return (router_sums){download_floats(mass, n), download_floats(entropy, tokens),
+                         download(counts, n * 4)};
 }
 
 router_run router_do(const router_input *input) {

@@ -48,16 +48,15 @@ float *router_own_logits(router_input *input);
  * outside of its buffers. */
 router_run router_do(const router_input *input);
 
-/* The device's mass[S,E]: sums of r over the tokens [ends[s-1], ends[s]) of each sequence. */
-float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
-                   const uint32_t *ends, size_t sequences);
-
-/* The device's entropy[T]. */
-float *router_entropy(const moert_router_options *options, size_t tokens, const float *scores);
-
-/* The device's counts[S,E] of each sequence's tokens whose K largest scores include the expert. */
-uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
-                        const uint32_t *ends, size_t sequences);
+/* The device's sums over scores[T,E]: of r over the tokens [ends[s-1], ends[s]) of each sequence,
+ * the entropy of each token, and each sequence's tokens whose K largest scores include an expert. */
+typedef struct router_sums {
+    float *mass;      /* [S,E] */
+    float *entropy;   /* [T] */
+    uint32_t *counts; /* [S,E] */
+} router_sums;
+router_sums router_sum(const moert_router_options *options, size_t tokens, const float *scores,
+                       const uint32_t *ends, size_t sequences);
 
 /* ---- the oracle ---- */
 

@@ -133,32 +133,29 @@ TEST(test_rope_table_multiplies_by_the_attention_factor) {
     assert_same_bits("table", got[1], got[0], MOERT_COUNT(got[0]));
 }
 
+/* Checks that a rotation of `tokens` tokens of one head of 8 elements, by a table for 4 positions,
+ * is refused after a change. */
+#define REFUSED(text, tokens, change)                                                              \
+    do {                                                                                           \
+        moert_rotation rotation = rotation_of((rope_case){1, 4, 1, 8, 8, 0}, false, 4);            \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_rope(&rotation, tokens, 8, false, x), MOERT_ERROR_USAGE, text);         \
+    } while (0)
+
 TEST(test_rope_refuses_odd_widths_and_short_tables) {
     moert_buffer *table, *x = unset_floats(64);
     moert_rope_scheme scheme = {.width = 7, .theta = theta};
     ASSERT_FAILS(moert_rope_table_create(test_device, &scheme, 4, &table), MOERT_ERROR_USAGE,
                  "even width, not 7");
-    moert_rotation rotation = rotation_of((rope_case){1, 8, 1, 8, 8, 0}, false, 4);
-    ASSERT_FAILS(moert_rope(&rotation, 8, 8, false, x), MOERT_ERROR_USAGE, "exceed");
-    rotation.length = 4;
-    rotation.positions = test_buffer(3 * sizeof(int32_t));
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE,
-                 "positions of 3 tokens cannot rotate 4");
-    rotation.positions = NULL;
-    rotation.length = 0;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "length 0");
-    rotation.length = 4;
-    rotation.width = 3;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "even width, not 3");
-    rotation.width = 6;
-    rotation.offset = 3;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "from element 3 on");
-    rotation.offset = SIZE_MAX;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "cannot rotate 6");
-    rotation.width = 8;
-    rotation.offset = 0;
-    rotation.interleaved = true; /* rows of such a table are twice as long */
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "exceed");
+    REFUSED("exceed", 8, rotation.length = 8);
+    REFUSED("positions of 3 tokens cannot rotate 4", 4,
+            rotation.positions = test_buffer(3 * sizeof(int32_t)));
+    REFUSED("length 0", 4, rotation.length = 0);
+    REFUSED("even width, not 3", 4, rotation.width = 3);
+    REFUSED("from element 3 on", 4, (rotation.width = 6, rotation.offset = 3));
+    REFUSED("cannot rotate 6", 4, (rotation.width = 6, rotation.offset = SIZE_MAX));
+    /* rows of such a table are twice as long */
+    REFUSED("exceed", 4, rotation.interleaved = true);
 }
 
 TESTS(open_test_device, close_test_device)

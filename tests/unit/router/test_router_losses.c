@@ -104,15 +104,14 @@ TEST(test_masses_and_entropies_are_those_of_normalised_scores) {
             }
         }
         const router_run run = router_do(&input);
-        const float *mass = router_mass(&input.options, T, run.scores, ends, S),
-                    *entropy = router_entropy(&input.options, T, run.scores);
-        assert_close("mass", mass, masses, S * E, 5e-6, 0.0);
-        assert_close("entropy", entropy, entropies, T, 2e-6, 0.0);
-        assert_within((double)entropy[EVEN], log(E), 2e-6);
-        assert_true(fabsf(entropy[UNEVEN]) < 1e-12f && entropy[BAD] == 0.0f);
+        const router_sums got = router_sum(&input.options, T, run.scores, ends, S);
+        assert_close("mass", got.mass, masses, S * E, 5e-6, 0.0);
+        assert_close("entropy", got.entropy, entropies, T, 2e-6, 0.0);
+        assert_within((double)got.entropy[EVEN], log(E), 2e-6);
+        assert_true(fabsf(got.entropy[UNEVEN]) < 1e-12f && got.entropy[BAD] == 0.0f);
         /* the last sequence has the same bits in a batch without the other sequences */
-        assert_same_bits("alone", router_mass(&input.options, T - 17, run.scores + 17 * E, last, 1),
-                         mass + 3 * E, E);
+        const router_sums alone = router_sum(&input.options, T - 17, run.scores + 17 * E, last, 1);
+        assert_same_bits("mass alone", alone.mass, got.mass + 3 * E, E);
     }
 }
 
@@ -131,17 +130,16 @@ TEST(test_counts_are_those_of_the_largest_scores_of_each_sequence) {
         }
         /* groups would forbid some of these experts */
         const moert_router_options grouped = router_groups(input.options, E, K, 1);
-        assert_memory_equal(router_counts(&grouped, T, run.scores, ends, S), want, sizeof want);
+        assert_memory_equal(router_sum(&grouped, T, run.scores, ends, S).counts, want, sizeof want);
     }
 }
 
 TEST(test_masses_and_counts_of_no_tokens_are_zero) {
     static const uint32_t ends[2] = {0, 0};
     const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
-    const float *mass = router_mass(&options, 0, NULL, ends, 2);
-    const uint32_t *counts = router_counts(&options, 0, NULL, ends, 2);
+    const router_sums got = router_sum(&options, 0, NULL, ends, 2);
     for (int i = 0; i < 6; i++)
-        assert_true(mass[i] == 0.0f && counts[i] == 0);
+        assert_true(got.mass[i] == 0.0f && got.counts[i] == 0);
 }
 
 /* Each sequence has its own gradients by the scores. */

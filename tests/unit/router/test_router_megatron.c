@@ -47,14 +47,14 @@ static void check_weights(const golden *g, const router_run *run, uint64_t *coun
 /* Computes the loss of all sequences, and gradient[S,E]. */
 static double balance(const golden *g, const float *scores, float *gradient) {
     const size_t experts = g->options.experts;
-    const float *masses = router_mass(&g->options, TOKENS, scores, ends, SEQUENCES);
-    const uint32_t *found = router_counts(&g->options, TOKENS, scores, ends, SEQUENCES);
+    const router_sums sums = router_sum(&g->options, TOKENS, scores, ends, SEQUENCES);
     double sum = 0.0;
     for (size_t s = 0; s < SEQUENCES; s++) {
         uint64_t counts[MOST_EXPERTS];
         for (size_t e = 0; e < experts; e++)
-            counts[e] = found[s * experts + e];
-        const moert_router_load load = {counts, to_doubles(masses + s * experts, experts), LENGTH};
+            counts[e] = sums.counts[s * experts + e];
+        const moert_router_load load = {counts, to_doubles(sums.mass + s * experts, experts),
+                                        LENGTH};
         sum += moert_router_aux_loss(MOERT_AUX_SEQUENCE, &g->options, &load,
                                      COEFFICIENT / SEQUENCES, gradient + s * experts);
     }
