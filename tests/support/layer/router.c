@@ -155,8 +155,11 @@ static double token_loss(const router_input *input, const int32_t *index, size_t
     for (size_t k = 0; k < topk; k++)
         loss += (double)input->dweight[t * topk + k] * weight[k];
     oracle_normalised_scores(options, logits, r);
+    size_t sequence = 0;
+    while (input->ends != NULL && t >= input->ends[sequence])
+        sequence++;
     for (size_t e = 0; input->aux != NULL && e < experts; e++)
-        loss += (double)input->aux[e] * r[e];
+        loss += (double)input->aux[sequence * experts + e] * r[e];
     const double lse = oracle_softmax(logits, experts, r);
     return loss + 0.5 * (double)input->z_factor * lse * lse;
 }

@@ -36,29 +36,63 @@ static const shape engine_shapes[] = {
     {1024, 32, 64, 8, 4, 8, false}, {1024, 32, 2048, 8, 4, 8, true}, {1024, 8, 8992, 8, 4, 2, true},
 };
 
+/* The ends of a batch's sequences. The second one is empty. */
+enum { SEQUENCES = 4 };
+static const uint32_t *ends_of(size_t tokens) {
+    uint32_t *ends = test_alloc(SEQUENCES * sizeof *ends);
+    ends[0] = ends[1] = (uint32_t)tokens / 8;
+    ends[2] = (uint32_t)tokens * 3 / 4;
+    ends[3] = (uint32_t)tokens;
+    return ends;
+}
+
 /* Checks the gradients of the last `count` of 8 combinations of the parts of the loss. The last one
- * has all parts. */
+ * has all parts. Those with a z loss have gradients by the scores of each sequence. */
 static void check_backward(router_input input, int count) {
+    input.sequences = SEQUENCES;
+    input.ends = ends_of(input.tokens);
     router_draw_gradients(&input);
     const float *dweight = input.dweight, *aux = input.aux;
+    const uint32_t *ends = input.ends;
     for (int bits = 8 - count; bits < 8; bits++) {
         input.dweight =
             bits & 1 ? dweight : test_alloc(input.tokens * input.options.topk * sizeof *dweight);
         input.aux = bits & 2 ? aux : NULL;
         input.z_factor = bits & 4 ? 0.3f : 0.0f;
+        input.ends = bits & 4 ? ends : NULL;
         router_check_gradient(&input, 3e-6);
     }
 }
 
-/* The sums of a batch's scores, which the balancing loss takes. */
-static void check_mass(const router_input *input, const router_run *run) {
-    const size_t tokens = input->tokens, experts = input->options.experts;
-    const uint32_t end = (uint32_t)tokens;
-    uint64_t *counts = test_alloc(experts * sizeof *counts);
-    double *want = test_alloc(experts * sizeof *want);
-    oracle_load(input, to_doubles(input->logits, tokens * experts), run->index, counts, want);
-    assert_close("mass", router_sum(&input->options, tokens, run->scores, &end, 1).mass, want,
-                 experts, 5e-6, 1.3e-6);
+/* Checks what the losses need: masses, entropies and, where neither a bias nor groups of experts
+ * change the choice, the counts of the chosen experts. Counts ignore groups. */
+static void check_sums(const router_input *input, const router_run *run) {
+    const size_t tokens = input->tokens, experts = input->options.experts,
+                 topk = input->options.topk, n = SEQUENCES * experts;
+    const uint32_t *ends = ends_of(tokens);
+    double *mass = test_alloc(n * sizeof *mass), *entropy = test_alloc(tokens * sizeof *entropy),
+           *row = test_alloc(experts * sizeof *row), *r = test_alloc(experts * sizeof *r);
+    uint32_t *counts = test_alloc(n * sizeof *counts);
+    for (size_t t = 0, s = 0; t < tokens; t++) {
+        while (t >= ends[s])
+            s++;
+        oracle_row(input, t, row);
+        oracle_normalised_scores(&input->options, row, r);
+        for (size_t e = 0; e < experts; e++) {
+            mass[s * experts + e] += r[e];
+            entropy[t] -= r[e] > 0.0 ? r[e] * log(r[e]) : 0.0;
+        }
+        for (size_t k = 0; k < topk; k++)
+            counts[s * experts + (size_t)run->index[t * topk + k]]++;
+    }
+    const bool alone = input->bias == NULL && input->options.groups == 1;
+    const moert_router_options options =
+        alone ? router_groups(input->options, experts, topk, 1) : input->options;
+    const router_sums got = router_sum(&options, tokens, run->scores, ends, SEQUENCES);
+    assert_close("mass", got.mass, mass, n, 5e-6, 1.3e-6);
+    assert_close("entropy", got.entropy, entropy, tokens, 2e-6, 0.0);
+    if (alone)
+        assert_memory_equal(got.counts, counts, n * sizeof *counts);
 }
 
 static void check(const shape *s, moert_score score, bool renormalise, float scale, double bias,
@@ -74,7 +108,7 @@ static void check(const shape *s, moert_score score, bool renormalise, float sca
     const router_run run = router_do(&input);
     for (size_t t = 0; t < s->tokens; t++)
         router_check_token(&input, &run, t);
-    check_mass(&input, &run);
+    check_sums(&input, &run);
     check_backward(input, gradients);
     release_since(before);
 }
@@ -246,34 +280,29 @@ TEST(test_padding_loses_its_routing) {
     enum { TOKENS = 600, EXPERTS = 5, TOPK = 2 };
     const moert_router_options options = router_options(EXPERTS, TOPK, MOERT_SCORE_SOFTMAX);
     int32_t token[TOKENS], index[TOKENS * TOPK];
+    float *scores = random_floats(TOKENS * EXPERTS, 1.0f, 1),
+          *weight = random_floats(TOKENS * TOPK, 1.0f, 2), *lse = random_floats(TOKENS, 1.0f, 3);
     for (size_t t = 0; t < TOKENS; t++)
         token[t] = t % 3 == 1 ? -1 - (int32_t)t : (int32_t)t;
-    float *const scores = random_floats(TOKENS * EXPERTS, 1.0f, 1), *const rest = random_floats(
-                                                                        TOKENS * TOPK, 1.0f, 2);
     for (size_t i = 0; i < TOKENS * TOPK; i++)
         index[i] = (int32_t)(i % EXPERTS);
-    const moert_routing routing = {upload_floats(scores, TOKENS * EXPERTS),
-                                   upload(index, sizeof index), upload_floats(rest, TOKENS * TOPK),
-                                   upload_floats(rest, TOKENS)};
-    ASSERT_OK(
-        moert_router_skip(test_device, &options, TOKENS, upload(token, sizeof token), &routing));
-    const float *got = download_floats(routing.scores, TOKENS * EXPERTS),
-                *weight = download_floats(routing.weight, TOKENS * TOPK),
-                *lse = download_floats(routing.lse, TOKENS);
-    const int32_t *chosen = download(routing.index, sizeof index);
-    for (size_t t = 0; t < TOKENS; t++) {
-        const bool padding = token[t] < 0;
-        for (size_t e = t * EXPERTS; e < (t + 1) * EXPERTS; e++)
-            assert_true(got[e] == (padding ? 0.0f : scores[e]));
-        for (size_t k = t * TOPK; k < (t + 1) * TOPK; k++) {
-            assert_int_equal(chosen[k], padding ? -1 : index[k]);
-            assert_true(weight[k] == (padding ? 0.0f : rest[k]));
-        }
-        assert_true(lse[t] == (padding ? 0.0f : rest[t]));
+    const moert_buffer *tokens = upload(token, sizeof token);
+    const moert_routing routing = {
+        upload_floats(scores, TOKENS * EXPERTS), upload(index, sizeof index),
+        upload_floats(weight, TOKENS * TOPK), upload_floats(lse, TOKENS)};
+    ASSERT_OK(moert_router_skip(test_device, &options, TOKENS, tokens, &routing));
+    for (size_t t = 1; t < TOKENS; t += 3) {
+        memset(scores + t * EXPERTS, 0, EXPERTS * sizeof *scores);
+        memset(index + t * TOPK, 0xFF, TOPK * sizeof *index);
+        memset(weight + t * TOPK, 0, TOPK * sizeof *weight);
+        lse[t] = 0.0f;
     }
-    ASSERT_FAILS(
-        moert_router_skip(test_device, &options, 2 * TOKENS, upload(token, sizeof token), &routing),
-        MOERT_ERROR_USAGE, "router: token has");
+    assert_same_bits_in("scores", routing.scores, scores, TOKENS * EXPERTS);
+    assert_memory_equal(download(routing.index, sizeof index), index, sizeof index);
+    assert_same_bits_in("weight", routing.weight, weight, TOKENS * TOPK);
+    assert_same_bits_in("lse", routing.lse, lse, TOKENS);
+    ASSERT_FAILS(moert_router_skip(test_device, &options, 2 * TOKENS, tokens, &routing),
+                 MOERT_ERROR_USAGE, "router: token has");
 }
 
 TEST(test_no_tokens_are_no_work) {
