@@ -165,24 +165,12 @@ static const shape grouped_shapes[] = {
 
 /* Every group has a separate amax; rows may be left over ("paged stashing"). Values have few bits,
  * so that the sums of a rotation are exact in any order. */
-static void check_groups(const shape *s, const unsigned *split, const float *x, bool all) {
-    uint32_t ends[GROUPS];
-    for (size_t g = 0; g < GROUPS; g++)
-        ends[g] = (uint32_t)(s->rows / 8 * split[g]);
-    const matrix m = {x, s->rows, s->columns, ends, GROUPS};
-    moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
-    check("rows", MOERT_DTYPE_BF16, &how, &m);
-    how.axis = MOERT_AXIS_COLUMN;
-    how.transposed = how.hadamard = true;
-    if (all)
-        check("rotated columns", MOERT_DTYPE_BF16, &how, &m);
-    how.hadamard = how.transposed = false;
-    how.axis = MOERT_AXIS_TILE;
-    if (all)
-        check("tiles", MOERT_DTYPE_BF16, &how, &m);
-}
-
 TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
+    const moert_quantizer nvfp4 = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
+    moert_quantizer hows[AXES] = {nvfp4, nvfp4, nvfp4}; /* rows, rotated columns, tiles */
+    hows[1].axis = MOERT_AXIS_COLUMN;
+    hows[1].transposed = hows[1].hadamard = true;
+    hows[2].axis = MOERT_AXIS_TILE;
     for (size_t i = 0; i < MOERT_COUNT(grouped_shapes); i++) {
         const shape *s = &grouped_shapes[i];
         if (suite_skips(s->slow))
@@ -191,8 +179,14 @@ TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
         float *x = test_alloc(n * sizeof *x);
         for (size_t k = 0; k < n; k++)
             x[k] = (float)((int)(suite_bits(5, k) % 255) - 127) / 32.0f;
-        for (size_t k = 0; k < (s->slow ? 2 : SPLITS); k++)
-            check_groups(s, splits[s->slow ? 8 + k : k], x, n <= (size_t)8192 * 1024);
+        for (size_t k = s->slow ? 8 : 0; k < SPLITS; k++) {
+            uint32_t ends[GROUPS];
+            for (size_t g = 0; g < GROUPS; g++)
+                ends[g] = (uint32_t)(s->rows / 8 * splits[k][g]);
+            const matrix m = {x, s->rows, s->columns, ends, GROUPS};
+            for (size_t a = 0; a < (n <= (size_t)8192 * 1024 ? AXES : 1); a++)
+                check("groups", MOERT_DTYPE_BF16, &hows[a], &m);
+        }
         release_owned();
     }
 }

@@ -24,30 +24,6 @@ moert_router_options router_groups(moert_router_options options, size_t groups, 
 
 /* ---- on the device ---- */
 
-static void backward(const router_input *input, const moert_buffer *logits,
-                     const moert_routing *routing, router_run *run) {
-    const size_t tokens = input->tokens, experts = input->options.experts,
-                 topk = input->options.topk;
-    moert_buffer *dweight = upload(input->dweight, tokens * topk * 4);
-    const size_t rows = input->ends != NULL ? input->sequences : 1;
-    moert_buffer *aux = input->aux != NULL ? upload(input->aux, rows * experts * 4) : NULL;
-    moert_buffer *ends = input->ends != NULL ? upload(input->ends, rows * 4) : NULL;
-    moert_buffer *dlogits = unset_floats(tokens * experts);
-    if (input->index != NULL)
-        ASSERT_OK(moert_buffer_write(routing->index, 0, input->index, tokens * topk * 4));
-    ASSERT_OK(moert_router_backward(test_device, &input->options,
-                                    &(moert_router_gradient){.tokens = tokens,
-                                                             .logits = logits,
-                                                             .routing = routing,
-                                                             .dweight = dweight,
-                                                             .aux_gradient = aux,
-                                                             .z_factor = input->z_factor,
-                                                             .dlogits = dlogits,
-                                                             .sequence_ends = ends,
-                                                             .sequences = rows}));
-    run->dlogits = download(dlogits, tokens * experts * 4);
-}
-
 router_sums router_sum(const moert_router_options *options, size_t tokens, const float *scores,
                        const uint32_t *ends, size_t sequences) {
     const size_t n = sequences * options->experts;
@@ -71,8 +47,24 @@ router_run router_do(const router_input *input) {
                              unset_floats(tokens * topk), unset_floats(tokens)};
     router_run run = {0};
     ASSERT_OK(moert_router_forward(test_device, &input->options, tokens, logits, bias, &routing));
-    if (input->dweight != NULL)
-        backward(input, logits, &routing, &run);
+    if (input->dweight != NULL) {
+        const size_t sequences = input->ends != NULL ? input->sequences : 1;
+        moert_buffer *dlogits = unset_floats(tokens * experts);
+        if (input->index != NULL)
+            ASSERT_OK(moert_buffer_write(routing.index, 0, input->index, tokens * topk * 4));
+        const moert_router_gradient gradient = {
+            .tokens = tokens,
+            .logits = logits,
+            .routing = &routing,
+            .dweight = upload(input->dweight, tokens * topk * 4),
+            .aux_gradient = input->aux != NULL ? upload(input->aux, sequences * experts * 4) : NULL,
+            .z_factor = input->z_factor,
+            .dlogits = dlogits,
+            .sequence_ends = input->ends != NULL ? upload(input->ends, sequences * 4) : NULL,
+            .sequences = sequences};
+        ASSERT_OK(moert_router_backward(test_device, &input->options, &gradient));
+        run.dlogits = download(dlogits, tokens * experts * 4);
+    }
     run.scores = download(routing.scores, tokens * experts * 4);
     run.index = download(routing.index, tokens * topk * 4);
     run.weight = download(routing.weight, tokens * topk * 4);

@@ -238,28 +238,32 @@ TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
     }
 }
 
+/* Checks that a norm of 4 rows of 4 floats is refused after a change. */
+#define REFUSED(text, change)                                                                      \
+    do {                                                                                           \
+        moert_norm norm = {.rows = 4, .width = 4, .x = x, .weight = x, .y = x, .rstd = x};         \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_norm_run(&norm), MOERT_ERROR_USAGE, text);                              \
+    } while (0)
+
 TEST(test_norm_refuses_rows_that_do_not_divide) {
     moert_buffer *x = unset_floats(16);
-    const moert_norm_gradient norm = {.sequences = 3,
-                                      .rows = 4,
-                                      .width = 4,
-                                      .x = x,
-                                      .weight = x,
-                                      .rstd = x,
-                                      .dy = x,
-                                      .dx = x,
-                                      .partial = x};
-    assert_int_equal(moert_norm_backward(&norm), MOERT_ERROR_USAGE);
-    moert_norm none = {.rows = 4, .epsilon = epsilon, .x = x, .weight = x, .y = x, .rstd = x};
-    assert_int_equal(moert_norm_run(&none), MOERT_ERROR_USAGE);
-    none = (moert_norm){.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
-    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a buffer");
-    none.y = x;
-    none.rotation = (moert_rotation){.table = x, .heads = 3, .length = 1};
-    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "no tokens of 3 heads");
-    none.rotation = (moert_rotation){.table = x, .heads = 1, .length = 40};
-    none.rows = 40;
-    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "exceed the rotary table");
+    const moert_norm_gradient backward = {.sequences = 3,
+                                          .rows = 4,
+                                          .width = 4,
+                                          .x = x,
+                                          .weight = x,
+                                          .rstd = x,
+                                          .dy = x,
+                                          .dx = x,
+                                          .partial = x};
+    ASSERT_FAILS(moert_norm_backward(&backward), MOERT_ERROR_USAGE, "3 sequences");
+    REFUSED("rows of width 0", norm.width = 0);
+    REFUSED("without a buffer", norm.y = NULL);
+    REFUSED("no tokens of 3 heads",
+            norm.rotation = ((moert_rotation){.table = x, .heads = 3, .length = 1}));
+    REFUSED("exceed the rotary table", (norm.rows = 40, norm.rotation = (moert_rotation){
+                                                            .table = x, .heads = 1, .length = 40}));
 }
 
 TESTS(open_test_device, close_test_device)

@@ -29,21 +29,6 @@ static float *read_golden(const golden *g, const char *name) {
 
 static const uint32_t ends[SEQUENCES] = {LENGTH, 2 * LENGTH, TOKENS};
 
-/* Compares the weights with probs[T,E], and counts the slots of each expert. */
-static void check_weights(const golden *g, const router_run *run, uint64_t *counts) {
-    const size_t experts = g->options.experts, topk = g->options.topk;
-    const float *probs = read_golden(g, "probs");
-    for (size_t t = 0; t < TOKENS; t++) {
-        float row[MOST_EXPERTS] = {0};
-        for (size_t k = 0; k < topk; k++) {
-            row[run->index[t * topk + k]] = run->weight[t * topk + k];
-            counts[run->index[t * topk + k]]++;
-        }
-        for (size_t e = 0; e < experts; e++)
-            assert_within((double)row[e], (double)probs[t * experts + e], 1e-6);
-    }
-}
-
 /* Computes the loss of all sequences, and gradient[S,E]. */
 static double balance(const golden *g, const float *scores, float *gradient) {
     const size_t experts = g->options.experts;
@@ -61,36 +46,42 @@ static double balance(const golden *g, const float *scores, float *gradient) {
     return COEFFICIENT * sum / SEQUENCES;
 }
 
+/* Compares n values with a tensor of the case. */
+static void check_golden(const golden *g, const char *name, const float *got, size_t n,
+                         double tolerance) {
+    assert_close(titled("%s.%s", g->name, name), got, to_doubles(read_golden(g, name), n), n,
+                 tolerance, 0.0);
+}
+
 static void check_case(golden g) {
     const size_t experts = g.options.experts, topk = g.options.topk;
-    float gradient[SEQUENCES * MOST_EXPERTS], dweight[TOKENS * MOST_EXPERTS];
+    float gradient[SEQUENCES * MOST_EXPERTS], dweight[TOKENS * MOST_EXPERTS],
+        probs[TOKENS * MOST_EXPERTS] = {0}, updated[MOST_EXPERTS] = {0};
     uint64_t counts[MOST_EXPERTS] = {0};
     g.files = open_tensors("tests/golden/router/megatron.safetensors");
     const float *dprobs = read_golden(&g, "dprobs"), *bias = read_golden(&g, "bias");
     router_input input = {
         .options = g.options, .tokens = TOKENS, .logits = read_golden(&g, "logits"), .bias = bias};
     const router_run forward = router_do(&input);
-    check_weights(&g, &forward, counts);
+    for (size_t i = 0; i < TOKENS * topk; i++) {
+        const size_t e = (size_t)forward.index[i], at = i / topk * experts + e;
+        probs[at] = forward.weight[i];
+        dweight[i] = dprobs[at];
+        counts[e]++;
+    }
+    check_golden(&g, "probs", probs, TOKENS * experts, 1e-6);
     assert_within(balance(&g, forward.scores, gradient), (double)*read_golden(&g, "aux"), 1e-7);
 
-    for (size_t i = 0; i < TOKENS * topk; i++)
-        dweight[i] = dprobs[i / topk * experts + (size_t)forward.index[i]];
     input.dweight = dweight;
     input.aux = gradient;
     input.ends = ends;
     input.sequences = SEQUENCES;
-    const router_run run = router_do(&input);
-    const float *dlogits = read_golden(&g, "dlogits");
-    for (size_t i = 0; i < TOKENS * experts; i++)
-        assert_within((double)run.dlogits[i], (double)dlogits[i], 1e-6);
+    check_golden(&g, "dlogits", router_do(&input).dlogits, TOKENS * experts, 1e-6);
 
-    float updated[MOST_EXPERTS] = {0};
-    const float *want = read_golden(&g, "updated");
     if (bias != NULL)
         memcpy(updated, bias, experts * sizeof *bias);
     moert_router_update_bias(updated, counts, experts, RATE);
-    for (size_t e = 0; e < experts; e++)
-        assert_within((double)updated[e], (double)want[e], 1e-7);
+    check_golden(&g, "updated", updated, experts, 1e-7);
 }
 
 TEST(test_routers_agree_with_megatron) {
