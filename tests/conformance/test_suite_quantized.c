@@ -192,16 +192,6 @@ static moert_op_options describe_wgrad(moert_format format, moert_dtype type) {
     return o;
 }
 
-/* The global scales of the experts differ and lie between 1 and 2. */
-static ops_bytes make_wgrad(const moert_op_options *o, const uint32_t *ends) {
-    ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
-    for (size_t g = 0; o->x.global && g < o->groups; g++) {
-        ops_floats(&data, MOERT_OP_BUFFER_x_global)[g] = 1.25f + 0.5f * (float)g;
-        ops_floats(&data, MOERT_OP_BUFFER_y_global)[g] = 2.0f - 0.25f * (float)g;
-    }
-    return data;
-}
-
 /* An expert without rows keeps its old values if the op accumulates. */
 TEST(test_wgrad_table) {
     static const struct {
@@ -220,10 +210,10 @@ TEST(test_wgrad_table) {
         o.backend = suite_backends[o.accumulate ? i % 2 : i == 0 || i == 6];
         moert_op *op = ops_open(&o);
         for (size_t s = 0; s < 2; s++) {
-            ops_bytes data = make_wgrad(&o, cases[c].splits[s]);
+            ops_bytes data = ops_bytes_make(&o, cases[c].splits[s], OPS_SPREAD);
             ops_exact_run_op("wgrad", op, &data, OPS_NEAR);
             o.weight.discrete = true;
-            ops_bytes discrete = make_wgrad(&o, cases[c].splits[s]);
+            ops_bytes discrete = ops_bytes_make(&o, cases[c].splits[s], OPS_SPREAD);
             ops_bytes_execute("portable", &discrete);
             ops_assert_same("discrete", &discrete, &data, false);
             o.weight.discrete = false;

@@ -1,6 +1,6 @@
 // run: check=1,1gpu all=1san
-/* The tree over sequences on the device, compared with the host's tree; sums of squares; the
- * addition kernel. */
+/* The tree over sequences on the device, by its definition (test_tree.c adds its nodes); sums of
+ * squares; the addition kernel. */
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -58,37 +58,6 @@ TEST(test_tree_reduce_takes_any_number_of_sequences_of_any_width) {
         check_span((moert_span){3, total - 3, total}, width, leaf, true);
         check_span((moert_span){1, total - 2, total}, width, leaf, true);
         check_span((moert_span){0, total - 1, total}, width, leaf, false);
-    }
-}
-
-/* However the leaves are divided among ranks, whose partial sums the host adds, the sum has the
- * bits of one rank's sum. */
-TEST(test_tree_over_any_number_of_ranks_has_the_same_bits) {
-    enum { TOTAL = 11, N = 19 };
-    float *leaf = random_floats(TOTAL * N, 1.0f, 200);
-    float whole[N];
-    for (size_t j = 0; j < N; j++)
-        whole[j] = tree_value(leaf + j, N, TOTAL, 0, 16);
-    for (size_t ranks = 1; ranks <= TOTAL + 2; ranks++) {
-        moert_tree_node nodes[TOTAL];
-        float *rows[TOTAL], values[TOTAL * N];
-        size_t at = 0;
-        for (size_t r = 0; r < ranks; r++) {
-            size_t first = TOTAL * r / ranks, count = TOTAL * (r + 1) / ranks - first;
-            moert_span span = {first, count, TOTAL};
-            moert_tree_node own[MOERT_TREE_MAX_NODES];
-            size_t own_count = moert_tree_nodes(span, own);
-            const moert_tree_nodes_at to = {span, unset_floats(own_count * N), N, 0, false};
-            ASSERT_OK(moert_tree_reduce(&to, N, upload_floats(leaf + first * N, count * N)));
-            download_into(to.target, values + at * N, own_count * N * sizeof *values);
-            for (size_t i = 0; i < own_count; i++, at++) {
-                nodes[at] = own[i];
-                rows[at] = values + at * N;
-            }
-        }
-        float sum[N];
-        moert_tree_sum_nodes(TOTAL, nodes, rows, at, sum, N);
-        assert_same_bits("sum", sum, whole, N);
     }
 }
 

@@ -25,7 +25,7 @@ static const shape shapes[] = {
     {36, 24, 5, 3, 2, 2, false},  {51, 3, 33, 3, 1, 17, false},  {60, 4, 19, 1, 1, 2, false},
     {64, 8, 33, 1, 1, 2, false},  {128, 8, 19, 1, 1, 2, false},  {160, 6, 19, 1, 1, 2, false},
     {160, 6, 33, 8, 3, 1, false}, {160, 12, 33, 8, 3, 4, false}, {256, 8, 33, 8, 4, 2, false},
-    {512, 8, 19, 1, 1, 2, false},
+    {512, 8, 19, 1, 1, 2, false}, {8, 2, 0, 1, 1, 2, false},
 };
 
 /* Those of TransformerEngine, which scores a group by its topk/group_topk best experts. */
@@ -206,17 +206,6 @@ TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
                   (int32_t[]){2, 1});
 }
 
-TEST(test_a_bias_selects_but_does_not_weigh) {
-    static const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
-    moert_router_options options = router_options(4, 2, MOERT_SCORE_SIGMOID);
-    options.renormalise = false;
-    expect_choice(options, 1, logits, bias, (int32_t[]){0, 1});
-    const router_run run =
-        router_do(&(router_input){.options = options, .tokens = 1, .logits = logits, .bias = bias});
-    assert_within((double)run.weight[0], 0.5, 1e-6);
-    assert_within((double)run.weight[1], 1.0 / (1.0 + exp(-2.0)), 1e-6);
-}
-
 TEST(test_experts_of_minus_infinite_bias_are_chosen_last) {
     static const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f},
                        bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
@@ -303,12 +292,6 @@ TEST(test_padding_loses_its_routing) {
     assert_same_bits_in("lse", routing.lse, lse, TOKENS);
     ASSERT_FAILS(moert_router_skip(test_device, &options, 2 * TOKENS, tokens, &routing),
                  MOERT_ERROR_USAGE, "router: token has");
-}
-
-TEST(test_no_tokens_are_no_work) {
-    const float none[1] = {0.0f};
-    router_do(&(router_input){
-        .options = router_options(8, 2, MOERT_SCORE_SOFTMAX), .logits = none, .dweight = none});
 }
 
 /* Checks that token t of one batch has the bits of token `to` of another batch. */

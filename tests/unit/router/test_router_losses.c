@@ -106,14 +106,6 @@ TEST(test_special_tokens_have_their_entropy_and_mass) {
     }
 }
 
-TEST(test_masses_and_counts_of_no_tokens_are_zero) {
-    static const uint32_t ends[2] = {0, 0};
-    const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
-    const router_sums got = router_sum(&options, 0, NULL, ends, 2);
-    for (int i = 0; i < 6; i++)
-        assert_true(got.mass[i] == 0.0f && got.counts[i] == 0);
-}
-
 /* ---- logits that moert_router_balance() replaces ---- */
 
 /* Runs the kernel on a copy of logits[T,E]. */
