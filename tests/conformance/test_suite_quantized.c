@@ -2,11 +2,11 @@
 /*
  * Other libraries' tables of grouped GEMMs with quantized operands. The cuDNN frontend's GLU, dGLU,
  * quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements
- * uniform in [-2, 2), scales 1 and 2, few bits for alpha, beta and prob. A group has alpha 0, and a
- * fifth of the rows prob 0. TransformerEngine's NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and
- * NT. Every case is within 5e-6 of the largest element of a row in float64, quantized results byte
- * by byte; cuDNN's tolerances are 0.1 and wider, TransformerEngine's 8e-3. moert does not have fp4
- * with (16, e8m0) and srelu.
+ * uniform in [-2, 2), scales 1 and 2, few bits for alpha, beta and prob, which is 0 in a fifth of
+ * the rows. TransformerEngine's NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and NT. Every case is
+ * within 5e-6 of the largest element of a row in float64, quantized results byte by byte; cuDNN's
+ * tolerances are 0.1 and wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0)
+ * and srelu.
  */
 #include "base/memory.h"
 #include "device/internal.h"
@@ -50,6 +50,15 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
     return o;
 }
 
+/* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0;
+ * test_ops_quantized_groups has such groups. */
+static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
+    ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
+    for (size_t g = 0; g < o->groups; g++)
+        ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = g % 2 == 0 ? 0.75f : -1.5f;
+    return data;
+}
+
 /* Compares the first `count` backends with float64. */
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends, size_t count) {
     moert_op_options copy = *o;
@@ -57,7 +66,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
         const size_t before = owned_count();
-        ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
+        ops_bytes data = make(o, ends);
         ops_exact_run(what, suite_backends[b], &data, rounds ? OPS_NEAR : 0.0);
         release_since(before);
     }
@@ -109,12 +118,12 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
         o.bias = kind == MOERT_OP_GLU;
         o.dbias = kind == MOERT_OP_DGLU;
-        ops_bytes stack = ops_bytes_make(&o, ends, OPS_SPREAD);
+        ops_bytes stack = make(&o, ends);
         ops_exact_run("stacked", "portable", &stack, OPS_NEAR);
         for (size_t b = 1; b < 4; b++) {
             o.weight.discrete = b & 1;
             o.weight.how.transposed = b >> 1;
-            ops_bytes other = ops_bytes_make(&o, ends, OPS_SPREAD);
+            ops_bytes other = make(&o, ends);
             ops_bytes_execute("portable", &other);
             ops_assert_same(b == 1 ? "discrete" : "the other major", &other, &stack, false);
         }
@@ -170,7 +179,7 @@ TEST(test_one_op_serves_every_size_of_the_groups) {
         for (size_t k = 0; k < MOERT_COUNT(sizes); k++) {
             const struct moert_program *const newest = test_device->programs;
             const uint32_t m = sizes[k], ends[L] = {m, 2 * m, 3 * m, 4 * m};
-            ops_bytes data = ops_bytes_make(&o, ends, i < 2 ? OPS_SPREAD : OPS_EXACT),
+            ops_bytes data = i < 2 ? make(&o, ends) : ops_bytes_make(&o, ends, OPS_EXACT),
                       first = ops_bytes_copy(&data);
             ops_bytes_execute_op(op, &first);
             assert_ptr_equal(test_device->programs, newest);

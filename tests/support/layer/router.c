@@ -167,21 +167,6 @@ double oracle_gradient(const router_input *input, const int32_t *index, size_t t
     return (loss[1] - loss[0]) / (2.0 * step);
 }
 
-void oracle_load(const router_input *input, const double *logits, const int32_t *index,
-                 uint64_t *counts, double *mass) {
-    const size_t experts = input->options.experts;
-    double r[MOST];
-    memset(counts, 0, experts * sizeof *counts);
-    memset(mass, 0, experts * sizeof *mass);
-    for (size_t i = 0; i < input->tokens * input->options.topk; i++)
-        counts[index[i]]++;
-    for (size_t t = 0; t < input->tokens; t++) {
-        oracle_normalised_scores(&input->options, logits + t * experts, r);
-        for (size_t e = 0; e < experts; e++)
-            mass[e] += r[e];
-    }
-}
-
 /* Takes the largest of the n values that are not yet taken; of equal values, the first. *margin
  * becomes at most the distance to the next largest value. */
 static size_t take(const double *value, char *taken, size_t n, double *margin) {

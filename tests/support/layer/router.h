@@ -82,10 +82,6 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
  */
 double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e);
 
-/* Computes counts[E], the slots of each expert, and mass[E], the sums of r over all tokens. */
-void oracle_load(const router_input *input, const double *logits, const int32_t *index,
-                 uint64_t *counts, double *mass);
-
 /*
  * Chooses index[K]; returns the smallest difference of two selection (or group) scores whose order
  * decides the choice. If it is tiny, float32 may choose differently.

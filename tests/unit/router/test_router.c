@@ -25,7 +25,7 @@ static const shape shapes[] = {
     {36, 24, 5, 3, 2, 2, false},  {51, 3, 33, 3, 1, 17, false},  {60, 4, 19, 1, 1, 2, false},
     {64, 8, 33, 1, 1, 2, false},  {128, 8, 19, 1, 1, 2, false},  {160, 6, 19, 1, 1, 2, false},
     {160, 6, 33, 8, 3, 1, false}, {160, 12, 33, 8, 3, 4, false}, {256, 8, 33, 8, 4, 2, false},
-    {512, 8, 19, 1, 1, 2, false}, {8, 2, 0, 1, 1, 2, false},
+    {512, 8, 19, 1, 1, 2, false}, {8, 2, 0, 1, 1, 2, false},     {40, 5, 9, 40, 5, 1, false},
 };
 
 /* Those of TransformerEngine, which scores a group by its topk/group_topk best experts. */
@@ -186,15 +186,6 @@ TEST(test_groups_are_judged_by_the_sum_of_their_best) {
     for (size_t best = 1; best <= 3; best++) {
         expect_choice(router_groups(options, 3, 1, best), 1, logits, NULL, &chosen[best - 1]);
         expect_choice(router_groups(options, 3, 1, best), 1, logits, bias, &biased[best - 1]);
-    }
-}
-
-TEST(test_groups_of_one_expert_choose_as_without_groups) {
-    enum { T = 9, E = 40, K = 5 };
-    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
-        expect_choice(router_groups(input.options, E, K, 1), T, input.logits, NULL,
-                      router_do(&input).index);
     }
 }
 
