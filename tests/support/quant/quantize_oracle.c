@@ -46,6 +46,12 @@ unsigned oracle_code(moert_dtype type, double x) {
            ((signbit(x) ? 1u : 0u) << g->sign_bit);
 }
 
+/* Rounds a magnitude of E2M1 to half steps, and then mostly down. */
+static double bridge(double x) {
+    static const double of_half_steps[] = {0, 0.5, 1, 1.5, 2, 2, 3, 3, 4, 4, 4, 6, 6};
+    return copysign(of_half_steps[(int)nearbyint(fmin(2 * fabs(x), 12))], x);
+}
+
 double oracle_value(moert_dtype type, unsigned code) {
     const grid *g = grid_of(type);
     const unsigned magnitude = code & ((1u << g->sign_bit) - 1), steps = 1u << g->mantissa;
@@ -117,15 +123,15 @@ static block_scale nvfp4_scale(moert_nvfp4_rule rule, float amax, float tensor_a
     const float sixth = (float)(1.0 / 6.0), global = global_scale(rule, tensor_amax);
     const float encode = tensor_amax == 0.0f ? 1.0f : fminf(2688.0f / tensor_amax, FLT_MAX);
     const bool torchao = rule == MOERT_NVFP4_TORCHAO && norm == NULL,
-               bridge = rule == MOERT_NVFP4_BRIDGE && norm == NULL;
+               divides = rule == MOERT_NVFP4_BRIDGE && norm == NULL;
     const float wanted = norm != NULL ? amax * sixth * *norm
-                         : bridge     ? amax / global / 6.0f
+                         : divides    ? amax / global / 6.0f
                          : torchao    ? fmaxf(global > 0.0f ? amax / 6.0f / global : 0.0f, 0x1p-6f)
                                       : amax * (encode * sixth);
     block_scale s = unscaled;
     s.bits = oracle_code(MOERT_DTYPE_E4M3, (double)wanted);
     const float decode = (float)oracle_value(MOERT_DTYPE_E4M3, s.bits);
-    if (bridge) {
+    if (divides) {
         s.zero = amax / global < 6 * 0x1p-9f;
         s.bits = s.zero ? 0 : s.bits;
         s.first = global;
@@ -262,10 +268,14 @@ static void check_block(const view *v, const block *b) {
                           : v->how->format == MOERT_FORMAT_NVFP4
                               ? nvfp4_scale(v->how->nvfp4_rule, amax, tensor_amax, v->norm)
                               : mx_scale(v->how, amax, v->norm);
+    const bool bridges =
+        v->how->rounding == MOERT_ROUNDING_BRIDGE ||
+        (v->how->rounding == MOERT_ROUNDING_AUTO && v->norm == NULL &&
+         v->how->format == MOERT_FORMAT_NVFP4 && v->how->nvfp4_rule == MOERT_NVFP4_BRIDGE);
     for (size_t i = 0; i < b->rows * b->columns; i++) {
         const size_t r = i / b->columns, c = i % b->columns;
-        const float x = b->x[i] * s.factor / s.first / s.second;
-        const unsigned code = s.zero ? 0 : oracle_code(v->element, (double)x);
+        const double x = (double)(b->x[i] * s.factor / s.first / s.second);
+        const unsigned code = s.zero ? 0 : oracle_code(v->element, bridges ? bridge(x) : x);
         const uint32_t got = code_at(v, b, r, c), got_scale = scale_at(v, b, r);
         const float back = v->z->back[(b->row + r) * v->m->columns + b->column + c];
         const float want = back_of(v, b, s.bits, code);
