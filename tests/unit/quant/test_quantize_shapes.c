@@ -45,37 +45,33 @@ TEST(test_values_come_back_as_bf16) {
     }
 }
 
-/* ---- payload and scales in one row ---- */
-
-/* Checks that each row holds the bytes of the separate payload and scales, keeps its padding, and
- * dequantizes to the same values. */
-static void check_rows(const moert_quantizer *how, const matrix *m, size_t padding) {
-    quantized want = quantize("reference", how, m);
-    const size_t payload = want.shape.q_bytes, scales = want.shape.scales;
-    const size_t row_bytes = payload + scales + padding;
-    unsigned char *rows = test_alloc(m->rows * row_bytes);
-    memset(rows, QUANTIZED_UNSET, m->rows * row_bytes);
-    for (size_t r = 0; r < m->rows; r++) {
-        memcpy(rows + r * row_bytes, want.q + r * payload, payload);
-        memcpy(rows + r * row_bytes + payload, want.scale + r * scales, scales);
-    }
-    for (size_t b = 0; b < BACKENDS; b++) {
-        quantized got = quantize_as((quantized_form){.row_bytes = row_bytes}, backends[b], how, m);
-        assert_same_bytes("rows", "q", got.q, rows, m->rows * row_bytes);
-        assert_same_bits("back", got.back, want.back, want.elements);
-    }
-}
-
+/* Each row holds the bytes of the separate payload and scales, keeps its padding, and dequantizes to
+ * the same values. */
 TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
-    const size_t columns[] = {1, 31, 32, 100, 1056};
-    const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP4};
-    for (size_t i = 0; i < 5; i++)
-        for (size_t f = 0; f < 2; f++) {
-            float *x = random_floats(7 * columns[i], 3.0f, i);
-            const matrix m = {.x = x, .rows = 7, .columns = columns[i]};
-            check_rows(&HOW(.format = formats[f]), &m, 0);
-            check_rows(&HOW(.format = formats[f]), &m, 61);
+    enum { ROWS = 7 };
+    static const size_t columns[] = {1, 31, 32, 100, 1056}, padding[] = {0, 61};
+    for (size_t i = 0; i < 5 * 2 * 2; i++) {
+        const moert_quantizer how =
+            HOW(.format = i / 2 % 2 ? MOERT_FORMAT_MXFP4 : MOERT_FORMAT_MXFP8_E4M3);
+        const matrix m = {.rows = ROWS,
+                          .columns = columns[i / 4],
+                          .x = random_floats(ROWS * columns[i / 4], 3.0f, i / 4)};
+        quantized want = quantize("reference", &how, &m);
+        const size_t payload = want.shape.q_bytes, scales = want.shape.scales,
+                     row_bytes = payload + scales + padding[i % 2];
+        unsigned char *rows = test_alloc(ROWS * row_bytes);
+        memset(rows, QUANTIZED_UNSET, ROWS * row_bytes);
+        for (size_t r = 0; r < ROWS; r++) {
+            memcpy(rows + r * row_bytes, want.q + r * payload, payload);
+            memcpy(rows + r * row_bytes + payload, want.scale + r * scales, scales);
         }
+        for (size_t b = 0; b < BACKENDS; b++) {
+            quantized got =
+                quantize_as((quantized_form){.row_bytes = row_bytes}, backends[b], &how, &m);
+            assert_same_bytes("rows", "q", got.q, rows, ROWS * row_bytes);
+            assert_same_bits("back", got.back, want.back, want.elements);
+        }
+    }
 }
 
 /* ---- quantizing twice ---- */
