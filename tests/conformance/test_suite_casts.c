@@ -1,9 +1,9 @@
 // run: check=1 night=1
 /*
- * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, NVFP4 with its
- * group quantize. Every byte must be the oracle's. TransformerEngine allows small differences in
- * MXFP8. test_quantize has torchao's bytes and limits on noise, test_swizzle torchao's tiled scales,
- * test_glu the gated SwiGLU.
+ * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, NVFP4 with
+ * its group quantize. Every byte must be the oracle's. TransformerEngine allows small differences
+ * in MXFP8. test_quantize has torchao's bytes and limits on noise, test_swizzle torchao's tiled
+ * scales, test_glu the gated SwiGLU.
  */
 #include "base/dtype.h"
 #include "base/memory.h"

@@ -48,8 +48,8 @@ float *router_own_logits(router_input *input);
  * outside of its buffers. */
 router_run router_do(const router_input *input);
 
-/* The device's sums over scores[T,E]: of r over the tokens [ends[s-1], ends[s]) of each sequence,
- * the entropy of each token, and each sequence's tokens whose K largest scores include an expert. */
+/* The device's sums over scores[T,E]: of r over the tokens [ends[s-1], ends[s]) of each sequence;
+ * the entropy of each token; each sequence's tokens whose K largest scores include an expert. */
 typedef struct router_sums {
     float *mass;      /* [S,E] */
     float *entropy;   /* [T] */

@@ -228,8 +228,8 @@ static float *make_data(int kind, size_t n) {
             [SUBNORMAL] = ldexpf(x[i], -127 - (int)(i % 20)),
             [SPECIAL] = i % 131 == 0 ? special[i / 131 % (n % 2 == 0 ? 7 : 4)] : x[i],
             [ZERO] = i % 3 == 0 ? -0.0f : 0.0f,
-            [SMALL] =
-                i / 16 % 9 == 0 ? 0.0f : ldexpf(x[i], -4 * by_block - 4), /* NVFP4 scales of 0 */
+            /* blocks of zeros and tiny ones, which each rule of NVFP4 treats in another way */
+            [SMALL] = i / 16 % 9 == 0 ? 0.0f : ldexpf(x[i], -4 * by_block - 4),
             [LARGE] = ldexpf(x[i], 100 - by_block),
             [EXACT] = rintf(128.0f * x[i]) / 32.0f, /* has exact sums, as the oracle's rotation */
         };

@@ -45,8 +45,8 @@ TEST(test_values_come_back_as_bf16) {
     }
 }
 
-/* Each row holds the bytes of the separate payload and scales, keeps its padding, and dequantizes to
- * the same values. */
+/* Each row holds the bytes of the separate payload and scales, keeps its padding, and dequantizes
+ * to the same values. */
 TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
     enum { ROWS = 7 };
     static const size_t columns[] = {1, 31, 32, 100, 1056}, padding[] = {0, 61};

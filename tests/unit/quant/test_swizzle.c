@@ -107,7 +107,7 @@ TEST(test_groups_follow_each_other_from_a_new_tile_on) {
 
 TEST(test_scales_lie_at_the_published_positions) {
     /* column scales of 256 columns, in blocks of 32 rows: in one matrix, and in one for each of
-     * three experts whose rows end at 256, 768 and 1024. The scale is that of column 130, row 300. */
+     * three experts whose rows end at 256, 768 and 1024. The scale is column 130's for row 300. */
     static const lines_case rows = {.lines = 200, .width = 10},
                             columns = {.lines = 32, .width = 256},
                             experts = {32, 256, 3, {8, 24, 32}, {0}};

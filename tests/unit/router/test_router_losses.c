@@ -1,7 +1,7 @@
 // run: check=1 all=1san
-/* What the losses of the router need: the load-balancing loss and its gradient, masses and entropies
- * of special tokens, the update of the correction bias, balanced logits, and the functions of
- * Megatron Core (tests/golden/README.md). */
+/* What the losses of the router need: the load-balancing loss and its gradient, masses and
+ * entropies of special tokens, the update of the correction bias, balanced logits, and the
+ * functions of Megatron Core (tests/golden/README.md). */
 #include "support/files.h"
 #include "support/layer/router.h"
 #include "support/test.h"
@@ -141,7 +141,7 @@ TEST(test_a_buffer_that_is_too_small_is_refused) {
     ASSERT_OK(moert_router_balance(test_device, &options, 0, NULL));
 }
 
-/* ---- Megatron Core: weights, the loss of each sequence with its gradient, the bias's update ---- */
+/* ---- Megatron Core: weights, losses of sequences with their gradients, the bias's update ---- */
 
 enum { SEQUENCES = 3, LENGTH = 11, TOKENS = SEQUENCES * LENGTH, MOST_EXPERTS = 20 };
 #define COEFFICIENT 0.03
