@@ -69,10 +69,9 @@ static void router(size_t experts, moert_score score) {
     hash = hash_floats(hash_floats(hash, run.index, slots), run.weight, slots);
     print("router", experts, hash_floats(hash, run.lse, tokens));
     print("gradient of router", experts, hash_floats(0, run.dlogits, n));
-    print("router's mass", experts,
-          hash_floats(0, router_mass(&input.options, tokens, run.scores, ends, 2), 2 * experts));
-    print("router's entropy", experts,
-          hash_floats(0, router_entropy(&input.options, tokens, run.scores), tokens));
+    const router_sums sums = router_sum(&input.options, tokens, run.scores, ends, 2);
+    print("router's mass", experts, hash_floats(0, sums.mass, 2 * experts));
+    print("router's entropy", experts, hash_floats(0, sums.entropy, tokens));
 }
 
 static void glu(size_t width) {
@@ -123,7 +122,7 @@ static void attention(size_t length) {
                                                                               .kv_heads = 2,
                                                                               .head_size = 40,
                                                                               .sinks = true});
-    const attention_results got = attention_on_device(&inputs, (attention_run){.sequences = 2});
+    const attention_results got = attention_on_device(&inputs, MOERT_DTYPE_F32, NULL);
     for (size_t r = 0; r < ATTENTION_RESULTS; r++)
         print(titled("%s of attention", attention_result_names[r]), length,
               hash_floats(0, got.value[r], got.count[r]));
