@@ -1,5 +1,5 @@
 // run: check=1,1gpu all=1san
-/* The tree over sequences on the device, by its definition (test_tree.c adds its nodes); sums of
+/* The tree over sequences on the device, by its definition (test_numbers.c adds its nodes); sums of
  * squares; the addition kernel. */
 #include "nn/nn.h"
 #include "support/test.h"
