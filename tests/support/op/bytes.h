@@ -80,7 +80,3 @@ void ops_assert_same(const char *title, const ops_bytes *got, const ops_bytes *w
 /* Executes once, then `times` times another op of the description, up to three times in a row, and
  * checks that the results keep their bits. The op must not add to its results. */
 void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t times);
-
-/* Executes a description on each of `backends`, and its plain op on the same one, and compares them
- * with ops_bytes_compare(). */
-void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);

@@ -1,10 +1,9 @@
 /*
- * Op objects in float64: the formulas of moert/ops.h on the values of the operands, and a check of
- * results byte by byte. Only the op's description and plain conversions come from the library. A
- * sum may have an error relative to the largest sum of its row. A GLU's result may have the error
- * that this causes, plus OPS_GLU_ERROR of itself. Each byte (element, scale, rounded value) must be
- * that of a value within the error. Therefore only one byte is right, except near a rounding
- * boundary.
+ * Op objects in float64: the formulas of moert/ops.h on the values of the operands. Only the op's
+ * description and plain conversions come from the library. A sum may have an error relative to the
+ * largest sum of its row. A GLU's result may have the error that this causes, plus OPS_GLU_ERROR of
+ * itself. A rounded result must be that of a value within the error. If a result is quantized, the
+ * plain op on the same values is checked so, and ops_bytes_compare() checks the op with it.
  */
 #pragma once
 
@@ -31,7 +30,9 @@ ops_exact ops_exact_of(const ops_bytes *data, double tolerance);
 size_t ops_row(const ops_bytes *data, const moert_op_rows *rows, size_t r);
 
 /* Executes `data` on `backend`, or by an existing op. Checks all results, quantized or plain, and
- * that no other byte has changed. Returns the expected results. */
+ * that no other byte has changed. The nvidia backend has no plain op on float32, so its quantized
+ * results are compared with those of the portable one; their sums must be exact. Returns the
+ * expected results. */
 ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance);
 ops_exact ops_exact_run_op(const char *title, moert_op *op, ops_bytes *data, double tolerance);
 

@@ -4,7 +4,7 @@
 #include <malloc.h>
 
 #include "base/memory.h"
-#include "support/op/bytes.h"
+#include "support/op/exact.h"
 
 enum { FORMATS = 5, AXES = 3, LAYOUTS = 3 };
 
@@ -47,7 +47,7 @@ static moert_op_options operand_case(size_t i) {
 TEST(test_quantized_operands_multiply_as_their_values) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * AXES * 4; i++) {
         const moert_op_options o = operand_case(i);
-        ops_bytes_check(titled("case %zu", i), &o, ops_usual_ends);
+        ops_check(titled("case %zu", i), &o, ops_usual_ends, 0.0);
     }
 }
 
@@ -56,11 +56,11 @@ TEST(test_one_operand_may_be_plain) {
         moert_op_options o = ops_usual(kind);
         ops_first_operand(&o)->type = MOERT_DTYPE_BF16;
         *ops_second_operand(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
-        ops_bytes_check("bf16 and mxfp4", &o, ops_usual_ends);
+        ops_check("bf16 and mxfp4", &o, ops_usual_ends, 0.0);
         o = ops_usual(kind);
         *ops_first_operand(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
         ops_second_operand(&o)->type = MOERT_DTYPE_E4M3;
-        ops_bytes_check("nvfp4 and e4m3", &o, ops_usual_ends);
+        ops_check("nvfp4 and e4m3", &o, ops_usual_ends, 0.0);
     }
 }
 
@@ -72,7 +72,7 @@ TEST(test_gathered_rows_are_dequantized_as_one_group) {
         *ops_first_operand(&o) = ops_scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
         o.permute = ops_first_operand(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
         o.topk = 4;
-        ops_bytes_check("gathered", &o, ops_usual_ends);
+        ops_check("gathered", &o, ops_usual_ends, 0.0);
     }
 }
 
@@ -144,13 +144,13 @@ TEST(test_any_split_of_the_rows_is_right) {
         o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, i);
         o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
-        ops_bytes_check("splits", &o, s->ends);
+        ops_check("splits", &o, s->ends, 0.0);
         o.kind = MOERT_OP_GEMM_WGRAD;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i + 1);
         o.column = (moert_operand){.type = MOERT_DTYPE_F32};
         o.x.how.transposed = true;
-        ops_bytes_check("splits", &o, s->ends);
+        ops_check("splits", &o, s->ends, 0.0);
     }
 }
 

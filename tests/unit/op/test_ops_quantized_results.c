@@ -32,7 +32,7 @@ static moert_op_options result_case(size_t i) {
 TEST(test_quantized_results_are_those_of_the_quantizer) {
     for (size_t i = 0; i < (size_t)4 * FORMATS * AXES * 3; i++) {
         const moert_op_options o = result_case(i);
-        ops_bytes_check(titled("result %zu", i), &o, ops_usual_ends);
+        ops_check(titled("result %zu", i), &o, ops_usual_ends, 0.0);
     }
 }
 
@@ -46,7 +46,7 @@ TEST(test_a_norm_scales_quantized_results) {
         result->how.scale_rounding = o.column.how.scale_rounding = MOERT_SCALE_FLOOR;
         result->how.nvfp4_rule = o.column.how.nvfp4_rule = MOERT_NVFP4_BRIDGE;
         o.norm = true;
-        ops_bytes_check(titled("norm %zu", i), &o, ops_usual_ends);
+        ops_check(titled("norm %zu", i), &o, ops_usual_ends, 0.0);
     }
 }
 
@@ -77,7 +77,7 @@ TEST(test_operands_and_results_may_all_be_quantized) {
         o.weight.discrete = true;
         o.column = ops_scaled((moert_format)i, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         o.prob = o.alpha = true;
-        ops_bytes_check("all", &o, ops_usual_ends);
+        ops_check("all", &o, ops_usual_ends, 0.0);
     }
 }
 
