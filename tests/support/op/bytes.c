@@ -65,8 +65,8 @@ static float uniform_of(moert_op_buffer which, size_t i) {
 static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
     if (data->values == OPS_NORMAL)
         return (double)(float)random_once(moert_rng_normal, SEED, which, i);
-    if (data->values == OPS_SPREAD)
-        return (double)uniform_of(which, i);
+    if (data->values != OPS_EXACT)
+        return (double)uniform_of(which, i) * (data->values == OPS_SMALL ? 0.1 : 1.0);
     return floor(5.0 * random_once(moert_rng_uniform, SEED, which, i)) - 2.0;
 }
 

@@ -4,7 +4,7 @@
 #include "op/op.h"
 
 /* Sizes of an op and the split of its rows. */
-enum { OPS_MOST_GROUPS = 36 };
+enum { OPS_MOST_GROUPS = 128 };
 typedef struct ops_shape {
     size_t n, k, rows, groups, padding; /* padding: elements between plain rows */
     uint32_t ends[OPS_MOST_GROUPS];

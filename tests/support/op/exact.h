@@ -29,6 +29,20 @@ ops_exact ops_exact_of(const ops_bytes *data, double tolerance);
 /* The row of x or y that holds row r of the groups; SIZE_MAX if its slot is outside the rows. */
 size_t ops_row(const ops_bytes *data, const moert_op_rows *rows, size_t r);
 
+/* An element (line, j) of the result of a plain GEMM: `terms` products are added to it. `line`
+ * counts from the first row of group g; `at` is the element's index in the result. */
+typedef struct ops_element {
+    size_t g, line, j, terms, at;
+} ops_element;
+/* Draws element `number`, of group `number` modulo G; false if the group has none, or if its row is
+ * dropped. */
+bool ops_draw(const ops_bytes *data, size_t number, ops_element *e);
+/* Returns the operands of product t of an element. */
+typedef struct ops_factors {
+    float a, b;
+} ops_factors;
+ops_factors ops_factors_of(const ops_bytes *data, const ops_element *e, size_t t);
+
 /* Executes `data` on `backend`, or by an existing op. Checks all results, quantized or plain, and
  * that no other byte has changed. The nvidia backend has no plain op on float32, so its quantized
  * results are compared with those of the portable one; their sums must be exact. Returns the

@@ -3,107 +3,11 @@
  * discrete weights, in an op of only that group, and padded with garbage rows of prob 0. This holds
  * wherever the group's tiles of scales lie. */
 #include "base/memory.h"
-#include "base/dtype.h"
-#include "support/op/bytes.h"
+#include "support/op/groups.h"
 
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
 enum { FORMATS = 4 };
-
-/* ---- parts of two ops ---- */
-
-/* An action on the bits `mask` of a byte of one op and of the corresponding byte of another op. */
-typedef bool (*byte_action)(unsigned char *to, const unsigned char *from, unsigned mask);
-
-static bool copy(unsigned char *to, const unsigned char *from, unsigned mask) {
-    *to = (unsigned char)((*to & ~mask) | (*from & mask));
-    return true;
-}
-
-static bool same(unsigned char *to, const unsigned char *from, unsigned mask) {
-    return (*to & mask) == (*from & mask);
-}
-
-/* Corresponding rows of two ops: the first `rows` rows of group g in `many`, and all rows of group
- * h in `few`. */
-typedef struct pair {
-    ops_bytes *few;
-    const ops_bytes *many;
-    size_t h, g, rows;
-} pair;
-
-static bool each_byte(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t bytes,
-                      byte_action act) {
-    bool all = true;
-    for (size_t i = 0; i < bytes; i++)
-        all = act(p->few->at[which] + to + i, p->many->at[which] + from + i, 0xFF) && all;
-    return all;
-}
-
-static bool each_element(const pair *p, const ops_operand *a, byte_action act) {
-    const ops_operand b = ops_find(&p->many->shape, ops_bytes_ends(p->many), a->payload);
-    const size_t lines = a->weight ? a->ends[0] : p->rows;
-    bool all = true;
-    for (size_t line = 0; line < lines; line++)
-        for (size_t j = 0; j < a->columns; j++) {
-            const ops_place to = ops_locate(a, p->h, line, j), from = ops_locate(&b, p->g, line, j);
-            const bool halves = moert_format_element_bits(a->as.how.format) == 4;
-            assert_int_equal(to.shift, from.shift);
-            all = act(p->few->at[a->payload] + to.byte, p->many->at[a->payload] + from.byte,
-                      halves ? 0xFu << to.shift : 0xFF) &&
-                  act(p->few->at[a->scale] + to.scale, p->many->at[a->scale] + from.scale, 0xFF) &&
-                  all;
-        }
-    return all;
-}
-
-static const struct {
-    moert_op_buffer which;
-    /* MATRIX: rows, or a quantized matrix; PER_ROW: one value per row; GROUPED: an equal part per
-     * group */
-    enum { MATRIX, PER_ROW, GROUPED } by;
-} buffers[] = {
-    {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
-    {MOERT_OP_BUFFER_c, MATRIX},         {MOERT_OP_BUFFER_d, MATRIX},
-    {MOERT_OP_BUFFER_column, MATRIX},    {MOERT_OP_BUFFER_weight, GROUPED},
-    {MOERT_OP_BUFFER_prob, PER_ROW},     {MOERT_OP_BUFFER_dprob, PER_ROW},
-    {MOERT_OP_BUFFER_alpha, GROUPED},    {MOERT_OP_BUFFER_beta, GROUPED},
-    {MOERT_OP_BUFFER_bias, GROUPED},     {MOERT_OP_BUFFER_x_global, GROUPED},
-    {MOERT_OP_BUFFER_y_global, GROUPED}, {MOERT_OP_BUFFER_weight_global, GROUPED},
-    {MOERT_OP_BUFFER_amax, GROUPED},     {MOERT_OP_BUFFER_dbias, GROUPED},
-};
-
-/* Applies `act` to the group's part of buffer i. */
-static bool each_of(const pair *p, size_t i, byte_action act) {
-    const moert_op_buffer which = buffers[i].which;
-    const moert_op_need *need = &p->few->shape.needs[which];
-    const size_t value_bytes = moert_dtype_bits(need->type) / 8;
-    const bool each = buffers[i].by == PER_ROW;
-    const size_t row = each ? value_bytes : need->stride * value_bytes,
-                 width = each ? value_bytes : need->width * value_bytes;
-    const size_t to = ops_group_start(ops_bytes_ends(p->few), p->h),
-                 from = ops_group_start(ops_bytes_ends(p->many), p->g);
-    const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
-    bool all = true;
-    for (size_t q = 0; q < p->few->shape.quantized_count; q++)
-        if (p->few->shape.quantized[q].payload == which) {
-            const ops_operand a = ops_find(&p->few->shape, ops_bytes_ends(p->few), which);
-            return each_element(p, &a, act);
-        }
-    if (buffers[i].by == GROUPED)
-        return each_byte(p, which, p->h * part, p->g * part, part, act);
-    for (size_t r = 0; r < p->rows; r++)
-        all = each_byte(p, which, (to + r) * row, (from + r) * row, width, act) && all;
-    return all;
-}
-
-/* Applies `act` to the group's part of every buffer that the ops have. */
-static void each(const char *title, pair p, byte_action act) {
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        if (p.few->bytes[buffers[i].which] > 0 && !each_of(&p, i, act))
-            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(buffers[i].which),
-                     p.g);
-}
 
 /* ---- ops ---- */
 
@@ -142,24 +46,20 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
 
 static void check_alone(const char *title, const char *backend, moert_op_options o,
                         const uint32_t *ends) {
-    const size_t groups = o.groups, before = owned_count();
-    ops_bytes start = make(&o, ends), all = make(&o, ends);
+    const size_t before = owned_count();
+    const ops_bytes start = make(&o, ends);
+    ops_bytes all = ops_bytes_copy(&start);
     ops_bytes_execute(backend, &all);
     o.weight.discrete = true;
     ops_bytes discrete = make(&o, ends);
     ops_bytes_execute(backend, &discrete);
     ops_assert_same(title, &discrete, &all, false);
+    for (size_t g = 0; g < o.groups; g++) /* also the weights */
+        ops_assert_same_rows(
+            titled("%s, discrete", title),
+            &(ops_pair){&discrete, &all, g, g, ends[g] - ops_group_start(ends, g), 0});
     o.weight.discrete = !is_plain(o);
-    o.groups = 1;
-    for (size_t g = 0; g < groups; g++) {
-        const uint32_t rows = ends[g] - (uint32_t)ops_group_start(ends, g);
-        each(titled("%s, discrete", title), (pair){&discrete, &all, g, g, rows}, same);
-        o.rows = rows;
-        ops_bytes alone = make(&o, &rows);
-        each(title, (pair){&alone, &start, 0, g, rows}, copy);
-        ops_bytes_execute(backend, &alone);
-        each(titled("%s, alone", title), (pair){&alone, &all, 0, g, rows}, same);
-    }
+    ops_check_alone(title, backend, o, &start, &all);
     release_since(before);
 }
 
@@ -203,7 +103,7 @@ static void check_padded(const char *title, const char *backend, moert_op_option
     const moert_op_need *d = &many.shape.needs[MOERT_OP_BUFFER_d];
     for (size_t g = 0; g < o.groups; g++) {
         const size_t rows = tight[g] - ops_group_start(tight, g);
-        each(title, (pair){&few, &many, g, g, rows}, copy);
+        ops_copy_rows(&(ops_pair){&few, &many, g, g, rows, 0});
         for (size_t r = ops_group_start(wide, g) + rows; r < wide[g]; r++) {
             ops_floats(&many, MOERT_OP_BUFFER_prob)[r] = 0.0f;
             for (moert_op_buffer i = MOERT_OP_BUFFER_x; is_plain(o) && i < MOERT_OP_BUFFER_d; i++)
@@ -215,7 +115,7 @@ static void check_padded(const char *title, const char *backend, moert_op_option
     ops_bytes_execute(backend, &many);
     for (size_t g = 0; g < o.groups; g++) {
         const size_t rows = tight[g] - ops_group_start(tight, g);
-        each(title, (pair){&few, &many, g, g, rows}, same);
+        ops_assert_same_rows(title, &(ops_pair){&few, &many, g, g, rows, 0});
         for (size_t r = ops_group_start(wide, g) + rows; is_plain(o) && r < wide[g]; r++)
             for (size_t j = 0; j < d->width; j++)
                 assert_true(ops_bytes_get(&many, MOERT_OP_BUFFER_d, r * d->stride + j) == 0.0);
