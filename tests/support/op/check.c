@@ -105,18 +105,20 @@ static void check_inputs(const char *title, const ops_bytes *before, const ops_b
                               got->bytes[i]);
 }
 
-static void check_results(const check *c) {
-    const moert_op_options *o = &c->got->shape.options;
-    const ops_exact *want = c->want;
-    check_plain(c, ops_result_buffer(o->kind), want->result, want->slack, want->width);
+void ops_check_results(const char *title, const ops_bytes *before, const ops_bytes *got,
+                       const ops_exact *want) {
+    const moert_op_options *o = &got->shape.options;
+    const check c = {title, before, got, want};
+    check_plain(&c, ops_result_buffer(o->kind), want->result, want->slack, want->width);
     if (o->kind == MOERT_OP_GLU && o->save_c)
-        check_plain(c, MOERT_OP_BUFFER_c, want->c, want->c_slack, o->n);
+        check_plain(&c, MOERT_OP_BUFFER_c, want->c, want->c_slack, o->n);
     if (o->dprob)
-        check_sums(c, MOERT_OP_BUFFER_dprob, want->dprob, want->lines);
+        check_sums(&c, MOERT_OP_BUFFER_dprob, want->dprob, want->lines);
     if (o->dbias)
-        check_sums(c, MOERT_OP_BUFFER_dbias, want->dbias, o->groups * want->width);
+        check_sums(&c, MOERT_OP_BUFFER_dbias, want->dbias, o->groups * want->width);
     if (o->amax)
-        check_amax(c);
+        check_amax(&c);
+    check_inputs(title, before, got);
 }
 
 /* ---- with another op ---- */
@@ -223,14 +225,14 @@ ops_exact ops_exact_run_op(const char *what, moert_op *op, ops_bytes *data, doub
     const ops_bytes before = ops_bytes_copy(data), plain = ops_bytes_decode(data);
     const ops_exact want = ops_exact_of(&plain, tolerance);
     ops_bytes_execute_op(op, data);
-    check_inputs(title, &before, data);
     if (has_quantized_result(&data->shape)) {
         ops_bytes values = ops_bytes_copy(&plain);
         ops_bytes_execute(strcmp(name, "nvidia") == 0 ? "portable" : name, &values);
-        check_results(&(check){title, &plain, &values, &want});
+        ops_check_results(title, &plain, &values, &want);
         ops_bytes_compare(title, data, &values);
+        check_inputs(title, &before, data);
     } else {
-        check_results(&(check){title, &before, data, &want});
+        ops_check_results(title, &before, data, &want);
     }
     return want;
 }

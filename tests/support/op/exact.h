@@ -26,6 +26,11 @@ typedef struct ops_exact {
 #define OPS_GLU_ERROR 4e-6
 ops_exact ops_exact_of(const ops_bytes *data, double tolerance);
 
+/* Checks the results of a plain op with the expected ones, and that no other byte has changed since
+ * before the execute. */
+void ops_check_results(const char *title, const ops_bytes *before, const ops_bytes *got,
+                       const ops_exact *want);
+
 /* The row of x or y that holds row r of the groups; SIZE_MAX if its slot is outside the rows. */
 size_t ops_row(const ops_bytes *data, const moert_op_rows *rows, size_t r);
 

@@ -7,19 +7,21 @@
 TEST(test_results_are_exact_and_stay_within_their_rows_and_empty_groups_get_zeros) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
-            for (size_t w = 0; w < gemm_way_count; w++)
-                check_exact(&gemm_problems[i], op, &gemm_ways[w]);
+            for (size_t w = 0; w < gemm_way_count; w++) {
+                ops_bytes data = make_data(&gemm_problems[i], op, OPS_EXACT);
+                check_gemm(&gemm_problems[i], op, &gemm_ways[w], &data, 0.0);
+            }
 }
 
 TEST(test_portable_has_the_bits_of_the_reference) {
-    arrays want = {0};
+    ops_bytes want = {.bytes = {0}};
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
             for (const way *by = gemm_ways; by < gemm_ways + gemm_way_count; by++)
                 if (is_reference(by))
-                    want = run_new(&gemm_problems[i], op, by, false);
+                    want = run_new(&gemm_problems[i], op, by);
                 else
-                    check_run(&gemm_problems[i], op, by, false, &want);
+                    check_run(&gemm_problems[i], op, by, &want);
 }
 
 TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
@@ -44,24 +46,25 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
     for (size_t w = 0; w < 2; w++) {
         const way *by = &gemm_ways[ways[w]];
-        const arrays all = run_new(&whole, WGRAD, by, false);
+        const ops_bytes start = make_data(&whole, WGRAD, OPS_NORMAL),
+                        all = run_new(&whole, WGRAD, by);
         for (size_t g = 0; g < whole.groups; g++) {
-            const size_t first = start_of(&whole, g), elements = whole.n * whole.k;
-            const arrays alone = run_alone(&whole, WGRAD, by, first, whole.ends[g] - first);
-            assert_same_bits("weight", alone.weight, all.weight + g * elements, elements);
+            const size_t first = start_of(&whole, g), rows = whole.ends[g] - first;
+            ops_bytes alone = run_alone(&whole, WGRAD, by, &start, first, rows);
+            ops_assert_same_rows("weight", &(ops_pair){&alone, &all, 0, g, rows, 0});
         }
     }
 }
 
 static void check_rounded_wgrad(const problem *p, const way *by) {
     const size_t n = p->groups * p->n * p->k;
-    const arrays want = run_new(p, WGRAD, by, false), a = make_arrays(p, false);
+    const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, OPS_NORMAL);
     set_variable("MOERT_BF16", by->bf16);
     moert_gemm gemm = upload_gemm(p, &a, by->type, by->type);
     gemm.type = by->type;
     gemm.rounded = unset_bf16(n);
     ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
-    assert_bf16(by->name, gemm.rounded, want.weight, n);
+    assert_bf16(by->name, gemm.rounded, results_of(&want).data, n);
     set_variable("MOERT_BF16", NULL);
 }
 
@@ -80,7 +83,7 @@ TEST(test_a_rounded_wgrad_is_the_float32_one_rounded) {
 
 TEST(test_a_rounded_wgrad_does_not_accumulate) {
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
     const char *const text = "only a wgrad of all groups that does not accumulate";
     moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     gemm.rounded = unset_bf16(2 * 4 * 4);
@@ -95,9 +98,9 @@ TEST(test_a_rounded_wgrad_does_not_accumulate) {
     ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "rounded");
 }
 
-static void fill(float *data, size_t count, float value) {
-    for (size_t i = 0; i < count; i++)
-        data[i] = value;
+static void fill(ops_bytes *data, moert_op_buffer which, float value) {
+    for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+        ops_floats(data, which)[i] = value;
 }
 
 TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
@@ -107,13 +110,13 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
     for (size_t w = 0; w < gemm_way_count; w++) {
         const bool tiled = sums_in_tiles(&gemm_ways[w]);
         for (operation op = DGRAD; op <= WGRAD; op++) {
-            arrays a = make_arrays(&p, true);
-            const results result = results_of(&p, op, &a);
-            fill(a.y, a.y_count, 0.0f);
-            fill(a.x, a.x_count, -1.0f);
-            fill(a.weight, a.weight_count, -1.0f);
-            fill(result.data, result.count, -0.0f);
-            run_gemm(&p, op, &gemm_ways[w], &a);
+            ops_bytes data = make_data(&p, op, OPS_EXACT);
+            const results result = results_of(&data);
+            fill(&data, MOERT_OP_BUFFER_y, 0.0f);
+            fill(&data, MOERT_OP_BUFFER_x, -1.0f);
+            fill(&data, MOERT_OP_BUFFER_weight, -1.0f);
+            fill(&data, ops_result_buffer(data.shape.options.kind), -0.0f);
+            run_gemm(&p, op, &gemm_ways[w], &data);
             for (size_t i = 0; i < result.count; i++)
                 assert_true(result.data[i] == 0.0f && !signbit(result.data[i]) == tiled);
         }
@@ -130,7 +133,7 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
 TEST(test_an_invalid_part_of_the_groups_is_refused) {
     const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
     moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         gemm.part = wrong[i];
@@ -147,8 +150,8 @@ static uint64_t digest(void) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (size_t w = PORTABLE_F32; w < gemm_way_count; w++)
             for (operation op = 0; op < OPERATIONS && !is_reference(&gemm_ways[w]); op++) {
-                const arrays a = run_new(&gemm_problems[i], op, &gemm_ways[w], false);
-                hash = hash_arrays(&a, hash);
+                const ops_bytes a = run_new(&gemm_problems[i], op, &gemm_ways[w]);
+                hash = hash_data(&a, hash);
             }
     return hash;
 }
@@ -159,7 +162,7 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 
 TEST(test_a_prepacked_weight_serves_only_its_shape) {
     const problem *p = &gemm_problems[5];
-    const arrays a = make_arrays(p, true);
+    const ops_bytes a = make_data(p, FORWARD, OPS_EXACT);
     moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_FORWARD,
                                          MOERT_DTYPE_F32};
@@ -190,7 +193,7 @@ TEST(test_a_prepacked_weight_serves_only_its_shape) {
 
 TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
     moert_buffer *small = test_buffer(15 * sizeof(float));
     moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
@@ -213,7 +216,7 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
     const problem p = {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
     const moert_prepacked_shape shape = {1, 1, 1, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
     const moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);

@@ -24,11 +24,6 @@ enum { PROBLEMS = MOERT_COUNT(problems) };
 /* A tile of even width applies the GLU; one of odd width leaves it to a separate pass. */
 static const moert_choices fusing = {4, 1024, 512, 8, 2, 16}, separate = {4, 1024, 512, 6, 1, 4096};
 
-/* Runs the forward GEMM and its GLU. */
-static arrays run(const problem *p, const way *by) {
-    return run_new(p, FORWARD, by, false);
-}
-
 /* Calls `check` for every problem with one GLU, and every way with a forced tile. */
 static void each_run(const moert_choices *tile, void (*check)(const problem *p, way by)) {
     for (size_t i = 0; i < PROBLEMS; i++)
@@ -44,13 +39,13 @@ static void each_run(const moert_choices *tile, void (*check)(const problem *p, 
 /* Compares one fused call with two calls: the same h, and the same v unless it is dropped. */
 static void check_fused(const problem *p, way by) {
     by.separate = true;
-    const arrays want = run(p, &by);
+    const ops_bytes want = run_new(p, FORWARD, &by);
     by.separate = false;
-    check_run(p, FORWARD, &by, false, &want);
+    check_run(p, FORWARD, &by, &want);
     by.drop_v = true;
-    const arrays got = run(p, &by);
-    assert_same_bits(titled("n %zu, k %zu, %s, v dropped", p->n, p->k, by.name), got.h, want.h,
-                     want.h_count);
+    ops_bytes got = run_new(p, FORWARD, &by);
+    memcpy(results_of(&got).data, results_of(&want).data, want.bytes[MOERT_OP_BUFFER_c]);
+    ops_assert_same(titled("n %zu, k %zu, %s, v dropped", p->n, p->k, by.name), &got, &want, true);
 }
 
 /* Even problems use the first two GLUs, odd problems the last two. */
@@ -81,10 +76,11 @@ TEST(test_a_fused_call_with_a_large_v_has_the_bits_of_two_calls) {
 static void check_rounded_h(const problem *p, way by) {
     if (by.type == MOERT_DTYPE_F32)
         return; /* the backend refuses this case */
-    const arrays want = run(p, &by);
-    round_all(want.h, want.h_count, MOERT_DTYPE_BF16);
+    const ops_bytes want = run_new(p, FORWARD, &by);
+    round_all(ops_floats(&want, MOERT_OP_BUFFER_d), ops_bytes_count(&want, MOERT_OP_BUFFER_d),
+              MOERT_DTYPE_BF16);
     by.h = MOERT_DTYPE_BF16;
-    check_run(p, FORWARD, &by, false, &want);
+    check_run(p, FORWARD, &by, &want);
 }
 
 TEST(test_h_in_bf16_is_the_rounded_float32_h) {
@@ -94,10 +90,9 @@ TEST(test_h_in_bf16_is_the_rounded_float32_h) {
 /* The backends' exp differ, so only v is compared. */
 static void check_v(const problem *p, way by) {
     const way reference = reference_of(by);
-    arrays got = run(p, &by);
-    const arrays want = run(p, &reference);
-    got.h_count = 0;
-    compare_arrays(by.name, &got, &want);
+    const ops_bytes got = run_new(p, FORWARD, &by), want = run_new(p, FORWARD, &reference);
+    assert_same_bits(by.name, results_of(&got).data, results_of(&want).data,
+                     results_of(&want).count);
 }
 
 TEST(test_v_of_the_portable_backend_has_the_bits_of_the_reference) {
@@ -118,10 +113,9 @@ static void check_dropped_v(const problem *p, way by) {
     if (by.type != MOERT_DTYPE_F32 || is_reference(&by) || p->k > 64)
         return;
     by.drop_v = true;
-    arrays got = run(p, &by);
-    const arrays before = make_arrays(p, false);
-    got.h_count = 0;
-    compare_arrays(by.name, &got, &before);
+    const ops_bytes got = run_new(p, FORWARD, &by), before = make_data(p, FORWARD, OPS_NORMAL);
+    assert_same_bits(by.name, results_of(&got).data, results_of(&before).data,
+                     results_of(&before).count);
 }
 
 TEST(test_a_dropped_v_is_not_written_after_a_short_chain) {
@@ -135,8 +129,8 @@ static uint64_t hash;
 static void add_to_hash(const problem *p, way by) {
     if (is_reference(&by))
         return;
-    const arrays a = run(p, &by);
-    hash = hash_arrays(&a, hash);
+    const ops_bytes a = run_new(p, FORWARD, &by);
+    hash = hash_data(&a, hash);
 }
 
 /* Returns a hash of all results of the portable backend. */
@@ -151,7 +145,7 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 
 TEST(test_what_does_not_fit_together_is_refused) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
     moert_gemm right = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     right.gated = true;
     right.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
