@@ -120,10 +120,18 @@ TEST(test_a_wrong_field_of_a_quantized_operand_is_named) {
     QUANTIZED(wgrad, unsupported, "column.how.size is 48; 0 unless the result is quantized",
               o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0));
     QUANTIZED(wgrad, usage, "norm is true; false unless", o.norm = true);
+    QUANTIZED(forward, unsupported, "column.discrete is true; false; only weight",
+              o.column.discrete = true);
+    QUANTIZED(forward, usage, "column.stride is -1; 0 with", o.column.stride = -1);
 }
 
 TEST(test_fields_of_quantized_operands_that_do_not_go_together_are_refused) {
-    const moert_operand floats = {.type = MOERT_DTYPE_F32};
+    const moert_operand floats = {.type = MOERT_DTYPE_F32},
+                        column = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
+    QUANTIZED(forward, unsupported, "column.discrete is true; false; only weight",
+              (o.column = column, o.column.discrete = true));
+    QUANTIZED(forward, usage, "column.stride is -1; 0 with",
+              (o.column = column, o.column.stride = -1));
     QUANTIZED(forward, usage, "x.scales is 1; linear (0) with fp8-block",
               (o.x.how.format = MOERT_FORMAT_FP8_BLOCK, o.x.scales = MOERT_SCALES_TILED));
     QUANTIZED(forward, usage, "x.global is true; false, except with nvfp4",
@@ -170,17 +178,6 @@ TEST(test_a_quantizer_without_a_size_is_refused) {
     }
 }
 
-TEST(test_column_has_no_stride_and_is_never_discrete) {
-    for (size_t used = 0; used < 2; used++) {
-        moert_op_options changed = quantized(forward);
-        if (used)
-            changed.column = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
-        REFUSED(changed, unsupported, "column.discrete is true; false; only weight",
-                o.column.discrete = true);
-        REFUSED(changed, usage, "column.stride is -1; 0 with", o.column.stride = -1);
-    }
-}
-
 TEST(test_the_type_of_a_quantized_operand_is_ignored) {
     moert_op_options o = plain(forward);
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
@@ -207,30 +204,14 @@ TEST(test_a_quantized_op_without_memory_for_its_gemm_is_refused) {
 
 /* ---- buffers ---- */
 
-/* A buffer in the place of another one, and the error of an execute. */
-typedef struct wrong_buffer {
-    moert_op_buffer which;
-    moert_buffer *buffer;
-    const char *text;
-} wrong_buffer;
-
-static void check_wrong(moert_op *op, const moert_op_buffers *good, const wrong_buffer *wrong,
-                        size_t count) {
-    ASSERT_OK(moert_op_execute(op, good));
-    for (size_t i = 0; i < count; i++) {
-        moert_op_buffers buffers = *good;
-        *moert_op_buffer_at(&buffers, wrong[i].which) = wrong[i].buffer;
-        ASSERT_FAILS(moert_op_execute(op, &buffers), usage, wrong[i].text);
-    }
-}
-
-/* Puts a buffer into an array of discrete weights or scales for one execute. */
-static void check_wrong_part(moert_op *op, const moert_op_buffers *buffers, moert_buffer **part,
-                             moert_buffer *wrong, const char *text) {
-    moert_buffer *kept = *part;
-    *part = wrong;
+/* Checks that an execute with `wrong` in the place of one buffer fails with this text. */
+static void check_wrong(moert_op *op, const moert_op_buffers *buffers, moert_buffer **at,
+                        moert_buffer *wrong, const char *text) {
+    moert_buffer *const good = *at;
+    ASSERT_OK(moert_op_execute(op, buffers));
+    *at = wrong;
     ASSERT_FAILS(moert_op_execute(op, buffers), usage, text);
-    *part = kept;
+    *at = good;
 }
 
 static moert_op_buffers upload_plain(const moert_op_options *o) {
@@ -240,61 +221,42 @@ static moert_op_buffers upload_plain(const moert_op_options *o) {
 
 TEST(test_buffers_must_be_those_of_the_description) {
     const moert_op_options o = plain(forward);
-    const moert_op_buffers good = upload_plain(&o);
-    moert_buffer *small = test_buffer(4), *weight = good.weight;
-    const wrong_buffer wrong[] = {{MOERT_OP_BUFFER_ends, NULL, "ends is NULL"},
-                                  {MOERT_OP_BUFFER_y, NULL, "y is NULL"},
-                                  {MOERT_OP_BUFFER_x, small, "x has 4 bytes; 4 lines of 32"},
-                                  {MOERT_OP_BUFFER_weight, small, "weight has 4 bytes"},
-                                  {MOERT_OP_BUFFER_alpha, good.ends, "alpha is given"},
-                                  {MOERT_OP_BUFFER_gather, good.ends, "gather is given"}};
+    moert_op_buffers b = upload_plain(&o);
+    moert_buffer *small = test_buffer(4), *weight = b.weight;
     moert_op *op = ops_open(&o);
-    check_wrong(op, &good, wrong, MOERT_COUNT(wrong));
-    moert_op_buffers buffers = good;
-    buffers.size = 3;
-    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "moert_op_buffers.size is 3");
-    buffers = good;
-    buffers.weights = &weight;
-    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is given");
+    check_wrong(op, &b, &b.ends, NULL, "ends is NULL");
+    check_wrong(op, &b, &b.y, NULL, "y is NULL");
+    check_wrong(op, &b, &b.x, small, "x has 4 bytes; 4 lines of 32");
+    check_wrong(op, &b, &b.weight, small, "weight has 4 bytes");
+    check_wrong(op, &b, &b.alpha, b.ends, "alpha is given");
+    check_wrong(op, &b, &b.gather, b.ends, "gather is given");
+    b.weights = &weight;
+    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weights is given");
+    b.size = 3;
+    ASSERT_FAILS(moert_op_execute(op, &b), usage, "moert_op_buffers.size is 3");
 }
 
-TEST(test_a_missing_or_small_buffer_of_a_quantized_op_is_named) {
+TEST(test_a_missing_or_small_buffer_of_a_quantized_or_discrete_op_is_named) {
     moert_buffer *weights[2], *scales[2], *small = test_buffer(4);
     moert_op_options o = quantized(dgrad);
     o.weight.discrete = true;
     const ops_bytes data = ops_bytes_make(&o, quantized_ends, OPS_EXACT);
-    moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
-    const wrong_buffer wrong[] = {
-        {MOERT_OP_BUFFER_y_scale, NULL, "y_scale is NULL"},
-        {MOERT_OP_BUFFER_y_scale, small, "y_scale has 4 bytes; 100 lines of 4"},
-        {MOERT_OP_BUFFER_y, small, "y has 4 bytes; 100 lines of 32"},
-        {MOERT_OP_BUFFER_x_scale, small, "x_scale has 4 bytes"},
-        {MOERT_OP_BUFFER_y_global, small, "y_global is given"},
-        {MOERT_OP_BUFFER_weight_scale, small, "weight_scale is given"},
-        {MOERT_OP_BUFFER_norm, small, "norm is given"}};
+    moert_op_buffers b = ops_bytes_upload(&data, weights, scales);
     moert_op *op = ops_open(&o);
-    check_wrong(op, &buffers, wrong, MOERT_COUNT(wrong));
-    check_wrong_part(op, &buffers, &weights[1], NULL, "weights[1] is NULL");
-    check_wrong_part(op, &buffers, &weights[1], small, "weights[1] has 4 bytes");
-    check_wrong_part(op, &buffers, &scales[1], small, "weight_scales[1] has 4 bytes");
-    buffers.weight_scales = NULL;
-    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weight_scales is NULL; 2 buffers");
-    buffers.weights = NULL;
-    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is NULL");
-}
-
-TEST(test_every_discrete_weight_must_be_there) {
-    moert_op_options o = plain(forward);
-    moert_op_buffers buffers = upload_plain(&o);
-    moert_buffer *weights[] = {buffers.weight, buffers.weight};
-    o.weight.discrete = true;
-    moert_op *op = ops_open(&o);
-    buffers.weight = NULL;
-    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is NULL");
-    buffers.weights = weights;
-    check_wrong_part(op, &buffers, &weights[1], NULL, "weights[1] is NULL");
-    check_wrong_part(op, &buffers, &weights[1], test_buffer(4), "weights[1] has 4 bytes");
-    ASSERT_OK(moert_op_execute(op, &buffers));
+    check_wrong(op, &b, &b.y_scale, NULL, "y_scale is NULL");
+    check_wrong(op, &b, &b.y_scale, small, "y_scale has 4 bytes; 100 lines of 4");
+    check_wrong(op, &b, &b.y, small, "y has 4 bytes; 100 lines of 32");
+    check_wrong(op, &b, &b.x_scale, small, "x_scale has 4 bytes");
+    check_wrong(op, &b, &b.y_global, small, "y_global is given");
+    check_wrong(op, &b, &b.weight_scale, small, "weight_scale is given");
+    check_wrong(op, &b, &b.norm, small, "norm is given");
+    check_wrong(op, &b, &weights[1], NULL, "weights[1] is NULL");
+    check_wrong(op, &b, &weights[1], small, "weights[1] has 4 bytes");
+    check_wrong(op, &b, &scales[1], small, "weight_scales[1] has 4 bytes");
+    b.weight_scales = NULL;
+    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weight_scales is NULL; 2 buffers");
+    b.weights = NULL;
+    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weights is NULL");
 }
 
 TEST(test_the_reference_finds_ends_that_decrease) {
@@ -328,31 +290,31 @@ TEST(test_buffers_have_the_bytes_that_the_op_reports) {
     o.weight.scales = MOERT_SCALES_TILED;
     o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0);
     o.norm = true;
+    static const char *const names[] = {"ends",    "x",
+                                        "x_scale", "x_global",
+                                        "y",       "y_scale",
+                                        "weight",  "weight_scale",
+                                        "weights", "weight_scales",
+                                        "column",  "column_scale",
+                                        "norm",    "alpha",
+                                        "nothing"};
+    /* without a promise each of two groups begins a new tile of x_scale, and column has five
+     * blocks */
+    static const char *const wanted[] = {
+        "ends 8, x 1600, x_scale 1024, x_global 8, y 3200, y_scale 400, weight 0, weight_scale 0, "
+        "weights 1024, weight_scales 512, column 5120, column_scale 320, norm 4, alpha 0, nothing "
+        "0",
+        "ends 8, x 1600, x_scale 512, x_global 8, y 3200, y_scale 400, weight 0, weight_scale 0, "
+        "weights 1024, weight_scales 512, column 4096, column_scale 256, norm 4, alpha 0, nothing "
+        "0"};
     for (size_t promise = 0; promise < 2; promise++) {
-        const struct {
-            const char *name;
-            size_t bytes[2];
-        } sizes[] = {{"ends", {8, 8}},
-                     {"x", {100 * 16, 100 * 16}},
-                     {"x_scale", {2 * 512, 512}}, /* each of two groups begins a new tile */
-                     {"x_global", {8, 8}},
-                     {"y", {100 * 32, 100 * 32}},
-                     {"y_scale", {100 * 4, 100 * 4}},
-                     {"weight", {0, 0}},
-                     {"weight_scale", {0, 0}},
-                     {"weights", {64 * 16, 64 * 16}},
-                     {"weight_scales", {512, 512}},
-                     {"column", {5 * 16 * 64, 4 * 16 * 64}},
-                     {"column_scale", {5 * 64, 4 * 64}},
-                     {"norm", {4, 4}},
-                     {"alpha", {0, 0}},
-                     {"nothing", {0, 0}}};
+        const char *got = "";
         o.row_multiple = promise * 128;
         moert_op *op = ops_open(&o);
-        for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
-            if (moert_op_buffer_bytes(op, sizes[i].name) != sizes[i].bytes[promise])
-                fail_msg("%s: %zu bytes, not %zu", sizes[i].name,
-                         moert_op_buffer_bytes(op, sizes[i].name), sizes[i].bytes[promise]);
+        for (size_t i = 0; i < MOERT_COUNT(names); i++)
+            got = titled("%s%s%s %zu", got, i > 0 ? ", " : "", names[i],
+                         moert_op_buffer_bytes(op, names[i]));
+        assert_string_equal(got, wanted[promise]);
         assert_true(moert_op_workspace_bytes(op) >= (100 * (32 + 64) + 2 * 64 * 32) * 4);
     }
 }

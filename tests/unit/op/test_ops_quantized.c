@@ -108,17 +108,12 @@ TEST(test_global_scales_multiply_alpha) {
 TEST(test_a_global_scale_of_no_rows_does_not_count) {
     for (size_t i = 0; i < BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
-        const size_t elements = o.n * o.k;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
         add_globals(&o.x, true);
         ops_bytes data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[2] = INFINITY;
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[5] = NAN;
-        ops_bytes_execute(backends[i], &data);
-        for (size_t e = 0; e < elements * sizeof(float); e++) {
-            assert_int_equal(data.at[MOERT_OP_BUFFER_weight][2 * elements * sizeof(float) + e], 0);
-            assert_int_equal(data.at[MOERT_OP_BUFFER_weight][5 * elements * sizeof(float) + e], 0);
-        }
+        ops_exact_run("no rows", backends[i], &data, 0.0);
     }
 }
 
