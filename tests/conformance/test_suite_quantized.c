@@ -2,7 +2,7 @@
 /*
  * Other libraries' tables of grouped GEMMs with quantized operands. The cuDNN frontend's GLU, dGLU,
  * quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements
- * uniform in [-2, 2), scales 1 and 2, small integers for alpha, beta and prob. TransformerEngine's
+ * uniform in [-2, 2), scales 1 and 2, few bits for alpha, beta and prob. TransformerEngine's
  * NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and NT. Every case is within 5e-6 of the largest
  * element of a row in float64, quantized results byte by byte; cuDNN's tolerances are 0.1 and
  * wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0) and srelu.
@@ -49,52 +49,22 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
     return o;
 }
 
-static void put_all(ops_bytes *data, moert_op_buffer which, double (*value)(size_t)) {
-    for (size_t i = 0; data->bytes[which] > 0 && i < ops_bytes_count(data, which); i++)
-        ops_bytes_put(data, which, i, value(i));
-}
-
-static double integer(size_t i) {
-    return (double)(suite_bits(7, i) % 4) - 2.0;
-}
-
-static double uniform(size_t i) {
-    return 4.0 * (double)suite_uniform(8, i) - 2.0;
-}
-
-static double zero(size_t i) {
-    (void)i;
-    return 0.0;
-}
-
-static double alpha_of(size_t i) {
-    static const double alphas[] = {1.0, -1.5, 0.75, 2.0};
-    return alphas[i % 4];
-}
-
-/* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0. */
-static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
+static ops_bytes make(const moert_op_options *o, const uint32_t *ends, bool zero_prob) {
     ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
-    put_all(&data, MOERT_OP_BUFFER_alpha, alpha_of);
-    put_all(&data, MOERT_OP_BUFFER_beta, alpha_of);
-    put_all(&data, MOERT_OP_BUFFER_prob, prob);
-    put_all(&data, MOERT_OP_BUFFER_bias, uniform);
-    if (o->kind == MOERT_OP_DGLU)
-        put_all(&data, MOERT_OP_BUFFER_c, uniform);
-    if (o->norm)
-        ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 0.01f;
+    if (zero_prob)
+        memset(data.at[MOERT_OP_BUFFER_prob], 0, data.bytes[MOERT_OP_BUFFER_prob]);
     return data;
 }
 
 /* Compares the first `count` backends with float64. */
-static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
-                  double (*prob)(size_t), size_t count) {
+static void check(const char *what, const moert_op_options *o, const uint32_t *ends, bool zero_prob,
+                  size_t count) {
     moert_op_options copy = *o;
     /* without bias and FP8 operands, values have so few bits that sums are exact */
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
         const size_t before = owned_count();
-        ops_bytes data = make(o, ends, prob);
+        ops_bytes data = make(o, ends, zero_prob);
         ops_exact_run(what, suite_backends[b], &data, rounds ? OPS_NEAR : 0.0);
         release_since(before);
     }
@@ -119,7 +89,7 @@ TEST(test_glu_grid) {
             o.d.type = MOERT_DTYPE_F32;
         o.bias = bias;
         o.glu = bias != second ? geglu : swiglu;
-        check(moert_format_name(format), &o, whole_tiles, integer, i == 0 || i == 6 ? 2 : 1);
+        check(moert_format_name(format), &o, whole_tiles, false, i == 0 || i == 6 ? 2 : 1);
     }
 }
 
@@ -131,7 +101,7 @@ TEST(test_rectangular_glu_and_zero_prob) {
         o.groups = 3;
         o.bias = i / FORMATS == 1; /* no tile divides the number of columns */
         o.bias_type = i % 2 == 0 ? MOERT_DTYPE_F16 : MOERT_DTYPE_F32;
-        check("zero prob", &o, ends, o.bias ? integer : zero, i == 0 || i == 2 ? 2 : 1);
+        check("zero prob", &o, ends, !o.bias, i == 0 || i == 2 ? 2 : 1);
     }
 }
 
@@ -151,12 +121,12 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
         o.bias = kind == MOERT_OP_GLU;
         o.dbias = kind == MOERT_OP_DGLU;
-        ops_bytes stack = make(&o, ends, integer);
+        ops_bytes stack = make(&o, ends, false);
         ops_exact_run("stacked", "portable", &stack, OPS_NEAR);
         for (size_t b = 1; b < 4; b++) {
             o.weight.discrete = b & 1;
             o.weight.how.transposed = b >> 1;
-            ops_bytes other = make(&o, ends, integer);
+            ops_bytes other = make(&o, ends, false);
             ops_bytes_execute("portable", &other);
             ops_assert_same(b == 1 ? "discrete" : "the other major", &other, &stack, false);
         }
@@ -175,7 +145,7 @@ TEST(test_quant_grid) {
             o.bias = o.bias_scale = true;
         }
         if (!suite_skips((i + i / FORMATS) % 2 == 1))
-            check("quant", &o, whole_tiles, integer, i == 0 ? 2 : 1);
+            check("quant", &o, whole_tiles, false, i == 0 ? 2 : 1);
     }
 }
 
@@ -186,8 +156,8 @@ TEST(test_quant_of_alpha_0_is_0) {
         o.groups = 3;
         o.rows = 700;
         o.row_multiple = 64;
-        ops_bytes data = make(&o, ends, integer);
-        put_all(&data, MOERT_OP_BUFFER_alpha, zero);
+        ops_bytes data = make(&o, ends, false);
+        memset(data.at[MOERT_OP_BUFFER_alpha], 0, data.bytes[MOERT_OP_BUFFER_alpha]);
         const ops_exact want = ops_exact_run("alpha 0", suite_backends[i % 2], &data, OPS_NEAR);
         /* a sum of zeros is exact: neither value nor tolerance may differ from 0 */
         for (size_t at = 0; at < ends[2]; at++)
@@ -213,7 +183,7 @@ TEST(test_dglu_grid) {
         o.glu = variant == 3 ? geglu : swiglu;
         if (!is_fp8(format) && variant == 2)
             o.d.type = MOERT_DTYPE_F32;
-        check(moert_format_name(format), &o, whole_tiles, integer, i % 10 == 0 ? 2 : 1);
+        check(moert_format_name(format), &o, whole_tiles, false, i % 10 == 0 ? 2 : 1);
     }
 }
 
@@ -225,7 +195,7 @@ TEST(test_dglu_of_prob_0) {
         o.groups = 3;
         o.rows = ends[2];
         o.row_multiple = 32;
-        ops_bytes data = make(&o, ends, zero);
+        ops_bytes data = make(&o, ends, true);
         const ops_exact want = ops_exact_run("prob 0", suite_backends[i % 2], &data, OPS_NEAR);
         size_t moved = 0;
         for (size_t r = 0; r < o.rows; r++) {
@@ -252,7 +222,7 @@ TEST(test_one_op_serves_every_size_of_the_groups) {
         for (size_t k = 0; k < MOERT_COUNT(sizes); k++) {
             const struct moert_program *const newest = test_device->programs;
             const uint32_t m = sizes[k], ends[L] = {m, 2 * m, 3 * m, 4 * m};
-            ops_bytes data = i < 2 ? make(&o, ends, integer) : ops_bytes_make(&o, ends, OPS_EXACT),
+            ops_bytes data = i < 2 ? make(&o, ends, false) : ops_bytes_make(&o, ends, OPS_EXACT),
                       first = ops_bytes_copy(&data);
             ops_bytes_execute_op(op, &first);
             assert_ptr_equal(test_device->programs, newest);

@@ -73,7 +73,7 @@ static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i)
 /* Element i of alpha, prob and similar buffers. Values have few bits, so that products are
  * exact. */
 static float few_bits(moert_op_buffer which, size_t i) {
-    static const float alphas[] = {1.0f, -1.5f, 0.5f, 0.0f, 2.0f, -1.0f},
+    static const float alphas[] = {1.0f, -1.5f, 0.5f, 2.0f, 0.0f, -1.0f},
                        betas[] = {1.0f, -0.5f, 2.0f, 0.5f, 0.0f},
                        globals[] = {1.0f, 2.0f, 0.5f, 0.25f, 4.0f},
                        probs[] = {0.5f, 1.0f, 0.0f, -2.0f, 0.75f};
