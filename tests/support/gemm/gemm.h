@@ -106,6 +106,16 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
     return moert_gemm_run(&run);
 }
 
+/* Applies `change` to a copy `wrong` of a description `gemm`, then checks that moert_gemm_run()
+ * refuses it. */
+#define REFUSED(of_kind, status, text, change)                                                     \
+    do {                                                                                           \
+        moert_gemm wrong = gemm;                                                                   \
+        wrong.kind = (of_kind);                                                                    \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_gemm_run(&wrong), (status), (text));                                    \
+    } while (0)
+
 /* Runs an operation on the device and writes all buffers back. x, y and h become values of their
  * dtypes; the GEMM rounds the weight. */
 void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data);

@@ -70,14 +70,23 @@ static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i)
     return floor(5.0 * random_once(moert_rng_uniform, SEED, which, i)) - 2.0;
 }
 
-/* Element i of alpha, prob and similar buffers. Values have few bits, so that products are
- * exact. */
-static float few_bits(moert_op_buffer which, size_t i) {
-    static const float alphas[] = {1.0f, -1.5f, 0.5f, 2.0f, 0.0f, -1.0f},
-                       betas[] = {1.0f, -0.5f, 2.0f, 0.5f, 0.0f},
-                       globals[] = {1.0f, 2.0f, 0.5f, 0.25f, 4.0f},
-                       probs[] = {0.5f, 1.0f, 0.0f, -2.0f, 0.75f};
+/* Element i of a vector. Those that multiply have few bits, so that products are exact. */
+static double value_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
+    static const double alphas[] = {1.0, -1.5, 0.5, 2.0, 0.0, -0.0},
+                        betas[] = {1.0, -0.5, 2.0, 0.5, 0.0},
+                        globals[] = {1.0, 2.0, 0.5, 0.25, 4.0},
+                        probs[] = {0.5, 1.0, 0.0, -2.0, 0.75};
     switch (which) {
+    case MOERT_OP_BUFFER_norm:
+        return (double)0.37f;
+    case MOERT_OP_BUFFER_amax:
+        return -INFINITY;
+    case MOERT_OP_BUFFER_row_weight:
+        return random_once(moert_rng_uniform, SEED, which, i);
+    case MOERT_OP_BUFFER_bias:
+    case MOERT_OP_BUFFER_dprob:
+    case MOERT_OP_BUFFER_dbias:
+        return element_of(data, which, i);
     case MOERT_OP_BUFFER_alpha:
         return alphas[i % MOERT_COUNT(alphas)];
     case MOERT_OP_BUFFER_beta:
@@ -101,29 +110,6 @@ static void permute(uint32_t *gather, size_t rows) {
         gather[r - 1] = gather[other];
         gather[other] = kept;
     }
-}
-
-static void fill_vector(ops_bytes *data, moert_op_buffer which) {
-    const size_t count = ops_bytes_count(data, which);
-    for (size_t i = 0; i < count; i++)
-        switch (which) {
-        case MOERT_OP_BUFFER_norm:
-            ops_bytes_put(data, which, i, (double)0.37f);
-            break;
-        case MOERT_OP_BUFFER_amax:
-            ops_bytes_put(data, which, i, -INFINITY);
-            break;
-        case MOERT_OP_BUFFER_row_weight:
-            ops_bytes_put(data, which, i, random_once(moert_rng_uniform, SEED, which, i));
-            break;
-        case MOERT_OP_BUFFER_bias:
-        case MOERT_OP_BUFFER_dprob:
-        case MOERT_OP_BUFFER_dbias:
-            ops_bytes_put(data, which, i, element_of(data, which, i));
-            break;
-        default:
-            ops_bytes_put(data, which, i, (double)few_bits(which, i));
-        }
 }
 
 /* Fills the rows of a matrix that the op may read. Some values of c exceed the limits of the GLUs
@@ -232,7 +218,8 @@ static void fill(ops_bytes *data, moert_op_buffer which) {
     case MOERT_OP_BUFFER_workspace:
         break;
     default:
-        fill_vector(data, which);
+        for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+            ops_bytes_put(data, which, i, value_of(data, which, i));
     }
 }
 

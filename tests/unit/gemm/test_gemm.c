@@ -81,23 +81,6 @@ TEST(test_a_rounded_wgrad_is_the_float32_one_rounded) {
     }
 }
 
-TEST(test_a_rounded_wgrad_does_not_accumulate) {
-    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
-    const char *const text = "only a wgrad of all groups that does not accumulate";
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    gemm.rounded = unset_bf16(2 * 4 * 4);
-    ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
-    gemm.accumulate = true;
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, text);
-    gemm.accumulate = false;
-    gemm.part = (moert_part){1, 2, 4, 8};
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, text);
-    gemm.part = (moert_part){0};
-    gemm.rounded = test_buffer(2 * 4 * 4 * sizeof(uint16_t) - 1);
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "rounded");
-}
-
 static void fill(ops_bytes *data, moert_op_buffer which, float value) {
     for (size_t i = 0; i < ops_bytes_count(data, which); i++)
         ops_floats(data, which)[i] = value;
@@ -128,20 +111,6 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
         for (size_t w = 0; w < gemm_way_count && !gemm_problems[i].shared; w++)
             for (operation op = 0; op < OPERATIONS; op++)
                 check_parts(&gemm_problems[i], op, &gemm_ways[w]);
-}
-
-TEST(test_an_invalid_part_of_the_groups_is_refused) {
-    const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
-    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
-        gemm.part = wrong[i];
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
-    }
-    gemm.part = (moert_part){1, 2, 4, 8};
-    gemm.shared_weight = true;
-    ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
 }
 
 /* Returns a hash of all results of the portable backend. */
@@ -182,36 +151,42 @@ TEST(test_a_prepacked_weight_serves_only_its_shape) {
         ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "cannot serve dgrad");
-        gemm.n--;
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "cannot serve forward");
-        gemm.n++;
-        gemm.type = MOERT_DTYPE_BF16;
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "cannot serve forward");
+        REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward", wrong.n--);
+        REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward",
+                wrong.type = MOERT_DTYPE_BF16);
     }
     moert_prepacked_destroy(prepacked);
 }
 
-TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
-    const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
+TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
+    const moert_gemm_kind forward = MOERT_GEMM_FORWARD, wgrad = MOERT_GEMM_WGRAD;
+    const moert_status usage = MOERT_ERROR_USAGE;
+    const char *const whole = "only a wgrad of all groups that does not accumulate";
+    const moert_part parts[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
+    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
     const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
-    moert_buffer *small = test_buffer(15 * sizeof(float));
+    moert_buffer *small = test_buffer(31 * sizeof(float)); /* has room for 32 values of 2 bytes */
     moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
-    moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
-    wrong[0].y = small;
-    wrong[1].ldx = 3;
-    wrong[2].weight = NULL;
-    wrong[3].y_column = 1;
-    wrong[4].k = 0;
-    wrong[5].x = small;
-    wrong[5].type = MOERT_DTYPE_BF16;
-    /* the buffer has room for 16 values of 2 bytes */
-    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5]));
-    wrong[5].ldx = 10;
-    for (size_t i = 0; i < 6; i++)
-        assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
-    gemm.type = MOERT_DTYPE_F16;
-    assert_int_equal(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED);
+    ASSERT_OK(run_as(forward, &gemm));
+    REFUSED(forward, usage, "", wrong.y = small);
+    REFUSED(forward, usage, "", wrong.ldx = 3);
+    REFUSED(forward, usage, "", wrong.weight = NULL);
+    REFUSED(forward, usage, "", wrong.y_column = 1);
+    REFUSED(forward, usage, "", wrong.k = 0);
+    REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "", wrong.type = MOERT_DTYPE_F16);
+    for (size_t i = 0; i < MOERT_COUNT(parts); i++)
+        REFUSED(forward, usage, "no part of 2 groups", wrong.part = parts[i]);
+    REFUSED(MOERT_GEMM_DGRAD, usage, "a weight for each group",
+            (wrong.shared_weight = true, wrong.part = (moert_part){1, 2, 4, 8}));
+    gemm.rounded = unset_bf16(2 * 4 * 4);
+    ASSERT_OK(run_as(wgrad, &gemm));
+    REFUSED(wgrad, usage, whole, wrong.accumulate = true);
+    REFUSED(wgrad, usage, whole, wrong.part = ((moert_part){1, 2, 4, 8}));
+    REFUSED(wgrad, usage, "rounded", wrong.rounded = test_buffer(2 * 4 * 4 * 2 - 1));
+    gemm.x = small;
+    gemm.type = MOERT_DTYPE_BF16;
+    ASSERT_OK(run_as(forward, &gemm));
+    REFUSED(forward, usage, "", wrong.ldx = 10);
 }
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {

@@ -146,37 +146,33 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 TEST(test_what_does_not_fit_together_is_refused) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
     const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
-    moert_gemm right = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    right.gated = true;
-    right.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
-    moert_gemm wrong[] = {right, right, right, right, right, right, right};
-    wrong[0].n = 3;
-    wrong[1].ldy = 5;
-    wrong[2].accumulate = true;
-    wrong[3].glu.h = test_buffer(7 * sizeof(float));
-    wrong[4].glu.form.limit = 0.0f;
-    wrong[5].k = 0;
-    wrong[6].kind = MOERT_GEMM_DGRAD;
-    for (size_t b = 0; b < 2; b++) {
-        set_variable("MOERT_BACKEND", b == 0 ? "reference" : "portable");
-        ASSERT_OK(moert_gemm_run(&right));
-        for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
-            assert_int_equal(moert_gemm_run(&wrong[i]), MOERT_ERROR_USAGE);
-        moert_gemm rounded = right;
-        rounded.glu.type = MOERT_DTYPE_BF16;
-        ASSERT_FAILS(moert_gemm_run(&rounded), MOERT_ERROR_UNSUPPORTED, "needs bf16 operands");
+    const moert_gemm_kind forward = MOERT_GEMM_FORWARD;
+    const moert_status usage = MOERT_ERROR_USAGE;
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    gemm.gated = true;
+    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        set_variable("MOERT_BACKEND", backends[b]);
+        ASSERT_OK(moert_gemm_run(&gemm));
+        REFUSED(forward, usage, "", wrong.n = 3);
+        REFUSED(forward, usage, "", wrong.ldy = 5);
+        REFUSED(forward, usage, "", wrong.accumulate = true);
+        REFUSED(forward, usage, "", wrong.glu.h = test_buffer(7 * sizeof(float)));
+        REFUSED(forward, usage, "", wrong.glu.form.limit = 0.0f);
+        REFUSED(forward, usage, "", wrong.k = 0);
+        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), usage, "");
+        REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "needs bf16 operands",
+                wrong.glu.type = MOERT_DTYPE_BF16);
     }
     moert_prepacked_shape shape = {1, 4, 4, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
     if (prepacked != NULL) {
-        moert_gemm by_panels = right;
-        by_panels.prepacked = prepacked;
-        ASSERT_FAILS(moert_gemm_run(&by_panels), MOERT_ERROR_USAGE,
-                     "cannot serve forward with a GLU");
-        by_panels.glu.form.interleaved = true;
-        ASSERT_OK(moert_prepacked_fill(prepacked, right.weight));
-        ASSERT_OK(moert_gemm_run(&by_panels));
+        gemm.prepacked = prepacked;
+        ASSERT_FAILS(run_as(forward, &gemm), usage, "cannot serve forward with a GLU");
+        gemm.glu.form.interleaved = true;
+        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+        ASSERT_OK(moert_gemm_run(&gemm));
     }
     moert_prepacked_destroy(prepacked);
     shape.n = 3;

@@ -206,28 +206,23 @@ TEST(test_unaligned_bf16_results_are_refused) {
     set_variable("MOERT_BACKEND", NULL);
     moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     gemm.type = gemm.result = MOERT_DTYPE_BF16;
-    gemm.n = gemm.k = N;
-    ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
-    ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
+    for (moert_gemm_kind kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_DGRAD; kind++) {
+        const moert_scatter places = {gemm.y, 1};
+        REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results in f32", wrong.n = wrong.k = N);
+        REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results without scatter",
+                (wrong.n = wrong.k = N, wrong.scatter = places));
+        REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results without scatter",
+                (wrong.n = wrong.k = N, wrong.scatter = places, wrong.result = MOERT_DTYPE_F32));
+    }
     /* gates and ups together are aligned, but each of the two is not */
     const moert_prepacked_shape shape = {1, 2 * N, 2 * N, MOERT_PREPACKED_GATED, MOERT_DTYPE_BF16};
-    moert_gemm fused = gemm;
     moert_prepacked *prepacked;
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    fused.n = fused.k = 2 * N;
-    fused.prepacked = prepacked;
-    fused.gated = true;
-    fused.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
-    ASSERT_FAILS(moert_gemm_run(&fused), MOERT_ERROR_UNSUPPORTED, "results in f32");
+    gemm.prepacked = prepacked;
+    gemm.gated = true;
+    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
+    ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     moert_prepacked_destroy(prepacked);
-    gemm.scatter = (moert_scatter){gemm.y, 1};
-    for (int i = 0; i < 2; i++) {
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED,
-                     "results without scatter");
-        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED,
-                     "results without scatter");
-        gemm.result = MOERT_DTYPE_F32;
-    }
 }
 
 /* ---- GLU ---- */
