@@ -10,7 +10,6 @@
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "support/op/exact.h"
-#include "support/op/groups.h"
 #include "support/suite.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, MOERT_DTYPE_F16};

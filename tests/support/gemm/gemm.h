@@ -7,7 +7,6 @@
 #include "gemm/gemm.h"
 #include "gemm/tuning/tuning.h"
 #include "support/op/exact.h"
-#include "support/op/groups.h"
 
 enum { MOST_GROUPS = 6 };
 typedef enum operation {

@@ -335,51 +335,53 @@ void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values)
 
 /* ---- on the device ---- */
 
-static void upload_parts(const ops_bytes *data, moert_op_buffer which, moert_buffer **parts) {
+static moert_buffer **upload_parts(const ops_bytes *data, moert_op_buffer which) {
     const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
+    moert_buffer **parts = test_alloc(groups * sizeof *parts);
     for (size_t g = 0; g < groups; g++)
         parts[g] = upload(data->at[which] + g * bytes, bytes);
+    return parts;
 }
 
-moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
-                                  moert_buffer **scales) {
+moert_op_buffers ops_bytes_upload(const ops_bytes *data) {
     moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         if (data->shape.needs[i].needed)
             *moert_op_buffer_at(&buffers, i) = upload(data->at[i], data->bytes[i]);
-    if (data->shape.weights.needed) {
-        upload_parts(data, MOERT_OP_BUFFER_weight, weights);
-        buffers.weights = weights;
-    }
-    if (data->shape.weight_scales.needed) {
-        upload_parts(data, MOERT_OP_BUFFER_weight_scale, scales);
-        buffers.weight_scales = scales;
-    }
+    if (data->shape.weights.needed)
+        buffers.weights = upload_parts(data, MOERT_OP_BUFFER_weight);
+    if (data->shape.weight_scales.needed)
+        buffers.weight_scales = upload_parts(data, MOERT_OP_BUFFER_weight_scale);
     return buffers;
 }
 
 static void download_parts(ops_bytes *data, moert_op_buffer which, moert_buffer *const *parts) {
     const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
-    for (size_t g = 0; parts != NULL && g < groups; g++) {
+    for (size_t g = 0; g < groups; g++)
         download_into(parts[g], data->at[which] + g * bytes, bytes);
-    }
 }
 
-void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers) {
+void ops_bytes_download(ops_bytes *data, const moert_op_buffers *buffers) {
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
         moert_buffer *buffer = *moert_op_buffer_at(buffers, i);
         if (buffer != NULL)
             download_into(buffer, data->at[i], data->bytes[i]);
     }
-    download_parts(data, MOERT_OP_BUFFER_weight, buffers->weights);
-    download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);
+    if (buffers->weights != NULL)
+        download_parts(data, MOERT_OP_BUFFER_weight, buffers->weights);
+    if (buffers->weight_scales != NULL)
+        download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);
+}
+
+static void execute_times(moert_op *op, ops_bytes *data, size_t times) {
+    const moert_op_buffers buffers = ops_bytes_upload(data);
+    for (size_t i = 0; i < times; i++)
+        ASSERT_OK(moert_op_execute(op, &buffers));
+    ops_bytes_download(data, &buffers);
 }
 
 void ops_bytes_execute_op(moert_op *op, ops_bytes *data) {
-    moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
-    moert_op_buffers buffers = ops_bytes_upload(data, weights, scales);
-    ASSERT_OK(moert_op_execute(op, &buffers));
-    ops_bytes_download(data, &buffers);
+    execute_times(op, data, 1);
 }
 
 void ops_bytes_execute(const char *backend, ops_bytes *data) {
@@ -399,12 +401,8 @@ void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t 
     ops_bytes_execute(backend, &first);
     for (size_t i = 0; i < times; i++) {
         const size_t before = owned_count();
-        moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
         ops_bytes again = ops_bytes_copy(data);
-        moert_op_buffers buffers = ops_bytes_upload(&again, weights, scales);
-        for (size_t n = 0; n <= i % 3; n++)
-            ASSERT_OK(moert_op_execute(op, &buffers));
-        ops_bytes_download(&again, &buffers);
+        execute_times(op, &again, 1 + i % 3);
         ops_assert_same("again", &again, &first, true);
         release_since(before);
     }

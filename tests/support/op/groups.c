@@ -1,5 +1,5 @@
-/* Parts of ops (groups.h). */
-#include "support/op/groups.h"
+/* Parts of ops (bytes.h). */
+#include "support/op/bytes.h"
 
 #include "base/dtype.h"
 

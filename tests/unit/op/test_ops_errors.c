@@ -216,7 +216,7 @@ static void check_wrong(moert_op *op, const moert_op_buffers *buffers, moert_buf
 
 static moert_op_buffers upload_plain(const moert_op_options *o) {
     const ops_bytes data = ops_bytes_make(o, plain_ends, OPS_EXACT);
-    return ops_bytes_upload(&data, NULL, NULL);
+    return ops_bytes_upload(&data);
 }
 
 TEST(test_buffers_must_be_those_of_the_description) {
@@ -237,11 +237,13 @@ TEST(test_buffers_must_be_those_of_the_description) {
 }
 
 TEST(test_a_missing_or_small_buffer_of_a_quantized_or_discrete_op_is_named) {
-    moert_buffer *weights[2], *scales[2], *small = test_buffer(4);
+    moert_buffer *small = test_buffer(4);
     moert_op_options o = quantized(dgrad);
     o.weight.discrete = true;
     const ops_bytes data = ops_bytes_make(&o, quantized_ends, OPS_EXACT);
-    moert_op_buffers b = ops_bytes_upload(&data, weights, scales);
+    moert_op_buffers b = ops_bytes_upload(&data);
+    moert_buffer **weights = (moert_buffer **)b.weights,
+                 **scales = (moert_buffer **)b.weight_scales;
     moert_op *op = ops_open(&o);
     check_wrong(op, &b, &b.y_scale, NULL, "y_scale is NULL");
     check_wrong(op, &b, &b.y_scale, small, "y_scale has 4 bytes; 100 lines of 4");
@@ -424,7 +426,7 @@ TEST(test_an_op_in_the_callers_workspace_has_the_bits_of_one_call) {
     o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
     o.prob = true; /* is applied after the GEMM, whose sums are in the workspace */
     ops_bytes start = ops_bytes_make(&o, ends, OPS_SPREAD), want = ops_bytes_copy(&start), got;
-    moert_op_buffers buffers = ops_bytes_upload(&want, NULL, NULL);
+    moert_op_buffers buffers = ops_bytes_upload(&want);
     ASSERT_OK(moert_op_once(test_device, &o, &buffers));
     ops_bytes_download(&want, &buffers);
     o.caller_workspace = true;
@@ -435,7 +437,7 @@ TEST(test_an_op_in_the_callers_workspace_has_the_bits_of_one_call) {
     /* in two workspaces, each of which was used otherwise before */
     for (size_t i = 0; i < 3; i++) {
         got = ops_bytes_copy(&start);
-        buffers = ops_bytes_upload(&got, NULL, NULL);
+        buffers = ops_bytes_upload(&got);
         buffers.workspace =
             i != 1 ? upload(random_floats(bytes / 4, 1e30f, 3), bytes) : test_buffer(bytes);
         ASSERT_OK(moert_op_execute(op, &buffers));

@@ -3,7 +3,7 @@
  * discrete weights, in an op of only that group, and padded with garbage rows of prob 0. This holds
  * wherever the group's tiles of scales lie. */
 #include "base/memory.h"
-#include "support/op/groups.h"
+#include "support/op/bytes.h"
 
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};

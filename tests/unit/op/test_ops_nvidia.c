@@ -6,7 +6,6 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
-#include "support/op/groups.h"
 #include "support/op/exact.h"
 
 enum { KINDS = 3, LAYOUTS = 3 };

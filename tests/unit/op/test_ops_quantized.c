@@ -161,7 +161,7 @@ TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
         ops_bytes data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
         ops_bytes_execute("portable", &data); /* the execute checks the guards of all buffers */
         data = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT);
-        moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
+        moert_op_buffers buffers = ops_bytes_upload(&data);
         o.backend = "reference";
         moert_op *op = ops_open(&o);
         ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE,
@@ -203,7 +203,6 @@ TEST(test_operands_without_room_count_as_zeros) {
 TEST(test_a_recording_serves_other_splits_and_values) {
     const uint32_t none[OPS_GROUPS] = {0};
     moert_op_options o = ops_usual(MOERT_OP_GLU);
-    moert_buffer *weights[OPS_GROUPS], *scales[OPS_GROUPS];
     moert_op_recording *recording;
     o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     o.x.how.transposed = true;
@@ -214,7 +213,7 @@ TEST(test_a_recording_serves_other_splits_and_values) {
     add_globals(&o.x, false);
     add_globals(&o.weight, true);
     ops_bytes got = ops_bytes_make(&o, ops_usual_ends, OPS_EXACT), want = ops_bytes_decode(&got);
-    moert_op_buffers buffers = ops_bytes_upload(&got, weights, scales);
+    moert_op_buffers buffers = ops_bytes_upload(&got);
     moert_op *op = ops_open(&o);
     ASSERT_OK(moert_buffer_write(buffers.ends, 0, none, sizeof none));
     const moert_status status = moert_op_record(op, &buffers, &recording);
