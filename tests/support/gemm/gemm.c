@@ -78,7 +78,22 @@ bool sums_in_tiles(const way *by) {
 static const moert_op_buffer X = MOERT_OP_BUFFER_x, WEIGHT = MOERT_OP_BUFFER_weight,
                              BIAS = MOERT_OP_BUFFER_bias, H = MOERT_OP_BUFFER_d;
 
-ops_bytes make_data(const problem *p, operation op, ops_values values) {
+void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type) {
+    ops_bytes narrow = *data;
+    narrow.shape.needs[which].type = type;
+    narrow.bytes[which] = ops_bytes_count(data, which) * moert_dtype_bits(type) / 8;
+    narrow.at[which] = test_alloc(narrow.bytes[which]);
+    for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+        ops_bytes_put(&narrow, which, i, ops_bytes_get(data, which, i));
+    *data = narrow;
+}
+
+/* y, or the v of a GLU */
+static moert_op_buffer y_of(const ops_bytes *data) {
+    return moert_op_has_glu(&data->shape) ? MOERT_OP_BUFFER_c : MOERT_OP_BUFFER_y;
+}
+
+ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values) {
     const bool glu = op == FORWARD && p->gate != NULL, ones = op == BIAS_GRAD;
     moert_op_options o = ops_sized(glu    ? MOERT_OP_GLU
                                    : ones ? MOERT_OP_GEMM_WGRAD
@@ -100,57 +115,51 @@ ops_bytes make_data(const problem *p, operation op, ops_values values) {
     }
     for (size_t r = 0; ones && r < p->rows; r++)
         ops_floats(&data, X)[r] = 1.0f;
+    round_data(&data, X, op == DGRAD ? by->result : by->type);
+    round_data(&data, y_of(&data), op == FORWARD ? by->result : by->type);
+    round_data(&data, H, by->h);
     return data;
-}
-
-/* y, or the v of a GLU */
-static moert_op_buffer y_of(const ops_bytes *data) {
-    return moert_op_has_glu(&data->shape) ? MOERT_OP_BUFFER_c : MOERT_OP_BUFFER_y;
 }
 
 results results_of(const ops_bytes *data) {
     const moert_op_buffer which = data->shape.options.kind == MOERT_OP_GLU
                                       ? y_of(data)
                                       : ops_result_buffer(data->shape.options.kind);
-    return (results){ops_floats(data, which), ops_bytes_count(data, which),
+    return (results){which, ops_floats(data, which), ops_bytes_count(data, which),
                      data->shape.needs[which].stride};
 }
 
-static moert_buffer *upload_part(const ops_bytes *data, moert_op_buffer which, moert_dtype type) {
-    return upload_as(ops_floats(data, which), ops_bytes_count(data, which), type);
-}
-
-static void download_part(const moert_buffer *from, ops_bytes *data, moert_op_buffer which,
-                          moert_dtype type) {
-    download_as(from, ops_floats(data, which), ops_bytes_count(data, which), type);
-}
-
-/* Floats with `before` NaN before them. */
-static float *shifted(const float *values, size_t count, size_t before) {
-    float *all = test_alloc((before + count) * sizeof *all);
-    for (size_t i = 0; i < before; i++)
-        all[i] = NAN;
-    memcpy(all + before, values, count * sizeof *all);
+/* Bytes with `before` bytes of NaN before them. */
+static unsigned char *shifted(const ops_bytes *data, moert_op_buffer which, size_t before) {
+    unsigned char *all = test_alloc(before + data->bytes[which]);
+    memset(all, 0xFF, before);
+    memcpy(all + before, data->at[which], data->bytes[which]);
     return all;
 }
 
-moert_gemm upload_gemm(const problem *p, const ops_bytes *data, moert_dtype x_type,
-                       moert_dtype y_type) {
+static moert_buffer *upload_part(const ops_bytes *data, moert_op_buffer which) {
+    return upload(data->at[which], data->bytes[which]);
+}
+
+static size_t bytes_before_y(const problem *p, const ops_bytes *data) {
+    return p->y_column * moert_dtype_bits(data->shape.needs[y_of(data)].type) / 8;
+}
+
+moert_gemm upload_gemm(const problem *p, const ops_bytes *data) {
     const moert_op_options *o = &data->shape.options;
-    const size_t ldy = p->y_column + p->n + p->pad_y, y_count = ops_bytes_count(data, y_of(data)),
-                 elements = ops_bytes_count(data, WEIGHT);
-    float *weight = shifted(ops_floats(data, WEIGHT), elements, 0);
-    for (size_t i = o->n * o->k; p->shared && o->kind != MOERT_OP_GEMM_WGRAD && i < elements; i++)
-        weight[i] = NAN; /* the GEMM reads only the first group's weight */
+    const size_t ldy = p->y_column + p->n + p->pad_y, before = bytes_before_y(p, data);
+    const size_t one = o->n * o->k * sizeof(float);
+    unsigned char *weight = shifted(data, WEIGHT, 0);
+    if (p->shared && o->kind != MOERT_OP_GEMM_WGRAD) /* only the first group's weight is read */
+        memset(weight + one, 0xFF, data->bytes[WEIGHT] - one);
     return (moert_gemm){
         .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows},
         .n = o->n,
         .k = o->k,
         .shared_weight = p->shared,
-        .x = upload_part(data, X, x_type),
-        .weight = upload_floats(weight, elements),
-        .y = upload_as(shifted(ops_floats(data, y_of(data)), y_count, p->y_column),
-                       p->y_column + y_count, y_type),
+        .x = upload_part(data, X),
+        .weight = upload(weight, data->bytes[WEIGHT]),
+        .y = upload(shifted(data, y_of(data), before), before + data->bytes[y_of(data)]),
         .ldx = p->pad_x > 0 ? (size_t)o->x.stride : 0,
         .ldy = ldy > p->n ? ldy : 0,
         .y_column = p->y_column,
@@ -182,8 +191,8 @@ static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
     return (moert_scatter){l->addresses, runs};
 }
 
-/* Copies the scattered rows back into a result. Rows without an address stay as they were. */
-static void gather(const lines *l, float *result) {
+/* Copies the scattered rows back into a bf16 result. Rows without an address stay as they were. */
+static void gather(const lines *l, uint16_t *result) {
     const size_t count = (l->rows + 1) * l->width;
     uint16_t *bf16 = download(l->target, count * sizeof *bf16), unset = bf16[count - 1];
     for (size_t m = 0; m < l->rows; m++)
@@ -192,7 +201,7 @@ static void gather(const lines *l, float *result) {
             if (value == unset)
                 continue;
             assert_false(is_lost(m));
-            result[m * l->width + i] = moert_dtype_decode(MOERT_DTYPE_BF16, value);
+            result[m * l->width + i] = value;
         }
 }
 
@@ -221,7 +230,7 @@ static moert_glu upload_glu(const problem *p, const way *by, const ops_bytes *da
                        .prob = stride > 0 ? upload_floats(prob, probs) : NULL,
                        .prob_stride = stride > 1 ? stride : 0,
                        .type = by->h,
-                       .h = upload_part(data, H, by->h)};
+                       .h = upload_part(data, H)};
 }
 
 /* Launches the GEMM in one or more calls, and waits for those on the second queue. */
@@ -237,36 +246,14 @@ static void launch(const problem *p, const way *by, moert_gemm *gemm) {
     moert_device_reserve_units(test_device, 0);
 }
 
-/* The dtypes of x and y, one of which may be the result. */
-static moert_dtype x_type(operation op, const way *by) {
-    return op == DGRAD ? by->result : op == BIAS_GRAD ? MOERT_DTYPE_F32 : by->type;
-}
-
-static moert_dtype y_type(operation op, const way *by) {
-    return op == FORWARD ? by->result : by->type;
-}
-
-static void round_part(ops_bytes *data, moert_op_buffer which, moert_dtype type) {
-    round_all(ops_floats(data, which), ops_bytes_count(data, which), type);
-}
-
-/* Rounds x, y and h to their dtypes. */
-static void round_data(operation op, const way *by, ops_bytes *data) {
-    round_part(data, X, x_type(op, by));
-    round_part(data, y_of(data), y_type(op, by));
-    round_part(data, H, by->h);
-}
-
 void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
-    moert_buffer *bias = p->bias ? upload_part(data, BIAS, MOERT_DTYPE_F32) : NULL, *scratch = NULL;
+    moert_buffer *bias = p->bias ? upload_part(data, BIAS) : NULL, *scratch = NULL;
     lines scattered = {0};
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
     ASSERT_OK(moert_tuning_force(by->choices));
-    round_data(op, by, data);
-    const size_t h_count = ops_bytes_count(data, H), used = start_of(p, p->groups) * (p->n / 2);
-    const float *h = shifted(ops_floats(data, H), h_count, 0);
-    moert_gemm gemm = upload_gemm(p, data, x_type(op, by), y_type(op, by));
+    const unsigned char *h = shifted(data, H, 0);
+    moert_gemm gemm = upload_gemm(p, data);
     gemm.kind = (moert_gemm_kind)op;
     gemm.type = by->type;
     gemm.result = op <= DGRAD ? by->result : MOERT_DTYPE_F32;
@@ -288,28 +275,28 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
         gemm.glu.v = gemm.y;
         ASSERT_OK(moert_glu_forward(&gemm.glu));
     }
-    const size_t y_count = ops_bytes_count(data, y_of(data));
-    float *y = test_alloc((p->y_column + y_count) * sizeof *y);
-    download_as(gemm.y, y, p->y_column + y_count, y_type(op, by));
-    for (size_t i = 0; i < p->y_column; i++)
-        assert_true(isnan(y[i]));
-    memcpy(ops_floats(data, y_of(data)), y + p->y_column, y_count * sizeof *y);
-    download_part(gemm.x, data, X, x_type(op, by));
+    const size_t before = bytes_before_y(p, data), used = start_of(p, p->groups);
+    const unsigned char *y = download(gemm.y, before + data->bytes[y_of(data)]);
+    for (size_t i = 0; i < before; i++)
+        assert_int_equal(y[i], 0xFF);
+    memcpy(data->at[y_of(data)], y + before, data->bytes[y_of(data)]);
+    download_into(gemm.x, data->at[X], data->bytes[X]);
     if (op > DGRAD || !p->shared)
-        download_part(gemm.weight, data, WEIGHT, MOERT_DTYPE_F32);
+        download_into(gemm.weight, data->at[WEIGHT], data->bytes[WEIGHT]);
     if (p->gate != NULL) {
-        download_part(gemm.glu.h, data, H, by->h);
-        memcpy(ops_floats(data, H) + used, h + used, (h_count - used) * sizeof *h);
+        const size_t end = p->rows > 0 ? used * (data->bytes[H] / p->rows) : 0;
+        download_into(gemm.glu.h, data->at[H], data->bytes[H]);
+        memcpy(data->at[H] + end, h + end, data->bytes[H] - end);
     }
     if (by->runs > 0)
-        gather(&scattered, results_of(data).data);
+        gather(&scattered, (uint16_t *)(void *)results_of(data).data);
     moert_prepacked_destroy(prepacked);
     ASSERT_OK(moert_tuning_force(NULL));
     set_variable("MOERT_BF16", NULL);
 }
 
 ops_bytes run_new(const problem *p, operation op, const way *by) {
-    ops_bytes data = make_data(p, op, OPS_NORMAL);
+    ops_bytes data = make_data(p, op, by, OPS_NORMAL);
     run_gemm(p, op, by, &data);
     return data;
 }
@@ -319,7 +306,7 @@ ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops
     problem p = *whole;
     p.rows = p.ends[0] = (uint32_t)count;
     p.groups = 1;
-    ops_bytes alone = make_data(&p, op, OPS_NORMAL);
+    ops_bytes alone = make_data(&p, op, by, OPS_NORMAL);
     ops_copy_rows(&(ops_pair){&alone, data, 0, 0, count, first});
     run_gemm(&p, op, by, &alone);
     return alone;
@@ -330,15 +317,14 @@ ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops
 void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound) {
     const char *title =
         titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name);
-    round_data(op, by, data);
     const ops_bytes before = ops_bytes_copy(data);
     ops_bytes operands = ops_bytes_copy(data);
     if (op <= DGRAD)
-        round_part(&operands, WEIGHT, by->type);
+        round_data(&operands, WEIGHT, by->type);
     const ops_exact want = ops_exact_of(&operands, 0.0);
     for (size_t i = 0; i < MOERT_OP_BUFFERS; i++) /* the sum of magnitudes is an element's size */
         for (size_t e = 0; i != MOERT_OP_BUFFER_ends && e < ops_bytes_count(&operands, i); e++)
-            ops_floats(&operands, i)[e] = fabsf(ops_floats(&operands, i)[e]);
+            ops_bytes_put(&operands, i, e, fabs(ops_bytes_get(&operands, i, e)));
     const ops_exact size = ops_exact_of(&operands, 0.0);
     for (size_t i = 0; bound > 0.0 && i < want.lines * want.width; i++)
         want.slack[i] = bound * size.result[i];
@@ -363,7 +349,7 @@ void check_parts(const problem *p, operation op, const way *by) {
 
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {
     for (operation op = FORWARD; op <= DGRAD; op++) {
-        const ops_bytes start = make_data(whole, op, OPS_NORMAL), all = run_new(whole, op, by);
+        const ops_bytes start = make_data(whole, op, by, OPS_NORMAL), all = run_new(whole, op, by);
         for (size_t i = 0; i < count; i++) {
             ops_bytes alone = run_alone(whole, op, by, &start, ranges[i][0], ranges[i][1]);
             ops_assert_same_rows(operation_names[op],

@@ -72,10 +72,13 @@ enum {
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The buffers of a problem's op, in float32: a GLU op if the problem has a gate. Bias_grad is a
+/* The buffers of a problem's op: a GLU op if the problem has a gate. x, y, v and h have the dtypes of
+ * the way, and the weight is float32. Bias_grad is a
  * wgrad by ones with a k of 1. If groups share a weight, each has a copy of it, and of the bias. Rows
  * of h past the last end may get any values; run_gemm() restores them. */
-ops_bytes make_data(const problem *p, operation op, ops_values values);
+ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values);
+/* Casts a buffer to a dtype. */
+void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type);
 
 static inline size_t start_of(const problem *p, size_t g) {
     return g > 0 ? p->ends[g - 1] : 0;
@@ -90,14 +93,14 @@ static inline bool is_lost(size_t line) {
 
 /* The result of an operation, in rows that are `stride` elements apart. */
 typedef struct results {
+    moert_op_buffer which;
     float *data;
     size_t count, stride;
 } results;
 results results_of(const ops_bytes *data);
 
-/* Uploads the buffers and describes their GEMM, without bias; x and y have the given dtypes. */
-moert_gemm upload_gemm(const problem *p, const ops_bytes *data, moert_dtype x_type,
-                       moert_dtype y_type);
+/* Uploads the buffers and describes their GEMM, without bias. */
+moert_gemm upload_gemm(const problem *p, const ops_bytes *data);
 
 static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
     moert_gemm run = *gemm;
@@ -115,8 +118,7 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
         ASSERT_FAILS(moert_gemm_run(&wrong), (status), (text));                                    \
     } while (0)
 
-/* Runs an operation on the device and writes all buffers back. x, y and h become values of their
- * dtypes; the GEMM rounds the weight. */
+/* Runs an operation on the device and writes all buffers back. */
 void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data);
 /* Makes random buffers, runs an operation on them and returns them. */
 ops_bytes run_new(const problem *p, operation op, const way *by);

@@ -8,7 +8,7 @@ TEST(test_results_are_exact_and_stay_within_their_rows_and_empty_groups_get_zero
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
             for (size_t w = 0; w < gemm_way_count; w++) {
-                ops_bytes data = make_data(&gemm_problems[i], op, OPS_EXACT);
+                ops_bytes data = make_data(&gemm_problems[i], op, &gemm_ways[w], OPS_EXACT);
                 check_gemm(&gemm_problems[i], op, &gemm_ways[w], &data, 0.0);
             }
 }
@@ -46,7 +46,7 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
     for (size_t w = 0; w < 2; w++) {
         const way *by = &gemm_ways[ways[w]];
-        const ops_bytes start = make_data(&whole, WGRAD, OPS_NORMAL),
+        const ops_bytes start = make_data(&whole, WGRAD, by, OPS_NORMAL),
                         all = run_new(&whole, WGRAD, by);
         for (size_t g = 0; g < whole.groups; g++) {
             const size_t first = start_of(&whole, g), rows = whole.ends[g] - first;
@@ -58,9 +58,9 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
 
 static void check_rounded_wgrad(const problem *p, const way *by) {
     const size_t n = p->groups * p->n * p->k;
-    const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, OPS_NORMAL);
+    const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, by, OPS_NORMAL);
     set_variable("MOERT_BF16", by->bf16);
-    moert_gemm gemm = upload_gemm(p, &a, by->type, by->type);
+    moert_gemm gemm = upload_gemm(p, &a);
     gemm.type = by->type;
     gemm.rounded = unset_bf16(n);
     ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
@@ -81,9 +81,9 @@ TEST(test_a_rounded_wgrad_is_the_float32_one_rounded) {
     }
 }
 
-static void fill(ops_bytes *data, moert_op_buffer which, float value) {
+static void fill(ops_bytes *data, moert_op_buffer which, double value) {
     for (size_t i = 0; i < ops_bytes_count(data, which); i++)
-        ops_floats(data, which)[i] = value;
+        ops_bytes_put(data, which, i, value);
 }
 
 TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
@@ -93,12 +93,12 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
     for (size_t w = 0; w < gemm_way_count; w++) {
         const bool tiled = sums_in_tiles(&gemm_ways[w]);
         for (operation op = DGRAD; op <= WGRAD; op++) {
-            ops_bytes data = make_data(&p, op, OPS_EXACT);
+            ops_bytes data = make_data(&p, op, &gemm_ways[w], OPS_EXACT);
             const results result = results_of(&data);
-            fill(&data, MOERT_OP_BUFFER_y, 0.0f);
-            fill(&data, MOERT_OP_BUFFER_x, -1.0f);
-            fill(&data, MOERT_OP_BUFFER_weight, -1.0f);
-            fill(&data, ops_result_buffer(data.shape.options.kind), -0.0f);
+            fill(&data, MOERT_OP_BUFFER_y, 0.0);
+            fill(&data, MOERT_OP_BUFFER_x, -1.0);
+            fill(&data, MOERT_OP_BUFFER_weight, -1.0);
+            fill(&data, ops_result_buffer(data.shape.options.kind), -0.0);
             run_gemm(&p, op, &gemm_ways[w], &data);
             for (size_t i = 0; i < result.count; i++)
                 assert_true(result.data[i] == 0.0f && !signbit(result.data[i]) == tiled);
@@ -131,8 +131,8 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 
 TEST(test_a_prepacked_weight_serves_only_its_shape) {
     const problem *p = &gemm_problems[5];
-    const ops_bytes a = make_data(p, FORWARD, OPS_EXACT);
-    moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    const ops_bytes a = make_data(p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
+    moert_gemm gemm = upload_gemm(p, &a);
     const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_FORWARD,
                                          MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
@@ -164,9 +164,9 @@ TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
     const char *const whole = "only a wgrad of all groups that does not accumulate";
     const moert_part parts[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     moert_buffer *small = test_buffer(31 * sizeof(float)); /* has room for 32 values of 2 bytes */
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_gemm gemm = upload_gemm(&p, &a);
     ASSERT_OK(run_as(forward, &gemm));
     REFUSED(forward, usage, "", wrong.y = small);
     REFUSED(forward, usage, "", wrong.ldx = 3);
@@ -191,10 +191,10 @@ TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
     const problem p = {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}};
-    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     const moert_prepacked_shape shape = {1, 1, 1, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
-    const moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    const moert_gemm gemm = upload_gemm(&p, &a);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* float32 operands do not use tensor cores */

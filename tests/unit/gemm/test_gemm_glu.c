@@ -76,9 +76,8 @@ TEST(test_a_fused_call_with_a_large_v_has_the_bits_of_two_calls) {
 static void check_rounded_h(const problem *p, way by) {
     if (by.type == MOERT_DTYPE_F32)
         return; /* the backend refuses this case */
-    const ops_bytes want = run_new(p, FORWARD, &by);
-    round_all(ops_floats(&want, MOERT_OP_BUFFER_d), ops_bytes_count(&want, MOERT_OP_BUFFER_d),
-              MOERT_DTYPE_BF16);
+    ops_bytes want = run_new(p, FORWARD, &by);
+    round_data(&want, MOERT_OP_BUFFER_d, MOERT_DTYPE_BF16);
     by.h = MOERT_DTYPE_BF16;
     check_run(p, FORWARD, &by, &want);
 }
@@ -113,7 +112,7 @@ static void check_dropped_v(const problem *p, way by) {
     if (by.type != MOERT_DTYPE_F32 || is_reference(&by) || p->k > 64)
         return;
     by.drop_v = true;
-    const ops_bytes got = run_new(p, FORWARD, &by), before = make_data(p, FORWARD, OPS_NORMAL);
+    const ops_bytes got = run_new(p, FORWARD, &by), before = make_data(p, FORWARD, &by, OPS_NORMAL);
     assert_same_bits(by.name, results_of(&got).data, results_of(&before).data,
                      results_of(&before).count);
 }
@@ -145,10 +144,10 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 
 TEST(test_what_does_not_fit_together_is_refused) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
-    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     const moert_gemm_kind forward = MOERT_GEMM_FORWARD;
     const moert_status usage = MOERT_ERROR_USAGE;
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_gemm gemm = upload_gemm(&p, &a);
     gemm.gated = true;
     gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
     for (size_t b = 0; b < BACKENDS; b++) {

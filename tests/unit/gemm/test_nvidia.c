@@ -66,7 +66,8 @@ TEST(test_gemms_are_exact_on_small_integers_and_else_within_their_rounding) {
             const bool splits = c % 2 == 1, exact = c / 2 % 2 == 0;
             problem p = problems[i];
             p.shared |= splits;
-            ops_bytes data = make_data(&p, op, exact ? OPS_EXACT : OPS_NORMAL);
+            ops_bytes data =
+                make_data(&p, op, splits ? &split : &nvidia, exact ? OPS_EXACT : OPS_NORMAL);
             if (exact || op != BIAS_GRAD)
                 check_gemm(&p, op, splits ? &split : &nvidia, &data,
                            exact    ? 0.0
@@ -86,7 +87,7 @@ static void draw_integers(ops_bytes *data, moert_op_buffer which, int bits) {
 
 static ops_bytes make_integers(const problem *p, operation op, int x_bits, int y_bits,
                                int weight_bits) {
-    ops_bytes data = make_data(p, op, OPS_EXACT);
+    ops_bytes data = make_data(p, op, &split, OPS_EXACT);
     draw_integers(&data, MOERT_OP_BUFFER_x, x_bits);
     draw_integers(&data, MOERT_OP_BUFFER_y, y_bits);
     draw_integers(&data, MOERT_OP_BUFFER_weight, weight_bits);
@@ -120,7 +121,7 @@ TEST(test_long_sums_are_not_biased) {
     static const problem p = {
         .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};
     static const moert_op_buffer operands[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight};
-    ops_bytes data = make_data(&p, FORWARD, OPS_EXACT);
+    ops_bytes data = make_data(&p, FORWARD, &split, OPS_EXACT);
     for (size_t i = 0; i < 2; i++)
         for (size_t e = 0; e < ops_bytes_count(&data, operands[i]); e++)
             ops_floats(&data, operands[i])[e] = 1.0f + (float)moert_rng_uniform(3, i, e);
@@ -155,8 +156,8 @@ TEST(test_rounded_results_are_casts_of_float32_results) {
             continue;
         able++;
         for (operation op = FORWARD; op <= DGRAD; op++) {
-            const ops_bytes want = run_new(&p, op, &nvidia);
-            round_all(results_of(&want).data, results_of(&want).count, MOERT_DTYPE_BF16);
+            ops_bytes want = run_new(&p, op, &nvidia);
+            round_data(&want, results_of(&want).which, MOERT_DTYPE_BF16);
             check_run(&p, op, &rounded, &want);
         }
     }
@@ -167,15 +168,14 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     way anywhere = rounded;
     anywhere.runs = runs;
     const ops_bytes got = run_new(p, op, &anywhere), want = run_new(p, op, &rounded),
-                    old = make_data(p, op, OPS_NORMAL);
-    const results lines = results_of(&want);
+                    old = make_data(p, op, &rounded, OPS_NORMAL);
+    const moert_op_buffer which = results_of(&want).which;
+    const size_t row = results_of(&want).stride * sizeof(uint16_t);
     for (size_t m = 0; m < p->rows; m++)
         if (is_lost(m))
-            memcpy(lines.data + m * lines.stride, results_of(&old).data + m * lines.stride,
-                   lines.stride * sizeof(float));
-    round_all(lines.data, lines.count, MOERT_DTYPE_BF16);
-    assert_same_bits(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
-                     results_of(&got).data, lines.data, lines.count);
+            memcpy(want.at[which] + m * row, old.at[which] + m * row, row);
+    ops_assert_same(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
+                    &got, &want, true);
 }
 
 /* A problem whose column tiles the runs divide unevenly. */
@@ -202,9 +202,9 @@ TEST(test_rows_of_results_may_lie_anywhere) {
 TEST(test_unaligned_bf16_results_are_refused) {
     enum { N = 12, ROWS = 2 }; /* N is not a multiple of the required alignment */
     const problem p = {.n = 2 * N, .k = 2 * N, .rows = ROWS, .groups = 1, .ends = {ROWS}};
-    const ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     set_variable("MOERT_BACKEND", NULL);
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_gemm gemm = upload_gemm(&p, &a);
     gemm.type = gemm.result = MOERT_DTYPE_BF16;
     for (moert_gemm_kind kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_DGRAD; kind++) {
         const moert_scatter places = {gemm.y, 1};
@@ -243,7 +243,7 @@ TEST(test_a_gemm_with_a_glu_is_near_float64) {
             const problem p = gated(i, f);
             way by = nvidia;
             by.drop_v = (i + f) % 3 == 0;
-            ops_bytes data = make_data(&p, FORWARD, OPS_EXACT);
+            ops_bytes data = make_data(&p, FORWARD, &by, OPS_EXACT);
             check_gemm(&p, FORWARD, &by, &data, 0.0);
         }
 }
@@ -258,8 +258,8 @@ TEST(test_v_in_bf16_is_a_cast_of_the_float32_v_and_leaves_h_alone) {
         if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &half))
             continue;
         able++;
-        const ops_bytes want = run_new(&p, FORWARD, &nvidia);
-        round_all(results_of(&want).data, results_of(&want).count, MOERT_DTYPE_BF16);
+        ops_bytes want = run_new(&p, FORWARD, &nvidia);
+        round_data(&want, results_of(&want).which, MOERT_DTYPE_BF16);
         check_run(&p, FORWARD, &rounded, &want);
     }
     assert_int_equal(able,
@@ -285,7 +285,7 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
 /* The rows of the neighbouring groups are NaN and infinite. */
 TEST(test_a_group_has_the_same_gradient_with_any_other_groups) {
     const size_t first = three_groups.ends[0], rows = three_groups.ends[1] - first;
-    const ops_bytes start = make_data(&three_groups, WGRAD, OPS_NORMAL);
+    const ops_bytes start = make_data(&three_groups, WGRAD, &split, OPS_NORMAL);
     ops_bytes all = ops_bytes_copy(&start);
     for (size_t m = 0; m < three_groups.rows; m++)
         for (size_t i = 0; i < three_groups.k && (m < first || m >= first + rows); i++) {
@@ -340,12 +340,12 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         return;
     set_variable("MOERT_BACKEND", NULL);
     assert_string_equal(moert_backend_name(test_device), "nvidia");
-    ops_bytes a = make_data(&p, FORWARD, OPS_EXACT);
+    ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     for (size_t i = 0; i < (size_t)N * K; i++) {
         ones[i] = 0x3F80;
         ops_floats(&a, MOERT_OP_BUFFER_weight)[i] = (float)(i % K);
     }
-    moert_gemm source = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_gemm source = upload_gemm(&p, &a);
     moert_buffer *rows = upload(ones, sizeof ones), *result = source.y;
     source.type = MOERT_DTYPE_BF16;
     for (moert_prepacked_use use = 0; use < MOERT_PREPACKED_USES; use++) {
