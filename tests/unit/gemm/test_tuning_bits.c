@@ -74,7 +74,8 @@ TEST_WITH(test_no_tile_of_a_built_in_row_changes_a_bit, forget_tuning, NULL) {
         moert_tuning_row row;
         bool empty, known = false;
         *end = '\0';
-        assert_true(moert_tuning_parse(line, &row, &empty, reason));
+        if (!moert_tuning_parse(line, &row, &empty, reason))
+            fail_msg("%s: %s", line, reason);
         moert_choices c = standard_choices;
         c.lines = row.choices.lines;
         c.width = row.choices.width;
