@@ -176,10 +176,7 @@ TEST(test_groups_with_equal_different_or_no_rows) {
 /* moe_grouped_matmul: 36 experts, 2000 tokens. */
 TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     static const shape s = {36, 2000, 520, 248, false};
-    static const uint32_t ends[] = {1,    2,    3,    4,    5,    6,    7,    8,    9,
-                                    10,   11,   12,   13,   14,   15,   16,   17,   18,
-                                    127,  255,  383,  483,  515,  643,  718,  924,  1100,
-                                    1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000};
+    static const uint32_t ends[] = OPS_36_EXPERTS;
     for (size_t i = 0; i < KINDS * TYPES && !suite_skips(i >= KINDS); i++) {
         const moert_op_options o = gemm_of(&s, i % KINDS, types[i / KINDS]);
         check("moe_grouped_matmul", &cudnn, &o, ends, NULL);

@@ -66,13 +66,6 @@ way reference_of(way by) {
     return by;
 }
 
-bool sums_in_tiles(const way *by) {
-    set_variable("MOERT_BF16", by->bf16);
-    const bool tiled = moert_dot_of(test_device, by->type) == MOERT_DOT_TILE;
-    set_variable("MOERT_BF16", NULL);
-    return tiled;
-}
-
 /* ---- buffers ---- */
 
 static const moert_op_buffer X = MOERT_OP_BUFFER_x, WEIGHT = MOERT_OP_BUFFER_weight,
@@ -172,36 +165,29 @@ moert_gemm upload_gemm(const problem *p, const ops_bytes *data) {
  * group. */
 static moert_part part_of(const problem *p, size_t first) {
     const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
-    return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
+    return (moert_part){first, end, ops_group_start(p->ends, first), p->ends[end - 1]};
 }
 
-/* A buffer that receives the scattered rows of a bf16 result, in reverse order. */
-typedef struct lines {
-    moert_buffer *target, *addresses;
-    size_t rows, width;
-} lines;
-
-static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
+/* Scatters the rows of a bf16 result over `target`, in reverse order. */
+static moert_scatter scatter(size_t rows, size_t width, size_t runs, moert_buffer *target) {
     uint64_t *address = test_alloc((rows + 1) * sizeof *address), first;
-    *l = (lines){unset_bf16((rows + 1) * width), NULL, rows, width};
-    ASSERT_OK(moert_buffer_address(l->target, &first));
+    ASSERT_OK(moert_buffer_address(target, &first));
     for (size_t m = 0; m < rows; m++)
         address[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
-    l->addresses = upload(address, (rows + 1) * sizeof *address);
-    return (moert_scatter){l->addresses, runs};
+    return (moert_scatter){upload(address, (rows + 1) * sizeof *address), runs};
 }
 
 /* Copies the scattered rows back into a bf16 result. Rows without an address stay as they were. */
-static void gather(const lines *l, uint16_t *result) {
-    const size_t count = (l->rows + 1) * l->width;
-    uint16_t *bf16 = download(l->target, count * sizeof *bf16), unset = bf16[count - 1];
-    for (size_t m = 0; m < l->rows; m++)
-        for (size_t i = 0; i < l->width; i++) {
-            const uint16_t value = bf16[(l->rows - 1 - m) * l->width + i];
+static void gather(const moert_buffer *target, size_t rows, size_t width, uint16_t *result) {
+    const size_t count = (rows + 1) * width;
+    uint16_t *bf16 = download(target, count * sizeof *bf16), unset = bf16[count - 1];
+    for (size_t m = 0; m < rows; m++)
+        for (size_t i = 0; i < width; i++) {
+            const uint16_t value = bf16[(rows - 1 - m) * width + i];
             if (value == unset)
                 continue;
             assert_false(is_lost(m));
-            result[m * l->width + i] = value;
+            result[m * width + i] = value;
         }
 }
 
@@ -248,7 +234,8 @@ static void launch(const problem *p, const way *by, moert_gemm *gemm) {
 
 void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     moert_buffer *bias = p->bias ? upload_part(data, BIAS) : NULL, *scratch = NULL;
-    lines scattered = {0};
+    const results result = results_of(data);
+    moert_buffer *target = by->runs > 0 ? unset_bf16((p->rows + 1) * result.stride) : NULL;
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
     ASSERT_OK(moert_tuning_force(by->choices));
@@ -267,15 +254,15 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
     gemm.prepacked = prepacked;
     if (by->runs > 0)
-        gemm.scatter = scatter(p->rows, results_of(data).stride, by->runs, &scattered);
+        gemm.scatter = scatter(p->rows, result.stride, by->runs, target);
     launch(p, by, &gemm);
     if (p->gate != NULL && by->separate) {
-        gemm.glu.rows = start_of(p, p->groups);
+        gemm.glu.rows = ops_group_start(p->ends, p->groups);
         gemm.glu.width = p->n / 2;
         gemm.glu.v = gemm.y;
         ASSERT_OK(moert_glu_forward(&gemm.glu));
     }
-    const size_t before = bytes_before_y(p, data), used = start_of(p, p->groups);
+    const size_t before = bytes_before_y(p, data), used = ops_group_start(p->ends, p->groups);
     const unsigned char *y = download(gemm.y, before + data->bytes[y_of(data)]);
     for (size_t i = 0; i < before; i++)
         assert_int_equal(y[i], 0xFF);
@@ -289,7 +276,7 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
         memcpy(data->at[H] + end, h + end, data->bytes[H] - end);
     }
     if (by->runs > 0)
-        gather(&scattered, (uint16_t *)(void *)results_of(data).data);
+        gather(target, p->rows, result.stride, (uint16_t *)(void *)result.data);
     moert_prepacked_destroy(prepacked);
     ASSERT_OK(moert_tuning_force(NULL));
     set_variable("MOERT_BF16", NULL);
@@ -314,9 +301,11 @@ ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops
 
 /* ---- checks ---- */
 
+static const char *title_of(const problem *p, operation op, const way *by) {
+    return titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name);
+}
+
 void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound) {
-    const char *title =
-        titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name);
     const ops_bytes before = ops_bytes_copy(data);
     ops_bytes operands = ops_bytes_copy(data);
     if (op <= DGRAD)
@@ -330,14 +319,12 @@ void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, 
         want.slack[i] = bound * size.result[i];
     run_gemm(p, op, by, data);
     data->shape.options.save_c &= !by->drop_v; /* c may hold anything */
-    ops_check_results(title, &before, data, &want);
+    ops_check_results(title_of(p, op, by), &before, data, &want);
 }
 
 void check_run(const problem *p, operation op, const way *by, const ops_bytes *want) {
     const ops_bytes got = run_new(p, op, by);
-    ops_assert_same(
-        titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name), &got,
-        want, true);
+    ops_assert_same(title_of(p, op, by), &got, want, true);
 }
 
 void check_parts(const problem *p, operation op, const way *by) {

@@ -60,7 +60,6 @@ extern const way gemm_ways[];
 extern const size_t gemm_way_count;
 way reference_of(way by);
 bool is_reference(const way *by);
-bool sums_in_tiles(const way *by);
 enum {
     REFERENCE_F32,
     PORTABLE_F32,
@@ -79,10 +78,6 @@ enum {
 ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values);
 /* Casts a buffer to a dtype. */
 void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type);
-
-static inline size_t start_of(const problem *p, size_t g) {
-    return g > 0 ? p->ends[g - 1] : 0;
-}
 
 extern const char *const operation_names[];
 

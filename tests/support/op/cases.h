@@ -17,6 +17,13 @@ typedef struct ops_shape {
             26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60                                             \
     }
 
+/* Ends of 36 groups of 1 to 206 rows (moe_grouped_matmul of the cuDNN frontend). */
+#define OPS_36_EXPERTS                                                                             \
+    {                                                                                              \
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 127, 255, 383, 483, 515,    \
+            643, 718, 924, 1100, 1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000              \
+    }
+
 /* An op on plain float32 operands without options. */
 moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k);
 

@@ -3,6 +3,7 @@
  * backend, dtype, and prepacked or native weights. A forward GEMM with a fused GLU has the bits of a
  * GEMM followed by a GLU. */
 #include "base/memory.h"
+#include "gemm/backend.h"
 #include "support/gemm/gemm.h"
 
 TEST(test_results_are_exact_and_stay_within_their_rows_and_empty_groups_get_zeros) {
@@ -50,7 +51,7 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
         const ops_bytes start = make_data(&whole, WGRAD, by, OPS_NORMAL),
                         all = run_new(&whole, WGRAD, by);
         for (size_t g = 0; g < whole.groups; g++) {
-            const size_t first = start_of(&whole, g), rows = whole.ends[g] - first;
+            const size_t first = ops_group_start(whole.ends, g), rows = whole.ends[g] - first;
             ops_bytes alone = run_alone(&whole, WGRAD, by, &start, first, rows);
             ops_assert_same_rows("weight", &(ops_pair){&alone, &all, 0, g, rows, 0});
         }
@@ -92,7 +93,8 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
      * nothing else is added. Sums in AMX tiles begin each step with +0, so their result is +0. */
     const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
     for (size_t w = 0; w < gemm_way_count; w++) {
-        const bool tiled = sums_in_tiles(&gemm_ways[w]);
+        set_variable("MOERT_BF16", gemm_ways[w].bf16);
+        const bool tiled = moert_dot_of(test_device, gemm_ways[w].type) == MOERT_DOT_TILE;
         for (operation op = DGRAD; op <= WGRAD; op++) {
             ops_bytes data = make_data(&p, op, &gemm_ways[w], OPS_EXACT);
             const results result = results_of(&data);
