@@ -8,7 +8,6 @@
 #include "gemm/backend.h"
 #include "io/durable.h"
 #include "support/files.h"
-#include "support/gemm/tuning.h"
 
 const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
 

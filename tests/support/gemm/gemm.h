@@ -1,6 +1,6 @@
 /*
- * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h, in the byte buffers of ops: the ways
- * to compute a GEMM (backend, dtype, prepacked weights), and the oracle of ops.
+ * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h, in the byte buffers of ops and with
+ * their oracle; the ways to compute a GEMM (backend, dtype, prepacked weights); defaults of tuning.
  */
 #pragma once
 
@@ -71,10 +71,10 @@ enum {
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The buffers of a problem's op: a GLU op if the problem has a gate. x, y, v and h have the dtypes of
- * the way, and the weight is float32. Bias_grad is a
- * wgrad by ones with a k of 1. If groups share a weight, each has a copy of it, and of the bias. Rows
- * of h past the last end may get any values; run_gemm() restores them. */
+/* The buffers of a problem's op: a GLU op if the problem has a gate. x, y, v and h have the dtypes
+ * of the way; the weight is float32. Bias_grad is a wgrad by ones with a k of 1. If groups share a
+ * weight, each has a copy of it, and of the bias. Rows of h past the last end may get any values;
+ * run_gemm() restores them. */
 ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values);
 /* Casts a buffer to a dtype. */
 void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type);
@@ -123,8 +123,8 @@ ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops
                     size_t first, size_t count);
 
 /* Runs an operation and compares all buffers with the oracle of ops, which gets operands rounded to
- * the way's dtype. Without a bound, sums must be exact. Otherwise, and then without a GLU, an element
- * may have an error of `bound` times the sum of the magnitudes of its addends. */
+ * the way's dtype. Without a bound, sums must be exact. With one, and then without a GLU, an
+ * element may have an error of `bound` times the sum of the magnitudes of its addends. */
 void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound);
 
 /* Checks that this program prints the same digest with 1, 2 and 3 threads of PoCL, as `PROGRAM
@@ -144,3 +144,12 @@ void check_parts(const problem *p, operation op, const way *by);
 /* Checks for forward and dgrad that the rows of a range have the same bits alone as among all rows.
  * A range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);
+
+/* ---- tuning ---- */
+
+/* The choices of a GEMM for which there is no tuning row. */
+extern const moert_choices standard_choices;
+
+/* Test fixture: only the built-in rows of tuning. The file of measured rows, "rows" in the
+ * directory of files.h, does not exist yet. */
+int forget_tuning(void **state);

@@ -67,9 +67,8 @@ void ops_bytes_execute_op(moert_op *op, ops_bytes *data);
 moert_op_buffers ops_bytes_upload(const ops_bytes *data);
 void ops_bytes_download(ops_bytes *data, const moert_op_buffers *buffers);
 
-/* Compares an executed op with the executed plain op `want`. Plain buffers must have the same bits.
- * Quantized results must be those of the reference quantizer on the plain results. Other bytes must
- * be unchanged. */
+/* Compares the results of an executed op with those of the executed plain op `want`. Plain ones
+ * must have the same bits; quantized ones must be those of the reference quantizer on plain ones. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
 /* Checks that all buffers hold the same bytes. Without `weights`: except those of the weight, whose

@@ -1,7 +1,7 @@
 // run: check=1 all=1san
 /* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
- * backend, dtype, and prepacked or native weights. A forward GEMM with a fused GLU has the bits of a
- * GEMM followed by a GLU. */
+ * backend, dtype, and prepacked or native weights. A forward GEMM with a fused GLU has the bits of
+ * a GEMM followed by a GLU. */
 #include "base/memory.h"
 #include "gemm/backend.h"
 #include "support/gemm/gemm.h"
@@ -118,8 +118,8 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
 
 /* ---- GLU ---- */
 
-/* Forward GEMMs with a GLU: widths around the 16 columns of a tile, several blocks of K, empty groups, rows past
- * the last end. */
+/* Forward GEMMs with a GLU: widths around the 16 columns of a tile, several blocks of K, empty
+ * groups, rows past the last end. */
 static const problem gated[] = {
     {.n = 2, .k = 1, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 32, .k = 16, .rows = 0, .groups = 2, .ends = {0, 0}},

@@ -7,7 +7,6 @@
 #include "gemm/tuning/search.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"
-#include "support/gemm/tuning.h"
 #include "support/suite.h"
 
 static moert_choices find(void) {

@@ -34,7 +34,7 @@ TEST(test_permuted_inputs_are_read_where_they_lie) {
 
 /* ---- worked examples ---- */
 
-/* One row, one gate and one up. A GLU computes c from x, weight, alpha and bias; a dGLU reads it. */
+/* One row, one gate and one up. A GLU computes c from x, weight, alpha and bias; a dGLU reads c. */
 TEST(test_worked_examples) {
     static const uint32_t end = 1;
     static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f, 0};

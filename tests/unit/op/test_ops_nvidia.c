@@ -14,8 +14,8 @@ enum { KINDS = 3, LAYOUTS = 3 };
 #define BF16 MOERT_DTYPE_BF16
 
 /* a very small GEMM; all groups empty; whole tiles; sizes one above or below a tile; K that ends
- * within a scaled block, a step or a word; empty groups and rows past the end; groups of a few rows;
- * more tiles than work-groups. Shapes of quantized operands are small, since the reference is
+ * within a scaled block, a step or a word; empty groups and rows past the end; groups of a few
+ * rows; more tiles than work-groups. Shapes of quantized operands are small, since the reference is
  * slow. */
 static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
