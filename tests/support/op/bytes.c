@@ -385,18 +385,11 @@ void ops_bytes_execute_op(moert_op *op, ops_bytes *data) {
 }
 
 void ops_bytes_execute(const char *backend, ops_bytes *data) {
-    moert_op_options options = data->shape.options;
-    options.backend = backend;
-    moert_op *op = ops_open(&options);
-    assert_string_equal(moert_op_backend_name(op), backend);
-    ASSERT_OK(moert_op_compile(op));
-    ops_bytes_execute_op(op, data);
+    ops_bytes_execute_op(ops_open_on(backend, data->shape.options), data);
 }
 
 void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t times) {
-    moert_op_options options = data->shape.options;
-    options.backend = backend;
-    moert_op *op = ops_open(&options);
+    moert_op *op = ops_open_on(backend, data->shape.options);
     ops_bytes first = ops_bytes_copy(data);
     ops_bytes_execute(backend, &first);
     for (size_t i = 0; i < times; i++) {

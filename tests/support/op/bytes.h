@@ -68,7 +68,8 @@ moert_op_buffers ops_bytes_upload(const ops_bytes *data);
 void ops_bytes_download(ops_bytes *data, const moert_op_buffers *buffers);
 
 /* Compares the results of an executed op with those of the executed plain op `want`. Plain ones
- * must have the same bits; quantized ones are those of the reference quantizer on the plain ones. */
+ * must have the same bits. Quantized ones must be those of the reference quantizer on the plain
+ * ones. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
 /* Checks that all buffers hold the same bytes. Without `weights`: except those of the weight, whose

@@ -146,6 +146,14 @@ moert_op *ops_open(const moert_op_options *options) {
     return owned(op, destroy);
 }
 
+moert_op *ops_open_on(const char *backend, moert_op_options options) {
+    options.backend = backend;
+    moert_op *op = ops_open(&options);
+    assert_string_equal(moert_op_backend_name(op), backend);
+    ASSERT_OK(moert_op_compile(op));
+    return op;
+}
+
 void ops_check_refused(const moert_op_options *o, moert_status status, const char *text) {
     moert_op *op = NULL;
     ASSERT_FAILS(moert_op_create(test_device, o, &op), status, text);

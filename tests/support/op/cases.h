@@ -86,6 +86,8 @@ const char *ops_title(const moert_op_options *options);
 
 /* Creates an op on the test device. The op is destroyed when the test ends. */
 moert_op *ops_open(const moert_op_options *options);
+/* Also compiles it; `backend` must take it. */
+moert_op *ops_open_on(const char *backend, moert_op_options options);
 
 /* Checks that `backend` refuses a description with a message that contains `text`, and that the
  * option `fallback` selects the portable backend. */

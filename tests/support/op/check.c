@@ -238,12 +238,7 @@ ops_exact ops_exact_run_op(const char *what, moert_op *op, ops_bytes *data, doub
 }
 
 ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance) {
-    moert_op_options options = data->shape.options;
-    options.backend = backend;
-    moert_op *op = ops_open(&options);
-    assert_string_equal(moert_op_backend_name(op), backend);
-    ASSERT_OK(moert_op_compile(op));
-    return ops_exact_run_op(title, op, data, tolerance);
+    return ops_exact_run_op(title, ops_open_on(backend, data->shape.options), data, tolerance);
 }
 
 void ops_check_on(const char *backend, const char *title, const moert_op_options *options,
