@@ -1,18 +1,16 @@
 // run: check=1 night=1
 /*
- * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, gated SwiGLU
- * to MXFP8, NVFP4 with its group quantize. Every byte must be the oracle's. TransformerEngine
- * allows small differences in MXFP8. Also torchao's limits on the ratio of signal to quantization
- * noise; test_quantize has torchao's tests of bytes, test_swizzle those of tiled scales.
+ * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, NVFP4 with
+ * its group quantize. Every byte must be the oracle's. TransformerEngine allows small differences
+ * in MXFP8. test_quantize has torchao's bytes and limits on noise, test_swizzle torchao's tiled
+ * scales, test_glu the gated SwiGLU.
  */
-#include "base/memory.h"
 #include "base/dtype.h"
-#include "gemm/gemm.h"
+#include "base/memory.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 
 static const moert_dtype sources[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16};
-static const moert_axis axes[] = {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE};
 enum { SOURCES = 3, AXES = 3, SMALL = 32 * 1024, BLOCKS = 1024 };
 
 typedef struct shape {
@@ -29,7 +27,7 @@ static void check(const char *what, moert_dtype source, const moert_quantizer *h
         const size_t before = owned_count();
         const char *title = titled("%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
                                    moert_dtype_name(source), (int)how->axis, suite_backends[b]);
-        quantized z = quantize_from(source, suite_backends[b], how, m);
+        quantized z = quantize_as((quantized_form){.source = source}, suite_backends[b], how, m);
         oracle_check_quantized(title, how, NULL, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
         release_since(before);
     }
@@ -37,28 +35,55 @@ static void check(const char *what, moert_dtype source, const moert_quantizer *h
 
 /* ---- fills ---- */
 
-typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
+/* The first fills are those of MXFP8: uniform in [-2, 1); zeros; below, within or above the normal
+ * range of the element dtype. The others: the largest value; both sides of every rounding boundary
+ * of NVFP4; a line from -12 to 12. */
+typedef enum fill {
+    UNIFORM,
+    ZEROS,
+    SUBNORMAL,
+    NORMAL,
+    PAST_MAX,
+    OF_MXFP8,
+    LARGEST = OF_MXFP8,
+    BOUNDARIES,
+    LINE,
+    FILLS
+} fill;
 
-/* Makes n values of a source dtype: uniform in [-2, 1); zeros; below, within or above the normal
- * range of the element dtype. */
+/* Makes n values of a source dtype. */
 static void make(fill kind, moert_dtype source, moert_dtype element, float *x, size_t n) {
+    static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
     const float largest = moert_dtype_largest(element), most = moert_dtype_largest(source);
     const float least = element == MOERT_DTYPE_E5M2 ? 0x1p-14f : 0x1p-6f;
     for (size_t i = 0; i < n; i++) {
         const float u = suite_uniform(kind, i), sign = suite_bits(9, i) & 1 ? -1.0f : 1.0f;
-        const float values[FILLS] = {3.0f * u - 2.0f, 0.0f, sign * least * u,
-                                     sign * (least + (largest - least) * u),
-                                     sign * fminf(largest * (1.0f + 15.0f * u), most)};
+        const float at = thresholds[i / 2 % 8],
+                    eps = at * (source == MOERT_DTYPE_F32 ? 0x1p-23f : 0x1p-7f),
+                    near = (i / 16 % 2 ? -1.0f : 1.0f) * (i % 2 ? at + eps : at - eps / 2);
+        const float values[FILLS] = {[UNIFORM] = 3.0f * u - 2.0f,
+                                     [SUBNORMAL] = sign * least * u,
+                                     [NORMAL] = sign * (least + (largest - least) * u),
+                                     [PAST_MAX] = sign * fminf(largest * (1.0f + 15.0f * u), most),
+                                     [LARGEST] = most,
+                                     [BOUNDARIES] = i % 32 == 0 ? 6.0f : near,
+                                     [LINE] = -12.0f + 24.0f * (float)(i % 4099) / 4098};
         x[i] = round_to(source, values[kind]);
     }
 }
 
 /* ---- MXFP8 ---- */
 
+/* The shapes from GATED on are those of the results and gradients of gated SwiGLU. */
+enum { GATED = 9 };
 static const shape mxfp8_shapes[] = {
-    {1, 16, false},     {16, 48, false},          {65, 80, false},
-    {127, 400, false},  {128, 128, false},        {993, 512, false},
-    {256, 1024, false}, {16 * 8 * 4, 512, false}, {8192, 7168, true},
+    {1, 16, false},     {16, 48, false},    {65, 80, false},    {127, 400, false},
+    {128, 128, false},  {993, 512, false},  {256, 1024, false}, {16 * 8 * 4, 512, false},
+    {8192, 7168, true}, {1, 32, false},     {1, 64, false},     {16, 64, false},
+    {16, 128, false},   {65, 96, false},    {65, 192, false},   {128, 256, false},
+    {256, 256, false},  {256, 512, false},  {993, 1024, false}, {768, 1024, false},
+    {768, 2048, false}, {8192, 128, false}, {8192, 256, false}, {577, 1632, false},
+    {577, 3264, false},
 };
 
 TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
@@ -67,82 +92,21 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
         if (suite_skips(s->slow))
             continue;
         float *x = test_alloc(s->rows * s->columns * sizeof *x);
-        for (size_t k = 0; k < (size_t)SOURCES * 2 * FILLS; k++) {
+        for (size_t k = 0; k < (size_t)SOURCES * 2 * OF_MXFP8; k++) {
             const moert_dtype source = sources[k % SOURCES];
             const moert_format format =
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
             const fill kind = (fill)(k / SOURCES / 2);
-            if (s->rows * s->columns > SMALL && k % 7 != 0)
-                /* by default, every dtype, format and fill occurs, but not every combination */
+            /* of large ones every dtype, format and fill occurs, but not every combination */
+            if (s->rows * s->columns > SMALL && (i < GATED ? k % 7 != 0 : k != 0 && k != SOURCES))
                 continue;
             make(kind, source, moert_format_element(format), x, s->rows * s->columns);
             const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
             for (size_t a = 0; a < AXES; a++)
-                check(moert_format_name(format), source, &HOW(.format = format, .axis = axes[a]),
-                      &m);
+                check(moert_format_name(format), source,
+                      &HOW(.format = format, .axis = (moert_axis)a), &m);
         }
         release_owned();
-    }
-}
-
-/* ---- gated SwiGLU to MXFP8 ---- */
-
-static const size_t gated_shapes[][2] = {{1, 32},     {16, 64},    {65, 96},
-                                         {128, 128},  {256, 256},  {993, 512},
-                                         {768, 1024}, {8192, 128}, {577, 1632}};
-
-static double silu(double x) {
-    return x / (1.0 + exp(-x));
-}
-
-/* Runs the GLU on the device: h from v[rows, 2 width] = [gate | up], and dv from dh. */
-static void run_gated(const size_t *s, const float *v, const float *dh, float **h, float **dv) {
-    const size_t n = s[0] * s[1];
-    moert_glu glu = {.form = MOERT_GLU_SWIGLU, .rows = s[0], .width = s[1]};
-    moert_buffer *in = upload(v, 2 * n * sizeof *v), *out = unset_floats(n);
-    moert_buffer *upstream = upload(dh, n * sizeof *dh), *gradient = unset_floats(2 * n);
-    glu.v = in;
-    glu.h = out;
-    glu.dh = upstream;
-    glu.dv = gradient;
-    set_variable("MOERT_BACKEND", "portable");
-    ASSERT_OK(moert_glu_forward(&glu));
-    ASSERT_OK(moert_glu_backward(&glu));
-    *h = download(out, n * sizeof **h);
-    *dv = download(gradient, 2 * n * sizeof **dv);
-}
-
-static void check_gated(const size_t *s, const float *v, const float *dh, const float *h,
-                        const float *dv) {
-    const size_t width = s[1];
-    for (size_t i = 0; i < s[0] * width; i++) {
-        const float *row = v + i / width * 2 * width, *drow = dv + i / width * 2 * width;
-        const double g = (double)row[i % width], u = (double)row[width + i % width];
-        const double sigmoid = 1.0 / (1.0 + exp(-g)), d = (double)dh[i];
-        assert_within((double)h[i], silu(g) * u, 4e-7);
-        assert_within((double)drow[i % width], d * u * sigmoid * (1.0 + g * (1.0 - sigmoid)), 8e-7);
-        assert_within((double)drow[width + i % width], d * silu(g), 4e-7);
-    }
-}
-
-TEST(test_gated_results_and_gradients_become_mxfp8) {
-    for (size_t i = 0; i < MOERT_COUNT(gated_shapes); i++) {
-        const size_t *s = gated_shapes[i];
-        const size_t n = s[0] * s[1];
-        float *v = test_alloc(2 * n * sizeof *v), *dh = test_alloc(n * sizeof *dh), *h, *dv;
-        make(UNIFORM, MOERT_DTYPE_BF16, MOERT_DTYPE_E4M3, v, 2 * n);
-        make(UNIFORM, MOERT_DTYPE_F16, MOERT_DTYPE_E4M3, dh, n);
-        run_gated(s, v, dh, &h, &dv);
-        check_gated(s, v, dh, h, dv);
-        for (size_t k = 0; k < 4; k++) {
-            const matrix result = {.x = h, .rows = s[0], .columns = s[1]};
-            const matrix gradient = {.x = dv, .rows = s[0], .columns = 2 * s[1]};
-            const moert_quantizer how =
-                HOW(.format = k / 2 ? MOERT_FORMAT_MXFP8_E5M2 : MOERT_FORMAT_MXFP8_E4M3,
-                    .axis = axes[k % 2]);
-            check("gated", MOERT_DTYPE_F32, &how, &result);
-            check("its gradient", MOERT_DTYPE_F32, &how, &gradient);
-        }
     }
 }
 
@@ -157,54 +121,27 @@ static const shape nvfp4_shapes[] = {
     {8192, 8192, true},
 };
 
-/* Checks blocks along rows, transposed ones along columns, as a second operand needs, and square
- * ones, as a weight has. */
-static void check_nvfp4(const char *what, moert_dtype source, const matrix *m) {
-    const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
-    check(what, source, &HOW(.format = nvfp4), m);
-    check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_COLUMN, .transposed = true), m);
-    check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_TILE), m);
-}
-
+/* Uniform values, and in one shape every fill. Checks blocks along rows,
+ * transposed ones along columns, as a second operand needs, and square ones, as a weight has. */
 TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
+    const moert_quantizer hows[AXES] = {
+        HOW(.format = MOERT_FORMAT_NVFP4),
+        HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .transposed = true),
+        HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_TILE)};
     for (size_t i = 0; i < MOERT_COUNT(nvfp4_shapes); i++) {
         const shape *s = &nvfp4_shapes[i];
         if (suite_skips(s->slow))
             continue;
-        const size_t n = s->rows * s->columns;
+        const size_t n = s->rows * s->columns, fills = n == 128 * 128 ? FILLS : 1;
         float *x = test_alloc(n * sizeof *x);
-        for (size_t k = 0; k < (s->slow ? 2 : SOURCES); k++) {
-            const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
-            make(UNIFORM, sources[k], MOERT_DTYPE_E4M3, x, n);
-            check_nvfp4("uniform", sources[k], &m);
+        const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
+        for (size_t k = 0; k < (s->slow ? 2 : SOURCES) * fills; k++) {
+            const moert_dtype source = sources[k / fills];
+            make((fill)(k % fills), source, MOERT_DTYPE_E4M3, x, n);
+            for (size_t a = 0; a < AXES; a++)
+                check(titled("fill %zu", k % fills), source, &hows[a], &m);
         }
         release_owned();
-    }
-}
-
-/* All zeros; all at the largest value; values on both sides of every rounding boundary; a ramp. */
-TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
-    enum { M = 128, N = 128 };
-    static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
-    float *x = test_alloc(M * N * sizeof *x);
-    for (size_t s = 0; s < 2; s++) {
-        const matrix m = {.x = x, .rows = M, .columns = N};
-        for (size_t i = 0; i < M * N; i++)
-            x[i] = 0.0f;
-        check_nvfp4("zeros", sources[s], &m);
-        for (size_t i = 0; i < M * N; i++)
-            x[i] = moert_dtype_largest(sources[s]);
-        check_nvfp4("largest", sources[s], &m);
-        for (size_t i = 0; i < M * N; i++) {
-            const float at = thresholds[i / 2 % 8], sign = i / 16 % 2 ? -1.0f : 1.0f;
-            const float eps = at * (sources[s] == MOERT_DTYPE_F32 ? 0x1p-23f : 0x1p-7f);
-            const float near = sign * (i % 2 ? at + eps : at - eps / 2);
-            x[i] = i % 32 == 0 ? 6.0f : round_to(sources[s], near);
-        }
-        check_nvfp4("boundaries", sources[s], &m);
-        for (size_t i = 0; i < M * N; i++)
-            x[i] = round_to(sources[s], -12.0f + 24.0f * (float)(i % 4099) / 4098);
-        check_nvfp4("a line from -12 to 12", sources[s], &m);
     }
 }
 
@@ -227,24 +164,12 @@ static const shape grouped_shapes[] = {
 
 /* Every group has a separate amax; rows may be left over ("paged stashing"). Values have few bits,
  * so that the sums of a rotation are exact in any order. */
-static void check_groups(const shape *s, const unsigned *split, const float *x, bool all) {
-    uint32_t ends[GROUPS];
-    for (size_t g = 0; g < GROUPS; g++)
-        ends[g] = (uint32_t)(s->rows / 8 * split[g]);
-    const matrix m = {x, s->rows, s->columns, ends, GROUPS};
-    moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
-    check("rows", MOERT_DTYPE_BF16, &how, &m);
-    how.axis = MOERT_AXIS_COLUMN;
-    how.transposed = how.hadamard = true;
-    if (all)
-        check("rotated columns", MOERT_DTYPE_BF16, &how, &m);
-    how.hadamard = how.transposed = false;
-    how.axis = MOERT_AXIS_TILE;
-    if (all)
-        check("tiles", MOERT_DTYPE_BF16, &how, &m);
-}
-
 TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
+    const moert_quantizer nvfp4 = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
+    moert_quantizer hows[AXES] = {nvfp4, nvfp4, nvfp4}; /* rows, rotated columns, tiles */
+    hows[1].axis = MOERT_AXIS_COLUMN;
+    hows[1].transposed = hows[1].hadamard = true;
+    hows[2].axis = MOERT_AXIS_TILE;
     for (size_t i = 0; i < MOERT_COUNT(grouped_shapes); i++) {
         const shape *s = &grouped_shapes[i];
         if (suite_skips(s->slow))
@@ -253,62 +178,15 @@ TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
         float *x = test_alloc(n * sizeof *x);
         for (size_t k = 0; k < n; k++)
             x[k] = (float)((int)(suite_bits(5, k) % 255) - 127) / 32.0f;
-        for (size_t k = 0; k < (s->slow ? 2 : SPLITS); k++)
-            check_groups(s, splits[s->slow ? 8 + k : k], x, n <= (size_t)8192 * 1024);
-        release_owned();
-    }
-}
-
-/* ---- signal to noise ---- */
-
-static const struct {
-    moert_format format;
-    moert_nvfp4_rule rule;
-    double limit; /* torchao's, in decibel */
-} formats[] = {
-    {MOERT_FORMAT_MXFP8_E4M3, MOERT_NVFP4_TORCHAO, 18.0},
-    {MOERT_FORMAT_MXFP8_E5M2, MOERT_NVFP4_TORCHAO, 13.0},
-    {MOERT_FORMAT_MXFP4, MOERT_NVFP4_TORCHAO, 13.0},
-    {MOERT_FORMAT_NVFP4, MOERT_NVFP4_TORCHAO, 8.0},
-    {MOERT_FORMAT_NVFP4, MOERT_NVFP4_TE, 8.0},
-};
-enum { FORMATS = MOERT_COUNT(formats) };
-
-TEST(test_a_matrix_keeps_its_signal_in_every_format) {
-    static const size_t shapes[][2] = {{2, 32}, {32, 64}, {33, 96}, {128, 256}, {1, 1024}};
-    for (size_t i = 0; i < FORMATS * 2 * 2; i++)
-        for (size_t s = 0; s < 5; s++) {
-            const matrix m = {suite_normal(s, shapes[s][0] * shapes[s][1], 1.0), shapes[s][0],
-                              shapes[s][1], NULL, 0};
-            const moert_quantizer how =
-                HOW(.format = formats[i % FORMATS].format, .nvfp4_rule = formats[i % FORMATS].rule,
-                    .scale_rounding = i / FORMATS % 2 ? MOERT_SCALE_FLOOR : MOERT_SCALE_RCEIL);
-            quantized z = quantize(suite_backends[i / FORMATS / 2], &how, &m);
-            double signal = 0.0, noise = 0.0;
-            for (size_t k = 0; k < z.elements; k++) {
-                signal += (double)m.x[k] * (double)m.x[k];
-                noise += pow((double)z.back[k] - (double)m.x[k], 2.0);
-            }
-            suite_assert_above(moert_format_name(how.format), signal, noise,
-                               formats[i % FORMATS].limit);
+        for (size_t k = s->slow ? 8 : 0; k < SPLITS; k++) {
+            uint32_t ends[GROUPS];
+            for (size_t g = 0; g < GROUPS; g++)
+                ends[g] = (uint32_t)(s->rows / 8 * splits[k][g]);
+            const matrix m = {x, s->rows, s->columns, ends, GROUPS};
+            for (size_t a = 0; a < (n <= (size_t)8192 * 1024 ? AXES : 1); a++)
+                check("groups", MOERT_DTYPE_BF16, &hows[a], &m);
         }
-}
-
-/* A NaN makes its block NaN and does not change the next one; an infinity becomes the largest
- * value. */
-TEST(test_special_values_stay_in_their_block) {
-    float x[3 * 32];
-    for (size_t i = 0; i < 96; i++)
-        x[i] = 1.0f;
-    x[3] = NAN;
-    x[64] = -INFINITY;
-    const matrix m = {x, 1, 96, NULL, 0};
-    for (size_t b = 0; b < 2; b++) {
-        quantized z = quantize(suite_backends[b], &HOW(.axis = MOERT_AXIS_ROW), &m);
-        assert_int_equal(z.scale[0], 0xFF);
-        for (size_t i = 0; i < 32; i++)
-            assert_true(isnan(z.back[i]) && z.q[i] == 0x7F && z.back[32 + i] == 1.0f);
-        assert_true(z.scale[2] == 0xFE && z.q[64] == 0xFE && z.q[65] == 0);
+        release_owned();
     }
 }
 

@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # run: check
 # Jobs whose ranks differ in options, in MOERT_* variables or in the files that they see end with one message that names the rank and
-# both values. A resume on other data of the same length is refused; the same data in another place is accepted.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+# both values. A resume on the same data in another place is accepted.
+. "$(dirname "$0")/../support/e2e.sh"
 train=$(realpath "$bin/moert-train")
 all=$tmp # shared by all parts
 tiny=(--hidden 16 --intermediate 16 --heads 1 --layers 1 --experts 2 --batch 2 --length 16 --log-every 0)
@@ -74,19 +72,11 @@ join
 # ---- resume ----
 
 data=("$train" "${tiny[@]}" --steps 2 --save-every 2)
-resume() { alone "${data[@]}" "$@" --out "$tmp/run" --resume auto --steps 4; }
 sed 's/350/351/' "$tmp/a/corpus/2" >"$tmp/c/2"
 cp "$tmp/a/corpus/1" "$tmp/c"
-resume --data "$tmp/c"
-[ $? -eq 1 ] && grep -Eq '^moert-train: .*/run/checkpoints/step-00000002 was trained on (text of 1201 tokens in 2 files, XXH3) .*, this run has \1 ' "$log" &&
-    [ ! -e "$tmp/run/checkpoints/step-00000004" ]
-verdict $? "a resume on other data of the same length is refused"
 mv "$tmp/a/corpus" "$tmp/moved"
-resume --data "$tmp/moved" && [ -d "$tmp/run/checkpoints/step-00000004" ]
+alone "${data[@]}" --data "$tmp/moved" --out "$tmp/run" --resume auto --steps 4 && [ -d "$tmp/run/checkpoints/step-00000004" ]
 verdict $? "the same data in another place is accepted"
-resume --data "$tmp/moved" --steps 5 --held-out 0.2
-[ $? -eq 1 ] && grep -q 'step-00000004 was trained with 0.95,0.05,0 of the data .*, this run has 0.8,0.2,0; give it the --split or' "$log"
-verdict $? "a resume that holds out other data is refused"
 state=$tmp/run/checkpoints/step-00000004/state.json
 sed -i '/"data":/d; /"left_out":/d; /"split":/d; /"schedule":/d; s/\("length": [0-9]*\),/\1/' "$state"
 rm "${state%/*}/manifest.json"

@@ -3,116 +3,93 @@
 # bench_gemm on tiny shapes: right results and one JSON row for each line, with the rival, without it, and with all backends in a line.
 # bench_op, bench_memory, bench_attention, bench_exchange and bench_layer on small sizes: every GEMM, kernel and row is right.
 # train_report.py, which run-cpu and run-h200 use: it tells whether two programs had the same losses, and counts a model's FLOPs.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 rows=$tmp/rows.json
 out=$tmp/out
-
-bench() { # OPTION...: fills $out, $log and $status, which it returns
-    timeout -k 5 120 "$bin/bench_gemm" --repeat 3 --patience 0 --json "$rows" "$@" >"$out" 2>"$log"
-    status=$?
-    return $status
-}
 
 # field KEY: prints its values in the JSON rows, one a line
 field() { sed -n "s/^ *\"$1\": \(.*[^,]\),*\$/\1/p" "$rows"; }
 
-all_are() { # KEY PATTERN COUNT: true if there are COUNT rows and the value of KEY matches PATTERN in each
-    [ "$(field "$1" | wc -l)" -eq "$3" ] && ! field "$1" | grep -Evq "^$2\$" && return 0
-    { echo "$1 of $3 rows is not $2:" && field "$1"; } >>"$log"
-    return 1
+# right TITLE COUNT "KEY=PATTERN..." COMMAND...: the verdict on a command that writes COUNT rows to $rows and, without mpirun, as many lines
+# to $out: the values of KEY match PATTERN, in each row
+number='[0-9.e-]*[1-9][0-9.e-]*'
+right() {
+    local pair ok=0
+    rm -f "$rows"
+    "${@:4}" >"$out" 2>"$log" && { [ ! -s "$out" ] || [ "$(grep -vc '^#' "$out")" -eq "$2" ]; } || ok=1
+    for pair in $3; do
+        [ "$(field "${pair%%=*}" | wc -l)" -eq "$2" ] && ! field "${pair%%=*}" | grep -Evq "^${pair#*=}\$" && continue
+        { echo "not $2 rows with $pair:" && field "${pair%%=*}"; } >>"$log"
+        ok=1
+    done
+    verdict $ok "$1"
 }
+bench() { timeout -k 5 120 "$bin/bench_$1" "${@:2}"; }
 
-# checked TITLE COUNT RIVAL: the verdict on the last run: COUNT right rows, in which the rival's rate matches RIVAL
-checked() {
-    [ $status -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq "$2" ] && all_are wrong 0 "$2" &&
-        all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' "$2" && all_are rival_gflops "$3" "$2" && all_are ratio "$3" "$2" &&
-        all_are op '"(fprop|glu|dgrad|wgrad)"' "$2" && all_are groups '"(balanced|ragged)"' "$2" &&
-        all_are dtype '"(f32|bf16)"' "$2" && all_are E 5 "$2" && all_are M 6 "$2" && all_are N 34 "$2" && all_are K 20 "$2"
-    verdict $? "$1"
-}
-
-shape=(--experts 5 --rows 6 --n 34 --k 20)
-
-bench "${shape[@]}" --rival none
-checked "without the rival: every row is right, and the rival's rate is null" 16 null
-check "without the rival: the header says so" grep -q '^# rival none: ' "$out"
+gemm=(bench gemm --repeat 3 --patience 0 --json "$rows") shape=(--experts 5 --rows 6 --n 34 --k 20)
+usual="wrong=0 gflops=$number op=\"(fprop|glu|dgrad|wgrad)\" groups=\"(balanced|ragged)\" dtype=\"(f32|bf16)\" E=5 M=6 N=34 K=20"
+for rival in none libmissing.so.0; do
+    right "rival $rival: every row is right, and the rival's rate is null" 16 "$usual rival_gflops=null ratio=null" \
+        "${gemm[@]}" "${shape[@]}" --rival $rival
+    check "the header says so" grep -q "^# rival none: .*${rival#none}" "$out"
+done
 if command -v python3 >/dev/null; then
-    python3 -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))) != 16)' "$rows" 2>"$log"
-    verdict $? "the rows are a JSON array"
+    check "the rows are a JSON array" python3 -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))) != 16)' "$rows"
 else
     verdict 0 "the rows are a JSON array # SKIP no python3 to read it"
 fi
-
-bench "${shape[@]}" --rival libmissing.so.0
-checked "a missing library: every row is right, and the rival's rate is null" 16 null
-check "a missing library: the header names it" grep -q '^# rival none: .*libmissing' "$out"
-
-bench "${shape[@]}"
+"${gemm[@]}" "${shape[@]}" >"$out" 2>"$log"
 if grep -q '^# rival none' "$out"; then
     verdict 0 "with OpenBLAS # SKIP not installed"
 else
-    checked "with OpenBLAS: every row has a ratio" 16 '[0-9.e-]*[1-9][0-9.e-]*'
+    right "with OpenBLAS: every row has a ratio" 16 "$usual rival_gflops=$number ratio=$number" "${gemm[@]}" "${shape[@]}"
     if grep -q 'avx512vl' /proc/cpuinfo; then pattern='core SkylakeX, [1-9]'; else pattern='core [A-Za-z0-9]+, [1-9]'; fi
-    OPENBLAS_CORETYPE=Haswell bench "${shape[@]}" --op fprop --dtype f32
+    OPENBLAS_CORETYPE=Haswell "${gemm[@]}" "${shape[@]}" --op fprop --dtype f32 >"$out" 2>"$log"
     check "with OpenBLAS: it uses the processor's kernels, also if OPENBLAS_CORETYPE names others" grep -Eq "^# rival OpenBLAS .*$pattern" "$out"
 fi
-
-bench --suite small --rival none --op fprop --dtype f32 --groups ragged
-[ $status -eq 0 ] && all_are E '[58]' 4 && all_are groups '"ragged"' 4
-verdict $? "--groups ragged: the rows of a suite have at least five experts and the word ragged"
-
-bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
-[ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4
+right "--groups ragged: the rows of a suite have at least five experts and the word ragged" 4 'E=[58] groups="ragged"' \
+    "${gemm[@]}" --suite small --rival none --op fprop --dtype f32 --groups ragged
+"${gemm[@]}" "${shape[@]}" --compare-backends --op wgrad --groups ragged >"$out" 2>"$log"
+[ $? -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && [ "$(field wrong | sort | uniq -c)" = '      4 0' ]
 verdict $? "--compare-backends: one line a dtype with both backends, all right"
 
-timeout -k 5 120 "$bin/bench_op" --epilogues --groups balanced --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
+bench op --epilogues --groups balanced --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
 [ $? -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq 14 ] && ! grep -v '^#' "$out" | grep -vq ' 0$'
 verdict $? "bench_op --epilogues: 14 GEMMs with epilogues, all right"
-
-timeout -k 5 120 "$bin/bench_memory" --small --json "$rows" >"$out" 2>"$log"
-status=$?
+bench memory --small >"$out"
 kernels=$(grep -vc '^#' "$out")
-[ $status -eq 0 ] && [ "$kernels" -ge 38 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
-    all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"
-verdict $? "bench_memory: every kernel's result is right, and has a rate and its ratio to a copy's"
+[ "$kernels" -ge 38 ]
+verdict $? "bench_memory has $kernels kernels"
+right "bench_memory: every kernel's result is right, and has a rate and its ratio to a copy's" "$kernels" \
+    "wrong=0 gbps=$number share=$number" bench memory --small --json "$rows"
 
-attended() { # TITLE ROWS OPTION...: bench_attention gives ROWS right rows, each with a rate and its ratios to the first form's
-    timeout -k 5 120 "$bin/bench_attention" --sequences 2 --length 70 --heads 5 --kv-heads 1 --head-size 16 --json "$rows" "${@:3}" >"$out" 2>"$log"
-    [ $? -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq "$2" ] && all_are wrong false "$2" && all_are tflops '[0-9.e-]*[1-9][0-9.e-]*' "$2" &&
-        all_are time_ratio '[0-9.e-]*[1-9][0-9.e-]*' "$2"
-    verdict $? "bench_attention: $1"
-}
-attended 'all forms are right, in both dtypes' 20 --compare
-attended 'values of another size, a window and sinks within documents are right' 2 --dtype f32 --value-size 24 --window 9 --documents 40 --sinks
-alone "$bin/bench_attention" --heads 5 --kv-heads 2
-[ $? -eq 2 ] && grep -q '5 query heads cannot share 2 key and value heads' "$log"
-verdict $? "bench_attention: heads that do not divide are refused with a reason"
+judged="wrong=false tflops=$number time_ratio=$number"
+attention=(bench attention --sequences 2 --length 70 --heads 5 --kv-heads 1 --head-size 16 --json "$rows")
+right 'bench_attention: all forms are right, in both dtypes' 20 "$judged" "${attention[@]}" --compare
+right 'bench_attention: values of another size, a window and sinks within documents are right' 2 "$judged" \
+    "${attention[@]}" --dtype f32 --value-size 24 --window 9 --documents 40 --sinks
+ends 2 '5 query heads cannot share 2 key and value heads' "bench_attention: heads that do not divide are refused with a reason" \
+    alone "$bin/bench_attention" --heads 5 --kv-heads 2
 
 exchanged() { # TITLE RANKS ROWS RIVAL OPTION...: bench_exchange gives ROWS right rows, with a rate and a rival that matches RIVAL
-    ranks "$2" "$bin/bench_exchange" --tokens 70 --hidden 48 --experts 6 --repeat 3 --json "$rows" "${@:5}"
-    [ $? -eq 0 ] && all_are wrong 0 "$3" && all_are ranks "$2" "$3" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$3" &&
-        all_are us_min '[0-9.e-]+' "$3" && all_are us_p99 '[0-9.e-]+' "$3" && all_are op '"(dispatch|combine)"' "$3" && all_are rival "$4" "$3"
-    verdict $? "bench_exchange: $1"
+    right "bench_exchange: $1" "$3" "wrong=0 ranks=$2 gbps=$number us_min=[0-9.e-]+ us_p99=[0-9.e-]+ op=\"(dispatch|combine)\" rival=$4" \
+        ranks "$2" "$bin/bench_exchange" --tokens 70 --hidden 48 --experts 6 --repeat 3 --json "$rows" "${@:5}"
 }
+packed='"packed.MPI_Alltoallv.*"'
 for skew in balanced zipf hot one; do
-    exchanged "$skew, through windows, against packed messages: every element is right" 2 2 '"packed MPI_Alltoallv.*"' --skew $skew --engine window
+    exchanged "$skew, through windows, against packed messages: every element is right" 2 2 "$packed" --skew $skew --engine window
 done
-exchanged "bf16 through windows" 2 2 '"packed MPI_Alltoallv.*"' --dtype bf16 --engine window
-exchanged "bf16 through host buffers on 3 ranks" 3 2 '"packed MPI_Alltoallv.*"' --dtype bf16 --engine staged
-MOERT_NODE_RANKS=2 exchanged "sums without weights, first those of another node, on 4 ranks" 4 2 '"packed MPI_Alltoallv.*"' --no-weights --engine node
+exchanged "bf16 through windows" 2 2 "$packed" --dtype bf16 --engine window
+exchanged "bf16 through host buffers on 3 ranks" 3 2 "$packed" --dtype bf16 --engine staged
+MOERT_NODE_RANKS=2 exchanged "sums without weights, first those of another node, on 4 ranks" 4 2 "$packed" --no-weights --engine node
 exchanged "rows of MXFP8 on one rank, without the rival" 1 1 null --dtype mxfp8 --no-rival
 for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16 --combine bf16'; do
-    ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
-    [ $? -eq 0 ] && all_are wrong false 2 && all_are op '"forward(.backward)?"' 2 &&
-        all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' 2
-    verdict $? "bench_layer $how: y and dx of sampled tokens are those of float64"
+    right "bench_layer $how: y and dx of sampled tokens are those of float64" 2 "wrong=false op=\"forward(.backward)?\" gflops=$number" \
+        ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
 done
-alone "$bin/bench_exchange" --topk 9 --experts 8
-[ $? -eq 2 ] && grep -q 'bench_exchange: --topk is 9' "$log" && alone "$bin/bench_exchange" --skew half
-[ $? -eq 2 ] && grep -q 'bench_exchange: --skew half: expected balanced|zipf' "$log"
-verdict $? "bench_exchange: a --topk above --experts and an unknown --skew are refused with a reason"
+ends 2 'bench_exchange: --topk is 9' "bench_exchange: a --topk above --experts is refused" alone "$bin/bench_exchange" --topk 9 --experts 8
+ends 2 'bench_exchange: --skew half: expected balanced\|zipf' "bench_exchange: an unknown --skew is refused" \
+    alone "$bin/bench_exchange" --skew half
 
 losses() { # FILE LOSS: writes metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do
@@ -140,6 +117,6 @@ else
     verdict 0 "run-cpu: losses are compared # SKIP no python3"
 fi
 
-refused 2 'bench_gemm: --n 33 is odd' "an odd N is refused with a reason" bench --n 33
+refused 2 'bench_gemm: --n 33 is odd' "an odd N is refused with a reason" logged "${gemm[@]}" --n 33
 
 finish

@@ -3,9 +3,7 @@
 # Several hosts, simulated by launch/virtual-cluster. They give the bits of one host. If a host is cut off, killed or late, the job
 # ends soon, with a message that names rank, host and phase. A link that is down for a second does no harm. Nothing is left over.
 # CLUSTER_RESTARTS=N loses hosts in N runs; CLUSTER_SEED=N chooses other moments (1).
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 cluster=launch/virtual-cluster
 if ! "$cluster" 1 --head -- true 2>"$log"; then
     verdict 0 "cannot be tested here # SKIP $(tail -n 1 "$log")"

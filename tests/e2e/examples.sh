@@ -2,9 +2,7 @@
 # run: check
 # C11 and C++17 programs build against an installation by pkg-config without warnings; the examples run, and give the same digits with
 # both libraries and on any number of ranks; the library exports what the headers declare.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= OMPI_MCA_ess_singleton_isolated=1 # MAKEFLAGS: drops the flags of a make that runs the tests
 prefix=$tmp/moert
 check "make install" make --no-print-directory BUILD="$(realpath --relative-to=. "${TEST_BUILD:-build}")" PREFIX="$prefix" install

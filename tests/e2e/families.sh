@@ -2,9 +2,7 @@
 # run: all
 # New models of every form of --form: they train to the same bits on any number of ranks, also across a resume; the tools work on the
 # models that they leave.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 pack=${TEST_BUILD:-build}/tests/pack
 
 all=$tmp # shared by all parts

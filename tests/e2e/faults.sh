@@ -6,9 +6,7 @@
 # FAULTS_SEED=N makes another random choice of ranks and moments (1). FAULTS=N: only N random faults during the steps. FAULTS_LIVES=N: only N at
 # any moment of a process, N / 5 more under launch/train, and N while experts move. FAULTS_STEPS=N: the steps of each run, a multiple of
 # 20. With MOERT_DEVICE=gpu each rank takes a GPU.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-train
 export -n TEST_BUILD # keep them out of the programs' environment
 chosen=${FAULTS:-}${FAULTS_LIVES:-} # not empty: only these faults

@@ -2,9 +2,7 @@
 # run: check all
 # moert-layer against the golden layers of five model families. Any number of ranks and any engine give the same bytes. The tier
 # all runs every case on every engine and number of ranks; with MOERT_DEVICE=gpu every case runs on 1, 2 and 4 ranks.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden/layer
 
 # layer CASE RANKS ENGINE BACKEND [OPTION...]: compares one run with the golden file, and with the bytes of the case's first run of

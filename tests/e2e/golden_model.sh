@@ -3,9 +3,7 @@
 # moert-train against golden models, model families, packed documents and masked targets: logits of the first step (and gradients, if the
 # case has them), then losses and gradient norms of all steps of AdamW, on 2 ranks, the small mixtral on 1, 2 and 4. The tier all has 1 to
 # 4 ranks and the staged engine. All digits are those of 1 rank. With MOERT_DEVICE=gpu each model runs on 1, 2 and 4 ranks.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden
 
 # field CASE KEY: prints the value in curve.json, or nothing

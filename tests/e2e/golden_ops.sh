@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # run: check
-# moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against float64 loops (tests/tools/expect.c), and
-# against each other where two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+# moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against small numbers, and against each other where
+# two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
+. "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden/ops
 tools=${TEST_BUILD:-build}/tests
 
@@ -30,12 +28,13 @@ on() {
     op "$input" "$1" $2
 }
 
-# same MODE TITLE EXPECTED ACTUAL TENSOR...: the verdict on these tensors of two files; MODE is `bytes` or a tolerance
+# same MODE TITLE EXPECTED ACTUAL [TENSOR...]: the verdict on these tensors of two files, or on all of EXPECTED; MODE is `bytes` or a
+# tolerance
 same() {
     local mode=$1 title=$2 how=(bytes) tensor status=0
     [ "$mode" = bytes ] || how=(largest --tolerance "$mode")
-    for tensor in "${@:5}"; do
-        "$compare" "${how[0]}" --expected "$3" --actual "$4" --only "$tensor" "${how[@]:1}" >>"$log" 2>&1 || status=1
+    for tensor in "${@:5}" $([ $# -gt 4 ] || echo all); do
+        "$compare" "${how[@]}" --expected "$3" --actual "$4" $([ "$tensor" = all ] || echo "--only=$tensor") >>"$log" 2>&1 || status=1
     done
     verdict $status "$title: $(tail -n 1 "$log")"
 }
@@ -56,20 +55,6 @@ golden_file() {
     done
 }
 for path in "$golden"/*.safetensors; do part own golden_file "$path"; done
-
-# a golden file with linear scales; those of b are untiled first
-linear_scales() {
-    local path=$golden/glu-mxfp8-swiglu-gate_first-K128-N128-40_0_200.safetensors
-    pack "$(at sfb)" "swizzled:U8[1536]:@$path#sfb"
-    op "$(at sfb)" "$(at sfb)" unswizzle --lines 384 --width 4
-    on "$output" 'grouped-gemm-glu --format mxfp8 --scales linear' "a=$path#a" "sfa=$path#sfa_raw" "b=$path#b" \
-        "sfb=$(at sfb)#scale" "padded_offsets=$path#padded_offsets" "alpha=$path#alpha" "bias=$path#bias" "prob=$path#prob"
-    same 1e-5 "linear scales" "$path" "$output" c d amax
-    op "$path" "$output" grouped-gemm-glu --format mxfp8 --glu-order linear-first
-    ! "$compare" largest --expected "$path" --actual "$output" --only d --tolerance 0.1 >>"$log"
-    verdict $? "linear-first gives another result"
-}
-part own linear_scales
 
 # ---- golden quantized matrices, byte for byte, and the untiling of their scales ----
 
@@ -98,133 +83,113 @@ golden_matrix() { # FILE
 }
 for path in tests/golden/quant/*.safetensors; do part own golden_matrix "$path"; done
 
-# ---- GEMMs of plain operands ----
+# ---- plain operands: small numbers ----
 
-gather=$(for ((i = 0; i < 70; i++)); do printf '%d,' $((i * 37 % 70)); done)
-x='x:F32[70,24]:~1' weight='weight:F32[3,40,24]:~2' y='y:F32[70,40]:~3' ends='ends:I32[3]:20,20,70'
-alpha='alpha:F32[3]:1.5,3,-0.5' beta='beta:F32[3]:1,0.5,-2' bias='bias:F32[3,40]:~4' bias_scale='bias_scale:F32[70]:~5'
-row_weight='row_weight:F32[70]:~6' slots="gather:I32[70]:$gather"
-
-# gemm RESULT OP PERMUTE TOPK TENSOR...: compares both backends with float64 loops
-gemm() {
-    local result=$1 op=$2 permute=$3 topk=$4 backend
-    pack "$input" "$ends" "${@:5}"
-    "$tools/expect" "$op" "$input" "$expected" "$permute" "$topk" >>"$log" 2>&1
+# gives WORDS TENSOR... -- TENSOR...: on both backends, an operation gives the tensors after --, within 1e-5 of the largest value
+gives() {
+    local words=$1 inputs=() backend
+    shift
+    while [ "$1" != -- ]; do
+        inputs+=("$1")
+        shift
+    done
+    pack "$expected" "${@:2}"
     for backend in reference portable; do
-        op "$input" "$output" grouped-gemm --op "$op" --permute "$permute" --topk "$topk" --backend "$backend"
-        same 1e-5 "$op, permute $permute, $backend" "$expected" "$output" "$result"
+        on "$output" "$words --backend $backend" "${inputs[@]}"
+        same 1e-5 "$words, $backend" "$expected" "$output"
     done
 }
 
-part own gemm y fprop none 1 "$x" "$weight" "$y" "$alpha" "$beta" "$bias" "$bias_scale"
-part own gemm y fprop x 2 'x:F32[35,24]:~1' "$weight" "$slots" "$bias"
-part own gemm y fprop y 2 "$x" "$weight" "$slots" "$row_weight" "$alpha"
-part own gemm x dgrad none 1 "$y" "$weight" "$x" "$alpha" "$beta"
-part own gemm x dgrad x 2 "$y" "$weight" "$slots"
-part own gemm x dgrad y 2 "$y" "$weight" "$slots"
-part own gemm weight wgrad x 2 'x:F32[35,24]:~1' "$y" "$slots" "$alpha"
-part own gemm weight wgrad y 2 "$x" "$y" "$slots" "$weight" "$beta"
+ends='ends:I32[2]:1,3' alpha='alpha:F32[2]:2,-0.5' beta='beta:F32[2]:0.5,3' prob='prob:F32[3]:0.5,-2,3'
+x='x:F32[3,2]:1,2,3,-4,-5,6' weight='weight:F32[2,3,2]:1,2,-3,4,5,0,0.5,-1,2,3,-2,1' y='y:F32[3,3]:1,-2,3,4,0.5,-1,2,-3,1'
+bias='bias:F32[2,3]:1,2,3,-1,-2,-3'
+part own gives 'grouped-gemm' "$ends" "$x" "$weight" "$y" "$alpha" "$beta" "$bias" 'bias_scale:F32[3]:0.5,2,-1' \
+    -- 'y:F32[3,3]:11,10,13,7.25,0.5,-4,11.25,-11,-2'
+part own gives 'grouped-gemm' "$ends" "$x" "$weight" "$prob" -- 'y:F32[3,3]:2.5,2.5,2.5,-11,12,20,-25.5,24,48'
+part own gives 'grouped-gemm --op dgrad' "$ends" "$y" "$weight" "$x" "$alpha" "$beta" -- 'x:F32[3,2]:44.5,-11,6.5,-10.25,-11.5,23'
+part own gives 'grouped-gemm --op wgrad --accumulate' "$ends" "$x" "$y" "$weight" -- 'weight:F32[2,3,2]:2,4,-5,0,8,6,2.5,-5,18.5,-17,-10,11'
+part own gives 'grouped-gemm --x-transposed --weight-transposed' 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' \
+    'weight:F32[1,3,2]:1,4,2,5,3,6' -- 'y:F32[4,2]:14,32,32,77,50,122,68,167'
+part own gives 'grouped-gemm --op wgrad --x-transposed --y-transposed' 'ends:I32[1]:2' 'y:F32[1,2]:1,2' 'x:F32[2,2]:3,4,5,6' \
+    -- 'weight:F32[1,1,2]:11,17'
+part own gives 'grouped-gemm-wgrad --format f32 --accumulate' 'offsets:I32[2]:2,2' 'a:F32[1,2]:1,2' 'b_t:F32[2,2]:3,4,5,6' \
+    'wgrad:F32[2,1,2]:1' 'global_scale_a:F32[2]:2,3' 'global_scale_b:F32[2]:0.5,4' -- 'wgrad:F32[2,1,2]:12,18,1,1'
+part own gives 'grouped-gemm-wgrad --format f32' 'offsets:I32[2]:0,0' 'a:F32[8,0]:0' 'b_t:F32[8,0]:0' -- 'wgrad:F32[2,8,8]:0'
 
-accumulated() {
-    pack "$input" "$ends" "$x" "$y" "$weight"
-    pack "$expected" "$ends" "$x" "$y" "$weight" 'beta:F32[3]:1'
-    "$tools/expect" wgrad "$expected" "$expected"
-    op "$input" "$output" grouped-gemm --op wgrad --accumulate
-    same 1e-5 'wgrad, accumulated' "$expected" "$output" weight
-}
+# four slots of two tokens
+slots=('ends:I32[2]:1,4' 'gather:I32[4]:2,1,3,0' "$weight")
+x4='x:F32[4,2]:1,2,3,-4,-5,6,0.5,1' y4='y:F32[4,3]:1,-2,3,4,0.5,-1,2,-3,1,-1,1,2'
+part own gives 'grouped-gemm --permute x --topk 2' "${slots[@]}" 'x:F32[2,2]:1,2,3,-4' "$bias" \
+    -- 'y:F32[4,3]:-4,-23,18,-2.5,6,-3,4.5,-8,-13,-2.5,6,-3'
+part own gives 'grouped-gemm --permute y --topk 2' "${slots[@]}" "$x4" "$alpha" 'row_weight:F32[4]:0.5,2,-1,3' \
+    -- 'y:F32[4,3]:0.1875,-1,0,-5.5,6,10,-10,-10,-10,12.75,-12,-24'
+part own gives 'grouped-gemm --op dgrad --permute x --topk 2' "${slots[@]}" "$y4" -- 'x:F32[4,2]:-2.5,6,5,-3.5,22,-6,-7,-10'
+part own gives 'grouped-gemm --op dgrad --permute y --topk 2' "${slots[@]}" "$y4" -- 'x:F32[4,2]:16,-8,5,-3.5,-2.5,6,-9.5,-4'
+part own gives 'grouped-gemm --op wgrad --permute x --topk 2' "${slots[@]}" 'x:F32[2,2]:1,2,3,-4' "$y4" "$alpha" \
+    -- 'weight:F32[2,3,2]:6,-8,-12,16,18,-24,-4.5,1,3.75,-7.5,-2,1'
+part own gives 'grouped-gemm --op wgrad --permute y --topk 2' "${slots[@]}" "$x4" "$y4" "$beta" \
+    -- 'weight:F32[2,3,2]:2.5,5,-4.5,-4,3.5,2,19,-24,1.5,11,-17.5,22'
 
-cudnn_names() {
-    pack "$input" 'offsets:I32[3]:20,20,70' 'a:F32[40,70]:~7' 'b_t:F32[24,70]:~8' "wgrad:F32[3,40,24]:~2" \
-        'global_scale_a:F32[3]:2,3,4' 'global_scale_b:F32[3]:0.5,1,0.125'
-    pack "$(at transposed)" "$ends" 'y:F32[40,70]:~7' 'x:F32[24,70]:~8' "$weight" 'alpha:F32[3]:1,3,0.5'
-    op "$input" "$output" grouped-gemm-wgrad --format f32 --accumulate
-    op "$(at transposed)" "$(at weight)" grouped-gemm --op wgrad --x-transposed --y-transposed --accumulate
-    pack "$expected" "wgrad=$(at weight)#weight"
-    same bytes 'wgrad by cuDNN names' "$expected" "$output" wgrad
-}
+glu=('padded_offsets:I32[2]:1,3' 'a:F32[3,2]:1,2,3,-4,-5,6') b='b:F32[2,4,2]:1,2,-3,4,5,0,-1,1,0.5,-1,2,3,-2,1,1,1'
+bias='bias:F32[2,4]:1,2,3,-1,-1,-2,-3,2'
+part own gives 'grouped-gemm-glu --format f32 --interleave 0' "${glu[@]}" "$b" "$alpha" "$bias" "$prob" \
+    -- 'c:F32[3,4]:11,12,13,1,-3.75,1,2,2.5,3.25,-6,-11,1.5' 'amax:F32[2]:71.4988058,103.246691' \
+    'd:F32[3,2]:71.4988058,5.99996313,0.344660549,-3.65529289,-103.246691,-0.0667608252'
+part own gives 'grouped-gemm-glu --format f32 --act geglu --interleave 1' "${glu[@]}" "$b" \
+    -- 'c:F32[3,4]:5,5,5,1,5.5,-6,-10,-1,-8.5,8,16,1' 'amax:F32[2]:29.9939579,27.4976348' \
+    'd:F32[3,2]:29.9939579,9.99798597,-27.4976348,0,-3.54462598e-05,13.9999063'
+part own gives 'grouped-gemm-glu --format f32 --interleave 1 --glu-order linear-first --limit 3 --b-major n' "${glu[@]}" \
+    'b:F32[2,2,4]:1,-3,5,-1,2,4,0,1,0.5,2,-2,1,-1,3,1,1' \
+    -- 'd:F32[3,2]:8.57316714,2.19317574,-0.0445072168,0.806824264,-8.57316714,2.19317574' 'amax:F32[2]:8.57316714'
+part own gives 'grouped-gemm-quant --format f32' "${glu[@]}" "$b" "$alpha" "$prob" \
+    -- 'd:F32[3,4]:5,5,5,1,5.5,-6,-10,-1,12.75,-12,-24,-1.5' 'amax:F32[2]:5,24'
+part own gives 'grouped-gemm-quant --format f32' "${glu[@]}" "$b" "$alpha" "$prob" "$bias" \
+    -- 'd:F32[3,4]:10.5,11,11.5,1.5,-0.75,7,11,-3.5,1.25,-10,-17,5.5' 'amax:F32[2]:11.5,17'
+glu+=('c:F32[3,4]:-9,3,0.5,8,8,-2,1.5,-7.5,2,0.25,-0.75,2.5') # some are beyond the limits of geglu
+b='b:F32[2,2,2]:1,2,-3,4,0.5,-1,2,3'
+part own gives 'grouped-gemm-dglu --format f32 --interleave 0' "${glu[@]}" "$b" "$alpha" "$beta" "$prob" \
+    -- 'd:F32[3,4]:-0.09477773,41.65177,-0.4944124,12.26362,-12.375,0.8320342,-66,-0.04450722,14.52056,37.917,-38.15542,3.056304' \
+    'dprob:F32[3]:97.8617309,147.999294,36.257327' 'amax:F32[2,2]:41.6517662,12.2636171,37.9169975,66' \
+    'dbias:F32[2,4]:-0.0947777278,41.6517662,-0.494412418,12.2636171,2.14555726,38.7490317,-104.155422,3.01179693'
+part own gives 'grouped-gemm-dglu --format f32 --act geglu --interleave 1 --b-major n' "${glu[@]}" 'b:F32[2,2,2]:1,-3,2,4,0.5,2,-1,3' \
+    "$alpha" "$prob" \
+    -- 'd:F32[3,4]:-3.186833e-05,-5.007945e-06,17.58444,0,0,-76.99948,-79.11706,0,-34.22786,-49.3593,0.03599119,-3.926639' \
+    'dprob:F32[3]:14.0154974,11.6000969,-25.1474513' 'amax:F32[2,2]:17.5844382,5.00794497e-06,79.1170607,76.9994844' \
+    'dbias:F32[2,4]:-3.18683284e-05,-5.00794497e-06,17.5844382,0,-34.2278644,-126.358779,-79.0810695,-3.92663862'
+part own gives 'interleave --granularity 1' 'x:F32[1,8]:0,1,2,3,4,5,6,7' -- 'y:F32[1,8]:0,4,1,5,2,6,3,7'
 
-without_rows() {
-    pack "$input" 'offsets:I32[2]:0,0' 'a:F32[8,0]:0' 'b_t:F32[8,0]:0'
-    pack "$expected" 'wgrad:F32[2,8,8]:0'
-    op "$input" "$output" grouped-gemm-wgrad --format f32
-    same bytes 'wgrad without rows' "$expected" "$output" wgrad
+# a GLU of interleaved weights, and the dGLU of its c, have the results of halves
+interleaved() {
+    local run offsets='padded_offsets:I32[3]:20,20,70' a='a:F32[70,24]:~1' dy='a:F32[70,24]:~3' b='b:F32[3,64,24]:~4'
+    pack "$(at b)" 'x:F32[3,128,24]:~2'
+    on "$(at halves)" 'grouped-gemm-glu --format f32 --interleave 0' "$offsets" "$a" "b=$(at b)#x"
+    on "$(at gradient)" 'grouped-gemm-dglu --format f32 --interleave 0' "$offsets" "$dy" "$b" "c=$(at halves)#c"
+    pack "$expected" "y=$(at gradient)#d" "dprob=$(at gradient)#dprob" "d=$(at halves)#d"
+    for run in 1 8 32 I; do
+        op "$(at b)" "$(at runs)" interleave --granularity $run
+        on "$(at glu)" "grouped-gemm-glu --format f32 --interleave ${run/I/0}" "$offsets" "$a" "b=$(at runs)#y"
+        on "$(at dglu)" "grouped-gemm-dglu --format f32 --interleave ${run/I/0}" "$offsets" "$dy" "$b" "c=$(at glu)#c"
+        on "$(at back)" "interleave --granularity $run --inverse" "x=$(at dglu)#d"
+        pack "$output" "y=$(at back)#y" "dprob=$(at dglu)#dprob" "d=$(at glu)#d"
+        same bytes "GLU and dGLU in runs of $run" "$expected" "$output"
+    done
 }
-part own accumulated
-part own cudnn_names
-part own without_rows
+part own interleaved
 
 casts() { # FORMAT TYPE
     local word=$1 type=$2
     pack "$input" 'x:F32[72,24]:~1'
     pack "$expected" "y:${type}[72,24]:~1"
     op "$input" "$output" cast --to "$word"
-    same bytes "cast to $word" "$expected" "$output" y
+    same bytes "cast to $word" "$expected" "$output"
     pack "$(at narrow)" "x:${type}[72,24]:~1"
     op "$(at narrow)" "$(at wide)" cast
-    on "$expected" grouped-gemm "$ends" "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
-    pack "$input" "$ends" "x=$(at narrow)#x" "weight:${type}[3,24,24]:@$(at narrow)#x"
+    on "$expected" grouped-gemm 'ends:I32[3]:20,20,70' "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
+    pack "$input" 'ends:I32[3]:20,20,70' "x=$(at narrow)#x" "weight:${type}[3,24,24]:@$(at narrow)#x"
     op "$input" "$output" grouped-gemm --format "$word" --backend portable # tensor cores sum in another order
-    same bytes "$word and the same values in float32" "$expected" "$output" y
+    same bytes "$word and the same values in float32" "$expected" "$output"
 }
 for format in f16:F16 bf16:BF16 e4m3:F8_E4M3 e5m2:F8_E5M2; do part own casts "${format%:*}" "${format#*:}"; done
-
-interleaved() {
-    local granularity
-    pack "$input" 'x:I32[1,8]:0,1,2,3,4,5,6,7'
-    pack "$expected" 'y:I32[1,8]:0,4,1,5,2,6,3,7' 'x:I32[1,8]:0,1,2,3,4,5,6,7'
-    op "$input" "$output" interleave --granularity 1
-    same bytes 'interleave by 1' "$expected" "$output" y
-    for granularity in 8 32 I; do
-        pack "$input" 'x:BF16[3,128,5]:~9'
-        pack "$expected" 'y:BF16[3,128,5]:~9'
-        op "$input" "$(at runs)" interleave --granularity $granularity
-        on "$output" "interleave --granularity $granularity --inverse" "x=$(at runs)#y"
-        same bytes "interleave rows by $granularity and back" "$expected" "$output" y
-    done
-}
-part own interleaved
-
-# ---- GLU, dGLU and quant of plain operands ----
-
-ends='padded_offsets:I32[3]:20,20,70' a='a:F32[70,24]:~1' b='b:F32[3,64,24]:~2' prob='prob:F32[70]:~3' bias='bias:F32[3,64]:~4'
-c='c:F32[70,128]:-9,3,0.5,8,-2,1.5,7,-7,0,0.25,-0.75,2.5,-1'
-
-# glu OP RESULTS WORDS TENSOR...: compares both backends with float64 loops; WORDS: activation and interleave granularity
-glu() {
-    local op=$1 results=$2 words=$3 act run backend
-    pack "$input" "$ends" "$alpha" "${@:4}"
-    read -r act run <<<"$words"
-    "$tools/expect" "$op" "$input" "$expected" "$act" "$run" >>"$log" 2>&1
-    local options=(--act "$act" --interleave "$run")
-    [ "$op" != quant ] || options=()
-    for backend in reference portable; do
-        op "$input" "$output" "grouped-gemm-$op" --format f32 "${options[@]}" --backend "$backend"
-        # shellcheck disable=SC2086
-        same 1e-5 "$op $words, $backend" "$expected" "$output" $results
-    done
-}
-
-part own glu glu 'c d amax' 'swiglu 32' "$a" "$b" "$bias" "$prob"
-part own glu glu 'c d amax' 'geglu 8' "$a" "$b"
-part own glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob"
-part own glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob" "$bias"
-part own glu dglu 'd dprob dbias amax' 'swiglu 32' "$a" "$b" "$c" "$prob" 'beta:F32[3]:1,0.5,-2'
-part own glu dglu 'd dprob dbias amax' 'geglu 1' "$a" "$b" "$c" "$prob"
-
-transposed() {
-    local k_major='1,2,3,4,5,6' n_major='1,4,2,5,3,6' op
-    local offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
-    for op in glu dglu; do
-        on "$expected" "grouped-gemm-$op --format f32 --interleave 1" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
-        on "$output" "grouped-gemm-$op --format f32 --interleave 1 --b-major n" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
-        same bytes "$op with b transposed" "$expected" "$output" d
-    done
-    on "$output" 'grouped-gemm --x-transposed --weight-transposed' 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' \
-        "weight:F32[1,3,2]:$n_major"
-    pack "$expected" 'y:F32[4,2]:14,32,32,77,50,122,68,167'
-    same bytes 'x and weight transposed' "$expected" "$output" y
-}
-part own transposed
 
 # ---- quantized operands ----
 
@@ -236,26 +201,42 @@ quantized() {
     op "$(at "$1")" "$(at "$1.x")" dequantize "${@:5}"
 }
 
+# agree TITLE RESULTS PLAIN LOW OPERAND... -- TENSOR...: an operation with the words PLAIN on dequantized values and with the words LOW on
+# payloads and scales gives the same results. OPERAND: TENSOR:SCALES:NAME, of quantized, and for a weight :SHAPE:SHAPE of the payload
+agree() {
+    local title=$1 results=$2 plain=$3 low=$4 values=() payloads=() tensor scales name shape packed from=scale
+    [[ $low != *tiled* ]] || from=swizzled
+    shift 4
+    while [ "$1" != -- ]; do
+        IFS=: read -r tensor scales name shape packed <<<"$1"
+        values+=("$tensor$([ -z "$shape" ] && echo = || echo ":F32[$shape]:@")$(at "$name.x")#x")
+        payloads+=("$tensor$([ -z "$packed" ] && echo = || echo ":U8[$packed]:@")$(at "$name.q")#q" "$scales=$(at "$name.q")#$from")
+        shift
+    done
+    on "$expected" "$plain" "${values[@]}" "${@:2}"
+    on "$output" "$low" "${payloads[@]}" "${@:2}"
+    # shellcheck disable=SC2086
+    same bytes "$title" "$expected" "$output" $results
+}
+
 rows='40,40,240' # of 280
-offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob_all='prob:F32[280]:0.5,-1,0,2,0.75' c_all='c:F32[280,256]:~6'
+offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob='prob:F32[280]:0.5,-1,0,2,0.75' c='c:F32[280,256]:~6'
 # operands FORMAT:WORD: the format's name for quantize and for the GEMMs. On backends that sum in the order of plain GEMMs
 operands() {
-    local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128
+    local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128 glu dglu b scales
     case $word in
     fp8-block) squares=(--format fp8-128x128) ;;
     *fp4) width=64 ;;
     esac
     quantized a 1 280,128 "$rows" "${file[@]}"
     quantized b 2 192,128 64,128,192 "${squares[@]}"
-    on "$expected" 'grouped-gemm-glu --format f32' "$offsets" "a=$(at a.x)#x" "b:F32[3,64,128]:@$(at b.x)#x" "$prob_all"
-    on "$output" "grouped-gemm-glu --format $word --scales linear --backend reference" "$offsets" "a=$(at a.q)#q" \
-        "sfa=$(at a.q)#scale" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#scale" "$prob_all"
-    same bytes "glu of $word, linear scales, c" "$expected" "$output" c
+    glu='grouped-gemm-glu --format' dglu='grouped-gemm-dglu --format' b="b:sfb:b:3,64,128:3,64,$width"
+    agree "c of a glu of $word, linear scales" c "$glu f32" "$glu $word --scales linear --backend reference" \
+        a:sfa:a "$b" -- "$offsets" "$prob"
     same 1e-6 "glu of $word, linear scales" "$expected" "$output" d amax
     [ "$word" != fp8-block ] || return 0
-    on "$output" "grouped-gemm-glu --format $word --scales tiled-groups --backend portable" "$offsets" "a=$(at a.q)#q" \
-        "sfa=$(at a.q)#swizzled" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#swizzled" "$prob_all"
-    same bytes "glu of $word, scales tiled for each group" "$expected" "$output" c d amax
+    agree "glu of $word, scales tiled for each group" 'c d amax' "$glu f32" "$glu $word --scales tiled-groups --backend portable" \
+        a:sfa:a "$b" -- "$offsets" "$prob"
     case $word in *p8-e5m2 | mxfp4) return 0 ;; esac
 
     # the reduction index is the rows
@@ -265,40 +246,23 @@ operands() {
     pack "$expected" "wgrad=$(at weight)#weight"
     on "$output" "grouped-gemm-wgrad --format $word --scales linear --backend portable" "offsets:I32[3]:$rows" "a=$(at y.q)#q" \
         "sfa=$(at y.q)#scale" "b_t=$(at x.q)#q" "sfb=$(at x.q)#scale"
-    same bytes "wgrad of $word" "$expected" "$output" wgrad
+    same bytes "wgrad of $word" "$expected" "$output"
 
     # the reduction index is the rows of the weight, which may be stored transposed
     quantized y 5 280,64 "$rows" "${file[@]}"
     quantized weight 2 192,128 64,128,192 "${file[@]}" --axis column
     quantized transposed 2 384,64 128,256,384 "${file[@]}"
-    on "$expected" 'grouped-gemm --op dgrad' "$ends" "y=$(at y.x)#x" "weight:F32[3,64,128]:@$(at weight.x)#x"
-    on "$output" "grouped-gemm --op dgrad --format $word --backend portable" "$ends" "y=$(at y.q)#q" "y_scale=$(at y.q)#scale" \
-        "weight:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale"
-    same bytes "dgrad of $word" "$expected" "$output" x
-    on "$expected" 'grouped-gemm-dglu --format f32 --b-major n' "$offsets" "a=$(at y.x)#x" "b:F32[3,64,128]:@$(at weight.x)#x" \
-        "$c_all" "$prob_all"
-    on "$output" "grouped-gemm-dglu --format $word --scales tiled-groups --b-major n --backend portable" "$offsets" \
-        "a=$(at y.q)#q" "sfa=$(at y.q)#swizzled" "b:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
-        "sfb=$(at weight.q)#swizzled" "$c_all" "$prob_all"
-    same bytes "dglu of $word with b transposed" "$expected" "$output" d dprob dbias amax
-    on "$expected" 'grouped-gemm-dglu --format f32' "$offsets" "a=$(at y.x)#x" "b:F32[3,128,64]:@$(at transposed.x)#x" "$c_all" "$prob_all"
-    on "$output" "grouped-gemm-dglu --format $word --scales linear --backend portable" "$offsets" "a=$(at y.q)#q" \
-        "sfa=$(at y.q)#scale" "b:U8[3,128,$((width / 2))]:@$(at transposed.q)#q" "sfb=$(at transposed.q)#scale" "$c_all" "$prob_all"
-    same bytes "dglu of $word" "$expected" "$output" d dprob dbias amax
+    b="weight:3,64,128:3,$((64 * width / 128)),128"
+    for scales in linear tiled; do
+        agree "dgrad of $word, $scales scales" x 'grouped-gemm --op dgrad' \
+            "grouped-gemm --op dgrad --format $word --scales $scales --backend portable" y:y_scale:y "weight:weight_scale:$b" -- "$ends"
+    done
+    agree "dglu of $word with b transposed" 'd dprob dbias amax' "$dglu f32 --b-major n" \
+        "$dglu $word --scales tiled-groups --b-major n --backend portable" a:sfa:y "b:sfb:$b" -- "$offsets" "$c" "$prob"
+    agree "dglu of $word" 'd dprob dbias amax' "$dglu f32" "$dglu $word --scales linear --backend portable" a:sfa:y \
+        "b:sfb:transposed:3,128,64:3,128,$((width / 2))" -- "$offsets" "$c" "$prob"
 }
 for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do part own operands $format; done
-
-# global scales of NVFP4, given as such or multiplied into alpha
-global_scales() {
-    local operands
-    quantized x 1 280,128 "$rows" --format nvfp4
-    quantized weight 2 192,128 64,128,192 --format nvfp4
-    operands=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
-    on "$expected" 'grouped-gemm --format nvfp4' "$ends" "${operands[@]}" 'alpha:F32[3]:1.5,3,-0.5'
-    on "$output" 'grouped-gemm --format nvfp4' "$ends" "${operands[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
-    same bytes 'global scales' "$expected" "$output" y
-}
-part own global_scales
 
 # steps CASE: quantizes x, then the weights of the same file under their names, and runs the GEMM on the result
 steps() {
@@ -325,19 +289,6 @@ steps() {
 }
 for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x128' 'fp8-128x128'; do part own steps "$case"; done
 
-two_axes() {
-    local step
-    step=$(at step)
-    pack "$step" "$ends" 'y:F32[280,64]:~1' 'weight:F32[3,64,128]:~2'
-    op "$step" "$step" quantize --name y
-    op "$step" "$step" quantize --name weight --axis column
-    op "$step" "$output" grouped-gemm --op dgrad --format mxfp8-e4m3
-    pack "$(at tiled)" "$ends" "y=$step#y" "y_scale=$step#y_swizzled" "weight=$step#weight" "weight_scale=$step#weight_swizzled"
-    op "$(at tiled)" "$expected" grouped-gemm --op dgrad --format mxfp8 --scales tiled
-    same bytes 'quantize, quantize, dgrad: linear and tiled scales' "$expected" "$output" x
-}
-part own two_axes
-
 # ---- quantized results ----
 
 gemm_results() {
@@ -361,7 +312,7 @@ part own gemm_results
 
 glu_results() {
     local word
-    on "$(at d)" 'grouped-gemm-glu --format f32' "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
+    on "$(at d)" 'grouped-gemm-glu --format f32' "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob"
     pack "$(at halves)" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' 'prob:F32[280]:0.25,-0.5,0,1,0.375' 'norm_const:F32[1]:2'
     pack "$(at quantize)" "x=$(at d)#d" "$ends"
     pack "$(at c)" "x=$(at d)#c"

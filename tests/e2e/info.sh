@@ -2,9 +2,7 @@
 # run: all
 # moert-info on 1, 2 and 3 ranks: it prints every section and all variables, ranks do not share cores if there are enough, the JSON
 # is one object, and a machine without OpenCL gets a message.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-info
 model=tests/golden/model/qwen3-tiny
 out=$tmp/out

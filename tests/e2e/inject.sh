@@ -2,9 +2,7 @@
 # run: all
 # Calls that can fail fail, one in each run (tests/inject): every function of MPI in a training on 2 ranks, and some call sites of every
 # program on 1, 2 or 3 ranks, others for each commit.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 inject() { logged tests/inject --build "${TEST_BUILD:-build}" --state "$tmp/state" "$@"; }
 inject --only '^MPI_' --each --ranks 2 train
 status=$?

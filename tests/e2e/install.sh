@@ -3,9 +3,7 @@
 # The archive of `make dist` holds the files of the commit. moert is installed from it, and its sources are deleted. Then, from any
 # directory, the installed programs train and report, the launch scripts check hosts and start ranks, man pages and completion know the
 # options, the examples compile, and `make uninstall` leaves nothing.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= # drops the flags of a make that runs the tests
 build=$(realpath "${TEST_BUILD:-build}") prefix=$tmp/opt/moert source=$tmp/source
 

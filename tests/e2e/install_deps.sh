@@ -2,9 +2,7 @@
 # run: all
 # launch/install-deps knows the packages of a system by its os-release. It installs packages only for what is missing, keeps another MPI
 # than Open MPI, and says how to put MPI on PATH. Package managers are stubs, so nothing is installed.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 # ---- dry runs on other systems ----
 
@@ -90,82 +88,75 @@ machine() { # ID DIRECTORY: a bare one, whose package of Open MPI has its files 
     stub "packages/$2/bin/mpirun"
 }
 
-on_machine() { # COMMAND
-    logged env -i PATH="$root/bin" PKG_CONFIG_LIBDIR="$root/pc" bash -c "$1"
+# outcome STATUS TITLE COMMAND [PATTERN...]: the verdict on a command on the machine. What it says and the calls of package managers match
+# the patterns; without patterns there are none
+outcome() {
+    local status
+    rm -f "$root/calls"
+    logged env -i PATH="$root/bin" PKG_CONFIG_LIBDIR="$root/pc" bash -c "$3"
+    status=$?
+    [ ! -e "$root/calls" ] || cat "$root/calls" >>"$log"
+    [ $status -eq "$1" ] && if [ $# -gt 3 ]; then has_lines "$log" "${@:4}"; else [ ! -s "$log" ]; fi
+    verdict $? "$2"
 }
 
 install_deps="bash $root/install-deps --os-release $root/os-release"
 
 machine debian .
 library packages/pc ompi-c
-on_machine "$install_deps --if-missing"
-[ $? -eq 0 ] && grep -q '^install-deps: not found: program gcc, header stdio.h, program make, .*program hostname$' "$log" &&
-    grep -q '^install-deps: done$' "$log" && grep -q "^apt-get .* install --no-install-recommends ${apt[*]}$" "$root/calls"
-verdict $? "a bare Debian gets all packages"
-rm "$root/calls"
-on_machine "$install_deps --if-missing" && [ ! -s "$log" ] && [ ! -e "$root/calls" ]
-verdict $? "--if-missing is silent when nothing is missing"
+outcome 0 "a bare Debian gets all packages" "$install_deps --if-missing" '^install-deps: done$' \
+    '^install-deps: not found: program gcc, header stdio.h, program make, .*program hostname$' \
+    "^apt-get .* install --no-install-recommends ${apt[*]}$"
+outcome 0 "--if-missing is silent when nothing is missing" "$install_deps --if-missing"
 rm "$root/bin/lstopo-no-graphics"
-on_machine "$install_deps --if-missing" && [ ! -s "$log" ] && on_machine "$install_deps" &&
-    grep -q ' install --no-install-recommends hwloc-nox$' "$root/calls"
-verdict $? "only without --if-missing, lstopo is installed alone"
+outcome 0 "--if-missing does not need lstopo" "$install_deps --if-missing"
+outcome 0 "without --if-missing, lstopo is installed alone" "$install_deps" ' install --no-install-recommends hwloc-nox$'
 
 for present in mpicc "mpicc mpirun" "mpicc mpirun pkg-config"; do
     machine debian .
     library packages/pc ompi-c
     library root/pc mpich hwloc
     for program in $present; do cp -L "$tmp/packages/bin/$program" "$root/bin/"; done
-    on_machine "$install_deps"
     case $present in
     mpicc) expected=' make pkg-config libopenmpi-dev openmpi-bin ocl-icd-opencl-dev .* libhwloc-dev ' ;;
     *mpirun) expected=' make pkg-config ocl-icd-opencl-dev .* libhwloc-dev ' ;; # MPI is kept before pkg-config can name it
     *) expected=' make ocl-icd-opencl-dev opencl-c-headers pocl-opencl-icd libjansson-dev ' ;;
     esac
-    grep -q '^install-deps: done$' "$log" && grep -q "^apt-get .*$expected" "$root/calls"
-    verdict $? "with MPICH, hwloc and these programs, only the rest is installed: $present"
+    outcome 0 "with MPICH, hwloc and these programs, only the rest is installed: $present" "$install_deps" \
+        '^install-deps: done$' "^apt-get .*$expected"
 done
-on_machine "$install_deps --dry-run"
-[ $? -eq 0 ] && grep -q " ${apt[*]}$" "$log"
-verdict $? "a dry run on another system ignores what this one has"
+outcome 0 "a dry run on another system ignores what this one has" "$install_deps --dry-run" " ${apt[*]}$"
 
 machine rocky .
 cp -R "$tmp/packages/." "$root/"
 library root/pc mpich
 rm "$root/bin/make"
-on_machine "$install_deps"
-[ "$(cat "$root/calls")" = "dnf -q -y install --setopt=install_weak_deps=False make" ]
+outcome 0 "what is missing is installed" "$install_deps" '^dnf -q -y install --setopt=install_weak_deps=False make$'
+[ "$(wc -l <"$root/calls")" -eq 1 ]
 verdict $? "EPEL is enabled only for a package that needs it"
 
 # On Fedora and openSUSE, MPI lies outside PATH and pkg-config's directories.
 outside() { # ID DIRECTORY LIBRARIES
     machine "$1" "$2"
     library "packages/$3/pkgconfig" ompi-c
-    on_machine "$install_deps"
-    [ $? -eq 1 ] && grep -q ' openmpi-devel ' "$root/calls" &&
-        grep -q "^install-deps: MPI is installed, but outside PATH; first run: export PATH=$root/$2/bin:" "$log"
-    verdict $? "$1: the command that puts MPI on PATH is named"
+    outcome 1 "$1: the command that puts MPI on PATH is named" "$install_deps" ' openmpi-devel ' \
+        "^install-deps: MPI is installed, but outside PATH; first run: export PATH=$root/$2/bin:"
     local command
     command=$(sed -n 's/.*first run: //p' "$log")
-    rm -f "$root/calls"
-    on_machine "$install_deps --if-missing"
-    [ $? -eq 1 ] && grep -q 'outside PATH' "$log" && [ ! -e "$root/calls" ]
-    verdict $? "$1: without it, it is named again, and nothing is installed"
-    on_machine "$command; $install_deps --if-missing" && [ ! -s "$log" ]
-    verdict $? "$1: after it, nothing is missing"
+    outcome 1 "$1: without it, it is named again" "$install_deps --if-missing" 'outside PATH'
+    [ ! -e "$root/calls" ] || verdict 1 "nothing is installed"
+    outcome 0 "$1: after it, nothing is missing" "$command; $install_deps --if-missing"
 }
 outside fedora usr/lib64/openmpi usr/lib64/openmpi/lib
 outside opensuse-leap usr/lib64/mpi/gcc/openmpi4 usr/lib64/mpi/gcc/openmpi4/lib64
 
 machine rocky usr/lib64/openmpi
 stub root/bin/dnf 'echo "No match for argument: pocl"; exit 1'
-on_machine "$install_deps"
-[ $? -eq 1 ] && grep -q '^No match for argument: pocl$' "$log" &&
-    grep -q '^install-deps: dnf failed; have these packages installed: gcc .* pocl ' "$log"
-verdict $? "a failure of the package manager shows its output and the packages"
+outcome 1 "a failure of the package manager shows its output and the packages" "$install_deps" '^No match for argument: pocl$' \
+    '^install-deps: dnf failed; have these packages installed: gcc .* pocl '
 machine debian .
 rm "$tmp/packages/bin/gnuplot"
 library packages/pc ompi-c
-on_machine "$install_deps"
-[ $? -eq 1 ] && grep -q '^install-deps: the packages are installed, yet not found: program gnuplot; ' "$log"
-verdict $? "what is still missing after the installation is named"
+outcome 1 "what is still missing after the installation is named" "$install_deps" \
+    '^install-deps: the packages are installed, yet not found: program gnuplot; '
 finish

@@ -4,9 +4,7 @@
 # its BF16), for x86-64 with only AVX2, for AArch64, for NVIDIA, with and without float64, for AMD's GPUs (clang 17 or later), and to
 # SPIR-V for Intel's GPUs (llvm-spirv). In the tier all, forms other than AVX-512 compile only some rows and options; in the tier night they
 # compile all. Skipped without clang, which PoCL's packages install.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 list=$tmp/list failed=$tmp/failed
 export tmp failed
 

@@ -2,9 +2,7 @@
 # run: check all
 # moert-train and moert-info know the memory of a run before it begins: a run that does not fit is refused with options that make it fit,
 # --recompute auto takes such options, and the device holds what was expected.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 small=(--data LICENSE --hidden 64 --intermediate 96 --heads 4 --layers 3 --experts 6 --length 96 --batch 8 --steps 3 --save-every 3 --log-every 0)
 train() { # NAME RANKS ENGINE OPTION...

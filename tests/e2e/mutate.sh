@@ -2,9 +2,7 @@
 # run: all
 # The mutation tester (tests/tools/mutate): its own tests, and a project of one function that is tested, one that is not, and one that
 # leaves nothing in an object file. Skipped where python3 or git is missing.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 if ! command -v python3 >/dev/null || ! command -v git >/dev/null; then
     verdict 0 "mutations # SKIP no python3 or no git"
     finish

@@ -2,9 +2,7 @@
 # run: all
 # Output that cannot be written ends every program with status 1 and one message that says why. Nothing partly written is left,
 # and a run removes what an interrupted run has left.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 work=$tmp
 disk=$work/disk
 leave() {
@@ -74,6 +72,18 @@ if mount -t tmpfs -o size=64k moert-test "$disk" 2>/dev/null; then
     unwritten 'page\.html' "$bin/moert-report" "$run" --out "$disk/page.html"
     unwritten 'p\.json' "$bin/moert-preflight" --seconds 0.1 --json "$disk/p.json"
     unwritten 'b\.json' "$bin/bench_model" --machine bench/machines/h200.json --model qwen3-30b --tokens 16384 --type bf16 --json "$disk/b.json"
+    # with room for one and a half checkpoints, the first one is whole and can be resumed
+    mount -o remount,size=$(($(du -sb "$run/checkpoints/step-00000001" | cut -f 1) * 3 / 2)) "$disk"
+    for count in 1 2; do
+        ends 1 'step-00000002\.tmp/.*No space left' "a full disk, $count ranks: a save" \
+            ranks $count "${train[@]}" --save-every 1 --out "$disk/run"
+        [ "$(ls "$disk/run/checkpoints")" = step-00000001 ] &&
+            ranks $count "${train[@]}" --save-every 1 --resume "$disk/run/checkpoints/step-00000001" --out "$work/more-$count" &&
+            diff -r "$run/checkpoints/step-00000001" "$disk/run/checkpoints/step-00000001" >>"$log" &&
+            diff -r "$run/checkpoints/step-00000002" "$work/more-$count/checkpoints/step-00000002" >>"$log"
+        verdict $? "a full disk, $count ranks: the earlier checkpoint is whole and can be resumed"
+        rm -rf "$disk/run"
+    done
 else
     verdict 0 "files on a full disk # SKIP no permission to mount a tmpfs"
 fi

@@ -2,9 +2,7 @@
 # run: all alone
 # moert-preflight on 2 ranks: equal ranks are ready. A rank with another build, other settings and a slow device is named, and the exit
 # code is 1. launch/preflight, train and scaling refuse bad arguments and files of hosts.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-preflight
 quick=(--seconds 0.3 --slow 0.2)
 json=$tmp/preflight.json

@@ -2,9 +2,7 @@
 # run: all
 # moert-train --profile: every operation has a row, the rows add up to a step, and losses and models keep their bits. --trace: every
 # rank has rows in time order.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 common=(--data LICENSE tests/golden/README.md --hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8 --length 64 --steps 5
     --log-every 0 --seed 7)

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # run: all
 # The Python package: the tests of tests/python that need only NumPy, with the library of this build.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 if ! "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then
     verdict 0 "the Python package cannot be tested here # SKIP no ${PYTHON:-python3} with numpy"
     finish

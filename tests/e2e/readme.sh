@@ -2,9 +2,7 @@
 # run: check
 # The excerpts of C and Python in the README, the guide and the page of the library are parts of the examples. Links between the pages
 # of the documentation lead to an existing file and heading. The table of promises names tests that exist, and their tiers.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 for page in README.md docs/guide.md docs/library.md; do
     sed -n '/^```c$/,/^```$/{/^```/!p}' "$page" >"$tmp/excerpt"

@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # run: all
 # Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
-# as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. The tool that quantizes decodes independently of the
-# loader.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+# as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. The tool that draws the weights decodes them
+# independently of the loader.
+. "$(dirname "$0")/../support/e2e.sh"
 release=${TEST_BUILD:-build}/tests/release
 
 # publish FORM FROM QUANTIZATION_CONFIG: makes $tmp/FORM/low and $tmp/FORM/plain from the model FROM
@@ -15,7 +13,7 @@ publish() {
     cp "$from/config.json" "$to/plain/"
     sed "0,/{/s//{\"quantization_config\": {$config},/" "$from/config.json" >"$to/low/config.json"
     "$release" "$form" "$from/model.safetensors" "$to/low/model.safetensors" "$to/plain/model.safetensors" >"$log" 2>&1
-    verdict $? "$form: $from is quantized"
+    verdict $? "$form: $from has released weights"
 }
 
 # same TITLE FILE FILE: the verdict that two files are equal and not empty
@@ -39,9 +37,6 @@ layers() { # FORM CASE QUANTIZATION_CONFIG
     golden=tests/golden/layer/$2
     publish "$1" "$golden" "$3"
     layer "$1" plain 1
-    "$compare" tensors --expected "$golden/expected.safetensors" --actual "$tmp/$1/plain-1.safetensors" --only y \
-        --tolerance 0.3 >>"$log" 2>&1
-    verdict $? "$1: y of $2 with the plain values is near the golden one: $(tail -n 1 "$log")"
     for count in 1 2 4; do
         layer "$1" low $count
         same "$1: $2 on $count ranks gives the bytes of plain weights" "$tmp/$1/low-$count.safetensors" \

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # run: all
 # moert-report: it names a slow rank on the console and on the page, the page is well-formed XML, and bad input is named.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 8
     --steps 20 --log-every 0 --eval-every 10)

@@ -3,9 +3,7 @@
 # Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume, and with exact
 # replicas of the experts. With summed replicas, two runs on the same ranks give the same bits, and the losses agree with those
 # without replicas within 1e-5. The tier check runs the table of pairs, the tier all every variant by itself.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 
 all=$tmp # shared by all parts
 small=(--hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8)
@@ -22,38 +20,77 @@ train() {
 # train_steps NAME RANKS ENGINE N OPTION...: train, for N steps, with a checkpoint and an evaluation after the last one
 train_steps() { train "$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}"; }
 
-# invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: every run must have the bits of the first one
+# The trainings, by name: their steps and options
+gpt_oss='--form gpt-oss --kv-heads 2 --experts 6' moves='--aux-coef 0 --rebalance 3 --spare-slots 2' micro='--batch 6 --micro-batches 2'
+clones='8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones --precision'
+states='--kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 --spare-slots 1 --moments bf16 --gradients bf16'
+qwen3='--form qwen3-moe --kv-heads 2'
+declare -A variants=(
+    [mixtral]='30 --batch 8'
+    [epochs]='30 --batch 8 --order epochs'
+    [blend]='10 --batch 5 --order epochs --split 8,1,1'
+    [devices-wait]='10 --batch 6'
+    [micro-batches]='10 --batch 8 --micro-batches 2 --z-coef 1e-3'
+    [uneven]='10 --batch 6'
+    [few]='6 --batch 2 --aux-form megatron'
+    [sequence-loss]="6 $micro --aux-form sequence --aux-coef 0.1"
+    [qwen3]="10 --batch 5 $qwen3 --topk 3 --experts 10"
+    [gpt-oss]="6 --batch 5 $gpt_oss"
+    [balanced]='4 --batch 6 --form qwen3-moe --length 256 --balanced-routing'
+    # experts that move between ranks, with checkpoints on the way
+    [moving-f32]="10 $micro --experts 10 $moves --precision f32"
+    [moving-mxfp8]="10 $micro --experts 10 $moves --precision mxfp8"
+    [moving-gpt-oss]="6 --batch 5 $gpt_oss --rebalance 2"
+    # several ranks compute an expert together
+    [cloned-f32]="$clones f32"
+    [cloned-bf16]="$clones bf16"
+    [cloned-mxfp8]="$clones mxfp8"
+    [cloned-gpt-oss]="6 --batch 6 $gpt_oss --rebalance 2 --spare-slots 2 --clones"
+    # states in bf16, which no placement of the experts changes
+    [states-qwen3-moe]="10 --batch 6 --micro-batches 3 --form qwen3-moe $states"
+    [states-gpt-oss]="10 --batch 6 --micro-batches 3 --form gpt-oss $states"
+    # the recipes of low precision
+    [bf16]="4 $micro --precision bf16"
+    [mxfp8]="4 $micro --precision mxfp8"
+    [nvfp4]="4 $micro --precision nvfp4"
+    [nvfp4-gpt-oss]="4 $micro --precision nvfp4 --form gpt-oss --kv-heads 2"
+    [dense-f32]="4 $micro $qwen3 --dense bf16 --dispatch bf16 --precision f32"
+    [dense-bf16]="4 $micro $qwen3 --dense bf16 --dispatch bf16 --precision bf16"
+    [mxfp8-dispatch]='4 --batch 6 --hidden 72 --dispatch mxfp8'
+    [bf16-pushed]="4 $micro --hidden 72 --precision bf16 --dispatch bf16 --combine bf16"
+    [bf16-combine]='4 --batch 6 --hidden 72 --precision bf16 --dispatch bf16 --combine bf16'
+    [tied]="6 --batch 5 --model $all/tied"
+    [tied-dense]="4 --batch 5 --model $all/tied --dense bf16"
+)
+
+# variant NAME RUN RANKS ENGINE OPTION...: train_steps of a training above, in the run directory RUN
+# shellcheck disable=SC2086
+variant() { train_steps "$2" "$3" "$4" ${variants[$1]} "${@:5}"; }
+
+# invariant VARIANT "RANKS ENGINE"...: every run must have the bits of the first one
 invariant() {
-    local variant=$1 steps=$2 runs=() run first=
-    shift 2
-    while [ "$1" != -- ]; do
-        runs+=("$1")
-        shift
-    done
-    shift
-    for run in "${runs[@]}"; do
+    local run first=$1-${2/ /-}
+    for run in "${@:2}"; do
         # shellcheck disable=SC2086
-        train_steps "$variant-${run/ /-}" $run "$steps" "$@"
+        variant "$1" "$1-${run/ /-}" $run
         local status=$?
-        if [ -z "$first" ]; then
-            first=$variant-${run/ /-}
-            verdict $status "$variant: $run runs: $(tail -n 1 "$all/$first/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
+        if [ "$run" = "$2" ]; then
+            verdict $status "$1: $run runs: $(tail -n 1 "$all/$first/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
             continue
         fi
-        [ $status -eq 0 ] && "${alike:-same_run}" "$all/$first" "$all/$variant-${run/ /-}"
-        verdict $? "$variant: $run gives the ${kept:-bits} of ${runs[0]}"
+        [ $status -eq 0 ] && "${alike:-same_run}" "$all/$first" "$all/$1-${run/ /-}"
+        verdict $? "$1: $run gives the ${kept:-bits} of $2"
     done
 }
 
 # The runs of invariant with a blend in a JSON file; the same blend in a word gives the same numbers, also those of each source.
-blended() { # VARIANT STEPS "RANKS ENGINE"... -- OPTION...
-    local name=$1-${3/ /-}
+blended() { # "RANKS ENGINE"...
+    local name=blend-${1/ /-}
     mkdir -p "$all/blend" && cp -r docs "$all/blend/docs" && echo "{\"$PWD/LICENSE\": 0.7, \"docs\": 0.3}" >"$all/blend/blend.json"
     common=(--data "$all/blend/blend.json" "${common[@]:3}")
-    invariant "$@"
+    invariant blend "$@"
     common[1]="0.7 LICENSE 0.3 docs"
-    while [ "$1" != -- ]; do shift; done
-    train_steps words 2 window 10 "${@:2}" &&
+    variant blend words 2 window &&
         diff <(digits "$all/words") <(digits "$all/$name" | sed "s#$all/blend/##g; s#$PWD/##g") >>"$log" 2>&1
     verdict $? "blend in words gives the numbers of that in a file"
     for use in heldout test; do
@@ -68,13 +105,12 @@ losses_near() { # RUN RUN: true if the losses of every step agree within 1e-5
             END { printf "worst %.2g of %d steps\n", worst, n; exit !(n > 0 && worst <= 1e-5) }' >>"$log"
 }
 
-# resumed NAME STEPS OPTION...: a run on 3 ranks, resumed on 4 after half the steps, must have the bits of NAME-1-local
+# resumed NAME: a run on 3 ranks, resumed on 4 after half the steps, must have the bits of NAME-1-local
 resumed() {
-    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1 steps=$2
-    shift 2
-    train "$run" 3 window --steps "$steps" --save-every $((steps / 2)) --eval-every "$steps" "$@" &&
+    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1 steps=${variants[$1]%% *}
+    variant "$1" "$run" 3 window --save-every $((steps / 2)) &&
         mv "$all/$run/checkpoints"/*"$steps" "$whole" &&
-        MOERT_LOG=info train_steps "$run" 4 window "$steps" --resume auto "$@" &&
+        MOERT_LOG=info variant "$1" "$run" 4 window --resume auto &&
         grep -q "resumed from .* at step $((steps / 2))" "$log" &&
         diff -r "$whole" "$all/$run/checkpoints"/*"$steps" >>"$log" 2>&1 &&
         diff -r "$whole" "$reference/checkpoints"/*"$steps" >>"$log" 2>&1 &&
@@ -82,13 +118,13 @@ resumed() {
     verdict $? "$run: half the $steps steps on 3 ranks and half on 4 give the bits of all on 1"
 }
 
-# gpu_form NAME STEPS OPTION...: with kernels in GPU form, the portable backend gives the bits of those in CPU form, also on CPUs
-# that otherwise sum in tiles. Only CPUs run both forms
+# gpu_form NAME: with kernels in GPU form, the portable backend gives the bits of those in CPU form, also on CPUs that otherwise sum in
+# tiles. Only CPUs run both forms
 gpu_form() {
     [ "${MOERT_DEVICE:-}" != gpu ] || return
     unset MOERT_BF16
     export MOERT_BACKEND=portable
-    train_steps "form-cpu-$1" 1 local "${@:2}" && MOERT_FORM=gpu train_steps "form-gpu-$1" 1 local "${@:2}" &&
+    variant "$1" "form-cpu-$1" 1 local && MOERT_FORM=gpu variant "$1" "form-gpu-$1" 1 local &&
         same_run "$all/form-cpu-$1" "$all/form-gpu-$1"
     verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
 }
@@ -177,65 +213,37 @@ if [ "$TEST_TIER" = check ]; then
     uncovered >"$log"
     [ ! -s "$log" ]
     verdict $? "every two values meet in a row"
-    part invariant mixtral 30 "1 local" "4 node" -- --batch 8
-    part gpu_form bf16 4 --batch 6 --micro-batches 2 --precision bf16
-    part gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4 --form gpt-oss --kv-heads 2
+    part invariant mixtral "1 local" "4 node"
+    part gpu_form bf16
+    part gpu_form nvfp4-gpt-oss
     while read -r row; do
         # shellcheck disable=SC2086
         part pair_verdict $row </dev/null
     done < <(pairs | sed 1d)
     join
-    part resumed mixtral 30 --batch 8
+    part resumed mixtral
     finish
 fi
 
-part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
-part invariant epochs 30 "1 local" "3 window" -- --batch 8 --order epochs
-part blended blend 10 "1 local" "3 window" -- --batch 5 --order epochs --split 8,1,1
-MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
-part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
-part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
-part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
-part invariant sequence-loss 6 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
-MOERT_PUSH=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
-part invariant gpt-oss 6 "1 local" "3 window" "4 staged" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6
-part invariant balanced 4 "1 local" "3 window" -- --batch 6 --form qwen3-moe --length 256 --balanced-routing
+part invariant mixtral "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged"
+part blended "1 local" "3 window"
+part invariant micro-batches "1 local" "2 window" "3 window"
+MOERT_SYNC=device part invariant devices-wait "1 local" "2 window" "3 window"
+MOERT_PUSH=on part invariant qwen3 "1 local" "3 window"
+MOERT_SYNC=device MOERT_PUSH=on part invariant bf16-pushed "1 local" "2 window" "3 window"
+part invariant uneven "1 local" "4 window" "3 node"
+part invariant few "1 local" "4 staged"
+for name in epochs balanced moving-gpt-oss cloned-gpt-oss; do part invariant $name "1 local" "3 window"; done
+for name in gpt-oss states-qwen3-moe states-gpt-oss; do part invariant $name "1 local" "3 window" "4 staged"; done
+for name in sequence-loss bf16 mxfp8 nvfp4; do part invariant $name "1 local" "2 window" "4 staged"; done
+for name in dense-f32 dense-bf16; do part invariant $name "1 local" "2 window" "3 staged"; done
+for name in moving-f32 moving-mxfp8 cloned-f32 mxfp8-dispatch bf16-combine; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 
-# experts that move between ranks, with checkpoints on the way
-for precision in f32 mxfp8; do
-    part invariant moving-$precision 10 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 \
-        --rebalance 3 --spare-slots 2 --precision $precision
-done
-part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
-
-# several ranks compute an expert together; tensor cores do not add row by row, so clones change last bits there
+# tensor cores do not add row by row, so clones and replicas change last bits there
 tensor_cores() { [ "${MOERT_DEVICE:-}" = gpu ] && [ "${MOERT_BACKEND:-}" != portable ]; }
-for precision in f32 bf16 mxfp8; do
-    if tensor_cores && [ $precision != f32 ]; then alike=losses_near kept=losses; fi
-    part invariant cloned-$precision 8 "1 local" "2 window" "3 node" "4 staged" -- --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 \
-        --rebalance 2 --spare-slots 2 --clones --precision $precision
-done
+! tensor_cores || alike=losses_near kept=losses
+for name in cloned-bf16 cloned-mxfp8; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 unset alike kept
-part invariant cloned-gpt-oss 6 "1 local" "3 window" -- --batch 6 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2 --spare-slots 2 --clones
-
-# states in bf16, which no placement of the experts changes
-for form in qwen3-moe gpt-oss; do
-    part invariant states-$form 10 "1 local" "3 window" "4 staged" -- --batch 6 --micro-batches 3 --form $form --kv-heads 2 --experts 6 \
-        --aux-coef 0 --rebalance 3 --spare-slots 1 --moments bf16 --gradients bf16
-done
-
-# the recipes of low precision
-for precision in bf16 mxfp8 nvfp4; do
-    part invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
-done
-for precision in f32 bf16; do
-    part invariant dense-$precision 4 "1 local" "2 window" "3 staged" -- --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 \
-        --dense bf16 --dispatch bf16 --precision $precision
-done
-part invariant mxfp8-dispatch 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
-MOERT_SYNC=device MOERT_PUSH=on part invariant bf16-pushed 4 "1 local" "2 window" "3 window" -- --batch 6 --hidden 72 \
-    --micro-batches 2 --precision bf16 --dispatch bf16 --combine bf16
-part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --precision bf16 --dispatch bf16 --combine bf16
 
 join # the parts below need the runs of those above
 
@@ -248,56 +256,49 @@ for run in "$all"/cloned-*-[34]-*; do
     check "${run##*/}: experts had clones" grep -q '"clones": [1-9]' "$run/metrics.jsonl"
 done
 
-# again WHAT NAME RANKS ENGINE STEPS OPTION...: computes layers or experts again, and must have the bits of NAME-1-local
+# again WHAT NAME RANKS ENGINE: computes layers or experts again, and must have the bits of NAME-1-local
 again() {
-    train_steps "again-$1-$2" "$3" "$4" "$5" --recompute "$1" "${@:6}" &&
-        same_run "$all/$2-1-local" "$all/again-$1-$2"
+    variant "$2" "again-$1-$2" "$3" "$4" --recompute "$1" && same_run "$all/$2-1-local" "$all/again-$1-$2"
     verdict $? "$2: $3 $4 with --recompute $1 has the bits of 1 local"
 }
-part again layer mixtral 1 local 30 --batch 8
-part again layer sequence-loss 2 staged 6 --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
+part again layer mixtral 1 local
+part again layer sequence-loss 2 staged
 several=3
 for what in layer experts; do
-    part again $what micro-batches $several window 10 --batch 8 --micro-batches 2 --z-coef 1e-3
-    part again $what gpt-oss 2 window 6 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
-    part again $what moving-mxfp8 $several node 10 --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 --rebalance 3 --spare-slots 2 --precision mxfp8
-    part again $what nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
-    part again $what dense-bf16 $several staged 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+    part again $what micro-batches $several window
+    part again $what gpt-oss 2 window
+    part again $what moving-mxfp8 $several node
+    part again $what nvfp4 2 window
+    part again $what dense-bf16 $several staged
     several=4
 done
 
-# exact NAME RANKS ENGINE STEPS OPTION...: trains with exact replicas of the experts, and must have the bits of NAME-1-local
+# exact NAME RANKS ENGINE EP: trains with exact replicas of the experts, and must have the bits of NAME-1-local
 exact() {
-    train_steps "exact-$1-$3" "$2" "$3" "$4" --replicas exact "${@:5}" &&
-        "${alike:-same_run}" "$all/$1-1-local" "$all/exact-$1-$3"
-    verdict $? "$1: $2 $3 ${*:5:2} with exact replicas has the ${kept:-bits} of 1 local"
+    variant "$1" "exact-$1-$3" "$2" "$3" --replicas exact --ep "$4" && "${alike:-same_run}" "$all/$1-1-local" "$all/exact-$1-$3"
+    verdict $? "$1: $2 $3 --ep $4 with exact replicas has the ${kept:-bits} of 1 local"
 }
-part exact mixtral 4 window 30 --ep 2 --batch 8
-part exact micro-batches 4 staged 10 --ep 1 --batch 8 --micro-batches 2 --z-coef 1e-3
-part exact gpt-oss 4 node 6 --ep 2 --batch 5 --form gpt-oss --kv-heads 2 --experts 6
-! tensor_cores || alike=losses_near kept=losses # as with clones
-part exact mxfp8 3 window 4 --ep 1 --batch 6 --micro-batches 2 --precision mxfp8
+part exact mixtral 4 window 2
+part exact micro-batches 4 staged 1
+part exact gpt-oss 4 node 2
+! tensor_cores || alike=losses_near kept=losses
+part exact mxfp8 3 window 1
 unset alike kept
 
-# pieces NAME RANKS ENGINE STEPS OPTION...: runs with a driver that allocates at most 64 KiB at once, so that most buffers consist of
-# several allocations, and must have the bits of NAME-1-local
+# pieces NAME RANKS ENGINE: runs with a driver that allocates at most 64 KiB at once, so that most buffers consist of several
+# allocations, and must have the bits of NAME-1-local
 pieces() {
-    ALLOCATION_BYTES=65536 LD_PRELOAD=$(realpath "${TEST_BUILD:-build}/tests/small_allocations.so") \
-        train_steps "pieces-$1" "${@:2}" && same_run "$all/$1-1-local" "$all/pieces-$1"
+    ALLOCATION_BYTES=65536 LD_PRELOAD=$(realpath "${TEST_BUILD:-build}/tests/small_allocations.so") variant "$1" "pieces-$1" "$2" "$3" &&
+        same_run "$all/$1-1-local" "$all/pieces-$1"
     verdict $? "$1: $2 $3 with small allocations has the bits of 1 local"
 }
 
 if [ "${MOERT_DEVICE:-}" != gpu ]; then # only CPUs have buffers of several allocations, and run both forms
-    part gpu_form mxfp8 4 --batch 6 --micro-batches 2 --precision mxfp8
-    part gpu_form nvfp4 4 --batch 6 --micro-batches 2 --precision nvfp4
-    part gpu_form mxfp8-dispatch 4 --batch 6 --hidden 72 --dispatch mxfp8
-    part gpu_form states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
-        --spare-slots 1 --moments bf16 --gradients bf16
-    part pieces states-gpt-oss 3 staged 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
-        --spare-slots 1 --moments bf16 --gradients bf16
-    part pieces cloned-f32 2 window 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
-    part pieces nvfp4 2 window 4 --batch 6 --micro-batches 2 --precision nvfp4
-    part pieces dense-bf16 1 local 4 --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 --dense bf16 --dispatch bf16 --precision bf16
+    for name in mxfp8 nvfp4 mxfp8-dispatch states-gpt-oss; do part gpu_form $name; done
+    part pieces states-gpt-oss 3 staged
+    part pieces cloned-f32 2 window
+    part pieces nvfp4 2 window
+    part pieces dense-bf16 1 local
 fi
 
 # a model from files, with tied embeddings
@@ -305,25 +306,20 @@ cp -r "$all/qwen3-1-local/model" "$all/tied" &&
     sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" && rm "$all/tied/manifest.json" &&
     grep -q '"tie_word_embeddings": *true' "$all/tied/config.json"
 verdict $? "tied: a model with tied embeddings is made"
-part invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$all/tied"
-part invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$all/tied" --dense bf16
+part invariant tied "1 local" "2 window" "4 staged"
+part invariant tied-dense "1 local" "4 window"
 
 replicas() {
-    train_steps replicas-a 4 window 30 --batch 8 --ep 2 &&
-        train_steps replicas-b 4 window 30 --batch 8 --ep 2 && same_run "$all/replicas-a" "$all/replicas-b"
+    variant mixtral replicas-a 4 window --ep 2 && variant mixtral replicas-b 4 window --ep 2 && same_run "$all/replicas-a" "$all/replicas-b"
     verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
-    train_steps replicas-c 4 window 30 --batch 8 --ep 2 --rebalance 5 && same_run "$all/replicas-a" "$all/replicas-c"
+    variant mixtral replicas-c 4 window --ep 2 --rebalance 5 && same_run "$all/replicas-a" "$all/replicas-c"
     verdict $? "replicas: so does a run whose experts move"
     losses_near "$all/replicas-a" "$all/mixtral-4-window"
     verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
 }
 part replicas
 
-part resumed mixtral 30 --batch 8
-part resumed epochs 30 --batch 8 --order epochs
-part resumed states-gpt-oss 10 --batch 6 --micro-batches 3 --form gpt-oss --kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 \
-    --spare-slots 1 --moments bf16 --gradients bf16
-part resumed cloned-f32 8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones
+for name in mixtral epochs states-gpt-oss cloned-f32; do part resumed $name; done
 
 # a checkpoint of EP 2 x EDP 2, of which each rank has written its shards, is resumed with the same and with other arrangements
 rearranged() {

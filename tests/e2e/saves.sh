@@ -4,9 +4,7 @@
 # read-only and a slow disk, signals and the end of the job during a save do no harm: the run goes on or ends in order, and nothing
 # half-written counts.
 # SAVES_KILLS=N chooses the number of SIGKILLs at random moments; SAVES_SEED=N other moments.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 . tests/support/job.sh
 kills=${SAVES_KILLS:-$([ "$TEST_TIER" = night ] && echo 40 || echo 4)}
 echo "# SAVES_SEED=${SAVES_SEED:=1}"

@@ -2,9 +2,7 @@
 # run: all
 # launch/scaling on 1 and 2 ranks: rows of both modes, efficiency 1 for the first number of ranks, JSON and plots. bench_model: the parts
 # of a row add up, and bad arguments are refused.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. tests/support/e2e.sh
+. "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= # drops the flags of a make that runs the tests
 
 if [ "${TEST_BUILD:-build}" -ef build ]; then

@@ -1,9 +1,10 @@
 /*
- * Buffers of an op, which wrap parts of one arena of host memory. Guards lie between the parts.
- * While the op runs, the guards are poisoned, so that AddressSanitizer reports accesses by host
- * code. Afterwards, their bytes are compared, to find writes by kernels.
+ * Buffers of an op, which wrap host memory with a guard behind each. While the op runs, the guards
+ * are poisoned, so that AddressSanitizer reports accesses by host code. Afterwards, their bytes are
+ * compared, to find writes by kernels.
  */
 #include <sanitizer/asan_interface.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -14,46 +15,37 @@
 enum {
     GUARD_BYTES = 256,
     GUARD_VALUE = 0xA5,
-    ALIGNMENT = 128,
     MOST_BYTES = 1 << 18, /* the largest buffer */
     MOST_GROUPS = 64,
-    MOST_BUFFERS = MOERT_OP_BUFFERS + 2 * MOST_GROUPS + 8,
-    ARENA_BYTES = 8 << 20
+    MOST_BUFFERS = MOERT_OP_BUFFERS + 2 * MOST_GROUPS + 8
 };
 
-static _Alignas(ALIGNMENT) unsigned char arena[ARENA_BYTES];
-static size_t used;
 static struct {
     moert_buffer *buffer;
-    size_t offset, bytes;
+    unsigned char *memory;
+    size_t bytes;
 } made[MOST_BUFFERS];
 static size_t made_count;
 static moert_buffer *weights[MOST_GROUPS], *weight_scales[MOST_GROUPS];
 
 /* ---- memory ---- */
 
-static size_t guard_end(size_t end) {
-    return (end + GUARD_BYTES + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-/* Reserves `bytes` of the arena and a guard, and wraps a buffer around them; NULL if the arena is
- * full. */
+/* Wraps a buffer around `bytes` of new memory and a guard; NULL if there are too many. */
 static moert_buffer *add(moert_device *device, size_t bytes, unsigned char **memory) {
     moert_buffer *buffer;
-    const size_t offset = used, end = offset + bytes;
-    if (bytes > MOST_BYTES || made_count == MOST_BUFFERS || guard_end(end) > ARENA_BYTES)
+    if (bytes > MOST_BYTES || made_count == MOST_BUFFERS)
         return NULL;
-    used = guard_end(end);
-    *memory = arena + offset;
-    memset(arena + end, GUARD_VALUE, used - end);
-    ASAN_POISON_MEMORY_REGION(arena + end, used - end);
-    const moert_status status = bytes > 0
-                                    ? moert_buffer_wrap(device, arena + offset, bytes, &buffer)
-                                    : moert_buffer_create(device, 0, &buffer);
+    *memory = aligned_alloc(128, (bytes + GUARD_BYTES + 127) / 128 * 128);
+    if (*memory == NULL)
+        fuzz_fail("no memory");
+    memset(*memory + bytes, GUARD_VALUE, GUARD_BYTES);
+    ASAN_POISON_MEMORY_REGION(*memory + bytes, GUARD_BYTES);
+    const moert_status status = bytes > 0 ? moert_buffer_wrap(device, *memory, bytes, &buffer)
+                                          : moert_buffer_create(device, 0, &buffer);
     if (status != MOERT_OK)
         fuzz_fail("cannot make a buffer of %zu bytes: %s", bytes, moert_last_error());
     made[made_count].buffer = buffer;
-    made[made_count].offset = offset;
+    made[made_count].memory = *memory;
     made[made_count++].bytes = bytes;
     return buffer;
 }
@@ -61,21 +53,21 @@ static moert_buffer *add(moert_device *device, size_t bytes, unsigned char **mem
 uint64_t fuzz_buffers_hash(void) {
     uint64_t hash = 0;
     for (size_t i = 0; i < made_count; i++)
-        hash = XXH3_64bits_withSeed(arena + made[i].offset, made[i].bytes, hash);
+        hash = XXH3_64bits_withSeed(made[i].memory, made[i].bytes, hash);
     return hash;
 }
 
 void fuzz_buffers_release(void) {
-    ASAN_UNPOISON_MEMORY_REGION(arena, used);
-    for (size_t i = 0; i < made_count; i++) {
-        const size_t end = made[i].offset + made[i].bytes;
-        for (size_t at = end; at < guard_end(end); at++)
-            if (arena[at] != GUARD_VALUE)
-                fuzz_fail("byte %zu past the end of a buffer of %zu bytes was written", at - end,
-                          made[i].bytes);
-        moert_buffer_destroy(made[i].buffer);
+    for (; made_count > 0; made_count--) {
+        const unsigned char *memory = made[made_count - 1].memory;
+        const size_t bytes = made[made_count - 1].bytes;
+        ASAN_UNPOISON_MEMORY_REGION(memory + bytes, GUARD_BYTES);
+        for (size_t i = 0; i < GUARD_BYTES; i++)
+            if (memory[bytes + i] != GUARD_VALUE)
+                fuzz_fail("byte %zu past the end of a buffer of %zu bytes was written", i, bytes);
+        moert_buffer_destroy(made[made_count - 1].buffer);
+        free(made[made_count - 1].memory);
     }
-    used = made_count = 0;
 }
 
 /* ---- content ---- */
@@ -152,11 +144,11 @@ static bool make_one(const fuzz_input *in, const moert_op_options *o, moert_devi
         return false;
     *moert_op_buffer_at(&buffers->of, which) = buffer;
     if (which == MOERT_OP_BUFFER_ends)
-        buffers->sound = fill_ends((uint32_t *)(void *)memory, o, fuzz_byte(in, AT_ENDS));
+        buffers->sound = fill_ends((uint32_t *)(void *)memory, o, in->ends);
     else if (which == MOERT_OP_BUFFER_gather)
-        fill_gather((uint32_t *)(void *)memory, o->rows, fuzz_byte(in, AT_GATHER));
+        fill_gather((uint32_t *)(void *)memory, o->rows, in->gather);
     else
-        fill(memory, bytes, fuzz_byte(in, AT_PAYLOAD) + (unsigned)which);
+        fill(memory, bytes, in->payload + (unsigned)which);
     return true;
 }
 
@@ -167,7 +159,7 @@ static bool make_each(const fuzz_input *in, moert_device *device, size_t groups,
         each[g] = add(device, bytes, &memory);
         if (each[g] == NULL)
             return false;
-        fill(memory, bytes, fuzz_byte(in, AT_PAYLOAD));
+        fill(memory, bytes, in->payload);
     }
     return true;
 }
@@ -176,7 +168,7 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
                         moert_device *device, fuzz_buffers *buffers) {
     buffers->of = (moert_op_buffers)MOERT_OP_BUFFERS_INIT;
     buffers->sound = true;
-    state = 0x9E3779B97F4A7C15u + fuzz_byte(in, AT_PAYLOAD) + (fuzz_byte(in, AT_ENDS) << 8);
+    state = 0x9E3779B97F4A7C15u + in->payload + (in->ends << 8);
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
         const size_t bytes = moert_op_buffer_bytes(op, moert_op_buffer_name(i));
         if (bytes > 0 && !make_one(in, o, device, i, bytes, buffers))
@@ -221,8 +213,7 @@ static void replace(moert_buffer **slot, unsigned change, moert_device *device, 
 static void edit(const fuzz_input *in, size_t i, size_t groups, moert_device *device,
                  moert_device *other, moert_op_buffers *of) {
     enum { EXPERT = 224, EXPERT_SCALE = 232, ARRAY = 240, SIZE = 248 };
-    const unsigned what = fuzz_byte(in, AT_BUFFERS + 1 + 2 * i);
-    const unsigned change = fuzz_byte(in, AT_BUFFERS + 2 + 2 * i);
+    const unsigned what = in->buffers[i][0], change = in->buffers[i][1];
     if (what < EXPERT)
         replace(moert_op_buffer_at(of, what % MOERT_OP_BUFFERS), change, device, other, of);
     else if (what < ARRAY && groups > 0)
@@ -240,7 +231,7 @@ static void edit(const fuzz_input *in, size_t i, size_t groups, moert_device *de
 bool fuzz_buffers_make(const fuzz_input *in, const moert_op_options *options, const moert_op *op,
                        moert_device *device, moert_device *other, fuzz_buffers *buffers) {
     enum { MOST_WORK = 1 << 20 };
-    const size_t edits = fuzz_edits(fuzz_byte(in, AT_BUFFERS), BUFFER_EDITS);
+    const size_t edits = fuzz_edits(in->buffer_edits, MOERT_COUNT(in->buffers));
     const size_t rows = options->rows > 0 ? options->rows : 1;
     memset(weights, 0, sizeof weights);
     memset(weight_scales, 0, sizeof weight_scales);

@@ -20,16 +20,16 @@ static void choose_sizes(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t rows[] = {4, 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 40, 9, 0};
     static const uint8_t widths[] = {4, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 64, 10, 6};
     static const uint8_t multiples[] = {0, 1, 2, 4, 16, 32, 128, 0};
-    o->kind = (moert_op_kind)(fuzz_byte(in, AT_KIND) % MOERT_OP_KINDS);
-    o->groups = PICK(groups, fuzz_byte(in, AT_GROUPS));
-    o->rows = PICK(rows, fuzz_byte(in, AT_ROWS));
-    o->n = PICK(widths, fuzz_byte(in, AT_N));
-    o->k = PICK(widths, fuzz_byte(in, AT_K));
-    o->row_multiple = PICK(multiples, fuzz_byte(in, AT_ROW_MULTIPLE));
+    o->kind = (moert_op_kind)(in->kind % MOERT_OP_KINDS);
+    o->groups = PICK(groups, in->groups);
+    o->rows = PICK(rows, in->rows);
+    o->n = PICK(widths, in->n);
+    o->k = PICK(widths, in->k);
+    o->row_multiple = PICK(multiples, in->row_multiple);
 }
 
 static void choose_permute(const fuzz_input *in, moert_op_options *o) {
-    const unsigned byte = fuzz_byte(in, AT_PERMUTE);
+    const unsigned byte = in->permute;
     o->permute = (moert_op_permute)(byte % 3);
     o->topk = 1 + byte / 3 % 4;
     if ((o->kind == MOERT_OP_GLU && o->permute == MOERT_OP_PERMUTE_Y) ||
@@ -38,7 +38,7 @@ static void choose_permute(const fuzz_input *in, moert_op_options *o) {
 }
 
 static void choose_switches(const fuzz_input *in, moert_op_options *o) {
-    const unsigned bits = fuzz_byte(in, AT_SWITCHES) | fuzz_byte(in, AT_SWITCHES + 1) << 8;
+    const unsigned bits = in->switches[0] | (unsigned)in->switches[1] << 8;
     const unsigned forward = 1u << MOERT_OP_GEMM_FORWARD, glu = 1u << MOERT_OP_GLU;
     const unsigned dglu = 1u << MOERT_OP_DGLU, all = kinds_gemm | kinds_glu;
     const unsigned with_rows = all & ~(1u << MOERT_OP_GEMM_WGRAD);
@@ -74,7 +74,7 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
 static void choose_types(const fuzz_input *in, moert_op_options *o) {
     static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_F16, MOERT_DTYPE_BF16,
                                         MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
-    const unsigned first = fuzz_byte(in, AT_TYPES), second = fuzz_byte(in, AT_TYPES + 1);
+    const unsigned first = in->types[0], second = in->types[1];
     const moert_dtype factor = PICK(types, first), result = PICK(types, first / 5);
     o->x.type = o->kind == MOERT_OP_GEMM_DGRAD ? result : factor;
     o->y.type = o->kind == MOERT_OP_GEMM_FORWARD ? result : factor;
@@ -98,8 +98,8 @@ static void choose_glu(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t runs[] = {0, 1, 8, 32, 255};
     size_t *const columns = o->kind == MOERT_OP_GLU ? &o->n : &o->k;
     const size_t unit = o->kind == MOERT_OP_GLU ? 2 : 1;
-    const size_t run = PICK(runs, fuzz_byte(in, AT_INTERLEAVE));
-    o->glu = PICK(forms, fuzz_byte(in, AT_GLU));
+    const size_t run = PICK(runs, in->interleave);
+    o->glu = PICK(forms, in->glu);
     if (o->glu.interleaved) {
         o->interleave = run == 1;
         *columns = (*columns + unit - 1) / unit * unit;
@@ -113,7 +113,7 @@ static void choose_glu(const fuzz_input *in, moert_op_options *o) {
 /* Chooses strides that may be wider than a row; each matrix takes two bits of the byte. */
 static void choose_strides(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t gaps[] = {0, 1, 3, 8};
-    const unsigned byte = fuzz_byte(in, AT_STRIDES);
+    const unsigned byte = in->strides;
     const bool is_glu = o->kind == MOERT_OP_GLU;
     const size_t c = is_glu ? o->n : 2 * o->k, d = is_glu ? o->n / 2 : c;
     const struct {
@@ -128,8 +128,8 @@ static void choose_strides(const fuzz_input *in, moert_op_options *o) {
 
 /* Chooses block scales of one operand by two bytes. */
 static void quantize(const fuzz_input *in, size_t which, moert_operand *operand) {
-    const unsigned first = fuzz_byte(in, AT_HOW + 2 * which);
-    const unsigned second = fuzz_byte(in, AT_HOW + 2 * which + 1);
+    const unsigned first = in->how[which][0];
+    const unsigned second = in->how[which][1];
     moert_quantizer how = MOERT_QUANTIZER_INIT;
     how.format = (moert_format)(first % 5);
     const bool nvfp4 = how.format == MOERT_FORMAT_NVFP4;
@@ -179,7 +179,7 @@ static void quantize_result(const fuzz_input *in, size_t which, moert_operand *o
 
 /* Quantizes the operands, the result and the column result. Each takes two bits of a byte. */
 static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
-    const unsigned byte = fuzz_byte(in, AT_QUANTIZED);
+    const unsigned byte = in->quantized;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     const bool y_read = o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU;
     moert_operand *const result = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
@@ -204,7 +204,7 @@ static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
 static void choose_backend(const fuzz_input *in, moert_op_options *o) {
     static const char *const backends[] = {"reference", "reference", "portable", "reference",
                                            "portable",  NULL,        "auto",     "portable"};
-    o->backend = PICK(backends, fuzz_byte(in, AT_BACKEND));
+    o->backend = PICK(backends, in->backend);
 }
 
 /* ---- edits ---- */
@@ -272,7 +272,7 @@ static void edit(moert_op_options *options, unsigned field, unsigned byte) {
 }
 
 bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
-    const size_t edits = fuzz_edits(fuzz_byte(in, AT_FIELDS), FIELD_EDITS);
+    const size_t edits = fuzz_edits(in->field_edits, MOERT_COUNT(in->fields));
     *options = (moert_op_options)MOERT_OP_OPTIONS_INIT;
     choose_sizes(in, options);
     choose_permute(in, options);
@@ -284,7 +284,6 @@ bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
     choose_quantized(in, options);
     choose_backend(in, options);
     for (size_t i = 0; i < edits; i++)
-        edit(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % MOERT_COUNT(fields),
-             fuzz_byte(in, AT_FIELDS + 2 + 2 * i));
+        edit(options, in->fields[i][0] % MOERT_COUNT(fields), in->fields[i][1]);
     return edits == 0;
 }

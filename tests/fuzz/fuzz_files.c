@@ -41,9 +41,9 @@ const char *__asan_default_options(void) {
 }
 
 static char directory[64]; /* of all files */
-static char path[128];     /* of the file that holds the input */
-static const uint8_t *input;
-static size_t input_bytes;
+char fuzz_path[128];
+const uint8_t *fuzz_input;
+size_t fuzz_input_bytes;
 
 void fuzz_fail(const char *format, ...) {
     va_list arguments;
@@ -91,7 +91,7 @@ static moert_status read_tensors(const char *from) {
 }
 
 static moert_status read_safetensors(void) {
-    return read_tensors(path);
+    return read_tensors(fuzz_path);
 }
 
 static moert_status read_index(void) {
@@ -100,7 +100,7 @@ static moert_status read_index(void) {
 
 static moert_status read_config(void) {
     moert_model_config config;
-    moert_status status = moert_model_config_read(path, &config);
+    moert_status status = moert_model_config_read(fuzz_path, &config);
     if (status == MOERT_OK) {
         moert_model_config_check_model(&config);
         moert_model_config_free(&config);
@@ -113,16 +113,16 @@ static moert_status read_manifest(void) {
     char ending[64], digits[MOERT_CHECKSUM_DIGITS + 1];
     size_t read;
     snprintf(ending, sizeof ending, ",\n \"xxh3\": \"%s\"\n}\n",
-             moert_checksum_text(moert_checksum_of(input, input_bytes), digits));
-    write_pieces("manifest.json", input, input_bytes, ending, strlen(ending));
+             moert_checksum_text(moert_checksum_of(fuzz_input, fuzz_input_bytes), digits));
+    write_pieces("manifest.json", fuzz_input, fuzz_input_bytes, ending, strlen(ending));
     return moert_manifest_check(directory, &read);
 }
 
 /* The input is an entry of the kernel cache without its checksum, as PoCL's files are stored. */
 static moert_status read_cache(void) {
-    const moert_checksum sum = moert_checksum_of(input, input_bytes);
+    const moert_checksum sum = moert_checksum_of(fuzz_input, fuzz_input_bytes);
     moert_pocl_step step;
-    write_pieces("entry.bin", &sum, sizeof sum, input, input_bytes);
+    write_pieces("entry.bin", &sum, sizeof sum, fuzz_input, fuzz_input_bytes);
     if (moert_pocl_directory() == NULL)
         moert_pocl_set_directory(); /* begin makes it again */
     MOERT_TRY(moert_pocl_begin("entry", "fuzz", &step));
@@ -132,7 +132,7 @@ static moert_status read_cache(void) {
 
 static moert_status read_state(void) {
     moert_run_state state;
-    return moert_run_state_read(path, &state);
+    return moert_run_state_read(fuzz_path, &state);
 }
 
 static moert_status read_record(void) {
@@ -164,20 +164,20 @@ static moert_status read_source(moert_source *source) {
 
 static moert_status read_tokens(void) {
     moert_source *source;
-    MOERT_TRY(moert_source_open_raw(path, 16, &source));
+    MOERT_TRY(moert_source_open_raw(fuzz_path, 16, &source));
     return read_source(source);
 }
 
 static moert_status read_text(void) {
     moert_source *source;
-    const char *paths[] = {path};
+    const char *paths[] = {fuzz_path};
     MOERT_TRY(moert_source_open_text(paths, 1, &source));
     return read_source(source);
 }
 
 static moert_status read_dataset(void) {
     moert_source *source;
-    const char *paths[] = {path};
+    const char *paths[] = {fuzz_path};
     MOERT_TRY(moert_source_open(paths, 1, 16, &source));
     return read_source(source);
 }
@@ -185,7 +185,7 @@ static moert_status read_dataset(void) {
 static moert_status read_tuning(void) {
     char *line = NULL, problem[160];
     size_t room = 0;
-    FILE *file = fopen(path, "r");
+    FILE *file = fopen(fuzz_path, "r");
     while (file != NULL && getline(&line, &room, file) > 0) {
         moert_tuning_row row;
         bool empty;
@@ -196,14 +196,6 @@ static moert_status read_tuning(void) {
     if (file != NULL)
         fclose(file);
     return MOERT_OK;
-}
-
-static moert_status read_hosts(void) {
-    return fuzz_hosts(path);
-}
-
-static moert_status read_notes(void) {
-    return fuzz_notes(input, input_bytes);
 }
 
 /* ---- the table ---- */
@@ -219,7 +211,7 @@ static const char small_metrics[] = "{\"step\": 0, \"loss\": 5.5, \"skipped\": f
 static const char small_steps[] =
     "{\"step\":1,\"step_ms\":[9.5],\"operations\":{\"norms\":[0.5],\"host\":[9]}}\n";
 
-/* X(name, file that holds the input, reader). The other files of the directory are in `others`. */
+/* X(name, file that holds the fuzz_input, reader). The other files of the directory are in `others`. */
 #define TARGETS(X)                                                                                 \
     X(safetensors, "x.safetensors", read_safetensors)                                              \
     X(index, "model.safetensors.index.json", read_index)                                           \
@@ -264,7 +256,7 @@ static const struct {
 };
 
 static void clean_up(void) {
-    unlink(path);
+    unlink(fuzz_path);
     for (size_t i = 0; i < MOERT_COUNT(others); i++) {
         char other[192];
         snprintf(other, sizeof other, "%s/%s", directory, others[i].file);
@@ -289,7 +281,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     if (mkdtemp(directory) == NULL)
         fuzz_fail("%s: %s", directory, strerror(errno));
     setenv("MOERT_CACHE_DIR", directory, 1);
-    snprintf(path, sizeof path, "%s/%s", directory, target->file);
+    snprintf(fuzz_path, sizeof fuzz_path, "%s/%s", directory, target->file);
     for (size_t i = 0; i < MOERT_COUNT(others); i++)
         if (strcmp(others[i].target, target->name) == 0)
             write_file(others[i].file, others[i].content, others[i].bytes);
@@ -298,8 +290,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
-    input = bytes;
-    input_bytes = count;
+    fuzz_input = bytes;
+    fuzz_input_bytes = count;
     write_file(target->file, bytes, count);
     if (target->read() == MOERT_OK)
         return 0;

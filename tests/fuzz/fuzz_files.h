@@ -9,8 +9,13 @@
 /* Ends the process with a message, as a finding. */
 void fuzz_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
-/* notes.c: receives `bytes` from the network as the watchdog of a job on three hosts does. */
-moert_status fuzz_notes(const uint8_t *bytes, size_t count);
+/* The input, and the file that holds it. */
+extern const uint8_t *fuzz_input;
+extern size_t fuzz_input_bytes;
+extern char fuzz_path[128];
+
+/* notes.c: receives the input from the network as the watchdog of a job on three hosts does. */
+moert_status read_notes(void);
 
 /* hosts.c: reads a file of hosts as the launch scripts do. */
-moert_status fuzz_hosts(const char *path);
+moert_status read_hosts(void);

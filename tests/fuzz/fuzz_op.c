@@ -52,15 +52,11 @@ void fuzz_fail(const char *format, ...) {
 }
 
 static void report(void) {
-    const double runs = counts.runs > 0 ? (double)counts.runs : 1.0;
     fprintf(stderr,
-            "fuzz_op: %zu runs: %.1f %% create an op (%.1f %% of them are legal by construction), "
-            "%.1f %% execute; %.1f %% have buffers that are refused, %.1f %% are too large to "
-            "execute, %.1f %% are replayed\n",
-            counts.runs, 100.0 * (double)counts.created / runs,
-            100.0 * (double)counts.legal / (double)(counts.created > 0 ? counts.created : 1),
-            100.0 * (double)counts.executed / runs, 100.0 * (double)counts.refused / runs,
-            100.0 * (double)counts.large / runs, 100.0 * (double)counts.recorded / runs);
+            "fuzz_op: %zu runs create %zu ops, of which %zu are legal by construction: %zu "
+            "execute, %zu have buffers that are refused, %zu too large ones, %zu are replayed\n",
+            counts.runs, counts.created, counts.legal, counts.executed, counts.refused,
+            counts.large, counts.recorded);
 }
 
 /* ---- checks of every call ---- */
@@ -148,7 +144,7 @@ static void execute(moert_op *op, const moert_op_options *options, const fuzz_bu
 
 /* Checks the properties of a created op, compiles it if the input says so, and executes it. */
 static void use(const fuzz_input *in, moert_op *op, const moert_op_options *options) {
-    const unsigned calls = fuzz_byte(in, AT_CALLS);
+    const unsigned calls = in->calls;
     fuzz_buffers buffers;
     if (moert_op_backend_name(op) == NULL)
         fuzz_fail("an op has no backend");
@@ -165,9 +161,10 @@ static void use(const fuzz_input *in, moert_op *op, const moert_op_options *opti
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
-    const fuzz_input in = {bytes, count};
+    fuzz_input in = {0};
     moert_op_options options;
     moert_op *op = NULL;
+    memcpy(&in, bytes, count < sizeof in ? count : sizeof in);
     const bool legal = fuzz_describe(&in, &options);
     moert_error_set("");
     const moert_status status = JUDGE(moert_op_create(device, &options, &op));

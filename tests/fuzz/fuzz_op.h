@@ -11,44 +11,15 @@
 #include "device/device.h"
 #include "moert/ops.h"
 
-enum {
-    FIELD_EDITS = 4,
-    BUFFER_EDITS = 3,
-    AT_FIELDS = 0, /* the number of field edits, then field and value of each */
-    /* the number of buffer edits, then buffer and change of each */
-    AT_BUFFERS = AT_FIELDS + 1 + 2 * FIELD_EDITS,
-    AT_KIND = AT_BUFFERS + 1 + 2 * BUFFER_EDITS,
-    AT_GROUPS,
-    AT_ROWS,
-    AT_N,
-    AT_K,
-    AT_SWITCHES, /* 2 bytes */
-    AT_PERMUTE = AT_SWITCHES + 2,
-    AT_TYPES, /* 2 bytes */
-    AT_STRIDES = AT_TYPES + 2,
-    AT_GLU,
-    AT_INTERLEAVE,
-    AT_QUANTIZED, /* the operands that are quantized */
-    AT_HOW,       /* 2 bytes for each of 4 operands */
-    AT_ROW_MULTIPLE = AT_HOW + 8,
-    AT_BACKEND,
-    AT_CALLS,
-    AT_ENDS,
-    AT_GATHER,
-    AT_PAYLOAD,
-    INPUT_BYTES
-};
-
-_Static_assert(INPUT_BYTES <= 48, "-max_len in the Makefile");
-
 typedef struct fuzz_input {
-    const uint8_t *bytes;
-    size_t count;
+    uint8_t field_edits, fields[4][2];   /* the number of edits, then field and value of each */
+    uint8_t buffer_edits, buffers[3][2]; /* the number of edits, then buffer and change of each */
+    uint8_t kind, groups, rows, n, k, switches[2], permute, types[2], strides, glu, interleave;
+    uint8_t quantized, how[4][2]; /* the operands that are quantized, and how */
+    uint8_t row_multiple, backend, calls, ends, gather, payload;
 } fuzz_input;
 
-static inline unsigned fuzz_byte(const fuzz_input *in, size_t at) {
-    return at < in->count ? in->bytes[at] : 0;
-}
+_Static_assert(sizeof(fuzz_input) <= 48, "-max_len in the Makefile");
 
 /* Returns the number of edits that a byte of the input requests, at most `most`. */
 static inline size_t fuzz_edits(unsigned byte, size_t most) {

@@ -57,14 +57,14 @@ static int is_host(const char *line) {
     return slots <= 999999 && strcmp(end, "\n") == 0;
 }
 
-moert_status fuzz_hosts(const char *path) {
+moert_status read_hosts(void) {
     static char *line;
     static size_t room;
     size_t hosts = 0, others = 0;
     char message[512] = "";
     if (to == NULL)
         start_shell();
-    fprintf(to, "%s\n", path);
+    fprintf(to, "%s\n", fuzz_path);
     fflush(to);
     for (;;) {
         if (getline(&line, &room, from) <= 0)

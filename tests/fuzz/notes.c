@@ -78,7 +78,9 @@ static void explain(uint64_t now_ns) {
     moert_watchdog_explain_mystery(&job.watchdog, now_ns, text, sizeof text);
 }
 
-moert_status fuzz_notes(const uint8_t *bytes, size_t count) {
+moert_status read_notes(void) {
+    const uint8_t *bytes = fuzz_input;
+    const size_t count = fuzz_input_bytes;
     if (job.sender == NULL)
         begin_job();
     const uint64_t dropped = moert_beacon_dropped(job.watchdog.beacon), now_ns = moert_clock_ns();

@@ -47,6 +47,7 @@ put "$infinite" "$(data "$infinite")" '\0\0\300\177'
 # ---- data ----
 
 : >"$work/empty"
+sed '2s/A/a/' LICENSE >"$work/license" # of the same length
 head -c 60 LICENSE >"$work/short"
 head -c 8192 /dev/zero | tr '\0' '\1' >"$work/high.bin"
 printf '\1\0\2' >"$work/odd.bin"
@@ -68,6 +69,11 @@ truncate -s 100000 "$(copy moments "$last")/optimizer.safetensors"
 truncate -s 100000 "$(copy weights "$last")/model.safetensors"
 sed -i 3d "$(copy stateless "$last")/state.json"
 echo '{' >"$(copy brace "$last")/state.json"
+for edit in 'applied 41' 'step 99' 'left_out 1' 'skipped_in_row 3' 'data 7'; do
+    sed -Ei "s/(\"${edit%% *}\": )(\"[^\"]*\"|[0-9]*)/\\1${edit#* }/" "$(copy "state-${edit/ /}" "$last")/state.json"
+done
+negative=$(copy negative "$last")/optimizer.safetensors
+put "$negative" $(($(stat -c %s "$negative") - 1)) '\200' # the sign of a second moment
 cp -r "$work/run/checkpoints" "$work/elsewhere"
 
 # ---- pipes that nobody writes to, and paths that cannot be written ----

@@ -25,23 +25,27 @@ static void put(FILE *file, const void *value, size_t bytes) {
     assert_int_equal(fwrite(value, 1, bytes, file), bytes);
 }
 
-const char *write_index(const char *name, const index_lists *of) {
-    const uint64_t version = 1, sequences = of->sequences, entries = of->entries;
+const char *write_dataset(const char *name, const void *tokens, size_t bytes, index_lists of) {
+    static const int64_t widths[] = {0, 1, 1, 2, 4, 8, 4, 8, 2};
+    const uint64_t version = 1, sequences = of.sequences;
+    const uint64_t entries = of.documents != NULL ? of.entries : sequences + 1;
+    write_file(titled("%s.bin", name), tokens, bytes);
     const char *path = in_directory(titled("%s.idx", name));
     FILE *file = fopen(path, "w");
     int64_t next = 0;
     assert_non_null(file);
     put(file, "MMIDIDX\0", 9);
     put(file, &version, 8);
-    put(file, &of->code, 1);
+    put(file, &of.code, 1);
     put(file, &sequences, 8);
     put(file, &entries, 8);
-    put(file, of->lengths, of->sequences * 4);
-    for (size_t i = 0; i < of->sequences; i++) {
-        put(file, of->positions != NULL ? &of->positions[i] : &next, 8);
-        next += of->lengths[i] * (int64_t)of->width;
+    put(file, of.lengths, sequences * 4);
+    for (size_t i = 0; i < sequences; i++) {
+        put(file, of.positions != NULL ? &of.positions[i] : &next, 8);
+        next += of.lengths[i] * widths[of.code];
     }
-    put(file, of->documents, of->entries * 8);
+    for (int64_t i = 0; i < (int64_t)entries; i++)
+        put(file, of.documents != NULL ? &of.documents[i] : &i, 8);
     assert_int_equal(fclose(file), 0);
     return path;
 }

@@ -10,13 +10,15 @@ moert_data *open_data(moert_source *source, const moert_split *split);
 /* Data of text files, of which a fraction is held out. */
 moert_data *open_text(const char *const *paths, size_t count, double held_out);
 
-/* Lists of an index file; `positions` NULL: the sequences lie one after another. */
+/* Lists of an index file. `positions` NULL: the sequences lie one after another; `documents` NULL:
+ * each is a document. */
 typedef struct index_lists {
-    unsigned char code;
-    size_t width, sequences, entries;
+    unsigned char code; /* of the type of tokens */
+    size_t sequences;
     const int32_t *lengths;
     const int64_t *positions, *documents;
+    size_t entries; /* of `documents` */
 } index_lists;
 
-/* Writes NAME.idx into the test's directory; returns its path. */
-const char *write_index(const char *name, const index_lists *of);
+/* Writes NAME.bin and NAME.idx into the test's directory; returns the path of the latter. */
+const char *write_dataset(const char *name, const void *tokens, size_t bytes, index_lists of);

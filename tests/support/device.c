@@ -28,7 +28,9 @@ int close_test_device(void **state) {
     return 0;
 }
 
-void *test_device_id(void) {
+/* The cl_device_id of the test device, also without the fixture. The first device of the first
+ * platform may be another one, such as Oclgrind's simulator. */
+static void *device_id(void) {
     const bool opened = test_device != NULL;
     if (!opened && open_test_device(NULL) != 0)
         return NULL;
@@ -48,7 +50,7 @@ static void release_queue(void *queue) {
 
 cl_objects make_objects(cl_command_queue_properties properties) {
     const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
-    cl_objects made = {.id = test_device_id()};
+    cl_objects made = {.id = device_id()};
     cl_int code;
     made.context = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
     assert_int_equal(code, CL_SUCCESS);
@@ -82,12 +84,8 @@ int run_tensor_forms(const char *file) {
     return failed;
 }
 
-static void destroy_buffer(void *buffer) {
-    moert_buffer_destroy(buffer);
-}
-
 moert_buffer *owned_buffer(moert_buffer *buffer) {
-    return owned(buffer, destroy_buffer);
+    return owned(buffer, moert_buffer_destroy);
 }
 
 moert_buffer *test_buffer(size_t bytes) {

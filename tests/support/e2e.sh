@@ -1,4 +1,4 @@
-# Sourced by tests/e2e/*.sh: TAP lines, a temporary directory $tmp, runs under mpirun.
+# Sourced by tests/e2e/*.sh, which then run in the root of the repository: TAP lines, a temporary directory $tmp, runs under mpirun.
 #
 #   verdict STATUS TITLE     prints one TAP line; after a failure also the end of $log
 #   check TITLE COMMAND...   appends the output of COMMAND to $log and gives the verdict on its status
@@ -20,6 +20,8 @@
 #   only TIER COMMAND...     runs COMMAND if the script runs in the tier TIER, check or all (see tests/run)
 #   join                     waits for all parts and prints their lines in order
 #   finish                   joins, prints the TAP plan and exits with the script's status
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 . launch/environment
 TEST_TIER=${TEST_TIER:-check}
 bin=${TEST_BUILD:-build}/bin
@@ -48,7 +50,7 @@ check() {
 refused() {
     # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Ranks that are killed or stopped need that time
     OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
-    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: |tokenize: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
     verdict $? "$3"
 }
 

@@ -97,6 +97,23 @@ int close_device_and_directory(void **state) {
     return close_test_device(state) != 0 || remove_test_directory(state) != 0;
 }
 
+const char *write_tensors(const char *name, const file_tensor *tensors, size_t count) {
+    const char *path = in_directory(name);
+    moert_tensor_spec *specs = test_alloc(count * sizeof *specs);
+    moert_tensor_writer *writer;
+    for (size_t i = 0; i < count; i++)
+        specs[i] = tensors[i].spec;
+    ASSERT_OK(moert_writer_open(path, specs, count, NULL, true, &writer));
+    for (size_t i = 0; i < count; i++) {
+        size_t elements = 1;
+        for (size_t d = 0; d < specs[i].rank; d++)
+            elements *= specs[i].shape[d];
+        ASSERT_OK(moert_writer_put(writer, specs[i].name, 0, elements, tensors[i].data));
+    }
+    ASSERT_OK(moert_writer_close(writer));
+    return path;
+}
+
 moert_tensors *open_tensors(const char *path) {
     moert_tensors *tensors;
     ASSERT_OK(moert_tensors_open(path, &tensors));

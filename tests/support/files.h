@@ -35,5 +35,14 @@ void limit_files(rlim_t bytes);
  * if the directory does not exist. */
 size_t count_files(const char *directory, const char *ending);
 
+/* A tensor of a file, with its bytes. */
+typedef struct file_tensor {
+    moert_tensor_spec spec;
+    const void *data;
+} file_tensor;
+
+/* Writes the tensors as a file of the directory; returns its path as in_directory() does. */
+const char *write_tensors(const char *name, const file_tensor *tensors, size_t count);
+
 /* Opens the tensors of a file or a directory; they are closed when the test ends. */
 moert_tensors *open_tensors(const char *path);

@@ -121,6 +121,28 @@ moert_status agreed(moert_status mine) {
     return moert_comm_agree(test_comm, mine);
 }
 
+void *read_bytes(const moert_buffer *buffer, size_t bytes) {
+    void *content = test_alloc(bytes);
+    ASSERT_OK(moert_buffer_read(buffer, 0, content, bytes));
+    return content;
+}
+
+float *read_floats(const moert_buffer *buffer, size_t n) {
+    return read_bytes(buffer, n * sizeof(float));
+}
+
+bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n) {
+    return memcmp(read_floats(a, n), read_floats(b, n), n * sizeof(float)) == 0;
+}
+
+void sum_over_ranks(double *values, size_t n) {
+    double *all = test_alloc(test_ranks * n * sizeof *all);
+    ASSERT_OK(moert_comm_allgather(test_comm, values, n * sizeof *values, all));
+    memset(values, 0, n * sizeof *values);
+    for (size_t i = 0; i < test_ranks * n; i++)
+        values[i % n] += all[i];
+}
+
 float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t values = moert_tree_nodes(span, nodes) * n;

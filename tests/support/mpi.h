@@ -68,6 +68,15 @@ bool on_all(bool mine);
 /* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);
 
+/* The first bytes or floats of a buffer, with or without a guard, and whether n floats have the
+ * bits of another buffer's. Not collective. */
+void *read_bytes(const moert_buffer *buffer, size_t bytes);
+float *read_floats(const moert_buffer *buffer, size_t n);
+bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n);
+
+/* Replaces values[n] by their sums over all ranks. Collective. */
+void sum_over_ranks(double *values, size_t n);
+
 /* Rows of n values for the nodes of a rank's span (base/tree.h), drawn at random over 11 binary
  * orders, so that their sum depends on the order. */
 float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank);

@@ -232,6 +232,16 @@ void assert_near(const char *what, const float *got, const double *want, size_t 
     assert_close(what, got, want, n, tolerance * typical, tolerance);
 }
 
+double relative_difference(const float *a, const float *b, size_t n) {
+    double difference = 0.0, norm = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)a[i] - (double)b[i];
+        difference += d * d;
+        norm += (double)a[i] * (double)a[i];
+    }
+    return sqrt(difference / norm);
+}
+
 void assert_same_bits(const char *what, const float *got, const float *want, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)

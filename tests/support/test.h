@@ -129,9 +129,6 @@ extern const char *const backends[BACKENDS];
 extern moert_device *test_device;
 int open_test_device(void **state);
 int close_test_device(void **state);
-/* Its cl_device_id, also without the fixture. The first device of the first platform may be another
- * one, such as Oclgrind's simulator. */
-void *test_device_id(void);
 
 /* True if the device has the tensor cores of Hopper GPUs; if not, prints `otherwise`. */
 bool has_hopper(const char *otherwise);
@@ -200,6 +197,9 @@ void assert_close(const char *what, const float *got, const double *want, size_t
 /* |got - want| <= tolerance * max(|want|, root mean square of all want, 0.01) */
 void assert_near(const char *what, const float *got, const double *want, size_t n,
                  double tolerance);
+
+/* The norm of a - b relative to that of a; NaN if both are 0. */
+double relative_difference(const float *a, const float *b, size_t n);
 
 /* The n floats have the same bits. */
 void assert_same_bits(const char *what, const float *got, const float *want, size_t n);

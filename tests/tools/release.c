@@ -4,13 +4,13 @@
  *
  *   release fp8|mxfp4 MODEL.safetensors LOW.safetensors PLAIN.safetensors
  *
- * Quantizes the matrices that the form quantizes (experts, attention). Writes the model twice: LOW
- * with payloads and scales under the released names, PLAIN with their products as float32. The
- * decoding follows the formats' definitions, independently of the library.
+ * Draws random values for the matrices that the form quantizes (experts, attention). Writes the
+ * model twice: LOW with payloads and scales under the released names, PLAIN with their products as
+ * float32. The decoding follows the formats' definitions, independently of the library.
  */
 #include <math.h>
 
-#include "base/dtype.h"
+#include "base/rng.h"
 #include "base/text.h"
 #include "io/safetensors.h"
 #include "tools/check.h"
@@ -77,46 +77,26 @@ static float decoded(unsigned code) {
     return (float)(code >> (bits - 1) ? -value : value);
 }
 
-static float scale_of(double largest) {
-    if (largest == 0.0)
-        return 1.0f;
-    return mxfp4 ? ldexpf(1.0f, ilogb(largest) - 2) : (float)(largest / 448.0);
-}
-
-/* Quantizes a tensor's values in place; writes its payload and scales. */
-static void quantize(const entry *e, float *values, moert_tensor_writer *low) {
+/* Draws the payload and scales of a matrix and writes them; values = their products. */
+static void draw(const entry *e, float *values, moert_tensor_writer *low) {
     const size_t block_rows = mxfp4 ? 1 : 128, block_columns = mxfp4 ? 32 : 128;
-    const size_t blocks = e->matrices * e->high * e->wide,
-                 bytes = e->tensor->elements / (mxfp4 ? 2 : 1);
+    const size_t blocks = e->matrices * e->high * e->wide, elements = e->tensor->elements;
     uint8_t *payload, *exponents;
     float *scales;
-    check(MOERT_NEW_ARRAY(&payload, bytes));
+    check(MOERT_NEW_ARRAY(&payload, elements));
     check(MOERT_NEW_ARRAY(&exponents, blocks));
     check(MOERT_NEW_ARRAY(&scales, blocks));
-    for (size_t b = 0; b < blocks; b++) {
-        const size_t matrix = b / e->wide / e->high, first = b / e->wide % e->high * block_rows;
-        const size_t left = b % e->wide * block_columns;
-        const size_t end = moert_min(first + block_rows, e->n);
-        const size_t right = moert_min(left + block_columns, e->k);
-        double largest = 0.0;
-        for (int pass = 0; pass < 2; pass++) /* finds the scale, then quantizes */
-            for (size_t n = first; n < end; n++)
-                for (size_t k = left; k < right; k++) {
-                    const size_t at = (matrix * e->n + n) * e->k + k;
-                    float *value = &values[mxfp4 ? (matrix * e->k + k) * e->n + n : at];
-                    if (pass == 0) {
-                        largest = fmax(largest, fabs((double)*value));
-                        scales[b] = scale_of(largest);
-                        continue;
-                    }
-                    const unsigned code = moert_dtype_encode(
-                        mxfp4 ? MOERT_DTYPE_E2M1 : MOERT_DTYPE_E4M3, *value / scales[b]);
-                    *value = decoded(code) * scales[b];
-                    payload[mxfp4 ? at / 2 : at] |= (uint8_t)(mxfp4 ? code << at % 2 * 4 : code);
-                }
-        exponents[b] = (uint8_t)(127 + ilogbf(scales[b]));
+    for (size_t i = 0; i < elements; i++) {
+        const size_t k = i % e->k, n = i / e->k % e->n, matrix = i / e->k / e->n;
+        const size_t b = (matrix * e->high + n / block_rows) * e->wide + k / block_columns;
+        unsigned code = (unsigned)(moert_rng_uniform(1, 0, i) * (mxfp4 ? 16.0 : 254.0));
+        code += !mxfp4 && code > 126; /* 127 and 255 are NaN */
+        exponents[b] = (uint8_t)(mxfp4 ? 121 + b % 4 : 0);
+        scales[b] = mxfp4 ? ldexpf(1.0f, exponents[b] - 127) : 0.0003f * (float)(1 + b % 5);
+        values[mxfp4 ? (matrix * e->k + k) * e->n + n : i] = decoded(code) * scales[b];
+        payload[mxfp4 ? i / 2 : i] |= (uint8_t)(mxfp4 ? code << i % 2 * 4 : code);
     }
-    check(moert_writer_put(low, e->payload, 0, bytes, payload));
+    check(moert_writer_put(low, e->payload, 0, mxfp4 ? elements / 2 : elements, payload));
     check(moert_writer_put(low, e->scales, 0, blocks, mxfp4 ? (void *)exponents : scales));
     free(scales);
     free(exponents);
@@ -148,12 +128,10 @@ int main(int argc, char **argv) {
         const moert_tensor *t = e->tensor;
         float *values;
         check(MOERT_NEW_ARRAY(&values, t->elements));
-        if (e->quantized) {
-            check(moert_tensor_read_f32(t, 0, t->elements, values));
-            quantize(e, values, low);
-        } else {
+        if (e->quantized)
+            draw(e, values, low);
+        else
             check(moert_writer_put(low, t->name, 0, t->elements, t->data));
-        }
         check(moert_writer_put(plain, t->name, 0, t->elements, e->quantized ? values : t->data));
         free(values);
     }

@@ -77,22 +77,10 @@ double attention_oracle_loss(void *oracle) {
 
 /* ---- the device ---- */
 
-/* Uploads the sequences of a run of x, which has the shape of result `r`. */
-static moert_buffer *part(const attention_oracle *o, const double *x, attention_run run, size_t r,
-                          moert_dtype type) {
-    const size_t of_sequence = o->shape.length * attention_width(&o->shape, r);
-    const size_t n = run.sequences * of_sequence;
-    return upload_as(to_floats(x + run.first * of_sequence, n), n, type);
-}
-
-static void destroy_documents(void *documents) {
-    moert_documents_destroy(documents);
-}
-
 moert_documents *attention_documents(void) {
     moert_documents *documents = NULL;
     ASSERT_OK(moert_documents_create(test_device, &documents));
-    return owned(documents, destroy_documents);
+    return owned(documents, moert_documents_destroy);
 }
 
 moert_attention attention_of_one_token(void) {
@@ -102,23 +90,24 @@ moert_attention attention_of_one_token(void) {
     return a;
 }
 
-attention_results attention_on_device(const attention_oracle *o, attention_run run) {
+attention_results attention_on_device(const attention_oracle *o, moert_dtype type,
+                                      const int32_t *positions) {
     const attention_shape *s = &o->shape;
-    const size_t tokens = run.sequences * s->length;
+    const size_t tokens = s->sequences * s->length;
     attention_results got = {{0}, {NULL}};
     moert_buffer *made[ATTENTION_RESULTS], *scratch = NULL;
     for (size_t r = 0; r < ATTENTION_RESULTS; r++) {
         got.count[r] = r != ATTENTION_DSINKS ? tokens * attention_width(s, r)
-                       : s->sinks            ? run.sequences * s->heads
+                       : s->sinks            ? s->sequences * s->heads
                                              : 0;
         made[r] = unset_floats(got.count[r]);
     }
-    moert_documents *documents = run.positions != NULL ? attention_documents() : NULL;
+    moert_documents *documents = positions != NULL ? attention_documents() : NULL;
     if (documents != NULL)
-        ASSERT_OK(moert_documents_set(documents, run.sequences, s->length, run.positions));
+        ASSERT_OK(moert_documents_set(documents, s->sequences, s->length, positions));
     const size_t outs = got.count[ATTENTION_OUT];
-    moert_buffer *rounded = run.type != MOERT_DTYPE_F32 ? unset_bf16(outs) : NULL;
-    moert_attention attention = {.sequences = run.sequences,
+    moert_buffer *rounded = type != MOERT_DTYPE_F32 ? unset_bf16(outs) : NULL;
+    moert_attention attention = {.sequences = s->sequences,
                                  .length = s->length,
                                  .heads = s->heads,
                                  .kv_heads = s->kv_heads,
@@ -135,13 +124,17 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
                                  .dv = made[ATTENTION_DV],
                                  .dsinks = s->sinks ? made[ATTENTION_DSINKS] : NULL,
                                  .bf16 = rounded,
-                                 .type = run.type,
+                                 .type = type,
                                  .scratch = &scratch};
     attention.operands = moert_attention_operands(test_device, &attention);
-    attention.q = part(o, o->q, run, ATTENTION_DQ, attention.operands);
-    attention.k = part(o, o->k, run, ATTENTION_DK, attention.operands);
-    attention.v = part(o, o->v, run, ATTENTION_DV, attention.operands);
-    attention.dout = part(o, o->dout, run, ATTENTION_OUT, attention.operands);
+    attention.q = upload_as(to_floats(o->q, got.count[ATTENTION_DQ]), got.count[ATTENTION_DQ],
+                            attention.operands);
+    attention.k = upload_as(to_floats(o->k, got.count[ATTENTION_DK]), got.count[ATTENTION_DK],
+                            attention.operands);
+    attention.v = upload_as(to_floats(o->v, got.count[ATTENTION_DV]), got.count[ATTENTION_DV],
+                            attention.operands);
+    attention.dout = upload_as(to_floats(o->dout, got.count[ATTENTION_OUT]),
+                               got.count[ATTENTION_OUT], attention.operands);
     ASSERT_OK(moert_attention_forward(&attention));
     if (rounded != NULL)
         assert_bf16("bf16 out", rounded, download_floats(made[ATTENTION_OUT], outs), outs);

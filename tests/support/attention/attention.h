@@ -43,14 +43,10 @@ typedef struct attention_results {
     float *value[ATTENTION_RESULTS];
 } attention_results;
 
-/* Runs forward and backward on the oracle's sequences [first, first + sequences) of its inputs.
- * BF16 also checks the results that are stored in bf16. */
-typedef struct attention_run {
-    moert_dtype type; /* F32 (0) or BF16 */
-    size_t first, sequences;
-    const int32_t *positions; /* [sequences,length] in documents, or NULL */
-} attention_run;
-attention_results attention_on_device(const attention_oracle *oracle, attention_run run);
+/* Runs forward and backward, with positions[sequences,length] in documents unless they are NULL.
+ * MOERT_DTYPE_BF16 also checks the results that are stored in bf16. */
+attention_results attention_on_device(const attention_oracle *oracle, moert_dtype type,
+                                      const int32_t *positions);
 
 /* No documents yet, and a call on one token of one head of 4 elements whose buffers hold 64 NaN. */
 moert_documents *attention_documents(void);

@@ -1,31 +1,8 @@
-/* The shapes and setups of the exchange tests, and their main(). */
+/* The setups of the exchange tests, and their main(). */
 #include "support/exchange/suite.h"
 
 #include "base/config.h"
 #include "base/memory.h"
-
-const shape shapes[SHAPES] = {
-    {"even", 8, 2, 64, {16, 16, 16, 16}, RANDOM, 0},
-    {"uneven tokens", 8, 2, 64, {33, 1, 70, 5}, RANDOM, 1},
-    {"rank 0 empty", 8, 2, 32, {0, 9, 0, 3}, RANDOM, 2},
-    {"other ranks empty", 8, 2, 32, {13, 0, 0, 0}, RANDOM, 3},
-    {"no tokens at all", 8, 2, 32, {0, 0, 0, 0}, RANDOM, 4},
-    {"one token", 4, 2, 16, {1, 0, 0, 0}, RANDOM, 5},
-    {"all to one expert", 8, 1, 48, {20, 30, 10, 7}, ONE_EXPERT, 6},
-    {"every expert chosen", 7, 7, 40, {9, 5, 6, 7}, RANDOM, 7},
-    {"many experts per token", 16, 11, 64, {9, 5, 0, 7}, SOME_DROPPED, 8},
-    {"uneven experts", 13, 3, 64, {21, 20, 19, 18}, RANDOM, 9},
-    {"fewer experts than ranks", 2, 1, 16, {5, 6, 7, 8}, RANDOM, 10},
-    {"some slots dropped", 8, 4, 64, {25, 17, 40, 3}, SOME_DROPPED, 11},
-    {"all slots dropped", 8, 2, 64, {5, 4, 3, 2}, ALL_DROPPED, 12},
-    {"by Zipf's law", 16, 4, 48, {120, 64, 90, 77}, ZIPF, 17},
-    {"one takes 30 %", 16, 2, 48, {120, 64, 90, 77}, HOT, 18},
-    {"one of many takes all", 16, 1, 48, {300, 1, 200, 90}, ONE_EXPERT, 19},
-    {"width 1", 8, 2, 1, {19, 17, 3, 20}, RANDOM, 13},
-    {"width 15", 8, 2, 15, {19, 17, 3, 20}, RANDOM, 14},
-    {"width 17", 8, 2, 17, {19, 17, 3, 20}, RANDOM, 15},
-    {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
-};
 
 enum { LOCAL = MOERT_EXCHANGE_LOCAL, WINDOW = MOERT_EXCHANGE_WINDOW };
 static const setup setups[] = {
@@ -48,21 +25,16 @@ static const setup setups[] = {
     {"impatient, summed", WINDOW, "device", "2", .push = "sum", .fuse = ON},
 };
 
-moert_comm *spread[MAX_RANKS];
+moert_comm *spread[JOB_RANKS];
 
 static moert_status make_spread(void) {
     for (size_t together = 0; together < test_ranks; together++) {
-        const char *const counts[MAX_RANKS] = {NULL, "1", "2", "3"};
+        const char *const counts[JOB_RANKS] = {NULL, "1", "2", "3"};
         set_variable("MOERT_NODE_RANKS", counts[together]);
         MOERT_TRY(moert_comm_split(test_comm, 0, &spread[together]));
     }
     set_variable("MOERT_NODE_RANKS", NULL);
     return MOERT_OK;
-}
-
-static void free_spread(void) {
-    for (size_t together = 0; together < test_ranks; together++)
-        moert_comm_destroy(spread[together]);
 }
 
 bool has_windows(void) {
@@ -77,18 +49,6 @@ const char *automatic_engine(moert_comm *comm) {
     const char *engine = moert_exchange_engine(exchange); /* a string of the program */
     moert_exchange_destroy(exchange);
     return engine;
-}
-
-/* Sets the properties of an exchange that no environment variable controls. */
-static void choose_ways(const setup *tested, moert_control *control) {
-    if (tested->once != AS_IT_IS)
-        control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
-    if (tested->fuse != AS_IT_IS)
-        control->fuse = tested->fuse == ON && control->flags != NULL;
-}
-
-static void destroy_exchange(void *exchange) {
-    moert_exchange_destroy(exchange);
 }
 
 moert_exchange *open_exchange(void **state) {
@@ -109,9 +69,14 @@ moert_exchange *open_exchange(void **state) {
         set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
-    if (tested->engine == MOERT_EXCHANGE_WINDOW)
-        choose_ways(tested, exchange->state);
-    return owned(exchange, destroy_exchange);
+    if (tested->engine == MOERT_EXCHANGE_WINDOW) { /* no variable controls these properties */
+        moert_control *control = exchange->state;
+        if (tested->once != AS_IT_IS)
+            control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
+        if (tested->fuse != AS_IT_IS)
+            control->fuse = tested->fuse == ON && control->flags != NULL;
+    }
+    return owned(exchange, moert_exchange_destroy);
 }
 
 trip *open_trip(void **state, const shape *c) {
@@ -120,46 +85,26 @@ trip *open_trip(void **state, const shape *c) {
     return t;
 }
 
+void run_shape(moert_exchange *exchange, shape c, trip like) {
+    const size_t before = owned_count();
+    c.width += like.bf16 ? c.width % 2 : 0;
+    trip *t = open_windows(exchange, c.width, like.bf16);
+    t->chunks = like.chunks;
+    t->presummed = like.presummed;
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
+    release_since(before);
+}
+
 void run_shapes(moert_exchange *exchange, trip like) {
-    for (size_t i = 0; i < SHAPES; i++) {
-        const size_t before = owned_count();
-        shape c = shapes[i];
-        c.width += like.bf16 ? c.width % 2 : 0;
-        trip *t = open_windows(exchange, c.width, like.bf16);
-        t->chunks = like.chunks;
-        t->presummed = like.presummed;
-        ASSERT_OK_ON_ALL(trip_run(&c, t));
-        release_since(before);
-    }
+    for (size_t i = 0; i < SHAPES; i++)
+        run_shape(exchange, shapes[i], like);
 }
 
-void expect_usable(const shape *c, trip *t) {
-    ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* the device of make_busy works again */
-    ASSERT_OK_ON_ALL(trip_run(c, t));
+void expect_usable(trip *t) {
+    const shape c = t->c;
+    ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* a device that was late works again */
+    ASSERT_OK_ON_ALL(trip_run(&c, t));
     ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));
-}
-
-static void destroy_flags(void *flags) {
-    moert_flags_destroy(flags);
-}
-
-moert_flags *make_busy(void) {
-    const uint64_t busy_ns = 2500000000;
-    moert_flags *busy;
-    ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
-    return owned(busy, destroy_flags);
-}
-
-moert_status keep_busy(moert_flags *busy) {
-    return test_rank == test_ranks - 1 ? moert_flags_barrier(busy) : MOERT_OK;
-}
-
-void expect_late(const shape *c, const trip *t, const char *phase) {
-    moert_exchange_plan *plan = NULL;
-    ASSERT_FAILS_ON_ALL(trip_plan(c, t, MOERT_OK, &plan), MOERT_ERROR_COMM,
-                        titled("the device of rank %zu (", test_ranks - 1));
-    assert_non_null(strstr(moert_last_error(), phase));
 }
 
 /* True if a setup is possible on this device with this number of ranks. */
@@ -198,7 +143,8 @@ int run_exchange_tests(int arguments, char **argument) {
         }
     }
     const int failed = run_table("exchange", rows, chosen, NULL, NULL);
-    free_spread();
+    for (size_t together = 0; together < test_ranks; together++)
+        moert_comm_destroy(spread[together]);
     close_test_device(NULL);
     return mpi_tests_end(failed);
 }

@@ -1,31 +1,20 @@
 /*
- * Shared by the tests of the exchange: a round trip of any shape with its oracle, hostile shapes, a
- * table of setups, one bit each, and a main() that runs each test in those of its setups that this
- * device and number of ranks allow.
+ * Shared by the tests of the exchange: a round trip of any shape with its oracle, a table of
+ * setups, one bit each, and a main() that runs each test in those of its setups that this device
+ * and number of ranks allow.
  *
  * A round trip is a dispatch and a combine. Rows, slots and sums must equal values that the host
- * computes from the global token index. A sum has the bits of a chain of fmaf in slot order. If
- * each node sums first, the chain runs over the sums of the nodes.
+ * computes from the shape's routing (routing.h). A sum has the bits of a chain of fmaf in slot
+ * order. If each node sums first, the chain runs over the sums of the nodes.
  */
 #pragma once
 
 #include "exchange/exchange.h"
 #include "exchange/window/control.h"
+#include "support/exchange/routing.h"
 #include "support/mpi.h"
 
-enum { MAX_RANKS = 4, MAX_EXPERTS = 16, SHAPES = 20 };
-
-/* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as
- * often as the first. HOT: one expert gets at least 30 % of the slots. */
-typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
-
-typedef struct shape {
-    const char *name;
-    size_t experts, topk, width, tokens[MAX_RANKS];
-    pattern choice;
-    unsigned salt; /* changes payload and routing */
-} shape;
-extern const shape shapes[SHAPES]; /* hostile ones */
+enum { JOB_RANKS = 4 }; /* at most */
 
 /* A setup: the engine and settings of an exchange. */
 typedef struct setup {
@@ -55,9 +44,7 @@ enum {
     BY_SUMS = 3 << 8,
     BY_STAGED = 1 << 10,
     BY_NODES = 7 << 11, /* node engine with hosts of 1, 2 and 3 ranks */
-    BY_IMPATIENT = 1 << 14,
-    BY_IMPATIENT_FUSED = 1 << 15,
-    BY_IMPATIENT_SUMMED = 1 << 16,
+    BY_IMPATIENT = 7 << 14,
     BY_ENGINES = BY_LOCAL | BY_WINDOW | BY_DEVICES | BY_STAGED | BY_NODES,
     BY_PUSHES = BY_PUSHED | BY_PUSHED_ONCE | BY_SUMS,
     BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES,
@@ -74,7 +61,7 @@ enum {
 int run_exchange_tests(int count, char **arguments);
 
 /* [n]: all ranks of the job with MOERT_NODE_RANKS=n; [0]: all on one host. */
-extern moert_comm *spread[MAX_RANKS];
+extern moert_comm *spread[JOB_RANKS];
 /* True if the device supports the window engine. */
 bool has_windows(void);
 /* The name of the engine that `auto` chooses; "" if there is an error. Collective. */
@@ -88,9 +75,13 @@ typedef struct trip {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
+    shape c; /* of the last buffers */
+    routing routing;
+    size_t tokens, first_slot;   /* this rank's tokens, the first of their slots */
     bool bf16;                   /* y holds bf16 */
     size_t chunks;               /* number of chunks; 0 means 1 */
     float *host;                 /* large enough for each window and buffer */
+    float *slot_weight;          /* the content of `weight` */
     const moert_comm *presummed; /* each of its nodes sums before it sends; NULL: no node sums */
     bool summed;                 /* every rank sums before it sends, and rounds the sums if bf16 */
     size_t wrong;                /* number of wrong values so far */
@@ -109,15 +100,16 @@ trip *open_trip(void **state, const shape *c);
  * weights, and with pushed rows if the exchange pushes. Repeats this chunk by chunk, as a layer
  * does. Fails on all ranks if it fails on one. */
 moert_status trip_run(const shape *c, trip *t);
-/* Makes a round trip of every shape, with the fields `bf16`, `chunks` and `presummed` of `like`. */
+/* Makes a round trip of a shape, or of every hostile one, with the fields `bf16`, `chunks` and
+ * `presummed` of `like`. */
+void run_shape(moert_exchange *exchange, shape c, trip like);
 void run_shapes(moert_exchange *exchange, trip like);
 /* Checks that another round trip succeeds, after an error. */
-void expect_usable(const shape *c, trip *t);
+void expect_usable(trip *t);
 
 /* The parts of trip_run(): buffers for one shape, and the plan for the choices in t->index. */
 void trip_make_buffers(const shape *c, trip *t);
-moert_status trip_plan(const shape *c, const trip *t, moert_status local,
-                       moert_exchange_plan **plan);
+moert_status trip_plan(const trip *t, moert_exchange_plan **plan);
 /* Describe the transfer of a dispatch, of a combine, and of a combine with pushed rows. With
  * `slots`, the transfer also carries one value per slot. */
 moert_transfer trip_there(const trip *t, bool slots);
@@ -125,10 +117,3 @@ moert_transfer trip_back(const trip *t, bool weighted, bool slots);
 moert_transfer trip_push(const trip *t, bool weighted, bool slots);
 moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
 moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
-
-/* keep_busy() keeps the last rank's device for 2.5 s in a barrier that no other rank enters. In the
- * setups BY_IMPATIENT*, the other ranks time out earlier. make_busy() creates the flags. */
-moert_flags *make_busy(void);
-moert_status keep_busy(moert_flags *busy);
-/* Checks that the next plan fails with a message that names the last rank and `phase`. */
-void expect_late(const shape *c, const trip *t, const char *phase);

@@ -2,7 +2,7 @@
 #include "support/layer/layer_oracle.h"
 
 #include "support/layer/router.h"
-#include "support/test.h"
+#include "support/quant/quantize_oracle.h"
 
 enum { MOST_EXPERTS = 16, MOST_WIDTH = 256 };
 
@@ -20,8 +20,7 @@ static double *scaled(const char *name, size_t n, double scale) {
 }
 
 /* Rounds a row to MXFP8 (E4M3). Each block of 32 has a power of two as scale, which makes its
- * largest element at most 448. Elements keep three mantissa bits; the smallest step is 2^-9 times
- * the scale. */
+ * largest element at most 448. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;
@@ -32,8 +31,8 @@ static void round_row(double *row, size_t n) {
             continue;
         const double scale = exp2(ceil(log2(largest / 448.0)));
         for (size_t i = first; i < end; i++) {
-            const double step = exp2(fmax(floor(log2(fabs(row[i]) / scale)), -6.0) - 3.0) * scale;
-            row[i] = nearbyint(row[i] / step) * step;
+            const unsigned code = oracle_code(MOERT_DTYPE_E4M3, row[i] / scale);
+            row[i] = oracle_value(MOERT_DTYPE_E4M3, code) * scale;
         }
     }
 }
@@ -44,10 +43,8 @@ static double *sent(const char *name, const moert_layer_options *options, size_t
     double *rows = scaled(name, n, 1.0);
     for (size_t t = 0; t < tokens && options->dispatch == MOERT_DISPATCH_MXFP8; t++)
         round_row(rows + t * options->hidden, options->hidden);
-    for (size_t i = 0; i < n && options->dispatch == MOERT_DISPATCH_BF16; i++) {
-        const double step = exp2(floor(log2(fabs(rows[i]))) - 7.0);
-        rows[i] = nearbyint(rows[i] / step) * step;
-    }
+    for (size_t i = 0; i < n && options->dispatch == MOERT_DISPATCH_BF16; i++)
+        rows[i] = (double)round_to(MOERT_DTYPE_BF16, rows[i]);
     return rows;
 }
 
@@ -80,6 +77,17 @@ moert_layer_options layer_form(size_t hidden, size_t intermediate) {
     options.intermediate = intermediate;
     options.router.experts = 5;
     options.router.topk = 2;
+    return options;
+}
+
+moert_layer_options layer_full_form(void) {
+    moert_layer_options options = layer_form(20, 12);
+    options.shared_intermediate = 7;
+    options.router.score = MOERT_SCORE_SIGMOID;
+    options.router.scale = 1.5f;
+    options.router_bias = options.correction_bias = options.expert_biases = true;
+    options.shared_gate = true;
+    options.glu = (moert_glu_form){true, 1.5f, 1.702f, 1.0f, 0};
     return options;
 }
 
@@ -120,13 +128,6 @@ oracle_layer oracle_layer_create(const moert_layer_options *options, size_t toke
     return layer;
 }
 
-/* One expert's matrices, [2I,H] and [H,I], and biases or NULL. */
-typedef struct expert {
-    moert_glu_form form;
-    size_t hidden, width;
-    const double *w1, *b1, *w2, *b2;
-} expert;
-
 /* Returns start + the dot product of a[n] and b[n], summed in order. */
 static double dot(double start, const double *a, const double *b, size_t n) {
     for (size_t i = 0; i < n; i++)
@@ -134,60 +135,35 @@ static double dot(double start, const double *a, const double *b, size_t n) {
     return start;
 }
 
-/* y[H] += weight * (w2 glu(w1 x + b1) + b2) */
-static void add_expert(const expert *e, const double *x, double weight, double *y) {
-    double v[2 * MOST_WIDTH], glu[MOST_WIDTH];
-    const double limit = (double)e->form.limit;
-    for (size_t r = 0; r < 2 * e->width; r++)
-        v[r] = dot(e->b1 != NULL ? e->b1[r] : 0.0, e->w1 + r * e->hidden, x, e->hidden);
-    for (size_t i = 0; i < e->width; i++) {
-        const double gate = fmin(e->form.interleaved ? v[2 * i] : v[i], limit);
-        const double up = e->form.interleaved ? v[2 * i + 1] : v[e->width + i];
-        const double linear = fmax(-limit, fmin(up, limit)) + (double)e->form.offset;
-        glu[i] = linear * gate / (1.0 + exp(-(double)e->form.alpha * gate));
-    }
-    for (size_t h = 0; h < e->hidden; h++)
-        y[h] += weight * dot(e->b2 != NULL ? e->b2[h] : 0.0, e->w2 + h * e->width, glu, e->width);
-}
-
-/* y += the results of a token's routed experts */
-static void add_experts(const oracle_layer *layer, const double *x, const int32_t *index,
-                        const double *weight, double *y) {
+/* y[H] += weight * (w2 glu(w1 x + b1) + b2) of expert e, or of the shared expert, which has no
+ * biases. */
+static void add_expert(const oracle_layer *layer, bool shared, size_t e, const double *x,
+                       double weight, double *y) {
     const moert_layer_options *o = &layer->options;
-    const size_t h = o->hidden, i = o->intermediate;
-    double *const *tensor = layer->tensor;
-    for (size_t k = 0; k < o->router.topk; k++) {
-        const size_t e = (size_t)index[k];
-        const expert routed = {o->glu,
-                               h,
-                               i,
-                               tensor[MOERT_LAYER_W1] + e * 2 * i * h,
-                               o->expert_biases ? tensor[MOERT_LAYER_B1] + e * 2 * i : NULL,
-                               tensor[MOERT_LAYER_W2] + e * h * i,
-                               o->expert_biases ? tensor[MOERT_LAYER_B2] + e * h : NULL};
-        add_expert(&routed, x, weight[k], y);
+    double *const *tensor = layer->tensor, v[2 * MOST_WIDTH], glu[MOST_WIDTH];
+    const size_t hidden = o->hidden, width = shared ? o->shared_intermediate : o->intermediate;
+    const double *w1 = tensor[shared ? MOERT_LAYER_SHARED_W1 : MOERT_LAYER_W1] +
+                       e * 2 * width * hidden,
+                 *w2 = tensor[shared ? MOERT_LAYER_SHARED_W2 : MOERT_LAYER_W2] + e * hidden * width,
+                 *b1 = shared ? NULL : tensor[MOERT_LAYER_B1],
+                 *b2 = shared ? NULL : tensor[MOERT_LAYER_B2], limit = (double)o->glu.limit;
+    const bool interleaved = o->glu.interleaved && !shared;
+    for (size_t r = 0; r < 2 * width; r++)
+        v[r] = dot(b1 != NULL ? b1[e * 2 * width + r] : 0.0, w1 + r * hidden, x, hidden);
+    for (size_t i = 0; i < width; i++) {
+        const double gate = fmin(interleaved ? v[2 * i] : v[i], limit);
+        const double up = interleaved ? v[2 * i + 1] : v[width + i];
+        const double linear = fmax(-limit, fmin(up, limit)) + (double)o->glu.offset;
+        glu[i] = linear * gate / (1.0 + exp(-(double)o->glu.alpha * gate));
     }
-}
-
-static void add_shared(const oracle_layer *layer, const double *x, double *y) {
-    const moert_layer_options *o = &layer->options;
-    const double *gate = layer->tensor[MOERT_LAYER_SHARED_GATE];
-    const double open = gate != NULL ? 1.0 / (1.0 + exp(-dot(0.0, gate, x, o->hidden))) : 1.0;
-    expert shared = {o->glu,
-                     o->hidden,
-                     o->shared_intermediate,
-                     layer->tensor[MOERT_LAYER_SHARED_W1],
-                     NULL,
-                     layer->tensor[MOERT_LAYER_SHARED_W2],
-                     NULL};
-    shared.form.interleaved = false;
-    if (o->shared_intermediate > 0)
-        add_expert(&shared, x, open, y);
+    for (size_t h = 0; h < hidden; h++)
+        y[h] += weight * dot(b2 != NULL ? b2[e * hidden + h] : 0.0, w2 + h * width, glu, width);
 }
 
 double oracle_layer_loss(const oracle_layer *layer, double *y) {
     const moert_router_options *router = &layer->options.router;
     const size_t hidden = layer->options.hidden;
+    const double *gate = layer->tensor[MOERT_LAYER_SHARED_GATE];
     double loss = 0.0, *row = test_alloc(2 * hidden * sizeof *row), *shared = row + hidden;
     for (size_t t = 0; t < layer->tokens; t++) {
         const double *x = layer->x + t * hidden;
@@ -197,9 +173,12 @@ double oracle_layer_loss(const oracle_layer *layer, double *y) {
         oracle_weights(router, logits, index, weight);
         oracle_normalised_scores(router, logits, share);
         const double lse = oracle_softmax(logits, router->experts, p);
+        const double open = gate != NULL ? 1.0 / (1.0 + exp(-dot(0.0, gate, x, hidden))) : 1.0;
         memset(row, 0, 2 * hidden * sizeof *row);
-        add_experts(layer, layer->sent_x + t * hidden, index, weight, row);
-        add_shared(layer, x, shared);
+        for (size_t k = 0; k < router->topk; k++)
+            add_expert(layer, false, (size_t)index[k], layer->sent_x + t * hidden, weight[k], row);
+        if (layer->options.shared_intermediate > 0)
+            add_expert(layer, true, 0, x, open, shared);
         for (size_t h = 0; h < hidden; h++) {
             loss += row[h] * layer->sent_dy[t * hidden + h] + shared[h] * layer->dy[t * hidden + h];
             row[h] += shared[h];

@@ -20,6 +20,9 @@ typedef struct oracle_layer {
 
 /* Options with 5 experts, of which 2 are chosen; 2 to 4 ranks do not divide 5. */
 moert_layer_options layer_form(size_t hidden, size_t intermediate);
+/* The same for a small layer with a gated shared expert, every bias, sigmoid scores with a
+ * correction, and an interleaved GLU that clamps. */
+moert_layer_options layer_full_form(void);
 
 /* A layer whose values are exact in float32 and depend only on the options and `tokens`. */
 oracle_layer oracle_layer_create(const moert_layer_options *options, size_t tokens);

@@ -8,15 +8,6 @@
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
 enum { PIECES = MOERT_COUNT(piece_tokens) };
 
-/* Computes the pieces [first, end) of a rank. If there are several ranks, the middle rank has
- * none. */
-static void pieces_of(size_t rank, size_t size, size_t *first, size_t *end) {
-    const size_t idle = size / 2, workers = size > 1 ? size - 1 : 1;
-    const size_t worker = size > 1 && rank > idle ? rank - 1 : rank;
-    *first = PIECES * worker / workers;
-    *end = size > 1 && rank == idle ? *first : PIECES * (worker + 1) / workers;
-}
-
 static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     size_t tokens = 0;
     for (size_t i = 0; i < piece; i++)
@@ -54,12 +45,17 @@ static void load_weights(const layer_run *run) {
     }
 }
 
+/* Uploads the pieces [first, end) of the tokens. If there are several ranks, the middle rank has
+ * none. */
 static void upload_tokens(layer_run *run) {
     const oracle_layer *oracle = run->oracle;
     const size_t hidden = oracle->options.hidden;
-    size_t first, end;
     uint32_t ends[PIECES] = {0};
-    pieces_of(moert_comm_rank(run->world), moert_comm_size(run->world), &first, &end);
+    const size_t rank = moert_comm_rank(run->world), size = moert_comm_size(run->world),
+                 idle = size / 2, workers = size > 1 ? size - 1 : 1,
+                 worker = size > 1 && rank > idle ? rank - 1 : rank;
+    const size_t first = PIECES * worker / workers,
+                 end = size > 1 && rank == idle ? first : PIECES * (worker + 1) / workers;
     run->first_token = tokens_before(oracle, first);
     for (size_t i = first; i < end; i++)
         ends[i - first] = (uint32_t)(tokens_before(oracle, i + 1) - run->first_token);
@@ -77,18 +73,10 @@ static void upload_tokens(layer_run *run) {
     run->dx = unset_floats(n);
 }
 
-static void destroy_layer(void *layer) {
-    moert_layer_destroy(layer);
-}
-
-static void destroy_mesh(void *mesh) {
-    moert_mesh_destroy(mesh);
-}
-
 moert_layer *open_layer(moert_mesh *mesh, const moert_layer_options *options) {
     moert_layer *layer;
     ASSERT_OK(moert_layer_create(mesh, options, &layer));
-    return owned(layer, destroy_layer);
+    return owned(layer, moert_layer_destroy);
 }
 
 layer_run layer_run_open(const oracle_layer *oracle, layer_setup how) {
@@ -100,7 +88,7 @@ layer_run layer_run_open(const oracle_layer *oracle, layer_setup how) {
         .world = moert_context_comm(context), .oracle = oracle, .deferred = options.deferred_wgrad};
     ASSERT_OK(how.exact ? moert_mesh_create_exact(context, how.ep, &run.mesh)
                         : moert_mesh_create(context, how.ep, &run.mesh));
-    owned(run.mesh, destroy_mesh);
+    owned(run.mesh, moert_mesh_destroy);
     run.layer = open_layer(run.mesh, &options);
     test_device = moert_context_device(context);
     load_weights(&run);
@@ -115,145 +103,131 @@ layer_run layer_run_of(moert_layer_options options) {
     return layer_run_open(oracle, (layer_setup){0});
 }
 
-moert_status layer_run_forward(layer_run *run) {
+void layer_run_end(layer_run *run) {
     moert_pass_destroy(run->pass);
     run->pass = NULL;
+}
+
+moert_status layer_run_forward(layer_run *run) {
+    layer_run_end(run);
     return moert_layer_forward(run->layer, &run->batch, run->x, run->y, &run->pass);
 }
 
-moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
+moert_status layer_run_backward(layer_run *run, size_t index, size_t count) {
     const moert_layer_losses losses = {.size = sizeof losses,
                                        .aux_gradient = run->aux,
                                        .z_factor = (float)run->oracle->z_factor,
                                        .accumulate = index > 0};
-    MOERT_TRY(layer_run_forward(run));
     MOERT_TRY(moert_pass_backward(run->pass, run->dy, &losses, run->dx));
     if (run->deferred)
         MOERT_TRY(moert_pass_wgrad(run->pass));
     return moert_layer_reduce(run->layer, index + 1 == count);
 }
 
-void layer_run_fail_by_nan(layer_run *run) {
-    const float bad = NAN, right = (float)run->oracle->x[0];
-    if (test_rank == 0)
-        ASSERT_OK(moert_buffer_write(run->x, 0, &bad, sizeof bad));
-    ASSERT_FAILS_ON_ALL(layer_run_forward(run), MOERT_ERROR_NUMERIC, "");
-    if (test_rank == 0)
-        ASSERT_OK(moert_buffer_write(run->x, 0, &right, sizeof right));
+moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
+    MOERT_TRY(layer_run_forward(run));
+    return layer_run_backward(run, index, count);
 }
 
 /* Gathers the rows of all ranks: all[T,H]. */
 static void collect_rows(const layer_run *run, const moert_buffer *rows, float *all) {
-    const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
+    const size_t hidden = run->oracle->options.hidden,
+                 own = run->batch.tokens * hidden * sizeof *all;
     size_t bytes[64];
-    for (size_t r = 0; r < size; r++) {
-        size_t first, end;
-        pieces_of(r, size, &first, &end);
-        bytes[r] = (tokens_before(run->oracle, end) - tokens_before(run->oracle, first)) * hidden *
-                   sizeof *all;
-    }
     float *mine = all + run->first_token * hidden;
-    ASSERT_OK(moert_buffer_read(rows, 0, mine, bytes[moert_comm_rank(run->world)]));
+    ASSERT_OK(moert_comm_allgather(run->world, &own, sizeof own, bytes));
+    ASSERT_OK(moert_buffer_read(rows, 0, mine, own));
     ASSERT_OK(moert_comm_allgatherv(run->world, mine, bytes, all));
 }
 
-/* Whether this rank has a part with the same expert and other values. */
-static bool differs(const layer_run *run, moert_layer_tensor which, const float *mine,
-                    uint32_t expert, const float *values) {
-    const size_t n = part_elements(run, which);
-    for (size_t p = 0; p < count_parts(run, which); p++)
-        if (expert_of(run, which, p) == expert &&
-            memcmp(mine + p * n, values, n * sizeof *values) != 0)
-            return true;
-    return false;
-}
-
-/* Each rank broadcasts its parts of a gradient. Ranks that hold a replica of a part compare it with
- * their copy. */
+/* Each rank broadcasts its parts of a gradient. Replicas must have the same bits. */
 static void collect_gradient(const layer_run *run, moert_layer_tensor which, float *all) {
-    const size_t n = part_elements(run, which), own = count_parts(run, which);
-    float *mine = test_alloc(own * n * sizeof *mine), *received = test_alloc(n * sizeof *received);
+    const size_t n = part_elements(run, which), bytes = n * sizeof *all,
+                 elements = run->oracle->elements[which];
+    const uint32_t unset = UINT32_MAX;
+    uint32_t *mine = test_alloc(elements * sizeof *mine), *theirs = test_alloc(elements * 4),
+             *merged = (uint32_t *)all;
     bool differ = false;
-    ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), 0, mine,
-                                own * n * sizeof *mine));
+    memset(mine, 0xFF, elements * sizeof *mine);
+    memset(merged, 0xFF, elements * sizeof *merged);
+    for (size_t p = 0; p < count_parts(run, which); p++) {
+        const uint32_t expert = expert_of(run, which, p);
+        if (expert != MOERT_LAYER_NO_EXPERT)
+            ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), p * bytes,
+                                        mine + expert * n, bytes));
+    }
     for (size_t r = 0; r < moert_comm_size(run->world); r++) {
-        const bool sends = r == moert_comm_rank(run->world);
-        size_t parts = own;
-        ASSERT_OK(moert_comm_broadcast(run->world, r, &parts, sizeof parts));
-        for (size_t p = 0; p < parts; p++) {
-            uint32_t expert = sends ? expert_of(run, which, p) : 0;
-            ASSERT_OK(moert_comm_broadcast(run->world, r, &expert, sizeof expert));
-            if (expert == MOERT_LAYER_NO_EXPERT)
-                continue;
-            if (sends)
-                memcpy(received, mine + p * n, n * sizeof *received);
-            ASSERT_OK(moert_comm_broadcast(run->world, r, received, n * sizeof *received));
-            memcpy(all + expert * n, received, n * sizeof *received);
-            differ |= differs(run, which, mine, expert, received);
+        memcpy(theirs, mine, elements * sizeof *mine);
+        ASSERT_OK(moert_comm_broadcast(run->world, r, theirs, elements * sizeof *theirs));
+        for (size_t i = 0; i < elements; i++) {
+            differ |= theirs[i] != unset && merged[i] != unset && theirs[i] != merged[i];
+            merged[i] = theirs[i] != unset ? theirs[i] : merged[i];
         }
     }
-    moert_status status = MOERT_OK;
     if (differ)
-        status = MOERT_FAIL(ERROR_MISMATCH, "replicas of tensor %d differ", (int)which);
-    ASSERT_OK(moert_comm_agree(run->world, status));
+        fail_msg("replicas of tensor %d differ", (int)which);
 }
 
-static layer_results alloc_results(const oracle_layer *oracle) {
-    const size_t bytes = oracle->tokens * oracle->options.hidden * sizeof(float);
-    layer_results results = {oracle, test_alloc(bytes), test_alloc(bytes), {NULL}};
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (oracle->elements[i] > 0 && i != MOERT_LAYER_CORRECTION)
-            results.gradient[i] = test_alloc(oracle->elements[i] * sizeof(float));
+layer_results layer_results_of(const oracle_layer *oracle) {
+    layer_results results = {0};
+    for (int i = 0; i < LAYER_RESULTS; i++) {
+        if (i >= LAYER_Y)
+            results.count[i] = oracle->tokens * oracle->options.hidden;
+        else if (i != MOERT_LAYER_CORRECTION)
+            results.count[i] = oracle->elements[i];
+        if (results.count[i] > 0)
+            results.value[i] = test_alloc(results.count[i] * sizeof(float));
+    }
     return results;
 }
 
-static void collect(const layer_run *run, const layer_results *results) {
-    collect_rows(run, run->y, results->y);
-    collect_rows(run, run->dx, results->dx);
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (results->gradient[i] != NULL)
-            collect_gradient(run, (moert_layer_tensor)i, results->gradient[i]);
-}
-
 layer_results layer_run_collect(const layer_run *run) {
-    const layer_results results = alloc_results(run->oracle);
-    collect(run, &results);
+    const layer_results results = layer_results_of(run->oracle);
+    collect_rows(run, run->y, results.value[LAYER_Y]);
+    collect_rows(run, run->dx, results.value[LAYER_DX]);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (results.value[i] != NULL)
+            collect_gradient(run, (moert_layer_tensor)i, results.value[i]);
     return results;
 }
 
 layer_results layer_compute(const oracle_layer *oracle, layer_setup how, size_t batches) {
-    const layer_results results = alloc_results(oracle);
-    const size_t before = owned_count();
     layer_run run = layer_run_open(oracle, how);
     for (size_t i = 0; i < batches; i++)
         ASSERT_OK(layer_run_step(&run, i, batches));
-    collect(&run, &results);
-    release_since(before);
-    return results;
+    return layer_run_collect(&run);
+}
+
+static bool same(const layer_results *a, const layer_results *b, int first, int end) {
+    bool all = true;
+    for (int i = first; i < end; i++)
+        if (a->value[i] != NULL && b->value[i] != NULL)
+            all &= memcmp(a->value[i], b->value[i], a->count[i] * sizeof(float)) == 0;
+    return all;
 }
 
 bool layer_same_rows(const layer_results *a, const layer_results *b) {
-    const size_t bytes = a->oracle->tokens * a->oracle->options.hidden * sizeof(float);
-    return memcmp(a->y, b->y, bytes) == 0 && memcmp(a->dx, b->dx, bytes) == 0;
+    return same(a, b, LAYER_Y, LAYER_RESULTS);
 }
 
 bool layer_same_gradients(const layer_results *a, const layer_results *b) {
-    bool same = true;
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        if (a->gradient[i] != NULL)
-            same &=
-                memcmp(a->gradient[i], b->gradient[i], a->oracle->elements[i] * sizeof(float)) == 0;
-    return same;
+    return same(a, b, 0, LAYER_Y);
 }
 
-float *read_floats(const moert_buffer *buffer, size_t n) {
-    float *values = test_alloc((n + 1) * sizeof *values);
-    ASSERT_OK(moert_buffer_read(buffer, 0, values, n * sizeof *values));
-    return values;
+bool layer_same(const layer_results *a, const layer_results *b) {
+    return same(a, b, 0, LAYER_RESULTS);
 }
 
-bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n) {
-    return memcmp(read_floats(a, n), read_floats(b, n), n * sizeof(float)) == 0;
+bool layer_run_same(const layer_run *a, const layer_run *b) {
+    const size_t n = a->batch.tokens * a->oracle->options.hidden;
+    bool all = same_floats(a->y, b->y, n) && same_floats(a->dx, b->dx, n);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
+        const moert_buffer *x = moert_layer_gradient(a->layer, (moert_layer_tensor)i),
+                           *y = moert_layer_gradient(b->layer, (moert_layer_tensor)i);
+        if (x != NULL && y != NULL)
+            all = all && same_floats(x, y, moert_buffer_bytes(x) / sizeof(float));
+    }
+    return all;
 }
 
 void copy_weights(moert_layer *from, moert_layer *to) {

@@ -6,7 +6,6 @@
 #include "support/layer/layer_oracle.h"
 
 /* the oracle's tokens are a multiple of this, and are cut into pieces of unequal sizes */
-
 enum { LAYER_TOKENS = 13 };
 
 /* One rank's part: its pieces of the tokens, its experts. */
@@ -22,12 +21,15 @@ typedef struct layer_run {
     moert_buffer *x, *y, *dy, *dx, *aux;
 } layer_run;
 
-/* The results of all ranks, on every rank. */
+/* The results of all ranks, on every rank: the gradients of all experts, then y and dx [T,H]. NULL
+ * if the layer has no such tensor. */
+enum { LAYER_Y = MOERT_LAYER_TENSORS, LAYER_DX, LAYER_RESULTS };
 typedef struct layer_results {
-    const oracle_layer *oracle;
-    float *y, *dx;                        /* [T,H] */
-    float *gradient[MOERT_LAYER_TENSORS]; /* gradient of all experts; NULL if the tensor has none */
+    float *value[LAYER_RESULTS];
+    size_t count[LAYER_RESULTS];
 } layer_results;
+/* Zeros for a layer like the oracle. */
+layer_results layer_results_of(const oracle_layer *oracle);
 
 /* How a layer runs; all zero: on test_context, with one set of experts. */
 typedef struct layer_setup {
@@ -46,29 +48,27 @@ layer_run layer_run_of(moert_layer_options options);
 /* Another layer on a mesh. The running test owns it. */
 moert_layer *open_layer(moert_mesh *mesh, const moert_layer_options *options);
 
+/* Ends the pass of the last forward, if any. */
+void layer_run_end(layer_run *run);
 /* Ends the pass of the last forward first. */
 moert_status layer_run_forward(layer_run *run);
-/* Runs forward, backward, wgrad if it is deferred, and reduction of micro-batch `index` of `count`.
- * Every micro-batch has the same tokens. */
+/* Runs backward, wgrad if it is deferred, and reduction of micro-batch `index` of `count`;
+ * layer_run_step() also the forward. */
+moert_status layer_run_backward(layer_run *run, size_t index, size_t count);
 moert_status layer_run_step(layer_run *run, size_t index, size_t count);
-
-/* Rank 0's first token becomes NaN, the forward fails on all ranks, and the token gets its value
- * back. */
-void layer_run_fail_by_nan(layer_run *run);
 
 /* Gathers the results; fails if replicas of an expert have different bits. */
 layer_results layer_run_collect(const layer_run *run);
 
-/* Runs a step of `batches` micro-batches and returns its results. Frees everything else. */
+/* Runs a step of `batches` micro-batches of the same tokens, and returns its results. */
 layer_results layer_compute(const oracle_layer *oracle, layer_setup how, size_t batches);
 
-/* Whether y and dx, or all gradients, have the same bits. */
+/* Whether y and dx, or the gradients that both have, or all of these have the same bits. */
 bool layer_same_rows(const layer_results *a, const layer_results *b);
 bool layer_same_gradients(const layer_results *a, const layer_results *b);
+bool layer_same(const layer_results *a, const layer_results *b);
+/* Compares this rank's part of two runs likewise. */
+bool layer_run_same(const layer_run *a, const layer_run *b);
 
-/* The first n floats of a buffer, with or without a guard, and whether they equal those of
- * another. */
-float *read_floats(const moert_buffer *buffer, size_t n);
-bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n);
 /* Copies all weights that both layers have. */
 void copy_weights(moert_layer *from, moert_layer *to);

@@ -48,16 +48,15 @@ float *router_own_logits(router_input *input);
  * outside of its buffers. */
 router_run router_do(const router_input *input);
 
-/* The device's mass[S,E]: sums of r over the tokens [ends[s-1], ends[s]) of each sequence. */
-float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
-                   const uint32_t *ends, size_t sequences);
-
-/* The device's entropy[T]. */
-float *router_entropy(const moert_router_options *options, size_t tokens, const float *scores);
-
-/* The device's counts[S,E] of each sequence's tokens whose K largest scores include the expert. */
-uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
-                        const uint32_t *ends, size_t sequences);
+/* The device's sums over scores[T,E]: of r over the tokens [ends[s-1], ends[s]) of each sequence;
+ * the entropy of each token; each sequence's tokens whose K largest scores include an expert. */
+typedef struct router_sums {
+    float *mass;      /* [S,E] */
+    float *entropy;   /* [T] */
+    uint32_t *counts; /* [S,E] */
+} router_sums;
+router_sums router_sum(const moert_router_options *options, size_t tokens, const float *scores,
+                       const uint32_t *ends, size_t sequences);
 
 /* ---- the oracle ---- */
 
@@ -83,10 +82,6 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
  */
 double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e);
 
-/* Computes counts[E], the slots of each expert, and mass[E], the sums of r over all tokens. */
-void oracle_load(const router_input *input, const double *logits, const int32_t *index,
-                 uint64_t *counts, double *mass);
-
 /*
  * Chooses index[K]; returns the smallest difference of two selection (or group) scores whose order
  * decides the choice. If it is tiny, float32 may choose differently.
@@ -96,15 +91,8 @@ double oracle_choose(const moert_router_options *options, const double *logits, 
 
 /* ---- comparisons ---- */
 
-/* |got - want| <= score, weight or lse + relative * |want| */
-typedef struct router_tolerance {
-    double score, weight, lse, relative;
-} router_tolerance;
-
 /* Compares the choice, weights, scores and lse of a token. */
-void router_check_token(const router_input *input, const router_run *run, size_t t,
-                        router_tolerance tolerance);
-/* Compares a gradient with oracle_gradient(): one, or all of a run. */
-void router_check_dlogit(const router_input *input, const router_run *run, size_t t, size_t e,
-                         double absolute, double relative);
+void router_check_token(const router_input *input, const router_run *run, size_t t);
+/* Compares the gradients of a run with oracle_gradient(): all of a small one, or those of some
+ * tokens, for their chosen experts and some others. */
 void router_check_gradient(const router_input *input, double tolerance);

@@ -7,13 +7,12 @@
 
 model_data alloc_data(size_t sequences, size_t length) {
     const size_t bytes = sequences * length * sizeof(int32_t);
-    return (model_data){sequences, length, test_alloc(bytes), test_alloc(bytes), NULL, 0};
+    return (model_data){sequences, length, test_alloc(bytes), test_alloc(bytes)};
 }
 
 model_data golden_data(const char *name) {
     const moert_tensors *files = open_tensors(titled(MODELS "%s/expected.safetensors", name));
-    const moert_tensor *tokens = moert_tensors_find(files, "tokens"),
-                       *logits = moert_tensors_find(files, "logits");
+    const moert_tensor *tokens = moert_tensors_find(files, "tokens");
     const size_t row = tokens->shape[2], count = tokens->shape[1] * row;
     model_data d = alloc_data(tokens->shape[1], row - 1);
     int32_t *all = test_alloc(count * sizeof *all);
@@ -22,9 +21,6 @@ model_data golden_data(const char *name) {
         d.input[i] = all[i / d.length * row + i % d.length];
         d.target[i] = all[i / d.length * row + i % d.length + 1];
     }
-    d.vocabulary = logits->shape[2];
-    d.logits = test_alloc(logits->elements * sizeof *d.logits);
-    ASSERT_OK(moert_tensor_read_f32(logits, 0, logits->elements, d.logits));
     return d;
 }
 
@@ -88,16 +84,6 @@ bool model_same_gradients(const moert_model *a, const moert_model *b) {
         same &= memcmp(x, y, floats * sizeof *x) == 0;
     }
     return same;
-}
-
-double relative_difference(const float *a, const float *b, size_t n) {
-    double difference = 0.0, norm = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        const double d = (double)a[i] - (double)b[i];
-        difference += d * d;
-        norm += (double)a[i] * (double)a[i];
-    }
-    return sqrt(difference / norm);
 }
 
 double model_difference(const moert_model *a, const moert_model *b) {

@@ -9,13 +9,11 @@
 typedef struct model_data {
     size_t sequences, length;
     int32_t *input, *target; /* [B,S] */
-    float *logits;           /* [B,S,V] of a golden model, or NULL */
-    size_t vocabulary;
 } model_data;
 
 /* Sequences whose tokens the test fills in. */
 model_data alloc_data(size_t sequences, size_t length);
-/* The first batch of a golden model, "mixtral-tiny" for example, and its logits. */
+/* The first batch of a golden model, "mixtral-tiny" for example. */
 model_data golden_data(const char *name);
 /* The sequences of a rank. */
 moert_model_batch model_batch(const moert_model *model, const model_data *data);
@@ -38,9 +36,6 @@ float *model_gradients(const moert_model *model, size_t block, size_t *floats);
  * relative to the norm. */
 bool model_same_gradients(const moert_model *a, const moert_model *b);
 double model_difference(const moert_model *a, const moert_model *b);
-
-/* The norm of a - b relative to that of a; NaN if both are 0. */
-double relative_difference(const float *a, const float *b, size_t n);
 
 /* A tensor by its name, and its weights or gradient on this rank. Not collective. */
 const moert_model_tensor *find_tensor(const moert_model *model, const char *name);

@@ -5,7 +5,7 @@
 
 #include "support/suite.h"
 
-enum { MOST = 32 * 32, ROTATED = 16 };
+enum { MOST = 128 * 128, ROTATED = 16 };
 
 /* ---- numbers ---- */
 
@@ -37,12 +37,19 @@ static double step_at(const grid *g, double magnitude, int *binade) {
 
 unsigned oracle_code(moert_dtype type, double x) {
     const grid *g = grid_of(type);
+    const double magnitude = fmin(fabs(x), 2 * g->largest);
     int binade;
-    double step = step_at(g, fabs(x), &binade);
-    const double rounded = fmin(nearbyint(fabs(x) / step) * step, g->largest);
+    double step = step_at(g, magnitude, &binade);
+    const double rounded = fmin(nearbyint(magnitude / step) * step, g->largest);
     step = step_at(g, rounded, &binade);
     return ((unsigned)(binade - g->least) << g->mantissa) + (unsigned)(rounded / step) +
            ((signbit(x) ? 1u : 0u) << g->sign_bit);
+}
+
+/* Rounds a magnitude of E2M1 to half steps, and then mostly down. */
+static double bridge(double x) {
+    static const double of_half_steps[] = {0, 0.5, 1, 1.5, 2, 2, 3, 3, 4, 4, 4, 6, 6};
+    return copysign(of_half_steps[(int)nearbyint(fmin(2 * fabs(x), 12))], x);
 }
 
 double oracle_value(moert_dtype type, unsigned code) {
@@ -64,46 +71,79 @@ static float amax_of(const float *x, size_t n) {
     return amax;
 }
 
-/* mx_block() and nvfp4_block() quantize a block of n values to code[n] and return its scale. With a
- * norm (not NULL), the largest E5M2 value is 128 and the reciprocal of the smallest scale is
- * infinite, as in cuDNN. */
-static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const float *norm,
-                              unsigned char *code) {
-    const bool ends_early = norm != NULL && type == MOERT_DTYPE_E5M2;
-    const float t = amax_of(x, n) * (float)(1.0 / (ends_early ? 128.0 : grid_of(type)->largest)) *
-                    (norm != NULL ? *norm : 1.0f);
-    int exponent = -127;
+/* How a block becomes codes: x * factor / first / second, rounded, and 0 if `zero`. */
+typedef struct block_scale {
+    uint32_t bits; /* of the stored scale */
+    bool zero;
+    float factor, first, second;
+} block_scale;
+static const block_scale unscaled = {0, false, 1.0f, 1.0f, 1.0f};
+
+/* With a norm, the largest E5M2 value is 128 and the reciprocal of the smallest scale is infinite,
+ * as in cuDNN. */
+static block_scale mx_scale(const moert_quantizer *how, float amax, const float *norm) {
+    const moert_dtype type = moert_format_element(how->format);
+    const float largest =
+        norm != NULL && type == MOERT_DTYPE_E5M2 ? 128.0f : (float)grid_of(type)->largest;
+    const bool floors = how->scale_rounding == MOERT_SCALE_FLOOR && norm == NULL;
+    const float factor = norm != NULL ? *norm : 1.0f;
+    const float t = floors ? amax : fminf(amax * (1.0f / largest) * factor, FLT_MAX);
+    int exponent;
     const double m = frexp((double)t, &exponent); /* t = m * 2^exponent with m in [1/2, 1) */
-    if (m == 0.5)
+    if (floors)
+        exponent -= 1 + ilogb((double)largest);
+    else if (m == 0.5)
         exponent--;
-    if (t == 0.0f || exponent < -127)
-        exponent = -127;
+    exponent = t == 0.0f || exponent < -127 ? -127 : exponent > 127 ? 127 : exponent;
     const float inverse = exponent == -127 && norm != NULL ? INFINITY : (float)power(-exponent);
-    const float factor = fminf(inverse * (norm != NULL ? *norm : 1.0f), FLT_MAX);
-    for (size_t i = 0; i < n; i++)
-        code[i] = (unsigned char)oracle_code(type, (double)(x[i] * factor));
-    return (unsigned char)(exponent + 127);
+    block_scale s = unscaled;
+    s.bits = (uint32_t)(exponent + 127);
+    s.factor = fminf(inverse * factor, FLT_MAX);
+    return s;
 }
 
-/* Returns 2688 / amax as TransformerEngine computes it. */
-static float encode_scale(float amax) {
-    const float s = fminf(2688.0f / amax, FLT_MAX);
-    return amax == 0.0f || s == 0.0f ? 1.0f : s;
+/* A block of DeepSeek-V3's files. */
+static block_scale fp8_scale(float amax) {
+    block_scale s = unscaled;
+    s.first = amax / 448.0f;
+    s.zero = s.first == 0.0f;
+    memcpy(&s.bits, &s.first, sizeof s.bits);
+    return s;
 }
 
-static unsigned char nvfp4_block(const float *x, size_t n, float amax, const float *norm,
-                                 unsigned char *code) {
-    const float encode = encode_scale(amax), sixth = (float)(1.0 / 6.0);
-    const float wanted =
-        norm != NULL ? amax_of(x, n) * sixth * *norm : amax_of(x, n) * (encode * sixth);
-    const unsigned scale = oracle_code(MOERT_DTYPE_E4M3, (double)wanted);
-    const float decode = (float)oracle_value(MOERT_DTYPE_E4M3, scale);
-    const float factor =
-        fminf(norm != NULL ? *norm * (1.0f / decode) : 1.0f / (decode * (1.0f / encode)), FLT_MAX);
-    for (size_t i = 0; i < n; i++)
-        code[i] =
-            scale == 0 ? 0 : (unsigned char)oracle_code(MOERT_DTYPE_E2M1, (double)(x[i] * factor));
-    return (unsigned char)scale;
+/* The global scale of a tensor or group, by the formulas of each library. */
+static float global_scale(moert_nvfp4_rule rule, float amax) {
+    if (rule == MOERT_NVFP4_TE && amax == 0.0f)
+        return 1.0f;
+    return (rule == MOERT_NVFP4_BRIDGE ? fmaxf(amax, 1e-8f) : amax) / 2688.0f;
+}
+
+static block_scale nvfp4_scale(moert_nvfp4_rule rule, float amax, float tensor_amax,
+                               const float *norm) {
+    const float sixth = (float)(1.0 / 6.0), global = global_scale(rule, tensor_amax);
+    const float encode = tensor_amax == 0.0f ? 1.0f : fminf(2688.0f / tensor_amax, FLT_MAX);
+    const bool torchao = rule == MOERT_NVFP4_TORCHAO && norm == NULL,
+               divides = rule == MOERT_NVFP4_BRIDGE && norm == NULL;
+    const float wanted = norm != NULL ? amax * sixth * *norm
+                         : divides    ? amax / global / 6.0f
+                         : torchao    ? fmaxf(global > 0.0f ? amax / 6.0f / global : 0.0f, 0x1p-6f)
+                                      : amax * (encode * sixth);
+    block_scale s = unscaled;
+    s.bits = oracle_code(MOERT_DTYPE_E4M3, (double)wanted);
+    const float decode = (float)oracle_value(MOERT_DTYPE_E4M3, s.bits);
+    if (divides) {
+        s.zero = amax / global < 6 * 0x1p-9f;
+        s.bits = s.zero ? 0 : s.bits;
+        s.first = global;
+        s.second = decode;
+        return s;
+    }
+    s.zero = torchao ? global == 0.0f : s.bits == 0;
+    s.factor = fminf(norm != NULL ? *norm * (1.0f / decode)
+                     : torchao    ? 1.0f / global / decode
+                                  : 1.0f / (decode * (1.0f / encode)),
+                     FLT_MAX);
+    return s;
 }
 
 /* ---- matrices ---- */
@@ -118,7 +158,7 @@ typedef struct view {
     const quantized *z;
     moert_dtype element;
     size_t size; /* elements of a block, in each direction that has blocks */
-    const float *amax;
+    float *amax; /* of the tensor or of each group */
 } view;
 
 typedef struct block {
@@ -146,8 +186,7 @@ static void load(const view *v, block *b) {
 }
 
 /* Calls `visit` for one of `every` blocks, chosen at random. */
-static void each_block(const view *v, size_t every, void (*visit)(const view *, block *, void *),
-                       void *context) {
+static void each_block(const view *v, size_t every, void (*visit)(const view *, const block *)) {
     const uint32_t whole = (uint32_t)v->m->rows, *ends = v->m->groups > 0 ? v->m->ends : &whole;
     const size_t groups = v->m->groups > 0 ? v->m->groups : 1;
     const size_t high = v->how->axis == MOERT_AXIS_ROW ? 1 : v->size;
@@ -162,16 +201,17 @@ static void each_block(const view *v, size_t every, void (*visit)(const view *, 
                 b.rows = ends[b.g] - b.row < high ? ends[b.g] - b.row : high;
                 b.columns = v->m->columns - b.column < wide ? v->m->columns - b.column : wide;
                 load(v, &b);
-                visit(v, &b, context);
+                visit(v, &b);
             }
 }
 
-static void take_amax(const view *v, block *b, void *context) {
-    float *amax = (float *)context + (v->how->group_scales ? b->g : 0);
+static void take_amax(const view *v, const block *b) {
+    float *amax = v->amax + (v->how->group_scales ? b->g : 0);
     *amax = fmaxf(*amax, amax_of(b->x, b->rows * b->columns));
 }
 
-/* Returns the payload bits of element (r, c) of a block. */
+/* Returns the payload bits of element (r, c) of a block. Of two elements of 4 bits, the first is in
+ * the low half, as in gpt-oss's files. */
 static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
     const bool halves = v->element == MOERT_DTYPE_E2M1;
     const bool column = v->how->axis == MOERT_AXIS_COLUMN;
@@ -190,42 +230,60 @@ static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
     return halves ? byte >> 4 * odd & 0xF : byte;
 }
 
-static unsigned scale_at(const view *v, const block *b, size_t r) {
+/* Returns the bits of the scale of row r of a block. */
+static uint32_t scale_at(const view *v, const block *b, size_t r) {
+    const size_t bytes = moert_format_scale_bytes(v->how->format);
     size_t line = b->row + r, at = b->column / v->size;
     if (v->how->axis == MOERT_AXIS_COLUMN) {
         line = v->how->transposed ? b->column : b->line;
         at = v->how->transposed ? b->line : b->column;
+    } else if (v->how->axis == MOERT_AXIS_TILE && v->how->format == MOERT_FORMAT_FP8_BLOCK) {
+        line = b->line;
     }
-    return v->z->scale[line * v->z->shape.scales + at];
+    uint32_t bits = 0;
+    memcpy(&bits, v->z->scale + (line * v->z->shape.scales + at) * bytes, bytes);
+    return bits;
 }
 
 /* Returns the dequantized value of an element of the block. */
-static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
-    if (v->how->format != MOERT_FORMAT_NVFP4)
-        return (float)(oracle_value(v->element, code) * power((int)scale - 127));
-    const float element = (float)oracle_value(MOERT_DTYPE_E2M1, code);
-    return element * (float)oracle_value(MOERT_DTYPE_E4M3, scale) *
-           v->z->global[v->how->group_scales ? b->g : 0];
+static float back_of(const view *v, const block *b, uint32_t scale, unsigned code) {
+    const double element = oracle_value(v->element, code);
+    float factor;
+    switch (v->how->format) {
+    case MOERT_FORMAT_FP8_BLOCK:
+        memcpy(&factor, &scale, sizeof factor);
+        return (float)element * factor;
+    case MOERT_FORMAT_NVFP4:
+        return (float)element * (float)oracle_value(MOERT_DTYPE_E4M3, scale) *
+               v->z->global[v->how->group_scales ? b->g : 0];
+    default:
+        return (float)(element * power((int)scale - 127));
+    }
 }
 
-static void check_block(const view *v, block *b, void *context) {
-    (void)context;
-    unsigned char code[MOST];
-    const size_t n = b->rows * b->columns;
-    const float amax = v->amax[v->how->group_scales ? b->g : 0];
-    const unsigned scale = v->how->format == MOERT_FORMAT_NVFP4
-                               ? nvfp4_block(b->x, n, amax, v->norm, code)
-                               : mx_block(v->element, b->x, n, v->norm, code);
-    for (size_t i = 0; i < n; i++) {
+static void check_block(const view *v, const block *b) {
+    const float tensor_amax = v->amax[v->how->group_scales ? b->g : 0];
+    const float amax = amax_of(b->x, b->rows * b->columns);
+    const block_scale s = v->how->format == MOERT_FORMAT_FP8_BLOCK ? fp8_scale(amax)
+                          : v->how->format == MOERT_FORMAT_NVFP4
+                              ? nvfp4_scale(v->how->nvfp4_rule, amax, tensor_amax, v->norm)
+                              : mx_scale(v->how, amax, v->norm);
+    const bool bridges =
+        v->how->rounding == MOERT_ROUNDING_BRIDGE ||
+        (v->how->rounding == MOERT_ROUNDING_AUTO && v->norm == NULL &&
+         v->how->format == MOERT_FORMAT_NVFP4 && v->how->nvfp4_rule == MOERT_NVFP4_BRIDGE);
+    for (size_t i = 0; i < b->rows * b->columns; i++) {
         const size_t r = i / b->columns, c = i % b->columns;
-        const unsigned got = code_at(v, b, r, c), got_scale = scale_at(v, b, r);
+        const double x = (double)(b->x[i] * s.factor / s.first / s.second);
+        const unsigned code = s.zero ? 0 : oracle_code(v->element, bridges ? bridge(x) : x);
+        const uint32_t got = code_at(v, b, r, c), got_scale = scale_at(v, b, r);
         const float back = v->z->back[(b->row + r) * v->m->columns + b->column + c];
-        const float want = back_of(v, b, scale, code[i]);
-        if (got_scale != scale || got != code[i] || memcmp(&back, &want, sizeof want) != 0)
+        const float want = back_of(v, b, s.bits, code);
+        if (got_scale != s.bits || got != code || memcmp(&back, &want, sizeof want) != 0)
             fail_msg("%s: element (%zu, %zu) = %a has scale %02x, bits %02x and is dequantized to "
                      "%a, not %02x, %02x, %a",
                      v->what, b->row + r, b->column + c, (double)b->x[i], got_scale, got,
-                     (double)back, scale, code[i], (double)want);
+                     (double)back, s.bits, code, (double)want);
     }
 }
 
@@ -237,29 +295,32 @@ static void check_untouched(const view *v) {
     const size_t used = v->m->ends[v->m->groups - 1];
     for (size_t i = used * v->z->shape.q_bytes; i < v->z->q_bytes; i++)
         assert_int_equal(v->z->q[i], QUANTIZED_UNSET);
-    for (size_t i = used * v->z->shape.scales; i < v->z->scale_bytes; i++)
+    for (size_t i = used * v->z->shape.scales * moert_format_scale_bytes(v->how->format);
+         i < v->z->scale_bytes; i++)
         assert_int_equal(v->z->scale[i], QUANTIZED_UNSET);
 }
 
 void oracle_check_quantized(const char *what, const moert_quantizer *how, const float *norm,
                             const matrix *m, const quantized *z, size_t most) {
-    const bool nvfp4 = how->format == MOERT_FORMAT_NVFP4;
-    const size_t size = nvfp4 ? 16 : 32;
-    const moert_dtype element = nvfp4 || how->format == MOERT_FORMAT_MXFP4 ? MOERT_DTYPE_E2M1
-                                : how->format == MOERT_FORMAT_MXFP8_E5M2   ? MOERT_DTYPE_E5M2
-                                                                           : MOERT_DTYPE_E4M3;
+    const size_t size = moert_format_block(how->format);
     const size_t blocks =
         m->rows * m->columns / (how->axis == MOERT_AXIS_TILE ? size * size : size);
-    float *amax = test_alloc(z->globals * sizeof *amax);
-    const view v = {what, how, norm, m, z, element, size, amax};
-    if (nvfp4 && norm == NULL) {
-        each_block(&v, 1, take_amax, amax);
-        assert_same_bits(what, z->amax, amax, z->globals);
+    const view v = {.what = what,
+                    .how = how,
+                    .norm = norm,
+                    .m = m,
+                    .z = z,
+                    .element = moert_format_element(how->format),
+                    .size = size,
+                    .amax = test_alloc(z->globals * sizeof(float))};
+    if (how->format == MOERT_FORMAT_NVFP4 && norm == NULL) {
+        each_block(&v, 1, take_amax);
+        assert_same_bits(what, z->amax, v.amax, z->globals);
         for (size_t g = 0; g < z->globals; g++) {
-            const float want = amax[g] == 0.0f ? 1.0f : amax[g] / 2688.0f;
+            const float want = global_scale(how->nvfp4_rule, v.amax[g]);
             assert_same_bits(what, &z->global[g], &want, 1);
         }
     }
-    each_block(&v, blocks / most + 1, check_block, NULL);
+    each_block(&v, blocks / most + 1, check_block);
     check_untouched(&v);
 }

@@ -1,8 +1,8 @@
 /*
  * An oracle of quantized matrices by simple arithmetic: values of 8 and 4 bits are points of a
- * grid, and blocks are found by their coordinates. It covers MXFP8 and MXFP4 with rounded-up
- * scales, and NVFP4 as in TransformerEngine. The oracle shares no quantization code with the
- * library.
+ * grid, and blocks are found by their coordinates. It covers every format, rule and rounding
+ * of finite values, except stochastic rounding. A rotation must have exact sums. The oracle shares
+ * no quantization code with the library.
  */
 #pragma once
 

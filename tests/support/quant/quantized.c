@@ -9,16 +9,14 @@ moert_buffer *unset_bytes(size_t bytes) {
     return upload(memory, bytes);
 }
 
-/* Uploads x in a dtype and casts it to float32 on the device. */
-static moert_buffer *upload_source(moert_dtype type, const matrix *m) {
-    const size_t n = m->rows * m->columns;
-    if (type == MOERT_DTYPE_F32)
-        return upload(m->x, n * sizeof(float));
-    uint16_t *encoded = test_alloc(n * sizeof *encoded);
-    for (size_t i = 0; i < n; i++)
-        encoded[i] = (uint16_t)moert_dtype_encode(type, m->x[i]);
-    moert_buffer *source = upload(encoded, n * sizeof *encoded), *x = unset_floats(n);
-    const moert_cast cast = {sizeof cast, type, MOERT_DTYPE_F32, n, source, x};
+/* Uploads x in the dtype of the source and casts it to float32 on the device. */
+static moert_buffer *upload_source(const quantized_form *form, const matrix *m) {
+    const size_t n = m->rows * m->columns * (form->x_runs > 0 ? 2 : 1);
+    moert_buffer *source = upload_as(m->x, n, form->source);
+    if (form->source == MOERT_DTYPE_F32)
+        return source;
+    moert_buffer *x = unset_floats(n);
+    const moert_cast cast = {sizeof cast, form->source, MOERT_DTYPE_F32, n, source, x};
     ASSERT_OK(moert_cast_run(&cast));
     return x;
 }
@@ -32,8 +30,8 @@ moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t colum
 }
 
 /* Quantizes with an amax, with a norm, or with a global scale of 1. */
-static quantized run(moert_dtype type, bool has_amax, const float *norm, const char *backend,
-                     const moert_quantizer *how, const matrix *m) {
+static quantized run(const quantized_form *form, bool has_amax, const float *norm,
+                     const char *backend, const moert_quantizer *how, const matrix *m) {
     const float one = 1.0f;
     const uint32_t whole = (uint32_t)m->rows;
     const size_t groups = m->groups > 0 ? m->groups : 1;
@@ -43,13 +41,15 @@ static quantized run(moert_dtype type, bool has_amax, const float *norm, const c
         blocks = moert_row_blocks_most(m->rows, groups, block);
     quantized z = {.elements = m->rows * m->columns, .globals = how->group_scales ? groups : 1};
     z.shape = moert_quantized_shape_of(how, m->rows, m->columns, blocks);
-    z.q_bytes = z.shape.q_lines * z.shape.q_bytes;
+    z.q_bytes = z.shape.q_lines * (form->row_bytes > 0 ? form->row_bytes : z.shape.q_bytes);
     z.scale_bytes = z.shape.scale_lines * z.shape.scales * moert_format_scale_bytes(how->format);
     set_variable("MOERT_BACKEND", backend);
     moert_quantize op = quantize_op(how, m->rows, m->columns);
     op.groups.ends = m->groups > 0 ? upload(m->ends, groups * sizeof *m->ends) : NULL;
     op.groups.count = m->groups;
-    op.x = upload_source(type, m);
+    op.x = upload_source(form, m);
+    op.x_runs = form->x_runs;
+    op.row_bytes = form->row_bytes;
     op.q = unset_bytes(z.q_bytes);
     op.scale = unset_bytes(z.scale_bytes);
     op.global = unset_bytes(z.globals * sizeof(float));
@@ -67,28 +67,31 @@ static quantized run(moert_dtype type, bool has_amax, const float *norm, const c
         by.norm = upload(norm, sizeof *norm);
     }
     ASSERT_OK(moert_quantize_run(&by));
-    op.x = unset_bytes(z.elements * sizeof(float));
+    op.x = unset_bytes(z.elements * moert_dtype_bits(form->back) / 8);
+    op.x_type = form->back;
+    op.x_runs = 0;
     ASSERT_OK(moert_dequantize_run(&op));
     z.q = download(op.q, z.q_bytes);
     z.scale = download(op.scale, z.scale_bytes);
     z.global = download(op.global, z.globals * sizeof(float));
     z.amax = download(op.amax, z.globals * sizeof(float));
-    z.back = download(op.x, z.elements * sizeof(float));
+    z.back = test_alloc(z.elements * sizeof(float));
+    download_as(op.x, z.back, z.elements, form->back);
     return z;
 }
 
+quantized quantize_as(quantized_form form, const char *backend, const moert_quantizer *how,
+                      const matrix *m) {
+    return run(&form, true, NULL, backend, how, m);
+}
+
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
-    return run(MOERT_DTYPE_F32, true, NULL, backend, how, m);
+    return quantize_as((quantized_form){.row_bytes = 0}, backend, how, m);
 }
 
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m) {
-    return run(MOERT_DTYPE_F32, false, norm, backend, how, m);
-}
-
-quantized quantize_from(moert_dtype type, const char *backend, const moert_quantizer *how,
-                        const matrix *m) {
-    return run(type, true, NULL, backend, how, m);
+    return run(&(quantized_form){.row_bytes = 0}, false, norm, backend, how, m);
 }
 
 void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,

@@ -28,10 +28,15 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
  * NULL. `back` approximates x * norm. */
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
-/* Quantizes from a source of another dtype and dequantizes. x must be exact in that dtype; the
- * device casts it to float32. */
-quantized quantize_from(moert_dtype type, const char *backend, const moert_quantizer *how,
-                        const matrix *m);
+/* Quantizes in another form: from a source whose dtype x is exact in, and which the device casts to
+ * float32; by x_runs or row_bytes of moert_quantize, where x has 2 * columns or q the scales; or
+ * dequantizes to the dtype `back`. */
+typedef struct quantized_form {
+    moert_dtype source, back;
+    size_t x_runs, row_bytes;
+} quantized_form;
+quantized quantize_as(quantized_form form, const char *backend, const moert_quantizer *how,
+                      const matrix *m);
 
 /* Describes a matrix without groups; the caller fills in the buffers. */
 moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t columns);

@@ -6,44 +6,27 @@
 #include "support/attention/attention.h"
 #include "support/suite.h"
 
-/* {sequences, length, heads, kv_heads, head_size, value_size, window, sinks} */
+/* {sequences, length, heads, kv_heads, head_size, value_size, window, sinks}: no tokens, one token,
+ * lengths at a block's end and one off it; values narrower and wider than keys, as in multi-head
+ * latent attention; windows of one key, one block, one more or less, more than all keys; sinks */
+enum { WIDE = 1000000000 };
 static const attention_shape cases[] = {
-    /* no tokens, one token, lengths at a block's end and one off it */
-    {0, 17, 2, 1, 20, 0, 0, false},
-    {2, 0, 2, 1, 20, 0, 0, false},
-    {1, 1, 1, 1, 20, 0, 0, false},
-    {3, 17, 4, 2, 20, 0, 0, false},
-    {2, 33, 3, 3, 24, 0, 0, false},
-    {1, 70, 4, 1, 64, 0, 0, false},
-    {2, 37, 2, 2, 7, 0, 0, false},
-    {1, 50, 4, 2, 128, 0, 0, false},
-    {1, 70, 2, 1, 300, 0, 0, false},
-    {1, 64, 1, 1, 16, 0, 0, false},
-    {1, 63, 1, 1, 16, 0, 0, false},
-    {1, 65, 1, 1, 16, 0, 0, false},
-    /* values narrower and wider than keys, as in multi-head latent attention */
-    {2, 33, 3, 3, 24, 16, 0, false},
-    {1, 40, 2, 1, 16, 72, 0, false},
-    {1, 35, 2, 2, 192, 128, 0, false},
-    {1, 19, 2, 1, 9, 5, 0, false},
-    {1, 1, 2, 2, 8, 1, 0, false},
-    /* windows: one key, one block, one more or less, more than all keys */
-    {2, 33, 2, 1, 20, 0, 2, false},
-    {1, 1, 1, 1, 20, 0, 1, false},
-    {1, 70, 2, 1, 16, 0, 31, false},
-    {1, 97, 1, 1, 8, 0, 32, false},
-    {1, 97, 1, 1, 8, 0, 33, false},
-    {1, 150, 1, 1, 8, 0, 64, false},
-    {2, 40, 2, 2, 20, 0, 40, false},
-    {2, 40, 2, 2, 20, 0, 1000000000, false},
-    {2, 0, 2, 1, 20, 0, 5, true},
-    /* sinks */
-    {0, 17, 2, 1, 20, 0, 0, true},
-    {1, 1, 2, 1, 20, 0, 0, true},
-    {3, 17, 4, 2, 20, 0, 0, true},
-    {1, 70, 3, 1, 64, 0, 0, true},
-    {2, 37, 2, 2, 7, 0, 1, true},
-    {1, 70, 4, 2, 24, 40, 17, true},
+    {0, 17, 2, 1, 20, 0, 0, false},    {2, 0, 2, 1, 20, 0, 0, false},
+    {1, 1, 1, 1, 20, 0, 0, false},     {3, 17, 4, 2, 20, 0, 0, false},
+    {2, 33, 3, 3, 24, 0, 0, false},    {1, 70, 4, 1, 64, 0, 0, false},
+    {2, 37, 2, 2, 7, 0, 0, false},     {1, 50, 4, 2, 128, 0, 0, false},
+    {1, 70, 2, 1, 300, 0, 0, false},   {1, 64, 1, 1, 16, 0, 0, false},
+    {1, 63, 1, 1, 16, 0, 0, false},    {1, 65, 1, 1, 16, 0, 0, false},
+    {2, 33, 3, 3, 24, 16, 0, false},   {1, 40, 2, 1, 16, 72, 0, false},
+    {1, 35, 2, 2, 192, 128, 0, false}, {1, 19, 2, 1, 9, 5, 0, false},
+    {1, 1, 2, 2, 8, 1, 0, false},      {2, 33, 2, 1, 20, 0, 2, false},
+    {1, 1, 1, 1, 20, 0, 1, false},     {1, 70, 2, 1, 16, 0, 31, false},
+    {1, 97, 1, 1, 8, 0, 32, false},    {1, 97, 1, 1, 8, 0, 33, false},
+    {1, 150, 1, 1, 8, 0, 64, false},   {2, 40, 2, 2, 20, 0, 40, false},
+    {2, 40, 2, 2, 20, 0, WIDE, false}, {2, 0, 2, 1, 20, 0, 5, true},
+    {0, 17, 2, 1, 20, 0, 0, true},     {1, 1, 2, 1, 20, 0, 0, true},
+    {3, 17, 4, 2, 20, 0, 0, true},     {1, 70, 3, 1, 64, 0, 0, true},
+    {2, 37, 2, 2, 7, 0, 1, true},      {1, 70, 4, 2, 24, 40, 17, true},
 };
 #define CASES MOERT_COUNT(cases)
 
@@ -54,7 +37,7 @@ TEST(test_attention_agrees_with_float64_and_its_central_differences) {
                         s.value_size != 40)) /* each size compiles kernels */
             continue;
         attention_oracle o = attention_oracle_create(s);
-        attention_results got = attention_on_device(&o, (attention_run){.sequences = s.sequences});
+        attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
         for (o.counted = 0; o.counted < s.sequences; o.counted++)
             attention_oracle_loss(&o);
         assert_near("out", got.value[ATTENTION_OUT], o.out, got.count[ATTENTION_OUT], 5e-6);
@@ -81,8 +64,7 @@ TEST(test_attention_with_a_window_of_one_key_copies_values) {
     const attention_shape s = {2, 33, 3, 3, 20, 0, 1, false};
     const size_t n = s.sequences * s.length * attention_width(&s, ATTENTION_OUT);
     attention_oracle o = attention_oracle_create(s);
-    const attention_results got =
-        attention_on_device(&o, (attention_run){.sequences = s.sequences});
+    const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
     assert_same_bits("out", got.value[ATTENTION_OUT], to_floats(o.v, n), n);
     assert_near("dv", got.value[ATTENTION_DV], o.dout, n, 2e-6); /* p is 1 up to rounding */
     for (size_t i = 0; i < n; i++) { /* dout . v - dout . out, summed in other orders */
@@ -94,25 +76,17 @@ TEST(test_attention_with_a_window_of_one_key_copies_values) {
 /* Compares attention in bf16 with the float32 results, which the tests above compare with
  * float64. */
 TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
-    const attention_shape shapes[] = {
-        {2, 1, 1, 1, 64, 0, 0, false},
-        {1, 63, 2, 1, 64, 0, 0, false},
-        {2, 65, 4, 2, 128, 0, 0, false},
-        {1, 129, 4, 4, 128, 0, 0, false},
-        {3, 200, 8, 2, 64, 0, 0, false},
-        {1, 700, 3, 1, 128, 0, 0, false},
-        {1, 70, 2, 1, 96, 0, 0, false},
-        {1, 70, 2, 1, 64, 0, 9, false},
-        {1, 70, 2, 1, 64, 0, 0, true},
-        {1, 70, 2, 1, 128, 64, 0, false},
-        {2, 333, 4, 2, 64, 0, 1, true},
-        {1, 577, 4, 1, 128, 0, 65, false},
-        {2, 400, 2, 2, 64, 0, 130, true},
-        {1, 1, 2, 2, 192, 128, 0, false},
-        {2, 333, 3, 3, 192, 128, 0, false},
-        {1, 577, 4, 2, 192, 128, 65, true},
-        {1, 70, 2, 1, 192, 64, 0, false},
-        {6, 640, 32, 4, 64, 0, 128, true}}; /* the last one has more tiles than a GPU has units */
+    /* the last one has more tiles than a GPU has units */
+    static const attention_shape shapes[] = {
+        {2, 1, 1, 1, 64, 0, 0, false},      {1, 63, 2, 1, 64, 0, 0, false},
+        {2, 65, 4, 2, 128, 0, 0, false},    {1, 129, 4, 4, 128, 0, 0, false},
+        {3, 200, 8, 2, 64, 0, 0, false},    {1, 700, 3, 1, 128, 0, 0, false},
+        {1, 70, 2, 1, 96, 0, 0, false},     {1, 70, 2, 1, 64, 0, 9, false},
+        {1, 70, 2, 1, 64, 0, 0, true},      {1, 70, 2, 1, 128, 64, 0, false},
+        {2, 333, 4, 2, 64, 0, 1, true},     {1, 577, 4, 1, 128, 0, 65, false},
+        {2, 400, 2, 2, 64, 0, 130, true},   {1, 1, 2, 2, 192, 128, 0, false},
+        {2, 333, 3, 3, 192, 128, 0, false}, {1, 577, 4, 2, 192, 128, 65, true},
+        {1, 70, 2, 1, 192, 64, 0, false},   {6, 640, 32, 4, 64, 0, 128, true}};
     const bool hopper = has_hopper("attention in bf16 must be that in f32");
     for (size_t i = 0; i < MOERT_COUNT(shapes) - !hopper; i++) {
         const attention_shape *s = &shapes[i];
@@ -120,10 +94,8 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
                    latent = s->head_size == 192 && s->value_size == 128;
         const bool rounds = hopper && (equal || latent);
         attention_oracle o = attention_oracle_create(*s);
-        attention_run run = {.sequences = s->sequences};
-        const attention_results want = attention_on_device(&o, run);
-        run.type = MOERT_DTYPE_BF16;
-        const attention_results got = attention_on_device(&o, run);
+        const attention_results want = attention_on_device(&o, MOERT_DTYPE_F32, NULL),
+                                got = attention_on_device(&o, MOERT_DTYPE_BF16, NULL);
         if (!rounds)
             attention_same_results(&got, &want);
         else /* results are sums of many operands, each with a relative error of up to 2^-9 */
@@ -134,39 +106,14 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
     }
 }
 
-static void assert_same_bits_alone(moert_dtype type, attention_shape s) {
-    attention_oracle o = attention_oracle_create(s);
-    const attention_results batch =
-        attention_on_device(&o, (attention_run){type, 0, s.sequences, NULL});
-    for (size_t i = 0; i < s.sequences; i++) {
-        const attention_results alone = attention_on_device(&o, (attention_run){type, i, 1, NULL});
-        attention_results own = alone;
-        for (size_t r = 0; r < ATTENTION_RESULTS; r++)
-            own.value[r] = batch.value[r] + i * alone.count[r];
-        attention_same_results(&alone, &own);
-    }
-}
-
-TEST(test_attention_has_the_same_bits_alone_and_in_a_batch) {
-    assert_same_bits_alone(MOERT_DTYPE_F32, (attention_shape){3, 45, 4, 2, 20, 0, 0, false});
-    assert_same_bits_alone(MOERT_DTYPE_F32, (attention_shape){3, 70, 2, 1, 64, 0, 0, false});
-    assert_same_bits_alone(MOERT_DTYPE_F32, (attention_shape){3, 33, 2, 2, 128, 0, 0, false});
-    assert_same_bits_alone(MOERT_DTYPE_F32, (attention_shape){3, 70, 4, 2, 24, 16, 9, true});
-    assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 150, 4, 2, 64, 0, 0, false});
-    assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 333, 4, 1, 128, 0, 0, false});
-    assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 333, 4, 1, 64, 0, 100, true});
-    assert_same_bits_alone(MOERT_DTYPE_BF16, (attention_shape){3, 333, 2, 2, 192, 128, 0, false});
-}
-
 /* A window of at least the length is no window. */
 TEST(test_attention_with_a_wide_window_has_the_bits_of_full_attention) {
     attention_oracle o = attention_oracle_create((attention_shape){2, 70, 2, 1, 20, 0, 0, false});
-    const attention_run run = {.sequences = 2};
-    const attention_results full = attention_on_device(&o, run);
+    const attention_results full = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
     const size_t windows[] = {70, 71, 4096, SIZE_MAX};
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
         o.shape.window = windows[i];
-        const attention_results got = attention_on_device(&o, run);
+        const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
         attention_same_results(&got, &full);
     }
 }
@@ -178,7 +125,7 @@ TEST(test_attention_takes_4096_tokens_and_large_scores) {
             attention_oracle_create((attention_shape){1, 4096, 1, 1, 20, 0, windows[w], false});
         for (size_t i = 0; i < 4096 * 20; i++)
             o.q[i] *= 64;
-        const attention_results got = attention_on_device(&o, (attention_run){.sequences = 1});
+        const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
         for (size_t i = 0; i < 4096; i += 195) {
             attention_oracle_row(&o, 0, i, 0);
             assert_near("out", got.value[ATTENTION_OUT] + i * 20, o.out + i * 20, 20, 2e-4);
@@ -202,10 +149,9 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
         if (moert_attention_operands(test_device, &of) != MOERT_DTYPE_BF16)
             SKIP("no tensor cores for attention here");
         const attention_oracle o = attention_oracle_create(shapes[i]);
-        const attention_run run = {.type = MOERT_DTYPE_BF16, .sequences = shapes[i].sequences};
-        const attention_results want = attention_on_device(&o, run);
+        const attention_results want = attention_on_device(&o, MOERT_DTYPE_BF16, NULL);
         for (int again = 0; again < 4; again++) {
-            const attention_results got = attention_on_device(&o, run);
+            const attention_results got = attention_on_device(&o, MOERT_DTYPE_BF16, NULL);
             attention_same_results(&got, &want);
         }
     }
@@ -248,34 +194,26 @@ TEST(test_stats_are_lse_and_delta_in_blocks) {
     assert_bf16("bf16 out", out_bf16, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
 }
 
+/* Checks that a call on one token with one change fails. */
+#define REFUSED(call, status, text, change)                                                        \
+    do {                                                                                           \
+        moert_attention a = attention_of_one_token();                                              \
+        a.scratch = &scratch;                                                                      \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_attention_##call(&a), MOERT_ERROR_##status, text);                      \
+    } while (0)
+
 TEST(test_attention_refuses_what_it_cannot_do) {
-    moert_attention a = attention_of_one_token();
-    a.heads = 3;
-    a.kv_heads = 2;
-    assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
-    assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
-    a.type = MOERT_DTYPE_BF16;
-    a.kv_heads = 1;
-    ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE, "scratch");
     moert_buffer *scratch = NULL;
-    a.scratch = &scratch;
-    a.operands = MOERT_DTYPE_BF16;
-    ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE, "operands in f32, not in bf16");
-    a.operands = MOERT_DTYPE_F32;
-    a.type = MOERT_DTYPE_E4M3;
-    ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
-    a.type = MOERT_DTYPE_F32;
-    a.kv_heads = 0;
-    assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
-    a.kv_heads = 1;
-    a.head_size = 513;
-    assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_UNSUPPORTED);
-    a.head_size = 4;
-    a.value_size = 513;
-    ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_UNSUPPORTED, "1 to 512 elements");
-    a.value_size = 0;
-    a.dsinks = a.dq;
-    ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "without sinks");
+    REFUSED(forward, USAGE, "key and value heads", (a.heads = 3, a.kv_heads = 2));
+    REFUSED(backward, USAGE, "key and value heads", (a.heads = 3, a.kv_heads = 2));
+    REFUSED(forward, USAGE, "key and value heads", a.kv_heads = 0);
+    REFUSED(forward, USAGE, "scratch", (a.type = MOERT_DTYPE_BF16, a.scratch = NULL));
+    REFUSED(forward, USAGE, "operands in f32, not in bf16", a.type = a.operands = MOERT_DTYPE_BF16);
+    REFUSED(backward, UNSUPPORTED, "f32 or bf16", a.type = MOERT_DTYPE_E4M3);
+    REFUSED(forward, UNSUPPORTED, "1 to 512 elements", a.head_size = 513);
+    REFUSED(forward, UNSUPPORTED, "1 to 512 elements", a.value_size = 513);
+    REFUSED(backward, USAGE, "without sinks", a.dsinks = a.dq);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -1,38 +1,51 @@
 // run: check=1 all=1gpu,1san
-/* Attention over documents: a document has the same bits as alone in a sequence. */
+/* Attention over documents, and over sequences: each has the same bits as alone. */
 #include "support/attention/attention.h"
 
-enum { ROWS = 2, LENGTH = 150, MOST = 12 };
+enum { MOST_ROWS = 4, LENGTH = 150, MOST = 12 };
 
-/* Lengths of the documents of both sequences, each list up to LENGTH; the rest is padding. */
+/* Lengths of the documents of each sequence, each list up to shape.length; the rest is padding. */
 typedef struct documents_case {
-    size_t heads, kv_heads, head_size, value_size, window;
-    bool sinks;
-    size_t lengths[ROWS][MOST];
+    attention_shape shape;
+    size_t lengths[MOST_ROWS][MOST];
 } documents_case;
 
 static const documents_case cases[] = {
-    {2, 1, 20, 0, 0, false, {{LENGTH}, {0}}},
-    {2, 1, 20, 0, 0, false, {{1, 1, 31, 32, 33, 3, 49}, {64, 63, 1}}},
-    {4, 2, 64, 0, 0, true, {{65, 17, 15, 1, 16}, {5, 100}}},
-    {4, 2, 128, 0, 40, true, {{65, 17, 15, 1, 16}, {5, 140}}},
-    {2, 2, 24, 16, 9, false, {{40, 110}, {8, 9, 10, 1, 2, 3, 17}}},
-    {3, 1, 8, 40, 33, true, {{33, 34, 70}, {32, 65, 13, 40}}},
-    {2, 2, 192, 128, 0, false, {{70, 7}, {149, 1}}},
-    {1, 1, 8, 0, 1, true, {{50, 50, 50}, {1, 1, 1}}},
-    {1, 1, 300, 0, 0, false, {{3, 90}, {66, 70}}},
+    {{2, LENGTH, 2, 1, 20, 0, 0, false}, {{LENGTH}, {0}}},
+    {{2, LENGTH, 2, 1, 20, 0, 0, false}, {{1, 1, 31, 32, 33, 3, 49}, {64, 63, 1}}},
+    {{2, LENGTH, 4, 2, 64, 0, 0, true}, {{65, 17, 15, 1, 16}, {5, 100}}},
+    {{2, LENGTH, 4, 2, 128, 0, 40, true}, {{65, 17, 15, 1, 16}, {5, 140}}},
+    {{2, LENGTH, 2, 2, 24, 16, 9, false}, {{40, 110}, {8, 9, 10, 1, 2, 3, 17}}},
+    {{2, LENGTH, 3, 1, 8, 40, 33, true}, {{33, 34, 70}, {32, 65, 13, 40}}},
+    {{2, LENGTH, 2, 2, 192, 128, 0, false}, {{70, 7}, {149, 1}}},
+    {{2, LENGTH, 1, 1, 8, 0, 1, true}, {{50, 50, 50}, {1, 1, 1}}},
+    {{2, LENGTH, 1, 1, 300, 0, 0, false}, {{3, 90}, {66, 70}}},
+    /* the same document at several offsets, with padding around it */
+    {{3, 137, 2, 1, 8, 12, 40, true}, {{70}, {1, 70}, {2, 70}}},
+    {{4, 137, 2, 1, 8, 12, 40, true}, {{16, 70}, {32, 70}, {48, 70}, {64, 70}}},
+    /* whole sequences, as documents and without */
+    {{2, 0, 3, 1, 8, 0, 0, true}, {{0}}},
+    {{3, 45, 4, 2, 20, 0, 0, false}, {{0}}},
+    {{3, 70, 2, 1, 64, 0, 0, false}, {{0}}},
+    {{3, 33, 2, 2, 128, 0, 0, false}, {{0}}},
+    {{3, 70, 4, 2, 24, 16, 9, true}, {{0}}},
+    {{3, 150, 4, 2, 64, 0, 0, false}, {{0}}},
+    {{3, 333, 4, 1, 128, 0, 0, false}, {{0}}},
+    {{3, 333, 4, 1, 64, 0, 100, true}, {{0}}},
+    {{3, 333, 2, 2, 192, 128, 0, false}, {{0}}},
 };
 
 /* One call of `check` for each document, padding included. */
 static void each_document(const documents_case *c,
                           void (*check)(size_t token, size_t length, void *context),
                           void *context) {
-    for (size_t row = 0; row < ROWS; row++) {
+    const size_t length = c->shape.length;
+    for (size_t row = 0; row < c->shape.sequences; row++) {
         size_t at = 0;
         for (size_t i = 0; i < MOST && c->lengths[row][i] > 0; at += c->lengths[row][i++])
-            check(row * LENGTH + at, c->lengths[row][i], context);
-        if (at < LENGTH)
-            check(row * LENGTH + at, LENGTH - at, context);
+            check(row * length + at, c->lengths[row][i], context);
+        if (at < length)
+            check(row * length + at, length - at, context);
     }
 }
 
@@ -45,7 +58,7 @@ typedef struct packed {
     attention_oracle oracle;
     moert_dtype type;
     attention_results got;
-    double *dsinks; /* [ROWS,heads] sums over the documents alone */
+    double *dsinks; /* [sequences,heads] sums over the documents alone */
 } packed;
 
 /* Compares a document of the packed rows with a run of that document alone. */
@@ -58,7 +71,7 @@ static void compare(size_t token, size_t length, void *context) {
     alone.k += token * attention_width(&alone.shape, ATTENTION_DK);
     alone.v += token * attention_width(&alone.shape, ATTENTION_DV);
     alone.dout += token * attention_width(&alone.shape, ATTENTION_OUT);
-    attention_results want = attention_on_device(&alone, (attention_run){p->type, .sequences = 1});
+    attention_results want = attention_on_device(&alone, p->type, NULL);
     for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
         const size_t width = want.count[r] / length;
         assert_same_bits(
@@ -66,43 +79,30 @@ static void compare(size_t token, size_t length, void *context) {
             p->got.value[r] + token * width, want.value[r], want.count[r]);
     }
     for (size_t h = 0; h < want.count[ATTENTION_DSINKS]; h++)
-        p->dsinks[token / LENGTH * want.count[ATTENTION_DSINKS] + h] +=
+        p->dsinks[token / p->oracle.shape.length * want.count[ATTENTION_DSINKS] + h] +=
             (double)want.value[ATTENTION_DSINKS][h];
 }
 
-TEST(test_documents_have_the_same_bits_as_alone) {
-    for (size_t i = 0; i < 2 * MOERT_COUNT(cases); i++) {
-        const documents_case *c = &cases[i / 2];
-        int32_t *positions = test_alloc(ROWS * LENGTH * sizeof *positions);
-        packed p = {.oracle = attention_oracle_create(
-                        (attention_shape){ROWS, LENGTH, c->heads, c->kv_heads, c->head_size,
-                                          c->value_size, c->window, c->sinks}),
+TEST(test_documents_and_sequences_have_the_same_bits_as_alone) {
+    for (size_t i = 0; i < 2 * 2 * MOERT_COUNT(cases); i++) {
+        const documents_case *c = &cases[i / 4];
+        const bool documents = i / 2 % 2;
+        const size_t tokens = c->shape.sequences * c->shape.length, owned = owned_count();
+        int32_t *positions = test_alloc(tokens * sizeof *positions);
+        packed p = {.oracle = attention_oracle_create(c->shape),
                     .type = i % 2 == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16,
-                    .dsinks = test_alloc(ROWS * c->heads * sizeof(double))};
+                    .dsinks = test_alloc(c->shape.sequences * c->shape.heads * sizeof(double))};
+        if (!documents && c->lengths[0][0] > 0)
+            continue;
         each_document(c, number, positions);
-        p.got = attention_on_device(
-            &p.oracle, (attention_run){p.type, .sequences = ROWS, .positions = positions});
+        p.got = attention_on_device(&p.oracle, p.type, documents ? positions : NULL);
         each_document(c, compare, &p);
-        assert_near("dsinks", p.got.value[ATTENTION_DSINKS], p.dsinks,
-                    p.got.count[ATTENTION_DSINKS], 1e-5);
-    }
-}
-
-/* The same document at every offset in a sequence, with padding around it. */
-TEST(test_documents_have_the_same_bits_at_any_offset) {
-    enum { OWN = 70, OFFSETS = 67 };
-    const attention_shape shape = {1, OWN + OFFSETS, 2, 1, 8, 12, 40, true};
-    int32_t *positions = test_alloc((OWN + OFFSETS) * sizeof *positions);
-    attention_oracle o = attention_oracle_create(shape);
-    for (size_t offset = 0; offset < OFFSETS; offset += offset < 3 ? 1 : 16) {
-        const size_t owned = owned_count();
-        packed p = {.oracle = o, .dsinks = test_alloc(shape.heads * sizeof(double))};
-        number(0, offset, positions);
-        number(offset, OWN, positions);
-        number(offset + OWN, OFFSETS - offset, positions);
-        p.got =
-            attention_on_device(&p.oracle, (attention_run){.sequences = 1, .positions = positions});
-        compare(offset, OWN, &p);
+        const float *dsinks = p.got.value[ATTENTION_DSINKS];
+        const size_t sinks = p.got.count[ATTENTION_DSINKS];
+        if (documents && tokens > 0)
+            assert_near("dsinks", dsinks, p.dsinks, sinks, 1e-5);
+        else
+            assert_same_bits("dsinks", dsinks, to_floats(p.dsinks, sinks), sinks);
         release_since(owned);
     }
 }
@@ -130,18 +130,6 @@ TEST(test_documents_can_be_replaced) {
     ASSERT_OK(moert_documents_set(documents, 0, 6, NULL));
     ASSERT_OK(moert_documents_blocks(documents, 64, &blocks, &count));
     assert_int_equal(count, 0);
-}
-
-TEST(test_sequences_without_tokens_have_no_gradient_of_sinks) {
-    const int32_t position = 0, *const positions[] = {NULL, &position};
-    const attention_oracle o =
-        attention_oracle_create((attention_shape){2, 0, 3, 1, 8, 0, 0, true});
-    for (size_t p = 0; p < 2; p++) {
-        const attention_results got =
-            attention_on_device(&o, (attention_run){.sequences = 2, .positions = positions[p]});
-        for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
-            assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
-    }
 }
 
 TEST(test_documents_refuse_positions_that_do_not_count) {

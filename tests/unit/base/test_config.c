@@ -1,7 +1,5 @@
 // run: check=1 all=1san device=0
 /* The table of variables: defaults, types, illegal values, unknown names. */
-#include <unistd.h>
-
 #include "base/config.h"
 #include "base/log.h"
 #include "support/test.h"
@@ -15,16 +13,31 @@ static int unset_variables(void **state) {
     return 0;
 }
 
-TEST_WITH(test_defaults_hold_where_nothing_is_set, unset_variables, NULL) {
-    const moert_config *config = moert_config_get();
-    assert_string_equal(config->device, "auto");
-    assert_int_equal(config->backend, MOERT_BACKEND_AUTO);
-    assert_int_equal(config->exchange, MOERT_EXCHANGE_AUTO);
-    assert_int_equal(config->timeout_s, 60);
-    assert_int_equal(config->bind, 1);
-    assert_string_equal(config->cache_dir, "");
-    assert_int_equal(config->log_level, MOERT_LOG_WARN);
+/* Choices in the words of their lists. */
+static const char *describe(void) {
+    const moert_config *c = moert_config_get();
+    const char *backend = titled("%s", moert_config_choice("MOERT_BACKEND", c->backend));
+    return titled("device %s, backend %s, exchange %s, timeout %u, bind %u, cache '%s', log %d",
+                  c->device, backend, moert_config_choice("MOERT_EXCHANGE", c->exchange),
+                  c->timeout_s, c->bind, c->cache_dir, (int)c->log_level);
+}
+
+TEST_WITH(test_values_are_read_by_their_type_and_have_defaults, unset_variables, NULL) {
+    static const char *const set[][2] = {
+        {"MOERT_DEVICE", "0:1"},      {"MOERT_BACKEND", "portable"}, {"MOERT_EXCHANGE", "staged"},
+        {"MOERT_TIMEOUT_S", "86400"}, {"MOERT_BIND", "0"},           {"MOERT_LOG", "trace"}};
     ASSERT_OK(moert_config_check());
+    assert_string_equal(
+        describe(),
+        "device auto, backend auto, exchange auto, timeout 60, bind 1, cache '', log 1");
+    for (size_t i = 0; i < MOERT_COUNT(set); i++)
+        set_variable(set[i][0], set[i][1]);
+    ASSERT_OK(moert_config_check());
+    assert_string_equal(describe(), "device 0:1, backend portable, exchange staged, "
+                                    "timeout 86400, bind 0, cache '', log 4");
+    assert_int_equal(moert_config_get()->exchange, MOERT_EXCHANGE_STAGED);
+    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", 99), "?");
+    assert_string_equal(moert_config_choice("MOERT_NOTHING", 0), "?");
 }
 
 TEST_WITH(test_the_table_shows_which_variables_are_set, unset_variables, NULL) {
@@ -40,29 +53,6 @@ TEST_WITH(test_the_table_shows_which_variables_are_set, unset_variables, NULL) {
             assert_null(variable.value);
     }
     assert_true(count > 5);
-}
-
-TEST_WITH(test_values_are_read_by_their_type, unset_variables, NULL) {
-    set_variable("MOERT_DEVICE", "0:1");
-    set_variable("MOERT_EXCHANGE", "staged");
-    set_variable("MOERT_TIMEOUT_S", "86400");
-    set_variable("MOERT_BIND", "0");
-    set_variable("MOERT_LOG", "trace");
-    const moert_config *config = moert_config_get();
-    assert_string_equal(config->device, "0:1");
-    assert_int_equal(config->exchange, MOERT_EXCHANGE_STAGED);
-    assert_int_equal(config->timeout_s, 86400);
-    assert_int_equal(config->bind, 0);
-    assert_int_equal(config->log_level, MOERT_LOG_TRACE);
-    ASSERT_OK(moert_config_check());
-}
-
-TEST(test_a_choice_has_the_words_of_its_list) {
-    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_AUTO), "auto");
-    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_STAGED), "staged");
-    assert_string_equal(moert_config_choice("MOERT_BACKEND", MOERT_BACKEND_PORTABLE), "portable");
-    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", 99), "?");
-    assert_string_equal(moert_config_choice("MOERT_NOTHING", 0), "?");
 }
 
 TEST(test_illegal_values_are_named_and_leave_the_default) {
@@ -124,29 +114,19 @@ TEST(test_portable_by_name_means_sums_value_by_value) {
     }
 }
 
-/* Returns the text that `call` writes to stderr, in a static buffer. */
-static const char *stderr_of(moert_status (*call)(void)) {
-    static char text[2048];
-    FILE *file = tmpfile();
-    assert_non_null(file);
-    fflush(stderr);
-    const int kept = dup(STDERR_FILENO);
-    dup2(fileno(file), STDERR_FILENO);
-    const moert_status status = call();
-    fflush(stderr);
-    dup2(kept, STDERR_FILENO);
-    close(kept);
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
-    fclose(file);
-    ASSERT_OK(status);
-    return text;
+static void keep_line(void *text, int level, const char *line) {
+    snprintf(text, 256, "%d %s", level, line);
 }
 
 TEST_WITH(test_unknown_variables_warn_with_the_nearest_name, unset_variables, NULL) {
+    char text[256] = "";
     set_variable("MOERT_EXCHANG", "staged");
-    const char *text = stderr_of(moert_config_check);
+    moert_log_set_sink(keep_line, text);
+    const moert_status status = moert_config_check();
+    moert_log_set_sink(NULL, NULL);
     set_variable("MOERT_EXCHANG", NULL);
+    ASSERT_OK(status);
+    assert_int_equal(text[0], '0' + MOERT_LOG_WARN);
     assert_non_null(strstr(text, "MOERT_EXCHANG;"));
     assert_non_null(strstr(text, "did you mean MOERT_EXCHANGE?"));
 }

@@ -14,31 +14,26 @@ static moert_beacon *beacons[HOSTS];
 static moert_beacon_address places[HOSTS];
 static moert_siphash_key key;
 
+static void close_all(void *none) {
+    (void)none;
+    for (size_t h = 0; h < HOSTS; h++)
+        moert_beacon_close(beacons[h]);
+    memset(beacons, 0, sizeof beacons);
+}
+
 /* A host with one address listens only there, so all hosts use the first one that is found; the
  * loopback interface where there is none. */
-static int open_all(void **state) {
-    (void)state;
-    if (moert_beacon_draw_key(&key) != MOERT_OK)
-        return -1;
+static void open_all(void) {
+    ASSERT_OK(moert_beacon_draw_key(&key));
+    owned(NULL, close_all);
     for (size_t h = 0; h < HOSTS; h++) {
-        if (moert_beacon_open(h, HOSTS, &beacons[h], &places[h]) != MOERT_OK)
-            return -1;
+        ASSERT_OK(moert_beacon_open(h, HOSTS, &beacons[h], &places[h]));
         if (places[h].addresses[0] == 0)
             places[h].addresses[0] = htonl(INADDR_LOOPBACK);
         places[h].addresses[1] = 0;
     }
     for (size_t h = 0; h < HOSTS; h++)
         moert_beacon_aim(beacons[h], &key, places);
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    for (size_t h = 0; h < HOSTS; h++) {
-        moert_beacon_close(beacons[h]);
-        beacons[h] = NULL;
-    }
-    return 0;
 }
 
 /* Aims a host's beacon at `place` instead of host `at`. */
@@ -89,7 +84,8 @@ static void receive_from_host_1(size_t at, int times) {
     }
 }
 
-TEST_WITH(test_a_datagram_reaches_all_other_hosts, open_all, close_all) {
+TEST(test_a_datagram_reaches_all_other_hosts) {
+    open_all();
     send_text(2, "hello");
     for (size_t at = 0; at < 2; at++) {
         assert_true(wait_for(receive, at));
@@ -100,7 +96,8 @@ TEST_WITH(test_a_datagram_reaches_all_other_hosts, open_all, close_all) {
     assert_false(receive(2));
 }
 
-TEST_WITH(test_datagrams_of_other_jobs_and_sizes_are_dropped, open_all, close_all) {
+TEST(test_datagrams_of_other_jobs_and_sizes_are_dropped) {
+    open_all();
     moert_siphash_key other = key;
     other.words[1]++;
     moert_beacon_aim(beacons[1], &other, places);
@@ -121,24 +118,22 @@ enum { HEADER_BYTES = 24, WIRE_BYTES = HEADER_BYTES + DATAGRAM_BYTES };
 static int stranger;
 static moert_beacon_address stranger_place;
 
-static int open_stranger(void **state) {
-    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof own;
-    if (open_all(state) != 0)
-        return -1;
-    own.sin_addr.s_addr = places[0].addresses[0];
-    stranger = socket(AF_INET, SOCK_DGRAM, 0);
-    if (stranger < 0 || bind(stranger, (struct sockaddr *)&own, sizeof own) != 0 ||
-        getsockname(stranger, (struct sockaddr *)&own, &size) != 0)
-        return -1;
-    stranger_place =
-        (moert_beacon_address){.addresses = {own.sin_addr.s_addr}, .port = own.sin_port};
-    return 0;
+static void close_stranger(void *none) {
+    (void)none;
+    close(stranger);
 }
 
-static int close_stranger(void **state) {
-    close(stranger);
-    return close_all(state);
+static void open_stranger(void) {
+    struct sockaddr_in own = {.sin_family = AF_INET};
+    socklen_t size = sizeof own;
+    open_all();
+    own.sin_addr.s_addr = places[0].addresses[0];
+    stranger = socket(AF_INET, SOCK_DGRAM, 0);
+    owned(NULL, close_stranger);
+    assert_int_equal(bind(stranger, (struct sockaddr *)&own, sizeof own), 0);
+    assert_int_equal(getsockname(stranger, (struct sockaddr *)&own, &size), 0);
+    stranger_place =
+        (moert_beacon_address){.addresses = {own.sin_addr.s_addr}, .port = own.sin_port};
 }
 
 /* Records a datagram that host 1 sends to the stranger. */
@@ -175,9 +170,10 @@ static size_t forge(size_t n, const unsigned char old[WIRE_BYTES], unsigned char
     }
 }
 
-TEST_WITH(test_forged_and_repeated_datagrams_have_no_effect, open_stranger, close_stranger) {
+TEST(test_forged_and_repeated_datagrams_have_no_effect) {
     enum { ATTACKS = 100000 };
     unsigned char old[WIRE_BYTES], wire[WIRE_BYTES];
+    open_stranger();
     record("recorded", old);
     receive_from_host_1(0, 1);
     for (size_t n = 0; n < ATTACKS; n++) {
@@ -192,8 +188,9 @@ TEST_WITH(test_forged_and_repeated_datagrams_have_no_effect, open_stranger, clos
     assert_int_equal(recv(stranger, wire, sizeof wire, MSG_DONTWAIT), -1);
 }
 
-TEST_WITH(test_the_same_datagram_from_another_address_is_no_answer, open_stranger, close_stranger) {
+TEST(test_the_same_datagram_from_another_address_is_no_answer) {
     unsigned char wire[WIRE_BYTES];
+    open_stranger();
     record("on two ways", wire);
     strike(wire, WIRE_BYTES);
     assert_true(wait_for(receive, 0));
@@ -218,7 +215,8 @@ TEST(test_siphash_gives_the_reference_tags) {
         assert_int_equal(moert_siphash(&count, message, vectors[i].bytes), vectors[i].tag);
 }
 
-TEST_WITH(test_an_answer_goes_where_the_datagram_came_from, open_all, close_all) {
+TEST(test_an_answer_goes_where_the_datagram_came_from) {
+    open_all();
     aim_at(0, 1, (moert_beacon_address){.port = 0});
     send_text(0, "to nowhere");
     receive_from_host_1(0, 1);
@@ -227,7 +225,8 @@ TEST_WITH(test_an_answer_goes_where_the_datagram_came_from, open_all, close_all)
     assert_string_equal(received.datagram, "answer");
 }
 
-TEST_WITH(test_a_closed_beacon_counts_as_refusing, open_all, close_all) {
+TEST(test_a_closed_beacon_counts_as_refusing) {
+    open_all();
     receive_from_host_1(0, 5);
     assert_false(moert_beacon_refused(beacons[0], &received.host));
     moert_beacon_close(beacons[1]);
@@ -237,7 +236,8 @@ TEST_WITH(test_a_closed_beacon_counts_as_refusing, open_all, close_all) {
 }
 
 /* Datagrams from host 1 arrive. Datagrams to host 1 go to a closed port and are refused. */
-TEST_WITH(test_a_firewall_does_not_count_as_the_end_of_a_host, open_all, close_all) {
+TEST(test_a_firewall_does_not_count_as_the_end_of_a_host) {
+    open_all();
     moert_beacon_address closed = places[1];
     closed.port = htons(9); /* no process listens there */
     receive_from_host_1(0, 1);

@@ -19,20 +19,21 @@ static bool broadcast_from_every_root(void) {
     return right;
 }
 
-/* Rank r contributes r % 3 values; some ranks contribute none. */
-static bool gather_uneven(bool in_place) {
+/* Each rank contributes two values. If `uneven`, rank r has r % 3; some ranks contribute none. */
+static bool gather(bool uneven, bool in_place) {
     uint64_t mine[2], all[2 * 256];
     size_t bytes[256], start = 0;
     for (size_t r = 0; r < test_ranks; r++) {
-        bytes[r] = r % 3 * sizeof *mine;
-        start += r < test_rank ? r % 3 : 0;
+        bytes[r] = (uneven ? r % 3 : 2) * sizeof *mine;
+        start += r < test_rank ? bytes[r] / sizeof *mine : 0;
     }
     uint64_t *from = in_place ? all + start : mine;
-    for (size_t i = 0; i < test_rank % 3; i++)
+    for (size_t i = 0; i < bytes[test_rank] / sizeof *mine; i++)
         from[i] = mpi_value(test_rank, 0, i);
-    bool right = moert_comm_allgatherv(test_comm, from, bytes, all) == MOERT_OK;
+    bool right = (uneven ? moert_comm_allgatherv(test_comm, from, bytes, all)
+                         : moert_comm_allgather(test_comm, from, sizeof mine, all)) == MOERT_OK;
     for (size_t r = 0, at = 0; r < test_ranks; r++)
-        for (size_t i = 0; i < r % 3; i++)
+        for (size_t i = 0; i < bytes[r] / sizeof *mine; i++)
             right = right && all[at++] == mpi_value(r, 0, i);
     return right;
 }
@@ -90,14 +91,6 @@ static bool exchange_uneven(void) {
     return right;
 }
 
-static bool gather_even(void) {
-    uint64_t mine[2] = {mpi_value(test_rank, 1, 0), mpi_value(test_rank, 1, 1)}, all[2 * 256];
-    bool right = moert_comm_allgather(test_comm, mine, sizeof mine, all) == MOERT_OK;
-    for (size_t r = 0; r < test_ranks; r++)
-        right = right && all[2 * r] == mpi_value(r, 1, 0) && all[2 * r + 1] == mpi_value(r, 1, 1);
-    return right;
-}
-
 /* Whole, and in messages of 7 bytes. */
 TEST(test_collectives_take_pieces_uneven_empty_in_place_and_longer_than_a_message) {
     const size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
@@ -105,9 +98,9 @@ TEST(test_collectives_take_pieces_uneven_empty_in_place_and_longer_than_a_messag
         moert_comm_piece_bytes = several ? 7 : limit;
         moert_mail_piece_bytes = several ? 7 : mail_limit;
         bool right = broadcast_from_every_root();
-        right = gather_even() && right;
-        right = gather_uneven(false) && right;
-        right = gather_uneven(true) && right;
+        right = gather(false, false) && right;
+        right = gather(true, false) && right;
+        right = gather(true, true) && right;
         right = exchange_uneven() && right;
         moert_comm_piece_bytes = limit;
         moert_mail_piece_bytes = mail_limit;
@@ -260,19 +253,16 @@ static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     return right;
 }
 
-/* A tree of nodes has the bits of one rank's tree of all leaves (test_tree.c). */
+/* A tree of nodes has the bits of one rank's tree of all leaves (test_numbers.c), also if the columns
+ * are summed in rounds. */
 TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
+    const size_t usual = moert_tree_round_floats, rounds[] = {usual, 2};
     bool right = true;
-    for (size_t total = 0; total <= 13; total++) /* without leaves, the sum is zero */
-        right = all_spans(0, 0, total, (moert_span){0}) && right;
-    ASSERT_ON_ALL(right);
-}
-
-TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
-    const size_t usual = moert_tree_round_floats, first = test_rank == 0 ? 0 : 2 * test_rank + 1;
-    moert_tree_round_floats = 10000;
-    const bool right =
-        sum_is_right((moert_span){first, test_rank == 0 ? 3 : 2, 2 * test_ranks + 1}, 100001);
+    for (int i = 0; i < 2; i++) {
+        moert_tree_round_floats = rounds[i];
+        for (size_t total = 0; total <= 13; total++) /* without leaves, the sum is zero */
+            right = all_spans(0, 0, total, (moert_span){0}) && right;
+    }
     moert_tree_round_floats = usual;
     ASSERT_ON_ALL(right);
 }

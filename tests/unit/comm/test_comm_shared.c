@@ -14,6 +14,8 @@
 
 /* ---- files ---- */
 
+enum { MOST = 255 }; /* more files than one message carries */
+
 /* Creates files whose contents identify their rank and index. */
 static bool make_files(int *files, size_t count) {
     bool made = true;
@@ -30,38 +32,30 @@ static void close_files(const int *files, size_t count) {
         close(files[i]);
 }
 
-static bool contents_are_right(const int *all, size_t count) {
-    bool right = true;
-    for (size_t f = 0; f < test_ranks * count; f++) {
-        uint64_t value = 0;
-        right = right && pread(all[f], &value, sizeof value, 0) == sizeof value;
-        right = right && value == mpi_value(f / count, count, f % count);
-        right = right && fcntl(all[f], F_GETFD) == FD_CLOEXEC;
-    }
-    return right;
-}
-
 TEST(test_open_files_reach_every_rank_of_the_host) {
-    enum { MOST = 255 }; /* more files than one message carries */
     static int mine[MOST], all[MOST * 4];
-    const size_t before = count_files("/proc/self/fd", "");
-    const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
+    const size_t before = count_files("/proc/self/fd", ""),
+                 counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
     for (size_t i = 0; i < MOERT_COUNT(counts); i++) {
-        bool right = make_files(mine, counts[i]);
-        right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
-        ASSERT_ON_ALL(right);
-        right = contents_are_right(all, counts[i]);
-        /* every rank has the same files, not copies of them */
+        const size_t count = counts[i], next = (test_rank + 1) % test_ranks,
+                     last = (test_rank + test_ranks - 1) % test_ranks;
         const uint64_t update = mpi_value(test_rank, 1, 2);
-        const size_t next = (test_rank + 1) % test_ranks;
+        uint64_t value = 0;
+        bool right = make_files(mine, count);
+        right = moert_comm_share_files(test_comm, mine, count, all) == MOERT_OK && right;
+        ASSERT_ON_ALL(right);
+        for (size_t f = 0; f < test_ranks * count; f++)
+            right = right && pread(all[f], &value, sizeof value, 0) == sizeof value &&
+                    value == mpi_value(f / count, count, f % count) &&
+                    fcntl(all[f], F_GETFD) == FD_CLOEXEC;
+        /* every rank has the same files, not copies of them */
         right = on_all(right); /* no rank writes before all have read */
-        right = pwrite(all[next * counts[i]], &update, sizeof update, 0) == sizeof update && right;
+        right = pwrite(all[next * count], &update, sizeof update, 0) == sizeof update && right;
         right = on_all(right);
-        uint64_t seen = 0;
-        right = pread(mine[0], &seen, sizeof seen, 0) == sizeof seen && right;
-        right = right && seen == mpi_value((test_rank + test_ranks - 1) % test_ranks, 1, 2);
-        close_files(mine, counts[i]);
-        close_files(all, test_ranks * counts[i]);
+        right = pread(mine[0], &value, sizeof value, 0) == sizeof value && right;
+        right = right && value == mpi_value(last, 1, 2);
+        close_files(mine, count);
+        close_files(all, test_ranks * count);
         ASSERT_ON_ALL(right && count_files("/proc/self/fd", "") == before);
     }
 }
@@ -80,19 +74,33 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
     right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
     close_files(mine, COUNT);
-    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* no rank has files */
-                  strstr(moert_last_error(), "(ulimit -n)") != NULL &&
-                  count_files("/proc/self/fd", "") == before);
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_MEMORY, "(ulimit -n)");
+    ASSERT_ON_ALL(right && all[0] == -1 && count_files("/proc/self/fd", "") == before);
     ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
 }
 
 /* ---- shared memory ---- */
 
+/* The number of this process's mappings whose line in /proc/self/maps contains `part`. */
+static size_t count_mappings(const char *part) {
+    char line[4096];
+    size_t count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        count += strstr(line, part) != NULL;
+    if (maps != NULL)
+        fclose(maps);
+    return count;
+}
+
+/* The memory has no name, and keeps no file open. */
 TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
     enum { COUNT = 1500 };
     moert_shared *shared = NULL;
-    bool right = true;
+    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
     ASSERT_OK_ON_ALL(moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared));
+    bool right = count_mappings("memfd:moert (deleted)") == before + 1 &&
+                 count_files("/proc/self/fd", "") == files;
     size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
     char *first = moert_shared_segment(shared, 0);
     for (size_t i = 0; i < test_ranks * stride; i++)
@@ -110,29 +118,6 @@ TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
         for (size_t i = 0; i < COUNT; i++)
             right = right && ((uint64_t *)moert_shared_segment(shared, r))[i] ==
                                  mpi_value(i % test_ranks, r, i);
-    right = on_all(right);
-    moert_shared_destroy(shared);
-    assert_true(right);
-}
-
-/* The number of this process's mappings whose line in /proc/self/maps contains `part`. */
-static size_t count_mappings(const char *part) {
-    char line[4096];
-    size_t count = 0;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
-        count += strstr(line, part) != NULL;
-    if (maps != NULL)
-        fclose(maps);
-    return count;
-}
-
-TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
-    moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
-    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
-    right = right && count_mappings("memfd:moert (deleted)") == before + 1;
-    right = count_files("/proc/self/fd", "") == files && right;
     right = on_all(right);
     moert_shared_destroy(shared);
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
@@ -170,13 +155,6 @@ TEST(test_untouched_shared_memory_costs_nothing) {
     assert_true(right);
 }
 
-TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
-    if (test_ranks == 1) /* a single rank opens no shared files */
-        return;
-    moert_memory_processes = test_rank == test_ranks - 1 ? "/nowhere" : "/proc";
-    expect_refusal(100, MOERT_ERROR_UNSUPPORTED, "out of reach: No such file");
-}
-
 /* Creates a stand-in for /proc in which every open file of process `pid` is the same regular
  * file. */
 static bool make_processes(const char *directory, int pid) {
@@ -188,8 +166,8 @@ static bool make_processes(const char *directory, int pid) {
 }
 
 /* If ranks run in different containers, the same process ID and descriptor may name different
- * files. */
-TEST(test_another_file_with_the_same_process_id_and_descriptor_is_refused) {
+ * files. A single rank opens no shared files. */
+TEST(test_memory_out_of_reach_or_another_file_in_its_place_is_refused_on_all_ranks) {
     char directory[] = "/tmp/moert-comm-XXXXXX";
     int first = (int)getpid();
     if (test_ranks == 1)
@@ -197,8 +175,12 @@ TEST(test_another_file_with_the_same_process_id_and_descriptor_is_refused) {
     bool made = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
     made = mkdtemp(directory) != NULL && make_processes(directory, first) && made;
     ASSERT_ON_ALL(made);
-    moert_memory_processes = test_rank == test_ranks - 1 ? directory : "/proc";
-    expect_refusal(100, MOERT_ERROR_UNSUPPORTED, "another file is in its place");
+    const char *const processes[] = {"/nowhere", directory};
+    for (int i = 0; i < 2; i++) {
+        moert_memory_processes = test_rank == test_ranks - 1 ? processes[i] : "/proc";
+        expect_refusal(100, MOERT_ERROR_UNSUPPORTED,
+                       i == 0 ? "out of reach: No such file" : "another file is in its place");
+    }
     ASSERT_OK_ON_ALL(moert_remove_tree(directory));
 }
 

@@ -287,13 +287,4 @@ TEST(test_a_note_names_the_rank_to_wait_for) {
     assert_int_equal(late.verdict, MOERT_WATCH_LATE);
 }
 
-TEST(test_a_watchdog_starts_and_stops) {
-    moert_watchdog *watchdog = NULL;
-    for (unsigned timeout = 0; timeout < 2; timeout++) {
-        ASSERT_OK(moert_watchdog_start(test_comm, timeout, &watchdog));
-        moert_watchdog_stop(watchdog);
-    }
-    moert_watchdog_stop(NULL);
-}
-
 MPI_TESTS(NULL, NULL)

@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "data/source.h"
 #include "support/data.h"
 
@@ -17,10 +16,9 @@ static void assert_document(const moert_source *source, size_t document, const i
 
 TEST(test_documents_join_their_sequences) {
     const uint16_t tokens[] = {1, 2, 3, 4, 5, 60000};
-    write_file("joined.bin", tokens, sizeof tokens);
-    const char *path =
-        write_index("joined", &(index_lists){8, 2, 4, 4, (const int32_t[]){2, 0, 3, 1}, NULL,
-                                             (const int64_t[]){0, 2, 2, 4}});
+    const char *path = write_dataset(
+        "joined", tokens, sizeof tokens,
+        (index_lists){8, 4, (const int32_t[]){2, 0, 3, 1}, NULL, (const int64_t[]){0, 2, 2, 4}, 4});
     const char *names[] = {path, in_directory("joined.bin"), in_directory("joined")};
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         const moert_source *source = open_source(names[i]);
@@ -35,10 +33,10 @@ TEST(test_documents_join_their_sequences) {
 
 TEST(test_sequences_may_lie_in_any_order) {
     const int64_t tokens[] = {1, 2, 3, 4, 5};
-    write_file("moved.bin", tokens, sizeof tokens);
-    const moert_source *source = open_source(write_index(
-        "moved", &(index_lists){5, 8, 3, 3, (const int32_t[]){2, 0, 3}, (const int64_t[]){24, 0, 0},
-                                (const int64_t[]){0, 2, 3}}));
+    const moert_source *source = open_source(
+        write_dataset("moved", tokens, sizeof tokens,
+                      (index_lists){5, 3, (const int32_t[]){2, 0, 3}, (const int64_t[]){24, 0, 0},
+                                    (const int64_t[]){0, 2, 3}, 3}));
     assert_document(source, 0, (const int32_t[]){4, 5}, 2);
     assert_document(source, 1, (const int32_t[]){1, 2, 3}, 3);
     int32_t all[5];
@@ -49,9 +47,8 @@ TEST(test_sequences_may_lie_in_any_order) {
 TEST(test_tokens_outside_the_vocabulary_are_named_where_they_are_used) {
     const int32_t tokens[] = {1, 7, -1};
     int32_t read[3];
-    write_file("signed.bin", tokens, sizeof tokens);
-    moert_source *source = open_source(write_index(
-        "signed", &(index_lists){4, 4, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}}));
+    moert_source *source = open_source(write_dataset(
+        "signed", tokens, sizeof tokens, (index_lists){4, 1, &(int32_t){3}, NULL, NULL, 0}));
     ASSERT_OK(moert_source_read(source, 0, 2, read));
     ASSERT_FAILS(moert_source_read(source, 0, 3, read), MOERT_ERROR_MISMATCH,
                  "signed.bin, position 2: token -1");
@@ -64,10 +61,9 @@ TEST(test_tokens_outside_the_vocabulary_are_named_where_they_are_used) {
 TEST(test_a_mask_says_which_tokens_count) {
     const uint16_t tokens[] = {1, 2, 3, 4, 5};
     unsigned char counts[4];
-    write_file("masked.bin", tokens, sizeof tokens);
-    const index_lists of = {
-        8, 2, 2, 3, (const int32_t[]){3, 2}, (const int64_t[]){4, 0}, (const int64_t[]){0, 1, 2}};
-    const char *path = write_index("masked", &of);
+    const char *path = write_dataset(
+        "masked", tokens, sizeof tokens,
+        (index_lists){8, 2, (const int32_t[]){3, 2}, (const int64_t[]){4, 0}, NULL, 0});
     moert_source *source;
     write_file("masked.mask.bin", "\1\0\0\1\1", 5);
     source = open_source(path);
@@ -84,28 +80,25 @@ TEST(test_a_mask_says_which_tokens_count) {
 }
 
 TEST(test_bad_indexes_get_one_message) {
-    const int32_t lengths[] = {2, 1}, negative[] = {2, -1};
-    const int64_t documents[] = {0, 1, 2};
+    static const int32_t lengths[] = {2, 1}, negative[] = {2, -1};
     const struct {
         const char *message;
         index_lists of;
     } cases[] = {
-        {"token type 6", {6, 1, 2, 3, lengths, NULL, documents}},
-        {"list of documents is empty", {1, 1, 2, 0, lengths, NULL, documents}},
-        {"sequence 1 has -1 tokens", {1, 1, 2, 3, negative, NULL, documents}},
+        {"token type 6", {6, 2, lengths, NULL, NULL, 0}},
+        {"list of documents is empty", {1, 2, lengths, NULL, (const int64_t[]){0}, 0}},
+        {"sequence 1 has -1 tokens", {1, 2, negative, NULL, NULL, 0}},
         {"sequence 1 has 1 tokens from byte 3 on",
-         {1, 1, 2, 3, lengths, (const int64_t[]){0, 3}, documents}},
-        {"from byte -1 on", {1, 1, 2, 3, lengths, (const int64_t[]){-1, 0}, documents}},
-        {"sequences from 1;", {1, 1, 2, 3, lengths, NULL, (const int64_t[]){1, 1, 2}}},
-        {"sequences up to 1;", {1, 1, 2, 3, lengths, NULL, (const int64_t[]){0, 1, 1}}},
+         {1, 2, lengths, (const int64_t[]){0, 3}, NULL, 0}},
+        {"from byte -1 on", {1, 2, lengths, (const int64_t[]){-1, 0}, NULL, 0}},
+        {"sequences from 1;", {1, 2, lengths, NULL, (const int64_t[]){1, 1, 2}, 3}},
+        {"sequences up to 1;", {1, 2, lengths, NULL, (const int64_t[]){0, 1, 1}, 3}},
         {"document 2 begins at sequence 1; expected 2 to 2",
-         {1, 1, 2, 4, lengths, NULL, (const int64_t[]){0, 2, 1, 2}}},
-        {"document 1 begins at sequence 3",
-         {1, 1, 2, 3, lengths, NULL, (const int64_t[]){0, 3, 2}}},
+         {1, 2, lengths, NULL, (const int64_t[]){0, 2, 1, 2}, 4}},
+        {"document 1 begins at sequence 3", {1, 2, lengths, NULL, (const int64_t[]){0, 3, 2}, 3}},
     };
-    write_file("bad.bin", "abc", 3);
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
-        const char *path = write_index("bad", &cases[i].of);
+        const char *path = write_dataset("bad", "abc", 3, cases[i].of);
         moert_source *source = NULL;
         ASSERT_FAILS(moert_source_open(&path, 1, 16, &source), MOERT_ERROR_FORMAT,
                      cases[i].message);
@@ -116,9 +109,8 @@ TEST(test_bad_indexes_get_one_message) {
 TEST(test_a_damaged_header_is_refused) {
     size_t bytes;
     moert_source *source = NULL;
-    write_file("head.bin", "abc", 3);
-    const char *path = write_index(
-        "head", &(index_lists){1, 1, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}});
+    const char *path =
+        write_dataset("head", "abc", 3, (index_lists){1, 1, &(int32_t){3}, NULL, NULL, 0});
     char *image = read_file(path, &bytes);
     const struct {
         size_t byte, bytes;

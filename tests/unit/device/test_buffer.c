@@ -88,25 +88,23 @@ TEST(test_copies_and_fills_keep_to_their_range) {
 /* Tests ranges around offset 2 GiB, where some drivers' own commands fail. Untouched pages cost no
  * memory. */
 TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
-    enum { N = 70000, EDGE = 3 };
-    const size_t first = ((size_t)1 << 31) - 4 * (N / 2), bytes = first + 4 * (N + 8);
-    static uint32_t ones[N + 8], got[N + 8];
-    if (moert_device_describe(test_device)->largest_bytes < bytes) {
-        print_message("# skipped: no buffer of %zu bytes\n", bytes);
+    enum { N = 70000, EDGE = 3, BYTES = 4 * (N + 8) };
+    const size_t first = ((size_t)1 << 31) - 4 * (N / 2);
+    static unsigned char want[BYTES];
+    if (moert_device_describe(test_device)->largest_bytes < first + BYTES) {
+        print_message("# skipped: no buffer of %zu bytes\n", first + BYTES);
         return;
     }
-    memset(ones, 0xff, sizeof ones);
-    moert_buffer *buffer = test_buffer(bytes), *other = test_buffer(sizeof ones);
-    ASSERT_OK(moert_buffer_write(buffer, first, ones, sizeof ones));
+    memset(want, 0xff, sizeof want);
+    moert_buffer *buffer = test_buffer(first + BYTES), *other = test_buffer(BYTES);
+    ASSERT_OK(moert_buffer_write(buffer, first, want, BYTES));
     ASSERT_OK(moert_buffer_clear(buffer, first + 4 * EDGE, 4 * (N - EDGE)));
-    ASSERT_OK(moert_buffer_copy(buffer, first, other, 0, sizeof ones));
-    ASSERT_OK(moert_buffer_read(other, 0, got, sizeof got));
-    for (size_t i = 0; i < N + 8; i++)
-        assert_int_equal(got[i], i >= EDGE && i < N ? 0 : 0xffffffff);
-    ASSERT_OK(moert_buffer_copy(other, 0, buffer, first + 4, sizeof ones - 4));
-    ASSERT_OK(moert_buffer_read(buffer, first, got, sizeof got));
-    for (size_t i = 0; i < N + 8; i++)
-        assert_int_equal(got[i], i > EDGE && i <= N ? 0 : 0xffffffff);
+    ASSERT_OK(moert_buffer_copy(buffer, first, other, 0, BYTES));
+    memset(want + 4 * EDGE, 0, 4 * (N - EDGE));
+    assert_content(other, 0, want, BYTES);
+    ASSERT_OK(moert_buffer_copy(other, 0, buffer, first + 4, BYTES - 4));
+    memmove(want + 4, want, BYTES - 4);
+    assert_content(buffer, first, want, BYTES);
 }
 
 TEST(test_a_view_is_a_part_of_its_parent_or_of_another_view) {
@@ -171,41 +169,39 @@ TEST(test_memory_of_cpus_is_not_exported) {
                      "cl_khr_external_memory_opaque_fd");
 }
 
+static void assert_success(cl_int code) {
+    assert_int_equal(code, CL_SUCCESS);
+}
+
+/* moert's kernel waits for a write in another queue, which waits for the gate. */
 TEST(test_memory_and_events_of_opencl_go_in_and_out) {
     enum { COUNT = 256 };
-    float values[COUNT], got[COUNT];
+    float *values = random_floats(COUNT, 1.0f, 1), got[COUNT];
     cl_int code[3];
     cl_context context = moert_device_context(test_device);
-    cl_command_queue_properties none = 0;
-    for (size_t i = 0; i < COUNT; i++)
-        values[i] = (float)i;
-    cl_mem memory = clCreateBuffer(context, CL_MEM_READ_WRITE, sizeof values, NULL, &code[0]);
+    cl_mem memory = clCreateBuffer(context, CL_MEM_READ_WRITE, sizeof got, NULL, &code[0]);
     cl_command_queue other =
-        clCreateCommandQueue(context, moert_device_id(test_device), none, &code[1]);
-    cl_event gate = clCreateUserEvent(context, &code[2]);
-    assert_true(code[0] == CL_SUCCESS && code[1] == CL_SUCCESS && code[2] == CL_SUCCESS);
+        clCreateCommandQueue(context, moert_device_id(test_device), 0, &code[1]);
+    cl_event gate = clCreateUserEvent(context, &code[2]), written, last;
+    for (size_t i = 0; i < MOERT_COUNT(code); i++)
+        assert_success(code[i]);
     moert_buffer *buffer;
+    void *done;
     ASSERT_OK(moert_buffer_adopt(test_device, memory, &buffer));
     assert_ptr_equal(moert_buffer_memory(buffer), memory);
-    assert_int_equal(moert_buffer_bytes(buffer), sizeof values);
-    assert_int_equal(clReleaseMemObject(memory), CL_SUCCESS); /* the buffer has retained it */
-    /* moert's kernel waits for the write in the other queue, which waits for the gate */
-    cl_event written;
-    void *done;
-    assert_int_equal(
-        clEnqueueWriteBuffer(other, memory, CL_FALSE, 0, sizeof values, values, 1, &gate, &written),
-        CL_SUCCESS);
-    assert_int_equal(clFlush(other), CL_SUCCESS);
+    assert_int_equal(moert_buffer_bytes(buffer), sizeof got);
+    assert_success(clReleaseMemObject(memory)); /* the buffer has retained it */
+    assert_success(
+        clEnqueueWriteBuffer(other, memory, CL_FALSE, 0, sizeof got, values, 1, &gate, &written));
+    assert_success(clFlush(other));
     ASSERT_OK(moert_device_await_event(test_device, written));
     ASSERT_OK(run_twice(buffer, COUNT));
     ASSERT_OK(moert_device_record_event(test_device, &done));
-    cl_event last = done;
-    assert_int_equal(clSetUserEventStatus(gate, CL_COMPLETE), CL_SUCCESS);
-    assert_int_equal(
-        clEnqueueReadBuffer(other, memory, CL_TRUE, 0, sizeof got, got, 1, &last, NULL),
-        CL_SUCCESS);
+    last = done;
+    assert_success(clSetUserEventStatus(gate, CL_COMPLETE));
+    assert_success(clEnqueueReadBuffer(other, memory, CL_TRUE, 0, sizeof got, got, 1, &last, NULL));
     for (size_t i = 0; i < COUNT; i++)
-        assert_true(got[i] == 2.0f * (float)i);
+        assert_true(got[i] == 2.0f * values[i]);
     clReleaseEvent(last);
     clReleaseEvent(written);
     clReleaseEvent(gate);

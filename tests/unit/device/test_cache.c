@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/memory.h"
 #include "device/internal.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -81,49 +80,43 @@ TEST_WITH(test_without_a_directory_nothing_is_found_and_nothing_fails, make_cach
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
-/* A process that opens a cache entry. If it is absent, adds a line to file `name` after 0.1 s.
- * Stores the entry if `done`. */
-typedef struct worker {
-    const char *name;
-    bool done;
-} worker;
+static const char *work_file; /* of the workers */
+static bool work_is_stored;
 
+/* Opens a cache entry. If it is absent, adds a line to the file after 0.1 s and may store it. */
 static int work(const void *context) {
-    const worker *w = context;
     moert_cache_entry entry;
     size_t bytes;
+    (void)context;
     const bool absent = open_entry("key", &entry, &bytes) == NULL;
     if (absent) {
-        FILE *file = fopen(in_directory(w->name), "a");
+        FILE *file = fopen(in_directory(work_file), "a");
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         fputs("worked\n", file);
         fclose(file);
     }
-    moert_cache_close(&entry, absent && w->done ? (const unsigned char *)"x" : NULL, 1);
+    moert_cache_close(&entry, absent && work_is_stored ? (const unsigned char *)"x" : NULL, 1);
     return 0;
 }
 
-/* Starts three processes at once and returns how many of them do the work. */
-static size_t count_workers(const char *name, bool done) {
-    const worker w = {name, done};
-    int children[3];
-    size_t bytes;
-    for (size_t i = 0; i < 3; i++)
-        children[i] = start_child(work, &w);
-    for (size_t i = 0; i < 3; i++)
-        assert_int_equal(end_of(children[i]), 0);
-    read_file(in_directory(name), &bytes);
-    return bytes / strlen("worked\n");
-}
-
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
-    /* every process does the work, since none completes the entry */
-    assert_int_equal(count_workers("failing", false), 3);
-    assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
-    assert_int_equal(count_workers("done", true), 1);
-    assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);
-    work(&(worker){"again", true});
-    assert_int_not_equal(access(in_directory("again"), F_OK), 0);
+    static const char *const files[] = {"failing", "done", "again"};
+    /* every process does the work, as long as none completes the entry */
+    static const char *const lines[] = {"worked\nworked\nworked\n", "worked\n", NULL};
+    for (size_t i = 0; i < MOERT_COUNT(files); i++) {
+        int children[3];
+        work_file = files[i];
+        work_is_stored = i > 0;
+        for (size_t c = 0; c < 3; c++)
+            children[c] = start_child(work, NULL);
+        for (size_t c = 0; c < 3; c++)
+            assert_int_equal(end_of(children[c]), 0);
+        if (lines[i] != NULL)
+            assert_string_equal(read_file(in_directory(files[i]), NULL), lines[i]);
+        else
+            assert_int_not_equal(access(in_directory(files[i]), F_OK), 0);
+        assert_int_equal(count_files(in_directory("cache"), ".bin"), i > 0);
+    }
 }
 
 TEST_WITH(test_a_directory_that_others_can_write_to_is_not_used, make_cache, NULL) {

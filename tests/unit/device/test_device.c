@@ -1,10 +1,11 @@
 // run: check=1 all=1san
-/* Choosing, opening and adopting devices, and launches. Buffers are in test_buffer.c, programs in
- * test_program.c. */
+/* Choosing, opening and adopting devices, launches, and PTX. Buffers are in test_buffer.c, programs
+ * in test_program.c. */
 #include <unistd.h>
 
 #include "base/phase.h"
 #include "device/internal.h"
+#include "device/nvidia/ptx.h"
 #include "support/opencl.h"
 #include "support/test.h"
 
@@ -25,12 +26,13 @@ TEST(test_the_list_describes_each_device) {
     free(list);
 }
 
-TEST(test_a_device_opens_by_index_by_name_and_by_kind) {
+TEST(test_a_device_opens_by_index_by_name_and_by_kind_or_the_message_lists_all) {
     const moert_device_info *info = moert_device_describe(test_device);
     const char *selectors[] = {titled("%d:%d", info->platform, info->index),
                                titled("%.7s", info->name), info->is_gpu ? "gpu" : "cpu", "auto"};
+    static const char *const wrong[] = {"nosuch", "99:0", "0:99"};
+    moert_device *device = NULL;
     for (size_t i = 0; i < MOERT_COUNT(selectors); i++) {
-        moert_device *device = NULL;
         /* if there are fewer devices than local ranks, ranks share devices in turn; an unknown PCI
          * address is no error */
         ASSERT_OK(moert_device_open(selectors[i], "ffff:ff:1f.7", 1000003, &device));
@@ -38,38 +40,17 @@ TEST(test_a_device_opens_by_index_by_name_and_by_kind) {
         ASSERT_OK(moert_device_finish(device));
         moert_device_close(device);
     }
-    moert_device_close(NULL);
-}
-
-TEST(test_a_selector_without_a_match_lists_what_there_is) {
-    moert_device *device = NULL;
-    moert_device_info *list;
-    size_t count;
-    const char *const selectors[] = {"nosuch", "99:0", "0:99"};
-    ASSERT_OK(moert_device_list(&list, &count));
-    for (size_t i = 0; i < 3; i++) {
-        const char *text = titled("MOERT_DEVICE=%s matches no OpenCL device; there are: %d:%d %s",
-                                  selectors[i], list[0].platform, list[0].index, list[0].name);
-        ASSERT_FAILS(moert_device_open(selectors[i], NULL, 0, &device), MOERT_ERROR_USAGE, text);
+    moert_device_close(device = NULL);
+    for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
+        ASSERT_FAILS(moert_device_open(wrong[i], NULL, 0, &device), MOERT_ERROR_USAGE,
+                     titled("MOERT_DEVICE=%s matches no OpenCL device; there are: ", wrong[i]));
+        assert_non_null(strstr(moert_last_error(),
+                               titled("%d:%d %s", info->platform, info->index, info->name)));
     }
     assert_null(device);
-    free(list);
 }
 
 /* ---- objects of the caller ---- */
-
-/* The queue's reference count. A driver's threads may hold references for a moment after a launch,
- * so this waits until they are gone. */
-static cl_uint references_of(cl_command_queue queue) {
-    cl_uint references = 0;
-    for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
-        usleep(wait > 0 ? 1000 : 0);
-        assert_int_equal(clGetCommandQueueInfo(queue, CL_QUEUE_REFERENCE_COUNT, sizeof references,
-                                               &references, NULL),
-                         CL_SUCCESS);
-    }
-    return references;
-}
 
 TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
     const cl_objects caller = make_objects(0);
@@ -89,7 +70,15 @@ TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
         moert_buffer_destroy(buffer);
         moert_device_close(device);
     }
-    assert_int_equal(references_of(caller.queue), 1);
+    /* a driver's threads may hold references to the queue for a moment after a launch */
+    cl_uint references = 0;
+    for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
+        usleep(wait > 0 ? 1000 : 0);
+        assert_int_equal(clGetCommandQueueInfo(caller.queue, CL_QUEUE_REFERENCE_COUNT,
+                                               sizeof references, &references, NULL),
+                         CL_SUCCESS);
+    }
+    assert_int_equal(references, 1);
 }
 
 TEST(test_objects_that_do_not_belong_together_are_refused) {
@@ -142,7 +131,7 @@ TEST(test_a_refused_launch_names_its_error) {
 
 /* ---- work that the reserved units join ---- */
 
-/* Work for moert_device_share(); runs[i] counts the runs of piece i. */
+/* Work for moert_device_share(): *runs counts its runs. */
 typedef struct piece {
     unsigned number, *runs;
 } piece;
@@ -151,37 +140,34 @@ typedef struct piece {
  * finds that number. */
 static moert_status run_piece(const void *work, unsigned units, moert_buffer *counts) {
     const piece *p = work;
-    const uint32_t numbers[] = {p->number, p->number};
+    const uint32_t numbers[] = {p->number, p->number}, zeros[2] = {0};
     uint32_t found[2];
-    assert_int_equal(units, p->runs[p->number]++ == 0 ? 5 : 3);
+    const bool first = ++*p->runs == 1;
+    assert_int_equal(units, first ? 5 : 3);
     MOERT_TRY(moert_buffer_read(counts, 0, found, sizeof found));
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(found[i], p->runs[p->number] == 1 ? 0 : p->number);
+    assert_memory_equal(found, first ? zeros : numbers, sizeof found);
     assert_int_equal(moert_phase_get(), MOERT_PHASE_WGRAD);
     return moert_buffer_write(counts, 0, numbers, sizeof numbers);
 }
 
 static moert_status run_whole(const void *work, unsigned units, moert_buffer *counts) {
     assert_null(counts);
-    *((const piece *)work)->runs += units;
+    **(unsigned *const *)work += units;
     return MOERT_OK;
 }
 
 TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
     enum { WORKS = MOERT_MOST_SHARED_WORKS, UNITS = 8, SPARED = 3 };
-    unsigned runs[WORKS], left = 0, all = 0;
-    const piece past = {0, &left}, alone = {0, &all};
+    unsigned left = 0, all = 0, *const past = &left, *const alone = &all;
     moert_device *device = NULL;
     ASSERT_OK(moert_device_open("auto", "", 0, &device));
     device->info.compute_units = UNITS;
     for (unsigned round = 0; round < 2; round++) {
-        memset(runs, 0, sizeof runs);
+        unsigned runs[WORKS] = {0};
         moert_device_reserve_units(device, SPARED);
         moert_phase_set(MOERT_PHASE_WGRAD);
-        for (unsigned i = 0; i < WORKS; i++) {
-            const piece p = {i, runs};
-            ASSERT_OK(moert_device_share(device, run_piece, &p, sizeof p));
-        }
+        for (unsigned i = 0; i < WORKS; i++)
+            ASSERT_OK(moert_device_share(device, run_piece, &(piece){i, &runs[i]}, sizeof(piece)));
         /* this work exceeds the device's list, so it runs only once */
         ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past));
         moert_phase_set(MOERT_PHASE_COMBINE);
@@ -198,6 +184,37 @@ TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
     assert_int_equal(left, 2 * (UNITS - SPARED));
     assert_int_equal(all, 2 * UNITS);
     moert_device_close(device);
+}
+
+/* ---- the conversion of PTX for sm_90 to PTX for sm_90a ---- */
+
+static const char ptx[] = ".version 8.4\n.target sm_90, texmode_independent\n"
+                          ".shared .align 1024 .b8 gemm_arena[1040];\n"
+                          "add.u32 %r1, %r2, %r3;\n"
+                          "//@sm_90a setmaxnreg.inc.sync.aligned.u32 232;\n"
+                          "{ //@sm_90a wgmma.fence.sync.aligned;\n}\n// a comment stays\n";
+
+TEST(test_marked_instructions_are_enabled_and_all_else_stays) {
+    char *got;
+    ASSERT_OK(moert_ptx_transform(ptx, 231424, &got));
+    assert_string_equal(got, ".version 8.4\n.target sm_90a, texmode_independent\n"
+                             ".shared .align 1024 .b8 gemm_arena[231424];\n"
+                             "add.u32 %r1, %r2, %r3;\n"
+                             "setmaxnreg.inc.sync.aligned.u32 232;\n"
+                             "{ wgmma.fence.sync.aligned;\n}\n// a comment stays\n");
+    free(got);
+}
+
+TEST(test_a_text_of_another_target_or_without_one_arena_is_refused) {
+    const char *const rows[][2] = {{titled(".target sm_80%s", strchr(ptx, ',')), "sm_90"},
+                                   {titled(".target sm_90a%s", strchr(ptx, ',')), "sm_90"},
+                                   {titled(".target sm_100%s", strchr(ptx, ',')), "sm_90"},
+                                   {".target sm_90\n", "arena"},
+                                   {titled("%s%s", ptx, strstr(ptx, ".shared")), "arena"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        char *got;
+        ASSERT_FAILS(moert_ptx_transform(rows[i][0], 231424, &got), MOERT_ERROR_DEVICE, rows[i][1]);
+    }
 }
 
 TESTS(open_test_device, close_test_device)

@@ -4,7 +4,6 @@
  * the OpenCL loader and strdup() of the C library; one of them fails at a time.
  */
 #include <dlfcn.h>
-#include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -12,48 +11,42 @@
 #include "support/test.h"
 
 static const char *failing; /* the name of the call that fails, or NULL */
+static cl_int code_of_failure = CL_OUT_OF_HOST_MEMORY;
 
 static bool fails(const char *name) {
     return failing != NULL && strcmp(failing, name) == 0;
 }
 
-/* X(type of the result, name, parameters, arguments): calls that return their error */
-#define STATUS_TABLE(X)                                                                            \
-    X(clGetPlatformIDs, (cl_uint a, cl_platform_id * b, cl_uint * c), (a, b, c))                   \
-    X(clGetDeviceIDs,                                                                              \
+#define NO_OBJECT (*code = code_of_failure, NULL)
+/* X(type of the result, name, parameters, arguments, result of a failure) */
+#define CALLS(X)                                                                                   \
+    X(cl_int, clGetPlatformIDs, (cl_uint a, cl_platform_id * b, cl_uint * c), (a, b, c),           \
+      code_of_failure)                                                                             \
+    X(cl_int, clGetDeviceIDs,                                                                      \
       (cl_platform_id a, cl_device_type b, cl_uint c, cl_device_id * d, cl_uint * e),              \
-      (a, b, c, d, e))                                                                             \
-    X(clBuildProgram,                                                                              \
+      (a, b, c, d, e), code_of_failure)                                                            \
+    X(cl_int, clBuildProgram,                                                                      \
       (cl_program a, cl_uint b, const cl_device_id *c, const char *d,                              \
        void (*e)(cl_program, void *), void *f),                                                    \
-      (a, b, c, d, e, f))                                                                          \
-    X(clSetKernelArg, (cl_kernel a, cl_uint b, size_t c, const void *d), (a, b, c, d))
-/* calls that return an object, and their error through the last parameter */
-#define OBJECT_TABLE(X)                                                                            \
+      (a, b, c, d, e, f), code_of_failure)                                                         \
+    X(cl_int, clSetKernelArg, (cl_kernel a, cl_uint b, size_t c, const void *d), (a, b, c, d),     \
+      code_of_failure)                                                                             \
     X(cl_context, clCreateContext,                                                                 \
       (const cl_context_properties *a, cl_uint b, const cl_device_id *c,                           \
        void (*d)(const char *, const void *, size_t, void *), void *e, cl_int *code),              \
-      (a, b, c, d, e, code))                                                                       \
+      (a, b, c, d, e, code), NO_OBJECT)                                                            \
     X(cl_program, clCreateProgramWithSource,                                                       \
       (cl_context a, cl_uint b, const char **c, const size_t *d, cl_int *code),                    \
-      (a, b, c, d, code))                                                                          \
-    X(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code))
+      (a, b, c, d, code), NO_OBJECT)                                                               \
+    X(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code),        \
+      NO_OBJECT)
 
-#define STATUS_CALL(name, parameters, arguments)                                                   \
-    cl_int name parameters {                                                                       \
-        cl_int(*call) parameters = (cl_int(*) parameters)(uintptr_t)dlsym(RTLD_NEXT, #name);       \
-        if (fails("no platform")) /* what the loader says if it cannot load a driver */            \
-            return -1001;                                                                          \
-        return fails(#name) ? CL_OUT_OF_HOST_MEMORY : call arguments;                              \
-    }
-#define OBJECT_CALL(type, name, parameters, arguments)                                             \
+#define DEFINE(type, name, parameters, arguments, failure)                                         \
     type name parameters {                                                                         \
         type(*call) parameters = (type(*) parameters)(uintptr_t)dlsym(RTLD_NEXT, #name);           \
-        *code = CL_OUT_OF_HOST_MEMORY;                                                             \
-        return fails(#name) ? NULL : call arguments;                                               \
+        return fails(#name) ? failure : call arguments;                                            \
     }
-STATUS_TABLE(STATUS_CALL)
-OBJECT_TABLE(OBJECT_CALL)
+CALLS(DEFINE)
 
 /* Of a kernel's name. */
 char *strdup(const char *text) {
@@ -77,10 +70,8 @@ close:
 }
 
 TEST(test_a_lack_of_memory_is_called_that) {
-    static const char *const names[] = {
-#define STATUS_NAME(name, parameters, arguments)       #name,
-#define OBJECT_NAME(type, name, parameters, arguments) #name,
-        STATUS_TABLE(STATUS_NAME) OBJECT_TABLE(OBJECT_NAME) "strdup"};
+#define NAME(type, name, parameters, arguments, failure) #name,
+    static const char *const names[] = {CALLS(NAME) "strdup"};
     set_variable("MOERT_CACHE_DIR", "off"); /* builds from source */
     ASSERT_OK(open_and_run());
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
@@ -105,11 +96,13 @@ static rlim_t limit_memory(rlim_t bytes) {
 /* PoCL's libraries map more than this process may then map. */
 TEST(test_a_driver_that_cannot_be_loaded_for_lack_of_memory) {
     moert_device *device;
-    failing = "no platform";
+    failing = "clGetPlatformIDs";
+    code_of_failure = -1001; /* what the loader says if it cannot load a driver */
     const rlim_t before = limit_memory(1 << 20);
     const moert_status status = moert_device_open("auto", NULL, 0, &device);
     limit_memory(before);
     failing = NULL;
+    code_of_failure = CL_OUT_OF_HOST_MEMORY;
     ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "is ulimit -v set?");
 }
 

@@ -11,12 +11,12 @@
 
 enum { N = 1000 };
 
-static const moert_profile_row *row_of(const moert_device *device, moert_operation operation) {
-    return &moert_profile_get(device)->row[operation];
+static const moert_profile_row *row_of(moert_operation operation) {
+    return &moert_profile_get(test_device)->row[operation];
 }
 
 static uint64_t calls_of(moert_operation operation) {
-    return row_of(test_device, operation)->calls;
+    return row_of(operation)->calls;
 }
 
 /* Calls and ns of all operations. */
@@ -24,7 +24,7 @@ static moert_profile_row total(void) {
     moert_profile_row sum = {.calls = 0};
     for (int i = 0; i < MOERT_OPERATIONS; i++) {
         sum.calls += calls_of((moert_operation)i);
-        sum.ns += row_of(test_device, (moert_operation)i)->ns;
+        sum.ns += row_of((moert_operation)i)->ns;
     }
     return sum;
 }
@@ -46,14 +46,11 @@ static void add(const moert_buffer *x, moert_buffer *y, size_t times) {
                             ((moert_grid){1, 1, 1}), MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n)));
 }
 
-static moert_buffer *ones(moert_device *device) {
-    moert_buffer *buffer;
+static moert_buffer *ones(void) {
     float values[N];
     for (size_t i = 0; i < N; i++)
         values[i] = 1.0f;
-    ASSERT_OK(moert_buffer_create(device, sizeof values, &buffer));
-    ASSERT_OK(moert_buffer_write(buffer, 0, values, sizeof values));
-    return owned_buffer(buffer);
+    return upload_floats(values, N);
 }
 
 TEST(test_names_decide_the_operation_and_phases_that_of_gemms) {
@@ -92,7 +89,7 @@ TEST(test_names_decide_the_operation_and_phases_that_of_gemms) {
 }
 
 TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_device) {
-    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    moert_buffer *x = ones(), *y = ones();
     assert_null(moert_profile_get(test_device));
     ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "not enabled");
     ASSERT_FAILS(moert_profile_end(test_device), MOERT_ERROR_USAGE, "not enabled");
@@ -103,7 +100,7 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     add(x, y, 1);
     moert_profile_work(test_device, "nn/elementwise", 1.0, 1.0);
     assert_int_equal(total().calls, 0);
-    assert_true(row_of(test_device, MOERT_OPERATION_ELEMENTWISE)->bytes == 0.0);
+    assert_true(row_of(MOERT_OPERATION_ELEMENTWISE)->bytes == 0.0);
     ASSERT_OK(moert_profile_begin(test_device));
     ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "begins again");
     add(x, y, 3);
@@ -113,43 +110,34 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     assert_int_equal(total().calls, 3);
 }
 
+/* The last span has more commands than events fit. */
 TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test_device) {
-    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    static const size_t adds[] = {5, 5, 2500};
+    moert_buffer *x = ones(), *y = ones();
     float values[N];
+    size_t sum = 0;
     ASSERT_OK(moert_profile_enable(test_device));
-    for (uint64_t span = 1; span <= 3; span++) {
+    for (size_t spans = 1; spans <= MOERT_COUNT(adds); spans++) {
         ASSERT_OK(moert_profile_begin(test_device));
         moert_phase_set(MOERT_PHASE_ATTENTION);
-        add(x, y, 5);
-        ASSERT_OK(MOERT_RUN(test_device, "nn/elementwise", "add", ((moert_grid){0, 1, 1}),
-                            MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG((size_t)N)));
         ASSERT_OK(moert_buffer_copy(x, 0, y, 0, sizeof values));
         ASSERT_OK(moert_buffer_clear(y, 0, 4));
+        add(x, y, adds[spans - 1]);
+        sum += adds[spans - 1];
+        ASSERT_OK(MOERT_RUN(test_device, "nn/elementwise", "add", ((moert_grid){0, 1, 1}),
+                            MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG((size_t)N)));
         moert_phase_set(MOERT_PHASE_DISPATCH);
         ASSERT_OK(moert_buffer_read(y, 0, values, sizeof values));
         ASSERT_OK(moert_profile_end(test_device));
-        assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), 5 * span);
-        assert_int_equal(calls_of(MOERT_OPERATION_COPIES), 2 * span);
-        assert_int_equal(calls_of(MOERT_OPERATION_DISPATCH), span);
-        assert_int_equal(total().calls, 8 * span);
-        assert_true(row_of(test_device, MOERT_OPERATION_COPIES)->bytes ==
-                    (double)(span * (2 * sizeof values + 4)));
+        assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), sum);
+        assert_int_equal(calls_of(MOERT_OPERATION_COPIES), 2 * spans);
+        assert_int_equal(calls_of(MOERT_OPERATION_DISPATCH), spans);
+        assert_int_equal(total().calls, sum + 3 * spans);
+        assert_true(row_of(MOERT_OPERATION_COPIES)->bytes ==
+                    (double)(spans * (2 * sizeof values + 4)));
         assert_true(is_within_wall_time());
     }
-    assert_true(values[0] == 0.0f && values[N - 1] == 1.0f);
-}
-
-TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_test_device) {
-    enum { ADDS = 2500 };
-    moert_buffer *x = ones(test_device), *y = ones(test_device);
-    float value;
-    begin_profile();
-    add(x, y, ADDS);
-    ASSERT_OK(moert_profile_end(test_device));
-    assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), ADDS);
-    assert_true(is_within_wall_time());
-    ASSERT_OK(moert_buffer_read(y, 0, &value, sizeof value));
-    assert_true(value == ADDS + 1.0f);
+    assert_true(values[0] == 2500.0f && values[N - 1] == 2501.0f);
 }
 
 /* y[rows,n] = x[rows,k] weight[g,n,k]^T, for two groups. */
@@ -186,7 +174,7 @@ TEST_WITH(test_a_gemm_reports_its_flops_and_bytes, open_test_device, close_test_
     }
     ASSERT_OK(moert_profile_end(test_device));
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
-        const moert_profile_row *row = row_of(test_device, cases[i].operation);
+        const moert_profile_row *row = row_of(cases[i].operation);
         assert_true(row->calls > 0 && row->ns > 0);
         assert_true(row->flops == 2.0 * ROWS * WIDTH * DEPTH);
         assert_true(row->bytes == 4.0 * (ROWS * DEPTH + ROWS * WIDTH + 2 * WIDTH * DEPTH));
@@ -214,8 +202,8 @@ TEST_WITH(test_waits_count_once_for_the_phase_they_are_in, open_test_device, clo
     wait_for(US);
     ASSERT_OK(moert_profile_end(test_device));
     wait_for(1);
-    const moert_profile_row *exchange = row_of(test_device, MOERT_OPERATION_EXCHANGE_WAIT),
-                            *other = row_of(test_device, MOERT_OPERATION_WAIT);
+    const moert_profile_row *exchange = row_of(MOERT_OPERATION_EXCHANGE_WAIT),
+                            *other = row_of(MOERT_OPERATION_WAIT);
     assert_int_equal(exchange->calls, 2);
     assert_int_equal(other->calls, 1);
     assert_true(exchange->ns >= 2 * US * 1000 && other->ns >= US * 1000);
@@ -225,7 +213,7 @@ TEST_WITH(test_waits_count_once_for_the_phase_they_are_in, open_test_device, clo
 
 TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, close_test_device) {
     moert_recording *recording;
-    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    moert_buffer *x = ones(), *y = ones();
     begin_profile();
     if (moert_recording_start(test_device, &recording) != MOERT_OK)
         SKIP("the device's driver records no commands");
@@ -240,7 +228,7 @@ TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, 
 }
 
 TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_device) {
-    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    moert_buffer *x = ones(), *y = ones();
     begin_profile();
     add(x, y, 3);
     release_owned();
@@ -248,56 +236,46 @@ TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_
     wait_for(1); /* by now, the profile has been closed */
 }
 
-/* Profiles one kernel on a queue of the caller that has these properties. */
-static moert_status count_on(cl_command_queue_properties properties, uint64_t *calls) {
-    const cl_objects caller = make_objects(properties);
-    moert_device *device = NULL;
-    ASSERT_OK(moert_device_adopt(caller.context, caller.id, caller.queue, &device));
-    const size_t before = owned_count();
-    const moert_status status = moert_profile_enable(device);
-    if (status == MOERT_OK) {
-        moert_buffer *x = ones(device), *y = ones(device);
-        ASSERT_OK(moert_profile_begin(device));
-        add(x, y, 1);
-        ASSERT_OK(moert_profile_end(device));
-        *calls = row_of(device, MOERT_OPERATION_ELEMENTWISE)->calls;
-        release_since(before);
-    }
-    moert_device_close(device);
-    return status;
-}
-
 TEST(test_a_queue_of_the_caller_must_have_profiling_enabled) {
-    uint64_t calls = 0;
-    ASSERT_OK(count_on(CL_QUEUE_PROFILING_ENABLE, &calls));
-    assert_int_equal(calls, 1);
-    ASSERT_FAILS(count_on(0, &calls), MOERT_ERROR_UNSUPPORTED, "CL_QUEUE_PROFILING_ENABLE");
+    static const cl_command_queue_properties properties[] = {CL_QUEUE_PROFILING_ENABLE, 0};
+    for (size_t i = 0; i < MOERT_COUNT(properties); i++) {
+        const cl_objects caller = make_objects(properties[i]);
+        const size_t before = owned_count();
+        ASSERT_OK(moert_device_adopt(caller.context, caller.id, caller.queue, &test_device));
+        const moert_status status = moert_profile_enable(test_device);
+        if (properties[i] == CL_QUEUE_PROFILING_ENABLE) {
+            begin_profile();
+            add(ones(), ones(), 1);
+            ASSERT_OK(moert_profile_end(test_device));
+            assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), 1);
+        } else {
+            ASSERT_FAILS(status, MOERT_ERROR_UNSUPPORTED, "CL_QUEUE_PROFILING_ENABLE");
+        }
+        release_since(before);
+        close_test_device(state);
+    }
 }
 
 /* With one work-item per work-group, the kernels of both forms run on any device. */
 TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_device,
           close_test_device) {
     enum { FLOATS = 3 * 64 * 16 }; /* more than two work-groups of either form can copy */
-    static const struct {
-        const char *program;
-        size_t copied; /* number of floats that two work-groups copy */
-    } forms[] = {
-        {"lib/roof -DCHAINS=12 -DROUNDS=3 -DBLOCK=64 -DLANES=16 -DITEMS=1", 2 * 64 * 16},
-        {"lib/roof -DCHAINS=6 -DROUNDS=3 -DBLOCK=64 -DLANES=4 -DITEMS=1", 2 * 64 * 4},
-    };
+    static const size_t lanes[] = {16, 4};
     float *values = random_floats(FLOATS, 1.0f, 1);
-    for (size_t i = 0; i < MOERT_COUNT(forms); i++) {
-        moert_buffer *source = upload(values, FLOATS * sizeof *values),
-                     *target = unset_floats(FLOATS);
-        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_copy", ((moert_grid){2, 1, 1}),
+    for (size_t i = 0; i < MOERT_COUNT(lanes); i++) {
+        const char *program =
+            titled("lib/roof -DCHAINS=%d -DROUNDS=3 -DBLOCK=64 -DLANES=%zu -DITEMS=1",
+                   lanes[i] == 16 ? 12 : 6, lanes[i]);
+        const size_t copied = 2 * 64 * lanes[i];
+        moert_buffer *source = upload_floats(values, FLOATS), *target = unset_floats(FLOATS);
+        ASSERT_OK(MOERT_RUN(test_device, program, "roof_copy", ((moert_grid){2, 1, 1}),
                             MOERT_ARG(source), MOERT_ARG(target)));
-        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_fma", ((moert_grid){2, 1, 1}),
+        ASSERT_OK(MOERT_RUN(test_device, program, "roof_fma", ((moert_grid){2, 1, 1}),
                             MOERT_ARG(source), MOERT_ARG(0.5f), MOERT_ARG(0.25f)));
-        float *got = download(target, FLOATS * sizeof *got),
-              *kept = download(source, FLOATS * sizeof *kept);
-        assert_same_bits("copy", got, values, forms[i].copied);
-        assert_same_bits("source", kept, values, FLOATS);
-        assert_true(isnan(got[forms[i].copied]));
+        const float *got = download_floats(target, FLOATS);
+        assert_same_bits("copy", got, values, copied);
+        assert_true(isnan(got[copied]));
+        assert_same_bits_in("source", source, values, FLOATS);
     }
 }
 
@@ -314,7 +292,7 @@ TEST_WITH(test_no_gemm_is_much_faster_than_the_roof, open_test_device, close_tes
     for (size_t i = 0; i < 3; i++)
         ASSERT_OK(moert_gemm_run(&gemm));
     ASSERT_OK(moert_profile_end(test_device));
-    const moert_profile_row *row = row_of(test_device, MOERT_OPERATION_EXPERTS_FPROP);
+    const moert_profile_row *row = row_of(MOERT_OPERATION_EXPERTS_FPROP);
     assert_true(row->flops / (double)row->ns < 2.0 * roof.gflops);
 }
 

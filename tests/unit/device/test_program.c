@@ -1,19 +1,10 @@
 // run: check=1 all=1
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
-#include <ftw.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/memory.h"
-#include "base/text.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/suite.h"
-
-static const char good_kernel[] = "kernel void add(global float *x, float value) {\n"
-                                  "    x[get_group_id(0)] += value * FACTOR;\n"
-                                  "}\n";
 
 static void empty_directories(void) {
     ASSERT_OK(moert_remove_tree(in_directory("cache")));
@@ -24,23 +15,21 @@ static void empty_directories(void) {
 /* Creates kernel files, and empties the cache, the home directory and the directory of temporary
  * files, below the test's directory. */
 static int make_kernels(void **state) {
-    const char *const settings[][2] = {
-        {"MOERT_KERNEL_DIR", in_directory("kernels")},
-        {"MOERT_CACHE_DIR", in_directory("cache")},
-        {"HOME", in_directory("home")},
-        {"XDG_CACHE_HOME", NULL},
-        {"POCL_CACHE_DIR", NULL},
-        {"PMIX_SERVER_TMPDIR", NULL}, /* mpirun's directory, which would come before TMPDIR */
-        {"TMPDIR", in_directory("tmp")},
-    };
     (void)state;
-    for (size_t i = 0; i < MOERT_COUNT(settings); i++)
-        set_variable(settings[i][0], settings[i][1]);
+    set_variable("MOERT_KERNEL_DIR", in_directory("kernels"));
+    set_variable("MOERT_CACHE_DIR", in_directory("cache"));
+    set_variable("HOME", in_directory("home"));
+    set_variable("XDG_CACHE_HOME", NULL);
+    set_variable("POCL_CACHE_DIR", NULL);
+    set_variable("PMIX_SERVER_TMPDIR", NULL); /* mpirun's, which would come before TMPDIR */
+    set_variable("TMPDIR", in_directory("tmp"));
     empty_directories();
     ASSERT_OK(moert_remove_tree(in_directory("home")));
     ASSERT_OK(moert_make_directories(in_directory("kernels/lib")));
     write_text("kernels/lib/common.h", "#define FACTOR 2.0f\n");
-    write_text("kernels/good.cl", good_kernel);
+    write_text("kernels/good.cl", "kernel void add(global float *x, float value) {\n"
+                                  "    x[get_group_id(0)] += value * FACTOR;\n"
+                                  "}\n");
     return 0;
 }
 
@@ -94,26 +83,18 @@ static bool expect_sum_elsewhere(const char *program) {
 }
 
 enum { MOST_FILES = 256 };
-static struct {
-    char path[MOST_FILES][200];
-    size_t count;
-} found;
+static char found[MOST_FILES][200];
 
-static int note_file(const char *path, const struct stat *info, int type, struct FTW *level) {
-    (void)info, (void)level;
-    if (type == FTW_F && found.count < MOST_FILES)
-        snprintf(found.path[found.count++], sizeof found.path[0], "%s", path);
-    return 0;
-}
-
-/* Finds the files anywhere below a directory, and counts those whose names end with `ending`; 0 if
+/* Finds the files anywhere below a directory whose names end with `ending`, and counts them; 0 if
  * it is absent. */
 static size_t count_below(const char *directory, const char *ending) {
     size_t count = 0;
-    found.count = 0;
-    nftw(in_directory(directory), note_file, 16, FTW_PHYS);
-    for (size_t i = 0; i < found.count; i++)
-        count += moert_text_ends_with(found.path[i], ending);
+    FILE *list = popen(
+        titled("find %s -type f -name '*%s' 2>&- | sort", in_directory(directory), ending), "r");
+    assert_non_null(list);
+    while (count < MOST_FILES && fscanf(list, "%199s", found[count]) == 1)
+        count++;
+    pclose(list);
     return count;
 }
 
@@ -146,12 +127,18 @@ TEST_WITH(test_without_a_cache_nothing_is_kept, make_kernels, NULL) {
 }
 
 /* test_cache.c has more such directories. */
-TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
-    const char *const directories[] = {
-        write_text("taken", "a file, not a directory"),
-        titled("%s/%0200d/%0200d/%0200d/%0200d", in_directory("cache"), 0, 0, 0, 0)};
-    for (size_t i = 0; i < MOERT_COUNT(directories); i++) {
-        set_variable("MOERT_CACHE_DIR", directories[i]);
+TEST_WITH(test_a_cache_that_cannot_be_written_or_no_home_is_no_error, make_kernels, NULL) {
+    const char *home = in_directory("home");
+    const char *const rows[][2] = {
+        {write_text("taken", "a file, not a directory"), home},
+        {titled("%s/%0200d/%0200d/%0200d/%0200d", in_directory("cache"), 0, 0, 0, 0), home},
+        {NULL, NULL},
+        {NULL, ""},
+        {NULL, "/proc/none"},
+        {NULL, "relative"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        set_variable("MOERT_CACHE_DIR", rows[i][0]);
+        set_variable("HOME", rows[i][1]);
         expect_sum_elsewhere("good");
     }
 }
@@ -167,8 +154,9 @@ TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, 
 
 /* Changes a random file below the cache directory by the bits of `r`. Returns what it did. */
 static const char *damage(const uint32_t r[4]) {
-    assert_true(count_below("cache", "") > 0);
-    const char *path = found.path[r[0] % found.count], *other = found.path[r[1] % found.count];
+    const size_t files = count_below("cache", "");
+    assert_true(files > 0);
+    const char *path = found[r[0] % files], *other = found[r[1] % files];
     size_t bytes;
     unsigned char *content = (unsigned char *)read_file(path, &bytes);
     const size_t at = bytes > 0 ? r[2] % bytes : 0;
@@ -223,15 +211,6 @@ TEST_WITH(test_a_killed_process_leaves_no_files_for_long, make_kernels, NULL) {
     assert_int_equal(count_below("tmp", "add.so"), pocl);
 }
 
-TEST_WITH(test_without_a_home_the_kernels_are_compiled, make_kernels, NULL) {
-    static const char *const homes[] = {NULL, "", "/proc/none", "relative"};
-    set_variable("MOERT_CACHE_DIR", NULL);
-    for (size_t i = 0; i < MOERT_COUNT(homes); i++) {
-        set_variable("HOME", homes[i]);
-        expect_sum_elsewhere("good");
-    }
-}
-
 static int run_without_directories(const void *context) {
     int end = RIGHT;
     for (size_t i = 0; i < 3 && end != WRONG; i++) {
@@ -242,34 +221,22 @@ static int run_without_directories(const void *context) {
     return end;
 }
 
-/* A limit of the size of files stands for a full disk. */
-static void fill_disk(void) {
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 20, 1 << 20});
-}
-
-static int open_with_full_directories(const void *context) {
+/* Opens a device when the disk is full, or compiles a kernel if the device has been opened before.
+ * A limit of the size of files stands for a full disk. */
+static int use_full_disk(const void *opened) {
     moert_device *device;
-    (void)context;
-    fill_disk();
-    return failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE,
-                       titled("PoCL finds no room for 16 MiB of temporary files (%s: File too "
-                              "large, /dev/shm: ",
-                              in_directory("tmp")))
-               ? RIGHT
-               : WRONG;
-}
-
-static int add_with_full_directory(const void *context) {
-    moert_device *device;
-    (void)context;
-    if (moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
+    if (opened != NULL && moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
         return WRONG;
-    fill_disk();
-    return failed_with(add_once("good -DNEW"), MOERT_ERROR_IO,
-                       "File too large; for 'good -DNEW' PoCL needs 4 MiB there")
-               ? RIGHT
-               : WRONG;
+    limit_files(1 << 20);
+    const char *room = titled("PoCL finds no room for 16 MiB of temporary files (%s: File too "
+                              "large, /dev/shm: ",
+                              in_directory("tmp"));
+    const bool right =
+        opened == NULL
+            ? failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE, room)
+            : failed_with(add_once("good -DNEW"), MOERT_ERROR_IO,
+                          "File too large; for 'good -DNEW' PoCL needs 4 MiB there");
+    return right ? RIGHT : WRONG;
 }
 
 TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
@@ -279,8 +246,8 @@ TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
 TEST_WITH(test_a_full_disk_ends_with_a_message, make_kernels, NULL) {
     if (!expect_sum_elsewhere("good"))
         SKIP("the device is not PoCL's");
-    assert_int_equal(end_of(start_child(open_with_full_directories, NULL)), RIGHT);
-    assert_int_equal(end_of(start_child(add_with_full_directory, NULL)), RIGHT);
+    assert_int_equal(end_of(start_child(use_full_disk, NULL)), RIGHT);
+    assert_int_equal(end_of(start_child(use_full_disk, "opened")), RIGHT);
 }
 
 /* ---- messages ---- */

@@ -182,33 +182,33 @@ static unsigned engine_of(const moert_mesh *mesh) {
     return engine;
 }
 
+/* A run of a model. The members that a row leaves out are those of a plain run. */
 typedef struct recipe {
+    size_t model; /* index of its name */
     moert_precision precision, dense;
     moert_dispatch dispatch;
-    size_t micro_batches, hidden; /* hidden size; 0: the model's hidden size */
     moert_combine combine;
-    /* the rest is 0 but for some tests */
-    bool sequences;            /* the auxiliary loss is that of each sequence */
+    size_t micro_batches;      /* 0: one */
+    size_t batch;              /* 0: one that the ranks cannot divide evenly */
+    size_t ep, hosts;          /* 0: 1 */
+    size_t hidden, head_size;  /* 0: the model's */
     moert_latent_sizes latent; /* kv_rank 0: grouped-query attention */
-    size_t head_size;          /* 0: the model's */
     size_t loss_chunk;
-    bool tied;
     moert_recompute recompute;
-    bool verifies;
     moert_state_type moments, gradients;
-    bool exact; /* replicas */
+    bool sequences; /* the auxiliary loss is that of each sequence */
+    bool tied, verifies, exact;
 } recipe;
 
-#define RECIPE(precision, dense, dispatch, micro_batches, hidden, result)                          \
-    {                                                                                              \
-        MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
-            micro_batches, hidden, .combine = MOERT_COMBINE_##result                               \
-    }
-static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
+static size_t or_one(size_t n) {
+    return n > 0 ? n : 1;
+}
 
 /* Compares the estimate with a run. */
-static void run_model(const char *name, const recipe *how, size_t ep, size_t batch, size_t hosts) {
-    moert_model_config config = golden_config(name);
+static void run_model(const recipe *how) {
+    const size_t ep = or_one(how->ep), micro_batches = or_one(how->micro_batches);
+    const size_t batch = how->batch > 0 ? how->batch : test_ranks > 1 ? 2 * test_ranks - 1 : 1;
+    moert_model_config config = golden_config(models[how->model]);
     moert_memory want;
     moert_row_peak peaks[MOST_LAYERS];
     config.precision = how->precision;
@@ -227,7 +227,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.memory.moments = how->moments;
     config.memory.gradients = how->gradients;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
-    deal_ranks(hosts);
+    deal_ranks(or_one(how->hosts));
     moert_mesh *mesh = how->exact ? open_exact_mesh(ep) : open_mesh(ep);
     moert_mesh_place places[4];
     moert_mesh_places(mesh->world, ep, places);
@@ -239,7 +239,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     moert_audit *audit = NULL;
     if (how->verifies)
         ASSERT_OK_ON_ALL(moert_audit_create(model, &audit));
-    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches, aux_form, audit));
+    ASSERT_OK_ON_ALL(train(model, batch, micro_batches, aux_form, audit));
     const moert_memory_setting setting = {
         .config = &config,
         .batch = batch,
@@ -250,7 +250,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
         .places = places,
         .engine = engine_of(mesh),
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
-        .micro_batches = how->micro_batches,
+        .micro_batches = micro_batches,
         .saves_beside = true,
         .verifies = how->verifies,
         .device = moert_context_device(test_context),
@@ -272,128 +272,99 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     release_owned();
 }
 
-/* A batch that the ranks cannot divide evenly. */
-static size_t uneven_batch(void) {
-    return test_ranks > 1 ? 2 * test_ranks - 1 : 1;
-}
-
-/* Runs recipes on both models in turn. */
-static void run_recipes(const recipe *recipes, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        run_model(models[i % 2], &recipes[i], 1, uneven_batch(), 1);
+static void run_both_models(recipe how) {
+    for (how.model = 0; how.model < MOERT_COUNT(models); how.model++)
+        run_model(&how);
 }
 
 TEST(test_estimate_equals_what_a_step_allocates) {
-    for (size_t m = 0; m < MOERT_COUNT(models); m++)
-        run_model(models[m], &plain, test_ranks, 5, 1);
-}
-
-TEST(test_estimate_holds_for_replicas_and_a_rank_without_sequences) {
-    for (size_t m = 0; m < MOERT_COUNT(models); m++)
-        run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1, 1);
+    run_both_models((recipe){.ep = test_ranks, .batch = 5});
+    run_both_models((recipe){.batch = test_ranks > 1 ? test_ranks - 1 : 1});
+    run_model(&(recipe){.sequences = true, .batch = test_ranks > 1 ? 0 : 5});
+    if (test_ranks == 4)
+        run_model(&(recipe){.ep = 2, .batch = 5, .hosts = 2});
 }
 
 TEST(test_estimate_knows_exact_replicas) {
-    recipe how = RECIPE(BF16, F32, F32, 2, 0, F32);
-    how.exact = true;
     for (size_t ep = 1; ep <= test_ranks; ep++)
         if (test_ranks % ep == 0)
-            run_model(models[ep % 2], &how, ep, 2 * test_ranks - 1, 1);
+            run_model(&(recipe){.model = ep % 2,
+                                .ep = ep,
+                                .precision = MOERT_PRECISION_BF16,
+                                .micro_batches = 2,
+                                .batch = 2 * test_ranks - 1,
+                                .exact = true});
 }
 
-TEST(test_estimate_knows_the_groups_of_ranks_on_two_hosts) {
-    if (test_ranks != 4)
-        SKIP("only for 4 ranks");
-    run_model(models[0], &plain, 2, 5, 2);
-}
+/* X(model, precision, dense, dispatch, combine, micro-batches, hidden) */
+#define RECIPE(at, p, d, sent, back, micro, size)                                                  \
+    {                                                                                              \
+        .model = at, .precision = MOERT_PRECISION_##p, .dense = MOERT_PRECISION_##d,               \
+        .dispatch = MOERT_DISPATCH_##sent, .combine = MOERT_COMBINE_##back,                        \
+        .micro_batches = micro, .hidden = size                                                     \
+    }
+static const recipe recipes[] = {
+    RECIPE(0, F32, F32, F32, F32, 2, 0),    RECIPE(1, F32, F32, MXFP8, F32, 1, 0),
+    RECIPE(0, BF16, F32, F32, F32, 1, 72),  RECIPE(1, BF16, F32, F32, F32, 3, 0),
+    RECIPE(0, MXFP8, F32, F32, F32, 1, 72), RECIPE(1, MXFP8, F32, MXFP8, F32, 2, 0),
+    RECIPE(0, NVFP4, F32, F32, F32, 2, 0),  RECIPE(1, NVFP4, F32, MXFP8, F32, 1, 72),
+    RECIPE(0, F32, BF16, F32, F32, 1, 0),   RECIPE(1, F32, BF16, F32, F32, 2, 72),
+    RECIPE(0, BF16, BF16, F32, F32, 2, 0),  RECIPE(1, NVFP4, BF16, MXFP8, F32, 1, 0),
+    RECIPE(0, BF16, BF16, BF16, F32, 1, 0), RECIPE(1, BF16, F32, BF16, F32, 2, 72),
+    RECIPE(0, F32, F32, BF16, F32, 1, 72),  RECIPE(1, MXFP8, F32, BF16, F32, 1, 0),
+    RECIPE(0, F32, F32, F32, BF16, 2, 0),   RECIPE(1, BF16, F32, BF16, BF16, 1, 72),
+};
 
 TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
-    static const recipe recipes[] = {
-        RECIPE(F32, F32, F32, 2, 0, F32),    RECIPE(F32, F32, MXFP8, 1, 0, F32),
-        RECIPE(BF16, F32, F32, 1, 72, F32),  RECIPE(BF16, F32, F32, 3, 0, F32),
-        RECIPE(MXFP8, F32, F32, 1, 72, F32), RECIPE(MXFP8, F32, MXFP8, 2, 0, F32),
-        RECIPE(NVFP4, F32, F32, 2, 0, F32),  RECIPE(NVFP4, F32, MXFP8, 1, 72, F32),
-        RECIPE(F32, BF16, F32, 1, 0, F32),   RECIPE(F32, BF16, F32, 2, 72, F32),
-        RECIPE(BF16, BF16, F32, 2, 0, F32),  RECIPE(NVFP4, BF16, MXFP8, 1, 0, F32),
-        RECIPE(BF16, BF16, BF16, 1, 0, F32), RECIPE(BF16, F32, BF16, 2, 72, F32),
-        RECIPE(F32, F32, BF16, 1, 72, F32),  RECIPE(MXFP8, F32, BF16, 1, 0, F32),
-        RECIPE(F32, F32, F32, 2, 0, BF16),   RECIPE(BF16, F32, BF16, 1, 72, BF16),
-    };
-    run_recipes(recipes, MOERT_COUNT(recipes));
+    for (size_t i = 0; i < MOERT_COUNT(recipes); i++)
+        run_model(&recipes[i]);
 }
 
-TEST(test_estimate_knows_the_loss_of_each_sequence) {
-    recipe how = plain;
-    how.sequences = true;
-    run_model(models[0], &how, 1, test_ranks > 1 ? uneven_batch() : 5, 1);
-}
-
-TEST(test_estimate_knows_latent_attention) {
-    static const moert_latent_sizes latent[] = {{24, 16, 12, 8, 20}, {0, 40, 6, 2, 4}};
-    recipe recipes[] = {RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 0, F32)};
-    for (size_t i = 0; i < 4; i++) {
-        recipes[i / 2].latent = latent[i % 2];
-        run_model(models[0], &recipes[i / 2], 1, uneven_batch(), 1);
-    }
-}
-
-TEST(test_estimate_knows_heads_that_tensor_cores_take) {
-    recipe grouped = RECIPE(F32, BF16, F32, 2, 0, F32), latent = grouped;
-    grouped.head_size = 64;
-    latent.latent = (moert_latent_sizes){24, 16, 128, 64, 128};
-    const size_t batch = test_ranks > 1 ? uneven_batch() : 3;
-    run_model(models[0], &latent, 1, batch, 1);
-    for (size_t m = 0; m < MOERT_COUNT(models); m++)
-        run_model(models[m], &grouped, 1, batch, 1);
-}
-
-TEST(test_estimate_knows_layers_that_are_computed_again) {
-    static const recipe recipes[] = {
-        RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 72, F32),
-        RECIPE(BF16, BF16, BF16, 1, 0, F32), RECIPE(MXFP8, F32, MXFP8, 2, 0, F32),
-        RECIPE(NVFP4, F32, F32, 1, 0, F32)};
-    for (size_t i = 0; i < MOERT_COUNT(recipes); i++) {
-        recipe how = recipes[i];
+TEST(test_estimate_knows_what_is_computed_again_rounded_or_repeated) {
+    static const recipe rows[] = {
+        RECIPE(0, F32, F32, F32, F32, 1, 0), RECIPE(1, F32, BF16, F32, F32, 2, 72),
+        RECIPE(0, BF16, BF16, BF16, F32, 2, 0), RECIPE(1, MXFP8, F32, MXFP8, F32, 2, 0),
+        RECIPE(0, NVFP4, F32, F32, F32, 1, 0)};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        recipe how = rows[i];
         for (how.recompute = MOERT_RECOMPUTE_EXPERTS; how.recompute <= MOERT_RECOMPUTE_LAYER;
              how.recompute++)
-            run_model(models[i % 2], &how, 1, uneven_batch(), 1);
-    }
-}
-
-TEST(test_estimate_knows_bf16_states) {
-    recipe recipes[] = {RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(BF16, BF16, BF16, 2, 0, F32),
-                        RECIPE(MXFP8, F32, F32, 2, 72, F32)};
-    for (size_t i = 0; i < 2 * MOERT_COUNT(recipes); i++) {
-        recipe *how = &recipes[i / 2];
-        how->moments = MOERT_STATE_BF16;
-        how->gradients = MOERT_STATE_BF16;
-        run_model(models[i % 2], how, 1, uneven_batch(), 1);
-    }
-}
-
-TEST(test_estimate_knows_what_repeats_other_ranks_work) {
-    static const recipe recipes[] = {
-        RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 0, F32),
-        RECIPE(BF16, BF16, BF16, 2, 0, F32), RECIPE(MXFP8, F32, MXFP8, 1, 0, F32)};
-    for (size_t i = 0; i < MOERT_COUNT(recipes); i++) {
-        recipe how = recipes[i];
-        how.verifies = true;
+            run_model(&how);
         how.recompute = i % 2 == 0 ? MOERT_RECOMPUTE_NONE : MOERT_RECOMPUTE_LAYER;
         how.gradients = i < 2 ? MOERT_STATE_F32 : MOERT_STATE_BF16;
-        run_model(models[i % 2], &how, 1, 2 * test_ranks, 1);
+        how.verifies = true;
+        how.batch = 2 * test_ranks;
+        run_model(&how);
+        how = rows[i];
+        how.moments = how.gradients = MOERT_STATE_BF16;
+        run_both_models(how);
     }
+}
+
+TEST(test_estimate_knows_every_form_of_attention) {
+    static const moert_latent_sizes latent[] = {{24, 16, 12, 8, 20}, {0, 40, 6, 2, 4}};
+    for (size_t i = 0; i < 4; i++)
+        run_model(&(recipe){.latent = latent[i % 2],
+                            .dense = i < 2 ? MOERT_PRECISION_F32 : MOERT_PRECISION_BF16,
+                            .micro_batches = 1 + i / 2});
+    /* heads that tensor cores take */
+    recipe heads = {.dense = MOERT_PRECISION_BF16, .micro_batches = 2};
+    heads.batch = test_ranks > 1 ? 0 : 3;
+    heads.latent = (moert_latent_sizes){24, 16, 128, 64, 128};
+    run_model(&heads);
+    heads.latent = (moert_latent_sizes){0};
+    heads.head_size = 64;
+    run_both_models(heads);
 }
 
 TEST(test_estimate_knows_logits_in_chunks) {
     static const size_t batches[] = {1, 2, 5, 11};
-    for (size_t i = 0; i < 16; i++) {
-        recipe how = plain;
-        how.dense = i % 4 == 1 ? MOERT_PRECISION_BF16 : MOERT_PRECISION_F32;
-        how.tied = i % 4 == 2;
-        how.micro_batches = i % 4 == 3 ? 2 : 1;
-        how.loss_chunk = 64;
-        run_model(models[0], &how, 1, batches[i / 4], 1);
-    }
+    for (size_t i = 0; i < 16; i++)
+        run_model(&(recipe){.dense = i % 4 == 1 ? MOERT_PRECISION_BF16 : MOERT_PRECISION_F32,
+                            .tied = i % 4 == 2,
+                            .micro_batches = i % 4 == 3 ? 2 : 1,
+                            .batch = batches[i / 4],
+                            .loss_chunk = 64});
 }
 
 /* ---- estimates without a run ---- */

@@ -2,52 +2,33 @@
 /* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
  * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
  * engine. */
-#include "base/config.h"
 #include "base/memory.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
-#include "support/suite.h"
 
 /* ---- rows that go to each rank once ---- */
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
-/* The first bytes of a buffer. */
-static void *read_bytes(const moert_buffer *buffer, size_t bytes) {
-    void *memory = test_alloc(bytes);
-    ASSERT_OK_ON_ALL(moert_buffer_read(buffer, 0, memory, bytes));
-    return memory;
-}
-
 /* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
- * this rank's part of the job, *own, and one per token for each other part that has some of the
- * token's experts, *others. Each rank is a part, or each node of `comm`, unless it is NULL. */
-static void count_stored(const shape *c, const trip *t, const moert_comm *comm, size_t *own,
-                         size_t *others) {
-    const int32_t *index = read_bytes(t->index, c->tokens[test_rank] * c->topk * sizeof *index);
+ * this rank's part of the job, counts[0], and one per token for each other part that has some of
+ * the token's experts, counts[1]. Each node of `comm` is a part, or each rank if it is NULL. */
+static void count_stored(const trip *t, const moert_comm *comm, double counts[2]) {
     const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
-    *own = *others = 0;
-    for (size_t token = 0; token < c->tokens[test_rank]; token++)
+    counts[0] = counts[1] = 0;
+    for (size_t token = 0; token < t->tokens; token++)
         for (size_t part = 0; part < test_ranks; part++) {
             size_t slots = 0;
-            for (size_t k = 0; k < c->topk; k++) {
-                const int32_t expert = index[token * c->topk + k];
-                if (expert < 0)
-                    continue;
-                const size_t owner = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
-                slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
+            for (size_t k = 0; k < t->c.topk; k++) {
+                const size_t owner = t->routing.place[t->first_slot + token * t->c.topk + k][0];
+                if (owner != MOERT_PLAN_DROPPED)
+                    slots += (comm != NULL ? moert_comm_node(comm, owner) : owner) == part;
             }
-            *own += part == mine ? slots : 0;
-            *others += part != mine && slots > 0;
+            if (part == mine)
+                counts[0] += (double)slots;
+            else
+                counts[1] += slots > 0;
         }
-}
-
-static size_t sum_over_ranks(size_t mine) {
-    size_t all[MAX_RANKS], sum = 0;
-    ASSERT_OK_ON_ALL(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < test_ranks; r++)
-        sum += all[r];
-    return sum;
 }
 
 static void poison_rows(const trip *t) {
@@ -68,9 +49,10 @@ static size_t count_poison(const trip *t) {
 }
 
 EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
+    enum { OWN, OTHERS, STORED, ROWS, SUMS };
     const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
     trip *t = open_trip(state, &c);
-    size_t own, others;
+    double sums[SUMS];
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
     moert_transfer there = trip_there(t, false);
     there.once = true;
@@ -79,10 +61,12 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
     const size_t missing = count_poison(t);
     ASSERT_ON_ALL(missing % stride == 0);
-    const size_t stored = sum_over_ranks(rows - missing / stride);
-    count_stored(&c, t, NULL, &own, &others);
-    ASSERT_ON_ALL(stored == sum_over_ranks(own + others));
-    ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
+    count_stored(t, NULL, sums);
+    sums[STORED] = (double)(rows - missing / stride);
+    sums[ROWS] = (double)rows;
+    sum_over_ranks(sums, SUMS);
+    ASSERT_ON_ALL(sums[STORED] == sums[OWN] + sums[OTHERS]);
+    ASSERT_ON_ALL(test_ranks == 1 || sums[STORED] < sums[ROWS]);
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(t->exchange, &there));
     ASSERT_ON_ALL(count_poison(t) == 0);
 }
@@ -164,8 +148,8 @@ EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES) {
     const float *before = read_bytes(moert_window_rows(t->y), floats * sizeof *before);
     moert_transfer push = trip_push(t, false, false);
     if (moert_exchange_sums(t->exchange)) {
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses), MOERT_ERROR_USAGE,
-                            "have no addresses of their own");
+        ASSERT_REFUSED(moert_exchange_push(t->exchange, &push, &addresses),
+                       "have no addresses of their own");
     } else {
         ASSERT_OK_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses));
         const uint64_t *found = read_bytes(addresses, rows * sizeof *found);
@@ -207,49 +191,30 @@ EXCHANGE_TEST(test_a_pushed_combine_may_overlap_other_work, BY_PUSHES) {
     ASSERT_ON_ALL(memcmp(want, read_bytes(t->target, bytes), bytes) == 0);
 }
 
-/* If one rank's GEMM fails after others have sent rows, all ranks fail. */
+/* If one rank's GEMM fails after others have sent rows, all ranks fail. A window without room for
+ * the slots is refused before anything is stored. Weights are per slot, so they cannot be applied
+ * to sums over slots. */
 EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
-    const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
-    trip *t = open_pushing(state, &c);
-    const bool last = test_rank == test_ranks - 1;
-    const moert_status local = last ? MOERT_FAIL(ERROR_DEVICE, "the GEMM") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(combine_pushed(t, false, false, local), MOERT_ERROR_DEVICE, "the GEMM");
-    expect_usable(&c, t);
-}
-
-/* The last rank's device is busy while the others wait for its rows. */
-EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED) {
-    const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
-    if (test_ranks == 1 || suite_skips(test_ranks != 2))
-        return;
-    trip *t = open_pushing(state, &c);
-    moert_flags *busy = make_busy();
-    ASSERT_OK_ON_ALL(trip_dispatch(t, true, MOERT_OK));
-    ASSERT_OK_ON_ALL(keep_busy(busy));
-    moert_transfer back = trip_push(t, false, false);
-    const moert_status local =
-        moert_exchange_push_rows(t->exchange, &back, moert_window_rows(t->x));
-    ASSERT_OK_ON_ALL(moert_exchange_combine(t->exchange, &back, local));
-    expect_late(&c, t, "in phase 'combine'");
-    expect_usable(&c, t);
-}
-
-/* A window without room for the slots is refused before anything is stored. */
-EXCHANGE_TEST(test_a_push_needs_room_for_slots, BY_PUSHES) {
-    const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
+    const shape c = {"fails", 8, 4, 24, {50, 17, 40, 3}, SOME_DROPPED, 26};
     trip *t = open_pushing(state, &c);
     const moert_buffer *addresses, *rows = moert_window_rows(t->x);
     moert_window *small;
+    const moert_status local =
+        test_rank == test_ranks - 1 ? MOERT_FAIL(ERROR_DEVICE, "the GEMM") : MOERT_OK;
+    ASSERT_FAILS_ON_ALL(combine_pushed(t, false, false, local), MOERT_ERROR_DEVICE, "the GEMM");
+    expect_usable(t);
     ASSERT_OK_ON_ALL(moert_window_create(t->exchange, c.width, &small));
     moert_transfer push = trip_push(t, false, false);
     push.window = small;
-    if (!moert_exchange_sums(t->exchange))
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t->exchange, &push, &addresses), MOERT_ERROR_USAGE,
-                            "a window to push to has 0 rows");
-    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(t->exchange, &push, rows), MOERT_ERROR_USAGE,
-                        "a window to push to has 0 rows");
+    ASSERT_REFUSED(moert_exchange_push_rows(t->exchange, &push, rows),
+                   "a window to push to has 0 rows");
+    if (moert_exchange_sums(t->exchange))
+        ASSERT_REFUSED(combine_pushed(t, true, false, MOERT_OK), "cannot be weighted");
+    else
+        ASSERT_REFUSED(moert_exchange_push(t->exchange, &push, &addresses),
+                       "a window to push to has 0 rows");
     moert_window_destroy(small);
-    expect_usable(&c, t);
+    expect_usable(t);
 }
 
 /* Where some ranks are set not to push, none does; where some are set to copy, none sums. */
@@ -267,23 +232,15 @@ EXCHANGE_TEST(test_ranks_agree_on_whether_they_push_and_sum, BY_PUSHES) {
     }
 }
 
-/* Weights are per slot, so they cannot be applied to sums over slots. */
-EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS) {
-    const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
-    trip *t = open_pushing(state, &c);
-    ASSERT_FAILS_ON_ALL(combine_pushed(t, true, false, MOERT_OK), MOERT_ERROR_USAGE,
-                        "cannot be weighted");
-    expect_usable(&c, t);
-}
-
 /* ---- nodes ---- */
 
 EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
     const moert_comm *comm = spread[((const setup *)*state)->together];
     trip *t = open_trip(state, &c);
-    size_t own, pairs;
-    count_stored(&c, t, comm, &own, &pairs);
+    double stored[2];
+    count_stored(t, comm, stored);
+    const uint64_t pairs = (uint64_t)stored[1];
     /* rows that the two dispatches of the first trip sent to other hosts */
     const uint64_t before = moert_exchange_far_rows(t->exchange);
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
@@ -291,43 +248,23 @@ EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     ASSERT_ON_ALL(moert_exchange_far_rows(t->exchange) == before + pairs);
 }
 
-EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES) {
-    moert_exchange *exchange = open_exchange(state);
-    const size_t piece = moert_mail_piece_bytes;
-    for (moert_mail_piece_bytes = 100; moert_mail_piece_bytes <= 1500;
-         moert_mail_piece_bytes += 700)
-        run_shapes(exchange, (trip){.chunks = 0});
-    moert_mail_piece_bytes = piece;
-}
-
-static moert_exchange *open_presumming(void **state) {
+/* Rows of bf16 are never summed first, since their sum would have to be rounded. */
+EXCHANGE_TEST(test_nodes_may_sum_rows_of_float32_first, BY_NODES) {
     set_variable("MOERT_NODE_SUM", "presum");
     moert_exchange *exchange = open_exchange(state);
     set_variable("MOERT_NODE_SUM", NULL);
-    return exchange;
-}
-
-EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES) {
-    run_shapes(open_presumming(state),
-               (trip){.presummed = spread[((const setup *)*state)->together]});
-}
-
-/* Rows of bf16 are never summed first, since their sum would have to be rounded. */
-EXCHANGE_TEST(test_nodes_never_sum_bf16_rows_first, BY_NODES) {
-    const shape c = {"bf16", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
-    trip *t = open_windows(open_presumming(state), c.width, true);
-    ASSERT_OK_ON_ALL(trip_run(&c, t));
+    run_shapes(exchange, (trip){.presummed = spread[((const setup *)*state)->together]});
+    run_shapes(exchange, (trip){.bf16 = true});
 }
 
 EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES) {
     const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
     trip *t = open_windows(open_exchange(state), c.width, false);
     trip_make_buffers(&c, t);
-    ASSERT_OK_ON_ALL(trip_plan(&c, t, MOERT_OK, &t->plan));
+    ASSERT_OK_ON_ALL(trip_plan(t, &t->plan));
     ASSERT_OK_ON_ALL(moert_window_reserve(t->y, t->plan->plan));
-    ASSERT_FAILS_ON_ALL(trip_combine(t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
-                        "before the first dispatch");
-    expect_usable(&c, t);
+    ASSERT_REFUSED(trip_combine(t, false, false, MOERT_OK), "before the first dispatch");
+    expect_usable(t);
 }
 
 /* Between hosts, `auto` chooses the node engine if the ranks of a host share windows. */

@@ -23,44 +23,44 @@ static moert_status settle(moert_flags *flags) {
     return moert_flags_check_verdict(flags);
 }
 
-/* Every rank writes a row in every segment, and after a barrier counts the rows that are not of
- * this round. No host waits in between. */
+/* Every rank writes a row in every segment, and after a barrier counts in *wrong the rows that are
+ * not of this round. No host waits in between. */
 static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags, unsigned round,
-                                  moert_buffer **wrong) {
+                                  moert_buffer *wrong) {
     const moert_exchange_args args = {
         .ranks = (uint32_t)test_ranks, .rank = (uint32_t)test_rank, .round = round};
-    MOERT_TRY(moert_buffer_create(test_device, sizeof(uint32_t), wrong));
     sleep_now_and_then(2 * round);
     MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_write",
                         ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_STRUCT(args)));
     MOERT_TRY(moert_flags_barrier(flags));
     sleep_now_and_then(2 * round + 1);
     MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_read",
-                        ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(*wrong),
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(wrong),
                         MOERT_STRUCT(args)));
     return moert_flags_barrier(flags);
 }
 
 TEST(test_devices_see_what_others_wrote_before_a_barrier) {
     enum { ROUNDS = 300 };
-    static moert_buffer *wrong[ROUNDS];
+    moert_buffer *wrong[ROUNDS];
     moert_storage rows = {.rows = NULL};
     moert_flags *flags;
-    uint32_t count = 0, all = 0;
+    uint32_t all = 0;
     const moert_exchange_memory *memory = moert_memory_of(test_device);
     ASSERT_OK_ON_ALL(memory->create(test_device, test_comm, test_ranks * 64, &rows));
     ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, memory, PATIENCE_NS, &flags));
     moert_status status = MOERT_OK;
     for (unsigned round = 0; round < ROUNDS; round++) {
-        const moert_status enqueued = enqueue_round(&rows, flags, round, &wrong[round]);
+        wrong[round] = test_buffer(sizeof(uint32_t));
+        const moert_status enqueued = enqueue_round(&rows, flags, round, wrong[round]);
         status = status != MOERT_OK ? status : enqueued;
     }
     ASSERT_OK_ON_ALL(status);
     ASSERT_OK_ON_ALL(settle(flags));
     for (unsigned round = 0; round < ROUNDS; round++) {
+        uint32_t count = 1;
         status = moert_buffer_read(wrong[round], 0, &count, sizeof count);
         all += status == MOERT_OK ? count : 1;
-        moert_buffer_destroy(wrong[round]);
     }
     ASSERT_ON_ALL(all == 0);
     moert_flags_destroy(flags);

@@ -1,47 +1,15 @@
 // run: check=1 all=1san device=0
 /* Weights in low precision: every value is compared with its definition; files that lack tensors or
  * contradict themselves are refused. */
-#include "base/memory.h"
 #include "base/dtype.h"
 #include "io/weights.h"
 #include "support/files.h"
 
-enum { MOST = 4 };
-
-/* A tensor of a file, with its bytes. */
-typedef struct part {
-    moert_tensor_spec spec;
-    const void *data; /* NULL: left out of the file */
-} part;
-
-static size_t elements_of(const moert_tensor_spec *spec) {
-    size_t elements = 1;
-    for (size_t i = 0; i < spec->rank; i++)
-        elements *= spec->shape[i];
-    return elements;
-}
-
-static moert_tensors *open_parts(const part *parts, size_t count) {
-    const char *path = in_directory("weights.safetensors");
-    moert_tensor_spec specs[MOST];
-    moert_tensor_writer *writer;
-    size_t used = 0;
-    for (size_t i = 0; i < count; i++)
-        if (parts[i].data != NULL)
-            specs[used++] = parts[i].spec;
-    ASSERT_OK(moert_writer_open(path, specs, used, NULL, true, &writer));
-    for (size_t i = 0; i < count; i++)
-        if (parts[i].data != NULL)
-            ASSERT_OK(moert_writer_put(writer, parts[i].spec.name, 0, elements_of(&parts[i].spec),
-                                       parts[i].data));
-    ASSERT_OK(moert_writer_close(writer));
-    return open_tensors(path);
-}
-
 /* Finds the weight w[shape] in a file of these tensors. */
-static moert_weight find(const part *parts, size_t count, size_t rank, const size_t *shape) {
+static moert_weight find(const file_tensor *parts, size_t count, size_t rank, const size_t *shape) {
     moert_weight weight;
-    ASSERT_OK(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight));
+    ASSERT_OK(moert_weight_find(open_tensors(write_tensors("weights.safetensors", parts, count)),
+                                "w", rank, shape, &weight));
     return weight;
 }
 
@@ -52,8 +20,8 @@ static const size_t matrix[] = {N, K};
 static uint8_t fp8_payload[N * K];
 static float fp8_scales[2 * 3] = {0.5f, 3.0f, 0x1p-20f, 0.1f, 7e5f, 1.0f};
 
-static const part fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_payload},
-                           {{"w_scale_inv", MOERT_FILE_F32, 2, {2, 3}}, fp8_scales}};
+static const file_tensor fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_payload},
+                                  {{"w_scale_inv", MOERT_FILE_F32, 2, {2, 3}}, fp8_scales}};
 
 static void fill_fp8(void) {
     for (size_t i = 0; i < N * K; i++)
@@ -63,39 +31,36 @@ static void fill_fp8(void) {
 
 TEST(test_an_fp8_weight_is_its_payload_times_the_scales_of_its_blocks) {
     static float values[N * K], piece[500];
+    uint16_t bf16[MOERT_COUNT(fp8_scales)];
+    const file_tensor rounded[] = {fp8[0], {{"w_scale_inv", MOERT_FILE_BF16, 2, {2, 3}}, bf16}};
     fill_fp8();
-    const moert_weight weight = find(fp8, 2, 2, matrix);
-    ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
-    for (size_t i = 0; i < N * K; i++) {
-        const float scale = fp8_scales[i / K / 128 * 3 + i % K / 128];
-        assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_payload[i]) * scale);
+    for (size_t i = 0; i < MOERT_COUNT(bf16); i++)
+        bf16[i] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, fp8_scales[i]);
+    for (size_t scales = 0; scales < 2; scales++) {
+        const moert_dtype type = scales == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
+        const moert_weight weight = find(scales == 0 ? fp8 : rounded, 2, 2, matrix);
+        ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
+        for (size_t i = 0; i < N * K; i++) {
+            const float scale = round_to(type, (double)fp8_scales[i / K / 128 * 3 + i % K / 128]);
+            assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_payload[i]) * scale);
+        }
+        ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
+        assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
+        ASSERT_OK(moert_weight_read(&weight, N * K, 0, piece));
+        assert_int_equal(moert_weight_read(&weight, N * K - 1, 2, piece), MOERT_ERROR_USAGE);
     }
-    ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
-    assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
-    ASSERT_OK(moert_weight_read(&weight, N * K, 0, piece));
-    assert_int_equal(moert_weight_read(&weight, N * K - 1, 2, piece), MOERT_ERROR_USAGE);
-}
-
-TEST(test_scales_of_fp8_may_be_bf16) {
-    static const uint8_t payload[] = {0x38, 0xc0}; /* 1, -2 */
-    static const uint16_t scale = 0x4040;          /* 3 */
-    static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, payload},
-                                 {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
-    float values[2];
-    const moert_weight weight = find(parts, 2, 2, (const size_t[]){1, 2});
-    ASSERT_OK(moert_weight_read(&weight, 0, 2, values));
-    assert_true(values[0] == 3.0f && values[1] == -6.0f);
 }
 
 /* ---- MXFP4: w[2,64,3], stored as [2,3,64] ---- */
 
 enum { E = 2, ROWS = 3, COLUMNS = 64, FUSED = E * ROWS * COLUMNS };
-static const size_t fused[] = {E, COLUMNS, ROWS};
+static const size_t fused[] = {E, COLUMNS, ROWS}, partial[] = {E, COLUMNS + 1, ROWS};
 static uint8_t mxfp4_payload[FUSED / 2];
 static uint8_t mxfp4_scales[FUSED / 32] = {127, 128, 120, 0, 1, 130, 252, 126, 7, 200, 119, 127};
 
-static const part mxfp4[] = {{{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_payload},
-                             {{"w_scales", MOERT_FILE_U8, 3, {E, ROWS, 2}}, mxfp4_scales}};
+static const file_tensor mxfp4[] = {
+    {{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_payload},
+    {{"w_scales", MOERT_FILE_U8, 3, {E, ROWS, 2}}, mxfp4_scales}};
 
 static void fill_mxfp4(void) {
     for (size_t i = 0; i < FUSED / 2; i++)
@@ -122,7 +87,7 @@ TEST(test_an_mxfp4_weight_is_its_payload_times_powers_of_two) {
 
 TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
     static const float plain[FUSED] = {[5] = 2.5f};
-    const part parts[] = {
+    const file_tensor parts[] = {
         mxfp4[0], mxfp4[1], {{"w", MOERT_FILE_F32, 3, {E, COLUMNS, ROWS}}, plain}};
     float values[FUSED];
     const moert_weight weight = find(parts, 3, 3, fused);
@@ -133,11 +98,18 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
 
 /* ---- files that lack or contradict a tensor ---- */
 
-static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
-                             moert_status expected, const char *message) {
+/* Checks that finding the weight, or reading `count` values of it, fails with this message. */
+static void assert_refused(const file_tensor *parts, const size_t *shape, size_t first,
+                           size_t count, moert_status expected, const char *message) {
+    static float values[N * K];
+    const moert_tensors *tensors = open_tensors(write_tensors("weights.safetensors", parts, 2));
     moert_weight weight;
-    ASSERT_FAILS(moert_weight_find(open_parts(parts, count), "w", rank, shape, &weight), expected,
-                 message);
+    moert_status status = moert_weight_find(tensors, "w", shape == matrix ? 2 : 3, shape, &weight);
+    if (status == MOERT_OK) {
+        status = moert_weight_read(&weight, first, count, values);
+        assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
+    }
+    ASSERT_FAILS(status, expected, message);
 }
 
 #define SPEC(name, type, ...)                                                                      \
@@ -147,87 +119,77 @@ static void assert_not_found(const part *parts, size_t count, size_t rank, const
 #define MXFP4(...)        SPEC("w_blocks", __VA_ARGS__)
 #define MXFP4_SCALES(...) SPEC("w_scales", __VA_ARGS__)
 #define OTHER             SPEC("v", U8, 1, {1})
+#define MISMATCH          MOERT_ERROR_MISMATCH
+#define UNSUPPORTED       MOERT_ERROR_UNSUPPORTED
 
 /* clang-format off */
 static const struct broken {
     moert_status status;
-    size_t rank; /* number of dimensions of the requested weight */
+    const size_t *shape; /* of the requested weight */
     moert_tensor_spec payload, scales;
     const char *message;
 } broken[] = {
-    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), OTHER,
+    {MISMATCH, matrix, FP8(F8_E4M3, 2, {N, K}), OTHER,
      "'w' is F8_E4M3 without its scales: there is no tensor 'w_scale_inv'"},
-    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F32, 2, {1, 3}),
+    {MISMATCH, matrix, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F32, 2, {1, 3}),
      "'w_scale_inv' has the shape [1, 3], not [2, 3]"},
-    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F32, 1, {6}),
+    {MISMATCH, matrix, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F32, 1, {6}),
      "the shape [6], not [2, 3]"},
-    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {K, N}), FP8_SCALES(F32, 2, {2, 3}),
+    {MISMATCH, matrix, FP8(F8_E4M3, 2, {K, N}), FP8_SCALES(F32, 2, {2, 3}),
      "'w' has the shape [300, 130], not [130, 300]"},
-    {MOERT_ERROR_UNSUPPORTED, 2, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F8_E8M0, 2, {2, 3}),
+    {UNSUPPORTED, matrix, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F8_E8M0, 2, {2, 3}),
      "'w_scale_inv' is F8_E8M0; scales of FP8 are read from F32 and BF16"},
-    {MOERT_ERROR_UNSUPPORTED, 2, FP8(F8_E5M2, 2, {N, K}), FP8_SCALES(F32, 2, {2, 3}),
+    {UNSUPPORTED, matrix, FP8(F8_E5M2, 2, {N, K}), FP8_SCALES(F32, 2, {2, 3}),
      "is F8_E5M2 of 2 dimensions; only matrices of F8_E4M3"},
-    {MOERT_ERROR_UNSUPPORTED, 2, FP8(BF16, 2, {N, K}), FP8_SCALES(F32, 2, {2, 3}),
+    {UNSUPPORTED, matrix, FP8(BF16, 2, {N, K}), FP8_SCALES(F32, 2, {2, 3}),
      "is BF16 of 2 dimensions; only matrices of F8_E4M3"},
-    {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), OTHER, "no tensor 'w_scales'"},
-    {MOERT_ERROR_MISMATCH, 3, OTHER, MXFP4_SCALES(U8, 3, {E, ROWS, 2}), "no tensor 'w_blocks'"},
-    {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, 2, ROWS, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
+    {MISMATCH, fused, MXFP4(U8, 4, {E, ROWS, 2, 16}), OTHER, "no tensor 'w_scales'"},
+    {MISMATCH, fused, OTHER, MXFP4_SCALES(U8, 3, {E, ROWS, 2}), "no tensor 'w_blocks'"},
+    {MISMATCH, fused, MXFP4(U8, 4, {E, 2, ROWS, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
      "'w_blocks' has the shape [2, 2, 3, 16], not [2, 3, 2, 16]"},
-    {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 4, {E, ROWS, 2, 1}),
+    {MISMATCH, fused, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 4, {E, ROWS, 2, 1}),
      "'w_scales' has the shape [2, 3, 2, 1], not [2, 3, 2]"},
-    {MOERT_ERROR_UNSUPPORTED, 3, MXFP4(I8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
+    {UNSUPPORTED, fused, MXFP4(I8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
      "'w_blocks' is I8; packed values are read from U8"},
-    {MOERT_ERROR_UNSUPPORTED, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(F32, 3, {E, ROWS, 2}),
+    {UNSUPPORTED, fused, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(F32, 3, {E, ROWS, 2}),
      "'w_scales' is F32; scales of MXFP4 are read from U8 and F8_E8M0"},
+    {UNSUPPORTED, partial, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
+     "'w' lies in blocks of 32, which do not divide its rows of 65"},
 };
 /* clang-format on */
 
 TEST(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused) {
     static const uint8_t bytes[4 * N * K] = {1};
     for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
-        const part parts[] = {{broken[i].payload, bytes}, {broken[i].scales, bytes}};
-        assert_not_found(parts, 2, broken[i].rank, broken[i].rank == 2 ? matrix : fused,
-                         broken[i].status, broken[i].message);
+        const file_tensor parts[] = {{broken[i].payload, bytes}, {broken[i].scales, bytes}};
+        assert_refused(parts, broken[i].shape, 0, 0, broken[i].status, broken[i].message);
     }
-}
-
-TEST(test_rows_of_partial_mxfp4_blocks_are_refused) {
-    static const size_t shape[] = {E, COLUMNS + 1, ROWS};
-    assert_not_found(mxfp4, 2, 3, shape, MOERT_ERROR_UNSUPPORTED,
-                     "'w' lies in blocks of 32, which do not divide its rows of 65");
 }
 
 /* ---- values that are not finite ---- */
 
-static void assert_not_read(const part *parts, size_t rank, const size_t *shape, size_t first,
-                            size_t count, const char *message) {
-    static float values[N * K];
-    const moert_weight weight = find(parts, 2, rank, shape);
-    ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, message);
-    assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
-}
-
 TEST(test_a_weight_that_is_not_finite_is_refused_with_its_position) {
     fill_fp8();
     fp8_payload[129 * K + 7] = 0xff;
-    assert_not_read(fp8, 2, matrix, 0, N * K,
-                    "'w' is nan at [129, 7], by payload 0xff and scale 0.1");
+    assert_refused(fp8, matrix, 0, N * K, MOERT_ERROR_FORMAT,
+                   "'w' is nan at [129, 7], by payload 0xff and scale 0.1");
     fill_fp8();
     fp8_scales[2] = INFINITY;
-    assert_not_read(fp8, 2, matrix, 300, 300, "at [1, 256], by payload");
+    assert_refused(fp8, matrix, 300, 300, MOERT_ERROR_FORMAT, "at [1, 256], by payload");
     fp8_scales[2] = NAN;
-    assert_not_read(fp8, 2, matrix, 0, 300, "is nan at [0, 256]");
+    assert_refused(fp8, matrix, 0, 300, MOERT_ERROR_FORMAT, "is nan at [0, 256]");
     fp8_scales[2] = 1.0f;
     fill_mxfp4();
     const uint8_t kept = mxfp4_scales[9];
     /* block 9 begins at element 288 = 1 * 192 + 1 * 64 + 32 */
     mxfp4_scales[9] = 255;
-    assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by payload");
+    assert_refused(mxfp4, fused, 0, FUSED, MOERT_ERROR_FORMAT,
+                   "'w_blocks' is nan at [1, 1, 32], by payload");
     mxfp4_scales[9] = 254;
     mxfp4_payload[145] = 0x97; /* element 290 is 6 * 2^127, which overflows */
     mxfp4_payload[144] = 0;
-    assert_not_read(mxfp4, 3, fused, 192, 192,
-                    "is inf at [1, 1, 34], by payload 0x07 and scale 1.70141e+38");
+    assert_refused(mxfp4, fused, 192, 192, MOERT_ERROR_FORMAT,
+                   "is inf at [1, 1, 34], by payload 0x07 and scale 1.70141e+38");
     mxfp4_scales[9] = kept;
 }
 

@@ -1,22 +1,26 @@
 // run: check=1,1gpu all=1san
 /* Blocks that keep their gradients in bf16. */
-#include "base/dtype.h"
 #include "base/memory.h"
 #include "layer/block.h"
 #include "support/mpi.h"
 
 enum { TENSORS = 3 };
 static const size_t elements[TENSORS] = {1000, 0, 200};
-static const char kind[] = "a block";
 
-static moert_block *open_block(moert_gradient_pool *pool, const char *what) {
+static moert_gradient_pool *open_pool(void) {
+    moert_gradient_pool *pool;
+    ASSERT_OK(moert_gradient_pool_create(test_device, &pool));
+    return owned(pool, moert_gradient_pool_destroy);
+}
+
+static moert_block *open_block(moert_gradient_pool *pool, const char *kind) {
     moert_block *block;
     const moert_holders holders = {test_device, moert_context_comm(test_context), NULL};
-    ASSERT_OK(moert_block_create(&holders, what, false,
+    ASSERT_OK(moert_block_create(&holders, kind, false,
                                  &(moert_block_shape){elements, TENSORS, NULL}, &block));
     ASSERT_OK(moert_block_keep_bf16(block, pool));
     assert_null(block->gradient);
-    return block;
+    return owned(block, moert_block_destroy);
 }
 
 /* Adds `values` to the gradients of a block, as a backward does that ends without a sum. */
@@ -46,10 +50,6 @@ static float *kept(const moert_block *block) {
     return values;
 }
 
-static float rounded(float x) {
-    return moert_dtype_decode(MOERT_DTYPE_BF16, moert_dtype_encode(MOERT_DTYPE_BF16, x));
-}
-
 static bool is_padding(const moert_block *block, size_t at) {
     for (size_t t = 0; t < TENSORS; t++)
         if (at >= block->tensor[t].offset && at < block->tensor[t].offset + elements[t])
@@ -58,9 +58,7 @@ static bool is_padding(const moert_block *block, size_t at) {
 }
 
 TEST(test_sums_are_rounded_when_the_block_is_closed) {
-    moert_gradient_pool *pool;
-    ASSERT_OK(moert_gradient_pool_create(test_device, &pool));
-    moert_block *block = open_block(pool, kind);
+    moert_block *block = open_block(open_pool(), "a block");
     float *want = test_alloc(block->floats * sizeof *want);
     for (size_t round = 0; round < 4; round++) {
         const bool accumulate = round % 2 != 0;
@@ -68,25 +66,24 @@ TEST(test_sums_are_rounded_when_the_block_is_closed) {
         add(block, accumulate, values);
         got = kept(block);
         for (size_t i = 0; i < block->floats; i++)
-            want[i] =
-                is_padding(block, i) ? 0.0f : rounded(values[i] + (accumulate ? want[i] : 0.0f));
+            want[i] = is_padding(block, i)
+                          ? 0.0f
+                          : round_to(MOERT_DTYPE_BF16,
+                                     (double)(values[i] + (accumulate ? want[i] : 0.0f)));
         assert_same_bits("gradient", got, want, block->floats);
         moert_buffer *copy = unset_floats(block->floats);
         ASSERT_OK(moert_block_copy_gradient(block, copy));
         assert_same_bits("copy", download_floats(copy, block->floats), want, block->floats);
     }
-    moert_block_destroy(block);
-    moert_gradient_pool_destroy(pool);
 }
 
 /* Two open blocks of a kind have two buffers, which later ones take; other kinds have others. */
 TEST(test_blocks_share_the_buffers_of_the_pool) {
-    moert_gradient_pool *pool;
-    ASSERT_OK(moert_gradient_pool_create(test_device, &pool));
+    moert_gradient_pool *pool = open_pool();
     moert_block *block[4], *other = open_block(pool, "another block");
     const moert_buffer *used[4];
     for (size_t i = 0; i < 4; i++)
-        block[i] = open_block(pool, kind);
+        block[i] = open_block(pool, "a block");
     for (size_t i = 0; i < 4; i++) {
         ASSERT_OK(moert_block_open(block[i], false));
         used[i] = block[i]->gradient;
@@ -96,11 +93,7 @@ TEST(test_blocks_share_the_buffers_of_the_pool) {
     assert_true(used[0] != used[1] && used[2] == used[0] && used[3] == used[1]);
     ASSERT_OK(moert_block_open(other, false));
     assert_true(other->gradient != used[0] && other->gradient != used[1]);
-    ASSERT_OK(moert_block_open(other, true)); /* an open block stays as it is */
-    for (size_t i = 0; i < 4; i++)
-        moert_block_destroy(block[i]); /* the last one is open */
-    moert_block_destroy(other);
-    moert_gradient_pool_destroy(pool);
+    ASSERT_OK(moert_block_open(other, true)); /* an open block stays, and may be destroyed */
 }
 
 MPI_TESTS(open_test_context, close_test_context)

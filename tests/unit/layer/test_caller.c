@@ -7,16 +7,9 @@
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-/* ---- buffers of the caller ---- */
+enum { TOPK = 2 }; /* of layer_form() */
 
-static moert_layer_options full_form(void) {
-    moert_layer_options options = layer_form(20, 12);
-    options.shared_intermediate = 7;
-    options.router.score = MOERT_SCORE_SIGMOID;
-    options.router_bias = options.correction_bias = options.expert_biases = options.shared_gate =
-        true;
-    return options;
-}
+/* ---- buffers of the caller ---- */
 
 /* Binds every tensor to buffers with guards, of which the gradients are unset. */
 static void bind_all(moert_layer *layer, moert_buffer *gradients[MOERT_LAYER_TENSORS]) {
@@ -54,39 +47,23 @@ static layer_results steps(const oracle_layer *oracle, layer_setup how, bool bin
 }
 
 TEST(test_bound_tensors_give_the_same_bits) {
-    moert_layer_options rounded = full_form();
+    moert_layer_options rounded = layer_full_form();
     rounded.hidden = 40;
     rounded.intermediate = 24;
     rounded.precision = MOERT_PRECISION_BF16;
     const struct {
         moert_layer_options options;
         layer_setup how;
-    } rows[] = {{full_form(), {0}},
-                {full_form(), {.deferred = true}},
-                {full_form(), {.ep = 1}},
+    } rows[] = {{layer_full_form(), {0}},
+                {layer_full_form(), {.deferred = true}},
+                {layer_full_form(), {.ep = 1}},
                 {rounded, {0}}};
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const oracle_layer oracle = oracle_layer_create(&rows[i].options, LAYER_TOKENS);
         const layer_results own = steps(&oracle, rows[i].how, false),
                             bound = steps(&oracle, rows[i].how, true);
-        ASSERT_ON_ALL(layer_same_rows(&own, &bound) && layer_same_gradients(&own, &bound));
+        ASSERT_ON_ALL(layer_same(&own, &bound));
     }
-}
-
-TEST(test_a_bound_weight_may_change) {
-    layer_run run = layer_run_of(layer_form(20, 12));
-    const size_t n = moert_buffer_bytes(moert_layer_weight(run.layer, MOERT_LAYER_W2)) / 4,
-                 floats = run.batch.tokens * run.oracle->options.hidden;
-    moert_buffer *weight = unset_floats(n);
-    ASSERT_OK(moert_layer_bind(run.layer, MOERT_LAYER_W2, weight, NULL));
-    ASSERT_OK(moert_buffer_clear(weight, 0, n * sizeof(float)));
-    moert_layer_weights_changed(run.layer);
-    ASSERT_OK_ON_ALL(layer_run_forward(&run));
-    const float *y = download_floats(run.y, floats);
-    bool zero = true;
-    for (size_t i = 0; i < floats; i++)
-        zero = zero && y[i] == 0.0f;
-    ASSERT_ON_ALL(zero);
 }
 
 TEST(test_buffers_that_do_not_fit_are_refused) {
@@ -102,64 +79,47 @@ TEST(test_buffers_that_do_not_fit_are_refused) {
 
 /* ---- routing of the caller ---- */
 
-/* A layer that gets the routing of `run`, whose forward has been run, and its weights. */
-static moert_layer *routed_layer(layer_run *run, moert_batch *batch) {
+/* A run of a layer with the weights of `run`, whose forward has been run, and with its routing. */
+static layer_run routed_run(const layer_run *run) {
     moert_layer_options options = run->oracle->options;
-    const size_t slots = run->batch.tokens * options.router.topk;
+    const size_t slots = run->batch.tokens * TOPK, n = run->batch.tokens * options.hidden;
+    layer_run routed = *run;
     options.external_routing = true;
-    moert_layer *layer = open_layer(run->mesh, &options);
-    copy_weights(run->layer, layer);
-    *batch = run->batch;
-    batch->index =
+    routed.pass = NULL;
+    routed.layer = open_layer(run->mesh, &options);
+    copy_weights(run->layer, routed.layer);
+    routed.batch.index =
         upload_floats(read_floats(moert_pass_get(run->pass, MOERT_PASS_INDEX), slots), slots);
-    batch->weight =
+    routed.batch.weight =
         upload_floats(read_floats(moert_pass_get(run->pass, MOERT_PASS_WEIGHT), slots), slots);
-    return layer;
+    routed.y = unset_floats(n);
+    routed.dx = unset_floats(n);
+    return routed;
 }
 
+/* Runs backward and reduction; returns the gradient of the routing weights. */
+static moert_buffer *backward(layer_run *run) {
+    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    losses.weight_gradient = unset_floats(run->batch.tokens * TOPK);
+    ASSERT_OK_ON_ALL(moert_pass_backward(run->pass, run->dy, &losses, run->dx));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run->layer, true));
+    return losses.weight_gradient;
+}
+
+/* dx differs, because only one of the layers has a router. */
 TEST(test_a_layer_with_the_routing_of_another_has_its_bits) {
     moert_layer_options options = layer_form(20, 12);
     options.shared_intermediate = 7;
     options.expert_biases = true;
     layer_run run = layer_run_of(options);
-    const size_t slots = run.batch.tokens * options.router.topk,
-                 n = run.batch.tokens * options.hidden;
-    moert_batch batch;
-    moert_pass *pass = NULL;
-    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
     ASSERT_OK_ON_ALL(layer_run_forward(&run));
-    moert_layer *layer = routed_layer(&run, &batch);
-    ASSERT_ON_ALL(moert_layer_weight(layer, MOERT_LAYER_ROUTER) == NULL);
-    moert_buffer *y = unset_floats(n), *dx = unset_floats(n), *weight = unset_floats(slots);
-    losses.weight_gradient = weight;
-    ASSERT_OK_ON_ALL(moert_pass_backward(run.pass, run.dy, &losses, run.dx));
-    ASSERT_OK_ON_ALL(moert_layer_forward(layer, &batch, run.x, y, &pass));
-    ASSERT_ON_ALL(same_floats(y, run.y, n));
-    ASSERT_ON_ALL(moert_pass_get(pass, MOERT_PASS_SCORES) == NULL);
-    losses.weight_gradient = unset_floats(slots);
-    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, &losses, dx));
-    ASSERT_ON_ALL(same_floats(weight, losses.weight_gradient, slots));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
-    for (int i = MOERT_LAYER_SHARED_W1; i < MOERT_LAYER_CORRECTION; i++) {
-        const moert_buffer *theirs = moert_layer_gradient(run.layer, (moert_layer_tensor)i);
-        ASSERT_ON_ALL(theirs == NULL ||
-                      same_floats(theirs, moert_layer_gradient(layer, (moert_layer_tensor)i),
-                                  moert_buffer_bytes(theirs) / sizeof(float)));
-    }
-}
-
-/* Runs a pass of the batch, and returns the gradient of W1. */
-static float *run_pass(moert_layer *layer, const moert_batch *batch, moert_buffer *const rows[4],
-                       size_t *n) {
-    moert_pass *pass = NULL;
-    ASSERT_OK_ON_ALL(moert_layer_forward(layer, batch, rows[0], rows[1], &pass));
-    ASSERT_OK_ON_ALL(moert_pass_backward(pass, rows[2], NULL, rows[3]));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(layer, true));
-    moert_pass_destroy(pass);
-    const moert_buffer *gradient = moert_layer_gradient(layer, MOERT_LAYER_W1);
-    *n = moert_buffer_bytes(gradient) / sizeof(float);
-    return read_floats(gradient, *n);
+    layer_run routed = routed_run(&run);
+    ASSERT_OK_ON_ALL(layer_run_forward(&routed));
+    ASSERT_ON_ALL(moert_layer_weight(routed.layer, MOERT_LAYER_ROUTER) == NULL &&
+                  moert_pass_get(routed.pass, MOERT_PASS_SCORES) == NULL);
+    ASSERT_ON_ALL(same_floats(backward(&run), backward(&routed), run.batch.tokens * TOPK));
+    routed.dx = run.dx;
+    ASSERT_ON_ALL(layer_run_same(&run, &routed));
 }
 
 TEST(test_rows_in_bf16_give_the_results_of_the_same_values_in_float32) {
@@ -167,25 +127,25 @@ TEST(test_rows_in_bf16_give_the_results_of_the_same_values_in_float32) {
     options.dispatch = MOERT_DISPATCH_BF16;
     layer_run run = layer_run_of(options);
     const size_t n = run.batch.tokens * options.hidden;
-    moert_batch batch;
-    size_t elements;
     ASSERT_OK_ON_ALL(layer_run_forward(&run));
-    moert_layer *layer = routed_layer(&run, &batch);
-    moert_buffer *const floats[] = {run.x, run.y, run.dy, run.dx};
-    moert_buffer *const bf16[] = {
-        upload_as(download_floats(run.x, n), n, MOERT_DTYPE_BF16), unset_bf16(n),
-        upload_as(download_floats(run.dy, n), n, MOERT_DTYPE_BF16), unset_bf16(n)};
-    const float *want = run_pass(layer, &batch, floats, &elements);
-    batch.type = MOERT_DTYPE_BF16;
-    const float *got = run_pass(layer, &batch, bf16, &elements);
-    assert_bf16("y", bf16[1], download_floats(run.y, n), n);
-    assert_bf16("dx", bf16[3], download_floats(run.dx, n), n);
-    ASSERT_ON_ALL(memcmp(got, want, elements * sizeof *got) == 0);
-    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+    layer_run want = routed_run(&run), got = routed_run(&run);
+    got.batch.type = MOERT_DTYPE_BF16;
+    got.x = upload_as(download_floats(run.x, n), n, MOERT_DTYPE_BF16);
+    got.dy = upload_as(download_floats(run.dy, n), n, MOERT_DTYPE_BF16);
+    got.y = unset_bf16(n);
+    got.dx = unset_bf16(n);
+    ASSERT_OK_ON_ALL(layer_run_forward(&want));
+    ASSERT_OK_ON_ALL(layer_run_forward(&got));
+    ASSERT_ON_ALL(same_floats(backward(&want), backward(&got), n / options.hidden * TOPK));
+    assert_bf16("y", got.y, download_floats(want.y, n), n);
+    assert_bf16("dx", got.dx, download_floats(want.dx, n), n);
+    got.y = want.y;
+    got.dx = want.dx;
+    ASSERT_ON_ALL(layer_run_same(&want, &got));
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &got.batch, run.x, run.y, NULL),
                         MOERT_ERROR_UNSUPPORTED, "rows of type 2");
-    batch.type = MOERT_DTYPE_F16;
-    ASSERT_FAILS_ON_ALL(moert_layer_forward(layer, &batch, run.x, run.y, NULL),
-                        MOERT_ERROR_UNSUPPORTED, "rows of type 1");
+    got.batch.type = MOERT_DTYPE_F16;
+    ASSERT_FAILS_ON_ALL(layer_run_forward(&got), MOERT_ERROR_UNSUPPORTED, "rows of type 1");
 }
 
 TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
@@ -205,99 +165,74 @@ TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
 
 /* ---- what a pass shows of its router ---- */
 
-/* A layer after a forward, with its views. */
-typedef struct viewed {
-    layer_run run;
-    size_t tokens, experts, topk;
-    float *value[MOERT_PASS_VIEWS];
-    const int32_t *index; /* [T,K] */
-} viewed;
+enum { EXPERTS = 5, LSE = EXPERTS, SUMS };
 
-static viewed view_forward(void) {
-    viewed v = {.run = layer_run_of(layer_form(20, 12))};
-    v.tokens = v.run.batch.tokens;
-    v.experts = v.run.oracle->options.router.experts;
-    v.topk = v.run.oracle->options.router.topk;
-    const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = v.topk,
-                                            [MOERT_PASS_WEIGHT] = v.topk,
-                                            [MOERT_PASS_LOGITS] = v.experts,
-                                            [MOERT_PASS_SCORES] = v.experts,
-                                            [MOERT_PASS_LSE] = 1};
-    ASSERT_OK_ON_ALL(layer_run_forward(&v.run));
-    for (int i = 0; i < MOERT_PASS_VIEWS; i++)
-        v.value[i] =
-            read_floats(moert_pass_get(v.run.pass, (moert_pass_view)i), v.tokens * width[i]);
-    v.index = (const int32_t *)(const void *)v.value[MOERT_PASS_INDEX];
-    return v;
-}
-
-/* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. */
-TEST(test_views_show_what_the_router_computed) {
-    const viewed v = view_forward();
+/* total: the sums of the scores, by expert, and of lse^2, on this rank. */
+static void check_losses(const layer_run *run, double total[SUMS]) {
+    const double rows = LAYER_TOKENS, factor = EXPERTS / (TOPK * rows * rows);
+    const uint64_t *counts = moert_pass_expert_counts(run->pass);
+    double aux = 0.0;
     bool right = true;
-    for (size_t t = 0; t < v.tokens; t++) {
-        double weights = 0.0, scores = 0.0, sum = 0.0;
-        for (size_t k = t * v.topk; k < (t + 1) * v.topk; k++) {
-            weights += (double)v.value[MOERT_PASS_WEIGHT][k];
-            right = right && v.index[k] >= 0 && v.index[k] < (int32_t)v.experts;
-        }
-        for (size_t e = t * v.experts; e < (t + 1) * v.experts; e++) {
-            scores += (double)v.value[MOERT_PASS_SCORES][e];
-            sum += exp((double)v.value[MOERT_PASS_LOGITS][e]);
-        }
-        right = right && fabs(weights - 1.0) < 1e-6 && fabs(scores - 1.0) < 1e-6 &&
-                fabs(log(sum) - (double)v.value[MOERT_PASS_LSE][t]) < 1e-5;
-    }
-    ASSERT_ON_ALL(right);
-    ASSERT_ON_ALL(moert_pass_get(v.run.pass, MOERT_PASS_VIEWS) == NULL &&
-                  moert_pass_get(NULL, MOERT_PASS_INDEX) == NULL);
-}
-
-/* The reported losses are those of the views; with the reported gradient, dx is that of the losses
- * that the test computes itself. */
-TEST(test_losses_are_reported) {
-    enum { LSE = 15, SUMS };
-    const viewed v = view_forward();
-    double sums[SUMS] = {0}, all[64][SUMS], total[SUMS] = {0};
     moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
     losses.aux_coefficient = 0.5;
-    losses.aux_gradient = unset_floats(v.experts);
-    for (size_t t = 0; t < v.tokens; t++) {
-        const double lse = (double)v.value[MOERT_PASS_LSE][t];
-        sums[LSE] += lse * lse;
-        for (size_t e = 0; e < v.experts; e++)
-            sums[e] += (double)v.value[MOERT_PASS_SCORES][t * v.experts + e];
-    }
-    ASSERT_OK(moert_comm_allgather(test_comm, sums, sizeof sums, all));
-    for (size_t r = 0; r < test_ranks; r++)
-        for (size_t i = 0; i < SUMS; i++)
-            total[i] += all[r][i];
-    const uint64_t *counts = moert_pass_expert_counts(v.run.pass);
-    const double rows = LAYER_TOKENS, factor = (double)v.experts / ((double)v.topk * rows * rows);
-    double aux = 0.0;
-    ASSERT_OK_ON_ALL(moert_pass_report(v.run.pass, &losses));
-    const float *gradient = download_floats(losses.aux_gradient, v.experts);
-    bool right = fabs(losses.z - total[LSE] / rows) < 1e-9;
-    for (size_t e = 0; e < v.experts; e++) {
+    losses.aux_gradient = unset_floats(EXPERTS);
+    sum_over_ranks(total, SUMS);
+    ASSERT_OK_ON_ALL(moert_pass_report(run->pass, &losses));
+    const float *gradient = download_floats(losses.aux_gradient, EXPERTS);
+    for (size_t e = 0; e < EXPERTS; e++) {
         aux += factor * (double)counts[e] * total[e];
         right = right && fabs((double)gradient[e] - 0.5 * factor * (double)counts[e]) < 1e-7;
     }
-    ASSERT_ON_ALL(right && fabs(losses.aux - aux) < 1e-6 * aux);
+    ASSERT_ON_ALL(right && fabs(losses.z - total[LSE] / rows) < 1e-9 &&
+                  fabs(losses.aux - aux) < 1e-6 * aux);
     ASSERT_REFUSED(moert_pass_report(NULL, &losses), "pass is NULL");
-    ASSERT_REFUSED(moert_pass_report(v.run.pass, NULL), "moert_pass_losses is NULL");
+    ASSERT_REFUSED(moert_pass_report(run->pass, NULL), "moert_pass_losses is NULL");
 }
 
-TEST(test_counts_are_those_of_the_index) {
-    const viewed v = view_forward();
-    uint64_t own[16] = {0}, sums[16] = {0};
-    for (size_t s = 0; s < v.tokens * v.topk; s++)
-        own[v.index[s]]++;
-    const uint64_t *counts = moert_pass_rank_counts(v.run.pass);
-    for (size_t i = 0; i < test_ranks * v.experts; i++)
-        sums[i % v.experts] += counts[i];
-    ASSERT_ON_ALL(memcmp(own, counts + test_rank * v.experts, v.experts * sizeof *own) == 0);
-    ASSERT_ON_ALL(memcmp(sums, moert_pass_expert_counts(v.run.pass), v.experts * sizeof *sums) ==
-                  0);
+/* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. Counts are
+ * those of the index, and the reported losses those of the views. */
+TEST(test_views_counts_and_losses_show_what_the_router_computed) {
+    static const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = TOPK,
+                                                   [MOERT_PASS_WEIGHT] = TOPK,
+                                                   [MOERT_PASS_LOGITS] = EXPERTS,
+                                                   [MOERT_PASS_SCORES] = EXPERTS,
+                                                   [MOERT_PASS_LSE] = 1};
+    layer_run run = layer_run_of(layer_form(20, 12));
+    const size_t tokens = run.batch.tokens;
+    float *value[MOERT_PASS_VIEWS];
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    for (int i = 0; i < MOERT_PASS_VIEWS; i++)
+        value[i] = read_floats(moert_pass_get(run.pass, (moert_pass_view)i), tokens * width[i]);
+    const int32_t *index = (const int32_t *)(const void *)value[MOERT_PASS_INDEX];
+    uint64_t own[EXPERTS] = {0}, counted[EXPERTS] = {0};
+    double total[SUMS] = {0};
+    bool right = true;
+    for (size_t t = 0; t < tokens; t++) {
+        double weights = 0.0, scores = 0.0, sum = 0.0, lse = (double)value[MOERT_PASS_LSE][t];
+        for (size_t k = t * TOPK; k < (t + 1) * TOPK; k++) {
+            weights += (double)value[MOERT_PASS_WEIGHT][k];
+            right = right && index[k] >= 0 && index[k] < EXPERTS;
+            own[index[k] % EXPERTS]++;
+        }
+        for (size_t e = 0; e < EXPERTS; e++) {
+            const double score = (double)value[MOERT_PASS_SCORES][t * EXPERTS + e];
+            scores += score;
+            total[e] += score;
+            sum += exp((double)value[MOERT_PASS_LOGITS][t * EXPERTS + e]);
+        }
+        total[LSE] += lse * lse;
+        right = right && fabs(weights - 1.0) < 1e-6 && fabs(scores - 1.0) < 1e-6 &&
+                fabs(log(sum) - lse) < 1e-5;
+    }
+    const uint64_t *of_ranks = moert_pass_rank_counts(run.pass),
+                   *counts = moert_pass_expert_counts(run.pass);
+    for (size_t i = 0; i < test_ranks * EXPERTS; i++)
+        counted[i % EXPERTS] += of_ranks[i];
+    ASSERT_ON_ALL(right && memcmp(own, of_ranks + test_rank * EXPERTS, sizeof own) == 0 &&
+                  memcmp(counted, counts, sizeof counted) == 0);
+    ASSERT_ON_ALL(moert_pass_get(run.pass, MOERT_PASS_VIEWS) == NULL &&
+                  moert_pass_get(NULL, MOERT_PASS_INDEX) == NULL);
+    check_losses(&run, total);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

@@ -8,16 +8,6 @@
 
 enum { MICRO = 4 };
 
-/* The micro-batches of a step, each with its own x and dy. */
-typedef struct micro_batches {
-    layer_run run;
-    size_t n; /* elements of x on this rank */
-    struct {
-        moert_buffer *x, *y, *dy, *dx;
-        moert_pass *pass;
-    } micro[MICRO];
-} micro_batches;
-
 /* `source` shifted by `shift` elements */
 static moert_buffer *upload_shifted(const moert_buffer *source, size_t n, size_t shift) {
     const float *values = download_floats(source, n);
@@ -27,58 +17,37 @@ static moert_buffer *upload_shifted(const moert_buffer *source, size_t n, size_t
     return upload_floats(shifted, n);
 }
 
-static micro_batches open_micro_batches(moert_layer_options options) {
-    micro_batches b = {.run = layer_run_of(options)};
-    b.n = b.run.batch.tokens * options.hidden;
+/* Makes the micro-batches of a step: runs of one layer, each with its own x and dy. */
+static void open_micro_batches(moert_layer_options options, layer_run micro[MICRO]) {
+    const layer_run run = layer_run_of(options);
+    const size_t n = run.batch.tokens * options.hidden;
     for (size_t m = 0; m < MICRO; m++) {
-        b.micro[m].x = upload_shifted(b.run.x, b.n, 3 * m);
-        b.micro[m].dy = upload_shifted(b.run.dy, b.n, 7 * m);
-        b.micro[m].y = unset_floats(b.n);
-        b.micro[m].dx = unset_floats(b.n);
+        micro[m] = run;
+        micro[m].x = upload_shifted(run.x, n, 3 * m);
+        micro[m].dy = upload_shifted(run.dy, n, 7 * m);
+        micro[m].y = unset_floats(n);
+        micro[m].dx = unset_floats(n);
     }
-    return b;
-}
-
-static void forward(micro_batches *b, size_t m) {
-    ASSERT_OK_ON_ALL(moert_layer_forward(b->run.layer, &b->run.batch, b->micro[m].x, b->micro[m].y,
-                                         &b->micro[m].pass));
-}
-
-static void backward(micro_batches *b, size_t m, bool first, bool last) {
-    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
-    losses.accumulate = !first;
-    ASSERT_OK_ON_ALL(
-        moert_pass_backward(b->micro[m].pass, b->micro[m].dy, &losses, b->micro[m].dx));
-    if (b->run.deferred)
-        ASSERT_OK_ON_ALL(moert_pass_wgrad(b->micro[m].pass));
-    ASSERT_OK_ON_ALL(moert_layer_reduce(b->run.layer, last));
-    moert_pass_destroy(b->micro[m].pass);
 }
 
 /* Runs `count` micro-batches, whose backwards come in this order; with `interleaved` all their
  * forwards come first. */
-static void run_step(micro_batches *b, const size_t order[], size_t count, bool interleaved) {
+static void run_step(layer_run micro[MICRO], const size_t order[], size_t count, bool interleaved) {
     for (size_t m = 0; m < count && interleaved; m++)
-        forward(b, m);
+        ASSERT_OK_ON_ALL(layer_run_forward(&micro[m]));
     for (size_t i = 0; i < count; i++) {
+        layer_run *run = &micro[order[i]];
         if (!interleaved)
-            forward(b, order[i]);
-        backward(b, order[i], i == 0, i + 1 == count);
+            ASSERT_OK_ON_ALL(layer_run_forward(run));
+        ASSERT_OK_ON_ALL(layer_run_backward(run, i, count));
+        layer_run_end(run);
     }
 }
 
-static bool same_results(const micro_batches *a, const micro_batches *b, size_t count) {
+static bool same_results(const layer_run a[MICRO], const layer_run b[MICRO], size_t count) {
     bool same = true;
     for (size_t m = 0; m < count; m++)
-        same = same && same_floats(a->micro[m].y, b->micro[m].y, a->n) &&
-               same_floats(a->micro[m].dx, b->micro[m].dx, a->n);
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
-        const moert_layer_tensor which = (moert_layer_tensor)i;
-        const moert_buffer *gradient = moert_layer_gradient(a->run.layer, which);
-        if (gradient != NULL)
-            same = same && same_floats(gradient, moert_layer_gradient(b->run.layer, which),
-                                       moert_buffer_bytes(gradient) / sizeof(float));
-    }
+        same = same && layer_run_same(&a[m], &b[m]);
     return same;
 }
 
@@ -86,12 +55,14 @@ static void compare(moert_layer_options options, bool deferred) {
     static const struct {
         size_t count, order[MICRO];
     } rows[] = {{2, {0, 1}}, {4, {0, 1, 2, 3}}, {4, {2, 0, 3, 1}}};
+    layer_run alone[MICRO], together[MICRO];
     options.deferred_wgrad = deferred;
-    micro_batches alone = open_micro_batches(options), together = open_micro_batches(options);
+    open_micro_batches(options, alone);
+    open_micro_batches(options, together);
     for (size_t r = 0; r < MOERT_COUNT(rows); r++) {
-        run_step(&alone, rows[r].order, rows[r].count, false);
-        run_step(&together, rows[r].order, rows[r].count, true);
-        ASSERT_ON_ALL(same_results(&alone, &together, rows[r].count));
+        run_step(alone, rows[r].order, rows[r].count, false);
+        run_step(together, rows[r].order, rows[r].count, true);
+        ASSERT_ON_ALL(same_results(alone, together, rows[r].count));
     }
 }
 
@@ -113,19 +84,21 @@ TEST(test_passes_in_flight_have_the_same_bits_in_low_precision) {
 
 TEST(test_destroyed_passes_leave_nothing) {
     static const size_t order[] = {0, 1};
-    const moert_layer_options options = layer_form(20, 12);
-    micro_batches never = open_micro_batches(options), often = open_micro_batches(options);
+    layer_run never[MICRO], often[MICRO];
+    open_micro_batches(layer_form(20, 12), never);
+    open_micro_batches(layer_form(20, 12), often);
     for (size_t round = 0; round < 3; round++) {
         for (size_t m = 0; m < MICRO; m++)
-            forward(&often, m);
+            ASSERT_OK_ON_ALL(layer_run_forward(&often[m]));
         for (size_t m = 0; m < MICRO; m++)
-            moert_pass_destroy(often.micro[m].pass);
+            layer_run_end(&often[m]);
     }
-    ASSERT_ON_ALL(often.run.layer->passes->count == MICRO); /* later passes take their memory */
-    run_step(&never, order, 2, true);
-    run_step(&often, order, 2, true);
-    ASSERT_ON_ALL(same_results(&never, &often, 2));
-    ASSERT_ON_ALL(often.run.layer->passes->count == MICRO);
+    const moert_layer *layer = often[0].layer;
+    ASSERT_ON_ALL(layer->passes->count == MICRO); /* later passes take their memory */
+    run_step(never, order, 2, true);
+    run_step(often, order, 2, true);
+    ASSERT_ON_ALL(same_results(never, often, 2));
+    ASSERT_ON_ALL(layer->passes->count == MICRO);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

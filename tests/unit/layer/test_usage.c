@@ -7,10 +7,6 @@
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-static moert_layer_options form(void) {
-    return layer_form(20, 12);
-}
-
 /* ---- options ---- */
 
 /* A field of the options, and its value in a row of the tables below. */
@@ -48,7 +44,7 @@ TEST(test_ranks_with_other_options_are_refused_and_named) {
     moert_mesh *mesh = open_mesh(0), *other = NULL;
     const size_t last = test_ranks - 1;
     for (size_t i = 0; i < MOERT_COUNT(rows) && last > 0; i++) {
-        moert_layer_options options = form();
+        moert_layer_options options = layer_form(20, 12);
         moert_layer *layer = NULL;
         if (test_rank == last)
             apply(rows[i].change, &options);
@@ -94,13 +90,13 @@ TEST(test_impossible_layers_are_refused) {
     moert_mesh *mesh = open_mesh(0);
     moert_layer *layer = NULL;
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        moert_layer_options options = form();
+        moert_layer_options options = layer_form(20, 12);
         apply(rows[i].changes[0], &options);
         apply(rows[i].changes[1], &options);
         ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), rows[i].status,
                             rows[i].text);
     }
-    moert_layer_options single = form();
+    moert_layer_options single = layer_form(20, 12);
     single.router.experts = single.router.topk = 1;
     const moert_status status = moert_layer_create(mesh, &single, &layer);
     ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_USAGE : MOERT_OK));
@@ -117,33 +113,33 @@ static void cut(void *given, const void *whole, size_t bytes, size_t size) {
 }
 
 TEST(test_structs_of_older_headers_give_the_same_bits) {
-    const moert_layer_options options = form();
+    const moert_layer_options options = layer_form(20, 12);
     const moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
     const moert_context_options of_context = MOERT_CONTEXT_OPTIONS_INIT;
-    layer_run run = layer_run_of(options);
-    const size_t n = run.batch.tokens * options.hidden;
+    layer_run run = layer_run_of(options), old = run;
     moert_context_options old_context;
     moert_layer_options old_options;
     moert_layer_losses old_losses;
-    moert_batch old_batch;
     moert_context *context;
-    moert_pass *pass;
     cut(&old_context, &of_context, offsetof(moert_context_options, cl_queue) + sizeof(void *),
         sizeof old_context);
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &old_context, &context));
     moert_context_destroy(context);
     cut(&old_options, &options, offsetof(moert_layer_options, combine) + sizeof(moert_combine),
         sizeof old_options);
-    moert_layer *layer = open_layer(run.mesh, &old_options);
-    copy_weights(run.layer, layer);
-    cut(&old_batch, &run.batch, offsetof(moert_batch, index), sizeof old_batch);
     cut(&old_losses, &losses, offsetof(moert_layer_losses, weight_gradient), sizeof old_losses);
+    cut(&old.batch, &run.batch, offsetof(moert_batch, index), sizeof old.batch);
+    old.layer = open_layer(run.mesh, &old_options);
+    old.y = unset_floats(run.batch.tokens * options.hidden);
+    old.dx = unset_floats(run.batch.tokens * options.hidden);
+    copy_weights(run.layer, old.layer);
     ASSERT_OK_ON_ALL(layer_run_forward(&run));
     ASSERT_OK_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx));
-    moert_buffer *y = unset_floats(n), *dx = unset_floats(n);
-    ASSERT_OK_ON_ALL(moert_layer_forward(layer, &old_batch, run.x, y, &pass));
-    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, &old_losses, dx));
-    ASSERT_ON_ALL(same_floats(y, run.y, n) && same_floats(dx, run.dx, n));
+    ASSERT_OK_ON_ALL(layer_run_forward(&old));
+    ASSERT_OK_ON_ALL(moert_pass_backward(old.pass, old.dy, &old_losses, old.dx));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(old.layer, true));
+    ASSERT_ON_ALL(layer_run_same(&run, &old));
 }
 
 /* ---- order ---- */
@@ -161,7 +157,7 @@ static moert_pass *forward(layer_run *run) {
 }
 
 TEST(test_reductions_out_of_order_are_refused) {
-    layer_run run = layer_run_of(form());
+    layer_run run = layer_run_of(layer_form(20, 12));
     moert_pass *a = forward(&run), *b = forward(&run), *c = forward(&run);
     ASSERT_OK_ON_ALL(backward(&run, a, false));
     ASSERT_REFUSED(backward(&run, b, false), "moert_layer_reduce is missing");
@@ -176,7 +172,7 @@ TEST(test_reductions_out_of_order_are_refused) {
 }
 
 TEST(test_deferred_wgrads_out_of_order_are_refused) {
-    moert_layer_options options = form();
+    moert_layer_options options = layer_form(20, 12);
     options.deferred_wgrad = true;
     layer_run run = layer_run_of(options);
     ASSERT_REFUSED(moert_layer_reduce(run.layer, true), "without a backward before it");
@@ -202,7 +198,7 @@ TEST(test_deferred_wgrads_out_of_order_are_refused) {
 
 /* One rank per set of experts: more ranks hold replicas. */
 TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
-    const moert_layer_options options = form();
+    const moert_layer_options options = layer_form(20, 12);
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     layer_run run = layer_run_open(&oracle, (layer_setup){.ep = 1});
     const size_t elements = oracle.elements[MOERT_LAYER_W1];
@@ -229,54 +225,54 @@ TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
 
 /* ---- placements ---- */
 
-/* The placement of a layer with two slots more on each rank than it needs, if there are so many
- * experts: contiguous blocks. */
-static moert_layer_options form_with_slots(void) {
-    moert_layer_options options = form();
+/* The layer has two slots more on each rank than it needs, if there are so many experts. It begins
+ * with contiguous blocks. */
+TEST(test_placements_are_checked) {
+    moert_layer_options options = layer_form(20, 12);
     const size_t experts = options.router.experts;
     options.slots = moert_min(moert_ceil_div(experts, test_ranks) + 2, experts);
-    return options;
-}
-
-TEST(test_placements_are_checked) {
-    moert_layer_options options = form_with_slots();
     const size_t slots = options.slots * test_ranks;
     layer_run run = layer_run_of(options);
-    uint32_t expert[64], other[64];
-    assert_in_range(slots, options.router.experts, MOERT_COUNT(expert));
+    uint32_t expert[64], other[64] = {0};
+    assert_in_range(slots, experts, MOERT_COUNT(expert));
     memcpy(expert, moert_layer_placement(run.layer)->expert, slots * sizeof *expert);
+    const struct {
+        size_t slot;
+        uint32_t expert;
+        const char *text;
+    } rows[] = {{1, expert[0], "each has one slot"},
+                {1, MOERT_LAYER_NO_EXPERT, "has slots for"},
+                {options.slots - 1, MOERT_LAYER_CLONE | expert[0], "in another slot"},
+                {options.slots - 1, MOERT_LAYER_CLONE | 5, "there are 5 experts"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        memcpy(other, expert, sizeof other);
+        other[rows[i].slot] = rows[i].expert;
+        if (test_ranks > 1 || i < 2) /* one rank has no slot to spare */
+            ASSERT_REFUSED(moert_layer_place(run.layer, other), rows[i].text);
+    }
     ASSERT_ON_ALL(moert_layer_expert(run.layer, 0) == expert[test_rank * options.slots]);
     ASSERT_ON_ALL(moert_layer_expert(run.layer, options.slots) == MOERT_LAYER_NO_EXPERT);
-    memcpy(other, expert, sizeof other);
-    other[1] = other[0];
-    ASSERT_REFUSED(moert_layer_place(run.layer, other), "each has one slot");
-    other[1] = MOERT_LAYER_NO_EXPERT;
-    ASSERT_REFUSED(moert_layer_place(run.layer, other), "has slots for");
     ASSERT_REFUSED(moert_layer_place(run.layer, NULL), "expert is NULL");
     moert_pass *pass = forward(&run);
     ASSERT_REFUSED(moert_layer_place(run.layer, expert), "is alive");
     moert_pass_destroy(pass);
     ASSERT_OK_ON_ALL(moert_layer_place(run.layer, expert));
-    if (test_ranks > 1 && test_rank == 1) {
-        expert[0] ^= expert[1];
-        expert[1] ^= expert[0];
-        expert[0] ^= expert[1];
+    memcpy(other, expert, sizeof other);
+    if (test_rank == 1) {
+        other[0] = expert[1];
+        other[1] = expert[0];
     }
     if (test_ranks > 1)
-        ASSERT_REFUSED(moert_layer_place(run.layer, expert),
+        ASSERT_REFUSED(moert_layer_place(run.layer, other),
                        "all ranks must place the experts alike");
-}
-
-TEST(test_a_layer_without_slots_places_nothing) {
-    const moert_layer_options options = form();
-    const uint32_t expert[64] = {0};
-    ASSERT_REFUSED(moert_layer_place(open_layer(open_mesh(0), &options), expert), "without slots");
+    options.slots = 0;
+    ASSERT_REFUSED(moert_layer_place(open_layer(run.mesh, &options), expert), "without slots");
 }
 
 /* ---- buffers and batches ---- */
 
 TEST(test_gradients_that_overlap_inputs_are_refused) {
-    moert_layer_options options = form();
+    moert_layer_options options = layer_form(20, 12);
     options.shared_intermediate = 7;
     layer_run run = layer_run_of(options);
     moert_buffer *view = NULL;
@@ -292,7 +288,7 @@ TEST(test_gradients_that_overlap_inputs_are_refused) {
 }
 
 TEST(test_wrong_buffers_are_refused_on_all_ranks) {
-    layer_run run = layer_run_of(form());
+    layer_run run = layer_run_of(layer_form(20, 12));
     moert_context *other;
     moert_buffer *foreign = NULL, *const none = test_rank == 0 ? NULL : run.dx;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &other));
@@ -311,7 +307,7 @@ TEST(test_wrong_buffers_are_refused_on_all_ranks) {
 
 /* Rank 0's batch is wrong. */
 TEST(test_wrong_batches_are_refused_on_all_ranks) {
-    layer_run run = layer_run_of(form());
+    layer_run run = layer_run_of(layer_form(20, 12));
     const uint32_t t = (uint32_t)run.batch.tokens;
     const struct {
         uint32_t ends[2];
@@ -336,7 +332,7 @@ TEST(test_wrong_batches_are_refused_on_all_ranks) {
 }
 
 TEST(test_missing_arguments_are_named) {
-    const moert_layer_options options = form();
+    const moert_layer_options options = layer_form(20, 12);
     moert_mesh *mesh = open_mesh(0), *no_mesh = NULL;
     moert_context *context = NULL;
     moert_layer *layer = NULL;

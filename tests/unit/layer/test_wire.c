@@ -69,12 +69,12 @@ typedef struct skew {
 } skew;
 
 static size_t busy_experts(const oracle_layer *oracle, const layer_results *results) {
-    const size_t experts = oracle->options.router.experts;
-    const size_t n = oracle->elements[MOERT_LAYER_W1] / experts;
+    const size_t experts = oracle->options.router.experts,
+                 n = results->count[MOERT_LAYER_W1] / experts;
     size_t busy = 0;
     for (size_t e = 0; e < experts; e++) {
         size_t i = e * n;
-        while (i < (e + 1) * n && results->gradient[MOERT_LAYER_W1][i] == 0.0f)
+        while (i < (e + 1) * n && results->value[MOERT_LAYER_W1][i] == 0.0f)
             i++;
         busy += i < (e + 1) * n;
     }
@@ -93,7 +93,7 @@ static void check_engines(const moert_layer_options *options, skew s) {
         if (!works(e))
             continue;
         const layer_results got = compute(&oracle, (layer_setup){.deferred = e == STAGED}, e, NULL);
-        ASSERT_ON_ALL(layer_same_rows(&got, &want) && layer_same_gradients(&got, &want));
+        ASSERT_ON_ALL(layer_same(&got, &want));
     }
     release_since(before);
 }
@@ -147,8 +147,7 @@ TEST(test_rows_that_are_already_rounded_lose_nothing) {
         memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
         memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
         compute_both(&oracle, dispatch, results);
-        ASSERT_ON_ALL(layer_same_rows(&results[0], &results[1]) &&
-                      layer_same_gradients(&results[0], &results[1]));
+        ASSERT_ON_ALL(layer_same(&results[0], &results[1]));
     }
 }
 
@@ -159,36 +158,35 @@ static void lift(double *rows) {
         rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
 }
 
-/* Runs a layer with dispatches in float32 and in `other`, with x[:,0] multiplied by `scale`. Rows
- * and gradients must be equal, or differ, as expected. */
-static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool same_y,
-                         bool same_dw) {
-    const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
-    oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-    layer_results results[2];
-    lift(oracle.x);
-    lift(oracle.dy);
-    for (size_t t = 0; t < TOKENS; t++)
-        oracle.x[t * HIDDEN] *= scale;
-    compute_both(&oracle, other, results);
-    const bool rows = layer_same_rows(&results[0], &results[1]);
-    const bool gradients = layer_same_gradients(&results[0], &results[1]);
-    ASSERT_ON_ALL(rows == same_y && gradients == same_dw);
-}
-
-/* Forward and dgrad round the rows along the same blocks as the dispatch. wgrad rounds along other
- * blocks, but E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever
- * the block. */
-TEST(test_with_precision_mxfp8_the_dispatch_changes_only_tiny_elements_of_wgrad) {
-    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, true, true);
-    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, true, false);
-    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, false, false);
-}
-
-/* Rounding a row to bf16 gives the same bits before and after the dispatch. */
-TEST(test_with_precision_bf16_a_dispatch_in_bf16_changes_nothing) {
-    compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, true, true);
-    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false);
+/* x[:,0] is multiplied by `scale`. With precision mxfp8, forward and dgrad round the rows along the
+ * same blocks as the dispatch. wgrad rounds along other blocks, but E4M3 keeps four bits of every
+ * element above 2^-14 of its block's largest, whatever the block. Rounding a row to bf16 gives the
+ * same bits before and after the dispatch. */
+TEST(test_a_dispatch_that_rounds_like_the_experts_changes_only_tiny_elements_of_wgrad) {
+    static const struct {
+        moert_precision precision;
+        moert_dispatch other;
+        double scale;
+        bool same_rows, same_gradients;
+    } rows[] = {
+        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, true, true},
+        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, true, false},
+        {MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, false, false},
+        {MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, true, true},
+        {MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const moert_layer_options options = form(rows[i].precision, MOERT_DISPATCH_F32);
+        oracle_layer oracle = oracle_layer_create(&options, TOKENS);
+        layer_results results[2];
+        lift(oracle.x);
+        lift(oracle.dy);
+        for (size_t t = 0; t < TOKENS; t++)
+            oracle.x[t * HIDDEN] *= rows[i].scale;
+        compute_both(&oracle, rows[i].other, results);
+        ASSERT_ON_ALL(layer_same_rows(&results[0], &results[1]) == rows[i].same_rows);
+        ASSERT_ON_ALL(layer_same_gradients(&results[0], &results[1]) == rows[i].same_gradients);
+    }
 }
 
 /* With one expert per token, y is the expert's row, rounded if results travel in bf16. dx also
@@ -205,12 +203,12 @@ TEST(test_results_in_bf16_are_rounded_once) {
         results[c] = compute(&oracle, (layer_setup){0}, first_engine(), NULL);
     }
     for (size_t i = 0; i < TOKENS * HIDDEN; i++)
-        largest = fmaxf(largest, fabsf(results[0].dx[i]));
+        largest = fmaxf(largest, fabsf(results[0].value[LAYER_DX][i]));
     for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
-        const float y = results[0].y[i], dx = results[0].dx[i];
-        wrong += results[1].y[i] != round_to(MOERT_DTYPE_BF16, y);
-        wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
-        rounded += results[1].y[i] != y && results[1].dx[i] != dx;
+        const float y = results[0].value[LAYER_Y][i], dx = results[0].value[LAYER_DX][i];
+        wrong += results[1].value[LAYER_Y][i] != round_to(MOERT_DTYPE_BF16, y);
+        wrong += !(fabsf(results[1].value[LAYER_DX][i] - dx) <= 0x1p-8f * largest);
+        rounded += results[1].value[LAYER_Y][i] != y && results[1].value[LAYER_DX][i] != dx;
     }
     const bool same = layer_same_gradients(&results[0], &results[1]);
     ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
@@ -227,14 +225,13 @@ TEST(test_dispatches_move_the_bytes_of_their_format) {
             const moert_layer_options options = form(MOERT_PRECISION_F32, (moert_dispatch)d);
             const size_t unit = e == STAGED ? sizeof(float) : 64;
             const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-            uint64_t mine, all[64] = {0}, sum = 0;
+            uint64_t mine;
             compute(&oracle, (layer_setup){0}, e, &mine);
-            ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
-            for (size_t r = 0; r < test_ranks; r++)
-                sum += all[r];
-            ASSERT_ON_ALL(sum ==
-                          TOKENS * TOPK *
-                              (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit)));
+            double sum = (double)mine;
+            sum_over_ranks(&sum, 1);
+            ASSERT_ON_ALL(
+                sum == (double)(TOKENS * TOPK *
+                                (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit))));
         }
     }
 }

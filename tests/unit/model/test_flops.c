@@ -19,9 +19,7 @@ TEST(test_mixtral_agrees_with_a_count_by_hand) {
     const double mlp = 64 * 8 + 2 * 3 * 64 * 96;                  /* router; two experts */
     const double pairs = 40 * 41 / 2.0, pair = 4 * (16 + 16);     /* heads of q k and p v */
     const double forward = 2 * (40 * (projections + mlp) + pairs * pair) + 40 * 64 * 256.0;
-    assert_true(projections == 12288 && mlp == 37376 && pairs * pair == 104960);
-    assert_true(flops_of("model/mixtral-tiny", 40) == 6 * forward);
-    assert_true(6 * forward == 29030400);
+    assert_true(flops_of("model/mixtral-tiny", 40) == 6 * forward && 6 * forward == 29030400);
 }
 
 TEST(test_gpt_oss_agrees_with_a_count_by_hand) {
@@ -33,9 +31,10 @@ TEST(test_gpt_oss_agrees_with_a_count_by_hand) {
     const double pair = 4 * (8 + 8);
     const double forward =
         3 * 40 * (projections + mlp) + (full + 2 * window) * pair + 40 * 32 * 128.0;
-    assert_true(projections == 3072 && mlp == 4864 && full == 820 && window == 414);
-    assert_true(flops_of("family/gpt-oss", 40) == 6 * forward);
-    assert_true(6 * forward == 7329792);
+    assert_true(flops_of("family/gpt-oss", 40) == 6 * forward && 6 * forward == 7329792);
+    /* a window of the whole sequence changes nothing */
+    assert_true(flops_of("family/gpt-oss", 12) ==
+                6 * (3 * 12 * (projections + mlp) + 3 * 78 * pair + 12 * 32 * 128));
 }
 
 TEST(test_deepseek_agrees_with_a_count_by_hand) {
@@ -49,14 +48,7 @@ TEST(test_deepseek_agrees_with_a_count_by_hand) {
     const double pairs = 40 * 41 / 2.0, pair = 4 * (16 + 12);
     const double forward =
         40 * (3 * projections + dense + 2 * mlp) + 3 * pairs * pair + 40 * 32 * 128.0;
-    assert_true(projections == 5888 && dense == 9216 && mlp == 7168 && pair == 112);
-    assert_true(flops_of("family/deepseek-v3-yarn", 40) == 6 * forward);
-    assert_true(6 * forward == 12528000);
-}
-
-TEST(test_a_window_of_the_whole_sequence_changes_nothing) {
-    assert_true(flops_of("family/gpt-oss", 12) ==
-                6 * (3 * 12 * (3072.0 + 4864.0) + 3 * 78 * 64 + 12 * 32 * 128));
+    assert_true(flops_of("family/deepseek-v3-yarn", 40) == 6 * forward && 6 * forward == 12528000);
 }
 
 TESTS(NULL, NULL)

@@ -46,7 +46,7 @@ static outcome run_step(const setting *how, size_t chunk) {
     return o;
 }
 
-static bool same_floats(const float *a, const float *b, size_t n) {
+static bool same_values(const float *a, const float *b, size_t n) {
     return n == 0 || memcmp(a, b, n * sizeof *a) == 0;
 }
 
@@ -63,7 +63,7 @@ static bool same_gradients(const setting *how, const outcome *a, const outcome *
         const float *x = model_gradients(model, i, &n), *y = model_gradients(b->model, i, &n);
         const size_t first = i == 0 && tensor_cores ? head->offset : n,
                      end = i == 0 && tensor_cores ? first + head->elements : n;
-        same &= same_floats(x, y, first) && same_floats(x + end, y + end, n - end);
+        same &= same_values(x, y, first) && same_values(x + end, y + end, n - end);
         same &= first == end || relative_difference(x + first, y + first, end - first) <= 1e-4;
     }
     return same;
@@ -78,7 +78,7 @@ static void check_chunks(const setting *how) {
         ASSERT_ON_ALL(moert_buffer_bytes(parts.model->logits) <= most);
         ASSERT_ON_ALL(memcmp(whole.loss, parts.loss, sizeof whole.loss) == 0);
         ASSERT_ON_ALL(
-            same_floats(whole.logits, parts.logits, whole.model->batch.tokens * VOCABULARY));
+            same_values(whole.logits, parts.logits, whole.model->batch.tokens * VOCABULARY));
         ASSERT_ON_ALL(same_gradients(how, &whole, &parts));
     }
 }

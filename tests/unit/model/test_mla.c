@@ -5,27 +5,28 @@
 #include "model/sublayer.h"
 #include "support/mpi.h"
 
-/* The parameters of an attention, in the order of their names below. */
-enum { Q_A, Q_A_BIAS, Q_A_NORM, Q_B, KV_A, KV_A_BIAS, KV_A_NORM, KV_B, O, O_BIAS, PARAMETERS };
-static const char *const names[PARAMETERS] = {"q_a_proj.weight",
-                                              "q_a_proj.bias",
-                                              "q_a_layernorm.weight",
-                                              "q_b_proj.weight",
-                                              "kv_a_proj_with_mqa.weight",
-                                              "kv_a_proj_with_mqa.bias",
-                                              "kv_a_layernorm.weight",
-                                              "kv_b_proj.weight",
-                                              "o_proj.weight",
-                                              "o_proj.bias"};
-
 enum { HIDDEN = 12, MOST_WIDTH = 64, MOST_TOKENS = 16 };
 
 typedef struct mla {
     moert_model_config config;
+    const moert_attention_shape *shape;
     size_t sequences, length;
-    int32_t positions[MOST_TOKENS];         /* [T] in the documents */
-    double *parameter[PARAMETERS], *x, *dy; /* x, dy: [T,H] */
+    int32_t positions[MOST_TOKENS];          /* [T] in the documents */
+    double *parameter[MOERT_ATTENTION_MOST]; /* of the shape; NULL: not in this form */
+    double *x, *dy;                          /* [T,H] */
 } mla;
+
+static const char *name_of(const mla *m, size_t parameter) {
+    return m->shape->parameter[parameter].suffix + strlen("self_attn.");
+}
+
+/* The values of a parameter, or NULL if the attention has none of this name. */
+static const double *find(const mla *m, const char *name) {
+    for (size_t i = 0; i < m->shape->parameters; i++)
+        if (strcmp(name_of(m, i), name) == 0)
+            return m->parameter[i];
+    return NULL;
+}
 
 /* y[n] = weight[n,k] x[k] + bias[n] */
 static void project(const double *weight, const double *bias, const double *x, size_t n, size_t k,
@@ -71,16 +72,18 @@ static void make_token(const mla *m, size_t t, token *out) {
     const double *x = m->x + t * HIDDEN;
     double latent[MOST_WIDTH], expanded[MOST_WIDTH];
     if (s->q_rank > 0) {
-        project(m->parameter[Q_A], m->parameter[Q_A_BIAS], x, s->q_rank, HIDDEN, latent);
-        normalise(m->parameter[Q_A_NORM], s->q_rank, latent);
-        project(m->parameter[Q_B], NULL, latent, heads * key, s->q_rank, out->q);
+        project(find(m, "q_a_proj.weight"), find(m, "q_a_proj.bias"), x, s->q_rank, HIDDEN, latent);
+        normalise(find(m, "q_a_layernorm.weight"), s->q_rank, latent);
+        project(find(m, "q_b_proj.weight"), NULL, latent, heads * key, s->q_rank, out->q);
     } else {
-        project(m->parameter[Q_B], NULL, x, heads * key, HIDDEN, out->q);
+        project(find(m, "q_proj.weight"), NULL, x, heads * key, HIDDEN, out->q);
     }
-    project(m->parameter[KV_A], m->parameter[KV_A_BIAS], x, s->kv_rank + s->rope, HIDDEN, latent);
+    project(find(m, "kv_a_proj_with_mqa.weight"), find(m, "kv_a_proj_with_mqa.bias"), x,
+            s->kv_rank + s->rope, HIDDEN, latent);
     rotate(&m->config, position, latent + s->kv_rank);
-    normalise(m->parameter[KV_A_NORM], s->kv_rank, latent);
-    project(m->parameter[KV_B], NULL, latent, heads * (s->nope + s->value), s->kv_rank, expanded);
+    normalise(find(m, "kv_a_layernorm.weight"), s->kv_rank, latent);
+    project(find(m, "kv_b_proj.weight"), NULL, latent, heads * (s->nope + s->value), s->kv_rank,
+            expanded);
     for (size_t h = 0; h < heads; h++) {
         const double *head = expanded + h * (s->nope + s->value);
         rotate(&m->config, position, out->q + h * key + s->nope);
@@ -126,7 +129,8 @@ static double oracle(const mla *m, double *y) {
         double attended[MOST_WIDTH], row[HIDDEN];
         for (size_t h = 0; h < heads; h++)
             attend(m, tokens, t, h, attended + h * value);
-        project(m->parameter[O], m->parameter[O_BIAS], attended, HIDDEN, heads * value, row);
+        project(find(m, "o_proj.weight"), find(m, "o_proj.bias"), attended, HIDDEN, heads * value,
+                row);
         for (size_t i = 0; i < HIDDEN; i++)
             loss += row[i] * m->dy[t * HIDDEN + i];
         if (y != NULL)
@@ -151,41 +155,26 @@ static double *fill(moert_buffer *buffer, size_t offset, size_t n, float around,
     return to_doubles(values, n);
 }
 
-/* The tensor of a parameter, or NULL if the attention has none. */
-static const moert_block_tensor *tensor_of(const moert_model *model, size_t parameter) {
-    const moert_attention_shape *shape = &model->attention;
-    for (size_t i = 0; i < shape->parameters; i++) {
-        const char *name = shape->parameter[i].suffix + strlen("self_attn.");
-        const bool direct = parameter == Q_B && strcmp(name, "q_proj.weight") == 0;
-        if ((direct || strcmp(name, names[parameter]) == 0) && shape->parameter[i].rows > 0)
-            return &model->layer[0].attention->tensor[MOERT_ATTENTION_FIRST + i];
-    }
-    return NULL;
-}
-
 static void fill_parameters(mla *m, moert_model *model) {
-    for (size_t p = 0; p < PARAMETERS; p++) {
-        const moert_block_tensor *tensor = tensor_of(model, p);
-        const bool norm = p == Q_A_NORM || p == KV_A_NORM;
-        m->parameter[p] = tensor == NULL ? NULL
-                                         : fill(tensor->weight, 0, tensor->elements,
-                                                norm ? 1.0f : 0.0f, 0.5f, 10 + p);
+    const moert_block_tensor *tensor = model->layer[0].attention->tensor + MOERT_ATTENTION_FIRST;
+    for (size_t p = 0; p < m->shape->parameters; p++) {
+        const float around = strstr(name_of(m, p), "norm") != NULL ? 1.0f : 0.0f;
+        if (m->shape->parameter[p].rows > 0)
+            m->parameter[p] = fill(tensor[p].weight, 0, tensor[p].elements, around, 0.5f, 10 + p);
     }
     moert_model_weights_changed(model);
 }
 
 static void check_gradients(mla *m, const moert_model *model, const moert_buffer *dx) {
+    const moert_block_tensor *tensor = model->layer[0].attention->tensor + MOERT_ATTENTION_FIRST;
     const size_t floats = m->sequences * m->length * HIDDEN;
     assert_gradient("dx", download_floats(dx, floats),
                     (differentiated){m->x, floats, 1, loss_of, m});
-    for (size_t p = 0; p < PARAMETERS; p++) {
-        const moert_block_tensor *tensor = tensor_of(model, p);
-        if (tensor == NULL)
-            continue;
-        float *got = test_alloc(tensor->elements * sizeof *got);
-        ASSERT_OK(moert_buffer_read(tensor->gradient, 0, got, tensor->elements * sizeof *got));
-        assert_gradient(names[p], got,
-                        (differentiated){m->parameter[p], tensor->elements, 1, loss_of, m});
+    for (size_t p = 0; p < m->shape->parameters; p++) {
+        const size_t n = tensor[p].elements;
+        if (m->parameter[p] != NULL)
+            assert_gradient(name_of(m, p), read_floats(tensor[p].gradient, n),
+                            (differentiated){m->parameter[p], n, 1, loss_of, m});
     }
 }
 
@@ -211,6 +200,7 @@ static void check(const setting *how) {
     c->attention_bias = how->bias;
     c->rope.theta = 100.0;
     moert_model *model = open_model(test_mesh, c);
+    m.shape = &model->attention;
     const size_t tokens = sequences * length, floats = tokens * HIDDEN;
     int32_t ids[MOST_TOKENS] = {0};
     ASSERT_OK(moert_model_initialize(model, 1));

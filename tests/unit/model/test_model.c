@@ -1,25 +1,8 @@
 // run: check=1,2 all=3,2san
-/* Whole models: logits against golden files, losses, and gradients of tied embeddings. Some cases
- * have a rank without sequences. */
+/* Whole models: gradients of tied embeddings, prepacked weights, documents. Some cases have a rank
+ * without sequences. e2e/golden_model.sh compares logits and gradients with golden files. */
 #include "base/phase.h"
 #include "support/model/model_run.h"
-
-TEST(test_logits_are_the_golden_ones) {
-    static const char *const names[] = {"mixtral-tiny", "qwen3-tiny"};
-    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
-        const model_data golden = golden_data(names[i]);
-        moert_model *model = load_golden(test_mesh, names[i], false);
-        const moert_model_batch batch = model_batch(model, &golden);
-        size_t first;
-        const size_t tokens = model_tokens(model, &golden, &first);
-        ASSERT_OK(moert_model_forward(model, &batch));
-        const double error = relative_difference(golden.logits + first * golden.vocabulary,
-                                                 model_logits(model), tokens * golden.vocabulary);
-        ASSERT_OK_ON_ALL(tokens == 0 || error <= 2e-5
-                             ? MOERT_OK
-                             : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error));
-    }
-}
 
 /* Without ticks, other ranks would take a rank that draws the weights of a large model for late. */
 TEST(test_drawing_the_first_weights_counts_as_progress) {
@@ -92,7 +75,7 @@ TEST(test_prepacked_weights_give_the_bits_of_plain_ones_and_follow_changes) {
             }
             const float *prepacked = forward(models[0], &batch, 2),
                         *plain = forward(models[1], &batch, 1);
-            const size_t n = models[0]->batch.tokens * golden.vocabulary;
+            const size_t n = models[0]->batch.tokens * moert_model_describe(models[0])->vocabulary;
             ASSERT_ON_ALL(memcmp(prepacked, plain, n * sizeof *plain) == 0);
         }
     }
@@ -109,6 +92,7 @@ TEST(test_sequences_that_are_too_long_are_refused) {
 static void check_documents(const char *name) {
     const model_data golden = golden_data(name);
     moert_model *model = load_golden(test_mesh, name, false);
+    const size_t vocabulary = moert_model_describe(model)->vocabulary;
     const size_t length = golden.length, lengths[] = {length / 3, 1, length - length / 3 - 1};
     int32_t *positions = test_alloc(length * sizeof *positions);
     for (size_t d = 0, t = 0; d < MOERT_COUNT(lengths); d++)
@@ -122,8 +106,8 @@ static void check_documents(const char *name) {
         const moert_model_batch batch = {1, lengths[d], golden.input + at, NULL,
                                          .forward_only = true};
         const float *alone = forward(model, &batch, 1);
-        same &= memcmp(got + at * golden.vocabulary, alone,
-                       model->batch.tokens * golden.vocabulary * sizeof *got) == 0;
+        same &= memcmp(got + at * vocabulary, alone,
+                       model->batch.tokens * vocabulary * sizeof *got) == 0;
     }
     ASSERT_ON_ALL(same);
 }

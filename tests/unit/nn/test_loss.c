@@ -81,27 +81,23 @@ TEST(test_gradient_matches_differences) {
     assert_close("gradient", got.gradient, want, VOCABULARY, 1e-6, 1e-5);
 }
 
-TEST(test_factor_zero_leaves_the_logits_alone) {
-    enum { TOKENS = 3, VOCABULARY = 50 };
-    const int32_t target[TOKENS] = {0, -1, 49};
-    float *logits = random_floats(TOKENS * VOCABULARY, 3.0f, 10);
-    outcome read_only = run(MOERT_DTYPE_F32, TOKENS, VOCABULARY, target, logits, 0.0f);
-    outcome full = run(MOERT_DTYPE_F32, TOKENS, VOCABULARY, target, logits, 1.0f);
-    assert_same_bits("gradient", read_only.gradient, logits, TOKENS * VOCABULARY);
-    assert_same_bits("loss", read_only.loss, full.loss, TOKENS);
-}
-
+/* Without a target, a token has no loss and no gradient. With a factor of 0, the logits stay. */
 TEST(test_a_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
-    enum { TOKENS = 4 };
+    enum { TOKENS = 4, IGNORED = 1 };
     static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
     for (size_t i = 0; i < MOERT_COUNT(vocabularies); i++) {
         const size_t v = vocabularies[i];
         const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
-        float *logits = random_floats(TOKENS * v, 8.0f, 13);
+        float *logits = random_floats(TOKENS * v, 8.0f, 13), *zeros = test_alloc(v * sizeof *zeros);
         outcome full = run(MOERT_DTYPE_F32, TOKENS, v, target, logits, 0.37f);
         outcome rounded = run(MOERT_DTYPE_BF16, TOKENS, v, target, logits, 0.37f);
+        outcome read_only = run(MOERT_DTYPE_F32, TOKENS, v, target, logits, 0.0f);
         const uint16_t *bf16 = (const uint16_t *)rounded.gradient;
         assert_same_bits("loss", rounded.loss, full.loss, TOKENS);
+        assert_same_bits("loss alone", read_only.loss, full.loss, TOKENS);
+        assert_same_bits("logits", read_only.gradient, logits, TOKENS * v);
+        assert_same_bits("ignored loss", full.loss + IGNORED, zeros, 1);
+        assert_same_bits("ignored gradient", full.gradient + IGNORED * v, zeros, v);
         for (size_t t = 0; t < TOKENS; t++)
             for (size_t c = 0; c < v; c++)
                 assert_int_equal(bf16[t * 2 * v + c],
@@ -109,21 +105,13 @@ TEST(test_a_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
     }
 }
 
-TEST(test_ignored_target_has_no_loss_and_no_gradient) {
-    enum { VOCABULARY = 19 };
-    const int32_t target[2] = {-1, 3};
-    float *logits = random_floats(2 * VOCABULARY, 3.0f, 11), zero[VOCABULARY] = {0};
-    outcome got = run(MOERT_DTYPE_F32, 2, VOCABULARY, target, logits, 1.0f);
-    assert_same_bits("loss", got.loss, zero, 1);
-    assert_same_bits("gradient", got.gradient, zero, VOCABULARY);
-    assert_true(got.loss[1] > 0.0f);
-}
-
-TEST(test_bits_do_not_depend_on_the_position_of_the_row) {
-    enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows of an odd length have every alignment */
+TEST(test_bits_do_not_depend_on_the_position_of_the_row_or_of_equal_logits) {
+    enum { TOKENS = 6, VOCABULARY = 1003, EQUAL = 45 }; /* rows of an odd length: any alignment */
     float *row = random_floats(VOCABULARY, 8.0f, 12);
     float *logits = test_alloc(TOKENS * VOCABULARY * sizeof *logits);
     int32_t target[TOKENS];
+    for (size_t v = 0; v < EQUAL; v++)
+        row[v] = 0.3f;
     for (size_t t = 0; t < TOKENS; t++) {
         memcpy(logits + t * VOCABULARY, row, VOCABULARY * sizeof *row);
         target[t] = 1001;
@@ -133,17 +121,8 @@ TEST(test_bits_do_not_depend_on_the_position_of_the_row) {
         assert_same_bits("loss", got.loss, got.loss + t, 1);
         assert_same_bits("gradient", got.gradient, got.gradient + t * VOCABULARY, VOCABULARY);
     }
-}
-
-TEST(test_equal_logits_have_equal_gradients_in_every_lane) {
-    enum { VOCABULARY = 45 };
-    float logits[VOCABULARY];
-    const int32_t target = 44;
-    for (size_t v = 0; v < VOCABULARY; v++)
-        logits[v] = 0.3f;
-    outcome got = run(MOERT_DTYPE_F32, 1, VOCABULARY, &target, logits, 1.0f);
-    for (size_t v = 1; v < VOCABULARY - 1; v++)
-        assert_same_bits("gradient", got.gradient, got.gradient + v, 1);
+    for (size_t v = 1; v < EQUAL; v++)
+        assert_same_bits("equal logits", got.gradient, got.gradient + v, 1);
 }
 
 TEST(test_extreme_logits_stay_finite_and_bad_ones_show) {

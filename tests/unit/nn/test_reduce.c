@@ -1,6 +1,6 @@
 // run: check=1,1gpu all=1san
-/* The tree over sequences on the device, compared with the host's tree; sums of squares; the
- * addition kernel. */
+/* The tree over sequences on the device, by its definition (test_tree.c adds its nodes); sums of
+ * squares; the addition kernel. */
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -46,54 +46,18 @@ TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
 
 /* Some spans have more leaves than a kernel reads at once. Spans cover whole nodes and parts of
  * nodes. */
-TEST(test_tree_reduce_takes_any_number_of_sequences) {
-    enum { N = 5 };
-    const size_t totals[] = {16, 24, 41, 100, 257};
-    for (size_t i = 0; i < MOERT_COUNT(totals); i++) {
-        float *leaf = random_floats(totals[i] * N, 1.0f, 500 + i);
-        check_span((moert_span){0, totals[i], totals[i]}, N, leaf, false);
-        check_span((moert_span){3, totals[i] - 3, totals[i]}, N, leaf, true);
-        check_span((moert_span){0, totals[i] - 1, totals[i]}, N, leaf, false);
-    }
-}
-
-TEST(test_tree_reduce_takes_any_width) {
-    const size_t widths[] = {0, 1, 15, 16, 1023, 1024, 1025, 4097};
-    for (size_t i = 0; i < MOERT_COUNT(widths); i++) {
-        float *leaf = random_floats(7 * widths[i], 1.0f, 100 + i);
-        check_span((moert_span){0, 7, 7}, widths[i], leaf, false);
-        check_span((moert_span){1, 5, 7}, widths[i], leaf, true);
-    }
-}
-
-/* However the leaves are divided among ranks, whose partial sums the host adds, the sum has the
- * bits of one rank's sum. */
-TEST(test_tree_over_any_number_of_ranks_has_the_same_bits) {
-    enum { TOTAL = 11, N = 19 };
-    float *leaf = random_floats(TOTAL * N, 1.0f, 200);
-    float whole[N];
-    for (size_t j = 0; j < N; j++)
-        whole[j] = tree_value(leaf + j, N, TOTAL, 0, 16);
-    for (size_t ranks = 1; ranks <= TOTAL + 2; ranks++) {
-        moert_tree_node nodes[TOTAL];
-        float *rows[TOTAL], values[TOTAL * N];
-        size_t at = 0;
-        for (size_t r = 0; r < ranks; r++) {
-            size_t first = TOTAL * r / ranks, count = TOTAL * (r + 1) / ranks - first;
-            moert_span span = {first, count, TOTAL};
-            moert_tree_node own[MOERT_TREE_MAX_NODES];
-            size_t own_count = moert_tree_nodes(span, own);
-            const moert_tree_nodes_at to = {span, unset_floats(own_count * N), N, 0, false};
-            ASSERT_OK(moert_tree_reduce(&to, N, upload_floats(leaf + first * N, count * N)));
-            download_into(to.target, values + at * N, own_count * N * sizeof *values);
-            for (size_t i = 0; i < own_count; i++, at++) {
-                nodes[at] = own[i];
-                rows[at] = values + at * N;
-            }
-        }
-        float sum[N];
-        moert_tree_sum_nodes(TOTAL, nodes, rows, at, sum, N);
-        assert_same_bits("sum", sum, whole, N);
+TEST(test_tree_reduce_takes_any_number_of_sequences_of_any_width) {
+    static const struct {
+        size_t total, width;
+    } cases[] = {{16, 5}, {24, 5}, {41, 5},   {100, 5},  {257, 5},  {7, 0},   {7, 1},
+                 {7, 15}, {7, 16}, {7, 1023}, {7, 1024}, {7, 1025}, {7, 4097}};
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        const size_t total = cases[i].total, width = cases[i].width;
+        float *leaf = random_floats(total * width, 1.0f, 500 + i);
+        check_span((moert_span){0, total, total}, width, leaf, false);
+        check_span((moert_span){3, total - 3, total}, width, leaf, true);
+        check_span((moert_span){1, total - 2, total}, width, leaf, true);
+        check_span((moert_span){0, total - 1, total}, width, leaf, false);
     }
 }
 
@@ -140,51 +104,34 @@ TEST(test_squares_of_several_buffers_match_float64_and_follow_their_values) {
     sum_squares(NULL, 0, NULL);
 }
 
-TEST(test_bf16_squares_are_those_of_the_decoded_floats) {
-    const size_t lengths[] = {1, 15, 4097, 20000};
+/* Copies of a tensor have the same sum, bit for bit, at any position, in float32 and in bf16. */
+TEST(test_sums_of_squares_do_not_depend_on_position_or_dtype_and_show_what_is_not_finite) {
+    enum { COPIES = 20, SPANS = 2 * COPIES };
+    static const size_t lengths[] = {1, 15, 4097, 9001, 20000};
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
-        const size_t n = lengths[l], at = 4 * l;
-        float *x = random_floats(at + n, 3.0f, 310);
-        round_all(x, at + n, MOERT_DTYPE_BF16);
-        double sum[2];
-        for (size_t k = 0; k < 2; k++) {
-            const moert_dtype type = k == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
-            const moert_square_span span = {{upload_as(x, at + n, type), type, at}, n};
-            sum_squares(&span, 1, &sum[k]);
-        }
-        assert_memory_equal(&sum[0], &sum[1], sizeof *sum);
-    }
-}
-
-TEST(test_sum_squares_does_not_depend_on_the_position) {
-    enum { LENGTH = 9001, POSITIONS = 20 };
-    const float *tensor = random_floats(LENGTH, 3.0f, 301);
-    float *x = test_alloc((LENGTH + 1) * POSITIONS * sizeof *x);
-    moert_square_span span[POSITIONS];
-    double sum[POSITIONS];
-    for (size_t i = 0; i < POSITIONS; i++)
-        memcpy(x + i * (LENGTH + 1), tensor, LENGTH * sizeof *x);
-    moert_buffer *buffer = upload_floats(x, (LENGTH + 1) * POSITIONS);
-    for (size_t i = 0; i < POSITIONS; i++)
-        span[i] = (moert_square_span){{buffer, MOERT_DTYPE_F32, i * (LENGTH + 1)}, LENGTH};
-    sum_squares(span, POSITIONS, sum);
-    for (size_t i = 1; i < POSITIONS; i++)
-        assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
-}
-
-TEST(test_sum_squares_shows_what_is_not_finite) {
-    enum { LENGTH = 5000 };
-    const float bad[] = {NAN, INFINITY, -INFINITY};
-    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
-        float *x = random_floats(2 * LENGTH, 1.0f, 302);
-        double sum[2];
-        x[LENGTH - 1] = bad[i];
-        moert_buffer *buffer = upload_floats(x, 2 * LENGTH);
-        const moert_square_span span[] = {{{buffer, MOERT_DTYPE_F32, 0}, LENGTH},
-                                          {{buffer, MOERT_DTYPE_F32, LENGTH}, LENGTH}};
-        sum_squares(span, 2, sum);
-        assert_false(isfinite(sum[0]));
-        assert_true(isfinite(sum[1]));
+        const size_t n = lengths[l], all = (n + 1) * COPIES;
+        float *x = random_floats(all, 3.0f, 301);
+        moert_square_span span[SPANS];
+        double sum[SPANS];
+        round_all(x, n, MOERT_DTYPE_BF16);
+        for (size_t i = 1; i < COPIES; i++)
+            memcpy(x + i * (n + 1), x, n * sizeof *x);
+        moert_buffer *floats = upload_floats(x, all), *bf16 = upload_as(x, all, MOERT_DTYPE_BF16);
+        for (size_t i = 0; i < SPANS; i++)
+            span[i] =
+                i < COPIES
+                    ? (moert_square_span){{floats, MOERT_DTYPE_F32, i * (n + 1)}, n}
+                    : (moert_square_span){{bf16, MOERT_DTYPE_BF16, (i - COPIES) * (n + 1)}, n};
+        sum_squares(span, SPANS, sum);
+        for (size_t i = 1; i < SPANS; i++)
+            assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
+        for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+            x[(2 * i + 1) * (n + 1) - 2] = bad[i]; /* the last element of copies 0, 2 and 4 */
+        ASSERT_OK(moert_buffer_write(floats, 0, x, all * sizeof *x));
+        sum_squares(span, SPANS, sum);
+        for (size_t i = 0; i < SPANS; i++)
+            assert_int_equal(isfinite(sum[i]) != 0, i % 2 == 1 || i > 4);
     }
 }
 

@@ -32,13 +32,17 @@ static double *rotate(rope_case shape, bool interleaved, const double *x) {
     return y;
 }
 
+static moert_buffer *table_of(const moert_rope_scheme *scheme, size_t length) {
+    moert_buffer *table;
+    ASSERT_OK(moert_rope_table_create(test_device, scheme, length, &table));
+    return owned_buffer(table);
+}
+
 /* The rotation of a case, with a table for `length` positions. */
 static moert_rotation rotation_of(rope_case shape, bool interleaved, size_t length) {
     const moert_rope_scheme scheme = {
         .interleaved = interleaved, .width = shape.width, .theta = theta};
-    moert_buffer *table;
-    ASSERT_OK(moert_rope_table_create(test_device, &scheme, length, &table));
-    return (moert_rotation){.table = owned_buffer(table),
+    return (moert_rotation){.table = table_of(&scheme, length),
                             .heads = shape.heads,
                             .length = shape.length,
                             .width = shape.width != shape.head_size ? shape.width : 0,
@@ -102,15 +106,13 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
         {4999, 1, -0.835838556f, 0.548975348f}, {4999, 5, -0.0580993593f, -0.998310804f},
         {3001, 7, -0.99916333f, 0.0408985391f},
     };
-    const size_t length = 5000, half = 16;
-    const moert_rotation rotation =
-        rotation_of((rope_case){1, length, 1, 2 * half, 2 * half, 0}, false, length);
-    float *values = test_alloc(length * 2 * half * sizeof *values);
-    ASSERT_OK(moert_buffer_read(rotation.table, 0, values, length * 2 * half * sizeof *values));
+    enum { LENGTH = 5000, HALF = 16 };
+    static float values[LENGTH][2][HALF];
+    const moert_rope_scheme scheme = {.width = 2 * HALF, .theta = theta};
+    ASSERT_OK(moert_buffer_read(table_of(&scheme, LENGTH), 0, values, sizeof values));
     for (size_t n = 0; n < MOERT_COUNT(known); n++) {
-        const float *row = values + known[n].t * 2 * half + known[n].i;
-        assert_same_bits("cos", row, &known[n].cosine, 1);
-        assert_same_bits("sin", row + half, &known[n].sine, 1);
+        assert_same_bits("cos", &values[known[n].t][0][known[n].i], &known[n].cosine, 1);
+        assert_same_bits("sin", &values[known[n].t][1][known[n].i], &known[n].sine, 1);
     }
 }
 
@@ -122,43 +124,36 @@ TEST(test_rope_table_multiplies_by_the_attention_factor) {
                                 .original = 64,
                                 .attention_factor = 1.0};
     float got[2][10 * 8];
-    for (int i = 0; i < 2; i++) {
-        moert_buffer *table;
-        ASSERT_OK(moert_rope_table_create(test_device, &scheme, 10, &table));
-        ASSERT_OK(moert_buffer_read(owned_buffer(table), 0, got[i], sizeof got[i]));
-        scheme.attention_factor = 1.25;
-    }
+    for (int i = 0; i < 2; i++, scheme.attention_factor = 1.25)
+        ASSERT_OK(moert_buffer_read(table_of(&scheme, 10), 0, got[i], sizeof got[i]));
     for (size_t i = 0; i < MOERT_COUNT(got[0]); i++)
         got[0][i] *= 1.25f;
     assert_same_bits("table", got[1], got[0], MOERT_COUNT(got[0]));
 }
+
+/* Checks that a rotation of `tokens` tokens of one head of 8 elements, by a table for 4 positions,
+ * is refused after a change. */
+#define REFUSED(text, tokens, change)                                                              \
+    do {                                                                                           \
+        moert_rotation rotation = rotation_of((rope_case){1, 4, 1, 8, 8, 0}, false, 4);            \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_rope(&rotation, tokens, 8, false, x), MOERT_ERROR_USAGE, text);         \
+    } while (0)
 
 TEST(test_rope_refuses_odd_widths_and_short_tables) {
     moert_buffer *table, *x = unset_floats(64);
     moert_rope_scheme scheme = {.width = 7, .theta = theta};
     ASSERT_FAILS(moert_rope_table_create(test_device, &scheme, 4, &table), MOERT_ERROR_USAGE,
                  "even width, not 7");
-    moert_rotation rotation = rotation_of((rope_case){1, 8, 1, 8, 8, 0}, false, 4);
-    ASSERT_FAILS(moert_rope(&rotation, 8, 8, false, x), MOERT_ERROR_USAGE, "exceed");
-    rotation.length = 4;
-    rotation.positions = test_buffer(3 * sizeof(int32_t));
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE,
-                 "positions of 3 tokens cannot rotate 4");
-    rotation.positions = NULL;
-    rotation.length = 0;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "length 0");
-    rotation.length = 4;
-    rotation.width = 3;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "even width, not 3");
-    rotation.width = 6;
-    rotation.offset = 3;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "from element 3 on");
-    rotation.offset = SIZE_MAX;
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "cannot rotate 6");
-    rotation.width = 8;
-    rotation.offset = 0;
-    rotation.interleaved = true; /* rows of such a table are twice as long */
-    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "exceed");
+    REFUSED("exceed", 8, rotation.length = 8);
+    REFUSED("positions of 3 tokens cannot rotate 4", 4,
+            rotation.positions = test_buffer(3 * sizeof(int32_t)));
+    REFUSED("length 0", 4, rotation.length = 0);
+    REFUSED("even width, not 3", 4, rotation.width = 3);
+    REFUSED("from element 3 on", 4, (rotation.width = 6, rotation.offset = 3));
+    REFUSED("cannot rotate 6", 4, (rotation.width = 6, rotation.offset = SIZE_MAX));
+    /* rows of such a table are twice as long */
+    REFUSED("exceed", 4, rotation.interleaved = true);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -5,8 +5,7 @@
 #include "moert/formats.h"
 #include "quant/backend.h"
 #include "quant/decode.h"
-#include "quant/quantize.h"
-#include "support/test.h"
+#include "support/quant/quantized.h"
 
 enum { FORMATS = MOERT_FORMAT_NVFP4 + 1, GROUPS = 3 }; /* all formats except FP8_BLOCK */
 
@@ -17,39 +16,30 @@ static const struct shape {
 } shapes[] = {{32, 32}, {64, 1056}, {96, 2048}};
 enum { SHAPES = MOERT_COUNT(shapes) };
 
-/* Returns random bytes. */
-static unsigned char *random_bytes(size_t count, uint64_t stream) {
+static moert_buffer *random_bytes(size_t count, uint64_t stream) {
     unsigned char *bytes = test_alloc(count);
     for (size_t i = 0; i < count; i++)
         bytes[i] = (unsigned char)(256.0 * moert_rng_uniform(9, stream, i));
-    return bytes;
+    return upload(bytes, count);
 }
 
 static void check(moert_format format, moert_axis axis, const struct shape *s) {
     const size_t rows = GROUPS * s->rows, bytes = rows * s->columns * sizeof(uint16_t);
     const uint32_t ends[GROUPS] = {(uint32_t)s->rows, (uint32_t)(2 * s->rows), (uint32_t)rows};
-    moert_quantize op = {.how = MOERT_QUANTIZER_INIT};
-    op.how.format = format;
-    op.how.axis = axis;
+    moert_quantize op = quantize_op(&HOW(.format = format, .axis = axis), rows, s->columns);
     op.blocks = rows / moert_format_block(format);
     const moert_quantized_shape z = moert_quantized_shape_of(&op.how, rows, s->columns, op.blocks);
-    unsigned char *q = random_bytes(z.q_lines * z.q_bytes, 1);
-    unsigned char *scale = random_bytes(z.scale_lines * z.scales, 2);
-    unsigned char *unset = test_alloc(bytes);
-    memset(unset, 0xCD, bytes);
-    moert_buffer *results[2] = {upload(unset, bytes), upload(unset, bytes)};
     op.groups = (moert_groups){upload(ends, sizeof ends), GROUPS, rows};
-    op.columns = s->columns;
     op.x_type = MOERT_DTYPE_BF16;
-    op.q = upload(q, z.q_lines * z.q_bytes);
-    op.scale = upload(scale, z.scale_lines * z.scales);
-    op.x = results[0];
+    op.q = random_bytes(z.q_lines * z.q_bytes, 1);
+    op.scale = random_bytes(z.scale_lines * z.scales, 2);
+    op.x = unset_bytes(bytes);
     assert_true(moert_decode_suits(&op, true));
     ASSERT_OK(moert_decode(&op));
-    op.x = results[1];
+    const void *got = download(op.x, bytes);
+    op.x = unset_bytes(bytes);
     ASSERT_OK(moert_reference_dequantize(&op));
-    void *got = download(results[0], bytes), *want = download(results[1], bytes);
-    assert_memory_equal(got, want, bytes);
+    assert_memory_equal(got, download(op.x, bytes), bytes);
 }
 
 TEST(test_every_payload_value_and_scale_becomes_its_bf16_value) {
@@ -58,9 +48,8 @@ TEST(test_every_payload_value_and_scale_becomes_its_bf16_value) {
 }
 
 TEST(test_partial_blocks_are_left_to_the_quantizers) {
-    unsigned char byte = 0;
     moert_quantize op = {.how = MOERT_QUANTIZER_INIT, .x_type = MOERT_DTYPE_BF16, .columns = 40};
-    op.x = upload(&byte, 1);
+    op.x = test_buffer(1);
     op.groups = (moert_groups){NULL, 2, 64};
     assert_false(moert_decode_suits(&op, true));
     op.how.axis = MOERT_AXIS_COLUMN;

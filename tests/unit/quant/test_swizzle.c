@@ -14,148 +14,118 @@ static unsigned char *make_scales(size_t n) {
 
 /* ---- tiles ---- */
 
-/* Lines of scales on the host, and the groups of lines. If `groups` is 0, `ends` is unused. */
-typedef struct matrix {
-    const unsigned char *scales;
-    size_t lines, width;
-    bool transposed;
-    const uint32_t *ends;
-    size_t groups;
-} matrix;
+enum { MOST_GROUPS = 8, UNSET = 0xEE };
 
-/* Describes the conversion of a matrix to `tiles` tiles, with buffers. All `bytes` of the tiles are
- * 0xEE. */
-static moert_scale_tiles describe(const char *backend, const matrix *m, size_t tiles,
-                                  size_t bytes) {
-    moert_scale_tiles op = MOERT_SCALE_TILES_INIT;
-    unsigned char *unset = test_alloc(bytes);
-    memset(unset, 0xEE, bytes);
-    set_variable("MOERT_BACKEND", backend);
-    op.groups = (moert_groups){m->groups > 0 ? upload(m->ends, m->groups * sizeof *m->ends) : NULL,
-                               m->groups, m->lines};
-    op.width = m->width;
-    op.transposed = m->transposed;
-    op.linear = upload(m->scales, m->lines * m->width);
-    op.swizzled = upload(unset, bytes);
-    op.tiles = tiles;
-    return op;
-}
+/* Lines of scales in groups; without groups, all lines are one group. */
+typedef struct lines_case {
+    size_t lines, width, groups;
+    uint32_t ends[MOST_GROUPS];
+    size_t tiles[2]; /* plain and transposed: the room, too small for the last group; 0: enough */
+} lines_case;
 
-/* Converts a matrix of scales to tiles, and checks that the tiles convert back. *bytes: the size of
- * the tiles. */
-static unsigned char *swizzle(const char *backend, const matrix *m, size_t *bytes) {
-    const uint32_t whole = (uint32_t)m->lines;
-    const size_t tiles = moert_row_blocks(m->groups > 0 ? m->ends : &whole,
-                                          m->groups > 0 ? m->groups : 1, m->transposed ? 4 : 128);
-    *bytes = moert_swizzled_bytes(m->ends, m->groups, m->lines, m->width, m->transposed);
-    const moert_scale_tiles op = describe(backend, m, tiles, *bytes);
-    ASSERT_OK(moert_swizzle(&op));
-    ASSERT_OK(moert_buffer_clear(op.linear, 0, m->lines * m->width));
-    ASSERT_OK(moert_unswizzle(&op));
-    assert_memory_equal(download(op.linear, m->lines * m->width), m->scales, m->lines * m->width);
-    return download(op.swizzled, *bytes);
-}
-
-/* Checks that every scale lies where the formula of the tiles says, and that all other bytes are
- * 0. */
-static void check_tiles(const matrix *m, const unsigned char *tiles, size_t bytes) {
-    const size_t rows = m->transposed ? m->width : m->lines;
-    const size_t scales = m->transposed ? m->lines : m->width;
-    unsigned char *want = test_alloc(bytes);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < scales; c++) {
-            const size_t tile = r / 128 * ((scales + 3) / 4) + c / 4;
-            want[tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4] =
-                m->scales[m->transposed ? c * m->width + r : r * m->width + c];
+/* Writes the tiles of each group that has room, and copies its lines to `back`. Returns the bytes
+ * of all groups. */
+static size_t expect(const lines_case *c, bool transposed, const unsigned char *scales,
+                     unsigned char *tiles, size_t bytes, unsigned char *back) {
+    size_t at = 0;
+    for (size_t g = 0, line = 0; g < c->groups; line = c->ends[g++]) {
+        const size_t lines = c->ends[g] - line, n = lines * c->width;
+        const size_t rows = transposed ? c->width : lines, columns = transposed ? lines : c->width;
+        const size_t own = (rows + 127) / 128 * ((columns + 3) / 4) * 512;
+        const unsigned char *from = scales + line * c->width;
+        if (at + own <= bytes) {
+            memset(tiles + at, 0, own);
+            memcpy(back + line * c->width, from, n);
+            for (size_t i = 0; i < n; i++) {
+                const size_t r = transposed ? i % c->width : i / c->width,
+                             k = transposed ? i / c->width : i % c->width,
+                             tile = r / 128 * ((columns + 3) / 4) + k / 4;
+                tiles[at + tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + k % 4] = from[i];
+            }
         }
-    assert_memory_equal(tiles, want, bytes);
+        at += own;
+    }
+    return at;
+}
+
+/* Converts scales to tiles and back. Returns the tiles. */
+static unsigned char *check_tiles(const char *backend, lines_case c, bool transposed) {
+    const size_t n = c.lines * c.width;
+    moert_scale_tiles op = MOERT_SCALE_TILES_INIT;
+    op.groups =
+        (moert_groups){c.groups > 0 ? upload(c.ends, sizeof c.ends) : NULL, c.groups, c.lines};
+    const size_t all =
+        moert_swizzled_bytes(c.groups > 0 ? c.ends : NULL, c.groups, c.lines, c.width, transposed);
+    if (c.groups == 0)
+        c.ends[c.groups++] = (uint32_t)c.lines;
+    const size_t needed = moert_row_blocks(c.ends, c.groups, transposed ? 4 : 128);
+    op.tiles = c.tiles[transposed] > 0 ? c.tiles[transposed] : needed;
+    const size_t bytes = all / needed * op.tiles;
+    unsigned char *scales = make_scales(n), *back = test_alloc(n), *want = test_alloc(bytes);
+    memset(want, UNSET, bytes);
+    op.width = c.width;
+    op.transposed = transposed;
+    op.linear = upload(scales, n);
+    op.swizzled = upload(want, bytes);
+    set_variable("MOERT_BACKEND", backend);
+    ASSERT_OK(moert_swizzle(&op));
+    assert_int_equal(expect(&c, transposed, scales, want, bytes, back), all);
+    unsigned char *got = download(op.swizzled, bytes);
+    assert_memory_equal(got, want, bytes);
+    ASSERT_OK(moert_buffer_clear(op.linear, 0, n));
+    ASSERT_OK(moert_unswizzle(&op));
+    assert_memory_equal(download(op.linear, n), back, n);
+    if (op.tiles < needed) {
+        op.tiles = 0;
+        ASSERT_FAILS(moert_swizzle(&op), MOERT_ERROR_USAGE, "bytes, too few for");
+    }
+    return got;
 }
 
 TEST(test_scales_go_to_their_tiles_and_back) {
-    const size_t shapes[][2] = {{1, 1},   {100, 3}, {129, 5}, {200, 10}, {384, 12},
-                                {128, 4}, {256, 8}, {50, 10}, {4, 4}};
-    for (size_t i = 0; i < 9 * BACKENDS * 2; i++) {
-        const size_t *shape = shapes[i % 9];
-        unsigned char *scales = make_scales(shape[0] * shape[1]);
-        const bool transposed = i / 9 / BACKENDS > 0;
-        const matrix m = {scales, shape[transposed], shape[!transposed], transposed, NULL, 0};
-        size_t bytes;
-        unsigned char *tiles = swizzle(backends[i / 9 % BACKENDS], &m, &bytes);
-        assert_int_equal(bytes, (shape[0] + 127) / 128 * ((shape[1] + 3) / 4) * 512);
-        check_tiles(&m, tiles, bytes);
+    static const size_t shapes[][2] = {{1, 1},   {100, 3}, {129, 5}, {200, 10}, {384, 12},
+                                       {128, 4}, {256, 8}, {50, 10}, {4, 4}};
+    for (size_t i = 0; i < MOERT_COUNT(shapes) * BACKENDS * 2; i++) {
+        const size_t *shape = shapes[i / BACKENDS / 2];
+        const bool transposed = i / BACKENDS % 2;
+        const lines_case c = {.lines = shape[transposed], .width = shape[!transposed]};
+        check_tiles(backends[i % BACKENDS], c, transposed);
     }
+}
+
+TEST(test_groups_follow_each_other_from_a_new_tile_on) {
+    static const lines_case cases[] = {
+        {720, 3, 8, {0, 1, 32, 159, 287, 416, 716, 716}, {0}},
+        {720, 193, 8, {0, 1, 32, 159, 287, 416, 716, 716}, {0}},
+        {720, 383, 8, {0, 1, 32, 159, 287, 416, 716, 716}, {0}},
+        /* the second group does not fit: they need 1 + 2 rows of tiles, or 25 + 50 columns */
+        {300, 8, 2, {100, 300}, {2, 50}},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(cases) * BACKENDS * 2; i++)
+        check_tiles(backends[i % BACKENDS], cases[i / BACKENDS / 2], i / BACKENDS % 2);
 }
 
 TEST(test_scales_lie_at_the_published_positions) {
-    enum { LINES = 200, WIDTH = 10 };
-    unsigned char scales[LINES * WIDTH] = {0};
-    scales[37 * WIDTH + 5] = 1;
-    scales[128 * WIDTH] = 2;
-    scales[199 * WIDTH + 9] = 3;
-    const matrix m = {scales, LINES, WIDTH, false, NULL, 0};
-    for (size_t b = 0; b < BACKENDS; b++) {
-        size_t bytes;
-        unsigned char *tiles = swizzle(backends[b], &m, &bytes);
-        assert_int_equal(bytes, 3072);
-        assert_true(tiles[597] == 1 && tiles[1536] == 2 && tiles[2681] == 3);
-    }
-}
-
-TEST(test_column_scales_lie_in_one_matrix_or_one_for_each_expert) {
-    /* 256 columns; the rows of three groups end at 256, 768 and 1024, in blocks of 32. The scale of
-     * column 130, row 300 is 1. */
-    enum { LINES = 32, WIDTH = 256 };
-    const uint32_t ends[] = {8, 24, 32};
-    unsigned char scales[LINES * WIDTH] = {[300 / 32 * WIDTH + 130] = 1};
-    for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        const bool whole = i < BACKENDS;
-        const matrix m = {scales, LINES, WIDTH, true, whole ? NULL : ends, whole ? 0 : 3};
-        size_t bytes;
-        assert_int_equal(swizzle(backends[i % BACKENDS], &m, &bytes)[whole ? 5153 : 4129], 1);
-    }
-}
-
-TEST(test_experts_follow_each_other_from_a_new_tile_on) {
-    const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716, 716};
-    enum { GROUPS = 8, LINES = 720 };
-    for (size_t width = 3; width < 400; width += 190)
-        for (size_t i = 0; i < BACKENDS * 2; i++) {
-            unsigned char *scales = make_scales(LINES * width);
-            const bool transposed = i >= BACKENDS;
-            size_t bytes, at = 0, own;
-            /* rows past the last group do not come back */
-            memset(scales + 716 * width, 0, 4 * width);
-            const matrix m = {scales, LINES, width, transposed, ends, GROUPS};
-            unsigned char *tiles = swizzle(backends[i % BACKENDS], &m, &bytes);
-            for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++], at += own) {
-                const matrix part = {
-                    scales + start * width, ends[g] - start, width, transposed, NULL, 0};
-                own = moert_swizzled_bytes(NULL, 1, part.lines, width, transposed);
-                check_tiles(&part, tiles + at, own);
-            }
-            assert_int_equal(at, bytes);
-        }
-}
-
-TEST(test_groups_without_room_are_left_out) {
-    enum { LINES = 300, WIDTH = 8 };
-    /* two groups of 1 and 2 rows of tiles, or of 25 and 50 columns of tiles */
-    const uint32_t ends[] = {100, LINES};
-    const size_t tiles[] = {2, 50}, kept[] = {2 * 512, 25 * 512};
-    unsigned char *scales = make_scales(LINES * WIDTH);
-    for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        const bool transposed = i >= BACKENDS;
-        const size_t bytes = tiles[transposed] * (transposed ? 1 : 2) * 512;
-        const matrix m = {scales, LINES, WIDTH, transposed, ends, 2};
-        moert_scale_tiles op = describe(backends[i % BACKENDS], &m, tiles[transposed], bytes);
-        ASSERT_OK(moert_swizzle(&op));
-        unsigned char *got = download(op.swizzled, bytes);
-        const matrix first = {scales, 100, WIDTH, transposed, NULL, 0};
-        check_tiles(&first, got, kept[transposed]);
-        for (size_t at = kept[transposed]; at < bytes; at++)
-            assert_int_equal(got[at], 0xEE);
-        op.tiles = 0;
-        ASSERT_FAILS(moert_swizzle(&op), MOERT_ERROR_USAGE, "bytes, too few for");
+    /* column scales of 256 columns, in blocks of 32 rows: in one matrix, and in one for each of
+     * three experts whose rows end at 256, 768 and 1024. The scale is column 130's for row 300. */
+    static const lines_case rows = {.lines = 200, .width = 10},
+                            columns = {.lines = 32, .width = 256},
+                            experts = {32, 256, 3, {8, 24, 32}, {0}};
+    static const struct {
+        const lines_case *of;
+        bool transposed;
+        size_t at, line, column;
+    } known[] = {{&rows, false, 597, 37, 5},
+                 {&rows, false, 1536, 128, 0},
+                 {&rows, false, 2681, 199, 9},
+                 {&columns, true, 5153, 300 / 32, 130},
+                 {&experts, true, 4129, 300 / 32, 130}};
+    assert_int_equal(moert_swizzled_bytes(NULL, 1, 200, 10, false), 3072);
+    for (size_t i = 0; i < MOERT_COUNT(known) * BACKENDS; i++) {
+        const size_t k = i / BACKENDS, width = known[k].of->width;
+        assert_int_equal(
+            check_tiles(backends[i % BACKENDS], *known[k].of, known[k].transposed)[known[k].at],
+            make_scales(known[k].of->lines * width)[known[k].line * width + known[k].column]);
     }
 }
 

@@ -1,45 +1,10 @@
 // run: check=1 all=1san
-/* What the losses of the router need: the load-balancing loss and its gradient, masses, entropies
- * and counts of sequences, the update of the correction bias, and balanced logits. */
-#include "base/rng.h"
+/* What the losses of the router need: the load-balancing loss and its gradient, masses and
+ * entropies of special tokens, the update of the correction bias, balanced logits, and the
+ * functions of Megatron Core (tests/golden/README.md). */
+#include "support/files.h"
 #include "support/layer/router.h"
 #include "support/test.h"
-
-/* Checks one form of the load-balancing loss at every step: choice, counts, sums, gradient,
- * dlogits. */
-static void check_aux(moert_aux_form form, moert_score score) {
-    enum { T = 6, E = 7, K = 2 };
-    static const float none[T * K];
-    float gradient[E], ignored[E];
-    double mass[E];
-    uint64_t counts[E];
-    router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
-    double *logits = to_doubles(input.logits, T * E);
-    const router_run forward = router_do(&input);
-    oracle_load(&input, logits, forward.index, counts, mass);
-    const moert_router_load load = {counts, mass, T};
-    moert_router_aux_loss(form, &input.options, &load, 0.5, gradient);
-    input.dweight = none;
-    input.aux = gradient;
-    const router_run run = router_do(&input);
-    for (size_t i = 0; i < T * E; i++) {
-        double value[2];
-        for (int side = 0; side < 2; side++) {
-            logits[i] = (double)input.logits[i] + (side ? 1e-5 : -1e-5);
-            oracle_load(&input, logits, forward.index, counts, mass);
-            value[side] = moert_router_aux_loss(form, &input.options, &load, 1, ignored);
-        }
-        logits[i] = (double)input.logits[i];
-        assert_within((double)run.dlogits[i], 0.5 * (value[1] - value[0]) / 2e-5, 1e-7);
-    }
-}
-
-TEST(test_backward_is_the_gradient_of_both_forms_of_the_aux_loss) {
-    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        check_aux(MOERT_AUX_HUGGING_FACE, score);
-        check_aux(MOERT_AUX_MEGATRON, score);
-    }
-}
 
 TEST(test_aux_loss_has_the_values_of_the_formulas) {
     const moert_router_options options = router_options(4, 2, MOERT_SCORE_SOFTMAX);
@@ -63,15 +28,21 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
         assert_within((double)gradient[0], cases[i].gradient, 1e-8);
         assert_within((double)gradient[1], cases[i].gradient, 1e-8);
         assert_true((gradient[3] == 0.0f) == (cases[i].load == &skewed));
+        for (size_t e = 0; e < 4; e++) { /* the loss is linear in each mass */
+            double mass[4];
+            float ignored[4];
+            memcpy(mass, cases[i].load->mass, sizeof mass);
+            mass[e] += 1.0;
+            const moert_router_load more = {cases[i].load->counts, mass, cases[i].load->rows};
+            const double above = moert_router_aux_loss(cases[i].form, &options, &more, 1, ignored);
+            assert_within((double)gradient[e], cases[i].coefficient * (above - cases[i].value),
+                          1e-8);
+        }
     }
-}
-
-TEST(test_aux_loss_of_no_rows_is_zero) {
-    const moert_router_options options = router_options(2, 2, MOERT_SCORE_SOFTMAX);
-    float gradient[2] = {1.0f, 1.0f};
-    const moert_router_load none = {(uint64_t[]){0, 0}, (double[]){0, 0}, 0};
+    const moert_router_load none = {(uint64_t[4]){0}, (double[4]){0}, 0};
+    float gradient[4] = {1, 1, 1, 1}, zeros[4] = {0};
     assert_true(moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, &none, 1, gradient) == 0.0);
-    assert_true(gradient[0] == 0.0f && gradient[1] == 0.0f);
+    assert_same_bits("gradient without rows", gradient, zeros, 4);
 }
 
 TEST(test_update_bias_helps_the_experts_below_the_mean) {
@@ -85,106 +56,28 @@ TEST(test_update_bias_helps_the_experts_below_the_mean) {
 
 /* ---- sequences ---- */
 
-/* A batch whose token 7 has a NaN, which adds nothing to sums. */
-static router_input draw_batch(moert_score score, size_t experts, size_t topk, size_t tokens) {
-    router_input input = router_draw(router_options(experts, topk, score), tokens, 1.0, 0.0);
-    router_own_logits(&input)[7 * experts + 3] = NAN;
-    return input;
-}
-
-TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
-    enum { T = 23, E = 19, S = 4 };
-    static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
+TEST(test_special_tokens_have_their_entropy_and_mass) {
+    enum { T = 23, E = 19, EVEN = 3, UNEVEN = 5, BAD = 7, LAST = 17 };
+    static const uint32_t ends[] = {5, LAST, T}, last = T - LAST;
     for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = draw_batch(score, E, 2, T);
-        router_run run = router_do(&input);
-        float *mass = router_mass(&input.options, T, run.scores, ends, S);
-        for (size_t s = 0; s < S; s++) {
-            double sum[E] = {0}, row[E], r[E];
-            for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++) {
-                oracle_row(&input, t, row);
-                oracle_normalised_scores(&input.options, row, r);
-                for (size_t e = 0; t != 7 && e < E; e++)
-                    sum[e] += r[e];
-            }
-            for (size_t e = 0; e < E; e++)
-                assert_within((double)mass[s * E + e], sum[e], 5e-6);
-        }
-        /* the last sequence has the same bits in a batch without the other sequences */
-        float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
-        assert_memory_equal(alone, mass + 3 * E, E * 4);
-    }
-}
-
-TEST(test_entropy_is_that_of_a_tokens_normalised_scores) {
-    enum { T = 37, E = 19, K = 2, UNEVEN = 5 };
-    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = draw_batch(score, E, K, T);
+        router_input input = router_draw(router_options(E, 2, score), T, 1.0, 0.0);
         float *logits = router_own_logits(&input);
+        double mass = 0.0;
         for (size_t e = 0; e < E; e++) {
-            logits[3 * E + e] = 0.75f;                         /* all alike */
+            logits[EVEN * E + e] = 0.75f;
             logits[UNEVEN * E + e] = e == 11 ? 90.0f : -90.0f; /* one has all */
         }
-        const float *entropy = router_entropy(&input.options, T, router_do(&input).scores);
-        for (size_t t = 0; t < T; t++) {
-            double row[E], r[E], sum = 0.0;
-            oracle_row(&input, t, row);
-            oracle_normalised_scores(&input.options, row, r);
-            for (size_t e = 0; t != 7 && e < E; e++)
-                sum -= r[e] > 0.0 ? r[e] * log(r[e]) : 0.0;
-            assert_within((double)entropy[t], sum, 2e-6);
-        }
-        assert_within((double)entropy[3], log(E), 2e-6);
-        assert_true(fabsf(entropy[UNEVEN]) < 1e-12f && entropy[7] == 0.0f);
-    }
-}
-
-TEST(test_counts_are_those_of_the_largest_scores_of_each_sequence) {
-    enum { T = 40, E = 37, K = 5, S = 5 };
-    static const uint32_t ends[S] = {3, 3, 20, 39, 40};
-    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
-        router_run run = router_do(&input);
-        uint32_t want[S * E] = {0};
-        for (size_t t = 0, s = 0; t < T; t++) {
-            while (t >= ends[s])
-                s++;
-            for (size_t k = 0; k < K; k++)
-                want[s * E + (size_t)run.index[t * K + k]]++;
-        }
-        /* groups would forbid some of these experts */
-        const moert_router_options grouped = router_groups(input.options, E, K, 1);
-        assert_memory_equal(router_counts(&grouped, T, run.scores, ends, S), want, sizeof want);
-    }
-}
-
-TEST(test_masses_and_counts_of_no_tokens_are_zero) {
-    static const uint32_t ends[2] = {0, 0};
-    const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
-    const float *mass = router_mass(&options, 0, NULL, ends, 2);
-    const uint32_t *counts = router_counts(&options, 0, NULL, ends, 2);
-    for (int i = 0; i < 6; i++)
-        assert_true(mass[i] == 0.0f && counts[i] == 0);
-}
-
-/* Each sequence has its own gradients by the scores. */
-TEST(test_backward_takes_the_gradients_of_each_sequence) {
-    enum { T = 21, E = 24, K = 3, S = 4 };
-    static const uint32_t ends[S] = {2, 2, 19, 21};
-    for (moert_score score = 0; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = router_draw(router_options(E, K, score), T, 1.0, 0.0);
-        input.ends = ends;
-        input.sequences = S;
-        router_draw_gradients(&input);
+        logits[BAD * E + 3] = NAN; /* the token adds nothing */
         const router_run run = router_do(&input);
-        const float *aux = input.aux;
-        input.ends = NULL;
-        for (size_t s = 0; s < S; s++) {
-            input.aux = aux + s * E;
-            router_run alone = router_do(&input);
-            for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++)
-                assert_memory_equal(run.dlogits + t * E, alone.dlogits + t * E, E * 4);
-        }
+        const router_sums got = router_sum(&input.options, T, run.scores, ends, 3);
+        for (size_t e = 0; e < E; e++)
+            mass += (double)got.mass[E + e];
+        assert_within(mass, LAST - 5 - 1, 1e-5);
+        assert_within((double)got.entropy[EVEN], log(E), 2e-6);
+        assert_true(fabsf(got.entropy[UNEVEN]) < 1e-12f && got.entropy[BAD] == 0.0f);
+        /* the last sequence has the same bits in a batch without the other sequences */
+        const router_sums alone = router_sum(&input.options, last, run.scores + LAST * E, &last, 1);
+        assert_same_bits("mass alone", alone.mass, got.mass + 2 * E, E);
     }
 }
 
@@ -210,21 +103,19 @@ static float hash(float logit, uint32_t expert) {
 
 TEST(test_a_logit_becomes_the_hash_of_its_bits_and_expert_at_any_position) {
     enum { TOKENS = 600, EXPERTS = 37 };
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
     const moert_router_options options = router_options(EXPERTS, 3, MOERT_SCORE_SOFTMAX);
     float *const logits = random_floats(TOKENS * EXPERTS, 0.02f, 1);
     for (size_t e = 0; e < EXPERTS; e++) /* the same token twice, and equal logits in a third */
         logits[599 * EXPERTS + e] = logits[e], logits[300 * EXPERTS + e] = 0.5f;
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+        logits[7 * EXPERTS + i] = bad[i];
     const float *got = balanced(&options, TOKENS, logits);
     for (size_t i = 0; i < TOKENS * EXPERTS; i++)
-        assert_true(got[i] == hash(logits[i], i % EXPERTS) && got[i] >= -1.0f && got[i] < 1.0f);
+        if (isfinite(logits[i]))
+            assert_true(got[i] == hash(logits[i], i % EXPERTS) && got[i] >= -1.0f && got[i] < 1.0f);
+    assert_same_bits("logits that are not finite", got + 7 * EXPERTS, bad, MOERT_COUNT(bad));
     assert_memory_equal(got, got + 599 * EXPERTS, EXPERTS * sizeof *got);
-}
-
-TEST(test_non_finite_logits_stay) {
-    const moert_router_options options = router_options(4, 1, MOERT_SCORE_SOFTMAX);
-    const float logits[4] = {NAN, INFINITY, -INFINITY, 1.0f};
-    const float *got = balanced(&options, 1, logits);
-    assert_true(isnan(got[0]) && got[1] == INFINITY && got[2] == -INFINITY && got[3] != 1.0f);
 }
 
 TEST(test_all_experts_get_nearly_the_same_number_of_rows) {
@@ -248,6 +139,99 @@ TEST(test_a_buffer_that_is_too_small_is_refused) {
     ASSERT_FAILS(moert_router_balance(test_device, &options, 2, test_buffer(64)), MOERT_ERROR_USAGE,
                  "logits has 64 bytes, too few for [2, 16]");
     ASSERT_OK(moert_router_balance(test_device, &options, 0, NULL));
+}
+
+/* ---- Megatron Core: weights, losses of sequences with their gradients, the bias's update ---- */
+
+enum { SEQUENCES = 3, LENGTH = 11, TOKENS = SEQUENCES * LENGTH, MOST_EXPERTS = 20 };
+#define COEFFICIENT 0.03
+#define RATE        1e-3f
+
+typedef struct golden {
+    const char *name;
+    const moert_tensors *files;
+    moert_router_options options;
+} golden;
+
+/* Returns a tensor of the case, or NULL. */
+static float *read_golden(const golden *g, const char *name) {
+    const moert_tensor *tensor = moert_tensors_find(g->files, titled("%s.%s", g->name, name));
+    if (tensor == NULL)
+        return NULL;
+    float *values = test_alloc(tensor->elements * sizeof *values);
+    ASSERT_OK(moert_tensor_read_f32(tensor, 0, tensor->elements, values));
+    return values;
+}
+
+static const uint32_t ends[SEQUENCES] = {LENGTH, 2 * LENGTH, TOKENS};
+
+/* Computes the loss of all sequences, and gradient[S,E]. */
+static double balance(const golden *g, const float *scores, float *gradient) {
+    const size_t experts = g->options.experts;
+    const router_sums sums = router_sum(&g->options, TOKENS, scores, ends, SEQUENCES);
+    double sum = 0.0;
+    for (size_t s = 0; s < SEQUENCES; s++) {
+        uint64_t counts[MOST_EXPERTS];
+        for (size_t e = 0; e < experts; e++)
+            counts[e] = sums.counts[s * experts + e];
+        const moert_router_load load = {counts, to_doubles(sums.mass + s * experts, experts),
+                                        LENGTH};
+        sum += moert_router_aux_loss(MOERT_AUX_SEQUENCE, &g->options, &load,
+                                     COEFFICIENT / SEQUENCES, gradient + s * experts);
+    }
+    return COEFFICIENT * sum / SEQUENCES;
+}
+
+/* Compares n values with a tensor of the case. */
+static void check_golden(const golden *g, const char *name, const float *got, size_t n,
+                         double tolerance) {
+    assert_close(titled("%s.%s", g->name, name), got, to_doubles(read_golden(g, name), n), n,
+                 tolerance, 0.0);
+}
+
+static void check_case(golden g) {
+    const size_t experts = g.options.experts, topk = g.options.topk;
+    float gradient[SEQUENCES * MOST_EXPERTS], dweight[TOKENS * MOST_EXPERTS],
+        probs[TOKENS * MOST_EXPERTS] = {0}, updated[MOST_EXPERTS] = {0};
+    uint64_t counts[MOST_EXPERTS] = {0};
+    g.files = open_tensors("tests/golden/router/megatron.safetensors");
+    const float *dprobs = read_golden(&g, "dprobs"), *bias = read_golden(&g, "bias");
+    router_input input = {
+        .options = g.options, .tokens = TOKENS, .logits = read_golden(&g, "logits"), .bias = bias};
+    const router_run forward = router_do(&input);
+    for (size_t i = 0; i < TOKENS * topk; i++) {
+        const size_t e = (size_t)forward.index[i], at = i / topk * experts + e;
+        probs[at] = forward.weight[i];
+        dweight[i] = dprobs[at];
+        counts[e]++;
+    }
+    check_golden(&g, "probs", probs, TOKENS * experts, 1e-6);
+    assert_within(balance(&g, forward.scores, gradient), (double)*read_golden(&g, "aux"), 1e-7);
+
+    input.dweight = dweight;
+    input.aux = gradient;
+    input.ends = ends;
+    input.sequences = SEQUENCES;
+    check_golden(&g, "dlogits", router_do(&input).dlogits, TOKENS * experts, 1e-6);
+
+    if (bias != NULL)
+        memcpy(updated, bias, experts * sizeof *bias);
+    moert_router_update_bias(updated, counts, experts, RATE);
+    check_golden(&g, "updated", updated, experts, 1e-7);
+}
+
+TEST(test_routers_agree_with_megatron) {
+    moert_router_options sigmoid = router_options(16, 4, MOERT_SCORE_SIGMOID),
+                         best = router_options(20, 3, MOERT_SCORE_SOFTMAX);
+    sigmoid.scale = 2.5f;
+    best.renormalise = false;
+    best.scale = 1.5f;
+    const golden cases[] = {
+        {.name = "sigmoid", .options = router_groups(sigmoid, 4, 2, 2)},
+        {.name = "best", .options = router_groups(best, 5, 3, 1)}, /* groups by their best expert */
+        {.name = "softmax", .options = router_options(12, 3, MOERT_SCORE_SOFTMAX_TOPK)}};
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++)
+        check_case(cases[i]);
 }
 
 TESTS(open_test_device, close_test_device)

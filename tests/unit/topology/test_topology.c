@@ -9,14 +9,10 @@
 
 enum { MAX_TASKS = 1024 };
 
-static void destroy(void *topology) {
-    moert_topology_destroy(topology);
-}
-
 static moert_topology *make(const char *text) {
     moert_topology *topology = NULL;
     ASSERT_OK(moert_topology_create(text, &topology));
-    return owned(topology, destroy);
+    return owned(topology, moert_topology_destroy);
 }
 
 static moert_placement place(const moert_topology *topology, size_t rank, size_t size, bool gpus) {
@@ -87,25 +83,51 @@ TEST(test_ranks_divide_all_cores_without_overlap) {
                     check_division(packages[p], cores[c], threads, ranks[r]);
 }
 
-TEST(test_a_rank_gets_neighbouring_cores_with_their_hardware_threads) {
-    moert_topology *topology = make("pack:2 core:4 pu:2");
-    moert_placement placement = place(topology, 1, 2, false);
-    assert_string_equal(placement.cpus, "8-15"); /* the processors of the second package */
-    assert_int_equal(placement.cpu_count, 4);
-    placement = place(topology, 1, 3, false); /* rank 1 of 3 gets cores 2 to 4 of 8 */
-    assert_string_equal(placement.cpus, "4-9");
-    assert_int_equal(placement.cpu_count, 3);
+/* The processors of each rank, and with a slash its GPU. */
+static const char *places(const moert_topology *topology, size_t ranks, bool gpus) {
+    const char *text = "";
+    for (size_t rank = 0; rank < ranks; rank++) {
+        const moert_placement p = place(topology, rank, ranks, gpus);
+        text = titled("%s%s%s%s%s", text, rank > 0 ? " " : "", p.cpus, gpus ? "/" : "", p.pci);
+    }
+    return text;
 }
 
-TEST(test_more_ranks_than_cores_spread_evenly_over_them) {
-    moert_topology *topology = make("pack:1 core:2 pu:1");
-    const char *expected[] = {"0", "0", "0", "1", "1"};
-    for (size_t rank = 0; rank < 5; rank++) {
-        moert_placement placement = place(topology, rank, 5, false);
-        assert_string_equal(placement.cpus, expected[rank]);
-        assert_int_equal(placement.cpu_count, 1);
-        assert_true(placement.shared);
+/* four-gpus.xml has 2 packages, each of 4 cores (processors i and i+8) and 2 GPUs, and a server
+ * board's display chip, which does not count. far-gpu.xml has a GPU in a package and a GPU attached
+ * to the machine; the integrated GPU does not count. */
+TEST(test_a_rank_gets_neighbouring_cores_near_its_gpu) {
+    static const struct {
+        const char *topology;
+        size_t ranks;
+        const char *cpus, *with_gpus;
+    } rows[] = {
+        {"pack:2 core:4 pu:2", 2, "0-7 8-15", NULL},
+        {"pack:2 core:4 pu:2", 3, "0-3 4-9 10-15", NULL},
+        {"pack:1 core:2 pu:1", 5, "0 0 0 1 1", NULL},
+        {"pu:4", 2, "0-1 2-3", NULL}, /* a machine without cores is divided by processors */
+        {"tests/topology/four-gpus.xml", 1, "0-15", "0-3,8-11/0000:1b:00.0"},
+        {"tests/topology/four-gpus.xml", 2, "0-3,8-11 4-7,12-15",
+         "0-3,8-11/0000:1b:00.0 4-7,12-15/0000:9d:00.0"},
+        {"tests/topology/four-gpus.xml", 3, "0-1,8-9 2-4,10-12 5-7,13-15",
+         "0-1,8-9/0000:1b:00.0 2-3,10-11/0000:3b:00.0 4-7,12-15/0000:9d:00.0"},
+        {"tests/topology/four-gpus.xml", 4, "0-1,8-9 2-3,10-11 4-5,12-13 6-7,14-15",
+         "0-1,8-9/0000:1b:00.0 2-3,10-11/0000:3b:00.0 4-5,12-13/0000:9d:00.0 "
+         "6-7,14-15/0001:bc:1f.3"},
+        {"tests/topology/four-gpus.xml", 8, "0,8 1,9 2,10 3,11 4,12 5,13 6,14 7,15",
+         "0,8/0000:1b:00.0 1,9/0000:1b:00.0 2,10/0000:3b:00.0 3,11/0000:3b:00.0 "
+         "4,12/0000:9d:00.0 5,13/0000:9d:00.0 6,14/0001:bc:1f.3 7,15/0001:bc:1f.3"},
+        {"tests/topology/far-gpu.xml", 2, "0-1 2-3", "0-1/0000:1b:00.0 2-3/0000:9d:00.0"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const moert_topology *topology = make(rows[i].topology);
+        assert_string_equal(places(topology, rows[i].ranks, false), rows[i].cpus);
+        if (rows[i].with_gpus != NULL)
+            assert_string_equal(places(topology, rows[i].ranks, true), rows[i].with_gpus);
     }
+    char text[128];
+    moert_topology_describe(make("tests/topology/four-gpus.xml"), text, sizeof text);
+    assert_string_equal(text, "2 packages, 2 NUMA nodes, 8 cores, 16 threads, 4 GPUs");
 }
 
 TEST(test_only_ranks_with_the_same_mask_divide_it) {
@@ -119,44 +141,6 @@ TEST(test_only_ranks_with_the_same_mask_divide_it) {
         assert_string_equal(placement.cpus, expected[rank]);
         assert_false(placement.shared);
     }
-    /* a machine without cores is divided by processors */
-    assert_string_equal(place(make("pu:4"), 1, 2, false).cpus, "2-3");
-}
-
-static void check_gpus(const moert_topology *topology, size_t ranks, const char *const *pci,
-                       const char *const *cpus) {
-    for (size_t rank = 0; rank < ranks; rank++) {
-        moert_placement placement = place(topology, rank, ranks, true);
-        assert_string_equal(placement.pci, pci[rank]);
-        assert_string_equal(placement.cpus, cpus[rank]);
-        assert_string_equal(place(topology, rank, ranks, false).pci, "");
-    }
-}
-
-TEST(test_ranks_sit_near_their_gpus) {
-    /* the topology has 2 packages, each of 4 cores (processors i and i+8) and 2 GPUs, and a server
-     * board's display chip, which does not count */
-    moert_topology *topology = make("tests/topology/four-gpus.xml");
-    const char *a = "0000:1b:00.0", *b = "0000:3b:00.0", *c = "0000:9d:00.0", *d = "0001:bc:1f.3";
-    check_gpus(topology, 1, (const char *[]){a}, (const char *[]){"0-3,8-11"});
-    check_gpus(topology, 2, (const char *[]){a, c}, (const char *[]){"0-3,8-11", "4-7,12-15"});
-    check_gpus(topology, 3, (const char *[]){a, b, c},
-               (const char *[]){"0-1,8-9", "2-3,10-11", "4-7,12-15"});
-    check_gpus(topology, 4, (const char *[]){a, b, c, d},
-               (const char *[]){"0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"});
-    check_gpus(topology, 8, (const char *[]){a, a, b, b, c, c, d, d},
-               (const char *[]){"0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"});
-    char text[128];
-    moert_topology_describe(topology, text, sizeof text);
-    assert_string_equal(text, "2 packages, 2 NUMA nodes, 8 cores, 16 threads, 4 GPUs");
-}
-
-TEST(test_gpus_near_the_same_cores_leave_them_divided_evenly) {
-    /* the topology has a GPU in a package and a GPU attached to the machine; the integrated GPU
-     * does not count */
-    moert_topology *topology = make("tests/topology/far-gpu.xml");
-    check_gpus(topology, 2, (const char *[]){"0000:1b:00.0", "0000:9d:00.0"},
-               (const char *[]){"0-1", "2-3"});
 }
 
 TEST(test_a_bad_description_is_refused_by_its_name) {

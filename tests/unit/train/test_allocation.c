@@ -103,30 +103,18 @@ static moert_status save_checkpoint(bool beside) {
     return moert_error_first(message, status, MOERT_OK);
 }
 
-static moert_status save_held(void) {
-    return save_checkpoint(false);
-}
-
-static moert_status save_beside(void) {
-    return save_checkpoint(true);
-}
-
-static moert_status save_model(void) {
-    return moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, path);
-}
-
-static moert_status save_split_model(void) {
-    return moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 30000, NULL}, path);
-}
-
-static moert_status save_gradients(void) {
-    return moert_gradients_save(model, path);
-}
-
-static moert_status load_checkpoint(void) {
-    moert_run_state state;
-    return moert_checkpoint_load(optimizer, path, NULL, &state);
-}
+/* Makes a call an operation without arguments. */
+#define OPERATION(name, call)                                                                      \
+    static moert_status name(void) {                                                               \
+        return call;                                                                               \
+    }
+OPERATION(save_held, save_checkpoint(false))
+OPERATION(save_beside, save_checkpoint(true))
+OPERATION(save_model, moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, path))
+OPERATION(save_split_model,
+          moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 30000, NULL}, path))
+OPERATION(save_gradients, moert_gradients_save(model, path))
+OPERATION(load_checkpoint, moert_checkpoint_load(optimizer, path, NULL, &(moert_run_state){0}))
 
 /* ---- the failures ---- */
 
@@ -185,7 +173,6 @@ TEST(test_constructors_fail_alike_on_all_ranks) {
 }
 
 TEST(test_writers_and_readers_fail_alike_and_leave_no_file) {
-    const size_t stride = suite_skips(true) ? 7 : 1;
     only_arrays = false;
     one_layer = golden_config("mixtral-tiny");
     one_layer.layers = 1;
@@ -196,6 +183,7 @@ TEST(test_writers_and_readers_fail_alike_and_leave_no_file) {
     ASSERT_OK_ON_ALL(test_rank == 0 ? moert_make_directories(saved) : MOERT_OK);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
     optimizer = open_optimizer(model, &adamw);
+    const size_t stride = suite_skips(true) ? 7 : 1;
     check_each("gradients", save_gradients, true, stride);
     check_each("model", save_model, true, stride);
     check_each("split model", save_split_model, true, stride);

@@ -1,8 +1,9 @@
 // run: check=1 all=1san device=0
-/* Event files of TensorBoard, read back by a decoder of their own. */
-#include <dirent.h>
+/* Event files of TensorBoard, as text by a decoder of their own. */
+#include <glob.h>
+#include <inttypes.h>
 
-#include "base/memory.h"
+#include "base/dtype.h"
 #include "support/files.h"
 #include "train/event_file.h"
 #include "train/metrics.h"
@@ -59,71 +60,61 @@ static cursor checked_part(cursor *c, uint64_t bytes) {
     return inside;
 }
 
-/* An event: its step, its kind (the field of the message that it carries) and that message. */
-typedef struct event {
-    uint64_t step, kind;
-    cursor content;
-} event;
+/* Prints the scalars of a summary. */
+static void print_summary(cursor summary, FILE *to) {
+    while (summary.at < summary.end) {
+        assert_int_equal(varint(&summary), 1 << 3 | 2);
+        cursor value = part(&summary, varint(&summary));
+        assert_int_equal(varint(&value), 1 << 3 | 2);
+        const cursor tag = part(&value, varint(&value));
+        assert_int_equal(varint(&value), 2 << 3 | 5);
+        const float number = moert_float_from_bits((uint32_t)little_endian(&value, 4));
+        assert_ptr_equal(value.at, value.end);
+        fprintf(to, " %.*s=%.9g", (int)(tag.end - tag.at), tag.at, (double)number);
+    }
+}
 
-static event next_event(cursor *file) {
-    event e = {0};
+/* Prints an event: its step and the message that it carries. */
+static void print_event(cursor *file, FILE *to) {
     cursor length = checked_part(file, 8), data = checked_part(file, little_endian(&length, 8));
+    uint64_t step = 0;
     while (data.at < data.end) {
         const uint64_t key = varint(&data);
-        switch (key) {
-        case 1 << 3 | 1:
-            little_endian(&data, 8);
-            break; /* wall time */
-        case 2 << 3 | 0:
-            e.step = varint(&data);
-            break;
-        default:
+        if (key == (1 << 3 | 1)) {
+            little_endian(&data, 8); /* wall time */
+        } else if (key == (2 << 3 | 0)) {
+            step = varint(&data);
+        } else {
             assert_int_equal(key & 7, 2);
-            e.kind = key >> 3;
-            e.content = part(&data, varint(&data));
+            const cursor content = part(&data, varint(&data));
+            fprintf(to, "%" PRIu64 ":", step);
+            if (key >> 3 == 5)
+                print_summary(content, to);
+            else if (key >> 3 == 7) /* the session: its status, which is START */
+                fprintf(to, "%s", memcmp(content.at, "\x08\x01", 2) == 0 ? " start" : "?");
+            else
+                fprintf(to, " [%d] %.*s", (int)(key >> 3), (int)(content.end - content.at),
+                        content.at);
         }
     }
-    return e;
+    fputc('\n', to);
 }
 
-static float next_scalar(cursor *summary, const char *name) {
-    assert_int_equal(varint(summary), 1 << 3 | 2);
-    cursor value = part(summary, varint(summary));
-    assert_int_equal(varint(&value), 1 << 3 | 2);
-    const cursor tag = part(&value, varint(&value));
-    assert_int_equal(tag.end - tag.at, strlen(name));
-    assert_memory_equal(tag.at, name, strlen(name));
-    assert_int_equal(varint(&value), 2 << 3 | 5);
-    const uint32_t bits = (uint32_t)little_endian(&value, 4);
-    assert_ptr_equal(value.at, value.end);
-    float number;
-    memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
-/* Opens the only event file of the directory after its two first events, and removes it. */
-static cursor take_file(uint64_t start) {
-    char *name = NULL;
-    DIR *all = opendir(test_directory);
-    for (struct dirent *entry; (entry = readdir(all)) != NULL;)
-        if (strncmp(entry->d_name, "events.out.tfevents.", 20) == 0) {
-            assert_null(name);
-            name = owned(strdup(entry->d_name), free);
-        }
-    closedir(all);
-    assert_non_null(name);
-    size_t bytes;
-    const char *path = in_directory(name);
-    const unsigned char *content = (const unsigned char *)read_file(path, &bytes);
-    remove(path);
-    cursor file = {content, content + bytes};
-    const event version = next_event(&file), session = next_event(&file);
-    assert_int_equal(version.kind, 3);
-    assert_memory_equal(version.content.at, "brain.Event:2", 13);
-    assert_int_equal(session.kind, 7);
-    assert_int_equal(session.step, start);
-    assert_memory_equal(session.content.at, "\x08\x01", 2); /* status: START */
-    return file;
+/* Checks the events of the only event file of the directory, as text, and removes the file. */
+static void assert_events(const char *expected) {
+    glob_t found;
+    char *text = NULL;
+    size_t bytes, size;
+    assert_int_equal(glob(in_directory("events.out.tfevents.*"), 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    const unsigned char *content = (const unsigned char *)read_file(found.gl_pathv[0], &bytes);
+    remove(found.gl_pathv[0]);
+    globfree(&found);
+    FILE *to = open_memstream(&text, &size);
+    for (cursor file = {content, content + bytes}; file.at < file.end;)
+        print_event(&file, to);
+    fclose(to);
+    assert_string_equal(owned(text, free), expected);
 }
 
 TEST(test_the_division_gives_the_checksum_of_the_standard) {
@@ -137,31 +128,31 @@ TEST(test_events_have_the_scalars_of_each_step) {
     ASSERT_OK(moert_event_file_write(events, 300, two, 2));
     ASSERT_OK(moert_event_file_write(events, UINT64_C(1) << 40, two, 1));
     ASSERT_OK(moert_event_file_close(events));
-    cursor file = take_file(300);
-    event e = next_event(&file);
-    assert_true(e.kind == 5 && e.step == 300);
-    assert_true(next_scalar(&e.content, "loss") == (float)(1.0 / 3.0));
-    assert_true(next_scalar(&e.content, "a name/of two parts") == -2e30f);
-    assert_ptr_equal(e.content.at, e.content.end);
-    e = next_event(&file);
-    assert_true(e.step == UINT64_C(1) << 40);
-    assert_ptr_equal(file.at, file.end);
+    assert_events("0: [3] brain.Event:2\n"
+                  "300: start\n"
+                  "300: loss=0.333333343 a name/of two parts=-2.00000003e+30\n"
+                  "1099511627776: loss=0.333333343\n");
 }
 
 TEST(test_an_event_has_room_for_many_scalars) {
     enum { SCALARS = 3000 };
     moert_event_file *events = NULL;
     moert_scalar *all = test_alloc(SCALARS * sizeof *all);
-    for (size_t i = 0; i < SCALARS; i++)
-        all[i] = (moert_scalar){titled("a name with %s characters/%zu", i % 2 ? "" : "more", i),
-                                (double)i};
+    char *expected = NULL;
+    size_t size;
+    FILE *to = open_memstream(&expected, &size);
+    fprintf(to, "0: [3] brain.Event:2\n0: start\n%" PRIu64 ":", UINT64_MAX);
+    for (size_t i = 0; i < SCALARS; i++) {
+        all[i].name = titled("a name with %s characters/%zu", i % 2 ? "" : "more", i);
+        all[i].value = (double)i;
+        fprintf(to, " %s=%zu", all[i].name, i);
+    }
+    fputc('\n', to);
+    fclose(to);
     ASSERT_OK(moert_event_file_open(test_directory, 0, &events));
     ASSERT_OK(moert_event_file_write(events, UINT64_MAX, all, SCALARS));
     ASSERT_OK(moert_event_file_close(events));
-    cursor file = take_file(0);
-    event e = next_event(&file);
-    for (size_t i = 0; i < SCALARS; i++)
-        assert_true(next_scalar(&e.content, all[i].name) == (float)i);
+    assert_events(owned(expected, free));
 }
 
 TEST(test_metrics_go_to_events_as_well) {
@@ -173,20 +164,11 @@ TEST(test_metrics_go_to_events_as_well) {
         metrics, &(moert_metrics_row){
                      .step = 8, .expert_load = 1.5, .has_heldout = true, .heldout_loss = 2.25}));
     ASSERT_OK(moert_metrics_close(metrics));
-    static const char *const names[] = {"loss",         "aux_loss",    "grad_norm",   "lr",
-                                        "tokens_per_s", "expert_load", "heldout_loss"};
-    float last[MOERT_COUNT(names)] = {0};
-    cursor file = take_file(7);
-    for (uint64_t step = 7; step < 9; step++) {
-        event e = next_event(&file);
-        assert_true(e.step == step);
-        for (size_t i = 0; i < MOERT_COUNT(names) - (step == 7); i++) {
-            last[i] = next_scalar(&e.content, names[i]);
-            assert_int_equal(i == 0 && step == 7, last[i] != last[i]); /* NaN */
-        }
-        assert_ptr_equal(e.content.at, e.content.end);
-    }
-    assert_true(last[5] == 1.5f && last[6] == 2.25f);
+    assert_events(
+        "0: [3] brain.Event:2\n"
+        "7: start\n"
+        "7: loss=nan aux_loss=0 grad_norm=0 lr=0 tokens_per_s=0 expert_load=0\n"
+        "8: loss=0 aux_loss=0 grad_norm=0 lr=0 tokens_per_s=0 expert_load=1.5 heldout_loss=2.25\n");
 }
 
 TEST(test_a_directory_that_cannot_be_written_is_an_error) {

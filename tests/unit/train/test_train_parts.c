@@ -1,12 +1,15 @@
 // run: check=1 all=1san device=0
-/* Learning-rate schedules, metrics files and plots. */
+/* Learning-rate schedules, metrics files, plots, pruned checkpoints, ranges of steps, and the
+ * loader. */
 #include <unistd.h>
 
 #include "io/durable.h"
-#include "support/files.h"
+#include "support/data.h"
 #include "train/checkpoint.h"
+#include "train/loader.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
+#include "train/step_ranges.h"
 
 static const char run[] = "it's a run.jsonl";
 
@@ -67,16 +70,6 @@ static void write_run(uint64_t start, uint64_t end) {
     ASSERT_OK(moert_metrics_close(metrics));
 }
 
-static void assert_steps(size_t count) {
-    char *text = read_file(in_directory(run), NULL), *line = text;
-    for (size_t i = 0; i < count; i++, line = strchr(line, '\n') + 1) {
-        double step;
-        assert_true(moert_metrics_field(line, "step", &step));
-        assert_true(step == (double)i);
-    }
-    assert_int_equal(*line, '\0');
-}
-
 TEST(test_lines_are_json_with_null_for_values_that_are_not_finite) {
     write_run(0, 2);
     char *text = read_file(in_directory(run), NULL);
@@ -100,7 +93,12 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
     static const uint64_t resumed[][2] = {{6, 8}, {8, 12}, {0, 3}};
     for (size_t i = 0; i < MOERT_COUNT(resumed); i++) {
         write_run(resumed[i][0], resumed[i][1]);
-        assert_steps(resumed[i][1]);
+        const char *line = read_file(in_directory(run), NULL);
+        for (uint64_t step = 0; step < resumed[i][1]; step++, line = strchr(line, '\n') + 1) {
+            double found;
+            assert_true(moert_metrics_field(line, "step", &found) && found == (double)step);
+        }
+        assert_string_equal(line, "");
     }
     unlink(in_directory(run));
     write_run(5, 6); /* resuming works if the metrics file is absent */
@@ -109,54 +107,39 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
 
 TEST(test_console_lines_come_every_n_steps) {
     char *text = NULL;
-    size_t bytes = 0, lines = 0;
-    FILE *console = tmpfile();
+    size_t bytes = 0;
+    FILE *console = open_memstream(&text, &bytes);
     const moert_metrics_options options = {.total = 10, .console = console, .every = 4};
     moert_metrics *metrics = NULL;
     ASSERT_OK(moert_metrics_open(&options, &metrics));
     for (uint64_t step = 0; step < 10; step++)
         ASSERT_OK(moert_metrics_write(metrics, &(moert_metrics_row){.step = step, .loss = 2.5}));
     ASSERT_OK(moert_metrics_close(metrics));
-    rewind(console);
-    for (; getline(&text, &bytes, console) > 0; lines++)
-        assert_memory_equal(text, "step ", 5);
-    assert_int_equal(lines, 4); /* steps 0, 4, 8 and the last step */
-    free(text);
-    fclose(console);
-}
-
-TEST(test_a_path_that_cannot_be_written_is_an_error) {
-    const char *bad = in_directory("no/such/directory");
-    moert_metrics *metrics = NULL;
-    bool drawn;
-    ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
-                 MOERT_ERROR_IO, bad);
-    assert_int_equal(moert_metrics_plot(bad, &drawn), MOERT_ERROR_IO);
-    assert_null(metrics);
     ASSERT_OK(moert_metrics_close(NULL));
+    fclose(console);
+    const char *line = owned(text, free);
+    for (size_t lines = 0; lines < 4; lines++, line = strchr(line, '\n') + 1)
+        assert_memory_equal(line, "step ", 5); /* 0, 4, 8 and the last step */
+    assert_string_equal(line, "");
 }
 
-TEST(test_plots_are_svg_if_gnuplot_is_installed) {
+TEST(test_plots_are_svg_and_a_missing_gnuplot_is_only_a_warning) {
+    static const char *const names[] = {"it's a run-loss.svg", "it's a run-load.svg"};
+    char *path = owned(strdup(getenv("PATH")), free);
     bool drawn;
+    assert_int_equal(moert_metrics_plot(in_directory("no/such/directory"), &drawn), MOERT_ERROR_IO);
     write_run(0, 20);
+    setenv("PATH", test_directory, 1);
+    const moert_status status = moert_metrics_plot(in_directory(run), &drawn);
+    setenv("PATH", path, 1);
+    ASSERT_OK(status);
+    assert_false(drawn);
     ASSERT_OK(moert_metrics_plot(in_directory(run), &drawn));
     if (system("command -v gnuplot >/dev/null") != 0)
         SKIP("gnuplot is not installed");
     assert_true(drawn);
-    static const char *const names[] = {"it's a run-loss.svg", "it's a run-load.svg"};
     for (size_t i = 0; i < MOERT_COUNT(names); i++)
         assert_non_null(strstr(read_file(in_directory(names[i]), NULL), "<svg"));
-}
-
-TEST(test_a_missing_gnuplot_is_only_a_warning) {
-    char *saved = owned(strdup(getenv("PATH")), free);
-    bool drawn;
-    write_run(0, 3);
-    setenv("PATH", test_directory, 1);
-    moert_status status = moert_metrics_plot(in_directory(run), &drawn);
-    setenv("PATH", saved, 1);
-    ASSERT_OK(status);
-    assert_false(drawn);
 }
 
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
@@ -181,6 +164,111 @@ TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     ASSERT_OK(moert_checkpoint_list(test_directory, &steps, &count));
     owned(steps, free);
     assert_true(count == 2 && steps[0] == 10 && steps[1] == 5);
+}
+
+/* ---- steps that options name ---- */
+
+TEST(test_ranges_are_read_and_counted) {
+    moert_step_ranges r;
+    ASSERT_OK(moert_step_ranges_read("3:5,5:6,100:1000000000000", &r));
+    assert_int_equal(r.count, 3);
+    static const struct {
+        uint64_t step, below;
+        bool has;
+    } rows[] = {{0, 0, false}, {3, 0, true},   {4, 1, true},   {5, 2, true},
+                {6, 3, false}, {99, 3, false}, {100, 3, true}, {150, 53, true}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        assert_int_equal(moert_step_ranges_below(&r, rows[i].step), rows[i].below);
+        assert_int_equal(moert_step_ranges_have(&r, rows[i].step), rows[i].has);
+    }
+    assert_int_equal(moert_step_ranges_below(&r, UINT64_MAX), 999999999903);
+    const moert_step_ranges none = {0};
+    assert_true(!moert_step_ranges_have(&none, 0) && moert_step_ranges_below(&none, 9) == 0);
+}
+
+TEST(test_bad_ranges_are_refused) {
+    static const char *const bad[] = {
+        "",      "3",       ":3",      "3:",   "3:3",  "4:3",  "3:4,",
+        "3:4:5", "3:5,4:6", "5:6,1:2", "-1:2", " 1:2", "1:2 ", "1:1000000000000000000000"};
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
+        moert_step_ranges r = {.count = 7};
+        ASSERT_FAILS(moert_step_ranges_read(bad[i], &r), MOERT_ERROR_USAGE, "expected A:B");
+        assert_int_equal(r.count, 7);
+    }
+    char text[8 * (MOERT_STEP_RANGES_MOST + 1)] = "";
+    moert_step_ranges r;
+    for (int i = 0; i < MOERT_STEP_RANGES_MOST; i++)
+        sprintf(text + strlen(text), "%s%d:%d", i > 0 ? "," : "", 2 * i, 2 * i + 1);
+    ASSERT_OK(moert_step_ranges_read(text, &r));
+    strcat(text, ",900:901");
+    ASSERT_FAILS(moert_step_ranges_read(text, &r), MOERT_ERROR_USAGE, "more than 64 ranges");
+}
+
+TEST(test_a_step_or_several_are_read) {
+    static const char *const bad[] = {"", "x", "3:0", "3:", ":2", "3:2:1", "-3", "3,4"};
+    moert_step_range r, s;
+    ASSERT_OK(moert_step_range_read("17", &r));
+    ASSERT_OK(moert_step_range_read("0:5", &s));
+    assert_true(r.first == 17 && r.end == 18 && s.first == 0 && s.end == 5);
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+        ASSERT_FAILS(moert_step_range_read(bad[i], &r), MOERT_ERROR_USAGE, "STEP or STEP:COUNT");
+}
+
+/* ---- the loader: the sequences of every step, in any order of steps ---- */
+
+enum { LENGTH = 4, BATCH = 6, PIECES = 2, STEPS = 5 };
+
+/* A loader of this rank's sequences of each step. */
+static moert_loader *open_part(const moert_data *data, size_t rank, size_t ranks) {
+    moert_loader *loader;
+    ASSERT_OK(moert_loader_create(
+        &(moert_loader_options){data, 3, STEPS, BATCH, PIECES, LENGTH, rank, ranks, -1}, &loader));
+    return owned(loader, moert_loader_destroy);
+}
+
+static const char sentence[] = "The quick brown fox jumps over it.";
+
+static void check_step(moert_loader *loader, const moert_data *data, uint64_t step, size_t first,
+                       size_t count) {
+    moert_loaded loaded;
+    ASSERT_OK(moert_loader_take(loader, step, &loaded));
+    assert_int_equal(loaded.sequences, count);
+    assert_int_equal(loaded.targets, PIECES * count * LENGTH);
+    for (size_t i = 0; i < PIECES * count; i++) {
+        int32_t input[LENGTH], target[LENGTH];
+        const moert_draw draw = {3, step, i / count * (BATCH / PIECES) + first + i % count, BATCH};
+        ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target, NULL));
+        assert_memory_equal(loaded.input + i * LENGTH, input, sizeof input);
+        assert_memory_equal(loaded.target + i * LENGTH, target, sizeof target);
+    }
+}
+
+TEST(test_every_step_has_the_sequences_of_the_rank) {
+    static const uint64_t steps[] = {0, 1, 2, 4, 1, 1, 2}; /* in order, and not */
+    const char *path = write_text("text", sentence);
+    const moert_data *data = open_text(&path, 1, 0.0);
+    moert_loader *first = open_part(data, 0, 2), *second = open_part(data, 1, 2);
+    for (size_t i = 0; i < MOERT_COUNT(steps); i++) {
+        check_step(first, data, steps[i], 0, 1);
+        check_step(second, data, steps[i], 1, 2);
+    }
+}
+
+TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
+    moert_loaded loaded;
+    const char *path = write_text("short", sentence);
+    moert_loader *loader = open_part(open_text(&path, 1, 0.0), 0, 1);
+    assert_int_equal(truncate(path, 20), 0);
+    ASSERT_FAILS(moert_loader_take(loader, 0, &loaded), MOERT_ERROR_IO, "has 20 now");
+    path = write_text("later", sentence);
+    loader = open_part(open_text(&path, 1, 0.0), 0, 1);
+    ASSERT_OK(moert_loader_take(loader, 0, &loaded));
+    assert_int_equal(unlink(path), 0); /* perhaps after step 1 was read */
+    moert_status status = MOERT_OK;
+    for (uint64_t step = 1; step < STEPS && status == MOERT_OK; step++)
+        status = moert_loader_take(loader, step, &loaded);
+    assert_int_equal(status, MOERT_ERROR_IO);
+    assert_non_null(strstr(moert_last_error(), "later: No such file"));
 }
 
 TESTS(make_test_directory, remove_test_directory)

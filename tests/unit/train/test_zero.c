@@ -3,11 +3,10 @@
  * tensors, for any EP x EDP; they read only the rank's shard of a gradient. Experts that move
  * between ranks keep their weights and moments, and the bits of those that stay. */
 #include "base/checksum.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "context/internal.h"
 #include "layer/internal.h"
-#include "support/mpi.h"
+#include "support/model/model_run.h"
 #include "support/suite.h"
 #include "train/move.h"
 
@@ -52,7 +51,7 @@ static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
 }
 
 /* Writes the gradients of a step; NaN outside of this rank's shards. */
-static moert_status set_gradients(const run *r, size_t step) {
+static void set_gradients(const run *r, size_t step) {
     for (const moert_model_tensor *t = r->tensor; t < r->tensor + r->tensors; t++) {
         const moert_model_range shard = moert_model_shard(t);
         float *values = gradient_of(t, step);
@@ -60,23 +59,14 @@ static moert_status set_gradients(const run *r, size_t step) {
             if (i < shard.first || i >= shard.first + shard.count)
                 values[i] = NAN;
         if (t->block != NULL)
-            MOERT_TRY(moert_buffer_write(t->block->gradient, t->offset * sizeof *values, values,
+            ASSERT_OK(moert_buffer_write(t->block->gradient, t->offset * sizeof *values, values,
                                          t->elements * sizeof *values));
     }
-    return MOERT_OK;
 }
 
 static void take_step(run *r, size_t step) {
     ASSERT_OK(moert_gradient_norm_take(r->optimizer->norm, &r->norm[step]));
     ASSERT_OK(moert_optimizer_step(r->optimizer, rate, r->norm[step], step + 1));
-}
-
-static float *weight_of(const moert_model_tensor *tensor) {
-    const size_t bytes = tensor->elements * sizeof(float);
-    float *values = test_alloc(bytes);
-    ASSERT_OK(
-        moert_buffer_read(tensor->block->weight, tensor->offset * sizeof *values, values, bytes));
-    return values;
 }
 
 /* ---- the oracle, without shards ---- */
@@ -125,9 +115,9 @@ static bool steps_are_right(run *r) {
     float **want = test_alloc(r->tensors * sizeof *want);
     bool right = true;
     for (size_t t = 0; t < r->tensors; t++)
-        want[t] = r->tensor[t].block != NULL ? weight_of(&r->tensor[t]) : NULL;
+        want[t] = r->tensor[t].block != NULL ? read_tensor(&r->tensor[t], false) : NULL;
     for (size_t step = 0; step < STEPS; step++) {
-        ASSERT_OK_ON_ALL(set_gradients(r, step));
+        set_gradients(r, step);
         take_step(r, step);
         right = right && r->norm[step] > settings.clip && r->norm[step] == whole_norm(r, step);
     }
@@ -136,7 +126,8 @@ static bool steps_are_right(run *r) {
         if (want[t] == NULL)
             continue;
         update_whole(tensor, r->norm, want[t]);
-        right = right && memcmp(weight_of(tensor), want[t], tensor->elements * sizeof(float)) == 0;
+        right = right &&
+                memcmp(read_tensor(tensor, false), want[t], tensor->elements * sizeof(float)) == 0;
     }
     return right;
 }
@@ -160,47 +151,16 @@ static bool moments_are_sharded(run *r) {
     return right;
 }
 
-/* Runs a check for every EP x EDP. */
-static void check_meshes(bool (*is_right)(run *r)) {
+TEST(test_shards_of_every_mesh_have_even_moments_and_the_bits_of_whole_tensors) {
     for (size_t ep = 1; ep <= test_ranks; ep++)
         if (test_ranks % ep == 0) {
             run r = open_run(ep, 0, MOERT_PRECISION_F32);
-            ASSERT_ON_ALL(is_right(&r));
+            ASSERT_ON_ALL(moments_are_sharded(&r));
+            ASSERT_ON_ALL(steps_are_right(&r));
         }
 }
 
-TEST(test_norm_and_steps_have_the_bits_of_unsharded_tensors) {
-    check_meshes(steps_are_right);
-}
-
-TEST(test_moments_are_sharded_over_the_ranks_that_hold_a_block) {
-    check_meshes(moments_are_sharded);
-}
-
 /* ---- experts that move ---- */
-
-/* Computes the gradients of a batch, whose second micro-batch is as the first. */
-static void compute_gradients(run *r, size_t step) {
-    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
-    const size_t vocabulary = moert_model_describe(r->model)->vocabulary;
-    moert_model_result result;
-    size_t first, count;
-    moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
-    int32_t *token = test_alloc((count * LENGTH + 1) * sizeof *token);
-    for (size_t i = 0; i <= count * LENGTH; i++)
-        token[i] = (int32_t)(moert_rng_uniform(step, 9, first * LENGTH + i) * (double)vocabulary);
-    for (size_t i = 0; i < 2; i++) {
-        const moert_model_batch batch = {.total_sequences = SEQUENCES,
-                                         .length = LENGTH,
-                                         .input = token,
-                                         .target = token + 1,
-                                         .accumulate = i > 0};
-        ASSERT_OK(moert_model_forward(r->model, &batch));
-        ASSERT_OK(moert_model_loss(r->model, &losses, 0.5, &result));
-        ASSERT_OK(moert_model_backward(r->model, i == 1));
-        r->loss[step] = result.cross_entropy;
-    }
-}
 
 static size_t random_below(size_t end, size_t seed, size_t layer, size_t i) {
     return (size_t)(moert_rng_uniform(seed, layer, i) * (double)end);
@@ -247,8 +207,8 @@ static moert_checksum *sums_of(const run *r) {
     moert_checksum *all = test_alloc(test_ranks * r->tensors * sizeof *all);
     for (size_t t = 0; t < r->tensors; t++)
         if (r->tensor[t].block != NULL)
-            mine[t] =
-                moert_checksum_of(weight_of(&r->tensor[t]), r->tensor[t].elements * sizeof(float));
+            mine[t] = moert_checksum_of(read_tensor(&r->tensor[t], false),
+                                        r->tensor[t].elements * sizeof(float));
     ASSERT_OK(moert_comm_allgather(experts, mine, r->tensors * sizeof *mine, all));
     for (size_t t = 0; t < r->tensors; t++) {
         const bool replicated = r->tensor[t].replicated;
@@ -258,80 +218,68 @@ static moert_checksum *sums_of(const run *r) {
     return mine;
 }
 
-static void assert_same_weights(const run *got, const run *want) {
-    ASSERT_ON_ALL(memcmp(sums_of(got), sums_of(want), want->tensors * sizeof(moert_checksum)) == 0);
-}
-
-TEST(test_moved_experts_have_the_bits_of_those_that_stay) {
-    for (size_t ep = 1; ep <= test_ranks; ep++) {
-        if (test_ranks % ep != 0)
-            continue;
-        const size_t slots = moert_min(moert_ceil_div(EXPERTS, ep) + 1, EXPERTS);
-        run stays = open_run(ep, 0, MOERT_PRECISION_F32);
-        run moves = open_run(ep, slots, MOERT_PRECISION_F32);
-        for (size_t step = 0; step < STEPS; step++) {
-            move_at_random(&moves, ep * STEPS + step, false);
-            ASSERT_OK_ON_ALL(set_gradients(&stays, step));
-            ASSERT_OK_ON_ALL(set_gradients(&moves, step));
-            take_step(&stays, step);
-            take_step(&moves, step);
-            ASSERT_ON_ALL(moves.norm[step] == stays.norm[step]);
-        }
-        assert_same_weights(&moves, &stays);
-    }
-}
-
 /* Trains a model whose experts move, and are cloned, before random steps; none do with schedule 0.
  * Each schedule has its own number of slots. On GPUs clones keep the bits of float32 only. */
-static run train(moert_precision precision, size_t schedule) {
-    const size_t share = moert_ceil_div(EXPERTS, test_ranks), spare = 1 + schedule % 3;
+static run train(size_t ep, moert_precision precision, size_t schedule) {
+    const size_t share = moert_ceil_div(EXPERTS, ep), spare = 1 + schedule % 3;
     const bool clones =
         moert_device_describe(test_device)->is_cpu || precision == MOERT_PRECISION_F32;
-    run r = open_run(0, schedule > 0 ? moert_min(share + spare, EXPERTS) : 0, precision);
+    run r = open_run(ep, schedule > 0 ? moert_min(share + spare, EXPERTS) : 0, precision);
+    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 0.001};
+    const double vocabulary = (double)moert_model_describe(r.model)->vocabulary;
+    const model_data data = alloc_data(SEQUENCES, LENGTH);
     for (size_t step = 0; step < STEPS; step++) {
         const size_t seed = schedule * STEPS + step;
         if (schedule > 0 && moert_rng_uniform(1, 0, seed) < 0.7)
             move_at_random(&r, seed, clones && schedule % 4 > 0);
-        compute_gradients(&r, step);
+        for (size_t i = 0; i < SEQUENCES * LENGTH; i++) {
+            data.input[i] = (int32_t)(moert_rng_uniform(step, 9, i) * vocabulary);
+            data.target[i] = (int32_t)(moert_rng_uniform(step, 9, i + 1) * vocabulary);
+        }
+        for (size_t i = 0; i < 2; i++) /* the second micro-batch is as the first */
+            r.loss[step] =
+                model_step(r.model, model_batch(r.model, &data), losses, i, 2).cross_entropy;
         take_step(&r, step);
     }
     return r;
 }
 
-/* Compares trainings by random schedules with one without moves: by default one schedule, with
- * the tier all eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8. */
-static void check_training(moert_precision precision, size_t seed) {
-    const size_t schedules = suite_skips(true) ? 1 : 8;
-    const run stays = train(precision, 0);
+/* Compares trainings by random schedules with one without moves. */
+static void check_moves(size_t ep, moert_precision precision, size_t seed) {
+    const size_t before = owned_count(), schedules = suite_skips(true) ? 1 : 8;
+    const run stays = train(ep, precision, 0);
     for (size_t i = 1; i <= schedules; i++) {
-        const run moves = train(precision, seed * schedules + i);
+        const run moves = train(ep, precision, seed * schedules + i);
         ASSERT_ON_ALL(memcmp(moves.norm, stays.norm, sizeof stays.norm) == 0);
         ASSERT_ON_ALL(memcmp(moves.loss, stays.loss, sizeof stays.loss) == 0);
-        assert_same_weights(&moves, &stays);
+        ASSERT_ON_ALL(
+            memcmp(sums_of(&moves), sums_of(&stays), stays.tensors * sizeof(moert_checksum)) == 0);
     }
+    release_since(before);
 }
 
-/* With every engine between ranks; node is for CPUs. */
-static void check_engines(moert_precision precision) {
+TEST(test_moves_leave_the_bits_of_training_with_replicas) {
+    for (size_t ep = 1; ep < test_ranks; ep++)
+        if (test_ranks % ep == 0)
+            check_moves(ep, MOERT_PRECISION_F32, 16 + ep);
+}
+
+/* In every precision, with every engine between ranks (node is for CPUs): in the tier check one
+ * schedule each, else all eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8.
+ */
+TEST(test_moves_leave_the_bits_of_training) {
+    static const moert_precision precisions[] = {MOERT_PRECISION_F32, MOERT_PRECISION_BF16,
+                                                 MOERT_PRECISION_MXFP8, MOERT_PRECISION_NVFP4};
     static const char *const engines[] = {"window", "staged", "node"};
     const size_t count = moert_device_describe(test_device)->is_cpu ? 3 : 2;
-    for (size_t i = 0; i < (test_ranks > 1 ? count : 1); i++) {
-        test_context->options.engine = test_ranks > 1 ? engines[i] : "local";
-        deal_ranks(strcmp(test_context->options.engine, "node") == 0 ? 2 : 1);
-        check_training(precision, 4 * i + precision);
-    }
+    for (size_t p = 0; p < MOERT_COUNT(precisions); p++)
+        for (size_t e = 0; e < (test_ranks > 1 ? count : 1); e++) {
+            test_context->options.engine = test_ranks > 1 ? engines[e] : "local";
+            deal_ranks(e == 2 ? 2 : 1);
+            check_moves(test_ranks, precisions[p], 4 * e + precisions[p]);
+        }
     test_context->options.engine = NULL;
     deal_ranks(1);
-}
-
-TEST(test_moves_leave_the_bits_of_training) {
-    check_engines(MOERT_PRECISION_F32);
-}
-
-TEST(test_moves_leave_the_bits_of_training_in_low_precision) {
-    check_engines(MOERT_PRECISION_BF16);
-    check_engines(MOERT_PRECISION_MXFP8);
-    check_engines(MOERT_PRECISION_NVFP4);
 }
 
 TEST(test_wrong_placements_are_refused) {

@@ -6,31 +6,24 @@ static char **maps;
 static uint32_t map_count;
 static const char magic[] = "tensor map";
 
-int cuInit(unsigned flags);
 int cuInit(unsigned flags) {
     return (int)flags;
 }
 
-int cuDeviceGetByPCIBusId(int *device, const char *pci);
 int cuDeviceGetByPCIBusId(int *device, const char *pci) {
     *device = 0;
     return strcmp(pci, "0000:01:00.0") != 0;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = &maps;
     return device;
 }
 
-int cuCtxSetCurrent(void *context);
 int cuCtxSetCurrent(void *context) {
     return context != &maps;
 }
 
-int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
-                           const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
-                           int interleave, int swizzle, int promotion, int fill);
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                            int interleave, int swizzle, int promotion, int fill) {
