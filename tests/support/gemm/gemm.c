@@ -239,6 +239,7 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     set_variable("MOERT_BF16", by->bf16);
     ASSERT_OK(moert_tuning_force(by->choices));
     const unsigned char *h = shifted(data, H, 0);
+    const size_t one_weight = data->bytes[WEIGHT] / p->groups;
     moert_gemm gemm = upload_gemm(p, data);
     gemm.kind = (moert_gemm_kind)op;
     gemm.type = by->type;
@@ -267,8 +268,12 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
         assert_int_equal(y[i], 0xFF);
     memcpy(data->at[y_of(data)], y + before, data->bytes[y_of(data)]);
     download_into(gemm.x, data->at[X], data->bytes[X]);
-    if (op > DGRAD || !p->shared)
+    if (op <= DGRAD && p->shared)
+        ASSERT_OK(moert_buffer_read(gemm.weight, 0, data->at[WEIGHT], one_weight));
+    else
         download_into(gemm.weight, data->at[WEIGHT], data->bytes[WEIGHT]);
+    if (bias != NULL)
+        download_into(bias, data->at[BIAS], data->bytes[BIAS]);
     if (p->gate != NULL) {
         const size_t end = p->rows > 0 ? used * (data->bytes[H] / p->rows) : 0;
         download_into(gemm.glu.h, data->at[H], data->bytes[H]);
@@ -282,7 +287,7 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
 }
 
 ops_bytes run_new(const problem *p, operation op, const way *by) {
-    ops_bytes data = make_data(p, op, by, OPS_NORMAL);
+    ops_bytes data = make_data(p, op, by, OPS_WIDE);
     run_gemm(p, op, by, &data);
     return data;
 }
@@ -292,7 +297,7 @@ ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops
     problem p = *whole;
     p.rows = p.ends[0] = (uint32_t)count;
     p.groups = 1;
-    ops_bytes alone = make_data(&p, op, by, OPS_NORMAL);
+    ops_bytes alone = make_data(&p, op, by, OPS_WIDE);
     ops_copy_rows(&(ops_pair){&alone, data, 0, 0, count, first});
     run_gemm(&p, op, by, &alone);
     return alone;
@@ -335,7 +340,7 @@ void check_parts(const problem *p, operation op, const way *by) {
 
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {
     for (operation op = FORWARD; op <= DGRAD; op++) {
-        const ops_bytes start = make_data(whole, op, by, OPS_NORMAL), all = run_new(whole, op, by);
+        const ops_bytes start = make_data(whole, op, by, OPS_WIDE), all = run_new(whole, op, by);
         for (size_t i = 0; i < count; i++) {
             ops_bytes alone = run_alone(whole, op, by, &start, ranges[i][0], ranges[i][1]);
             ops_assert_same_rows(operation_names[op],

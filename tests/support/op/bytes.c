@@ -63,8 +63,9 @@ static float uniform_of(moert_op_buffer which, size_t i) {
 
 /* Element i of a plain buffer. */
 static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
-    if (data->values == OPS_NORMAL)
-        return (double)(float)random_once(moert_rng_normal, SEED, which, i);
+    if (data->values == OPS_NORMAL || data->values == OPS_WIDE)
+        return random_once(moert_rng_normal, SEED, which, i) *
+               (data->values == OPS_WIDE ? ldexp(1.0, (int)(i % 11) - 5) : 1.0);
     if (data->values != OPS_EXACT)
         return (double)uniform_of(which, i) * (data->values == OPS_SMALL ? 0.1 : 1.0);
     return floor(5.0 * random_once(moert_rng_uniform, SEED, which, i)) - 2.0;

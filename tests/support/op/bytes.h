@@ -10,11 +10,12 @@
 /*
  * The values of operands. OPS_EXACT: small integers, in quantized operands -1, 0 and 1 with scales
  * that are powers of two, so that no sum is rounded. OPS_SPREAD: uniform in [-2, 2), in quantized
- * operands with scales 1 and 2. OPS_NORMAL: normally distributed; OPS_SMALL: uniform in
- * [-0.2, 0.2), made in a few cycles; both not for quantized operands. alpha, beta and prob always
- * have few bits; some are zero or negative.
+ * operands with scales 1 and 2. OPS_NORMAL: normally distributed; OPS_WIDE: the same over eleven
+ * orders of magnitude in base 2; OPS_SMALL: uniform in [-0.2, 0.2), made in a few cycles; these
+ * three not for quantized operands. alpha, beta and prob always have few bits; some are zero or
+ * negative.
  */
-typedef enum ops_values { OPS_EXACT, OPS_SPREAD, OPS_NORMAL, OPS_SMALL } ops_values;
+typedef enum ops_values { OPS_EXACT, OPS_SPREAD, OPS_NORMAL, OPS_WIDE, OPS_SMALL } ops_values;
 
 /* The buffers of an op. Discrete weights follow each other in one array. */
 typedef struct ops_bytes {

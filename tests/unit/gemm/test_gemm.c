@@ -48,7 +48,7 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
     for (size_t w = 0; w < 2; w++) {
         const way *by = &gemm_ways[ways[w]];
-        const ops_bytes start = make_data(&whole, WGRAD, by, OPS_NORMAL),
+        const ops_bytes start = make_data(&whole, WGRAD, by, OPS_WIDE),
                         all = run_new(&whole, WGRAD, by);
         for (size_t g = 0; g < whole.groups; g++) {
             const size_t first = ops_group_start(whole.ends, g), rows = whole.ends[g] - first;
@@ -60,7 +60,7 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
 
 static void check_rounded_wgrad(const problem *p, const way *by) {
     const size_t n = p->groups * p->n * p->k;
-    const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, by, OPS_NORMAL);
+    const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, by, OPS_WIDE);
     set_variable("MOERT_BF16", by->bf16);
     moert_gemm gemm = upload_gemm(p, &a);
     gemm.type = by->type;
@@ -224,7 +224,7 @@ static void check_dropped_v(const problem *p, way by) {
     if (by.type != MOERT_DTYPE_F32 || is_reference(&by) || p->k > 64)
         return;
     by.drop_v = true;
-    const ops_bytes got = run_new(p, FORWARD, &by), before = make_data(p, FORWARD, &by, OPS_NORMAL);
+    const ops_bytes got = run_new(p, FORWARD, &by), before = make_data(p, FORWARD, &by, OPS_WIDE);
     assert_same_bits(by.name, results_of(&got).data, results_of(&before).data,
                      results_of(&before).count);
 }

@@ -67,7 +67,7 @@ TEST(test_gemms_are_exact_on_small_integers_and_else_within_their_rounding) {
             problem p = problems[i];
             p.shared |= splits;
             ops_bytes data =
-                make_data(&p, op, splits ? &split : &nvidia, exact ? OPS_EXACT : OPS_NORMAL);
+                make_data(&p, op, splits ? &split : &nvidia, exact ? OPS_EXACT : OPS_WIDE);
             if (exact || op != BIAS_GRAD)
                 check_gemm(&p, op, splits ? &split : &nvidia, &data,
                            exact    ? 0.0
@@ -168,7 +168,7 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     way anywhere = rounded;
     anywhere.runs = runs;
     const ops_bytes got = run_new(p, op, &anywhere), want = run_new(p, op, &rounded),
-                    old = make_data(p, op, &rounded, OPS_NORMAL);
+                    old = make_data(p, op, &rounded, OPS_WIDE);
     const moert_op_buffer which = results_of(&want).which;
     const size_t row = results_of(&want).stride * sizeof(uint16_t);
     for (size_t m = 0; m < p->rows; m++)
@@ -285,7 +285,7 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
 /* The rows of the neighbouring groups are NaN and infinite. */
 TEST(test_a_group_has_the_same_gradient_with_any_other_groups) {
     const size_t first = three_groups.ends[0], rows = three_groups.ends[1] - first;
-    const ops_bytes start = make_data(&three_groups, WGRAD, &split, OPS_NORMAL);
+    const ops_bytes start = make_data(&three_groups, WGRAD, &split, OPS_WIDE);
     ops_bytes all = ops_bytes_copy(&start);
     for (size_t m = 0; m < three_groups.rows; m++)
         for (size_t i = 0; i < three_groups.k && (m < first || m >= first + rows); i++) {

@@ -127,7 +127,7 @@ static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_
     const operation op = forward ? FORWARD : DGRAD;
     const way by = {.type = type};
     const problem p = {.n = N, .k = K, .rows = M, .groups = GROUPS, .ends = {1, 1, M}};
-    const ops_bytes data = make_data(&p, op, &by, OPS_NORMAL);
+    const ops_bytes data = make_data(&p, op, &by, OPS_WIDE);
     moert_gemm gemm = upload_gemm(&p, &data);
     gemm.kind = (moert_gemm_kind)op;
     gemm.type = type;
