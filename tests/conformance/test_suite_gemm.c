@@ -8,7 +8,6 @@
  * each group alone.
  */
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 

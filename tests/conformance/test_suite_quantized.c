@@ -8,7 +8,6 @@
  * tolerances are 0.1 and wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0)
  * and srelu.
  */
-#include "base/memory.h"
 #include "device/internal.h"
 #include "support/op/exact.h"
 #include "support/suite.h"

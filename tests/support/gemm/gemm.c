@@ -4,7 +4,6 @@
 #include <xxhash.h>
 
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "gemm/backend.h"
 #include "io/durable.h"
 #include "support/files.h"

@@ -1,7 +1,6 @@
 /* Buffers of ops with quantized operands (bytes.h). */
 #include "support/op/bytes.h"
 
-#include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "quant/quantize.h"

@@ -1,7 +1,6 @@
 /* The op descriptions of cases.h. */
 #include "support/op/cases.h"
 
-#include "base/memory.h"
 #include "support/test.h"
 
 moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k) {

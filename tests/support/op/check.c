@@ -1,6 +1,5 @@
 /* Compares results with float64, with those of another op, and with the quantizer (exact.h,
  * bytes.h). */
-#include "base/memory.h"
 #include "support/op/exact.h"
 #include "support/quant/quantized.h"
 

@@ -3,7 +3,6 @@
  * into bf16 parts. On an NVIDIA GPU, tensor cores compute the first within their rounding; on a
  * Hopper GPU they compute the second about as exactly as a chain of fma. On other devices, and for
  * unaligned rows, the portable backend computes them. */
-#include "base/memory.h"
 #include "base/rng.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"

@@ -1,6 +1,5 @@
 // run: check=1 all=1san
 /* Prepacked weights: filled from quantized weights, and created when they save time. */
-#include "base/memory.h"
 #include "gemm/backend.h"
 #include "support/gemm/gemm.h"
 #include "support/quant/quantized.h"

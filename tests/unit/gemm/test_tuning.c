@@ -3,7 +3,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"

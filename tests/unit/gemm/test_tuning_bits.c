@@ -3,7 +3,6 @@
  * when the weight was prepacked. */
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "gemm/tuning/search.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"

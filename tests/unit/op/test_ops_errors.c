@@ -1,7 +1,6 @@
 // run: check=1 all=1san
 /* Descriptions and buffers that are refused, plain and quantized; sizes of buffers; creating,
  * executing, recording and destroying an op. */
-#include "base/memory.h"
 #include "support/op/bytes.h"
 
 static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEMM_DGRAD;

@@ -1,7 +1,6 @@
 // run: check=1 all=1san
 /* Grouped GEMM ops: exact results of every orientation, dtype, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
-#include "base/memory.h"
 #include "support/op/exact.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16,

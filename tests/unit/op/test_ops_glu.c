@@ -1,7 +1,6 @@
 // run: check=1 all=1san
 /* GLU and dGLU ops: every form, order and interleaving against float64 and its central differences;
  * worked examples; rows that are read through a permutation. */
-#include "base/memory.h"
 #include "support/op/exact.h"
 
 TEST(test_forward_is_the_formula_on_unrounded_values) {

@@ -4,7 +4,6 @@
  * wherever the group's tiles of scales lie. Ops with quantized operands agree with float64: exact
  * sums, with many empty groups and groups of any size; every order and run of a GLU, with alpha and
  * prob of any sign; ops with all operands. */
-#include "base/memory.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 

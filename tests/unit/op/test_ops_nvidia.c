@@ -3,7 +3,6 @@
  * integers for any groups and epilogue, and the same bits in every run, whatever other rows are in
  * the batch. MXFP8, MXFP4 and NVFP4 operands have, for any payload, the bits of the same values in
  * bf16. */
-#include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "support/op/exact.h"

@@ -3,7 +3,6 @@
  * results of small integers, and random results near float64, for any groups. */
 #include <float.h>
 
-#include "base/memory.h"
 #include "base/rng.h"
 #include "support/op/exact.h"
 

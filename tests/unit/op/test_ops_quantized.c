@@ -3,7 +3,6 @@
  * backends, for any split of the rows. */
 #include <malloc.h>
 
-#include "base/memory.h"
 #include "support/op/exact.h"
 
 enum { FORMATS = 5, AXES = 3, LAYOUTS = 3 };
