@@ -6,7 +6,6 @@
  * scales, test_glu the gated SwiGLU.
  */
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 

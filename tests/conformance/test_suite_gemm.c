@@ -2,40 +2,92 @@
 /*
  * Other libraries' tables of grouped GEMMs in 32 and 16 bits: TransformerEngine's TN, NN and NT,
  * with and without accumulation; the cuDNN frontend's, whose results cuDNN's own suite does not
- * check; the exact test of CUTLASS's MoE example, with elements -1, 0 and 1 and many empty groups;
+ * check; the exact test of CUTLASS's MoE example, with small integers and many empty groups;
  * Unsloth's forward, dX and dW in a MoE block. Results are within each library's tolerance of
  * float64, and have the bits of the fma chain that moert/ops.h promises, on both backends, and for
  * each group alone.
  */
-#include "base/memory.h"
-#include "support/gemm/suite_gemm.h"
-#include "support/op/cases.h"
+#include "base/dtype.h"
+#include "support/op/exact.h"
 #include "support/suite.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, MOERT_DTYPE_F16};
-enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 128 };
+enum { KINDS = 3, TYPES = 3, MOST_GROUPS = OPS_MOST_GROUPS };
 
 /* How a library's results are checked. */
 typedef struct library {
+    ops_values values;
     size_t samples;
     double absolute, relative;
     size_t most; /* up to this many products, the reference must have the same bits */
     bool alone;  /* also each group alone */
 } library;
-static const library te = {1024, 1e-5, 1e-5, (size_t)16 << 20, true},
-                     te_grouped = {1024, 1e-5, 1.6e-2, (size_t)16 << 20, true},
-                     cudnn = {4096, 1e-5, 1e-5, SIZE_MAX, true},
-                     cutlass = {4096, 0.0, 0.0, SIZE_MAX, false};
+static const library te = {OPS_SMALL, 1024, 1e-5, 1e-5, (size_t)16 << 20, true},
+                     te_grouped = {OPS_SMALL, 1024, 1e-5, 1.6e-2, (size_t)16 << 20, true},
+                     cudnn = {OPS_SMALL, 4096, 1e-5, 1e-5, SIZE_MAX, true},
+                     cutlass = {OPS_EXACT, 4096, 0.0, 0.0, SIZE_MAX, false};
 
-static void check(const char *what, const library *by, const suite_gemm *p) {
-    const size_t before = owned_count();
-    const char *title = titled("%s: %s", what, ops_title(&p->options));
-    void *result = suite_gemm_run("portable", p);
-    suite_gemm_check(title, p, result, by->samples, by->absolute, by->relative);
-    suite_gemm_check_backends(title, p, result, by->most);
+/* Checks an element of a result: it must have the promised bits, those of a chain of fma, and
+ * differ from float64 by at most absolute + (relative + rounding of the dtype) * |value|. */
+static void check_element(const char *title, const library *by, const ops_bytes *before,
+                          const ops_bytes *got, const ops_element *e) {
+    const moert_op_options *o = &before->shape.options;
+    const moert_op_buffer which = ops_result_buffer(o->kind);
+    const moert_dtype type = before->shape.needs[which].type;
+    const double unit = type == MOERT_DTYPE_BF16  ? 0x1p-8
+                        : type == MOERT_DTYPE_F16 ? 0x1p-11
+                                                  : 0x1p-24;
+    float chain = 0.0f;
+    double exact = 0.0;
+    for (size_t t = 0; t < e->terms; t++) {
+        const ops_factors f = ops_factors_of(before, e, t);
+        chain = fmaf(f.a, f.b, chain);
+        exact += (double)f.a * (double)f.b;
+    }
+    if (o->bias) {
+        const size_t row = ops_group_start(ops_bytes_ends(before), e->g) + e->line;
+        const float bias =
+            (float)ops_bytes_get(before, MOERT_OP_BUFFER_bias, e->g * o->n + e->j) *
+            (o->bias_scale ? ops_floats(before, MOERT_OP_BUFFER_bias_scale)[row] : 1.0f);
+        chain += bias;
+        exact += (double)bias;
+    }
+    if (o->accumulate) {
+        const double old = ops_bytes_get(before, which, e->at);
+        chain += (float)old;
+        exact += old;
+    }
+    const double value = ops_bytes_get(got, which, e->at), want = (double)round_to(type, chain);
+    if (value != want || signbit(value) != signbit(want) ||
+        !(fabs(value - exact) <= by->absolute + (by->relative + unit) * fabs(exact)))
+        fail_msg("%s: element (%zu, %zu) of group %zu is %a, not %a (%.9g in float64)", title,
+                 e->line, e->j, e->g, value, want, exact);
+}
+
+/* Checks samples of every group, and that the reference, and the op on each group alone, have the
+ * same bits. gather[M]: if rows are permuted. */
+static void check(const char *what, const library *by, const moert_op_options *o,
+                  const uint32_t *ends, const uint32_t *gather) {
+    const size_t owned_before = owned_count();
+    const char *title = titled("%s: %s", what, ops_title(o));
+    ops_bytes start = ops_bytes_make(o, ends, by->values);
+    if (gather != NULL)
+        memcpy(ops_gather(&start), gather, o->rows * sizeof *gather);
+    ops_bytes got = ops_bytes_copy(&start);
+    ops_bytes_execute("portable", &got);
+    for (size_t s = 0; s < by->samples; s++) {
+        ops_element e;
+        if (ops_draw(&start, s, &e))
+            check_element(title, by, &start, &got, &e);
+    }
+    if (o->rows * o->n * o->k <= by->most) {
+        ops_bytes want = ops_bytes_copy(&start);
+        ops_bytes_execute("reference", &want);
+        ops_assert_same(title, &want, &got, true);
+    }
     if (by->alone)
-        suite_gemm_check_parts(title, p, result);
-    release_since(before);
+        ops_check_alone(title, "portable", *o, &start, &got);
+    release_since(owned_before);
 }
 
 /* A row of a table, and its GEMM in one kind and dtype. */
@@ -44,10 +96,10 @@ typedef struct shape {
     bool slow;
 } shape;
 
-static suite_gemm gemm_of(const shape *s, size_t kind, moert_dtype type, const uint32_t *ends) {
-    suite_gemm p = suite_gemm_of((moert_op_kind)kind, type, s->groups, s->rows, s->n, s->k);
-    p.ends = ends;
-    return p;
+static moert_op_options gemm_of(const shape *s, size_t kind, moert_dtype type) {
+    moert_op_options o = ops_sized((moert_op_kind)kind, s->groups, s->rows, s->n, s->k);
+    o.x.type = o.weight.type = o.y.type = o.bias_type = type;
+    return o;
 }
 
 /* ---- TransformerEngine ---- */
@@ -61,9 +113,9 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         for (size_t c = 0; c < (size_t)KINDS * TYPES * 2 && !suite_skips(shapes[i].slow); c++) {
             uint32_t ends[MOST_GROUPS];
             suite_split(i, shapes[i].rows, shapes[i].groups, ends);
-            suite_gemm p = gemm_of(&shapes[i], c % KINDS, types[c / KINDS % TYPES], ends);
-            p.options.accumulate = c >= (size_t)KINDS * TYPES;
-            check("random split", &te, &p);
+            moert_op_options o = gemm_of(&shapes[i], c % KINDS, types[c / KINDS % TYPES]);
+            o.accumulate = c >= (size_t)KINDS * TYPES;
+            check("random split", &te, &o, ends, NULL);
         }
 }
 
@@ -73,10 +125,10 @@ TEST(test_weight_gradients_of_16_bits_accumulate_in_float32) {
         const shape s = {8, i / 2 == 0 ? 15 : 1027, 128, 512, false};
         uint32_t ends[MOST_GROUPS];
         suite_split(i, s.rows, s.groups, ends);
-        suite_gemm p = gemm_of(&s, MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], ends);
-        p.options.weight.type = MOERT_DTYPE_F32;
-        p.options.accumulate = true;
-        check("main gradient", &te, &p);
+        moert_op_options o = gemm_of(&s, MOERT_OP_GEMM_WGRAD, types[i % 2 * 2]);
+        o.weight.type = MOERT_DTYPE_F32;
+        o.accumulate = true;
+        check("main gradient", &te, &o, ends, NULL);
     }
 }
 
@@ -89,12 +141,12 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         for (size_t c = 0; c < KINDS * 4; c++) {
             uint32_t ends[MOST_GROUPS];
             suite_split(100 + i, shapes[i].rows, shapes[i].groups, ends);
-            suite_gemm p = gemm_of(&shapes[i], c % KINDS, MOERT_DTYPE_BF16, ends);
-            p.options.weight.discrete = c / KINDS % 2 == 1;
-            p.options.bias = c % KINDS == 0;
-            p.options.bias_scale = p.options.bias && c / KINDS / 2 == 1;
-            p.options.accumulate = c % KINDS != 0 && c / KINDS / 2 == 1;
-            check("grouped tensor", &te_grouped, &p);
+            moert_op_options o = gemm_of(&shapes[i], c % KINDS, MOERT_DTYPE_BF16);
+            o.weight.discrete = c / KINDS % 2 == 1;
+            o.bias = c % KINDS == 0;
+            o.bias_scale = o.bias && c / KINDS / 2 == 1;
+            o.accumulate = c % KINDS != 0 && c / KINDS / 2 == 1;
+            check("grouped tensor", &te_grouped, &o, ends, NULL);
         }
 }
 
@@ -112,9 +164,9 @@ TEST(test_groups_with_equal_different_or_no_rows) {
     };
     for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         for (size_t c = 0; c < KINDS * 2; c++) {
-            suite_gemm p = gemm_of(&cases[i].s, c % KINDS, MOERT_DTYPE_BF16, cases[i].ends);
-            p.options.accumulate = p.options.weight.discrete = c >= KINDS;
-            check("fixed split", &te_grouped, &p);
+            moert_op_options o = gemm_of(&cases[i].s, c % KINDS, MOERT_DTYPE_BF16);
+            o.accumulate = o.weight.discrete = c >= KINDS;
+            check("fixed split", &te_grouped, &o, cases[i].ends, NULL);
         }
 }
 
@@ -123,13 +175,10 @@ TEST(test_groups_with_equal_different_or_no_rows) {
 /* moe_grouped_matmul: 36 experts, 2000 tokens. */
 TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     static const shape s = {36, 2000, 520, 248, false};
-    static const uint32_t ends[] = {1,    2,    3,    4,    5,    6,    7,    8,    9,
-                                    10,   11,   12,   13,   14,   15,   16,   17,   18,
-                                    127,  255,  383,  483,  515,  643,  718,  924,  1100,
-                                    1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000};
+    static const uint32_t ends[] = OPS_36_EXPERTS;
     for (size_t i = 0; i < KINDS * TYPES && !suite_skips(i >= KINDS); i++) {
-        const suite_gemm p = gemm_of(&s, i % KINDS, types[i / KINDS], ends);
-        check("moe_grouped_matmul", &cudnn, &p);
+        const moert_op_options o = gemm_of(&s, i % KINDS, types[i / KINDS]);
+        check("moe_grouped_matmul", &cudnn, &o, ends, NULL);
     }
 }
 
@@ -150,10 +199,9 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
             suite_dirichlet(i, s->rows, cases[i].block, s->groups, ends);
             for (size_t g = 1; g < s->groups; g++)
                 empty += ends[g] == ends[g - 1];
-            suite_gemm p = gemm_of(s, c % KINDS, types[c / KINDS], ends);
-            p.signs = true;
-            ops_result(&p.options)->type = MOERT_DTYPE_F32;
-            check("signs", &cutlass, &p);
+            moert_op_options o = gemm_of(s, c % KINDS, types[c / KINDS]);
+            ops_result(&o)->type = MOERT_DTYPE_F32;
+            check("signs", &cutlass, &o, ends, NULL);
         }
     assert_true(empty > KINDS * TYPES);
 }
@@ -173,7 +221,7 @@ static void check_model(const model *m, moert_dtype type, size_t kinds) {
     const double tolerance = type == MOERT_DTYPE_BF16  ? 1e-3
                              : type == MOERT_DTYPE_F16 ? 1e-4
                                                        : 1e-5;
-    const library unsloth = {512, tolerance, tolerance, (size_t)8 << 20, false};
+    const library unsloth = {OPS_SMALL, 512, tolerance, tolerance, (size_t)8 << 20, false};
     const size_t rows = m->tokens * m->topk;
     uint32_t ends[MOST_GROUPS], *gather = test_alloc(rows * sizeof *gather);
     int32_t *index = test_alloc(rows * sizeof *index);
@@ -183,14 +231,12 @@ static void check_model(const model *m, moert_dtype type, size_t kinds) {
         const bool second = c % 2 == 1, permuted = c / 2 % 2 == 1;
         const shape s = {m->experts, rows, second ? m->intermediate : m->hidden,
                          second ? m->hidden : 2 * m->intermediate, false};
-        suite_gemm p = gemm_of(&s, c / 4, type, ends);
-        p.options.weight.discrete = m->discrete;
-        p.options.topk = m->topk;
-        if (permuted) {
-            p.options.permute = second ? MOERT_OP_PERMUTE_Y : MOERT_OP_PERMUTE_X;
-            p.gather = gather;
-        }
-        check(second ? "W2" : "W1", &unsloth, &p);
+        moert_op_options o = gemm_of(&s, c / 4, type);
+        o.weight.discrete = m->discrete;
+        o.topk = m->topk;
+        if (permuted)
+            o.permute = second ? MOERT_OP_PERMUTE_Y : MOERT_OP_PERMUTE_X;
+        check(second ? "W2" : "W1", &unsloth, &o, ends, permuted ? gather : NULL);
     }
 }
 

@@ -8,7 +8,6 @@
  * tolerances are 0.1 and wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0)
  * and srelu.
  */
-#include "base/memory.h"
 #include "device/internal.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -51,7 +50,7 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
 }
 
 /* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0;
- * test_ops_quantized_groups has such groups. */
+ * test_ops_groups has such groups. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
     for (size_t g = 0; g < o->groups; g++)

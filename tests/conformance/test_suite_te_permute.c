@@ -5,7 +5,6 @@
  * float32, which holds every narrower dtype, and are compared exactly. TransformerEngine's
  * num_out_tokens, a limit on the rows, is that of CAPPED shapes.
  */
-#include "base/memory.h"
 #include "support/exchange/suite.h"
 #include "support/suite.h"
 

@@ -6,7 +6,6 @@
  * GLUs. Every op is checked in float64 on the values of its operands. The final results are
  * compared with the whole sequence in float64, in decibel if operands are quantized.
  */
-#include "base/memory.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 

@@ -2,7 +2,6 @@
 #include "support/exchange/suite.h"
 
 #include "base/config.h"
-#include "base/memory.h"
 
 enum { LOCAL = MOERT_EXCHANGE_LOCAL, WINDOW = MOERT_EXCHANGE_WINDOW };
 static const setup setups[] = {

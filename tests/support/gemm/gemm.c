@@ -1,13 +1,12 @@
-/* The problems of gemm.h, their host arrays, and runs on the device. */
+/* The problems of gemm.h, their buffers, and runs on the device. */
 #include "support/gemm/gemm.h"
 
+#include <xxhash.h>
+
 #include "base/dtype.h"
-#include "base/memory.h"
-#include "base/rng.h"
 #include "gemm/backend.h"
 #include "io/durable.h"
 #include "support/files.h"
-#include "support/gemm/tuning.h"
 
 const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
 
@@ -65,107 +64,128 @@ way reference_of(way by) {
     return by;
 }
 
-bool sums_in_tiles(const way *by) {
-    set_variable("MOERT_BF16", by->bf16);
-    const bool tiled = moert_dot_of(test_device, by->type) == MOERT_DOT_TILE;
-    set_variable("MOERT_BF16", NULL);
-    return tiled;
+/* ---- buffers ---- */
+
+static const moert_op_buffer X = MOERT_OP_BUFFER_x, WEIGHT = MOERT_OP_BUFFER_weight,
+                             BIAS = MOERT_OP_BUFFER_bias, H = MOERT_OP_BUFFER_d;
+
+void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type) {
+    ops_bytes narrow = *data;
+    narrow.shape.needs[which].type = type;
+    narrow.bytes[which] = ops_bytes_count(data, which) * moert_dtype_bits(type) / 8;
+    narrow.at[which] = test_alloc(narrow.bytes[which]);
+    for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+        ops_bytes_put(&narrow, which, i, ops_bytes_get(data, which, i));
+    *data = narrow;
 }
 
-static float *filled(size_t count, bool integers, uint64_t stream) {
-    float *data = test_alloc(count * sizeof *data);
-    for (size_t i = 0; i < count; i++)
-        data[i] = integers ? floorf(9.0f * (float)random_once(moert_rng_uniform, 1, stream, i)) - 4
-                           : (float)random_once(moert_rng_normal, 1, stream, i) *
-                                 (float)(1u << i % 11) * 0x1p-5f;
+/* y, or the v of a GLU */
+static moert_op_buffer y_of(const ops_bytes *data) {
+    return moert_op_has_glu(&data->shape) ? MOERT_OP_BUFFER_c : MOERT_OP_BUFFER_y;
+}
+
+ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values) {
+    const bool glu = op == FORWARD && p->gate != NULL, ones = op == BIAS_GRAD;
+    moert_op_options o = ops_sized(glu    ? MOERT_OP_GLU
+                                   : ones ? MOERT_OP_GEMM_WGRAD
+                                          : (moert_op_kind)op,
+                                   p->groups, p->rows, p->n, ones ? 1 : p->k);
+    o.x.stride = (ptrdiff_t)(o.k + (ones ? 0 : p->pad_x));
+    o.y.stride = glu ? 0 : (ptrdiff_t)(p->y_column + p->n + p->pad_y);
+    o.bias = p->bias && op == FORWARD;
+    o.accumulate = p->accumulate && op != FORWARD;
+    o.save_c = glu;
+    o.prob = glu && p->gate->prob_stride > 0;
+    if (glu)
+        o.glu = p->gate->form;
+    ops_bytes data = ops_bytes_make(&o, p->ends, values);
+    const size_t weight = data.bytes[WEIGHT] / p->groups, bias = data.bytes[BIAS] / p->groups;
+    for (size_t g = 1; p->shared && op <= DGRAD && g < p->groups; g++) {
+        memcpy(data.at[WEIGHT] + g * weight, data.at[WEIGHT], weight);
+        memcpy(data.at[BIAS] + g * bias, data.at[BIAS], bias);
+    }
+    for (size_t r = 0; ones && r < p->rows; r++)
+        ops_floats(&data, X)[r] = 1.0f;
+    round_data(&data, X, op == DGRAD ? by->result : by->type);
+    round_data(&data, y_of(&data), op == FORWARD ? by->result : by->type);
+    round_data(&data, H, by->h);
     return data;
 }
 
-/* Sets elements that a GEMM must neither read nor write to NaN: columns between the rows, and rows
- * past the last end. */
-static void guard(float *data, size_t rows, size_t used_rows, size_t stride, size_t first,
-                  size_t width) {
-    for (size_t m = 0; m < rows; m++)
-        for (size_t i = 0; i < stride; i++)
-            if (m >= used_rows || i < first || i >= first + width)
-                data[m * stride + i] = NAN;
+results results_of(const ops_bytes *data) {
+    const moert_op_buffer which = data->shape.options.kind == MOERT_OP_GLU
+                                      ? y_of(data)
+                                      : ops_result_buffer(data->shape.options.kind);
+    return (results){which, ops_floats(data, which), ops_bytes_count(data, which),
+                     data->shape.needs[which].stride};
 }
 
-arrays make_arrays(const problem *p, bool integers) {
-    const size_t used = start_of(p, p->groups);
-    arrays a = {.ldx = p->k + p->pad_x, .ldy = p->y_column + p->n + p->pad_y};
-    a.x_count = p->rows * a.ldx;
-    a.y_count = p->rows * a.ldy;
-    a.bias_count = p->groups * p->n; /* a weight shared by all groups uses the first group's part */
-    a.weight_count = a.bias_count * p->k;
-    a.x = filled(a.x_count, integers, 1);
-    a.weight = filled(a.weight_count, integers, 2);
-    a.bias = filled(a.bias_count, integers, 3);
-    a.y = filled(a.y_count, integers, 4);
-    a.h_count = p->gate != NULL ? used * p->n / 2 : 0;
-    a.h = filled(p->rows * p->n / 2, integers, 6);
-    guard(a.x, p->rows, used, a.ldx, 0, p->k);
-    guard(a.y, p->rows, used, a.ldy, p->y_column, p->n);
-    return a;
+/* Bytes with `before` bytes of NaN before them. */
+static unsigned char *shifted(const ops_bytes *data, moert_op_buffer which, size_t before) {
+    unsigned char *all = test_alloc(before + data->bytes[which]);
+    memset(all, 0xFF, before);
+    memcpy(all + before, data->at[which], data->bytes[which]);
+    return all;
 }
 
-results results_of(const problem *p, operation op, const arrays *a) {
-    const results all[] = {[FORWARD] = {a->y, a->y_count, a->ldy},
-                           [DGRAD] = {a->x, a->x_count, a->ldx},
-                           [WGRAD] = {a->weight, a->weight_count, p->k},
-                           [BIAS_GRAD] = {a->bias, a->bias_count, p->n}};
-    return all[op];
+static moert_buffer *upload_part(const ops_bytes *data, moert_op_buffer which) {
+    return upload(data->at[which], data->bytes[which]);
 }
 
-moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, moert_dtype y_type) {
+static size_t bytes_before_y(const problem *p, const ops_bytes *data) {
+    return p->y_column * moert_dtype_bits(data->shape.needs[y_of(data)].type) / 8;
+}
+
+moert_gemm upload_gemm(const problem *p, const ops_bytes *data) {
+    const moert_op_options *o = &data->shape.options;
+    const size_t ldy = p->y_column + p->n + p->pad_y, before = bytes_before_y(p, data);
+    const size_t one = o->n * o->k * sizeof(float);
+    unsigned char *weight = shifted(data, WEIGHT, 0);
+    if (p->shared && o->kind != MOERT_OP_GEMM_WGRAD) /* only the first group's weight is read */
+        memset(weight + one, 0xFF, data->bytes[WEIGHT] - one);
     return (moert_gemm){
         .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows},
-        .n = p->n,
-        .k = p->k,
+        .n = o->n,
+        .k = o->k,
         .shared_weight = p->shared,
-        .x = upload_as(a->x, a->x_count, x_type),
-        .weight = upload(a->weight, a->weight_count * sizeof(float)),
-        .y = upload_as(a->y, a->y_count, y_type),
-        .ldx = p->pad_x > 0 ? a->ldx : 0,
-        .ldy = p->y_column + p->pad_y > 0 ? a->ldy : 0,
+        .x = upload_part(data, X),
+        .weight = upload(weight, data->bytes[WEIGHT]),
+        .y = upload(shifted(data, y_of(data), before), before + data->bytes[y_of(data)]),
+        .ldx = p->pad_x > 0 ? (size_t)o->x.stride : 0,
+        .ldy = ldy > p->n ? ldy : 0,
         .y_column = p->y_column,
     };
 }
+
+/* ---- runs ---- */
 
 /* Returns the part with groups `first` and first + 1, or with only `first` if it is the last
  * group. */
 static moert_part part_of(const problem *p, size_t first) {
     const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
-    return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
+    return (moert_part){first, end, ops_group_start(p->ends, first), p->ends[end - 1]};
 }
 
-/* A buffer that receives the scattered rows of a bf16 result, in reverse order. */
-typedef struct lines {
-    moert_buffer *target, *addresses;
-    size_t rows, width;
-} lines;
-
-static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
+/* Scatters the rows of a bf16 result over `target`, in reverse order. */
+static moert_scatter scatter(size_t rows, size_t width, size_t runs, moert_buffer *target) {
     uint64_t *address = test_alloc((rows + 1) * sizeof *address), first;
-    *l = (lines){unset_bf16((rows + 1) * width), NULL, rows, width};
-    ASSERT_OK(moert_buffer_address(l->target, &first));
+    ASSERT_OK(moert_buffer_address(target, &first));
     for (size_t m = 0; m < rows; m++)
         address[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
-    l->addresses = upload(address, (rows + 1) * sizeof *address);
-    return (moert_scatter){l->addresses, runs};
+    return (moert_scatter){upload(address, (rows + 1) * sizeof *address), runs};
 }
 
-/* Copies the scattered rows back into a result. Rows without an address stay as they were. */
-static void gather(const lines *l, float *result) {
-    const size_t count = (l->rows + 1) * l->width;
-    uint16_t *bf16 = download(l->target, count * sizeof *bf16), unset = bf16[count - 1];
-    for (size_t m = 0; m < l->rows; m++)
-        for (size_t i = 0; i < l->width; i++) {
-            const uint16_t value = bf16[(l->rows - 1 - m) * l->width + i];
+/* Copies the scattered rows back into a bf16 result. Rows without an address stay as they were. */
+static void gather(const moert_buffer *target, size_t rows, size_t width, uint16_t *result) {
+    const size_t count = (rows + 1) * width;
+    uint16_t *bf16 = download(target, count * sizeof *bf16), unset = bf16[count - 1];
+    for (size_t m = 0; m < rows; m++)
+        for (size_t i = 0; i < width; i++) {
+            const uint16_t value = bf16[(rows - 1 - m) * width + i];
             if (value == unset)
                 continue;
             assert_false(is_lost(m));
-            result[m * l->width + i] = moert_dtype_decode(MOERT_DTYPE_BF16, value);
+            result[m * width + i] = value;
         }
 }
 
@@ -185,84 +205,181 @@ static moert_prepacked *pack(const moert_gemm *gemm, const way *by) {
 }
 
 /* The GLU of a problem on the device. Floats between the probs are NaN. */
-static moert_glu upload_glu(const problem *p, const way *by, const arrays *a) {
+static moert_glu upload_glu(const problem *p, const way *by, const ops_bytes *data) {
     const size_t stride = p->gate->prob_stride, probs = p->rows * stride;
     float *prob = test_alloc(probs * sizeof *prob);
     for (size_t i = 0; i < probs; i++)
-        prob[i] = i % stride == 0 ? (float)random_once(moert_rng_normal, 1, 5, i) : NAN;
+        prob[i] = i % stride == 0 ? ops_floats(data, MOERT_OP_BUFFER_prob)[i / stride] : NAN;
     return (moert_glu){.form = p->gate->form,
                        .prob = stride > 0 ? upload_floats(prob, probs) : NULL,
                        .prob_stride = stride > 1 ? stride : 0,
                        .type = by->h,
-                       .h = upload_as(a->h, p->rows * p->n / 2, by->h)};
+                       .h = upload_part(data, H)};
 }
 
-void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
-    set_variable("MOERT_BACKEND", by->backend);
-    set_variable("MOERT_BF16", by->bf16);
-    ASSERT_OK(moert_tuning_force(by->choices));
-    const moert_dtype x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
-    const moert_dtype y_type = op != FORWARD ? by->type : by->result;
-    moert_buffer *bias = upload_floats(a->bias, a->bias_count), *scratch = NULL;
-    moert_gemm gemm = upload_gemm(p, a, x_type, y_type);
-    gemm.kind = (moert_gemm_kind)op;
-    gemm.type = by->type;
-    gemm.result = op <= DGRAD ? by->result : MOERT_DTYPE_F32;
-    gemm.accumulate = p->accumulate && op != FORWARD;
-    gemm.bias = p->bias || op == BIAS_GRAD ? bias : NULL;
-    gemm.split = by->split ? &scratch : NULL;
-    if (p->gate != NULL)
-        gemm.glu = upload_glu(p, by, a);
-    gemm.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
-    gemm.drop_v = by->drop_v;
-    moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
-    gemm.prepacked = prepacked;
+/* Launches the GEMM in one or more calls, and waits for those on the second queue. */
+static void launch(const problem *p, const way *by, moert_gemm *gemm) {
     moert_device_reserve_units(test_device, by->spared);
-    lines scattered = {0};
-    if (by->runs > 0)
-        gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &scattered);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
-        gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
-        ASSERT_OK(moert_gemm_run(&gemm));
+        gemm->part = by->parts ? part_of(p, g) : (moert_part){0};
+        ASSERT_OK(moert_gemm_run(gemm));
     }
     ASSERT_OK(moert_device_use_queue(test_device, true));
     ASSERT_OK(moert_device_run_shared(test_device));
     ASSERT_OK(moert_device_use_queue(test_device, false));
     moert_device_reserve_units(test_device, 0);
+}
+
+void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
+    moert_buffer *bias = p->bias ? upload_part(data, BIAS) : NULL, *scratch = NULL;
+    const results result = results_of(data);
+    moert_buffer *target = by->runs > 0 ? unset_bf16((p->rows + 1) * result.stride) : NULL;
+    set_variable("MOERT_BACKEND", by->backend);
+    set_variable("MOERT_BF16", by->bf16);
+    ASSERT_OK(moert_tuning_force(by->choices));
+    const unsigned char *h = shifted(data, H, 0);
+    const size_t one_weight = data->bytes[WEIGHT] / p->groups;
+    moert_gemm gemm = upload_gemm(p, data);
+    gemm.kind = (moert_gemm_kind)op;
+    gemm.type = by->type;
+    gemm.result = op <= DGRAD ? by->result : MOERT_DTYPE_F32;
+    gemm.accumulate = data->shape.options.accumulate;
+    gemm.bias = op == BIAS_GRAD ? gemm.weight : bias;
+    gemm.split = by->split ? &scratch : NULL;
+    if (p->gate != NULL)
+        gemm.glu = upload_glu(p, by, data);
+    gemm.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
+    gemm.drop_v = by->drop_v;
+    moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
+    gemm.prepacked = prepacked;
+    if (by->runs > 0)
+        gemm.scatter = scatter(p->rows, result.stride, by->runs, target);
+    launch(p, by, &gemm);
     if (p->gate != NULL && by->separate) {
-        gemm.glu.rows = start_of(p, p->groups);
+        gemm.glu.rows = ops_group_start(p->ends, p->groups);
         gemm.glu.width = p->n / 2;
         gemm.glu.v = gemm.y;
         ASSERT_OK(moert_glu_forward(&gemm.glu));
     }
-    download_as(gemm.x, a->x, a->x_count, x_type);
-    download_as(gemm.y, a->y, a->y_count, y_type);
-    download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
-    download_into(bias, a->bias, a->bias_count * sizeof(float));
-    if (p->gate != NULL)
-        download_as(gemm.glu.h, a->h, p->rows * p->n / 2, by->h);
+    const size_t before = bytes_before_y(p, data), used = ops_group_start(p->ends, p->groups);
+    const unsigned char *y = download(gemm.y, before + data->bytes[y_of(data)]);
+    for (size_t i = 0; i < before; i++)
+        assert_int_equal(y[i], 0xFF);
+    memcpy(data->at[y_of(data)], y + before, data->bytes[y_of(data)]);
+    download_into(gemm.x, data->at[X], data->bytes[X]);
+    if (op <= DGRAD && p->shared)
+        ASSERT_OK(moert_buffer_read(gemm.weight, 0, data->at[WEIGHT], one_weight));
+    else
+        download_into(gemm.weight, data->at[WEIGHT], data->bytes[WEIGHT]);
+    if (bias != NULL)
+        download_into(bias, data->at[BIAS], data->bytes[BIAS]);
+    if (p->gate != NULL) {
+        const size_t end = p->rows > 0 ? used * (data->bytes[H] / p->rows) : 0;
+        download_into(gemm.glu.h, data->at[H], data->bytes[H]);
+        memcpy(data->at[H] + end, h + end, data->bytes[H] - end);
+    }
     if (by->runs > 0)
-        gather(&scattered, results_of(p, op, a).data);
+        gather(target, p->rows, result.stride, (uint16_t *)(void *)result.data);
     moert_prepacked_destroy(prepacked);
     ASSERT_OK(moert_tuning_force(NULL));
     set_variable("MOERT_BF16", NULL);
 }
 
-arrays run_new(const problem *p, operation op, const way *by, bool integers) {
-    arrays a = make_arrays(p, integers);
-    run_gemm(p, op, by, &a);
-    return a;
+ops_bytes run_new(const problem *p, operation op, const way *by) {
+    ops_bytes data = make_data(p, op, by, OPS_WIDE);
+    run_gemm(p, op, by, &data);
+    return data;
 }
 
-arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count) {
+ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops_bytes *data,
+                    size_t first, size_t count) {
     problem p = *whole;
     p.rows = p.ends[0] = (uint32_t)count;
     p.groups = 1;
-    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
-    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
-    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
+    ops_bytes alone = make_data(&p, op, by, OPS_WIDE);
+    ops_copy_rows(&(ops_pair){&alone, data, 0, 0, count, first});
     run_gemm(&p, op, by, &alone);
     return alone;
+}
+
+/* ---- checks ---- */
+
+static const char *title_of(const problem *p, operation op, const way *by) {
+    return titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name);
+}
+
+void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound) {
+    const ops_bytes before = ops_bytes_copy(data);
+    ops_bytes operands = ops_bytes_copy(data);
+    if (op <= DGRAD)
+        round_data(&operands, WEIGHT, by->type);
+    const ops_exact want = ops_exact_of(&operands, 0.0);
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++) /* the sum of magnitudes is an element's size */
+        for (size_t e = 0; i != MOERT_OP_BUFFER_ends && e < ops_bytes_count(&operands, i); e++)
+            ops_bytes_put(&operands, i, e, fabs(ops_bytes_get(&operands, i, e)));
+    const ops_exact size = ops_exact_of(&operands, 0.0);
+    for (size_t i = 0; bound > 0.0 && i < want.lines * want.width; i++)
+        want.slack[i] = bound * size.result[i];
+    run_gemm(p, op, by, data);
+    data->shape.options.save_c &= !by->drop_v; /* c may hold anything */
+    ops_check_results(title_of(p, op, by), &before, data, &want);
+}
+
+void check_run(const problem *p, operation op, const way *by, const ops_bytes *want) {
+    const ops_bytes got = run_new(p, op, by);
+    ops_assert_same(title_of(p, op, by), &got, want, true);
+}
+
+void check_parts(const problem *p, operation op, const way *by) {
+    const ops_bytes whole = run_new(p, op, by);
+    way parts = *by;
+    parts.parts = true;
+    check_run(p, op, &parts, &whole);
+}
+
+void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {
+    for (operation op = FORWARD; op <= DGRAD; op++) {
+        const ops_bytes start = make_data(whole, op, by, OPS_WIDE), all = run_new(whole, op, by);
+        for (size_t i = 0; i < count; i++) {
+            ops_bytes alone = run_alone(whole, op, by, &start, ranges[i][0], ranges[i][1]);
+            ops_assert_same_rows(operation_names[op],
+                                 &(ops_pair){&alone, &all, 0, 0, ranges[i][1], ranges[i][0]});
+        }
+    }
+}
+
+/* ---- threads ---- */
+
+uint64_t hash_data(const ops_bytes *data, uint64_t hash) {
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
+        hash = XXH3_64bits_withSeed(data->at[i], data->bytes[i], hash);
+    return hash;
+}
+
+void check_threads(void) {
+    char *path = realpath("/proc/self/exe", NULL), digest[3][32];
+    for (int threads = 1; threads <= 3; threads++) {
+        /* no check of leaks: where libraries leak, it ends the process before its output is
+         * written */
+        FILE *pipe = popen(titled("ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 "
+                                  "POCL_MAX_PTHREAD_COUNT=%d '%s' digest",
+                                  threads, path),
+                           "r");
+        assert_non_null(pipe);
+        assert_non_null(fgets(digest[threads - 1], sizeof digest[0], pipe));
+        assert_int_equal(pclose(pipe), 0);
+        assert_string_equal(digest[threads - 1], digest[0]);
+    }
+    free(path);
+}
+
+int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void)) {
+    if (count != 2 || strcmp(words[1], "digest") != 0)
+        return run_file(file, open_test_device, close_test_device);
+    if (open_test_device(NULL) != 0)
+        return 1;
+    printf("%016llx\n", (unsigned long long)digest());
+    return close_test_device(NULL);
 }
 
 const gate gates[GATES] = {{MOERT_GLU_SWIGLU, 0},

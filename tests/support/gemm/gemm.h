@@ -1,12 +1,12 @@
 /*
- * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h: guarded host arrays, the ways to
- * compute a GEMM (backend, dtype, prepacked weights), a float64 oracle.
+ * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h, in the byte buffers of ops and with
+ * their oracle; the ways to compute a GEMM (backend, dtype, prepacked weights); defaults of tuning.
  */
 #pragma once
 
 #include "gemm/gemm.h"
 #include "gemm/tuning/tuning.h"
-#include "support/test.h"
+#include "support/op/exact.h"
 
 enum { MOST_GROUPS = 6 };
 typedef enum operation {
@@ -60,7 +60,6 @@ extern const way gemm_ways[];
 extern const size_t gemm_way_count;
 way reference_of(way by);
 bool is_reference(const way *by);
-bool sums_in_tiles(const way *by);
 enum {
     REFERENCE_F32,
     PORTABLE_F32,
@@ -72,20 +71,13 @@ enum {
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The host arrays of a problem, in float32. upload_gemm() rounds operands that are bf16. h has a
- * row for each of x; those past the last end may get any values and do not count. */
-typedef struct arrays {
-    size_t ldx, ldy, x_count, weight_count, bias_count, y_count, h_count;
-    float *x, *weight, *bias, *y, *h;
-} arrays;
-
-/* Fills arrays with small integers, or random values of many magnitudes. Elements that must be
- * neither read nor written are NaN. */
-arrays make_arrays(const problem *p, bool integers);
-
-static inline size_t start_of(const problem *p, size_t g) {
-    return g > 0 ? p->ends[g - 1] : 0;
-}
+/* The buffers of a problem's op: a GLU op if the problem has a gate. x, y, v and h have the dtypes
+ * of the way; the weight is float32. Bias_grad is a wgrad by ones with a k of 1. If groups share a
+ * weight, each has a copy of it, and of the bias. Rows of h past the last end may get any values;
+ * run_gemm() restores them. */
+ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values);
+/* Casts a buffer to a dtype. */
+void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type);
 
 extern const char *const operation_names[];
 
@@ -96,13 +88,14 @@ static inline bool is_lost(size_t line) {
 
 /* The result of an operation, in rows that are `stride` elements apart. */
 typedef struct results {
+    moert_op_buffer which;
     float *data;
     size_t count, stride;
 } results;
-results results_of(const problem *p, operation op, const arrays *a);
+results results_of(const ops_bytes *data);
 
-/* Uploads the arrays and describes their GEMM, without bias; x and y have the given dtypes. */
-moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, moert_dtype y_type);
+/* Uploads the buffers and describes their GEMM, without bias. */
+moert_gemm upload_gemm(const problem *p, const ops_bytes *data);
 
 static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
     moert_gemm run = *gemm;
@@ -110,35 +103,39 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
     return moert_gemm_run(&run);
 }
 
-/* Runs an operation on the device and writes all arrays back. */
-void run_gemm(const problem *p, operation op, const way *by, arrays *a);
-/* Makes arrays, runs an operation on them and returns them. */
-arrays run_new(const problem *p, operation op, const way *by, bool integers);
-/* Makes arrays, runs an operation on only rows [first, first + count) of `whole`, as one group, and
- * returns them. */
-arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count);
+/* Applies `change` to a copy `wrong` of a description `gemm`, then checks that moert_gemm_run()
+ * refuses it. */
+#define REFUSED(of_kind, status, text, change)                                                     \
+    do {                                                                                           \
+        moert_gemm wrong = gemm;                                                                   \
+        wrong.kind = (of_kind);                                                                    \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_gemm_run(&wrong), (status), (text));                                    \
+    } while (0)
 
-/* The oracle sums the products of operands that are rounded to the way's dtype in float64. It knows
- * no GLU. The size of an element is the sum of the magnitudes of its addends. */
+/* Runs an operation on the device and writes all buffers back. */
+void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data);
+/* Makes random buffers, runs an operation on them and returns them. */
+ops_bytes run_new(const problem *p, operation op, const way *by);
+/* Runs an operation on only rows [first, first + count) of `data`, as one group, and returns its
+ * buffers. */
+ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops_bytes *data,
+                    size_t first, size_t count);
 
-/* Runs an operation on small integers. All arrays must have the bits of the oracle. */
-void check_exact(const problem *p, operation op, const way *by);
-/* Runs an operation on the arrays. Returns the largest error of an element relative to its size. */
-double worst_error(const problem *p, operation op, const way *by, arrays *a);
-/* Checks that the error on random values is at most `bound`. */
-void check_near(const problem *p, operation op, const way *by, double bound);
+/* Runs an operation and compares all buffers with the oracle of ops, which gets operands rounded to
+ * the way's dtype. Without a bound, sums must be exact. With one, and then without a GLU, an
+ * element may have an error of `bound` times the sum of the magnitudes of its addends. */
+void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound);
 
 /* Checks that this program prints the same digest with 1, 2 and 3 threads of PoCL, as `PROGRAM
  * digest`. run_with_digest() is the main() of such a program. */
 void check_threads(void);
-/* Returns a hash of the results of a run, seeded with `hash`. */
-uint64_t hash_arrays(const arrays *a, uint64_t hash);
+/* Returns a hash of all buffers, seeded with `hash`. */
+uint64_t hash_data(const ops_bytes *data, uint64_t hash);
 int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void));
 
-/* Checks that all arrays have the same bits. */
-void compare_arrays(const char *title, const arrays *got, const arrays *want);
-/* Runs an operation on new arrays, and checks that the arrays then have the bits of `want`. */
-void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
+/* Runs an operation on new random buffers, and checks that all then have the bits of `want`. */
+void check_run(const problem *p, operation op, const way *by, const ops_bytes *want);
 
 /* Checks that calls on two groups each give the bits of one call. The groups must not share a
  * weight. */
@@ -147,3 +144,12 @@ void check_parts(const problem *p, operation op, const way *by);
 /* Checks for forward and dgrad that the rows of a range have the same bits alone as among all rows.
  * A range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);
+
+/* ---- tuning ---- */
+
+/* The choices of a GEMM for which there is no tuning row. */
+extern const moert_choices standard_choices;
+
+/* Test fixture: only the built-in rows of tuning. The file of measured rows, "rows" in the
+ * directory of files.h, does not exist yet. */
+int forget_tuning(void **state);

@@ -1,7 +1,6 @@
 /* Runs a MoE layer over all ranks. */
 #include "support/layer/layer_run.h"
 
-#include "base/memory.h"
 #include "context/context.h"
 #include "support/mpi.h"
 

@@ -1,7 +1,6 @@
 /* Buffers of ops with quantized operands (bytes.h). */
 #include "support/op/bytes.h"
 
-#include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "quant/quantize.h"
@@ -63,21 +62,31 @@ static float uniform_of(moert_op_buffer which, size_t i) {
 
 /* Element i of a plain buffer. */
 static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
-    if (data->values == OPS_NORMAL)
-        return (double)(float)random_once(moert_rng_normal, SEED, which, i);
-    if (data->values == OPS_SPREAD)
-        return (double)uniform_of(which, i);
+    if (data->values == OPS_NORMAL || data->values == OPS_WIDE)
+        return random_once(moert_rng_normal, SEED, which, i) *
+               (data->values == OPS_WIDE ? ldexp(1.0, (int)(i % 11) - 5) : 1.0);
+    if (data->values != OPS_EXACT)
+        return (double)uniform_of(which, i) * (data->values == OPS_SMALL ? 0.1 : 1.0);
     return floor(5.0 * random_once(moert_rng_uniform, SEED, which, i)) - 2.0;
 }
 
-/* Element i of alpha, prob and similar buffers. Values have few bits, so that products are
- * exact. */
-static float few_bits(moert_op_buffer which, size_t i) {
-    static const float alphas[] = {1.0f, -1.5f, 0.5f, 0.0f, 2.0f, -1.0f},
-                       betas[] = {1.0f, -0.5f, 2.0f, 0.5f, 0.0f},
-                       globals[] = {1.0f, 2.0f, 0.5f, 0.25f, 4.0f},
-                       probs[] = {0.5f, 1.0f, 0.0f, -2.0f, 0.75f};
+/* Element i of a vector. Those that multiply have few bits, so that products are exact. */
+static double value_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
+    static const double alphas[] = {1.0, -1.5, 0.5, 2.0, 0.0, -0.0},
+                        betas[] = {1.0, -0.5, 2.0, 0.5, 0.0},
+                        globals[] = {1.0, 2.0, 0.5, 0.25, 4.0},
+                        probs[] = {0.5, 1.0, 0.0, -2.0, 0.75};
     switch (which) {
+    case MOERT_OP_BUFFER_norm:
+        return (double)0.37f;
+    case MOERT_OP_BUFFER_amax:
+        return -INFINITY;
+    case MOERT_OP_BUFFER_row_weight:
+        return random_once(moert_rng_uniform, SEED, which, i);
+    case MOERT_OP_BUFFER_bias:
+    case MOERT_OP_BUFFER_dprob:
+    case MOERT_OP_BUFFER_dbias:
+        return element_of(data, which, i);
     case MOERT_OP_BUFFER_alpha:
         return alphas[i % MOERT_COUNT(alphas)];
     case MOERT_OP_BUFFER_beta:
@@ -101,29 +110,6 @@ static void permute(uint32_t *gather, size_t rows) {
         gather[r - 1] = gather[other];
         gather[other] = kept;
     }
-}
-
-static void fill_vector(ops_bytes *data, moert_op_buffer which) {
-    const size_t count = ops_bytes_count(data, which);
-    for (size_t i = 0; i < count; i++)
-        switch (which) {
-        case MOERT_OP_BUFFER_norm:
-            ops_bytes_put(data, which, i, (double)0.37f);
-            break;
-        case MOERT_OP_BUFFER_amax:
-            ops_bytes_put(data, which, i, -INFINITY);
-            break;
-        case MOERT_OP_BUFFER_row_weight:
-            ops_bytes_put(data, which, i, random_once(moert_rng_uniform, SEED, which, i));
-            break;
-        case MOERT_OP_BUFFER_bias:
-        case MOERT_OP_BUFFER_dprob:
-        case MOERT_OP_BUFFER_dbias:
-            ops_bytes_put(data, which, i, element_of(data, which, i));
-            break;
-        default:
-            ops_bytes_put(data, which, i, (double)few_bits(which, i));
-        }
 }
 
 /* Fills the rows of a matrix that the op may read. Some values of c exceed the limits of the GLUs
@@ -232,7 +218,8 @@ static void fill(ops_bytes *data, moert_op_buffer which) {
     case MOERT_OP_BUFFER_workspace:
         break;
     default:
-        fill_vector(data, which);
+        for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+            ops_bytes_put(data, which, i, value_of(data, which, i));
     }
 }
 
@@ -348,76 +335,67 @@ void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values)
 
 /* ---- on the device ---- */
 
-static void upload_parts(const ops_bytes *data, moert_op_buffer which, moert_buffer **parts) {
+static moert_buffer **upload_parts(const ops_bytes *data, moert_op_buffer which) {
     const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
+    moert_buffer **parts = test_alloc(groups * sizeof *parts);
     for (size_t g = 0; g < groups; g++)
         parts[g] = upload(data->at[which] + g * bytes, bytes);
+    return parts;
 }
 
-moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
-                                  moert_buffer **scales) {
+moert_op_buffers ops_bytes_upload(const ops_bytes *data) {
     moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         if (data->shape.needs[i].needed)
             *moert_op_buffer_at(&buffers, i) = upload(data->at[i], data->bytes[i]);
-    if (data->shape.weights.needed) {
-        upload_parts(data, MOERT_OP_BUFFER_weight, weights);
-        buffers.weights = weights;
-    }
-    if (data->shape.weight_scales.needed) {
-        upload_parts(data, MOERT_OP_BUFFER_weight_scale, scales);
-        buffers.weight_scales = scales;
-    }
+    if (data->shape.weights.needed)
+        buffers.weights = upload_parts(data, MOERT_OP_BUFFER_weight);
+    if (data->shape.weight_scales.needed)
+        buffers.weight_scales = upload_parts(data, MOERT_OP_BUFFER_weight_scale);
     return buffers;
 }
 
 static void download_parts(ops_bytes *data, moert_op_buffer which, moert_buffer *const *parts) {
     const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
-    for (size_t g = 0; parts != NULL && g < groups; g++) {
+    for (size_t g = 0; g < groups; g++)
         download_into(parts[g], data->at[which] + g * bytes, bytes);
-    }
 }
 
-void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers) {
+void ops_bytes_download(ops_bytes *data, const moert_op_buffers *buffers) {
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
         moert_buffer *buffer = *moert_op_buffer_at(buffers, i);
         if (buffer != NULL)
             download_into(buffer, data->at[i], data->bytes[i]);
     }
-    download_parts(data, MOERT_OP_BUFFER_weight, buffers->weights);
-    download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);
+    if (buffers->weights != NULL)
+        download_parts(data, MOERT_OP_BUFFER_weight, buffers->weights);
+    if (buffers->weight_scales != NULL)
+        download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);
 }
 
-void ops_bytes_execute_op(moert_op *op, ops_bytes *data) {
-    moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
-    moert_op_buffers buffers = ops_bytes_upload(data, weights, scales);
-    ASSERT_OK(moert_op_execute(op, &buffers));
+static void execute_times(moert_op *op, ops_bytes *data, size_t times) {
+    const moert_op_buffers buffers = ops_bytes_upload(data);
+    for (size_t i = 0; i < times; i++)
+        ASSERT_OK(moert_op_execute(op, &buffers));
     ops_bytes_download(data, &buffers);
 }
 
+void ops_bytes_execute_op(moert_op *op, ops_bytes *data) {
+    execute_times(op, data, 1);
+}
+
 void ops_bytes_execute(const char *backend, ops_bytes *data) {
-    moert_op_options options = data->shape.options;
-    options.backend = backend;
-    moert_op *op = ops_open(&options);
-    assert_string_equal(moert_op_backend_name(op), backend);
-    ASSERT_OK(moert_op_compile(op));
-    ops_bytes_execute_op(op, data);
+    ops_bytes_execute_op(ops_open_on(backend, data->shape.options), data);
 }
 
 void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t times) {
-    moert_op_options options = data->shape.options;
-    options.backend = backend;
-    moert_op *op = ops_open(&options);
+    moert_op *op = ops_open_on(backend, data->shape.options);
     ops_bytes first = ops_bytes_copy(data);
     ops_bytes_execute(backend, &first);
     for (size_t i = 0; i < times; i++) {
         const size_t before = owned_count();
-        moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
         ops_bytes again = ops_bytes_copy(data);
-        moert_op_buffers buffers = ops_bytes_upload(&again, weights, scales);
-        for (size_t n = 0; n <= i % 3; n++)
-            ASSERT_OK(moert_op_execute(op, &buffers));
-        ops_bytes_download(&again, &buffers);
+        execute_times(op, &again, 1 + i % 3);
         ops_assert_same("again", &again, &first, true);
         release_since(before);
     }

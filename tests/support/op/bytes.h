@@ -4,16 +4,18 @@
  */
 #pragma once
 
-#include "support/op/place.h"
+#include "support/op/cases.h"
 #include "support/test.h"
 
 /*
  * The values of operands. OPS_EXACT: small integers, in quantized operands -1, 0 and 1 with scales
  * that are powers of two, so that no sum is rounded. OPS_SPREAD: uniform in [-2, 2), in quantized
- * operands with scales 1 and 2. OPS_NORMAL: normally distributed; not for quantized operands.
- * alpha, beta and prob always have few bits; some are zero or negative.
+ * operands with scales 1 and 2. OPS_NORMAL: normally distributed; OPS_WIDE: the same over eleven
+ * orders of magnitude in base 2; OPS_SMALL: uniform in [-0.2, 0.2), made in a few cycles; these
+ * three not for quantized operands. alpha, beta and prob always have few bits; some are zero or
+ * negative.
  */
-typedef enum ops_values { OPS_EXACT, OPS_SPREAD, OPS_NORMAL } ops_values;
+typedef enum ops_values { OPS_EXACT, OPS_SPREAD, OPS_NORMAL, OPS_WIDE, OPS_SMALL } ops_values;
 
 /* The buffers of an op. Discrete weights follow each other in one array. */
 typedef struct ops_bytes {
@@ -62,15 +64,13 @@ void ops_bytes_execute(const char *backend, ops_bytes *data);
 /* Executes an existing op on the buffers of `data`, and downloads all buffers. */
 void ops_bytes_execute_op(moert_op *op, ops_bytes *data);
 
-/* Upload and download of the buffers. Discrete weights are uploaded into the arrays `weights` and
- * `scales`. */
-moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
-                                  moert_buffer **scales);
-void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
+/* Upload and download of the buffers. The running test owns the arrays of discrete weights. */
+moert_op_buffers ops_bytes_upload(const ops_bytes *data);
+void ops_bytes_download(ops_bytes *data, const moert_op_buffers *buffers);
 
-/* Compares an executed op with the executed plain op `want`. Plain buffers must have the same bits.
- * Quantized results must be those of the reference quantizer on the plain results. Other bytes must
- * be unchanged. */
+/* Compares the results of an executed op with those of the executed plain op `want`. Plain ones
+ * must have the same bits. Quantized ones must be those of the reference quantizer on the plain
+ * ones. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
 /* Checks that all buffers hold the same bytes. Without `weights`: except those of the weight, whose
@@ -81,6 +81,53 @@ void ops_assert_same(const char *title, const ops_bytes *got, const ops_bytes *w
  * checks that the results keep their bits. The op must not add to its results. */
 void ops_bytes_check_repeats(const char *backend, const ops_bytes *data, size_t times);
 
-/* Executes a description on each of `backends`, and its plain op on the same one, and compares them
- * with ops_bytes_compare(). */
-void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);
+/* ---- parts of ops: the rows of a group, alone and among others ---- */
+
+/* Corresponding rows of two ops: `rows` rows of group g in `many` after its first `skipped` ones,
+ * and as many first rows of group h in `few`. */
+typedef struct ops_pair {
+    ops_bytes *few;
+    const ops_bytes *many;
+    size_t h, g, rows, skipped;
+} ops_pair;
+
+/* Copies these rows, and the group's part of all other operands and results, from `many` to
+ * `few`. */
+void ops_copy_rows(const ops_pair *p);
+/* Checks that the rows, and the group's part of all other results, have the same bytes. */
+void ops_assert_same_rows(const char *title, const ops_pair *p);
+
+/* Checks that every group of the executed op `all` has the same bytes in an op of `options` on only
+ * that group. `start`: the op before the execute. */
+void ops_check_alone(const char *title, const char *backend, moert_op_options options,
+                     const ops_bytes *start, const ops_bytes *all);
+
+/* ---- places: a second implementation of the layouts that moert/ops.h describes ---- */
+
+/* A quantized or plain matrix of an op, in groups of lines of `columns` elements. A line is a row
+ * of x, y or d, or one of a weight's N rows, in whichever order they are stored. */
+typedef struct ops_operand {
+    moert_operand as;
+    moert_op_buffer payload, scale, global;
+    bool weight, result;
+    size_t groups, lines, columns;
+    size_t room; /* AXIS_COLUMN: the number of row blocks for which scales have room */
+    size_t ends[OPS_MOST_GROUPS]; /* ends[g]: the line that follows group g */
+} ops_operand;
+
+/* Describes operand x, weight, y, d or column of an op; ends[G] are on the host. */
+ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload);
+
+static inline size_t ops_first(const ops_operand *o, size_t g) {
+    return g > 0 ? o->ends[g - 1] : 0;
+}
+
+/* The address of an element and of its scale. */
+typedef struct ops_place {
+    size_t byte, scale; /* scale: the index of the scale, which has 1 or 4 bytes */
+    unsigned shift;     /* bit position within the byte, for elements of 4 bits */
+} ops_place;
+
+/* Returns the address of element (line, j) of group g; `line` counts from the group's first
+ * line. */
+ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j);

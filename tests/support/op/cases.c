@@ -1,7 +1,6 @@
 /* The op descriptions of cases.h. */
 #include "support/op/cases.h"
 
-#include "base/memory.h"
 #include "support/test.h"
 
 moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k) {
@@ -144,6 +143,14 @@ moert_op *ops_open(const moert_op_options *options) {
     moert_op *op;
     ASSERT_OK(moert_op_create(test_device, options, &op));
     return owned(op, destroy);
+}
+
+moert_op *ops_open_on(const char *backend, moert_op_options options) {
+    options.backend = backend;
+    moert_op *op = ops_open(&options);
+    assert_string_equal(moert_op_backend_name(op), backend);
+    ASSERT_OK(moert_op_compile(op));
+    return op;
 }
 
 void ops_check_refused(const moert_op_options *o, moert_status status, const char *text) {

@@ -4,7 +4,7 @@
 #include "op/op.h"
 
 /* Sizes of an op and the split of its rows. */
-enum { OPS_MOST_GROUPS = 36 };
+enum { OPS_MOST_GROUPS = 128 };
 typedef struct ops_shape {
     size_t n, k, rows, groups, padding; /* padding: elements between plain rows */
     uint32_t ends[OPS_MOST_GROUPS];
@@ -15,6 +15,13 @@ typedef struct ops_shape {
     {                                                                                              \
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, \
             26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60                                             \
+    }
+
+/* Ends of 36 groups of 1 to 206 rows (moe_grouped_matmul of the cuDNN frontend). */
+#define OPS_36_EXPERTS                                                                             \
+    {                                                                                              \
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 127, 255, 383, 483, 515,    \
+            643, 718, 924, 1100, 1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000              \
     }
 
 /* An op on plain float32 operands without options. */
@@ -79,6 +86,8 @@ const char *ops_title(const moert_op_options *options);
 
 /* Creates an op on the test device. The op is destroyed when the test ends. */
 moert_op *ops_open(const moert_op_options *options);
+/* Also compiles it; `backend` must take it. */
+moert_op *ops_open_on(const char *backend, moert_op_options options);
 
 /* Checks that `backend` refuses a description with a message that contains `text`, and that the
  * option `fallback` selects the portable backend. */

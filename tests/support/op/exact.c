@@ -1,6 +1,8 @@
 /* The formulas of exact.h. */
 #include "support/op/exact.h"
 
+#include "support/suite.h"
+
 /* Element i of an optional buffer; 1 if the op has no such buffer. */
 static double or_one(const ops_bytes *data, moert_op_buffer which, size_t i) {
     return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
@@ -266,4 +268,47 @@ ops_exact ops_exact_of(const ops_bytes *data, double tolerance) {
         release_since(before);
     }
     return e;
+}
+
+/* ---- single elements ---- */
+
+bool ops_draw(const ops_bytes *data, size_t number, ops_element *e) {
+    const moert_op *op = &data->shape;
+    const moert_op_options *o = &op->options;
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, forward = o->kind == MOERT_OP_GEMM_FORWARD;
+    const uint32_t *ends = ops_bytes_ends(data);
+    const size_t g = number % o->groups, first = ops_group_start(ends, g), rows = ends[g] - first;
+    const size_t lines = wgrad ? o->n : rows, columns = forward ? o->n : o->k;
+    if (lines == 0)
+        return false;
+    *e = (ops_element){.g = g,
+                       .line = suite_bits(1, number) % lines,
+                       .j = suite_bits(2, number) % columns,
+                       .terms = wgrad     ? rows
+                                : forward ? o->k
+                                          : o->n};
+    const size_t row =
+        wgrad ? g * o->n + e->line : ops_row(data, forward ? &op->y : &op->x, first + e->line);
+    e->at = row * columns + e->j;
+    return row != SIZE_MAX;
+}
+
+/* Element (r, j) of x or y, row r in the order of the groups. */
+static float at(const ops_bytes *data, moert_op_buffer which, size_t r, size_t j) {
+    const moert_op_rows *rows = which == MOERT_OP_BUFFER_x ? &data->shape.x : &data->shape.y;
+    const size_t row = ops_row(data, rows, r), stride = data->shape.needs[which].stride;
+    return row == SIZE_MAX ? 0.0f : (float)ops_bytes_get(data, which, row * stride + j);
+}
+
+ops_factors ops_factors_of(const ops_bytes *data, const ops_element *e, size_t t) {
+    const moert_op_options *o = &data->shape.options;
+    const size_t first = ops_group_start(ops_bytes_ends(data), e->g), row = first + e->line;
+    const moert_op_buffer x = MOERT_OP_BUFFER_x, y = MOERT_OP_BUFFER_y;
+    if (o->kind == MOERT_OP_GEMM_WGRAD)
+        return (ops_factors){at(data, y, first + t, e->line), at(data, x, first + t, e->j)};
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD;
+    const size_t in_weight = forward ? e->j * o->k + t : t * o->k + e->j;
+    return (ops_factors){
+        at(data, forward ? x : y, row, t),
+        (float)ops_bytes_get(data, MOERT_OP_BUFFER_weight, e->g * o->n * o->k + in_weight)};
 }

@@ -1,10 +1,9 @@
 /*
- * Op objects in float64: the formulas of moert/ops.h on the values of the operands, and a check of
- * results byte by byte. Only the op's description and plain conversions come from the library. A
- * sum may have an error relative to the largest sum of its row. A GLU's result may have the error
- * that this causes, plus OPS_GLU_ERROR of itself. Each byte (element, scale, rounded value) must be
- * that of a value within the error. Therefore only one byte is right, except near a rounding
- * boundary.
+ * Op objects in float64: the formulas of moert/ops.h on the values of the operands. Only the op's
+ * description and plain conversions come from the library. A sum may have an error relative to the
+ * largest sum of its row. A GLU's result may have the error that this causes, plus OPS_GLU_ERROR of
+ * itself. A rounded result must be that of a value within the error. If a result is quantized, the
+ * plain op on the same values is checked so, and ops_bytes_compare() checks the op with it.
  */
 #pragma once
 
@@ -27,11 +26,32 @@ typedef struct ops_exact {
 #define OPS_GLU_ERROR 4e-6
 ops_exact ops_exact_of(const ops_bytes *data, double tolerance);
 
+/* Checks the results of a plain op with the expected ones, and that no other byte has changed since
+ * before the execute. */
+void ops_check_results(const char *title, const ops_bytes *before, const ops_bytes *got,
+                       const ops_exact *want);
+
 /* The row of x or y that holds row r of the groups; SIZE_MAX if its slot is outside the rows. */
 size_t ops_row(const ops_bytes *data, const moert_op_rows *rows, size_t r);
 
+/* An element (line, j) of the result of a plain GEMM: `terms` products are added to it. `line`
+ * counts from the first row of group g; `at` is the element's index in the result. */
+typedef struct ops_element {
+    size_t g, line, j, terms, at;
+} ops_element;
+/* Draws element `number`, of group `number` modulo G; false if the group has none, or if its row is
+ * dropped. */
+bool ops_draw(const ops_bytes *data, size_t number, ops_element *e);
+/* Returns the operands of product t of an element. */
+typedef struct ops_factors {
+    float a, b;
+} ops_factors;
+ops_factors ops_factors_of(const ops_bytes *data, const ops_element *e, size_t t);
+
 /* Executes `data` on `backend`, or by an existing op. Checks all results, quantized or plain, and
- * that no other byte has changed. Returns the expected results. */
+ * that no other byte has changed. The nvidia backend has no plain op on float32, so its quantized
+ * results are compared with those of the portable one; their sums must be exact. Returns the
+ * expected results. */
 ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance);
 ops_exact ops_exact_run_op(const char *title, moert_op *op, ops_bytes *data, double tolerance);
 

@@ -1,7 +1,6 @@
-/* The addresses of elements and scales (place.h). */
-#include "support/op/place.h"
+/* The addresses of elements and scales (bytes.h). */
+#include "support/op/bytes.h"
 
-#include "base/memory.h"
 #include "moert/quantize.h"
 
 /* ---- operands ---- */

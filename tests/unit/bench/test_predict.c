@@ -1,7 +1,6 @@
 // run: check=1 all=1san device=0
 /* Predictions of bench_model. Predicted spreads are compared with counts and random draws, and
  * predicted times with sums made by hand for a machine with round numbers. */
-#include "base/memory.h"
 #include "bench/predict/models.h"
 #include "bench/predict/predict.h"
 #include "exchange/exchange.h"

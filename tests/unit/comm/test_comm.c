@@ -1,6 +1,5 @@
 // run: check=1,2 all=3,4,2san device=0
 /* Collectives, agreement and tree sums, on any number of ranks. */
-#include "base/memory.h"
 #include "comm/internal.h"
 #include "comm/tree_sum.h"
 #include "support/mpi.h"

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "comm/internal.h"
 #include "io/durable.h"
 #include "support/files.h"

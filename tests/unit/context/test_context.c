@@ -3,7 +3,6 @@
  * to cores, of halves of the ranks, and with bad settings. */
 #include <sched.h>
 
-#include "base/memory.h"
 #include "context/context.h"
 #include "support/mpi.h"
 #include "support/opencl.h"

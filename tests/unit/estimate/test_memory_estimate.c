@@ -2,7 +2,6 @@
 /* Compares the memory estimate, for the rows that a step had, with what a real model, optimizer and
  * exchange allocate. */
 #include "base/config.h"
-#include "base/memory.h"
 #include "estimate/memory.h"
 #include "exchange/internal.h"
 #include "layer/clones.h"

@@ -4,7 +4,6 @@
  * must give the bits of the oracle in round_trip.c, so all engines give the same bits.
  */
 #include "base/config.h"
-#include "base/memory.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
 #include "support/suite.h"

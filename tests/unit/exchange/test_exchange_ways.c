@@ -2,7 +2,6 @@
 /* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
  * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
  * engine. */
-#include "base/memory.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
 

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 #include "exchange/internal.h"

@@ -1,25 +1,28 @@
 // run: check=1 all=1san
 /* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
- * backend, dtype, and prepacked or native weights. */
-#include "base/memory.h"
+ * backend, dtype, and prepacked or native weights. A forward GEMM with a fused GLU has the bits of
+ * a GEMM followed by a GLU. */
+#include "gemm/backend.h"
 #include "support/gemm/gemm.h"
 
 TEST(test_results_are_exact_and_stay_within_their_rows_and_empty_groups_get_zeros) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
-            for (size_t w = 0; w < gemm_way_count; w++)
-                check_exact(&gemm_problems[i], op, &gemm_ways[w]);
+            for (size_t w = 0; w < gemm_way_count; w++) {
+                ops_bytes data = make_data(&gemm_problems[i], op, &gemm_ways[w], OPS_EXACT);
+                check_gemm(&gemm_problems[i], op, &gemm_ways[w], &data, 0.0);
+            }
 }
 
 TEST(test_portable_has_the_bits_of_the_reference) {
-    arrays want = {0};
+    ops_bytes want = {.bytes = {0}};
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
             for (const way *by = gemm_ways; by < gemm_ways + gemm_way_count; by++)
                 if (is_reference(by))
-                    want = run_new(&gemm_problems[i], op, by, false);
+                    want = run_new(&gemm_problems[i], op, by);
                 else
-                    check_run(&gemm_problems[i], op, by, false, &want);
+                    check_run(&gemm_problems[i], op, by, &want);
 }
 
 TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
@@ -44,24 +47,25 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
     for (size_t w = 0; w < 2; w++) {
         const way *by = &gemm_ways[ways[w]];
-        const arrays all = run_new(&whole, WGRAD, by, false);
+        const ops_bytes start = make_data(&whole, WGRAD, by, OPS_WIDE),
+                        all = run_new(&whole, WGRAD, by);
         for (size_t g = 0; g < whole.groups; g++) {
-            const size_t first = start_of(&whole, g), elements = whole.n * whole.k;
-            const arrays alone = run_alone(&whole, WGRAD, by, first, whole.ends[g] - first);
-            assert_same_bits("weight", alone.weight, all.weight + g * elements, elements);
+            const size_t first = ops_group_start(whole.ends, g), rows = whole.ends[g] - first;
+            ops_bytes alone = run_alone(&whole, WGRAD, by, &start, first, rows);
+            ops_assert_same_rows("weight", &(ops_pair){&alone, &all, 0, g, rows, 0});
         }
     }
 }
 
 static void check_rounded_wgrad(const problem *p, const way *by) {
     const size_t n = p->groups * p->n * p->k;
-    const arrays want = run_new(p, WGRAD, by, false), a = make_arrays(p, false);
+    const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, by, OPS_WIDE);
     set_variable("MOERT_BF16", by->bf16);
-    moert_gemm gemm = upload_gemm(p, &a, by->type, by->type);
+    moert_gemm gemm = upload_gemm(p, &a);
     gemm.type = by->type;
     gemm.rounded = unset_bf16(n);
     ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
-    assert_bf16(by->name, gemm.rounded, want.weight, n);
+    assert_bf16(by->name, gemm.rounded, results_of(&want).data, n);
     set_variable("MOERT_BF16", NULL);
 }
 
@@ -78,26 +82,9 @@ TEST(test_a_rounded_wgrad_is_the_float32_one_rounded) {
     }
 }
 
-TEST(test_a_rounded_wgrad_does_not_accumulate) {
-    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const arrays a = make_arrays(&p, true);
-    const char *const text = "only a wgrad of all groups that does not accumulate";
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    gemm.rounded = unset_bf16(2 * 4 * 4);
-    ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
-    gemm.accumulate = true;
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, text);
-    gemm.accumulate = false;
-    gemm.part = (moert_part){1, 2, 4, 8};
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, text);
-    gemm.part = (moert_part){0};
-    gemm.rounded = test_buffer(2 * 4 * 4 * sizeof(uint16_t) - 1);
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "rounded");
-}
-
-static void fill(float *data, size_t count, float value) {
-    for (size_t i = 0; i < count; i++)
-        data[i] = value;
+static void fill(ops_bytes *data, moert_op_buffer which, double value) {
+    for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+        ops_bytes_put(data, which, i, value);
 }
 
 TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
@@ -105,15 +92,16 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
      * nothing else is added. Sums in AMX tiles begin each step with +0, so their result is +0. */
     const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
     for (size_t w = 0; w < gemm_way_count; w++) {
-        const bool tiled = sums_in_tiles(&gemm_ways[w]);
+        set_variable("MOERT_BF16", gemm_ways[w].bf16);
+        const bool tiled = moert_dot_of(test_device, gemm_ways[w].type) == MOERT_DOT_TILE;
         for (operation op = DGRAD; op <= WGRAD; op++) {
-            arrays a = make_arrays(&p, true);
-            const results result = results_of(&p, op, &a);
-            fill(a.y, a.y_count, 0.0f);
-            fill(a.x, a.x_count, -1.0f);
-            fill(a.weight, a.weight_count, -1.0f);
-            fill(result.data, result.count, -0.0f);
-            run_gemm(&p, op, &gemm_ways[w], &a);
+            ops_bytes data = make_data(&p, op, &gemm_ways[w], OPS_EXACT);
+            const results result = results_of(&data);
+            fill(&data, MOERT_OP_BUFFER_y, 0.0);
+            fill(&data, MOERT_OP_BUFFER_x, -1.0);
+            fill(&data, MOERT_OP_BUFFER_weight, -1.0);
+            fill(&data, ops_result_buffer(data.shape.options.kind), -0.0);
+            run_gemm(&p, op, &gemm_ways[w], &data);
             for (size_t i = 0; i < result.count; i++)
                 assert_true(result.data[i] == 0.0f && !signbit(result.data[i]) == tiled);
         }
@@ -127,29 +115,143 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
                 check_parts(&gemm_problems[i], op, &gemm_ways[w]);
 }
 
-TEST(test_an_invalid_part_of_the_groups_is_refused) {
-    const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
-    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
-    const arrays a = make_arrays(&p, true);
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
-        gemm.part = wrong[i];
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
+/* ---- GLU ---- */
+
+/* Forward GEMMs with a GLU: widths around the 16 columns of a tile, several blocks of K, empty
+ * groups, rows past the last end. */
+static const problem gated[] = {
+    {.n = 2, .k = 1, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 32, .k = 16, .rows = 0, .groups = 2, .ends = {0, 0}},
+    {.n = 32, .k = 33, .rows = 24, .groups = 3, .ends = {8, 16, 24}},
+    {.n = 30, .k = 40, .rows = 23, .groups = 4, .ends = {0, 7, 7, 20}, .bias = true, .pad_x = 3},
+    {.n = 34, .k = 31, .rows = 19, .groups = 3, .ends = {3, 3, 18}, .bias = true},
+    {.n = 18, .k = 64, .rows = 40, .groups = 3, .ends = {3, 20, 39}, .shared = true, .bias = true},
+    {.n = 70, .k = 1100, .rows = 18, .groups = 2, .ends = {1, 18}, .bias = true},
+    {.n = 96, .k = 2100, .rows = 17, .groups = 2, .ends = {8, 17}},
+    {.n = 46, .k = 2100, .rows = 9, .groups = 1, .ends = {9}, .bias = true},
+    {.n = 40, .k = 33, .rows = 1200, .groups = 3, .ends = {1, 1100, 1199}},
+    {.n = 300, .k = 17, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
+};
+/* A tile of even width applies the GLU; one of odd width leaves it to a separate pass. */
+static const moert_choices fusing = {4, 1024, 512, 8, 2, 16}, separate = {4, 1024, 512, 6, 1, 4096};
+
+/* Calls `check` for every problem with one GLU, and every way with a forced tile. */
+static void each_gated(const moert_choices *tile, void (*check)(const problem *p, way by)) {
+    for (size_t i = 0; i < MOERT_COUNT(gated); i++)
+        for (size_t w = 0; w < gemm_way_count; w++) {
+            problem p = gated[i];
+            way by = gemm_ways[w];
+            p.gate = &gates[i % GATES];
+            by.choices = tile;
+            check(&p, by);
+        }
+}
+
+/* Compares one fused call with two calls: the same h, and the same v unless it is dropped. */
+static void check_fused(const problem *p, way by) {
+    by.separate = true;
+    const ops_bytes want = run_new(p, FORWARD, &by);
+    by.separate = false;
+    check_run(p, FORWARD, &by, &want);
+    by.drop_v = true;
+    ops_bytes got = run_new(p, FORWARD, &by);
+    memcpy(results_of(&got).data, results_of(&want).data, want.bytes[MOERT_OP_BUFFER_c]);
+    ops_assert_same(titled("n %zu, k %zu, %s, v dropped", p->n, p->k, by.name), &got, &want, true);
+}
+
+/* Even problems use the first two GLUs, odd problems the last two. */
+static void check_both_glus(const problem *p, way by) {
+    problem other = *p;
+    other.gate = &gates[(p->gate - gates) ^ 1];
+    check_fused(p, by);
+    check_fused(&other, by);
+}
+
+TEST(test_a_fused_call_has_the_bits_of_two_calls) {
+    each_gated(NULL, check_both_glus); /* the tile that this CPU uses by default */
+    each_gated(&fusing, check_both_glus);
+    each_gated(&separate, check_both_glus);
+}
+
+/* A v of more than 16 MiB is written past the caches, unless its rows are not aligned. */
+TEST(test_a_fused_call_with_a_large_v_has_the_bits_of_two_calls) {
+    problem large = {.k = 1, .rows = 2100, .groups = 2, .ends = {1001, 2100}};
+    for (large.n = 2048; large.n <= 2064; large.n += 16) {
+        large.gate = &gates[0];
+        check_fused(&large, gemm_ways[PORTABLE_F32]);
+        large.gate = &gates[2];
+        check_fused(&large, gemm_ways[PREPACKED_BF16]);
     }
-    gemm.part = (moert_part){1, 2, 4, 8};
-    gemm.shared_weight = true;
-    ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
+}
+
+static void check_rounded_h(const problem *p, way by) {
+    if (by.type == MOERT_DTYPE_F32)
+        return; /* the backend refuses this case */
+    ops_bytes want = run_new(p, FORWARD, &by);
+    round_data(&want, MOERT_OP_BUFFER_d, MOERT_DTYPE_BF16);
+    by.h = MOERT_DTYPE_BF16;
+    check_run(p, FORWARD, &by, &want);
+}
+
+TEST(test_h_in_bf16_is_the_rounded_float32_h) {
+    each_gated(&fusing, check_rounded_h);
+}
+
+/* The backends' exp differ, so only v is compared. */
+static void check_v(const problem *p, way by) {
+    const way reference = reference_of(by);
+    const ops_bytes got = run_new(p, FORWARD, &by), want = run_new(p, FORWARD, &reference);
+    assert_same_bits(by.name, results_of(&got).data, results_of(&want).data,
+                     results_of(&want).count);
+}
+
+TEST(test_v_of_the_portable_backend_has_the_bits_of_the_reference) {
+    each_gated(&fusing, check_v);
+}
+
+static void check_parts_of(const problem *p, way by) {
+    if (!p->shared)
+        check_parts(p, FORWARD, &by);
+}
+
+TEST(test_parts_of_groups_with_a_glu_give_the_bits_of_the_whole) {
+    each_gated(&fusing, check_parts_of);
+    each_gated(&separate, check_parts_of);
+}
+
+static void check_dropped_v(const problem *p, way by) {
+    if (by.type != MOERT_DTYPE_F32 || is_reference(&by) || p->k > 64)
+        return;
+    by.drop_v = true;
+    const ops_bytes got = run_new(p, FORWARD, &by), before = make_data(p, FORWARD, &by, OPS_WIDE);
+    assert_same_bits(by.name, results_of(&got).data, results_of(&before).data,
+                     results_of(&before).count);
+}
+
+TEST(test_a_dropped_v_is_not_written_after_a_short_chain) {
+    if (moert_device_describe(test_device)->gpu_form)
+        SKIP("in GPU form the GLU is a separate launch");
+    each_gated(&fusing, check_dropped_v);
+}
+
+/* ---- threads ---- */
+
+static uint64_t hash;
+
+static void add_to_hash(const problem *p, way by) {
+    for (operation op = 0; op < (p->gate != NULL ? DGRAD : OPERATIONS) && !is_reference(&by);
+         op++) {
+        const ops_bytes data = run_new(p, op, &by);
+        hash = hash_data(&data, hash);
+    }
 }
 
 /* Returns a hash of all results of the portable backend. */
 static uint64_t digest(void) {
-    uint64_t hash = 0;
     for (size_t i = 0; i < gemm_problem_count; i++)
-        for (size_t w = PORTABLE_F32; w < gemm_way_count; w++)
-            for (operation op = 0; op < OPERATIONS && !is_reference(&gemm_ways[w]); op++) {
-                const arrays a = run_new(&gemm_problems[i], op, &gemm_ways[w], false);
-                hash = hash_arrays(&a, hash);
-            }
+        for (size_t w = 0; w < gemm_way_count; w++)
+            add_to_hash(&gemm_problems[i], gemm_ways[w]);
+    each_gated(&fusing, add_to_hash);
     return hash;
 }
 
@@ -157,10 +259,12 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
     check_threads();
 }
 
+/* ---- refusals ---- */
+
 TEST(test_a_prepacked_weight_serves_only_its_shape) {
     const problem *p = &gemm_problems[5];
-    const arrays a = make_arrays(p, true);
-    moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    const ops_bytes a = make_data(p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
+    moert_gemm gemm = upload_gemm(p, &a);
     const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_FORWARD,
                                          MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
@@ -179,44 +283,88 @@ TEST(test_a_prepacked_weight_serves_only_its_shape) {
         ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "cannot serve dgrad");
-        gemm.n--;
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "cannot serve forward");
-        gemm.n++;
-        gemm.type = MOERT_DTYPE_BF16;
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "cannot serve forward");
+        REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward", wrong.n--);
+        REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward",
+                wrong.type = MOERT_DTYPE_BF16);
     }
     moert_prepacked_destroy(prepacked);
 }
 
-TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
+TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
+    const moert_gemm_kind forward = MOERT_GEMM_FORWARD, wgrad = MOERT_GEMM_WGRAD;
+    const moert_status usage = MOERT_ERROR_USAGE;
+    const char *const whole = "only a wgrad of all groups that does not accumulate";
+    const moert_part parts[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
+    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
+    moert_buffer *small = test_buffer(31 * sizeof(float)); /* has room for 32 values of 2 bytes */
+    moert_gemm gemm = upload_gemm(&p, &a);
+    ASSERT_OK(run_as(forward, &gemm));
+    REFUSED(forward, usage, "", wrong.y = small);
+    REFUSED(forward, usage, "", wrong.ldx = 3);
+    REFUSED(forward, usage, "", wrong.weight = NULL);
+    REFUSED(forward, usage, "", wrong.y_column = 1);
+    REFUSED(forward, usage, "", wrong.k = 0);
+    REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "", wrong.type = MOERT_DTYPE_F16);
+    for (size_t i = 0; i < MOERT_COUNT(parts); i++)
+        REFUSED(forward, usage, "no part of 2 groups", wrong.part = parts[i]);
+    REFUSED(MOERT_GEMM_DGRAD, usage, "a weight for each group",
+            (wrong.shared_weight = true, wrong.part = (moert_part){1, 2, 4, 8}));
+    gemm.rounded = unset_bf16(2 * 4 * 4);
+    ASSERT_OK(run_as(wgrad, &gemm));
+    REFUSED(wgrad, usage, whole, wrong.accumulate = true);
+    REFUSED(wgrad, usage, whole, wrong.part = ((moert_part){1, 2, 4, 8}));
+    REFUSED(wgrad, usage, "rounded", wrong.rounded = test_buffer(2 * 4 * 4 * 2 - 1));
+    gemm.x = small;
+    gemm.type = MOERT_DTYPE_BF16;
+    ASSERT_OK(run_as(forward, &gemm));
+    REFUSED(forward, usage, "", wrong.ldx = 10);
+}
+
+TEST(test_a_wrong_glu_is_refused) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
-    const arrays a = make_arrays(&p, true);
-    moert_buffer *small = test_buffer(15 * sizeof(float));
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
-    moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
-    wrong[0].y = small;
-    wrong[1].ldx = 3;
-    wrong[2].weight = NULL;
-    wrong[3].y_column = 1;
-    wrong[4].k = 0;
-    wrong[5].x = small;
-    wrong[5].type = MOERT_DTYPE_BF16;
-    /* the buffer has room for 16 values of 2 bytes */
-    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5]));
-    wrong[5].ldx = 10;
-    for (size_t i = 0; i < 6; i++)
-        assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
-    gemm.type = MOERT_DTYPE_F16;
-    assert_int_equal(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
+    const moert_gemm_kind forward = MOERT_GEMM_FORWARD;
+    const moert_status usage = MOERT_ERROR_USAGE;
+    moert_gemm gemm = upload_gemm(&p, &a);
+    gemm.gated = true;
+    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        set_variable("MOERT_BACKEND", backends[b]);
+        ASSERT_OK(moert_gemm_run(&gemm));
+        REFUSED(forward, usage, "", wrong.n = 3);
+        REFUSED(forward, usage, "", wrong.ldy = 5);
+        REFUSED(forward, usage, "", wrong.accumulate = true);
+        REFUSED(forward, usage, "", wrong.glu.h = test_buffer(7 * sizeof(float)));
+        REFUSED(forward, usage, "", wrong.glu.form.limit = 0.0f);
+        REFUSED(forward, usage, "", wrong.k = 0);
+        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), usage, "");
+        REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "needs bf16 operands",
+                wrong.glu.type = MOERT_DTYPE_BF16);
+    }
+    moert_prepacked_shape shape = {1, 4, 4, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
+    moert_prepacked *prepacked = NULL;
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    if (prepacked != NULL) {
+        gemm.prepacked = prepacked;
+        ASSERT_FAILS(run_as(forward, &gemm), usage, "cannot serve forward with a GLU");
+        gemm.glu.form.interleaved = true;
+        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+        ASSERT_OK(moert_gemm_run(&gemm));
+    }
+    moert_prepacked_destroy(prepacked);
+    shape.n = 3;
+    shape.use = MOERT_PREPACKED_GATED;
+    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE,
+                 "needs an even n");
 }
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
     const problem p = {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     const moert_prepacked_shape shape = {1, 1, 1, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
-    const moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    const moert_gemm gemm = upload_gemm(&p, &a);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* float32 operands do not use tensor cores */

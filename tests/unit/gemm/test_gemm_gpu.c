@@ -7,8 +7,8 @@ static void check_all(const problem *p) {
     static const size_t ways[] = {REFERENCE_F32, REFERENCE_BF16};
     for (operation op = 0; op < OPERATIONS; op++)
         for (size_t i = 0; i < 2; i++) {
-            const arrays want = run_new(p, op, &gemm_ways[ways[i]], false);
-            check_run(p, op, &gemm_ways[ways[i] + 1], false, &want);
+            const ops_bytes want = run_new(p, op, &gemm_ways[ways[i]]);
+            check_run(p, op, &gemm_ways[ways[i] + 1], &want);
         }
 }
 

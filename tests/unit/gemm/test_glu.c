@@ -1,5 +1,6 @@
 // run: check=1 all=1gpu,1san
-/* The GLU: worked examples, float64 finite differences, limits, and the promise of equal bits. */
+/* The GLU: float64 finite differences, limits, and the promise of equal bits. test_ops_glu has
+ * worked examples. */
 #include "base/rng.h"
 #include "gemm/gemm.h"
 #include "support/test.h"
@@ -120,29 +121,6 @@ TEST(test_forward_and_backward_match_float64) {
             if (p.stride > 0)
                 check_value((double)p.dprob[m * p.stride], dprob, scale);
         }
-    }
-}
-
-TEST(test_worked_examples) {
-    static const struct {
-        moert_glu_form form;
-        float gate, up;
-        double dgate, dup, dprob;
-    } examples[] = {
-        {MOERT_GLU_SWIGLU, 2.59375f, -5.1875f, -2.136515, 0.905016, -6.259694},
-        {MOERT_GLU_GPT_OSS, 2.59375f, -5.1875f, -1.633425, 0.961028, -5.365740},
-        {MOERT_GLU_GPT_OSS, 8.0f, -9.0f, 0.0, 0.0, -20.999860},
-    };
-    for (size_t i = 0; i < BACKENDS * MOERT_COUNT(examples); i++) {
-        problem p = make_problem(examples[i / BACKENDS].form, 1, 1, 1);
-        p.v[0] = examples[i / BACKENDS].gate;
-        p.v[1] = examples[i / BACKENDS].up;
-        p.prob[0] = 0.75f;
-        p.dh[0] = 0.5f;
-        run(&p, backends[i % BACKENDS]);
-        check_value((double)p.dv[0], examples[i / BACKENDS].dgate, 0.0);
-        check_value((double)p.dv[1], examples[i / BACKENDS].dup, 0.0);
-        check_value((double)p.dprob[0], examples[i / BACKENDS].dprob, 0.0);
     }
 }
 

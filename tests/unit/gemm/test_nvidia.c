@@ -1,9 +1,9 @@
 // run: check=1 all=1san
-/* Grouped GEMMs of bf16 operands by the nvidia backend. On an NVIDIA GPU, tensor cores compute
- * them; results are within the rounding of tensor cores of the reference. On other devices, and for
+/* Grouped GEMMs by the nvidia backend: of bf16 operands, and of float32 operands that may be split
+ * into bf16 parts. On an NVIDIA GPU, tensor cores compute the first within their rounding; on a
+ * Hopper GPU they compute the second about as exactly as a chain of fma. On other devices, and for
  * unaligned rows, the portable backend computes them. */
-#include "base/memory.h"
-#include "base/dtype.h"
+#include "base/rng.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"
 
@@ -15,8 +15,11 @@ static const way rounded = {.name = "rounded",
                             .prepacked = true,
                             .result = MOERT_DTYPE_BF16};
 
+static const way split = {.name = "split", .backend = "auto", .split = true};
+
 /* whole tiles; sizes one above or below a tile; partial blocks of K; empty groups and rows past the
- * end; strides, columns of y, one weight for all groups. The last three problems are unaligned. */
+ * end; strides, columns of y, one weight for all groups. The last three problems before BF16 are
+ * unaligned for bf16. The others are for the tiles and the alignment of float32. */
 static const problem problems[] = {
     {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -39,20 +42,90 @@ static const problem problems[] = {
     {.n = 18, .k = 40, .rows = 9, .groups = 2, .ends = {4, 8}, .bias = true},
     {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3},
     {.n = 24, .k = 64, .rows = 9, .groups = 2, .ends = {4, 8}, .y_column = 4, .pad_y = 4},
+    {.n = 8, .k = 4, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 8, .k = 4096, .rows = 130, .groups = 2, .ends = {60, 130}},
+    {.n = 64, .k = 64, .rows = 128, .groups = 1, .ends = {128}},
+    {.n = 128, .k = 128, .rows = 129, .groups = 2, .ends = {64, 128}, .bias = true},
+    {.n = 256, .k = 200, .rows = 300, .groups = 3, .ends = {70, 135, 290}, .accumulate = true},
+    {.n = 264, .k = 72, .rows = 131, .groups = 2, .ends = {129, 130}, .bias = true},
+    {.n = 60, .k = 140, .rows = 127, .groups = 3, .ends = {0, 127, 127}, .accumulate = true},
+    {.n = 128, .k = 36, .rows = 200, .groups = 5, .ends = {9, 9, 25, 26, 143}, .bias = true},
+    {.n = 40, .k = 520, .rows = 190, .groups = 4, .ends = {60, 60, 61, 190}, .pad_x = 4},
+    {.n = 40, .k = 48, .rows = 66, .groups = 2, .ends = {1, 65}, .accumulate = true, .y_column = 4},
+    {.n = 13, .k = 40, .rows = 66, .groups = 2, .ends = {1, 65}, .y_column = 3, .pad_y = 2},
 };
-enum { PROBLEMS = MOERT_COUNT(problems) };
+enum { BF16 = 15, PROBLEMS = MOERT_COUNT(problems) };
 
-TEST(test_gemms_of_small_integers_are_exact) {
+TEST(test_gemms_are_exact_on_small_integers_and_else_within_their_rounding) {
     has_tensor_cores("portable computes");
+    has_hopper("chains of fma");
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < OPERATIONS; op++)
-            check_exact(&problems[i], op, &nvidia);
+        for (size_t c = 0; c < (size_t)OPERATIONS * 4; c++) {
+            const operation op = (operation)(c / 4);
+            const bool splits = c % 2 == 1, exact = c / 2 % 2 == 0;
+            problem p = problems[i];
+            p.shared |= splits;
+            ops_bytes data =
+                make_data(&p, op, splits ? &split : &nvidia, exact ? OPS_EXACT : OPS_WIDE);
+            if (exact || op != BIAS_GRAD)
+                check_gemm(&p, op, splits ? &split : &nvidia, &data,
+                           exact    ? 0.0
+                           : splits ? 0x1p-20
+                                    : 1e-5);
+        }
 }
 
-TEST(test_gemms_of_random_numbers_are_within_their_rounding) {
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (operation op = 0; op < BIAS_GRAD; op++)
-            check_near(&problems[i], op, &nvidia, 1e-5);
+/* ---- split operands ---- */
+
+/* Integers of up to `bits` bits and either sign. */
+static void draw_integers(ops_bytes *data, moert_op_buffer which, int bits) {
+    for (size_t i = 0; i < ops_bytes_count(data, which); i++)
+        ops_floats(data, which)[i] =
+            rintf(ldexpf((float)(2.0 * moert_rng_uniform(2, which, i) - 1.0), bits));
+}
+
+static ops_bytes make_integers(const problem *p, operation op, int x_bits, int y_bits,
+                               int weight_bits) {
+    ops_bytes data = make_data(p, op, &split, OPS_EXACT);
+    draw_integers(&data, MOERT_OP_BUFFER_x, x_bits);
+    draw_integers(&data, MOERT_OP_BUFFER_y, y_bits);
+    draw_integers(&data, MOERT_OP_BUFFER_weight, weight_bits);
+    return data;
+}
+
+/* All products have 22 bits, so sums of four products are below 2^24 and exact in float32. A lost
+ * bit of an operand would change a sum. */
+TEST(test_no_bit_of_an_operand_is_lost) {
+    static const problem of_four[] = {
+        [FORWARD] = {.n = 72, .k = 4, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
+        [DGRAD] = {.n = 4, .k = 200, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
+        [WGRAD] = {.n = 72, .k = 136, .rows = 13, .groups = 3, .ends = {4, 8, 12}},
+    };
+    static const int bits[][2] = {{20, 2}, {2, 20}, {11, 11}, {16, 6}, {6, 16}, {13, 9}};
+    for (operation op = 0; op < BIAS_GRAD; op++)
+        for (size_t i = 0; i < MOERT_COUNT(bits); i++) {
+            const problem *p = &of_four[op];
+            const int x = bits[i][0], y = bits[i][op == WGRAD], weight = bits[i][1];
+            ops_bytes got = make_integers(p, op, x, y, weight), want = ops_bytes_copy(&got);
+            run_gemm(p, op, &split, &got);
+            run_gemm(p, op, &gemm_ways[REFERENCE_F32], &want);
+            ops_assert_same(
+                titled("%d by %d bits, %s", bits[i][0], bits[i][1], operation_names[op]), &got,
+                &want, true);
+        }
+}
+
+/* Truncation instead of rounding would bias long sums of one sign towards 0. */
+TEST(test_long_sums_are_not_biased) {
+    static const problem p = {
+        .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};
+    static const moert_op_buffer operands[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight};
+    ops_bytes data = make_data(&p, FORWARD, &split, OPS_EXACT);
+    for (size_t i = 0; i < 2; i++)
+        for (size_t e = 0; e < ops_bytes_count(&data, operands[i]); e++)
+            ops_floats(&data, operands[i])[e] = 1.0f + (float)moert_rng_uniform(3, i, e);
+    check_gemm(&p, FORWARD, &split, &data,
+               moert_nvidia_uses_wgmma(test_device) ? 0x1p-20 : 0x1p-16);
 }
 
 /* ---- results of bf16 ---- */
@@ -75,35 +148,33 @@ static bool can(bool (*supports)(const moert_device *, const moert_gemm *), cons
 TEST(test_rounded_results_are_casts_of_float32_results) {
     enum { UNALIGNED = 3 };
     size_t able = 0;
-    for (size_t i = 0; i < PROBLEMS; i++) {
+    for (size_t i = 0; i < BF16; i++) {
         problem p = problems[i];
         p.accumulate = false;
         if (!can(moert_gemm_rounds, &p))
             continue;
         able++;
         for (operation op = FORWARD; op <= DGRAD; op++) {
-            const arrays want = run_new(&p, op, &nvidia, false);
-            round_all(results_of(&p, op, &want).data, results_of(&p, op, &want).count,
-                      MOERT_DTYPE_BF16);
-            check_run(&p, op, &rounded, false, &want);
+            ops_bytes want = run_new(&p, op, &nvidia);
+            round_data(&want, results_of(&want).which, MOERT_DTYPE_BF16);
+            check_run(&p, op, &rounded, &want);
         }
     }
-    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
+    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? BF16 - UNALIGNED : 0);
 }
 
 static void check_scattered(const problem *p, operation op, size_t runs) {
     way anywhere = rounded;
     anywhere.runs = runs;
-    const arrays got = run_new(p, op, &anywhere, false), want = run_new(p, op, &rounded, false);
-    const arrays old = make_arrays(p, false);
-    const results lines = results_of(p, op, &want);
+    const ops_bytes got = run_new(p, op, &anywhere), want = run_new(p, op, &rounded),
+                    old = make_data(p, op, &rounded, OPS_WIDE);
+    const moert_op_buffer which = results_of(&want).which;
+    const size_t row = results_of(&want).stride * sizeof(uint16_t);
     for (size_t m = 0; m < p->rows; m++)
         if (is_lost(m))
-            memcpy(lines.data + m * lines.stride, results_of(p, op, &old).data + m * lines.stride,
-                   lines.stride * sizeof(float));
-    round_all(lines.data, lines.count, MOERT_DTYPE_BF16);
-    assert_same_bits(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
-                     results_of(p, op, &got).data, lines.data, lines.count);
+            memcpy(want.at[which] + m * row, old.at[which] + m * row, row);
+    ops_assert_same(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
+                    &got, &want, true);
 }
 
 /* A problem whose column tiles the runs divide unevenly. */
@@ -113,8 +184,8 @@ static const problem tall = {
 TEST(test_rows_of_results_may_lie_anywhere) {
     enum { REFUSED = 5 }; /* of the problems, three are unaligned, and two have columns before y */
     size_t able = 0;
-    for (size_t i = 0; i <= PROBLEMS; i++) {
-        problem p = i < PROBLEMS ? problems[i] : tall;
+    for (size_t i = 0; i <= BF16; i++) {
+        problem p = i < BF16 ? problems[i] : tall;
         p.accumulate = false;
         if (!can(moert_gemm_scatters, &p))
             continue;
@@ -124,38 +195,33 @@ TEST(test_rows_of_results_may_lie_anywhere) {
                 check_scattered(&p, op, runs);
     }
     const bool wgmma = moert_nvidia_uses_wgmma(test_device);
-    assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
+    assert_int_equal(able, wgmma ? BF16 + 1 - REFUSED : 0);
 }
 
 TEST(test_unaligned_bf16_results_are_refused) {
     enum { N = 12, ROWS = 2 }; /* N is not a multiple of the required alignment */
     const problem p = {.n = 2 * N, .k = 2 * N, .rows = ROWS, .groups = 1, .ends = {ROWS}};
-    const arrays a = make_arrays(&p, true);
+    const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     set_variable("MOERT_BACKEND", NULL);
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_gemm gemm = upload_gemm(&p, &a);
     gemm.type = gemm.result = MOERT_DTYPE_BF16;
-    gemm.n = gemm.k = N;
-    ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
-    ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
+    for (moert_gemm_kind kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_DGRAD; kind++) {
+        const moert_scatter places = {gemm.y, 1};
+        REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results in f32", wrong.n = wrong.k = N);
+        REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results without scatter",
+                (wrong.n = wrong.k = N, wrong.scatter = places));
+        REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results without scatter",
+                (wrong.n = wrong.k = N, wrong.scatter = places, wrong.result = MOERT_DTYPE_F32));
+    }
     /* gates and ups together are aligned, but each of the two is not */
     const moert_prepacked_shape shape = {1, 2 * N, 2 * N, MOERT_PREPACKED_GATED, MOERT_DTYPE_BF16};
-    moert_gemm fused = gemm;
     moert_prepacked *prepacked;
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    fused.n = fused.k = 2 * N;
-    fused.prepacked = prepacked;
-    fused.gated = true;
-    fused.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
-    ASSERT_FAILS(moert_gemm_run(&fused), MOERT_ERROR_UNSUPPORTED, "results in f32");
+    gemm.prepacked = prepacked;
+    gemm.gated = true;
+    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
+    ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     moert_prepacked_destroy(prepacked);
-    gemm.scatter = (moert_scatter){gemm.y, 1};
-    for (int i = 0; i < 2; i++) {
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED,
-                     "results without scatter");
-        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED,
-                     "results without scatter");
-        gemm.result = MOERT_DTYPE_F32;
-    }
 }
 
 /* ---- GLU ---- */
@@ -169,57 +235,69 @@ static problem gated(size_t i, size_t form) {
     return p;
 }
 
-/* Small integers: v is exact, and h is within the rounding of exp. */
-TEST(test_a_gemm_with_a_glu_is_near_the_reference) {
-    for (size_t i = 0; i < PROBLEMS; i++)
+/* v is exact, and h is within the rounding of exp. */
+TEST(test_a_gemm_with_a_glu_is_near_float64) {
+    for (size_t i = 0; i < BF16; i++)
         for (size_t f = 0; f < GATES; f++) {
             const problem p = gated(i, f);
             way by = nvidia;
             by.drop_v = (i + f) % 3 == 0;
-            const char *title = titled("n %zu, k %zu, form %zu", p.n, p.k, f);
-            arrays got = run_new(&p, FORWARD, &by, true);
-            arrays want = run_new(&p, FORWARD, &gemm_ways[REFERENCE_BF16], true);
-            assert_close(title, got.h, to_doubles(want.h, want.h_count), want.h_count, 0.0, 4e-6);
-            got.h_count = 0;
-            if (!by.drop_v)
-                compare_arrays(title, &got, &want);
+            ops_bytes data = make_data(&p, FORWARD, &by, OPS_EXACT);
+            check_gemm(&p, FORWARD, &by, &data, 0.0);
         }
 }
 
 TEST(test_v_in_bf16_is_a_cast_of_the_float32_v_and_leaves_h_alone) {
     enum { UNALIGNED = 5 };
     size_t able = 0;
-    for (size_t i = 0; i < PROBLEMS * GATES; i++) {
+    for (size_t i = 0; i < (size_t)BF16 * GATES; i++) {
         const problem p = gated(i / GATES, i % GATES);
         problem half = p; /* gates or ups */
         half.n /= 2;
         if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &half))
             continue;
         able++;
-        const arrays want = run_new(&p, FORWARD, &nvidia, false);
-        round_all(want.y, want.y_count, MOERT_DTYPE_BF16);
-        check_run(&p, FORWARD, &rounded, false, &want);
+        ops_bytes want = run_new(&p, FORWARD, &nvidia);
+        round_data(&want, results_of(&want).which, MOERT_DTYPE_BF16);
+        check_run(&p, FORWARD, &rounded, &want);
     }
-    assert_int_equal(
-        able, has_tensor_cores("portable rounds nothing") ? (PROBLEMS - UNALIGNED) * GATES : 0);
+    assert_int_equal(able,
+                     has_tensor_cores("portable rounds nothing") ? (BF16 - UNALIGNED) * GATES : 0);
 }
 
 /* ---- bits ---- */
 
+static const problem three_groups = {.n = 272,
+                                     .k = 328,
+                                     .rows = 300,
+                                     .groups = 3,
+                                     .ends = {40, 157, 300},
+                                     .shared = true,
+                                     .bias = true};
+
 TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
-    const problem whole = {.n = 272,
-                           .k = 328,
-                           .rows = 300,
-                           .groups = 3,
-                           .ends = {40, 41, 300},
-                           .shared = true,
-                           .bias = true};
     static const size_t ranges[][2] = {{0, 1}, {7, 65}, {127, 173}, {299, 1}};
-    check_company(&whole, &nvidia, ranges, MOERT_COUNT(ranges));
+    check_company(&three_groups, &nvidia, ranges, MOERT_COUNT(ranges));
+    check_company(&three_groups, &split, ranges, MOERT_COUNT(ranges));
+}
+
+/* The rows of the neighbouring groups are NaN and infinite. */
+TEST(test_a_group_has_the_same_gradient_with_any_other_groups) {
+    const size_t first = three_groups.ends[0], rows = three_groups.ends[1] - first;
+    const ops_bytes start = make_data(&three_groups, WGRAD, &split, OPS_WIDE);
+    ops_bytes all = ops_bytes_copy(&start);
+    for (size_t m = 0; m < three_groups.rows; m++)
+        for (size_t i = 0; i < three_groups.k && (m < first || m >= first + rows); i++) {
+            ops_floats(&all, MOERT_OP_BUFFER_x)[m * three_groups.k + i] = NAN;
+            ops_floats(&all, MOERT_OP_BUFFER_y)[m * three_groups.n + i % three_groups.n] = INFINITY;
+        }
+    run_gemm(&three_groups, WGRAD, &split, &all);
+    ops_bytes alone = run_alone(&three_groups, WGRAD, &split, &start, first, rows);
+    ops_assert_same_rows("gradient", &(ops_pair){&alone, &all, 0, 1, rows, 0});
 }
 
 TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
-    for (size_t i = 0; i < PROBLEMS; i++)
+    for (size_t i = 0; i < BF16; i++)
         for (operation op = 0; op < OPERATIONS && !problems[i].shared; op++)
             check_parts(&problems[i], op, &nvidia);
 }
@@ -237,15 +315,15 @@ TEST(test_units_that_join_later_change_no_bit) {
     const unsigned spared[] = {1, units / 6, units / 2, units - 1};
     if (!has_tensor_cores("portable shares nothing"))
         return;
-    for (size_t i = 0; i <= PROBLEMS; i++) {
-        problem p = i < PROBLEMS ? problems[i] : large;
+    for (size_t i = 0; i <= BF16; i++) {
+        problem p = i < BF16 ? problems[i] : large;
         for (size_t j = 0; j < 2 * MOERT_COUNT(spared); j++) {
             way joined = nvidia;
             joined.spared = spared[j / 2];
             p.accumulate = j % 2 == 0;
             joined.name = titled("%u units spared", joined.spared);
-            const arrays want = run_new(&p, WGRAD, &nvidia, false);
-            check_run(&p, WGRAD, &joined, false, &want);
+            const ops_bytes want = run_new(&p, WGRAD, &nvidia);
+            check_run(&p, WGRAD, &joined, &want);
         }
     }
 }
@@ -261,12 +339,12 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         return;
     set_variable("MOERT_BACKEND", NULL);
     assert_string_equal(moert_backend_name(test_device), "nvidia");
-    arrays a = make_arrays(&p, true);
+    ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     for (size_t i = 0; i < (size_t)N * K; i++) {
         ones[i] = 0x3F80;
-        a.weight[i] = (float)(i % K);
+        ops_floats(&a, MOERT_OP_BUFFER_weight)[i] = (float)(i % K);
     }
-    moert_gemm source = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_gemm source = upload_gemm(&p, &a);
     moert_buffer *rows = upload(ones, sizeof ones), *result = source.y;
     source.type = MOERT_DTYPE_BF16;
     for (moert_prepacked_use use = 0; use < MOERT_PREPACKED_USES; use++) {

@@ -1,7 +1,7 @@
 // run: check=1 all=1san
 /* Prepacked weights: filled from quantized weights, and created when they save time. */
-#include "base/memory.h"
 #include "gemm/backend.h"
+#include "support/gemm/gemm.h"
 #include "support/quant/quantized.h"
 
 enum { GROUPS = 3 };
@@ -123,26 +123,22 @@ enum { N = 40, K = 48, M = 5 };
 static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                        moert_buffer *values, size_t rows) {
     const bool forward = use == MOERT_PREPACKED_FORWARD;
-    const size_t out = M * (forward ? N : K);
-    const uint32_t ends[GROUPS] = {1, 1, (uint32_t)rows};
-    unsigned char ones[M * K * sizeof(float)];
-    memset(ones, 0x3F, sizeof ones); /* bytes of 0x3F are a finite value in any dtype */
-    moert_buffer *x = upload(ones, sizeof ones), *y = upload(ones, sizeof ones);
-    moert_gemm gemm = {.kind = forward ? MOERT_GEMM_FORWARD : MOERT_GEMM_DGRAD,
-                       .groups = {upload(ends, sizeof ends), GROUPS, rows},
-                       .n = N,
-                       .k = K,
-                       .type = type,
-                       .weight = values,
-                       .x = x,
-                       .y = y};
+    const operation op = forward ? FORWARD : DGRAD;
+    const way by = {.type = type};
+    const problem p = {.n = N, .k = K, .rows = M, .groups = GROUPS, .ends = {1, 1, M}};
+    const ops_bytes data = make_data(&p, op, &by, OPS_WIDE);
+    moert_gemm gemm = upload_gemm(&p, &data);
+    gemm.kind = (moert_gemm_kind)op;
+    gemm.type = type;
+    gemm.weight = values;
+    gemm.groups.rows = rows;
     ASSERT_OK(moert_prepacks_take(prepacks, &gemm));
     ASSERT_OK(moert_gemm_run(&gemm));
-    return read_floats(forward ? y : x, out);
+    return read_floats(forward ? gemm.y : gemm.x, M * (forward ? N : K));
 }
 
 /* Checks that the next GEMM has the bits of one without prepacked weights. Returns its result. */
-static float *check_gemm(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
+static float *check_next(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                          moert_buffer *values) {
     moert_prepacks none = {0};
     const float *want = multiply(&none, use, type, values, M);
@@ -160,13 +156,13 @@ static void check_life(moert_prepacked_use use, moert_dtype type) {
     moert_prepacks prepacks = {0};
     set_variable("MOERT_BACKEND", "portable");
     const size_t need = moert_prepacked_need(test_device, &shape);
-    check_gemm(&prepacks, use, type, values);
+    check_next(&prepacks, use, type, values);
     assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
     /* a GEMM without rows does not count as a use of the weight */
     multiply(&prepacks, use, type, values, 0);
     assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
     for (size_t i = 0; i < 2; i++) {
-        got = check_gemm(&prepacks, use, type, values);
+        got = check_next(&prepacks, use, type, values);
         assert_int_equal(moert_prepacks_bytes(&prepacks), need);
     }
     /* GEMMs read the prepacked weight, so a change has no effect until it is announced */
@@ -176,7 +172,7 @@ static void check_life(moert_prepacked_use use, moert_dtype type) {
                          M * (use == MOERT_PREPACKED_FORWARD ? N : K));
     moert_prepacks_changed(&prepacks);
     for (size_t i = 0; i < 3; i++)
-        check_gemm(&prepacks, use, type, values);
+        check_next(&prepacks, use, type, values);
     assert_int_equal(moert_prepacks_bytes(&prepacks), need);
     moert_prepacks_free(&prepacks);
 }

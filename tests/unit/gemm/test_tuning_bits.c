@@ -3,11 +3,9 @@
  * when the weight was prepacked. */
 #include <unistd.h>
 
-#include "base/memory.h"
 #include "gemm/tuning/search.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"
-#include "support/gemm/tuning.h"
 #include "support/suite.h"
 
 static moert_choices find(void) {
@@ -27,7 +25,7 @@ static bool equal(moert_choices a, moert_choices b) {
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
-            const arrays want = run_new(&gemm_problems[i], op, &gemm_ways[first], false);
+            const ops_bytes want = run_new(&gemm_problems[i], op, &gemm_ways[first]);
             for (size_t c = 0; c < count; c++)
                 for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++) {
                     way by = gemm_ways[w];
@@ -35,7 +33,7 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
                     moert_choices_print(&choices[c], text, sizeof text);
                     by.name = text;
                     by.choices = &choices[c];
-                    check_run(&gemm_problems[i], op, &by, false, &want);
+                    check_run(&gemm_problems[i], op, &by, &want);
                 }
         }
 }
@@ -74,7 +72,8 @@ TEST_WITH(test_no_tile_of_a_built_in_row_changes_a_bit, forget_tuning, NULL) {
         moert_tuning_row row;
         bool empty, known = false;
         *end = '\0';
-        assert_true(moert_tuning_parse(line, &row, &empty, reason));
+        if (!moert_tuning_parse(line, &row, &empty, reason))
+            fail_msg("%s: %s", line, reason);
         moert_choices c = standard_choices;
         c.lines = row.choices.lines;
         c.width = row.choices.width;
@@ -122,12 +121,12 @@ TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
         {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = FORWARD; op <= DGRAD; op++) {
-            const arrays want = run_new(&gemm_problems[i], op, &gemm_ways[REFERENCE_F32], false);
+            const ops_bytes want = run_new(&gemm_problems[i], op, &gemm_ways[REFERENCE_F32]);
             for (size_t c = 0; c < MOERT_COUNT(pairs); c++) {
                 way by = gemm_ways[PREPACKED_F32];
                 by.panels = &pairs[c][0];
                 by.choices = &pairs[c][1];
-                check_run(&gemm_problems[i], op, &by, false, &want);
+                check_run(&gemm_problems[i], op, &by, &want);
             }
         }
 }
@@ -207,8 +206,8 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning,
                 for (operation op = 0; op < BIAS_GRAD; op++) {
                     const problem *p = &gemm_problems[problems[i]];
                     const way *by = &gemm_ways[ways[w]], reference = reference_of(*by);
-                    const arrays want = run_new(p, op, &reference, false);
-                    check_run(p, op, by, false, &want);
+                    const ops_bytes want = run_new(p, op, &reference);
+                    check_run(p, op, by, &want);
                 }
         if (again > 0)
             assert_int_equal(count_rows(), rows);

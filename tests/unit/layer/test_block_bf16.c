@@ -1,6 +1,5 @@
 // run: check=1,1gpu all=1san
 /* Blocks that keep their gradients in bf16. */
-#include "base/memory.h"
 #include "layer/block.h"
 #include "support/mpi.h"
 

@@ -2,7 +2,6 @@
 /* Layers and their callers: weights and gradients in the caller's buffers give the bits of the
  * layer's own; a layer that gets another layer's routing has its bits; what a pass shows of its
  * router. */
-#include "base/memory.h"
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"

@@ -2,7 +2,6 @@
 /* Several ranks compute an expert together: all results have the bits of a layer without clones. */
 #include <math.h>
 
-#include "base/memory.h"
 #include "base/rng.h"
 #include "context/context.h"
 #include "layer/internal.h"

@@ -1,7 +1,6 @@
 // run: check=1,2 all=3,4,2san
 /* Forward and backward of the MoE layer against float64 and its central differences, on any number
  * of ranks. If there are several ranks, one has no token. */
-#include "base/memory.h"
 #include "context/context.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"

@@ -1,7 +1,6 @@
 // run: check=1,2 all=3,4,2san
 /* EP x EDP: which ranks share experts, on one host and on several hosts, for any order of the ranks
  * on the hosts. */
-#include "base/memory.h"
 #include "comm/internal.h"
 #include "layer/mesh.h"
 #include "support/mpi.h"

@@ -1,7 +1,6 @@
 // run: check=1,2 all=3,4,2san
 /* Several passes of a layer in flight give the bits of passes one after the other; passes that are
  * destroyed without a backward leave nothing. */
-#include "base/memory.h"
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"

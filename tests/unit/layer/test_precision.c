@@ -1,7 +1,6 @@
 // run: check=1,2 all=4,2san
 /* Low-precision recipes of the layer, compared with its float32 results, which test_layer compares
  * with float64; the bits of their GEMMs, which follow changes of the weights. */
-#include "base/memory.h"
 #include "context/context.h"
 #include "layer/internal.h"
 #include "layer/precision.h"

@@ -1,7 +1,6 @@
 // run: check=1,2,1gpu all=3,4,2gpu,2san
 /* Routes of the public exchange: rows, sums and gradients equal values that the host computes from
  * global slots, with every engine, payload and padding; several routes live at once. */
-#include "base/memory.h"
 #include "comm/comm.h"
 #include "moert/exchange.h"
 #include "moert/quantize.h"

@@ -1,7 +1,6 @@
 // run: check=1,2 all=3,4,2san
 /* Wrong uses of a layer are errors with a message, the same on all ranks: options that differ
  * between ranks, sizes that overflow, calls out of order, wrong buffers and batches. */
-#include "base/memory.h"
 #include "context/context.h"
 #include "layer/block.h"
 #include "support/layer/layer_run.h"

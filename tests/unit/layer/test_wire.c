@@ -3,7 +3,6 @@
  * engine, in every precision and with skewed routing. Other tests: rows that are rounded by the
  * dispatch and again by the experts; the bytes sent; results in bf16. test_layer compares values
  * with float64. */
-#include "base/memory.h"
 #include "context/context.h"
 #include "layer/mesh.h"
 #include "support/layer/layer_run.h"

@@ -1,7 +1,6 @@
 // run: check=1 all=1san device=0
 /* The runs of a range in a file: every element once, in the order of the file, in runs that are as
  * long as they can be. */
-#include "base/memory.h"
 #include "model/file_runs.h"
 #include "support/test.h"
 

@@ -1,7 +1,6 @@
 // run: check=1 all=1san
 /* Grouped GEMM ops: exact results of every orientation, dtype, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
-#include "base/memory.h"
 #include "support/op/exact.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16,
@@ -66,7 +65,8 @@ static const struct epilogue {
     /* results of 16 and 8 bits are rounded once, at the end */
     {MANY, ANY, 0, .topk = 1},
     {USUAL, ANY, 0, .topk = 1},
-    /* alpha, beta and bias follow the formula */
+    {MANY, ANY, OPS_ACCUMULATE, .topk = 1},
+    /* alpha, beta and bias follow the formula; the alpha of group 4 is 0 */
     {USUAL, RESULT, OPS_BIAS, .topk = 1},
     {USUAL, RESULT, OPS_ALPHA | OPS_BETA, .topk = 1},
     {USUAL, RESULT, OPS_ALPHA | OPS_ACCUMULATE | OPS_BIAS, .topk = 1},
@@ -115,41 +115,22 @@ TEST(test_every_epilogue_and_permutation_is_exact) {
     }
 }
 
-/* Such a row is dropped: its prob does not count in amax either. */
+/* A forward drops such a row: its prob does not count in amax either. */
 TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
+    static const size_t dropped[] = {13, 20}; /* the only row of group 2, one of 32 of group 3 */
     for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
-        moert_op_options o = describe(&shapes[DROPPED], i / 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-        o.permute = MOERT_OP_PERMUTE_Y;
-        ops_bytes data = ops_bytes_make(&o, shapes[DROPPED].ends, OPS_EXACT);
-        ops_gather(&data)[2] = UINT32_MAX;
-        ops_exact_run("dropped", backends[i % 2], &data, 0.0);
-    }
-    for (size_t i = 0; i < BACKENDS; i++) {
-        moert_op_options o =
-            describe(&shapes[PROB], MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+        moert_op_options o = describe(&shapes[PROB], i / 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+        const bool forward = o.kind == MOERT_OP_GEMM_FORWARD;
         o.prob = o.amax = true;
         o.permute = MOERT_OP_PERMUTE_Y;
         ops_bytes data = ops_bytes_make(&o, shapes[PROB].ends, OPS_EXACT);
-        /* row 13 is the only one of group 2, row 20 is one of 32 rows of group 3 */
-        ops_floats(&data, MOERT_OP_BUFFER_prob)[13] = ops_floats(&data, MOERT_OP_BUFFER_prob)[20] =
-            NAN;
-        ops_gather(&data)[13] = ops_gather(&data)[20] = UINT32_MAX;
-        ops_exact_run("dropped", backends[i], &data, 0.0);
-        assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[2] == -INFINITY);
-    }
-}
-
-TEST(test_two_accumulating_wgrads_are_the_sum) {
-    for (size_t i = 0; i < 2 * BACKENDS * TYPES * TYPES; i++) {
-        const ops_shape *s = &shapes[MANY + i % 2];
-        moert_op_options o =
-            describe(s, MOERT_OP_GEMM_WGRAD, types[i / 4 % TYPES], types[i / 4 / TYPES]);
-        o.accumulate = true;
-        o.backend = backends[i / 2 % 2];
-        moert_op *op = ops_open(&o);
-        ops_bytes data = ops_bytes_make(&o, s->ends, OPS_EXACT);
-        ops_exact_run_op("first", op, &data, 0.0);
-        ops_exact_run_op("second", op, &data, 0.0);
+        for (size_t r = 0; r < 2; r++) {
+            ops_gather(&data)[dropped[r]] = UINT32_MAX;
+            if (forward)
+                ops_floats(&data, MOERT_OP_BUFFER_prob)[dropped[r]] = NAN;
+        }
+        ops_exact_run("dropped", backends[i % 2], &data, 0.0);
+        assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[2] == (forward ? -INFINITY : 0.0f));
     }
 }
 
@@ -192,21 +173,6 @@ TEST(test_a_wgrad_without_rows_needs_no_operands) {
         float *got = download(buffers.weight, ELEMENTS * sizeof *got);
         for (size_t e = 0; e < ELEMENTS; e++)
             assert_true(got[e] == 0.0f);
-    }
-}
-
-/* The op has N = 384, K = 160 and groups of 64, 256 and 320 rows. */
-TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
-    static const ops_shape s = {384, 160, 640, 3, 0, {64, 320, 640}};
-    for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
-        moert_op_options o = describe(&s, i % 2, MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
-        o.alpha = o.prob = o.amax = true;
-        ops_bytes data = ops_bytes_make(&o, s.ends, OPS_EXACT);
-        for (size_t g = 0; g < 3; g++)
-            ops_bytes_put(&data, MOERT_OP_BUFFER_alpha, g, g == 1 ? -0.0 : 0.0);
-        ops_exact_run("alpha 0", backends[i / 2], &data, 0.0);
-        for (size_t g = 0; g < 3; g++)
-            assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[g] == 0.0f);
     }
 }
 

@@ -1,7 +1,6 @@
 // run: check=1 all=1san
 /* GLU and dGLU ops: every form, order and interleaving against float64 and its central differences;
  * worked examples; rows that are read through a permutation. */
-#include "base/memory.h"
 #include "support/op/exact.h"
 
 TEST(test_forward_is_the_formula_on_unrounded_values) {
@@ -34,81 +33,55 @@ TEST(test_permuted_inputs_are_read_where_they_lie) {
 
 /* ---- worked examples ---- */
 
-/* One row, one gate and one up: what each buffer holds, and what the op must give. */
-typedef struct value {
-    moert_op_buffer which;
-    size_t at;
-    double value, tolerance;
-} value;
-
-static void check_example(moert_op_options o, const value *given, size_t givens,
-                          const value *wanted, size_t count) {
-    const uint32_t end = 1;
-    o.prob = true;
-    for (size_t b = 0; b < BACKENDS; b++) {
-        ops_bytes data = ops_bytes_make(&o, &end, OPS_EXACT);
-        for (size_t i = 0; i < givens; i++)
-            ops_bytes_put(&data, given[i].which, given[i].at, given[i].value);
-        ops_bytes_execute(backends[b], &data);
-        for (size_t i = 0; i < count; i++)
-            assert_within(ops_bytes_get(&data, wanted[i].which, wanted[i].at), wanted[i].value,
-                          wanted[i].tolerance);
-    }
-}
-
-static const moert_glu_form geglu = {false, 7.0f, 1.702f, 1.0f, 0};
-
-TEST(test_forward_example) {
-    static const value given[] = {
-        {MOERT_OP_BUFFER_x, 0, 1.0, 0},
-        {MOERT_OP_BUFFER_alpha, 0, 2.0, 0},
-        {MOERT_OP_BUFFER_weight, 0, 1.2345678, 0},
-        {MOERT_OP_BUFFER_weight, 1, -2.3456789, 0},
-        {MOERT_OP_BUFFER_bias, 0, 0.125, 0},
-        {MOERT_OP_BUFFER_bias, 1, -0.5, 0},
-        {MOERT_OP_BUFFER_prob, 0, 0.75, 0},
-    };
-    const struct {
-        moert_glu_form form;
+/* One row, one gate and one up. A GLU computes c from x, weight, alpha and bias; a dGLU reads c. */
+TEST(test_worked_examples) {
+    static const uint32_t end = 1;
+    static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f, 0};
+    static const struct {
+        moert_op_kind kind;
         bool linear_first;
-        double d;
-    } examples[] = {{MOERT_GLU_SWIGLU, false, -9.398172},
-                    {geglu, false, -8.057284},
-                    {MOERT_GLU_SWIGLU, true, -0.0558917}};
-    for (size_t i = 0; i < MOERT_COUNT(examples); i++) {
-        moert_op_options o = ops_sized(MOERT_OP_GLU, 1, 1, 2, 1);
-        o.glu = examples[i].form;
-        o.linear_first = examples[i].linear_first;
-        o.alpha = o.bias = o.save_c = true;
-        o.c.type = MOERT_DTYPE_BF16;
-        const value wanted[] = {{MOERT_OP_BUFFER_c, 0, 2.59375, 0.0},
-                                {MOERT_OP_BUFFER_c, 1, -5.1875, 0.0},
-                                {MOERT_OP_BUFFER_d, 0, examples[i].d, 1e-6}};
-        check_example(o, given, MOERT_COUNT(given), wanted, MOERT_COUNT(wanted));
-    }
-}
-
-TEST(test_backward_example) {
-    const struct {
-        moert_glu_form form;
-        double gate, up, d_gate, d_up, dprob;
-    } examples[] = {{MOERT_GLU_SWIGLU, 2.59375, -5.1875, -2.136515, 0.905016, -6.259694},
-                    {geglu, 2.59375, -5.1875, -1.633425, 0.961028, -5.365740},
-                    {geglu, 8.0, -9.0, 0.0, 0.0, -20.999860}};
-    for (size_t i = 0; i < MOERT_COUNT(examples); i++) {
-        moert_op_options o = ops_sized(MOERT_OP_DGLU, 1, 1, 1, 1);
-        o.glu = examples[i].form;
-        o.dprob = true;
-        const value given[] = {{MOERT_OP_BUFFER_y, 0, 1.0, 0},
-                               {MOERT_OP_BUFFER_weight, 0, 0.5, 0},
-                               {MOERT_OP_BUFFER_c, 0, examples[i].gate, 0},
-                               {MOERT_OP_BUFFER_c, 1, examples[i].up, 0},
-                               {MOERT_OP_BUFFER_prob, 0, 0.75, 0},
-                               {MOERT_OP_BUFFER_dprob, 0, 0.0, 0}};
-        const value wanted[] = {{MOERT_OP_BUFFER_d, 0, examples[i].d_gate, 2e-6},
-                                {MOERT_OP_BUFFER_d, 1, examples[i].d_up, 2e-6},
-                                {MOERT_OP_BUFFER_dprob, 0, examples[i].dprob, 4e-6}};
-        check_example(o, given, MOERT_COUNT(given), wanted, MOERT_COUNT(wanted));
+        const moert_glu_form *form;
+        double c[2], d[2], dprob;
+    } examples[] = {
+        {MOERT_OP_GLU, false, &swiglu, {2.59375, -5.1875}, {-9.398172}, 0.0},
+        {MOERT_OP_GLU, false, &geglu, {2.59375, -5.1875}, {-8.057284}, 0.0},
+        {MOERT_OP_GLU, true, &swiglu, {2.59375, -5.1875}, {-0.0558917}, 0.0},
+        {MOERT_OP_DGLU, false, &swiglu, {2.59375, -5.1875}, {-2.136515, 0.905016}, -6.259694},
+        {MOERT_OP_DGLU, false, &geglu, {2.59375, -5.1875}, {-1.633425, 0.961028}, -5.365740},
+        {MOERT_OP_DGLU, false, &geglu, {8.0, -9.0}, {0.0, 0.0}, -20.999860},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(examples) * BACKENDS; i++) {
+        const moert_op_kind kind = examples[i / BACKENDS].kind;
+        const double *c = examples[i / BACKENDS].c, *d = examples[i / BACKENDS].d;
+        const bool glu = kind == MOERT_OP_GLU;
+        const double weight[] = {glu ? 1.2345678 : 0.5, -2.3456789}, bias[] = {0.125, -0.5};
+        moert_op_options o = ops_sized(kind, 1, 1, glu ? 2 : 1, 1);
+        o.glu = *examples[i / BACKENDS].form;
+        o.linear_first = examples[i / BACKENDS].linear_first;
+        o.alpha = o.bias = o.save_c = glu;
+        o.prob = true;
+        o.dprob = !glu;
+        o.c.type = glu ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+        ops_bytes data = ops_bytes_make(&o, &end, OPS_EXACT);
+        ops_bytes_put(&data, glu ? MOERT_OP_BUFFER_x : MOERT_OP_BUFFER_y, 0, 1.0);
+        ops_bytes_put(&data, MOERT_OP_BUFFER_prob, 0, 0.75);
+        ops_bytes_put(&data, glu ? MOERT_OP_BUFFER_alpha : MOERT_OP_BUFFER_dprob, 0,
+                      glu ? 2.0 : 0.0);
+        for (size_t j = 0; j < 2; j++) {
+            if (j < o.n)
+                ops_bytes_put(&data, MOERT_OP_BUFFER_weight, j, weight[j]);
+            ops_bytes_put(&data, glu ? MOERT_OP_BUFFER_bias : MOERT_OP_BUFFER_c, j,
+                          glu ? bias[j] : c[j]);
+        }
+        ops_bytes_execute(backends[i % BACKENDS], &data);
+        for (size_t j = 0; j < 2; j++) {
+            assert_within(ops_bytes_get(&data, MOERT_OP_BUFFER_c, j), c[j], 0.0);
+            if (!glu || j == 0)
+                assert_within(ops_bytes_get(&data, MOERT_OP_BUFFER_d, j), d[j], glu ? 1e-6 : 2e-6);
+        }
+        if (!glu)
+            assert_within(ops_bytes_get(&data, MOERT_OP_BUFFER_dprob, 0),
+                          examples[i / BACKENDS].dprob, 4e-6);
     }
 }
 

@@ -1,119 +1,31 @@
-// run: check=1 all=1san
-/* GLU and dGLU ops, plain and quantized, and plain GEMMs. A group gives the same bytes with
- * discrete weights, in an op of only that group, and padded with garbage rows of prob 0. This holds
- * wherever the group's tiles of scales lie. */
-#include "base/memory.h"
-#include "base/dtype.h"
-#include "support/op/bytes.h"
+// run: check=1 all=1,1san
+/* Groups of ops. GLU and dGLU ops, plain and quantized, and plain GEMMs give a group the same bytes
+ * with discrete weights, in an op of only that group, and padded with garbage rows of prob 0,
+ * wherever the group's tiles of scales lie. Ops with quantized operands agree with float64: exact
+ * sums, with many empty groups and groups of any size; every order and run of a GLU, with alpha and
+ * prob of any sign; ops with all operands. */
+#include "support/op/exact.h"
+#include "support/suite.h"
 
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
-enum { FORMATS = 4 };
-
-/* ---- parts of two ops ---- */
-
-/* An action on the bits `mask` of a byte of one op and of the corresponding byte of another op. */
-typedef bool (*byte_action)(unsigned char *to, const unsigned char *from, unsigned mask);
-
-static bool copy(unsigned char *to, const unsigned char *from, unsigned mask) {
-    *to = (unsigned char)((*to & ~mask) | (*from & mask));
-    return true;
-}
-
-static bool same(unsigned char *to, const unsigned char *from, unsigned mask) {
-    return (*to & mask) == (*from & mask);
-}
-
-/* Corresponding rows of two ops: the first `rows` rows of group g in `many`, and all rows of group
- * h in `few`. */
-typedef struct pair {
-    ops_bytes *few;
-    const ops_bytes *many;
-    size_t h, g, rows;
-} pair;
-
-static bool each_byte(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t bytes,
-                      byte_action act) {
-    bool all = true;
-    for (size_t i = 0; i < bytes; i++)
-        all = act(p->few->at[which] + to + i, p->many->at[which] + from + i, 0xFF) && all;
-    return all;
-}
-
-static bool each_element(const pair *p, const ops_operand *a, byte_action act) {
-    const ops_operand b = ops_find(&p->many->shape, ops_bytes_ends(p->many), a->payload);
-    const size_t lines = a->weight ? a->ends[0] : p->rows;
-    bool all = true;
-    for (size_t line = 0; line < lines; line++)
-        for (size_t j = 0; j < a->columns; j++) {
-            const ops_place to = ops_locate(a, p->h, line, j), from = ops_locate(&b, p->g, line, j);
-            const bool halves = moert_format_element_bits(a->as.how.format) == 4;
-            assert_int_equal(to.shift, from.shift);
-            all = act(p->few->at[a->payload] + to.byte, p->many->at[a->payload] + from.byte,
-                      halves ? 0xFu << to.shift : 0xFF) &&
-                  act(p->few->at[a->scale] + to.scale, p->many->at[a->scale] + from.scale, 0xFF) &&
-                  all;
-        }
-    return all;
-}
-
-static const struct {
-    moert_op_buffer which;
-    /* MATRIX: rows, or a quantized matrix; PER_ROW: one value per row; GROUPED: an equal part per
-     * group */
-    enum { MATRIX, PER_ROW, GROUPED } by;
-} buffers[] = {
-    {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
-    {MOERT_OP_BUFFER_c, MATRIX},         {MOERT_OP_BUFFER_d, MATRIX},
-    {MOERT_OP_BUFFER_column, MATRIX},    {MOERT_OP_BUFFER_weight, GROUPED},
-    {MOERT_OP_BUFFER_prob, PER_ROW},     {MOERT_OP_BUFFER_dprob, PER_ROW},
-    {MOERT_OP_BUFFER_alpha, GROUPED},    {MOERT_OP_BUFFER_beta, GROUPED},
-    {MOERT_OP_BUFFER_bias, GROUPED},     {MOERT_OP_BUFFER_x_global, GROUPED},
-    {MOERT_OP_BUFFER_y_global, GROUPED}, {MOERT_OP_BUFFER_weight_global, GROUPED},
-    {MOERT_OP_BUFFER_amax, GROUPED},     {MOERT_OP_BUFFER_dbias, GROUPED},
-};
-
-/* Applies `act` to the group's part of buffer i. */
-static bool each_of(const pair *p, size_t i, byte_action act) {
-    const moert_op_buffer which = buffers[i].which;
-    const moert_op_need *need = &p->few->shape.needs[which];
-    const size_t value_bytes = moert_dtype_bits(need->type) / 8;
-    const bool each = buffers[i].by == PER_ROW;
-    const size_t row = each ? value_bytes : need->stride * value_bytes,
-                 width = each ? value_bytes : need->width * value_bytes;
-    const size_t to = ops_group_start(ops_bytes_ends(p->few), p->h),
-                 from = ops_group_start(ops_bytes_ends(p->many), p->g);
-    const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
-    bool all = true;
-    for (size_t q = 0; q < p->few->shape.quantized_count; q++)
-        if (p->few->shape.quantized[q].payload == which) {
-            const ops_operand a = ops_find(&p->few->shape, ops_bytes_ends(p->few), which);
-            return each_element(p, &a, act);
-        }
-    if (buffers[i].by == GROUPED)
-        return each_byte(p, which, p->h * part, p->g * part, part, act);
-    for (size_t r = 0; r < p->rows; r++)
-        all = each_byte(p, which, (to + r) * row, (from + r) * row, width, act) && all;
-    return all;
-}
-
-/* Applies `act` to the group's part of every buffer that the ops have. */
-static void each(const char *title, pair p, byte_action act) {
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        if (p.few->bytes[buffers[i].which] > 0 && !each_of(&p, i, act))
-            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(buffers[i].which),
-                     p.g);
-}
+enum { GEMMS = 3, FORMATS = 4 };
 
 /* ---- ops ---- */
 
-/* A quantized op with every option that its kind allows. */
-static moert_op_options describe(size_t kind, size_t format, size_t groups, size_t rows,
-                                 moert_format column) {
-    moert_op_options o = ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(formats[format]),
-                                  groups, rows, 144, 160);
-    ops_add_everything(&o);
-    o.d = ops_scaled(formats[format], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+/* An op with a global scale per group; a GLU or dGLU has every option. */
+static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
+    moert_op_options o = ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), groups, rows,
+                                  144, 160); /* n and k are no multiples of 128 */
+    if (kind >= GEMMS)
+        ops_add_everything(&o);
+    o.alpha = true;
+    return o;
+}
+
+/* Gives an op results that are quantized along rows and along columns. */
+static moert_op_options with_results(moert_op_options o, moert_format d, moert_format column) {
+    o.d = ops_scaled(d, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
     o.column = ops_scaled(column, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     return o;
 }
@@ -142,24 +54,20 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
 
 static void check_alone(const char *title, const char *backend, moert_op_options o,
                         const uint32_t *ends) {
-    const size_t groups = o.groups, before = owned_count();
-    ops_bytes start = make(&o, ends), all = make(&o, ends);
+    const size_t before = owned_count();
+    const ops_bytes start = make(&o, ends);
+    ops_bytes all = ops_bytes_copy(&start);
     ops_bytes_execute(backend, &all);
     o.weight.discrete = true;
     ops_bytes discrete = make(&o, ends);
     ops_bytes_execute(backend, &discrete);
     ops_assert_same(title, &discrete, &all, false);
+    for (size_t g = 0; g < o.groups; g++) /* also the weights */
+        ops_assert_same_rows(
+            titled("%s, discrete", title),
+            &(ops_pair){&discrete, &all, g, g, ends[g] - ops_group_start(ends, g), 0});
     o.weight.discrete = !is_plain(o);
-    o.groups = 1;
-    for (size_t g = 0; g < groups; g++) {
-        const uint32_t rows = ends[g] - (uint32_t)ops_group_start(ends, g);
-        each(titled("%s, discrete", title), (pair){&discrete, &all, g, g, rows}, same);
-        o.rows = rows;
-        ops_bytes alone = make(&o, &rows);
-        each(title, (pair){&alone, &start, 0, g, rows}, copy);
-        ops_bytes_execute(backend, &alone);
-        each(titled("%s, alone", title), (pair){&alone, &all, 0, g, rows}, same);
-    }
+    ops_check_alone(title, backend, o, &start, &all);
     release_since(before);
 }
 
@@ -167,8 +75,9 @@ TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
     static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++)
         check_alone(moert_format_name(formats[i % FORMATS]), "portable",
-                    describe(MOERT_OP_GLU + i / FORMATS, i % FORMATS, MOERT_COUNT(ends), 720,
-                             formats[(i + 1) % FORMATS]),
+                    with_results(describe(MOERT_OP_GLU + i / FORMATS, formats[i % FORMATS],
+                                          MOERT_COUNT(ends), 720),
+                                 formats[i % FORMATS], formats[(i + 1) % FORMATS]),
                     ends);
 }
 
@@ -203,7 +112,7 @@ static void check_padded(const char *title, const char *backend, moert_op_option
     const moert_op_need *d = &many.shape.needs[MOERT_OP_BUFFER_d];
     for (size_t g = 0; g < o.groups; g++) {
         const size_t rows = tight[g] - ops_group_start(tight, g);
-        each(title, (pair){&few, &many, g, g, rows}, copy);
+        ops_copy_rows(&(ops_pair){&few, &many, g, g, rows, 0});
         for (size_t r = ops_group_start(wide, g) + rows; r < wide[g]; r++) {
             ops_floats(&many, MOERT_OP_BUFFER_prob)[r] = 0.0f;
             for (moert_op_buffer i = MOERT_OP_BUFFER_x; is_plain(o) && i < MOERT_OP_BUFFER_d; i++)
@@ -215,7 +124,7 @@ static void check_padded(const char *title, const char *backend, moert_op_option
     ops_bytes_execute(backend, &many);
     for (size_t g = 0; g < o.groups; g++) {
         const size_t rows = tight[g] - ops_group_start(tight, g);
-        each(title, (pair){&few, &many, g, g, rows}, same);
+        ops_assert_same_rows(title, &(ops_pair){&few, &many, g, g, rows, 0});
         for (size_t r = ops_group_start(wide, g) + rows; is_plain(o) && r < wide[g]; r++)
             for (size_t j = 0; j < d->width; j++)
                 assert_true(ops_bytes_get(&many, MOERT_OP_BUFFER_d, r * d->stride + j) == 0.0);
@@ -229,7 +138,8 @@ TEST(test_padding_rows_of_prob_0_change_nothing) {
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++)
         check_padded(
             moert_format_name(formats[i % FORMATS]), backends[i % 2],
-            describe(MOERT_OP_GLU + i / FORMATS, i % FORMATS, 4, 160, MOERT_FORMAT_MXFP8_E4M3),
+            with_results(describe(MOERT_OP_GLU + i / FORMATS, formats[i % FORMATS], 4, 160),
+                         formats[i % FORMATS], MOERT_FORMAT_MXFP8_E4M3),
             tight, whole_blocks);
     for (size_t g = 0; g < OPS_GLU_GROUPS; g++)
         wide[g] = end +=
@@ -238,6 +148,114 @@ TEST(test_padding_rows_of_prob_0_change_nothing) {
         moert_op_options o = case_of(i);
         o.prob = true;
         check_padded(titled("case %zu", i), backends[i % 5 != 0], o, ops_glu_ends, wide);
+    }
+}
+
+/* ---- exact sums ---- */
+
+/* As in CUTLASS's test, elements are -1, 0 and 1, scales are powers of two, and results are
+ * float32. Sums are exact, so stacked, discrete and single groups have the same results. */
+TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
+    static const struct {
+        size_t groups, rows, block;
+    } cases[] = {{8, 512, 32}, {16, 256, 16}, {36, 400, 4}};
+    size_t empty = 0;
+    for (size_t i = 0; i < 3; i++)
+        for (size_t c = 0; c < (size_t)GEMMS * FORMATS; c++) {
+            uint32_t ends[OPS_MOST_GROUPS];
+            if (suite_skips(i > 0 && (c / GEMMS + i) % 2 == 1))
+                continue;
+            moert_op_options o =
+                describe(c % GEMMS, formats[c / GEMMS], cases[i].groups, cases[i].rows + 9);
+            suite_dirichlet(10 * i + c, cases[i].rows, cases[i].block, cases[i].groups, ends);
+            for (size_t g = 1; g < cases[i].groups; g++)
+                empty += ends[g] == ends[g - 1];
+            o.weight.discrete = c % 2 == 1;
+            ops_check("signs", &o, ends, 0.0);
+        }
+    assert_true(empty > 50);
+}
+
+/* ---- any split ---- */
+
+static const struct split {
+    const char *name;
+    size_t groups, rows;
+    uint32_t ends[OPS_MOST_GROUPS];
+} splits[] = {
+    {"scales from tile to tile", 7, 720, {0, 1, 32, 159, 287, 416, 716}},
+    {"all empty", 4, 40, {0}},
+    {"empty in front", 4, 70, {0, 0, 31, 70}},
+    {"empty between", 4, 70, {33, 33, 33, 70}},
+    {"empty behind", 4, 70, {3, 64, 64, 64}},
+    {"one takes all", 4, 100, {0, 100, 100, 100}},
+    {"rows past the end", 3, 200, {1, 2, 65}},
+    {"unaligned", 4, 1792, {64, 384, 960, 1792}},
+    {"single rows", 36, 2000, OPS_36_EXPERTS},
+};
+
+TEST(test_any_split_of_the_rows_agrees_with_float64) {
+    for (size_t i = 0; i < MOERT_COUNT(splits); i++)
+        for (size_t k = 0; k < MOERT_OP_KINDS; k++) {
+            const struct split *s = &splits[i];
+            const moert_format format = formats[(i + k) % FORMATS];
+            moert_op_options o = describe(k, format, s->groups, s->rows);
+            if (k >= GEMMS)
+                o = with_results(o, formats[i % FORMATS], formats[(i + 1) % FORMATS]);
+            if (s->rows > 1000) {
+                o.n = 48;
+                o.k = 64;
+            }
+            o.weight.discrete = i % 2 == 1;
+            ops_check(s->name, &o, s->ends, 0.0);
+        }
+}
+
+/* ---- GLU ---- */
+
+TEST(test_every_order_and_run_takes_alpha_and_prob_of_any_sign) {
+    enum { RUNS = 4 };
+    static const size_t runs[RUNS] = {1, 8, 32, 0};
+    static const moert_glu_form forms[] = {
+        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
+    static const uint32_t ends[] = {3, 3, 40, 70, 97};
+    for (size_t i = 0; i < RUNS * 2 * 3 * 2; i++) {
+        moert_op_options o = describe(GEMMS + i % 2, formats[i / 2 % FORMATS], 5, 99);
+        o.n = i % 2 == 0 ? 192 : 80;
+        o.k = i % 2 == 0 ? 80 : 96;
+        o.interleave = runs[i / 2 % RUNS];
+        o.linear_first = i / 2 / RUNS % 2 == 1;
+        o.glu = forms[i / 4 / RUNS];
+        ops_check(titled("case %zu", i), &o, ends, OPS_NEAR);
+    }
+}
+
+/* ---- most operands ---- */
+
+/* Each op has every buffer that its kind can have. */
+TEST(test_an_op_takes_all_its_operands_together) {
+    static const uint32_t ends[] = {3, 3, 40, 96};
+    for (size_t k = 0; k < (size_t)MOERT_OP_KINDS * 2; k++) {
+        const moert_op_kind kind = (moert_op_kind)(k / 2);
+        const bool glu = kind >= MOERT_OP_GLU;
+        moert_op_options o = describe(kind, MOERT_FORMAT_NVFP4, 4, 96);
+        o.beta = kind == MOERT_OP_GEMM_WGRAD || kind == MOERT_OP_DGLU;
+        o.bias = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
+        o.bias_scale = kind == MOERT_OP_GEMM_FORWARD;
+        o.prob = glu || kind == MOERT_OP_GEMM_DGRAD;
+        o.amax = kind != MOERT_OP_GEMM_WGRAD;
+        o.permute = kind == MOERT_OP_DGLU || kind == MOERT_OP_GEMM_DGRAD ? MOERT_OP_PERMUTE_Y
+                    : kind == MOERT_OP_GEMM_WGRAD                        ? MOERT_OP_PERMUTE_NONE
+                                                                         : MOERT_OP_PERMUTE_X;
+        if (kind != MOERT_OP_GEMM_WGRAD) {
+            *ops_result(&o) =
+                ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+            o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+            o.norm = true;
+            /* a gathered operand has one global scale for all rows */
+            (o.permute == MOERT_OP_PERMUTE_X ? &o.x : &o.y)->how.group_scales = false;
+        }
+        ops_check_on(backends[k % 2], "all operands", &o, ends, 0.0);
     }
 }
 

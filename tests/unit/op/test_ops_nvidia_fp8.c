@@ -3,7 +3,6 @@
  * results of small integers, and random results near float64, for any groups. */
 #include <float.h>
 
-#include "base/memory.h"
 #include "base/rng.h"
 #include "support/op/exact.h"
 
@@ -105,77 +104,57 @@ TEST(test_plain_operands_times_alpha_are_exact_for_every_split_of_the_rows) {
     }
 }
 
-/* An element (line, j) of a result, line within group g. */
-typedef struct element {
-    size_t g, line, j, k, at; /* k: number of products; at: index in the result */
-} element;
-
-static element draw_element(const ops_bytes *plain, size_t number) {
-    const moert_op_options *o = &plain->shape.options;
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    const uint32_t *ends = ops_bytes_ends(plain);
-    const size_t g = number % o->groups, first = ops_group_start(ends, g), rows = ends[g] - first;
-    const size_t columns = forward ? o->n : o->k;
-    element e = {.g = g, .k = wgrad ? rows : forward ? o->k : o->n};
-    e.line = (size_t)(moert_rng_uniform(1, 0, number) * (double)(wgrad ? o->n : rows));
-    e.j = (size_t)(moert_rng_uniform(1, 1, number) * (double)columns);
-    e.at = ((wgrad ? g * o->n : first) + e.line) * columns + e.j;
-    return e;
-}
-
-/* Returns the operands of product i of an element. */
-static void operands_of(const ops_bytes *plain, const element *e, size_t i, double *a, double *b) {
-    const moert_op_options *o = &plain->shape.options;
-    const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
-                *y = ops_floats(plain, MOERT_OP_BUFFER_y);
-    const float *weight = ops_floats(plain, MOERT_OP_BUFFER_weight) + e->g * o->n * o->k;
-    const size_t first = ops_group_start(ops_bytes_ends(plain), e->g);
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    *a = (double)(forward ? x[(first + e->line) * o->k + i]
-                  : wgrad ? y[(first + i) * o->n + e->line]
-                          : y[(first + e->line) * o->n + i]);
-    *b = (double)(forward ? weight[e->j * o->k + i]
-                  : wgrad ? x[(first + i) * o->k + e->j]
-                          : weight[i * o->k + e->j]);
-}
-
 /* Returns x, rounded towards 0 to a multiple of `unit`, a power of two. */
 static double cut(double x, double unit) {
     return trunc(x / unit) * unit;
 }
 
 /*
- * Models how tensor cores add STEP products to a sum. They align all addends with the largest
+ * Models how tensor cores add up to STEP products to a sum. They align all addends with the largest
  * addend, and cut bits below 2^-13 of that addend's power of two. They cut the result at the same
  * relative position. *loss grows by the largest possible loss: one unit per addend (or the addend,
  * if smaller), and one unit of the result.
  */
 enum { STEP = 32, KEPT = 13 };
-static double add_step(const ops_bytes *plain, const element *e, size_t first, double sum,
-                       double *loss) {
-    const size_t end = moert_min(first + STEP, e->k);
+static double add_step(const double *products, size_t count, double sum, double *loss) {
     int top = ilogb(sum);
-    double next, a, b;
-    for (size_t i = first; i < end; i++) {
-        operands_of(plain, e, i, &a, &b);
-        if (a * b != 0.0 && ilogb(a * b) > top)
-            top = ilogb(a * b);
-    }
+    for (size_t i = 0; i < count; i++)
+        if (products[i] != 0.0 && ilogb(products[i]) > top)
+            top = ilogb(products[i]);
     if (top == FP_ILOGB0)
         return 0.0;
     const double unit = ldexp(1.0, top - KEPT);
+    double next = cut(sum, unit);
     *loss += fmin(fabs(sum), unit);
-    next = cut(sum, unit);
-    for (size_t i = first; i < end; i++) {
-        operands_of(plain, e, i, &a, &b);
-        *loss += fmin(fabs(a * b), unit);
-        next += cut(a * b, unit);
+    for (size_t i = 0; i < count; i++) {
+        *loss += fmin(fabs(products[i]), unit);
+        next += cut(products[i], unit);
     }
     if (next == 0.0)
         return 0.0;
     const double last = ldexp(1.0, ilogb(next) - KEPT);
     *loss += last;
     return cut(next, last);
+}
+
+/* Checks an element, the sum of these products, and returns its error relative to their sizes. */
+static double check_sum(double value, const double *products, size_t count) {
+    double exact = 0.0, size = 0.0, loss = 0.0;
+    float sum = 0.0f;
+    for (size_t block = 0; block < count; block += BLOCK) {
+        const size_t end = moert_min(block + BLOCK, count);
+        double part = 0.0;
+        for (size_t i = block; i < end; i += STEP)
+            part = add_step(&products[i], moert_min(STEP, end - i), part, &loss);
+        sum += (float)part; /* the products include their scales, which are powers of two */
+        loss += fabs((double)sum) * (double)FLT_EPSILON / 2.0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        exact += products[i];
+        size += fabs(products[i]);
+    }
+    assert_true(fabs(value - exact) <= loss);
+    return fabs(value - exact) / size;
 }
 
 TEST(test_random_operands_lose_only_what_the_tensor_cores_cut) {
@@ -186,28 +165,19 @@ TEST(test_random_operands_lose_only_what_the_tensor_cores_cut) {
         const ops_shape *s = &shapes[RANDOM_SHAPE].shape;
         const moert_op_options o = describe_blocks(s, i, MOERT_DTYPE_F32);
         ops_bytes got = ops_bytes_make(&o, ends_of(s, &o), OPS_SPREAD);
-        ops_bytes plain = ops_bytes_decode(&got);
+        const ops_bytes plain = ops_bytes_decode(&got);
         double worst = 0.0;
         ops_bytes_execute("nvidia", &got);
         for (size_t n = 0; n < SAMPLES; n++) {
-            const element e = draw_element(&plain, n);
-            const double value = (double)ops_floats(&got, ops_result_buffer(o.kind))[e.at];
-            double exact = 0.0, size = 0.0, loss = 0.0, a, b;
-            float sum = 0.0f;
-            for (size_t block = 0; block < e.k; block += BLOCK) {
-                double part = 0.0;
-                for (size_t k = block; k < moert_min(block + BLOCK, e.k); k += STEP)
-                    part = add_step(&plain, &e, k, part, &loss);
-                sum += (float)part; /* the operands include their scales, which are powers of two */
-                loss += fabs((double)sum) * (double)FLT_EPSILON / 2.0;
+            ops_element e;
+            assert_true(ops_draw(&plain, n, &e));
+            double *products = test_alloc(e.terms * sizeof *products);
+            for (size_t t = 0; t < e.terms; t++) {
+                const ops_factors f = ops_factors_of(&plain, &e, t);
+                products[t] = (double)f.a * (double)f.b;
             }
-            for (size_t k = 0; k < e.k; k++) {
-                operands_of(&plain, &e, k, &a, &b);
-                exact += a * b;
-                size += fabs(a * b);
-            }
-            assert_true(fabs(value - exact) <= loss);
-            worst = fmax(worst, fabs(value - exact) / size);
+            worst = fmax(worst, check_sum(ops_bytes_get(&got, ops_result_buffer(o.kind), e.at),
+                                          products, e.terms));
         }
         print_message("# %s: off by %.2e of the sum of magnitudes\n", moert_op_kind_name(o.kind),
                       worst);

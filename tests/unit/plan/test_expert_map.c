@@ -1,6 +1,5 @@
 // run: check=1 all=1san device=0
 /* Placements of experts: their checks, and those that balance the ranks' rows. */
-#include "base/memory.h"
 #include "base/rng.h"
 #include "plan/balance.h"
 #include "support/test.h"

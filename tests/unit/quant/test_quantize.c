@@ -4,7 +4,6 @@
 #include <float.h>
 
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 

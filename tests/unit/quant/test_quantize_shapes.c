@@ -4,7 +4,6 @@
 #include <float.h>
 
 #include "base/dtype.h"
-#include "base/memory.h"
 #include "support/quant/quantized.h"
 
 TEST(test_every_second_run_of_columns_is_quantized) {
