@@ -169,10 +169,11 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     const ops_bytes got = run_new(p, op, &anywhere), want = run_new(p, op, &rounded),
                     old = make_data(p, op, &rounded, OPS_WIDE);
     const moert_op_buffer which = results_of(&want).which;
-    const size_t row = results_of(&want).stride * sizeof(uint16_t);
+    const size_t row = results_of(&want).stride * sizeof(uint16_t),
+                 width = want.shape.needs[which].width * sizeof(uint16_t); /* of the last row */
     for (size_t m = 0; m < p->rows; m++)
         if (is_lost(m))
-            memcpy(want.at[which] + m * row, old.at[which] + m * row, row);
+            memcpy(want.at[which] + m * row, old.at[which] + m * row, width);
     ops_assert_same(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
                     &got, &want, true);
 }

@@ -1,6 +1,5 @@
 // run: check=2 all=3,4,3san
 /* Several ranks compute an expert together: all results have the bits of a layer without clones. */
-#include <math.h>
 
 #include "base/rng.h"
 #include "context/context.h"

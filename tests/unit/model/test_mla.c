@@ -1,6 +1,5 @@
 // run: check=1 all=1gpu,1san
 /* Multi-head latent attention against float64: values, and gradients by central differences. */
-#include <math.h>
 
 #include "model/sublayer.h"
 #include "support/mpi.h"

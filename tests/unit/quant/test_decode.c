@@ -2,7 +2,6 @@
 /* Decoding of MX and NV formats to bf16 before a GEMM. Every payload value and scale is decoded as
  * the reference dequantizes it. */
 #include "base/rng.h"
-#include "moert/formats.h"
 #include "quant/backend.h"
 #include "quant/decode.h"
 #include "support/quant/quantized.h"

@@ -1,11 +1,12 @@
 // run: check=1 all=1san device=0
-/* Learning-rate schedules, metrics files, plots, pruned checkpoints, ranges of steps, and the
- * loader. */
+/* Learning-rate schedules, metrics files, plots, pruned checkpoints, ranges of steps, the loader,
+ * and verdicts on ranks. */
 #include <unistd.h>
 
 #include "io/durable.h"
 #include "support/data.h"
 #include "train/checkpoint.h"
+#include "train/cross_check_internal.h"
 #include "train/loader.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
@@ -269,6 +270,27 @@ TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
         status = moert_loader_take(loader, step, &loaded);
     assert_int_equal(status, MOERT_ERROR_IO);
     assert_non_null(strstr(moert_last_error(), "later: No such file"));
+}
+
+/* Hashes of a rank's own work, of its repeater's and of a second repeater's. */
+TEST(test_a_verdict_names_the_rank_that_stands_alone) {
+    static const struct {
+        size_t ranks[3];
+        uint64_t values[3];
+        bool third;
+        size_t wrong_count, wrong, right_count;
+    } rows[] = {{{4, 5, 6}, {1, 2, 2}, true, 1, 4, 2},
+                {{4, 5, 6}, {1, 2, 1}, true, 1, 5, 2},
+                {{4, 5, 6}, {1, 2, 3}, true, 3, 4, 0},
+                {{4, 5, 0}, {1, 2, 0}, false, 2, 4, 0},
+                {{4, 4, 0}, {1, 2, 0}, false, 1, 4, 0}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_check_verdict v;
+        moert_check_judge(rows[i].ranks, rows[i].values, rows[i].third, &v);
+        assert_int_equal(v.wrong_count, rows[i].wrong_count);
+        assert_int_equal(v.wrong[0], rows[i].wrong);
+        assert_int_equal(v.right_count, rows[i].right_count);
+    }
 }
 
 TESTS(make_test_directory, remove_test_directory)
