@@ -40,24 +40,16 @@ static void *device_id(void) {
     return id;
 }
 
-static void release_context(void *context) {
-    clReleaseContext(context);
-}
-
-static void release_queue(void *queue) {
-    clReleaseCommandQueue(queue);
-}
-
 cl_objects make_objects(cl_command_queue_properties properties) {
     const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
     cl_objects made = {.id = device_id()};
     cl_int code;
     made.context = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
     assert_int_equal(code, CL_SUCCESS);
-    owned(made.context, release_context);
+    owned(made.context, clReleaseContext);
     made.queue = clCreateCommandQueueWithProperties(made.context, made.id, list, &code);
     assert_int_equal(code, CL_SUCCESS);
-    owned(made.queue, release_queue);
+    owned(made.queue, clReleaseCommandQueue);
     return made;
 }
 

@@ -135,14 +135,10 @@ const char *ops_title(const moert_op_options *o) {
                   o->alpha ? ", alpha" : "", o->prob ? ", prob" : "");
 }
 
-static void destroy(void *op) {
-    moert_op_destroy(op);
-}
-
 moert_op *ops_open(const moert_op_options *options) {
     moert_op *op;
     ASSERT_OK(moert_op_create(test_device, options, &op));
-    return owned(op, destroy);
+    return owned(op, moert_op_destroy);
 }
 
 moert_op *ops_open_on(const char *backend, moert_op_options options) {

@@ -39,7 +39,9 @@ static bool fails(const char *name) {
       (cl_context a, cl_uint b, const char **c, const size_t *d, cl_int *code),                    \
       (a, b, c, d, code), NO_OBJECT)                                                               \
     X(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code),        \
-      NO_OBJECT)
+      NO_OBJECT)                                                                                   \
+    X(cl_mem, clCreateBuffer, (cl_context a, cl_mem_flags b, size_t c, void *d, cl_int *code),     \
+      (a, b, c, d, code), NO_OBJECT)
 
 #define DEFINE(type, name, parameters, arguments, failure)                                         \
     type name parameters {                                                                         \
@@ -80,6 +82,18 @@ TEST(test_a_lack_of_memory_is_called_that) {
         failing = NULL;
         if (status != MOERT_ERROR_MEMORY)
             fail_msg("%s: %s", names[i], moert_last_error());
+    }
+}
+
+TEST(test_drivers_have_several_codes_for_a_lack_of_device_memory) {
+    static const cl_int codes[] = {CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_RESOURCES};
+    for (size_t i = 0; i < MOERT_COUNT(codes); i++) {
+        failing = "clCreateBuffer";
+        code_of_failure = codes[i];
+        const moert_status status = open_and_run();
+        failing = NULL;
+        code_of_failure = CL_OUT_OF_HOST_MEMORY;
+        ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "has no room for a buffer of 16 bytes");
     }
 }
 

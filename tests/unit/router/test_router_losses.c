@@ -4,7 +4,6 @@
  * functions of Megatron Core (tests/golden/README.md). */
 #include "support/files.h"
 #include "support/layer/router.h"
-#include "support/test.h"
 
 TEST(test_aux_loss_has_the_values_of_the_formulas) {
     const moert_router_options options = router_options(4, 2, MOERT_SCORE_SOFTMAX);

@@ -227,10 +227,6 @@ TEST(test_steps_without_a_loss_break_the_curve) {
 
 /* ---- watched runs, and two runs ---- */
 
-static void release_json(void *object) {
-    json_decref(object);
-}
-
 TEST(test_the_page_of_a_watched_run_has_its_layers) {
     moert_run_record record = make_record(1, 2, 8);
     assert_null(strstr(page_of(&record), "router entropy"));
@@ -241,7 +237,7 @@ TEST(test_the_page_of_a_watched_run_has_its_layers) {
                                         "\"activation_rms/layer_1\": 4.5,"
                                         "\"router_entropy/layer_1\": 1.75, \"dead_experts\": 3}",
                                         0, NULL),
-                             release_json);
+                             json_decref);
     assert_page_has(&record, "Experts without a row: 3.");
     assert_page_has(&record, "<th scope=\"row\">0</th>\n<td>0.5</td>\n<td>3.5</td>"
                              "\n<td>\xE2\x80\x93</td>"); /* layer 0 is dense */
