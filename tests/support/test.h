@@ -94,8 +94,8 @@ const char *titled(const char *format, ...) __attribute__((format(printf, 1, 2))
 /* A buffer on the test device, without a guard. */
 moert_buffer *test_buffer(size_t bytes);
 /* Makes the running test own `thing`, to be released by release(thing); returns it. `release` may
- * take a pointer to any type. */
-#define owned(thing, release) own_thing((thing), (void (*)(void *))(release))
+ * take a pointer to any type, and return anything. */
+#define owned(thing, release) own_thing((thing), (void (*)(void *))(void (*)(void))(release))
 void *own_thing(void *thing, void (*release)(void *));
 moert_buffer *owned_buffer(moert_buffer *buffer);
 /* Releases everything that the running test owns: before a device closes, or within a large
