@@ -137,6 +137,7 @@ class Encoder:
         self.model = load_tokenizer(options.tokenizer)
         self.end = options.end_id
         self.chat = None
+        self.unlearned = None  # an end of turn that a chat template leaves outside of what the assistant generates
 
     def texts(self, texts):
         for encoding in self.model.encode_batch(texts):
@@ -168,18 +169,34 @@ class Encoder:
                 "writes; add it around the assistant's messages"
             )
         result = chat.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-        return list(result["input_ids"]), list(result["assistant_masks"])
+        tokens, mask = list(result["input_ids"]), list(result["assistant_masks"])
+        if 1 not in mask:
+            raise Refusal(f"{place}: the assistant writes nothing, so no token would count")
+        self.note_end(tokens, mask)
+        return tokens, mask
+
+    def note_end(self, tokens, mask):
+        """Notes a special token right behind the last token that counts: an end of turn that the model does not learn."""
+        behind = len(mask) - mask[::-1].index(1)
+        if behind < len(tokens) and tokens[behind] in self.chat.all_special_ids:
+            self.unlearned = self.chat.convert_ids_to_tokens(tokens[behind])
 
     def completion(self, place, prompt, completion):
+        """The completion begins at the first token in which the prompt alone differs from the whole, as in trl. So a token with
+        characters of both counts, and a closing token or a generation prompt that the whole does not have hides nothing."""
         if isinstance(prompt, str) and isinstance(completion, str):
-            before = self.model.encode(prompt).ids
-            whole = self.finish(self.model.encode(prompt + completion).ids)
+            before, whole = self.model.encode(prompt).ids, self.finish(self.model.encode(prompt + completion).ids)
         else:
             chat = self.load_chat(place)
             render = lambda messages, more: chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=more)
             plain = lambda text: chat(text, add_special_tokens=False)["input_ids"]
-            before, whole = plain(render(prompt, True)), plain(render(prompt + completion, False))
-        count = min(len(before), len(whole))
+            text = render(prompt + completion, False)
+            if not text.startswith(render(prompt, False)):
+                raise Refusal(f"{place}: the chat template writes the prompt otherwise if the completion follows, so its end is unknown")
+            before, whole = plain(render(prompt, True)), plain(text)
+        count = len(os.path.commonprefix([before, whole]))
+        if count == len(whole) and completion:
+            raise Refusal(f"{place}: no token of the completion would count")
         return whole, [0] * count + [1] * (len(whole) - count)
 
     def example(self, place, record):
@@ -258,7 +275,7 @@ def make_part(work):
                 text_bytes += count
         with open(name_of(options, index, "lengths"), "wb") as file:
             lengths.tofile(file)
-        about = {"tokens": sum(lengths), "documents": len(lengths), "bytes": text_bytes, "masked": masked}
+        about = {"tokens": sum(lengths), "documents": len(lengths), "bytes": text_bytes, "masked": masked, "unlearned": encoder.unlearned}
         with open(name_of(options, index, "new"), "w") as file:
             json.dump(about, file)
         os.rename(name_of(options, index, "new"), name_of(options, index, "json"))
@@ -330,6 +347,7 @@ def join(options, parts):
     """Joins the parts to the dataset; returns their sums."""
     about = [read_json(name_of(options, i, "json")) for i in range(len(parts))]
     sums = {key: sum(each[key] for each in about) for key in ("tokens", "documents", "bytes", "masked")}
+    sums["unlearned"] = next((each["unlearned"] for each in about if each["unlearned"] is not None), None)
     outputs = [("bin", options.out + ".bin")] + ([("mask", options.out + ".mask.bin")] if sums["masked"] else [])
     lengths = array("i")
     for ending, path in outputs:
@@ -343,7 +361,9 @@ def join(options, parts):
     write_index(options.out + ".idx.new", options.kind, lengths)
     if not sums["masked"] and os.path.exists(options.out + ".mask.bin"):
         os.remove(options.out + ".mask.bin")
-    for _, path in outputs + [("", options.out + ".idx")]:
+    with open(options.out + ".dataset.json.new", "w") as file:
+        json.dump({"vocabulary": options.vocabulary, "end": options.end_id}, file)
+    for _, path in outputs + [("", options.out + ".dataset.json"), ("", options.out + ".idx")]:
         os.replace(path + ".new", path)
     shutil.rmtree(options.parts)
     return sums
@@ -369,9 +389,11 @@ def take_options():
     elif options.end.isdigit():
         options.end_id = int(options.end)
     else:
-        parser.error(f"--end {options.end}: expected a token's number or none")
-    size = model.get_vocab_size()
-    options.kind = options.type if options.type != "auto" else "uint16" if size < 65500 else "int32"
+        options.end_id = model.token_to_id(options.end)
+        if options.end_id is None:
+            parser.error(f"--end {options.end}: the tokenizer has no such token; expected a token's number, its text, or none")
+    options.vocabulary = 1 + max(model.get_vocab().values())
+    options.kind = options.type if options.type != "auto" else "uint16" if options.vocabulary < 65500 else "int32"
     options.parts = options.out + ".parts"
     return options
 
@@ -392,6 +414,12 @@ def main():
     )
     if sums["masked"]:
         print(f"{options.out}.mask.bin: {sums['masked']} examples, of which the answers count")
+    if sums["unlearned"] is not None:
+        print(
+            f"tokenize: warning: the chat template has {sums['unlearned']} behind what the assistant generates, so the model does not "
+            "learn to end its turn; move it before {% endgeneration %}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ def find_end(tokenizer, model):
     token = config.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
-    return None if token is None else model.token_to_id(token)
+    end = None if token is None else model.token_to_id(token)
+    if token is not None and end is None:
+        raise Refusal(f"{tokenizer}: tokenizer_config.json names the end token {token}, which the tokenizer does not have; give --end")
+    return end
 
 
 def write_index(path, kind, lengths):

@@ -9,7 +9,7 @@ import os
 import random
 import sys
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, "launch/dataset")
 from token_files import read_documents  # noqa: E402
@@ -38,9 +38,15 @@ def train(directory):
         tokenizer.train_from_iterator(text, trainer)
         os.makedirs(f"{directory}/{name}")
         tokenizer.save(f"{directory}/{name}/tokenizer.json")
-    for name, template in (("chat", CHAT), ("unmarked", CHAT.replace("{% generation %}", "").replace("{% endgeneration %}", ""))):
+    unmarked = CHAT.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    late = CHAT.replace("<e>{% endgeneration %}", "{% endgeneration %}<e>")
+    thinking = unmarked.replace("%}<a>{% endif", "%}<a><u>{% endif")  # <u> in the place of <think>
+    for name, template in (("chat", CHAT), ("unmarked", unmarked), ("late", late), ("thinking", thinking)):
         os.makedirs(f"{directory}/{name}")
-        Tokenizer.from_file(f"{directory}/bpe/tokenizer.json").save(f"{directory}/{name}/tokenizer.json")
+        tokenizer = Tokenizer.from_file(f"{directory}/bpe/tokenizer.json")
+        if name == "thinking":
+            tokenizer.post_processor = processors.TemplateProcessing(single="$A <e>", special_tokens=[("<e>", tokenizer.token_to_id("<e>"))])
+        tokenizer.save(f"{directory}/{name}/tokenizer.json")
         with open(f"{directory}/{name}/tokenizer_config.json", "w") as file:
             json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<e>", "chat_template": template}, file)
 
@@ -83,6 +89,10 @@ def make(directory):
         file.writelines(json.dumps(chat) + "\n" for chat in chats(rng))
     with open(f"{directory}/pairs.jsonl", "w") as file:
         file.writelines(json.dumps({"prompt": f"question {i} ", "completion": f"answer {i}"}) + "\n" for i in range(20))
+    with open(f"{directory}/borders.jsonl", "w") as file:
+        file.write(json.dumps({"prompt": "The licen", "completion": "se"}) + "\n")
+        turns = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]
+        file.write(json.dumps({"prompt": turns[:1], "completion": turns[1:]}) + "\n")
 
 
 def masks(name, documents):
@@ -107,12 +117,20 @@ def compare(directory):
     assert found == [each["input_ids"] for each in expected]
     assert masks(f"{directory}/chats-out", found) == [each["assistant_masks"] for each in expected]
     assert all(0 < sum(each["assistant_masks"]) < len(each["input_ids"]) for each in expected)
+    license, turn = list(read_documents(f"{directory}/borders-out"))
+    whole = Tokenizer.from_file(f"{directory}/thinking/tokenizer.json").encode("The license")
+    assert license == whole.ids and license[-1] == chat.convert_tokens_to_ids("<e>")
+    begin = next(i for i, (_, end) in enumerate(whole.offsets) if end > len("The licen"))
+    assert masks(f"{directory}/borders-out", [license, turn]) == [
+        [int(i >= begin) for i in range(len(license))],
+        [int(i > turn.index(chat.convert_tokens_to_ids("<a>"))) for i in range(len(turn))],
+    ]
     found = list(read_documents(f"{directory}/pairs-out"))
     end = chat.convert_tokens_to_ids("<e>")
     for i, (tokens, mask) in enumerate(zip(found, masks(f"{directory}/pairs-out", found), strict=True)):
-        before = chat(f"question {i} ", add_special_tokens=False)["input_ids"]
-        assert tokens == chat(f"question {i} answer {i}", add_special_tokens=False)["input_ids"] + [end]
-        assert mask == [0] * len(before) + [1] * (len(tokens) - len(before))
+        whole = chat(f"question {i} answer {i}", add_special_tokens=False, return_offsets_mapping=True)
+        assert tokens == whole["input_ids"] + [end]
+        assert mask == [int(after > len(f"question {i} ")) for _, after in whole["offset_mapping"]] + [1]
 
 
 if __name__ == "__main__":
