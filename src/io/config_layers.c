@@ -12,7 +12,8 @@ static size_t layer_count(const moert_model_config *config) {
 
 static moert_status read_types(const char *path, const json_t *list, moert_model_config *config) {
     if (!json_is_array(list) || json_array_size(list) != config->layers)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: layer_types is not a list of %zu layers", path,
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: layer_types is not a list of %zu layers (num_hidden_layers)", path,
                           config->layers);
     for (size_t l = 0; l < layer_count(config); l++) {
         const char *type = json_string_value(json_array_get(list, l));
@@ -23,6 +24,20 @@ static moert_status read_types(const char *path, const json_t *list, moert_model
                               "%s: layer_types of layer %zu is '%.64s'; supported are "
                               "sliding_attention and full_attention",
                               path, l, type != NULL ? type : "(not a string)");
+    }
+    return MOERT_OK;
+}
+
+/* In other families all layers are alike, which layer_types must confirm. */
+static moert_status check_types(const char *path, const moert_model_config *config) {
+    for (size_t l = 0; l < layer_count(config); l++) {
+        const bool windowed = moert_layer_set_has(&config->windowed, l);
+        if (windowed != (config->sliding_window > 0))
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "%s: layer_types of layer %zu is %s, but sliding_window is %zu, and "
+                              "all layers of this family are alike",
+                              path, l, windowed ? "sliding_attention" : "full_attention",
+                              config->sliding_window);
     }
     return MOERT_OK;
 }
@@ -43,6 +58,8 @@ static moert_status read_windows(const char *path, const json_t *root, moert_mod
         config->sliding_window = 0;
     if (types != NULL)
         MOERT_TRY(read_types(path, types, config));
+    if (types != NULL && rule != MOERT_WINDOW_FIRST && rule != MOERT_WINDOW_EVEN)
+        return check_types(path, config);
     for (size_t l = 0; types == NULL && l < layer_count(config); l++)
         if (rule == MOERT_WINDOW_ALL || rule == MOERT_WINDOW_SWITCHED ||
             (l % 2 == 0 && (rule == MOERT_WINDOW_EVEN || l < window_layers)))

@@ -1,5 +1,7 @@
 /* Reads the rotary scheme of config.json: rope_parameters (transformers 5), or rope_scaling with
  * rope_theta beside it (older versions). */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -40,12 +42,14 @@ static moert_status check_keys(const char *path, const char *name, json_t *rope)
     const char *key;
     json_t *value;
     json_object_foreach(rope, key, value) {
-        bool known = json_is_null(value);
+        bool known = false;
         for (size_t i = 0; i < MOERT_COUNT(doubles); i++)
             known |= strcmp(key, doubles[i].key) == 0;
         for (size_t i = 0; i < MOERT_COUNT(other_keys); i++)
             known |= strcmp(key, other_keys[i]) == 0;
-        if (!known)
+        if (known && json_is_null(value))
+            return MOERT_FAIL(ERROR_FORMAT, "%s: %s.%s is null", path, name, key);
+        if (!known && !json_is_null(value))
             return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: moert does not know the key %.64s of %s",
                               path, key, name);
     }
@@ -84,9 +88,11 @@ static moert_status read_scheme(const char *path, const char *name, json_t *rope
     for (size_t i = 0; i < MOERT_COUNT(doubles); i++) {
         const json_t *value = moert_field_value(rope, doubles[i].key);
         void *target = (char *)&scheme + doubles[i].offset;
+        char number_key[96];
+        snprintf(number_key, sizeof number_key, "%s.%s", name, doubles[i].key);
         if (value != NULL)
-            MOERT_TRY(moert_field_double(path, doubles[i].key, value, doubles[i].offset == THETA,
-                                         target));
+            MOERT_TRY(
+                moert_field_double(path, number_key, value, doubles[i].offset == THETA, target));
         else if (doubles[i].needed >> scheme.type & 1)
             return MOERT_FAIL(ERROR_FORMAT, "%s: the key %s of %s is missing", path, doubles[i].key,
                               name);
@@ -95,14 +101,19 @@ static moert_status read_scheme(const char *path, const char *name, json_t *rope
                  *truncate = moert_field_value(rope, "truncate"),
                  *partial = moert_field_value(rope, "partial_rotary_factor");
     scheme.original = config->max_positions;
-    if (original != NULL)
-        MOERT_TRY(moert_field_size(path, "original_max_position_embeddings", original, 1,
-                                   &scheme.original));
-    if (truncate != NULL)
-        MOERT_TRY(moert_field_bool(path, "truncate", truncate, &scheme.truncate));
+    char key[96];
+    if (original != NULL) {
+        snprintf(key, sizeof key, "%s.original_max_position_embeddings", name);
+        MOERT_TRY(moert_field_size(path, key, original, 1, &scheme.original));
+    }
+    if (truncate != NULL) {
+        snprintf(key, sizeof key, "%s.truncate", name);
+        MOERT_TRY(moert_field_bool(path, key, truncate, &scheme.truncate));
+    }
     if (partial != NULL) {
         double part;
-        MOERT_TRY(moert_field_double(path, "partial_rotary_factor", partial, true, &part));
+        snprintf(key, sizeof key, "%s.partial_rotary_factor", name);
+        MOERT_TRY(moert_field_double(path, key, partial, true, &part));
         config->partial_rotary = (float)part;
     }
     if (scheme.type == MOERT_ROPE_YARN && scheme.factor == 0.0)
@@ -111,14 +122,52 @@ static moert_status read_scheme(const char *path, const char *name, json_t *rope
     return MOERT_OK;
 }
 
+/* Whether two configs have the same rotary scheme. */
+static bool same_scheme(const moert_model_config *a, const moert_model_config *b) {
+    bool same = a->rope.type == b->rope.type && a->rope.original == b->rope.original &&
+                a->rope.truncate == b->rope.truncate && a->partial_rotary == b->partial_rotary;
+    for (size_t i = 0; i < MOERT_COUNT(doubles); i++)
+        same &= memcmp((const char *)&a->rope + doubles[i].offset,
+                       (const char *)&b->rope + doubles[i].offset, sizeof(double)) == 0;
+    return same;
+}
+
+static moert_status contradiction(const char *path, const json_t *root) {
+    char *parameters = json_dumps(json_object_get(root, "rope_parameters"), JSON_COMPACT),
+         *scaling = json_dumps(json_object_get(root, "rope_scaling"), JSON_COMPACT);
+    const moert_status status =
+        parameters == NULL || scaling == NULL
+            ? MOERT_FAIL(ERROR_MEMORY, "%s: no memory to print its rotary schemes", path)
+            : MOERT_FAIL(ERROR_FORMAT,
+                         "%s: rope_parameters is %.200s, but rope_scaling is %.200s; remove one",
+                         path, parameters, scaling);
+    MOERT_FREE(scaling, parameters);
+    return status;
+}
+
 moert_status moert_config_read_rope(const char *path, const json_t *root,
                                     moert_model_config *config) {
     static const char *const names[] = {"rope_parameters", "rope_scaling"};
+    const json_t *theta = moert_field_value(root, "rope_theta");
+    moert_model_config found[MOERT_COUNT(names)];
+    size_t count = 0;
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         json_t *rope = moert_field_value(root, names[i]);
-        if (rope != NULL)
-            MOERT_TRY(read_scheme(path, names[i], rope, config));
+        if (rope == NULL)
+            continue;
+        found[count] = *config;
+        if (theta == NULL && count > 0)
+            found[count].rope.theta = found[0].rope.theta;
+        MOERT_TRY(read_scheme(path, names[i], rope, &found[count]));
+        if (theta != NULL && found[count].rope.theta != config->rope.theta)
+            return MOERT_FAIL(ERROR_FORMAT, "%s: rope_theta is %g, but %g in %s", path,
+                              config->rope.theta, found[count].rope.theta, names[i]);
+        count++;
     }
+    if (count == 2 && !same_scheme(&found[0], &found[1]))
+        return contradiction(path, root);
+    if (count > 0)
+        *config = found[0];
     if (config->partial_rotary > 1.0f)
         return MOERT_FAIL(ERROR_FORMAT, "%s: partial_rotary_factor is %g, above 1", path,
                           (double)config->partial_rotary);

@@ -31,6 +31,8 @@ void moert_model_config_start(moert_model_config *config, moert_family family) {
     config->family = family;
     config->output_bias = config->attention_bias && moert_family_of(family)->output_bias;
     config->initializer_range = 0.02f;
+    config->end_token = -1;
+    config->pad_token = family == MOERT_FAMILY_OLMOE ? 1 : -1;
 }
 
 static moert_status read_family(const char *path, const json_t *root, moert_model_config *config) {
@@ -52,6 +54,48 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
     return MOERT_OK;
 }
 
+/* *token = the value of a key, a number or the first of a list; -1 if there is none. */
+static moert_status read_token(const char *path, const json_t *root, const char *key,
+                               json_int_t *token) {
+    const json_t *value = moert_field_value(root, key),
+                 *first = json_is_array(value) ? json_array_get(value, 0) : value;
+    bool numbers = value == NULL || json_is_integer(value) || json_is_array(value);
+    for (size_t i = 0; i < json_array_size(value); i++)
+        numbers &= json_is_integer(json_array_get(value, i));
+    *token = first != NULL ? json_integer_value(first) : -1;
+    return numbers ? MOERT_OK
+                   : MOERT_FAIL(ERROR_FORMAT, "%s: %s is no token's number, list of them or null",
+                                path, key);
+}
+
+/* The end token serves raw token files alone; one outside the vocabulary counts as none. */
+static moert_status read_end(const char *path, const json_t *root, moert_model_config *config) {
+    json_int_t begin, end;
+    MOERT_TRY(read_token(path, root, "bos_token_id", &begin));
+    MOERT_TRY(read_token(path, root, "eos_token_id", &end));
+    if (end >= 0 && (uint64_t)end < config->vocabulary)
+        config->end_token = (int32_t)end;
+    return MOERT_OK;
+}
+
+/* A negative pad token counts from the end of the vocabulary, as in PyTorch; null means none. */
+static moert_status read_pad(const char *path, const json_t *root, moert_model_config *config) {
+    const json_t *value = json_object_get(root, "pad_token_id");
+    const json_int_t vocabulary = (json_int_t)config->vocabulary, pad = json_integer_value(value);
+    if (value == NULL)
+        return MOERT_OK;
+    config->pad_token = -1;
+    if (json_is_null(value))
+        return MOERT_OK;
+    if (!json_is_integer(value) || pad < -vocabulary || pad >= vocabulary)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: pad_token_id is no token of the vocabulary of %zu; expected a "
+                          "token's number or null",
+                          path, config->vocabulary);
+    config->pad_token = (int32_t)(pad < 0 ? vocabulary + pad : pad);
+    return MOERT_OK;
+}
+
 /* Checks a key that has only one supported value in this family. */
 static moert_status expect_text(const char *path, const json_t *root, const char *key,
                                 const char *expected) {
@@ -68,7 +112,7 @@ static moert_status expect_text(const char *path, const json_t *root, const char
 
 static moert_status read_activation(const char *path, const json_t *root,
                                     moert_model_config *config) {
-    const json_t *value = moert_field_value(root, "hidden_act");
+    const json_t *value = json_object_get(root, "hidden_act");
     const char *name = value == NULL ? "silu" : json_string_value(value);
     config->glu.activation = name == NULL ? -1 : moert_activation_find(name);
     if (config->glu.activation < 0)
@@ -120,7 +164,8 @@ static moert_status check_router(const char *path, const moert_router_options *r
                           "weight would be 1; supported are norm_topk_prob false or more experts",
                           path);
     if (router->experts % router->groups != 0)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: n_group is %zu, which does not divide %zu experts",
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: n_group is %zu, which does not divide the %zu of n_routed_experts",
                           path, router->groups, router->experts);
     if (router->kept_groups > router->groups)
         return MOERT_FAIL(ERROR_FORMAT, "%s: topk_group is %zu, above n_group %zu", path,
@@ -143,6 +188,12 @@ static moert_status check_router(const char *path, const moert_router_options *r
 static moert_status derive(const char *path, moert_model_config *config) {
     if (config->kv_heads == 0)
         config->kv_heads = config->heads;
+    if (config->latent.kv_rank > 0 && config->kv_heads != config->heads)
+        return MOERT_FAIL(
+            ERROR_FORMAT,
+            "%s: num_key_value_heads is %zu, but latent attention has one head of keys "
+            "for each of num_attention_heads %zu",
+            path, config->kv_heads, config->heads);
     if (config->head_size == 0 && config->hidden % config->heads == 0)
         config->head_size = config->hidden / config->heads;
     if (config->shared_experts > 0)
@@ -170,7 +221,9 @@ static moert_status read_scoring(const char *path, const json_t *root, moert_mod
     MOERT_TRY(expect_text(path, root, "scoring_func", "softmax"));
     config->router.group_best = 1;
     if (method != NULL && strcmp(method, "group_limited_greedy") == 0)
-        return MOERT_OK;
+        return moert_field_value(root, "topk_group") != NULL
+                   ? MOERT_OK
+                   : MOERT_FAIL(ERROR_FORMAT, "%s: the key topk_group is missing", path);
     config->router.groups = config->router.kept_groups = 1;
     if (moert_field_value(root, "topk_method") == NULL ||
         (method != NULL && strcmp(method, "greedy") == 0))
@@ -186,9 +239,13 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     MOERT_TRY(moert_fields_check(path, root, config->family));
     if (json_is_null(json_object_get(root, "n_group"))) /* no groups; absent, the default */
         config->router.groups = config->router.kept_groups = 1;
+    if (json_is_null(json_object_get(root, "num_key_value_heads"))) /* absent, the default */
+        config->kv_heads = 0;
     if (json_is_null(json_object_get(root, "q_lora_rank"))) /* q is projected directly */
         config->latent.q_rank = 0;
     MOERT_TRY(moert_fields_read(path, root, config));
+    MOERT_TRY(read_end(path, root, config));
+    MOERT_TRY(read_pad(path, root, config));
     MOERT_TRY(read_scoring(path, root, config));
     MOERT_TRY(moert_config_read_rope(path, root, config));
     MOERT_TRY(moert_config_read_layers(path, root, config));

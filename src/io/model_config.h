@@ -83,6 +83,8 @@ typedef struct moert_memory_choice {
 typedef struct moert_model_config {
     moert_family family;
     size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
+    int32_t end_token; /* eos_token_id, of a list the first; -1: none */
+    int32_t pad_token; /* pad_token_id, whose row of the embedding gets no gradient; -1: none */
     moert_latent_sizes latent;  /* replaces kv_heads and head_size */
     size_t intermediate;        /* I of one expert */
     size_t shared_intermediate; /* I of the shared expert, 0 = none */
@@ -143,6 +145,13 @@ void moert_model_config_free(moert_model_config *config);
 /* *config = the constants and defaults of a family. */
 void moert_model_config_start(moert_model_config *config, moert_family family);
 
+/*
+ * Unties the embeddings of a config, and of its text, if the weights at `path` have a head that
+ * differs from the embedding, as transformers does; *untied tells of it. Errors: those of
+ * moert_tensors_open and moert_json_parse.
+ */
+moert_status moert_model_config_check_tied(const char *path, moert_model_config *config,
+                                           bool *untied);
 /*
  * Checks that moert can train the whole language model. ERROR_UNSUPPORTED above MOERT_LAYERS_MOST
  * layers; ERROR_FORMAT for inconsistent sizes or rotary positions.

@@ -98,7 +98,7 @@ static const config_field fields[] = {
     {{"clip_qkv"}, FIELD_FLOAT, FIELD(clip_qkv), 1, false, false, OLMOE},
     {{"sliding_window"}, FIELD_SIZE, FIELD(sliding_window), 0, false, false,
                          MIXTRAL | QWEN2 | QWEN3 | GPT_OSS},
-    {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 0, false, false, QWEN2 | QWEN3},
+    {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 1, false, false, QWEN2 | QWEN3},
     {{"num_nextn_predict_layers", "num_mtp_layers"},
                          FIELD_SIZE, FIELD(prediction_layers), 0, false, false, DEEPSEEK_V3 | GLM},
     {{"first_k_dense_replace"}, FIELD_SIZE, FIELD(first_dense), 0, false, false, DEEPSEEK | GLM},
@@ -110,11 +110,14 @@ static const struct {
     unsigned families;
 } other_keys[] = {
     {"model_type", EVERY},
+    {"bos_token_id", EVERY},
+    {"eos_token_id", EVERY},
+    {"pad_token_id", EVERY},
     {"hidden_act", EVERY},
     {"rope_parameters", EVERY},
     {"rope_scaling", EVERY},
     {"quantization_config", EVERY},
-    {"layer_types", QWEN2 | GPT_OSS},
+    {"layer_types", EVERY},
     {"mlp_only_layers", QWEN2 | QWEN3},
     {"use_sliding_window", QWEN2 | QWEN3},
     {"max_window_layers", QWEN2 | QWEN3},
@@ -125,24 +128,45 @@ static const struct {
 /* Keys that change nothing that moert computes. */
 static const char *const harmless[] = {
     "_attn_implementation", "_name_or_path", "architectures", "attn_implementation", "auto_map",
-    "aux_loss_alpha", "bos_token_id", "dtype", "eos_token_id", "ep_size", "id2label",
-    "initial_context_length", "label2id", "output_attentions", "output_hidden_states",
-    "output_router_logits", "pad_token_id",
+    "aux_loss_alpha", "dtype", "ep_size", "id2label", "initial_context_length",
+    "label2id", "output_attentions", "output_hidden_states", "output_router_logits",
     "problem_type", "qk_head_dim", "return_dict", "seq_aux", "tokenizer_class", "torch_dtype",
-    "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+    "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
+    "use_cache",
 };
 
 /* Keys that must have this value: a number, or a bool if it is 0 or 1. */
 static const struct {
     const char *key;
     int value;
+    unsigned families;
 } neutral[] = {
-    {"add_cross_attention", 0}, {"attention_dropout", 0}, {"attn_pdrop", 0},
-    {"chunk_size_feed_forward", 0}, {"dropout", 0}, {"embd_pdrop", 0}, {"hidden_dropout", 0},
-    {"hidden_dropout_prob", 0}, {"is_decoder", 0}, {"is_encoder_decoder", 0}, {"mlp_bias", 0},
-    {"norm_topk_prob", 0},
-    {"moe_layer_freq", 1}, {"pretraining_tp", 1}, {"resid_pdrop", 0}, {"router_jitter_noise", 0},
-    {"tie_encoder_decoder", 0}, {"torchscript", 0},
+    {"add_cross_attention", 0, EVERY}, {"attention_dropout", 0, EVERY}, {"attn_pdrop", 0, EVERY},
+    {"chunk_size_feed_forward", 0, EVERY}, {"dropout", 0, EVERY}, {"embd_pdrop", 0, EVERY},
+    {"hidden_dropout", 0, EVERY}, {"hidden_dropout_prob", 0, EVERY}, {"is_decoder", 0, EVERY},
+    {"is_encoder_decoder", 0, EVERY}, {"mlp_bias", 0, EVERY}, {"norm_topk_prob", 0, EVERY},
+    {"moe_layer_freq", 1, EVERY}, {"pretraining_tp", 1, EVERY}, {"resid_pdrop", 0, EVERY},
+    {"router_jitter_noise", 0, EVERY}, {"tie_encoder_decoder", 0, EVERY},
+    {"torchscript", 0, EVERY},
+    /* Qwen3-Coder says what Qwen3-MoE always and never has */
+    {"qkv_bias", 0, QWEN3}, {"shared_expert_intermediate_size", 0, QWEN3},
+    {"use_qk_norm", 1, QWEN3},
+};
+/* Keys whose value may be null, which transformers takes for "none" or for its default. */
+static const struct {
+    const char *key;
+    unsigned families;
+} nullable[] = {
+    {"bos_token_id", EVERY}, {"clip_qkv", EVERY}, {"eos_token_id", EVERY},
+    {"head_dim", MIXTRAL | OLMOE | QWEN2 | DEEPSEEK}, {"layer_types", EVERY},
+    {"mlp_only_layers", EVERY}, {"n_group", DEEPSEEK}, {"norm_topk_prob", DEEPSEEK},
+    {"num_experts_per_tok", DEEPSEEK}, {"num_key_value_heads", QWEN2 | OLMOE | DEEPSEEK},
+    {"pad_token_id", EVERY}, {"pretraining_tp", DEEPSEEK}, {"attention_dropout", DEEPSEEK},
+    {"q_lora_rank", EVERY}, {"quantization_config", EVERY}, {"rope_interleave", EVERY},
+    {"rope_parameters", EVERY}, {"rope_scaling", EVERY}, {"rope_theta", EVERY},
+    {"sliding_window", EVERY}, {"topk_group", DEEPSEEK}, {"v_head_dim", DEEPSEEK_V3},
+    {"first_k_dense_replace", DEEPSEEK_V3}, {"num_nextn_predict_layers", EVERY},
+    {"experts_per_token", EVERY}, {"partial_rotary_factor", EVERY},
 };
 /* clang-format on */
 
@@ -249,12 +273,29 @@ static bool equals(const json_t *value, int expected) {
     return json_is_number(value) && json_number_value(value) == (double)expected;
 }
 
+static bool is_neutral(const char *key, moert_family family) {
+    for (size_t i = 0; i < MOERT_COUNT(neutral); i++)
+        if (strcmp(neutral[i].key, key) == 0 && neutral[i].families >> family & 1)
+            return true;
+    return false;
+}
+
+static bool may_be_null(const char *key, moert_family family) {
+    for (size_t i = 0; i < MOERT_COUNT(nullable); i++)
+        if (strcmp(nullable[i].key, key) == 0 && nullable[i].families >> family & 1)
+            return true;
+    return !is_used(key, family) && !is_neutral(key, family);
+}
+
 static moert_status check_key(const char *path, const char *key, const json_t *value,
                               moert_family family) {
+    if (json_is_null(value) && !may_be_null(key, family))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: %s is null; without the key it has its default", path,
+                          key);
     if (json_is_null(value) || is_used(key, family) || is_harmless(key))
         return MOERT_OK;
     for (size_t i = 0; i < MOERT_COUNT(neutral); i++)
-        if (strcmp(neutral[i].key, key) == 0)
+        if (strcmp(neutral[i].key, key) == 0 && neutral[i].families >> family & 1)
             return equals(value, neutral[i].value)
                        ? MOERT_OK
                        : MOERT_FAIL(ERROR_UNSUPPORTED,

@@ -43,10 +43,11 @@ static moert_status check_sizes(const moert_model_config *config) {
             "head_dim is absent and num_attention_heads %zu does not divide hidden_size %zu",
             config->heads, config->hidden);
     if (config->rope.width == 0 || config->rope.width % 2 != 0)
-        return FAIL_CONFIG(ERROR_FORMAT,
-                           "%zu elements of a head of %zu rotate; rotary positions need an even "
-                           "number",
-                           config->rope.width, config->head_size);
+        return FAIL_CONFIG(
+            ERROR_FORMAT,
+            "%zu elements of a head of %zu (head_dim) rotate; rotary positions need an even "
+            "number",
+            config->rope.width, config->head_size);
     if (config->kv_heads == 0 || config->heads % config->kv_heads != 0)
         return FAIL_CONFIG(
             ERROR_FORMAT,
@@ -104,15 +105,20 @@ static json_t *layer_types(const moert_model_config *config) {
     return list;
 }
 
+static json_t *token(int32_t number) {
+    return number >= 0 ? json_integer(number) : json_null();
+}
+
 /* The keys that all families share and that have no field in `config`, with the defaults of
  * transformers. */
 static json_t *shared_keys(const moert_model_config *config) {
-    return json_pack("{s:[s], s:f, s:n, s:s, s:n, s:s, s:s, s:b, s:n, s:o, s:b}", "architectures",
+    return json_pack("{s:[s], s:f, s:n, s:s, s:o, s:s, s:s, s:b, s:o, s:o, s:b}", "architectures",
                      moert_family_of(config->family)->architecture, "attention_dropout", 0.0,
-                     "bos_token_id", "dtype", "float32", "eos_token_id", "hidden_act",
-                     moert_activation_name(config->glu.activation), "model_type",
+                     "bos_token_id", "dtype", "float32", "eos_token_id", token(config->end_token),
+                     "hidden_act", moert_activation_name(config->glu.activation), "model_type",
                      moert_family_of(config->family)->model_type, "output_router_logits", 0,
-                     "pad_token_id", "rope_parameters", rope_parameters(config), "use_cache", 1);
+                     "pad_token_id", token(config->pad_token), "rope_parameters",
+                     rope_parameters(config), "use_cache", 1);
 }
 
 /* Keys of a family without a field of the same meaning. */

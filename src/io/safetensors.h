@@ -76,6 +76,8 @@ const moert_tensor *moert_tensors_at(const moert_tensors *tensors,
                                      size_t index); /* ascending by name */
 const moert_tensor *moert_tensors_find(const moert_tensors *tensors,
                                        const char *name); /* NULL if absent */
+/* Whether moert_tensors_find or _get has returned this tensor. */
+bool moert_tensors_were_found(const moert_tensors *tensors, size_t index);
 /* The value of a metadata key in the first file that has it, or NULL. */
 const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key);
 

@@ -20,6 +20,7 @@ struct moert_tensors {
     moert_shard *shards; /* ascending by path */
     size_t shard_count;
     const moert_tensor **tensors; /* [count] of the shards, ascending by name */
+    bool *found;                  /* [count]: moert_tensors_find has returned it */
     size_t count;
 };
 
@@ -149,7 +150,8 @@ static moert_status open_directory(const char *path, moert_tensors *tensors) {
     else
         status = MOERT_FAIL(ERROR_IO,
                             "%s: holds neither model.safetensors nor model.safetensors.index.json "
-                            "(is it the directory of a model?)",
+                            "(is it the directory of a model? moert-train --random-weights needs "
+                            "config.json alone)",
                             path);
 done:
     MOERT_FREE(whole, index);
@@ -171,6 +173,8 @@ moert_status moert_tensors_open(const char *path, moert_tensors **tensors) {
         status = open_index(path, opened);
     else
         status = open_one(path, opened);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&opened->found, opened->count);
     if (status != MOERT_OK)
         moert_tensors_close(opened);
     else
@@ -183,7 +187,7 @@ void moert_tensors_close(moert_tensors *tensors) {
         return;
     for (size_t i = 0; i < tensors->shard_count; i++)
         moert_shard_close(&tensors->shards[i]);
-    MOERT_FREE(tensors->shards, tensors->tensors, tensors->path, tensors);
+    MOERT_FREE(tensors->shards, tensors->tensors, tensors->found, tensors->path, tensors);
 }
 
 void moert_tensors_watch(moert_tensors *tensors, moert_manifest *manifest) {
@@ -210,7 +214,14 @@ const moert_tensor *moert_tensors_find(const moert_tensors *tensors, const char 
     const moert_tensor *pointer = &key, **found;
     found = bsearch(&pointer, tensors->tensors, tensors->count, sizeof *tensors->tensors,
                     compare_tensors);
-    return found != NULL ? *found : NULL;
+    if (found == NULL)
+        return NULL;
+    tensors->found[found - tensors->tensors] = true;
+    return *found;
+}
+
+bool moert_tensors_were_found(const moert_tensors *tensors, size_t index) {
+    return tensors->found[index];
 }
 
 const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key) {

@@ -27,13 +27,25 @@ static bool has(const moert_tensors *files, const char *stem, const char *suffix
     return moert_tensors_find(files, name) != NULL;
 }
 
-static moert_status check_type(const moert_tensor *tensor, moert_file_type one,
-                               moert_file_type other, const char *role) {
-    if (tensor->type == one || tensor->type == other)
+/* The types from which a role's tensors are read. */
+typedef struct readable {
+    const char *role, *list;
+    unsigned types; /* bit mask */
+} readable;
+
+#define TYPE(name) (1U << MOERT_FILE_##name)
+static const readable packed_values = {"packed values", "U8", TYPE(U8)},
+                      mxfp4_scales = {"scales of MXFP4", "U8 and F8_E8M0",
+                                      TYPE(U8) | TYPE(F8_E8M0)},
+                      fp8_scales = {"scales of FP8", "F32, BF16 and F8_E8M0",
+                                    TYPE(F32) | TYPE(BF16) | TYPE(F8_E8M0)};
+
+static moert_status check_type(const moert_tensor *tensor, const readable *as) {
+    if (as->types >> tensor->type & 1)
         return MOERT_OK;
-    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: tensor '%.200s' is %s; %s are read from %s and %s",
-                      tensor->file, tensor->name, moert_file_type_text(tensor->type), role,
-                      moert_file_type_text(one), moert_file_type_text(other));
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: tensor '%.200s' is %s; %s are read from %s",
+                      tensor->file, tensor->name, moert_file_type_text(tensor->type), as->role,
+                      as->list);
 }
 
 static moert_status find_mxfp4(const moert_tensors *files, const char *name, const size_t *shape,
@@ -49,10 +61,10 @@ static moert_status find_mxfp4(const moert_tensors *files, const char *name, con
     *weight = (moert_weight){.rows = n, .columns = k, .transposed = true};
     join(part, name, "_blocks");
     MOERT_TRY(moert_tensors_get(files, part, 4, packed, &weight->values));
-    MOERT_TRY(check_type(weight->values, MOERT_FILE_U8, MOERT_FILE_U8, "packed values"));
+    MOERT_TRY(check_type(weight->values, &packed_values));
     join(part, name, "_scales");
     MOERT_TRY(moert_tensors_get(files, part, 3, packed, &weight->scales));
-    return check_type(weight->scales, MOERT_FILE_U8, MOERT_FILE_F8_E8M0, "scales of MXFP4");
+    return check_type(weight->scales, &mxfp4_scales);
 }
 
 static moert_status find_fp8(const moert_tensors *files, const char *name, size_t rank,
@@ -70,7 +82,7 @@ static moert_status find_fp8(const moert_tensors *files, const char *name, size_
                              moert_ceil_div(shape[1], FP8_BLOCK)};
     join(part, name, "_scale_inv");
     MOERT_TRY(moert_tensors_get(files, part, 2, blocks, &weight->scales));
-    return check_type(weight->scales, MOERT_FILE_F32, MOERT_FILE_BF16, "scales of FP8");
+    return check_type(weight->scales, &fp8_scales);
 }
 
 moert_status moert_weight_find(const moert_tensors *files, const char *name, size_t rank,
@@ -103,8 +115,12 @@ static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
         *scale = moert_e8m0_decode(((const uint8_t *)w->scales->data)[at / MXFP4_BLOCK]);
         return MXFP4_BLOCK - at % MXFP4_BLOCK;
     }
-    const size_t across = moert_ceil_div(w->columns, FP8_BLOCK);
-    moert_tensor_read_f32(w->scales, row / FP8_BLOCK * across + column / FP8_BLOCK, 1, scale);
+    const size_t across = moert_ceil_div(w->columns, FP8_BLOCK),
+                 block = row / FP8_BLOCK * across + column / FP8_BLOCK;
+    if (w->scales->type == MOERT_FILE_F8_E8M0)
+        *scale = moert_e8m0_decode(((const uint8_t *)w->scales->data)[block]);
+    else
+        moert_tensor_read_f32(w->scales, block, 1, scale);
     return moert_min(FP8_BLOCK - column % FP8_BLOCK, w->columns - column);
 }
 

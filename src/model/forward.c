@@ -13,8 +13,9 @@ static moert_status link_tokens(moert_model *model, const int32_t *token) {
         return MOERT_OK;
     MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->links));
     MOERT_TRY(moert_alloc(&links, bytes, 1));
-    moert_status status = moert_embedding_links(moert_batch_span(&model->batch), model->length,
-                                                model->config.vocabulary, token, links);
+    moert_status status =
+        moert_embedding_links(moert_batch_span(&model->batch), model->length,
+                              model->config.vocabulary, model->config.pad_token, token, links);
     if (status == MOERT_OK)
         status = moert_buffer_write(model->links, 0, links, bytes);
     free(links);
@@ -87,6 +88,16 @@ moert_status moert_model_run_layer(moert_model *model, size_t index) {
     return moert_model_run_mlp(model, layer);
 }
 
+/* Puts the layer before the message of values that are not finite. */
+static moert_status name_layer(size_t layer, moert_status status) {
+    if (status != MOERT_ERROR_NUMERIC)
+        return status;
+    char *message = moert_error_keep();
+    MOERT_FAIL(ERROR_NUMERIC, "layer %zu: %s", layer, message != NULL ? message : "");
+    free(message);
+    return status;
+}
+
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {
     const moert_model_config *c = &model->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING);
@@ -111,7 +122,7 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
         MOERT_TRY(moert_model_reserve_layer(model, &model->layer[i]));
         /* the backward begins with the last layer, whose activations are still there then */
         model->discards = moert_model_recomputes(model) && i + 1 < c->layers;
-        MOERT_TRY(moert_model_run_layer(model, i));
+        MOERT_TRY(name_layer(i, moert_model_run_layer(model, i)));
         if (!model->layer[i].is_dense)
             MOERT_TRY(moert_model_take_loads(model, &model->layer[i]));
         if (model->discards)

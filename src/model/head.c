@@ -216,6 +216,20 @@ static moert_status close_sum(pass *p, size_t index) {
     return MOERT_OK;
 }
 
+/* Clears the pad token's row of embedding gradients partial[sequences,rows,H] of the rows from
+ * first_row on: as in transformers, only the head changes that row. */
+static moert_status clear_pad(const moert_model *model, size_t sequences, size_t first_row,
+                              size_t rows, moert_buffer *partial) {
+    const size_t row_bytes = model->config.hidden * sizeof(float);
+    const bool has_row = model->config.pad_token >= 0 &&
+                         (size_t)model->config.pad_token - first_row < rows; /* wraps if below */
+    for (size_t s = 0; has_row && s < sequences; s++)
+        MOERT_TRY(moert_buffer_clear(
+            partial, (s * rows + (size_t)model->config.pad_token - first_row) * row_bytes,
+            row_bytes));
+    return MOERT_OK;
+}
+
 static moert_status run_sequence(pass *p, size_t index) {
     moert_model *model = p->model;
     const size_t length = model->length, step = step_of(model);
@@ -231,6 +245,8 @@ static moert_status run_sequence(pass *p, size_t index) {
                                                                    .token = model->tokens,
                                                                    .dx = model->d,
                                                                    .partial = p->sum[p->depth]}));
+    if (p->again)
+        MOERT_TRY(clear_pad(model, 1, 0, model->config.vocabulary, p->sum[p->depth]));
     for (size_t at = 0; at < length; at += step) {
         chunk rows;
         MOERT_TRY(take_chunk(model, index * length + at, moert_min(step, length - at), &rows));
@@ -304,6 +320,7 @@ static moert_status collect_tied(moert_model *model) {
                                                                    .token = model->tokens,
                                                                    .dx = model->d,
                                                                    .partial = *partial}));
+        MOERT_TRY(clear_pad(model, sequences, row, gemm.n, *partial));
         MOERT_TRY(moert_gemm_run(&gemm));
         MOERT_TRY(moert_block_collect(model->outer, OUTER_EMBED, &model->batch, row * c->hidden,
                                       gemm.n * c->hidden, *partial));

@@ -74,6 +74,14 @@ typedef struct moert_model_tensor {
     size_t offset;      /* offset in floats from the start of its owner's block */
 } moert_model_tensor;
 
+/*
+ * From now on the files of the model have the experts of a layer in two tensors, as transformers
+ * holds them in memory: experts.gate_up_proj [E,2I,H] and experts.down_proj [E,H,I]; or, as at
+ * first, in one tensor for each expert and projection. The order of the tensors changes. Families
+ * whose released files are fused have one form only.
+ */
+void moert_model_fuse_files(moert_model *model, bool fused);
+
 size_t moert_model_tensor_count(const moert_model *model);
 /* The number of the files' tensors. */
 size_t moert_model_file_tensor_count(const moert_model *model);
@@ -174,6 +182,11 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
                                      const moert_model_tensor *tensor, moert_model_range range,
                                      const moert_elements *target);
 
-/* Reads this rank's weights from a directory or file in Hugging Face form; `manifest`, if not NULL,
- * gets the checksums of what is read. All ranks return the same status. */
+/*
+ * Reads this rank's weights from a directory or file in Hugging Face form, fused or not (then files
+ * are written unfused). `manifest`, if not NULL, gets the checksums of what is read. A tensor of
+ * the files that belongs to the model's layers or head, but to none of its parts, is an
+ * ERROR_MISMATCH that names the key of config.json that it needs; layers of multi-token prediction
+ * are left out. All ranks return the same status.
+ */
 moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest);

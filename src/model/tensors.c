@@ -1,6 +1,7 @@
-/* Lists the model's tensors with their names in its files, and loads them. */
+/* Lists the model's tensors with their names in its files, and reads their values. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "io/weights.h"
@@ -140,9 +141,35 @@ static void add_fused(moert_model *model, size_t index, const moert_fused_tensor
     }
 }
 
+/* Adds the experts as transformers holds them in memory: gate and up of all experts in one tensor
+ * [E,2I,H], down in another, [E,H,I]. */
+static void add_joined(moert_model *model, size_t index) {
+    static const moert_expert_part parts[] = {MOERT_EXPERT_GATE, MOERT_EXPERT_UP,
+                                              MOERT_EXPERT_DOWN};
+    const moert_model_config *c = &model->config;
+    for (size_t down = 0; down < 2; down++)
+        for (size_t i = 0; i < c->router.experts * (2 - down); i++) {
+            const size_t e = down ? i : i / 2;
+            add_expert(model, index, e, parts[down ? 2 : i % 2]);
+            moert_model_tensor *tensor = &model->tensor[model->tensor_count - 1];
+            tensor->rank = 3;
+            tensor->file_first = i * tensor->elements;
+            memcpy(tensor->shape,
+                   down ? (size_t[]){c->router.experts, c->hidden, c->intermediate}
+                        : (size_t[]){c->router.experts, 2 * c->intermediate, c->hidden},
+                   sizeof tensor->shape);
+            moert_moe_tensor_name(c, index, down ? "experts.down_proj" : "experts.gate_up_proj",
+                                  tensor->name, sizeof tensor->name);
+        }
+}
+
 static void add_experts(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
     moert_fused_tensor fused[MOERT_FUSED_MOST];
+    if (model->fused_files && !moert_experts_are_fused(c)) {
+        add_joined(model, index);
+        return;
+    }
     if (!moert_experts_are_fused(c)) {
         for (size_t e = 0; e < c->router.experts; e++)
             for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
@@ -193,6 +220,19 @@ static void add_router(moert_model *model, size_t index) {
     }
 }
 
+/* In fused files the MLP of every family is "mlp". */
+static void rename_mlp(moert_model *model) {
+    static const char old[] = ".block_sparse_moe.", new[] = ".mlp.";
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        char *at = strstr(model->tensor[i].name, old);
+        if (at == NULL)
+            continue;
+        char *rest = at + sizeof old - 1;
+        memmove(at + sizeof new - 1, rest, strlen(rest) + 1);
+        memcpy(at, new, sizeof new - 1);
+    }
+}
+
 static void fill_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
     model->tensor_count = 0;
@@ -211,6 +251,8 @@ static void fill_tensors(moert_model *model) {
     }
     add_outer(model, OUTER_NORM, "model.norm.weight", 0);
     add_outer(model, OUTER_HEAD, "lm_head.weight", c->vocabulary);
+    if (model->fused_files)
+        rename_mlp(model);
     number_files(model);
 }
 
@@ -221,6 +263,11 @@ moert_status moert_model_list_tensors(moert_model *model) {
                                                            MOERT_FUSED_MOST * c->router.experts)));
     fill_tensors(model);
     return MOERT_OK;
+}
+
+void moert_model_fuse_files(moert_model *model, bool fused) {
+    model->fused_files = fused;
+    fill_tensors(model);
 }
 
 const moert_expert_map *moert_model_placement(const moert_model *model, size_t layer) {
@@ -296,23 +343,4 @@ void moert_model_weights_changed(moert_model *model) {
 void moert_model_repeat(moert_model *model, bool repeats) {
     for (size_t b = 0; b < model->blocks; b++)
         moert_block_repeat(model->block[b], repeats);
-}
-
-moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest) {
-    moert_tensors *files = NULL;
-    moert_model_weights_changed(model);
-    moert_status status = moert_tensors_open(path, &files);
-    if (status == MOERT_OK && manifest != NULL)
-        moert_tensors_watch(files, manifest);
-    for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++) {
-        const moert_model_tensor *tensor = &model->tensor[i];
-        const bool held = tensor->block != NULL;
-        const moert_elements target = {held ? tensor->block->weight : NULL, MOERT_DTYPE_F32,
-                                       tensor->offset};
-        status =
-            moert_model_read_values(files, tensor->name, tensor,
-                                    (moert_model_range){0, held ? tensor->elements : 0}, &target);
-    }
-    moert_tensors_close(files);
-    return moert_comm_agree(model->mesh->world, status);
 }

@@ -37,7 +37,7 @@ moert_status moert_embedding_backward(const moert_embedding_part *part) {
                                 .first_leaf = part->first_sequence));
 }
 
-moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
+moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, int32_t fixed,
                                    const int32_t *token, int32_t *link) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t count = moert_tree_nodes(span, nodes);
@@ -49,7 +49,7 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
         const size_t begin = t, leaves = nodes[i].first + nodes[i].width - span.first;
         for (const size_t end = moert_min(leaves, span.count) * length; t < end; t++) {
             link[2 * t] = link[2 * t + 1] = -1;
-            if (token[t] < 0)
+            if (token[t] < 0 || token[t] == fixed)
                 continue;
             int32_t *before = &last[token[t]];
             const bool is_first = *before <= (int32_t)begin;

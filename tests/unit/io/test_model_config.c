@@ -190,7 +190,7 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
     "{'model_type':'" type "', 'vocab_size':100, 'hidden_size':" hidden                            \
     ", 'num_hidden_layers':" layers ", 'num_attention_heads':4, 'intermediate_size':96,"
 #define EXPERTS    "'num_local_experts':8, 'num_experts_per_tok':2,"
-#define ROUTED     "'n_routed_experts':32, 'num_experts_per_tok':4,"
+#define ROUTED     "'num_key_value_heads':4, 'n_routed_experts':32, 'num_experts_per_tok':4,"
 #define TWO(type)  CONFIG(type, "64", "2")
 #define FOUR(type) CONFIG(type, "64", "4") EXPERTS
 #define MIXTRAL    TWO("mixtral") EXPERTS
@@ -210,7 +210,7 @@ static const struct {
     {MIXTRAL "'head_dim':null}",
      "heads=4/4 head=16 positions=131072 theta=1000000 eps=9.99999975e-06 renormalise=1"},
     /* use_sliding_window is not set */
-    {QWEN3 "'moe_intermediate_size':32, 'rope_theta':5e6, 'head_dim':null, 'sliding_window':4096}",
+    {QWEN3 "'moe_intermediate_size':32, 'rope_theta':5e6, 'sliding_window':4096}",
      "I=32 theta=5000000 renormalise=0 window=0"},
     {GPT_OSS "'swiglu_limit':5.5}", "glu=1/5.5/1.70200002/1"},
     {DEEPSEEK "'n_shared_experts':2}", "shared=192 groups=4/8 scale=2.5 renormalise=1"},
@@ -257,7 +257,7 @@ static const struct {
     {FOUR("glm4_moe") "'moe_intermediate_size':8}", "windowed=- dense=0 window=0"},
     /* rotary schemes in both spellings */
     {MIXTRAL "'max_position_embeddings':256, 'rope_parameters':{'rope_type':'yarn', "
-             "'rope_theta':100, 'factor':null, 'truncate':false, "
+             "'rope_theta':100, 'truncate':false, "
              "'original_max_position_embeddings':64, 'beta_fast':4}}",
      "rope=yarn theta=100 factor=4 original=64 truncate=0 betas=4/0 width=16"},
     {MIXTRAL "'rope_theta':7, 'rope_scaling':{'type':'linear', 'factor':2.5}}",
@@ -325,8 +325,8 @@ static const refused_config broken[] = {
     {MIXTRAL "'rope_scaling':{'type':7}}", FORMAT, "rope_type"},
     {QWEN3 "'mlp_only_layers':0}", FORMAT, "mlp_only_layers"},
     {QWEN3 "'norm_topk_prob':'yes'}", FORMAT, "norm_topk_prob"},
-    {TWO("deepseek_v3") "'n_routed_experts':32, 'num_experts_per_tok':1}", UNSUPPORTED,
-     "every weight would be 1"},
+    {TWO("deepseek_v3") "'num_key_value_heads':4, 'n_routed_experts':32, 'num_experts_per_tok':1}",
+     UNSUPPORTED, "every weight would be 1"},
     {DEEPSEEK "'n_group':5}", FORMAT, "n_group is 5"},
     {DEEPSEEK "'n_group':4, 'topk_group':5}", FORMAT, "topk_group is 5"},
     {DEEPSEEK "'n_group':32}", FORMAT, "n_group is 32"},
@@ -352,7 +352,7 @@ static const refused_config broken[] = {
     /* unknown keys, and values that are not neutral */
     {MIXTRAL "'clip_qkv':0.5}", UNSUPPORTED, "clip_qkv"},
     {MIXTRAL "'mlp_only_layers':[]}", UNSUPPORTED, "mlp_only_layers"},
-    {QWEN3 "'layer_types':[]}", UNSUPPORTED, "layer_types"},
+    {QWEN3 "'layer_types':[]}", FORMAT, "layer_types"},
     {MIXTRAL "'attention_dropout':0.1}", UNSUPPORTED, "attention_dropout has a value other than 0"},
     {MIXTRAL "'router_jitter_noise':1e-3}", UNSUPPORTED, "router_jitter_noise"},
     {MIXTRAL "'attention_dropout':'0'}", UNSUPPORTED, "attention_dropout"},
@@ -386,7 +386,7 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
 }
 
 static const refused_config not_models[] = {
-    {GPT_OSS "'head_dim':7}", FORMAT, "7 elements of a head of 7 rotate"},
+    {GPT_OSS "'head_dim':7}", FORMAT, "7 elements of a head of 7 (head_dim) rotate"},
     {DEEPSEEK "'v_head_dim':600}", FORMAT, "v_head_dim is 600"},
     {QWEN3 "'head_dim':15}", FORMAT, "15"},
     {QWEN3 "'num_key_value_heads':3}", FORMAT, "num_key_value_heads is 3"},

@@ -89,9 +89,10 @@ TEST(test_backward_sums_the_requested_rows_in_token_order) {
 }
 
 /* Computes the tree nodes of a span in two ways and compares their bits: directly from linked lists
- * of equal tokens, and as a tree reduction of one partial per sequence. */
+ * of equal tokens without the token `fixed`, and as a tree reduction of one partial per sequence, to
+ * which `fixed` is padding. */
 static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
-                           bool accumulate) {
+                           bool accumulate, int32_t fixed) {
     enum { OFFSET = 4 };
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t tokens = span.count * length, n = rows * hidden, stride = n + 8;
@@ -99,7 +100,9 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
     float *dx = random_floats(tokens * hidden, 1.0f, 8), *old = random_floats(size, 1.0f, 9);
     int32_t *token = random_tokens(tokens, rows, 10);
     int32_t *links = test_alloc(2 * tokens * sizeof *links);
-    ASSERT_OK(moert_embedding_links(span, length, rows, token, links));
+    ASSERT_OK(moert_embedding_links(span, length, rows, fixed, token, links));
+    for (size_t i = 0; i < tokens; i++)
+        token[i] = token[i] == fixed ? -1 : token[i];
     moert_buffer *dx_buffer = upload_floats(dx, tokens * hidden);
     moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
     moert_buffer *partial = unset_floats(span.count * n);
@@ -124,15 +127,16 @@ TEST(test_gradient_has_the_bits_of_the_tree_over_sequences) {
         for (size_t first = 0; first < total; first++)
             for (size_t count = 0; count <= total - first; count++) {
                 const moert_span span = {first, count, total};
-                check_gradient(span, 6, 5, 3 + 20 * (count % 2), (first + count) % 2 == 0);
+                check_gradient(span, 6, 5, 3 + 20 * (count % 2), (first + count) % 2 == 0,
+                               (int32_t)(total % 4) - 1);
             }
 }
 
 TEST(test_gradient_takes_any_width_and_rows_of_many_tokens) {
-    check_gradient((moert_span){0, 40, 40}, 1, 129, 2, false);
-    check_gradient((moert_span){0, 4, 4}, 300, 260, 1, true);
-    check_gradient((moert_span){3, 30, 70}, 9, 64, 40, false);
-    check_gradient((moert_span){0, 2, 2}, 0, 16, 4, false);
+    check_gradient((moert_span){0, 40, 40}, 1, 129, 2, false, 1);
+    check_gradient((moert_span){0, 4, 4}, 300, 260, 1, true, -1);
+    check_gradient((moert_span){3, 30, 70}, 9, 64, 40, false, 0);
+    check_gradient((moert_span){0, 2, 2}, 0, 16, 4, false, -1);
 }
 
 TESTS(open_test_device, close_test_device)
