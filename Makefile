@@ -133,7 +133,7 @@ $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 
 $(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o common/tokens.o)
 $(BUILD)/tests/unit/tools/test_refusals: $(patsubst %,$(BUILD)/src/tools/%/main.o,layer op train tune)
-$(BUILD)/tests/unit/tools/test_verify: $(BUILD)/src/tools/train/main.o
+$(addprefix $(BUILD)/tests/unit/tools/,test_edges test_models test_runs test_verify): $(BUILD)/src/tools/train/main.o
 
 # reports missing libraries before the first compilation fails
 $(TESTS:=.o): | $(BUILD)/packages-tests
@@ -182,8 +182,8 @@ check-python: all ## tests of the Python package, also with torch and transforme
 	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers trl megatron-core pyarrow jinja2 zstandard tensorboard
 	$(Q)$(VENV)/bin/pip install --quiet --force-reinstall --no-deps $(BUILD)/python/*.whl
 	$(Q)PYTHON=$(VENV)/bin/python tests/python/run --build $(BUILD) --installed --all
-	$(Q)$(MAKE) --no-print-directory $(TESTTOOLS)
-	$(Q)for test in parity/families parity/sft parity/megatron parity/events parity/states e2e/tokenize.sh; do \
+	$(Q)$(MAKE) --no-print-directory $(TESTTOOLS) $(BUILD)/tests/unit/tools/test_edges
+	$(Q)for test in parity/families parity/sft parity/masks parity/edges parity/megatron parity/events parity/states e2e/tokenize.sh; do \
 	    PYTHON=$(VENV)/bin/python TEST_BUILD=$(BUILD) TEST_DOCUMENTS=10000 bash tests/$$test || exit 1; done
 
 MINUTES ?= 20

@@ -4,9 +4,12 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/memory.h"
 
 size_t moert_text_distance(const char *a, const char *b) {
     enum { LIMIT = 64 };
@@ -86,4 +89,43 @@ moert_status moert_text_get_bytes(const char *text, const char *what, size_t *by
 int moert_text_ends_with(const char *text, const char *ending) {
     size_t length = strlen(text), tail = strlen(ending);
     return length >= tail && strcmp(text + length - tail, ending) == 0;
+}
+
+/* The bytes of the UTF-8 character at `at`, or 0 if there is none. */
+static size_t character_bytes(const unsigned char *at) {
+    static const struct {
+        unsigned char mask, head;
+        uint32_t least;
+    } forms[] = {{0x80, 0x00, 0}, {0xE0, 0xC0, 0x80}, {0xF0, 0xE0, 0x800}, {0xF8, 0xF0, 0x10000}};
+    for (size_t more = 0; more < MOERT_COUNT(forms); more++) {
+        if ((at[0] & forms[more].mask) != forms[more].head)
+            continue;
+        uint32_t code = at[0] & (unsigned char)~forms[more].mask;
+        for (size_t i = 1; i <= more; i++) {
+            if ((at[i] & 0xC0) != 0x80)
+                return 0;
+            code = code << 6 | (at[i] & 0x3F);
+        }
+        const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+        return code >= forms[more].least && code <= 0x10FFFF && !surrogate ? more + 1 : 0;
+    }
+    return 0;
+}
+
+moert_status moert_text_encode(const char *text, char **encoded) {
+    char *to;
+    MOERT_TRY(moert_alloc(encoded, 3 * strlen(text) + 1, 1));
+    to = *encoded;
+    for (const unsigned char *at = (const unsigned char *)text; *at != '\0';) {
+        const size_t bytes = character_bytes(at);
+        if (bytes == 0 || *at < 32 || strchr("\"\\%\x7f", *at) != NULL) {
+            to += sprintf(to, "%%%02X", *at++);
+            continue;
+        }
+        memcpy(to, at, bytes);
+        to += bytes;
+        at += bytes;
+    }
+    *to = '\0';
+    return MOERT_OK;
 }

@@ -18,6 +18,10 @@ char *moert_text_format_list(const char *format, va_list arguments)
 moert_status moert_text_path(char **path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* *encoded = `text` as UTF-8 that JSON takes as it is, which the caller frees: %NN stands for each
+ * byte of no UTF-8, control character, quote, backslash and %. Different texts stay different.
+ * Errors: ERROR_MEMORY. */
+moert_status moert_text_encode(const char *text, char **encoded);
 /* Writes bytes as "1.5 GiB". */
 enum { MOERT_TEXT_BYTES_SIZE = 32 };
 void moert_text_put_bytes(double bytes, char text[MOERT_TEXT_BYTES_SIZE]);

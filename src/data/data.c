@@ -16,6 +16,7 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
         return status;
     }
     (*data)->source = source;
+    (*data)->end = -1;
     (*data)->tokens = source->tokens;
     (*data)->split = *split;
     memcpy((*data)->identity, source->identity, sizeof source->identity);
@@ -82,6 +83,7 @@ moert_status moert_data_from_array(const moert_replay *replay, moert_data **data
     const size_t tokens = steps * batch * row, targets = steps * batch * (row - 1);
     MOERT_TRY(MOERT_NEW(&made));
     made->replay = *replay;
+    made->end = -1;
     made->tokens = tokens;
     sums[0] = moert_checksum_of(replay->tokens, tokens * sizeof *replay->tokens);
     if (replay->targets != NULL)
@@ -90,6 +92,13 @@ moert_status moert_data_from_array(const moert_replay *replay, moert_data **data
     moert_identity_write("replayed data", tokens, &made->sum, 1, made->identity);
     *data = made;
     return MOERT_OK;
+}
+
+void moert_data_end_documents(moert_data *data, int32_t end, bool in_streams) {
+    const bool is_stream = data->source != NULL && data->source->kind == MOERT_SOURCE_RAW;
+    for (size_t i = 0; i < data->count; i++)
+        moert_data_end_documents(data->parts[i], end, in_streams);
+    data->end = is_stream || !in_streams ? end : -1;
 }
 
 void moert_data_destroy(moert_data *data) {
@@ -103,16 +112,28 @@ void moert_data_destroy(moert_data *data) {
     MOERT_FREE(data->parts, data);
 }
 
+/* Whether documents divide the sequences that start anywhere in the source. */
+static bool knows_documents(const moert_data *data) {
+    return data->source != NULL && data->source->kind == MOERT_SOURCE_INDEXED;
+}
+
 static moert_data_info describe_blend(const moert_data *data) {
     moert_data_info all = {.identity = data->identity,
                            .tokens = data->tokens,
                            .parts = data->count,
+                           .end = -1,
+                           .end_made = -1,
                            .split = data->split};
     for (size_t i = 0; i < data->count; i++) {
         const moert_data_info part = moert_data_describe(data->parts[i]);
         all.files += part.files;
         all.rows += part.rows;
         all.documents |= part.documents;
+        all.text |= part.text;
+        all.vocabulary_made = moert_max(all.vocabulary_made, part.vocabulary_made);
+        all.end_made = part.end_made >= 0 ? part.end_made : all.end_made;
+        all.divided |= part.divided;
+        all.end = part.end >= 0 ? part.end : all.end;
     }
     return all;
 }
@@ -127,7 +148,13 @@ moert_data_info moert_data_describe(const moert_data *data) {
                              .steps = data->replay.steps,
                              .batch = data->replay.batch,
                              .rows = data->epochs != NULL ? moert_epochs_rows(data->epochs) : 0,
-                             .documents = source != NULL && source->kind == MOERT_SOURCE_INDEXED,
+                             .documents = knows_documents(data),
+                             .divided =
+                                 knows_documents(data) || data->epochs != NULL || data->end >= 0,
+                             .end = data->end,
+                             .text = source != NULL && source->kind == MOERT_SOURCE_TEXT,
+                             .vocabulary_made = source != NULL ? source->vocabulary_made : 0,
+                             .end_made = source != NULL ? source->end_made : -1,
                              .name = source != NULL ? source->name : NULL,
                              .split = data->split,
                              .length = data->replay.row > 0 ? data->replay.row - 1 : 0};
@@ -207,47 +234,6 @@ static moert_status replay(const moert_replay *from, moert_draw draw, int32_t *i
     return MOERT_OK;
 }
 
-moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
-                                 int32_t *input, int32_t *target, int32_t *positions) {
-    const uint64_t number = draw.step * draw.batch + draw.index;
-    MOERT_TRY(moert_data_check_length(data, length));
-    if (data->blend != NULL) {
-        const moert_blend_turn turn = moert_blend_at(data->blend, number);
-        draw = (moert_draw){draw.seed + turn.source, turn.number, 0, 1};
-        return moert_data_sequence(data->parts[turn.source], draw, length, input, target,
-                                   positions);
-    }
-    if (data->epochs != NULL)
-        return moert_epochs_read(data->epochs, number, input, target, positions);
-    for (size_t i = 0; positions != NULL && i < length; i++)
-        positions[i] = (int32_t)i;
-    if (data->source == NULL)
-        return replay(&data->replay, draw, input, target);
-    moert_stretches all;
-    MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
-    const size_t any = moert_split_starts(&all, MOERT_TRAINING, length);
-    const double random =
-        moert_rng_uniform(draw.seed, moert_rng_stream("data") + draw.step, draw.index);
-    const size_t start = moert_min((size_t)(random * (double)any), any - 1);
-    return read_sequence(data, moert_split_start(&all, MOERT_TRAINING, length, start), length,
-                         input, target);
-}
-
-void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
-                       int32_t *positions) {
-    for (size_t i = 0; i < length; i++) {
-        const bool begins =
-            positions[i] == 0 || input[i - 1] == end || (input[i] < 0 && input[i - 1] >= 0);
-        positions[i] = begins ? 0 : positions[i - 1] + 1;
-        if (input[i] == end)
-            target[i] = -1;
-    }
-}
-
-bool moert_data_has(const moert_data *data, moert_use use) {
-    return data->split.part[use] > 0.0;
-}
-
 /* Cuts a sequence at the ends of the source's documents: the last token of a document has no
  * target, and positions count from its first token in the sequence. */
 static void cut_at_documents(const moert_source *source, size_t position, size_t length,
@@ -265,6 +251,75 @@ static void cut_at_documents(const moert_source *source, size_t position, size_t
     }
 }
 
+/* positions[i] = i: the sequence is one document. */
+static void count_positions(size_t length, int32_t *positions) {
+    for (size_t i = 0; positions != NULL && i < length; i++)
+        positions[i] = (int32_t)i;
+}
+
+/* Divides a sequence, which may have documents already, behind every token `end`. */
+static void divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
+                   int32_t *positions) {
+    for (size_t i = 0; end >= 0 && i < length; i++) {
+        const bool begins =
+            positions[i] == 0 || input[i - 1] == end || (input[i] < 0 && input[i - 1] >= 0);
+        positions[i] = begins ? 0 : positions[i - 1] + 1;
+        if (input[i] == end)
+            target[i] = -1;
+    }
+}
+
+/* Reads a sequence of a source from `position` on. */
+static moert_status read_at(const moert_data *data, size_t position, size_t length, int32_t *input,
+                            int32_t *target, int32_t *positions) {
+    count_positions(length, positions);
+    MOERT_TRY(read_sequence(data, position, length, input, target));
+    if (knows_documents(data) || data->epochs != NULL)
+        cut_at_documents(data->source, position, length, target, positions);
+    return MOERT_OK;
+}
+
+/* Reads a sequence of a source in random order. */
+static moert_status read_random(const moert_data *data, moert_draw draw, size_t length,
+                                int32_t *input, int32_t *target, int32_t *positions) {
+    moert_stretches all;
+    MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
+    const size_t any = moert_split_starts(&all, MOERT_TRAINING, length);
+    const double random =
+        moert_rng_uniform(draw.seed, moert_rng_stream("data") + draw.step, draw.index);
+    const size_t start = moert_min((size_t)(random * (double)any), any - 1);
+    return read_at(data, moert_split_start(&all, MOERT_TRAINING, length, start), length, input,
+                   target, positions);
+}
+
+moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
+                                 int32_t *input, int32_t *target, int32_t *positions) {
+    const uint64_t number = draw.step * draw.batch + draw.index;
+    MOERT_TRY(moert_data_check_length(data, length));
+    if (positions == NULL && moert_data_describe(data).divided)
+        return MOERT_FAIL(ERROR_USAGE, "sequences of several documents need positions");
+    if (data->blend != NULL) {
+        const moert_blend_turn turn = moert_blend_at(data->blend, number);
+        draw = (moert_draw){draw.seed + turn.source, turn.number, 0, 1};
+        return moert_data_sequence(data->parts[turn.source], draw, length, input, target,
+                                   positions);
+    }
+    if (data->epochs != NULL) {
+        MOERT_TRY(moert_epochs_read(data->epochs, number, input, target, positions));
+    } else if (data->source != NULL) {
+        MOERT_TRY(read_random(data, draw, length, input, target, positions));
+    } else {
+        count_positions(length, positions);
+        MOERT_TRY(replay(&data->replay, draw, input, target));
+    }
+    divide(data->end, length, input, target, positions);
+    return MOERT_OK;
+}
+
+bool moert_data_has(const moert_data *data, moert_use use) {
+    return data->split.part[use] > 0.0;
+}
+
 moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,
                                       size_t count, size_t length, int32_t *input, int32_t *target,
                                       int32_t *positions) {
@@ -278,11 +333,8 @@ moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, siz
     const size_t any = moert_split_starts(&all, use, length);
     const size_t start = count > 1 ? index * ((any - 1) / (count - 1)) : 0,
                  position = moert_split_start(&all, use, length, start);
-    MOERT_TRY(read_sequence(data, position, length, input, target));
-    for (size_t i = 0; i < length; i++)
-        positions[i] = (int32_t)i;
-    if (data->epochs != NULL)
-        cut_at_documents(data->source, position, length, target, positions);
+    MOERT_TRY(read_at(data, position, length, input, target, positions));
+    divide(data->end, length, input, target, positions);
     return MOERT_OK;
 }
 

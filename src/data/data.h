@@ -50,6 +50,12 @@ moert_status moert_data_from_array(const moert_replay *replay, moert_data **data
  */
 moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t length);
 
+/*
+ * From now on a token equal to `end` also ends a document and belongs to it: in all data, or only
+ * `in_streams`, raw token files, which do not know their documents. -1: in none.
+ */
+void moert_data_end_documents(moert_data *data, int32_t end, bool in_streams);
+
 /* NULL is legal. */
 void moert_data_destroy(moert_data *data);
 
@@ -58,8 +64,13 @@ typedef struct moert_data_info {
     size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
     size_t steps, batch, length; /* shape of an array; 0 for a source */
     bool documents;              /* a source of tokenized documents */
+    bool divided;                /* sequences may hold several documents */
+    int32_t end;                 /* of moert_data_end_documents, of any part; -1: none */
     size_t rows;                 /* sequences of an epoch, of all parts together; 0: no epochs */
     const char *name;            /* moert_source.name; NULL for an array and a blend */
+    bool text;                   /* some tokens are bytes of text */
+    size_t vocabulary_made;      /* of moert_source, the largest of all parts */
+    int32_t end_made;            /* of moert_source, of any part */
     size_t parts;                /* of a blend, else 0 */
     moert_split split;           /* of the source, or of all sources of a blend */
 } moert_data_info;
@@ -93,21 +104,13 @@ typedef struct moert_draw {
 /*
  * Reads input[length] and target[length] of a training sequence. A target of -1 does not count, and
  * an input of -1 is padding. positions[length] = the tokens' distances from the first token of
- * their document, or of the sequence in random order and in arrays; NULL is legal. Errors: those of
+ * their document in the sequence. The last token of a document has no target. Where data are not
+ * `divided`, a sequence is one document, and positions may be NULL. Errors: those of
  * moert_data_check_length and moert_source_read; ERROR_USAGE (past the last step or the batch of an
  * array).
  */
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target, int32_t *positions);
-
-/*
- * Divides a sequence into documents: a token equal to `end` ends its document and belongs to it,
- * and padding is a document. positions[length] hold moert_data_sequence's positions, which are kept
- * where they start anew, and become the tokens' distances from the first token of their document.
- * The token after an end is no target.
- */
-void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
-                       int32_t *positions);
 
 /* Whether some of the data are for this use; all is for training in an array. */
 bool moert_data_has(const moert_data *data, moert_use use);
@@ -115,8 +118,7 @@ bool moert_data_has(const moert_data *data, moert_use use);
 /*
  * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out or the
  * test data of a source (of a blend: read those of its parts). The sequences overlap if these data
- * are shorter than `count` sequences. positions[length] as those of moert_data_sequence: with
- * epochs, documents are respected. Errors: those of moert_data_check_length and moert_source_read;
+ * are shorter than `count` sequences. positions[length] as those of moert_data_sequence. Errors: those of moert_data_check_length and moert_source_read;
  * ERROR_USAGE (there are no such data, index >= count).
  */
 moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,

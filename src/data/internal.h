@@ -15,6 +15,7 @@ struct moert_data {
     moert_replay replay;  /* the array */
     moert_checksum sum;   /* of the array */
     moert_epochs *epochs; /* NULL: random positions */
+    int32_t end;          /* token that ends a document inside a sequence; -1: none */
     char identity[MOERT_IDENTITY_BYTES];
 };
 

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/json.h"
 
 static moert_status load_text(moert_source *s, const char *const *paths, size_t count) {
     size_t content = 0;
@@ -70,6 +71,43 @@ static moert_status add_mask(moert_source *s, const char *name) {
                             s->corpus.files[0].path, tokens);
 }
 
+/* The value of a key of NAME.dataset.json, or -1 if it is absent or null. */
+static moert_status read_number(const char *path, const json_t *object, const char *key,
+                                json_int_t *number) {
+    const json_t *value = json_object_get(object, key);
+    *number = -1;
+    if (value == NULL || json_is_null(value))
+        return MOERT_OK;
+    *number = json_integer_value(value);
+    return json_is_integer(value) && *number >= 0 && *number <= INT32_MAX
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_FORMAT, "%s: \"%s\" is no number within 0..%d", path, key,
+                            INT32_MAX);
+}
+
+/* Reads NAME.dataset.json, if it exists. */
+static moert_status read_about(moert_source *s, const char *name) {
+    enum { MOST_BYTES = 1 << 16 };
+    json_int_t vocabulary = -1, end = -1;
+    json_t *object = NULL;
+    char *path;
+    bool exists;
+    MOERT_TRY(moert_file_exists(&exists, "%s.dataset.json", name));
+    if (!exists)
+        return MOERT_OK;
+    MOERT_TRY(moert_text_path(&path, "%s.dataset.json", name));
+    moert_status status = moert_json_read(path, "the dataset's tokenizer", MOST_BYTES, &object);
+    if (status == MOERT_OK)
+        status = read_number(path, object, "vocabulary", &vocabulary);
+    if (status == MOERT_OK)
+        status = read_number(path, object, "end", &end);
+    json_decref(object);
+    free(path);
+    s->vocabulary_made = vocabulary > 0 ? (size_t)vocabulary : 0;
+    s->end_made = (int32_t)end;
+    return status;
+}
+
 static moert_status load_indexed(moert_source *s, const char *name) {
     static const char *const endings[] = {".bin", ".idx"};
     for (size_t i = 0; i < MOERT_COUNT(endings); i++) {
@@ -81,6 +119,7 @@ static moert_status load_indexed(moert_source *s, const char *name) {
     }
     MOERT_TRY(moert_index_read(&s->corpus.files[1], &s->corpus.files[0], &s->index));
     MOERT_TRY(add_mask(s, name));
+    MOERT_TRY(read_about(s, name));
     if (s->index.tokens == 0)
         return MOERT_FAIL(ERROR_FORMAT, "%s.idx: no tokens in %zu documents", name,
                           s->index.documents);
@@ -95,6 +134,7 @@ static moert_status make(moert_source_kind kind, const char *name, moert_source 
     moert_source *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->kind = kind;
+    made->end_made = -1;
     made->vocabulary = (uint64_t)INT32_MAX + 1;
     const moert_status status = moert_text_path(&made->name, "%s", name);
     if (status == MOERT_OK)

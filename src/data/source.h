@@ -34,11 +34,14 @@ typedef struct moert_source {
     unsigned width;      /* bytes of a token */
     size_t tokens;       /* of all documents; text: and of the 0 bytes between them */
     size_t documents;
-    size_t *starts;       /* text: position of each file's first byte */
-    bool masked;          /* indexed: the third file, NAME.mask.bin, says which tokens count */
-    moert_index index;    /* indexed */
-    uint64_t vocabulary;  /* tokens must be below it */
-    moert_checksum *sums; /* of each file of the corpus */
+    size_t *starts;    /* text: position of each file's first byte */
+    bool masked;       /* indexed: the third file, NAME.mask.bin, says which tokens count */
+    moert_index index; /* indexed */
+    /* indexed: what NAME.dataset.json of launch/tokenize says of the tokenizer */
+    size_t vocabulary_made; /* 0: unknown */
+    int32_t end_made;       /* token behind each document; -1: none or unknown */
+    uint64_t vocabulary;    /* tokens must be below it */
+    moert_checksum *sums;   /* of each file of the corpus */
     /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
      * 4f0c...". Data of more than 256 MiB is identified by the sizes of its files and by 64 blocks
      * of 4 KiB of each. */
@@ -55,8 +58,9 @@ moert_status moert_source_open_text(const char *const *paths, size_t count, moer
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
 
 /* A Megatron dataset by its name without ending. NAME.mask.bin, if it exists, has one byte for each
- * token of NAME.bin: 1 if it counts as a target, else 0. Errors: those of moert_index_read,
- * ERROR_FORMAT (it has no tokens). */
+ * token of NAME.bin: 1 if it counts as a target, else 0. NAME.dataset.json, if it exists, tells the
+ * tokenizer's vocabulary and end token. Errors: those of moert_index_read and moert_json_read,
+ * ERROR_FORMAT (it has no tokens, a value of NAME.dataset.json). */
 moert_status moert_source_open_indexed(const char *name, moert_source **source);
 
 /*

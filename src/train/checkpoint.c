@@ -29,6 +29,7 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
     json_object_set_new(root, "data", json_string(state->data));
     json_object_set_new(root, "split", json_string(state->split));
     json_object_set_new(root, "schedule", json_string(state->schedule));
+    json_object_set_new(root, "options", json_string(state->options));
     char *text;
     moert_status status =
         moert_json_text("state.json", root, JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
@@ -79,6 +80,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     MOERT_TRY(read_text(root, path, "data", sizeof state->data, state->data));
     MOERT_TRY(read_text(root, path, "split", sizeof state->split, state->split));
     MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));
+    MOERT_TRY(read_text(root, path, "options", sizeof state->options, state->options));
     if (state->applied > state->step || state->left_out > state->step - state->applied ||
         state->skipped != state->step - state->applied - state->left_out)
         return MOERT_FAIL(
@@ -146,16 +148,21 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path,
     return status;
 }
 
+moert_status moert_checkpoint_state(const char *path, moert_run_state *state) {
+    char *state_path;
+    MOERT_TRY(moert_text_path(&state_path, "%s/state.json", path));
+    const moert_status status = moert_run_state_read(state_path, state);
+    free(state_path);
+    return status;
+}
+
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
-                                   moert_manifest *manifest, moert_run_state *state) {
-    char *state_path, *moments_path = NULL;
-    moert_status status;
-    MOERT_TRY_OR(done, moert_text_path(&state_path, "%s/state.json", path));
-    MOERT_TRY_OR(done, moert_text_path(&moments_path, "%s/optimizer.safetensors", path));
-    MOERT_TRY_OR(done, moert_run_state_read(state_path, state));
-    status = read_moments(optimizer, moments_path, manifest);
-done:
-    MOERT_FREE(moments_path, state_path);
+                                   moert_manifest *manifest) {
+    char *moments_path;
+    moert_status status = moert_text_path(&moments_path, "%s/optimizer.safetensors", path);
+    if (status == MOERT_OK)
+        status = read_moments(optimizer, moments_path, manifest);
+    free(moments_path);
     MOERT_TRY(moert_comm_agree(moert_model_mesh(optimizer->model)->world, status));
     return moert_model_load(optimizer->model, path, manifest);
 }

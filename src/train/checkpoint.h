@@ -26,6 +26,7 @@
     X(batch)  /* sequences per step */                                                             \
     X(length) /* tokens per sequence */
 
+enum { MOERT_SETTINGS_BYTES = 2048 };
 typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
@@ -35,12 +36,15 @@ typedef struct moert_run_state {
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
     char split[MOERT_SPLIT_TEXT_BYTES];       /* of the data (data/split.h); of an array: "" */
     char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */
+    char options[MOERT_SETTINGS_BYTES]; /* others that change results, "--name value\n" each */
 } moert_run_state;
 
-/* Reads a checkpoint into the model, the optimizer and *state; `manifest`, if not NULL, gets the
- * checksums of what is read. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */
+/* Reads the state of the checkpoint at `path`. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
+moert_status moert_checkpoint_state(const char *path, moert_run_state *state);
+/* Reads a checkpoint into the model and the optimizer; `manifest`, if not NULL, gets the checksums
+ * of what is read. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
-                                   moert_manifest *manifest, moert_run_state *state);
+                                   moert_manifest *manifest);
 
 /* Writes DIRECTORY/state.json. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_run_state_write(const char *directory, const moert_run_state *state);

@@ -206,6 +206,13 @@ done:
     return status;
 }
 
+void moert_cross_check_drop(moert_cross_check *check) {
+    if (check == NULL)
+        return;
+    check->layer = MOERT_AUDIT_NO_LAYER;
+    moert_audit_end(check->audit);
+}
+
 moert_status moert_cross_check_end(moert_cross_check *check) {
     if (check == NULL)
         return MOERT_OK;

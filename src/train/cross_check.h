@@ -31,6 +31,8 @@ moert_status moert_cross_check_create(const moert_cross_check_options *options,
 /* Collective. NULL is legal here, and below, where the functions then do nothing. */
 void moert_cross_check_destroy(moert_cross_check *check);
 
+/* Gives up the checks of a micro-batch whose forward has failed. */
+void moert_cross_check_drop(moert_cross_check *check);
 /* Call begin before the forward of each micro-batch and end after its backward; keep before the
  * optimizer's step and compare after it, with the same coefficients. Collective. */
 void moert_cross_check_begin(moert_cross_check *check, uint64_t step, size_t micro_batch);

@@ -22,13 +22,15 @@ struct moert_evaluation {
     sources of[MOERT_USES];
 };
 
-/* A key of a JSON line cannot have a quote, a backslash or a control character. */
+/* The key of a source's loss in files of metrics: "heldout_loss/corpus/books". */
 static moert_status make_name(moert_use use, const char *source, char **name) {
-    MOERT_TRY(moert_text_path(name, "%s_loss/%s", use == MOERT_TEST ? "test" : "heldout", source));
-    for (char *c = *name; *c != '\0'; c++)
-        if (*c == '"' || *c == '\\' || (unsigned char)*c < 32)
-            *c = '_';
-    return MOERT_OK;
+    char *encoded;
+    MOERT_TRY(moert_text_encode(source, &encoded));
+    const moert_status status =
+        moert_text_path(name, "%s_loss%s%s", use == MOERT_TEST ? "test" : "heldout",
+                        encoded[0] == '/' ? "" : "/", encoded);
+    free(encoded);
+    return status;
 }
 
 static moert_status name_sources(moert_evaluation *e, moert_use use) {
@@ -104,9 +106,6 @@ static moert_status read(moert_evaluation *e, const some *from, uint64_t *target
         MOERT_TRY(moert_data_kept_sequence(from->data, from->use, from->first + first + i,
                                            from->total, o->length, e->input + at, e->target + at,
                                            e->positions + at));
-        if (o->document_end >= 0)
-            moert_data_divide(o->document_end, o->length, e->input + at, e->target + at,
-                              e->positions + at);
     }
     for (size_t i = 0; i < count * o->length; i++)
         *targets += e->target[i] >= 0;
@@ -116,7 +115,7 @@ static moert_status read(moert_evaluation *e, const some *from, uint64_t *target
 /* Adds sequences that run at once. */
 static moert_status add(moert_evaluation *e, const some *from, sum *to) {
     const moert_evaluation_options *o = &e->options;
-    const bool divided = o->document_end >= 0 || moert_data_describe(from->data).rows > 0;
+    const bool divided = moert_data_describe(from->data).divided;
     moert_model_result result;
     uint64_t targets;
     moert_phase_set(MOERT_PHASE_DATA);

@@ -16,7 +16,6 @@ typedef struct moert_evaluation_options {
     size_t sequences;       /* of an evaluation, in a blend shared by the sources' weights */
     size_t at_once;         /* sequences that the model computes at once */
     size_t length;
-    int32_t document_end; /* moert_data_divide; -1: none */
     moert_model_losses losses;
 } moert_evaluation_options;
 

@@ -40,6 +40,8 @@ typedef struct moert_trainer {
     moert_loader *loader;
     moert_loaded loaded; /* this rank's part of the step */
     uint64_t targets;    /* of the step that count, over all ranks */
+    bool gave_up;        /* the step's routing scores are not finite: it has no gradients */
+    bool collapsed;      /* a warning has said that a layer uses the same experts for all tokens */
 } moert_trainer;
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
@@ -63,6 +65,6 @@ moert_status moert_trainer_load(moert_trainer *t);
 /* Runs micro-batch `index` of the loaded step forward. Collective. */
 moert_status moert_trainer_forward(moert_trainer *t, size_t index);
 /* Loads a step and computes its losses and gradients; means over the micro-batches, in order.
- * *stopped = whether a rank caught a signal (train/stop.h) before the last micro-batch; the
+ * A step whose routing scores are not finite has none (gave_up). *stopped = whether a rank caught a signal (train/stop.h) before the last micro-batch; the
  * gradients are then incomplete. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);

@@ -35,9 +35,6 @@ static moert_status read_step(slot *s) {
             const moert_draw draw = {o->seed, s->step, m * piece + s->first + i, o->batch};
             MOERT_TRY(moert_data_sequence(o->data, draw, o->length, s->input + at, s->target + at,
                                           s->positions != NULL ? s->positions + at : NULL));
-            if (o->document_end >= 0)
-                moert_data_divide(o->document_end, o->length, s->input + at, s->target + at,
-                                  s->positions + at);
             for (size_t t = at; t < at + o->length; t++)
                 s->loaded.targets += s->target[t] >= 0;
         }
@@ -64,7 +61,7 @@ static moert_status make_slot(const moert_loader_options *options, slot *s) {
     const size_t tokens = options->micro_batches * s->loaded.sequences * options->length;
     MOERT_TRY(MOERT_NEW_ARRAY(&s->input, tokens));
     MOERT_TRY(MOERT_NEW_ARRAY(&s->target, tokens));
-    if (options->document_end >= 0 || moert_data_describe(options->data).rows > 0)
+    if (moert_data_describe(options->data).divided)
         MOERT_TRY(MOERT_NEW_ARRAY(&s->positions, tokens));
     s->loaded.positions = s->positions;
     s->loaded.input = s->input;

@@ -16,7 +16,6 @@ typedef struct moert_loader_options {
     size_t micro_batches; /* parts of the batch, each divided among the ranks */
     size_t length;        /* S */
     size_t rank, ranks;
-    int32_t document_end; /* moert_data_divide; -1: a sequence is one document */
 } moert_loader_options;
 
 /* This rank's part of a step, which stays valid until the second take after it. */

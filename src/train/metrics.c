@@ -216,13 +216,18 @@ static moert_status write_files(const moert_metrics *metrics, const moert_metric
     return status;
 }
 
+/* printf writes the sign of a NaN, which says nothing. */
+static double unsigned_nan(double x) {
+    return isnan(x) ? NAN : x;
+}
+
 static void put_line(const moert_metrics *metrics, const moert_metrics_row *row) {
     FILE *console = metrics->options.console;
     fprintf(console,
             "step %6llu  loss %8.4f  aux %6.3f  norm %8.3f  lr %.2e  %9.0f tok/s  load "
             "%5.2f",
-            (unsigned long long)row->step, row->loss, row->aux_loss, row->grad_norm, row->lr,
-            row->tokens_per_s, row->expert_load);
+            (unsigned long long)row->step, unsigned_nan(row->loss), unsigned_nan(row->aux_loss),
+            unsigned_nan(row->grad_norm), row->lr, row->tokens_per_s, row->expert_load);
     if (row->has_heldout)
         fprintf(console, "  held-out %8.4f", row->heldout_loss);
     if (row->has_test)

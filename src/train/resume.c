@@ -1,6 +1,7 @@
 /* Starts a run from a checkpoint or from step 0. */
 #include "train/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +11,17 @@
 #include "io/durable.h"
 #include "train/checksums.h"
 
-/* X(name in messages, value): properties of a model that its tensors' shapes do not imply. */
+/* X(name in messages, value): what makes a checkpoint's model the run's. */
 #define MODEL_TABLE(X, c)                                                                          \
+    X("model family number", (c)->family)                                                          \
     X("num_hidden_layers", (c)->layers)                                                            \
+    X("hidden_size", (c)->hidden)                                                                  \
+    X("vocab_size", (c)->vocabulary)                                                               \
+    X("number of experts", (c)->router.experts)                                                    \
+    X("size of an expert", (c)->intermediate)                                                      \
+    X("size of the shared expert", (c)->shared_intermediate)                                       \
+    X("size of dense layers", (c)->dense_intermediate)                                             \
+    X("pad_token_id", (c)->pad_token)                                                              \
     X("tied embeddings", (c)->tied_embeddings)                                                     \
     X("num_attention_heads", (c)->heads)                                                           \
     X("num_key_value_heads", (c)->kv_heads)                                                        \
@@ -113,9 +122,33 @@ static moert_status check_directory(const moert_trainer *t, const char *director
     if (goes_on || t->options->steps == 0)
         return MOERT_OK;
     return MOERT_FAIL(ERROR_USAGE,
-                      "%s/step-%08llu is of an older run; --resume auto goes on with it, another "
-                      "--out begins anew",
+                      "%s/step-%08llu is of an older run; --resume auto goes on with it, "
+                      "--overwrite replaces it, another --out begins anew",
                       directory, (unsigned long long)newest);
+}
+
+/* Reads the state of a checkpoint, and checks that this run can go on from it. */
+static moert_status check_checkpoint(const moert_trainer *t, const char *path,
+                                     moert_run_state *saved) {
+    MOERT_TRY(moert_checkpoint_state(path, saved));
+    return check_state(t, path, saved);
+}
+
+/* Warns of each option, "--name value\n", that this run has otherwise. Older checkpoints have
+ * none. */
+static void warn_of_options(const char *path, const char *saved, const char *given) {
+    for (const char *at = saved; *at != '\0'; at += strcspn(at, "\n"), at += *at == '\n') {
+        const size_t name = strcspn(at, " \n"), whole = strcspn(at, "\n");
+        const char *now = given;
+        while (*now != '\0' && (strncmp(now, at, name) != 0 || now[name] != at[name])) {
+            now += strcspn(now, "\n");
+            now += *now == '\n';
+        }
+        const size_t length = strcspn(now, "\n");
+        if (*now != '\0' && (length != whole || memcmp(now, at, whole) != 0))
+            MOERT_WARN("%s was trained with %.*s; this run goes on with %.*s", path, (int)whole, at,
+                       (int)length, now);
+    }
 }
 
 /* Checks the bytes of a checkpoint, with options->checksums, and resumes the run from it.
@@ -127,24 +160,29 @@ static moert_status load(moert_trainer *t, const char *path) {
     if (t->options->checksums)
         status = moert_checksums_begin(t->world, path, &manifest);
     if (status == MOERT_OK)
-        status = moert_checkpoint_load(t->optimizer, path, manifest, &saved);
+        status = moert_comm_agree(t->world, check_checkpoint(t, path, &saved));
+    if (status == MOERT_OK)
+        status = moert_checkpoint_load(t->optimizer, path, manifest);
     status = moert_checksums_finish(t->world, manifest, status);
     const bool checked = manifest != NULL;
     moert_manifest_free(manifest);
     MOERT_TRY(status);
     if (!checked && t->options->checksums && t->first)
         MOERT_WARN("%s has no manifest.json; its bytes were not checked", path);
-    MOERT_TRY(moert_comm_agree(t->world, check_state(t, path, &saved)));
-    MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
+    if (t->first)
+        printf("resumed from %s at step %llu\n", path, (unsigned long long)saved.step);
     if (saved.step >= t->options->steps && t->first)
         MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
                    (unsigned long long)saved.step, t->options->steps);
     if (t->first && saved.schedule[0] != '\0' && strcmp(saved.schedule, t->state.schedule) != 0)
         MOERT_WARN("%s was trained with %s; this run goes on with %s", path, saved.schedule,
                    t->state.schedule);
+    if (t->first)
+        warn_of_options(path, saved.options, t->state.options);
     memcpy(saved.data, t->state.data, sizeof saved.data); /* an older state.json has none */
     memcpy(saved.split, t->state.split, sizeof saved.split);
     memcpy(saved.schedule, t->state.schedule, sizeof saved.schedule);
+    memcpy(saved.options, t->state.options, sizeof saved.options);
     t->state = saved;
     return MOERT_OK;
 }
@@ -195,7 +233,8 @@ static moert_status load_before(moert_trainer *t, const uint64_t *steps, size_t 
 moert_status moert_trainer_resume(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const bool replays = o->replay.end > 0,
-               newest = o->resume != NULL && strcmp(o->resume, "auto") == 0;
+               must = o->resume != NULL && strcmp(o->resume, "must") == 0,
+               newest = must || (o->resume != NULL && strcmp(o->resume, "auto") == 0);
     const char *directory = t->checkpoints;
     uint64_t *steps = NULL;
     size_t count = 0;
@@ -204,6 +243,12 @@ moert_status moert_trainer_resume(moert_trainer *t) {
         MOERT_TRY_OR(done, list_checkpoints(t, directory, &steps, &count));
     if (t->options->save_dir != NULL && count == 0 && !replays)
         MOERT_TRY_OR(done, moert_comm_agree(t->world, t->first ? check_moved(t) : MOERT_OK));
+    if (must && count == 0)
+        status = MOERT_FAIL(ERROR_USAGE, "--resume must: %s has no checkpoint", directory);
+    else if (newest && count == 0 && !replays && t->first)
+        printf("no checkpoint in %s; starting at step 0\n", directory);
+    if (status != MOERT_OK)
+        goto done;
     if (replays)
         status = load_before(t, steps, count);
     else if (newest)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
@@ -22,6 +23,11 @@ moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                            .first = moert_comm_rank(world) == 0};
 }
 
+/* Whether the run goes on from the newest checkpoint of its directory. */
+static bool finds_checkpoint(const moert_trainer_options *o) {
+    return o->resume != NULL && (strcmp(o->resume, "auto") == 0 || strcmp(o->resume, "must") == 0);
+}
+
 static moert_status check_replay(const moert_trainer_options *o) {
     if (o->replay.end == 0)
         return MOERT_OK;
@@ -30,7 +36,7 @@ static moert_status check_replay(const moert_trainer_options *o) {
     if (o->replay.end > o->steps)
         return MOERT_FAIL(ERROR_USAGE, "--replay of step %llu: the run has %zu steps, from 0 on",
                           (unsigned long long)o->replay.end - 1, o->steps);
-    if (o->resume != NULL && strcmp(o->resume, "auto") != 0)
+    if (o->resume != NULL && !finds_checkpoint(o))
         return MOERT_FAIL(ERROR_USAGE,
                           "--replay finds its checkpoint in --out; leave out --resume");
     if (o->profile)
@@ -61,8 +67,9 @@ static moert_status check_options(const moert_trainer_options *o, bool exact,
     if (o->save_dir != NULL && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--save-dir %s needs the run directory; give --out DIR",
                           o->save_dir);
-    if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
+    if (finds_checkpoint(o) && o->out == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--resume %s needs the run directory; give --out DIR",
+                          o->resume);
     if (o->clones && o->rebalance_every == 0)
         return MOERT_FAIL(ERROR_USAGE, "--clones needs --rebalance N, which places them");
     if ((o->clones || exact) && o->verify_every > 0)
@@ -99,25 +106,28 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     int used = snprintf(t->state.data, sizeof t->state.data, "%s", info.identity);
     if (info.rows > 0)
         used += snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", epochs");
-    if (o->document_end != NULL)
+    else if (info.documents)
+        used += snprintf(t->state.data + used, sizeof t->state.data - (size_t)used,
+                         ", cut at documents");
+    if (info.end >= 0)
         snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", document end %d",
-                 (int)*o->document_end);
+                 (int)info.end);
     if (info.steps == 0)
         moert_split_text(&info.split, t->state.split);
     moert_schedule_text(&o->schedule, t->state.schedule);
+    snprintf(t->state.options, sizeof t->state.options, "%s",
+             o->settings != NULL ? o->settings : "");
     if (o->save_dir != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
     else if (o->out != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
     if (o->bias_rate > 0.0 || o->watch)
         MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
-    const int32_t document_end = o->document_end != NULL ? *o->document_end : -1;
     const moert_evaluation_options evaluation = {.model = t->model,
                                                  .data = t->data,
                                                  .sequences = o->eval_sequences,
                                                  .at_once = o->batch / o->micro_batches,
                                                  .length = o->length,
-                                                 .document_end = document_end,
                                                  .losses = o->losses};
     MOERT_TRY(moert_evaluation_create(&evaluation, &t->evaluation));
     const moert_loader_options loader = {.data = t->data,
@@ -127,8 +137,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
                                          .micro_batches = o->micro_batches,
                                          .length = o->length,
                                          .rank = moert_comm_rank(t->world),
-                                         .ranks = moert_comm_size(t->world),
-                                         .document_end = document_end};
+                                         .ranks = moert_comm_size(t->world)};
     return moert_loader_create(&loader, &t->loader);
 }
 
@@ -177,12 +186,52 @@ static void add_counts(moert_trainer *t, bool first) {
         t->counts[i] = (first ? 0 : t->counts[i]) + counts[i];
 }
 
+/* Gives up a step whose routing scores are not finite, on all ranks alike: it has no gradients. */
+static void give_up(moert_trainer *t, moert_model_result *mean) {
+    t->gave_up = true;
+    mean->cross_entropy = NAN;
+    if (t->first)
+        MOERT_WARN("step %llu, %s", (unsigned long long)t->state.step, moert_last_error());
+    moert_cross_check_drop(t->check);
+}
+
+/* The number, among all layers, of MoE layer `index`. */
+static size_t layer_number(const moert_model_config *c, size_t index) {
+    size_t layer = 0;
+    while (!moert_layer_is_moe(c, layer) || index-- > 0)
+        layer++;
+    return layer;
+}
+
+/* Warns once if all tokens of a layer choose the same expert: its load is then E / K. With few
+ * other experts or tokens that may be chance. */
+static void warn_of_collapse(moert_trainer *t, double load) {
+    const moert_model_config *c = moert_model_describe(t->model);
+    const size_t experts = c->router.experts, topk = c->router.topk;
+    const uint64_t *counts = moert_model_expert_counts(t->model);
+    const uint64_t tokens = t->options->batch / t->options->micro_batches * t->options->length;
+    if (t->collapsed || !t->first || experts < 2 * topk || tokens < 4 * experts ||
+        load < 0.999 * (double)experts / (double)topk)
+        return;
+    for (size_t i = 0; i < moert_model_moe_layers(t->model) * experts; i++) {
+        if (counts[i] < tokens)
+            continue;
+        t->collapsed = true;
+        MOERT_WARN(
+            "layer %zu has collapsed at step %llu: all %llu tokens choose expert %zu of %zu; "
+            "a higher --aux-coef or --bias-rate, or a lower --lr may help",
+            layer_number(c, i / experts), (unsigned long long)t->state.step,
+            (unsigned long long)tokens, i % experts, experts);
+        return;
+    }
+}
+
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped) {
     const moert_trainer_options *o = t->options;
     size_t pieces = o->micro_batches;
     double factor = 1.0 / (double)pieces;
     *mean = (moert_model_result){0};
-    *stopped = false;
+    *stopped = t->gave_up = false;
     MOERT_TRY(moert_trainer_load(t));
     for (size_t i = 0; i < pieces; i++) {
         moert_model_result result;
@@ -191,8 +240,14 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         if (*stopped)
             return MOERT_OK;
         moert_cross_check_begin(t->check, t->state.step, i);
-        MOERT_TRY(moert_trainer_forward(t, i));
+        const moert_status status = moert_trainer_forward(t, i);
+        if (status == MOERT_ERROR_NUMERIC) {
+            give_up(t, mean);
+            return MOERT_OK;
+        }
+        MOERT_TRY(status);
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
+        warn_of_collapse(t, result.expert_load);
         moert_ledger_count(t->ledger);
         add_counts(t, i == 0);
         moert_rebalance_count(t->rebalance, i == 0);
@@ -215,7 +270,10 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data,
     bool stopped;
     MOERT_TRY_OR(done, moert_comm_agree(t.world, moert_trainer_prepare(&t)));
     MOERT_TRY_OR(done, moert_trainer_gradients(&t, &result, &stopped));
-    status = moert_gradients_save(model, path);
+    status = t.gave_up ? MOERT_FAIL(ERROR_NUMERIC,
+                                    "the first step has routing scores that are not finite, and so "
+                                    "no gradients")
+                       : moert_gradients_save(model, path);
 done:
     moert_trainer_free(&t);
     return status;

@@ -65,7 +65,9 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     MOERT_TRY(moert_trainer_gradients(t, mean, stopped));
     if (*stopped)
         return counts ? moert_profile_end(device) : MOERT_OK;
-    MOERT_TRY(moert_gradient_norm_take(t->optimizer->norm, &row->grad_norm));
+    row->grad_norm = NAN;
+    if (!t->gave_up)
+        MOERT_TRY(moert_gradient_norm_take(t->optimizer->norm, &row->grad_norm));
     MOERT_TRY(apply(t, row->grad_norm, row->lr, &row->skipped));
     MOERT_TRY(moert_device_finish(device));
     if (!counts)
@@ -272,7 +274,7 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
         go_on_saving(t, moert_saver_poll);
         if (t->saver == NULL)
             continue;
-        if (*interrupted || due(o->save_every, t->state.step, o->steps))
+        if (*interrupted || due(o->save_every, t->state.step, o->steps) || (ends && o->save_last))
             MOERT_TRY(save(t, *interrupted || ends));
     }
     return MOERT_OK;

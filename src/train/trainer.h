@@ -16,16 +16,16 @@ typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP
 
 typedef struct moert_trainer_options {
     size_t steps, seed;
-    size_t batch;                /* sequences per step, over all ranks */
-    size_t micro_batches;        /* parts of the batch, computed in turn; must divide it */
-    size_t length;               /* tokens per sequence */
-    const int32_t *document_end; /* token that ends a document inside a sequence; NULL: none */
+    size_t batch;         /* sequences per step, over all ranks */
+    size_t micro_batches; /* parts of the batch, computed in turn; must divide it */
+    size_t length;        /* tokens per sequence */
     moert_schedule schedule;
     moert_model_losses losses;
     moert_optimizer_options optimizer;
     size_t eval_every; /* steps between held-out losses, also after the last step; 0 = none */
     size_t eval_sequences;
     size_t save_every; /* steps between checkpoints; 0 = none */
+    bool save_last;    /* with `out`: also a checkpoint after the last step */
     moert_save_mode save_mode;
     double save_bytes_per_s;    /* of all ranks, beside training; 0 = no limit */
     moert_keep keep;            /* checkpoints kept */
@@ -37,17 +37,20 @@ typedef struct moert_trainer_options {
     /* Computes these steps of the run in `out` again, from its last checkpoint before them, and
      * writes their metrics; saves nothing. Empty: trains. */
     moert_step_range replay;
-    const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
-    const char *save_dir;    /* directory of the checkpoints; NULL: OUT/checkpoints */
-    const char *metrics;     /* JSON lines, or NULL */
-    bool tensorboard;        /* the metrics also as TensorBoard's events in `out` */
-    bool watch;              /* the metrics also have those of train/monitor.h */
-    double peak_flops;       /* of moert_monitor_options */
-    const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
-    bool checksums;          /* compare a checkpoint's bytes with its checksums before it is read */
-    size_t verify_every;     /* steps between checks of the ranks by each other
+    const char *out;      /* run directory (checkpoints/, model/), or NULL: nothing is saved */
+    const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
+    const char *metrics;  /* JSON lines, or NULL */
+    bool tensorboard;     /* the metrics also as TensorBoard's events in `out` */
+    bool watch;           /* the metrics also have those of train/monitor.h */
+    double peak_flops;    /* of moert_monitor_options */
+    const char *resume;   /* a checkpoint, "auto" (the newest of the run, if any), "must" (the
+                                newest, ERROR_USAGE if there is none), or NULL */
+    const char *settings; /* options that change results, "--name value\n" each; a resume warns of
+                                other values. NULL: none */
+    bool checksums;       /* compare a checkpoint's bytes with its checksums before it is read */
+    size_t verify_every;  /* steps between checks of the ranks by each other
                                 (train/cross_check.h); 0 = none */
-    bool goes_back;          /* after wrong bits, go on from the last checkpoint */
+    bool goes_back;       /* after wrong bits, go on from the last checkpoint */
     const char *config_text; /* config.json of the model */
     size_t log_every;        /* steps between console lines; 0 = none */
     bool profile;            /* print a table of the steps' times at the end, and write it to

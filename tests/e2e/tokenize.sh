@@ -24,13 +24,25 @@ for name in bpe unigram wordpiece; do
     tokenize $name $name-out --processes 2 "$tmp/data/corpus" && has_lines "$log" "tokens \(uint16\) in .* documents, [0-9.]+ bytes per token"
     verdict $? "$name: JSON lines, gzip and Parquet become a dataset"
 done
-tokenize chat chats-out "$tmp/data/chats.jsonl" && tokenize chat pairs-out "$tmp/data/pairs.jsonl" && has_lines "$log" '20 examples' 'document end 3'
+tokenize chat chats-out "$tmp/data/chats.jsonl" && ! grep -q warning "$log" && tokenize chat pairs-out "$tmp/data/pairs.jsonl" &&
+    has_lines "$log" '20 examples' 'document end 3' && tokenize thinking borders-out "$tmp/data/borders.jsonl"
 verdict $? "messages, and prompts with completions, become a dataset with a mask"
+tokenize late late-out "$tmp/data/chats.jsonl" && [ "$(grep -c 'warning: the chat template has <e> behind what the assistant generates' "$log")" = 1 ]
+verdict $? "an end of turn outside of what the assistant generates is warned of once"
 oracle compare
 verdict $? "tokens equal those of tokenizers and pyarrow, masks those of transformers"
 ranks 1 "$bin/moert-info" --data "$tmp/data/bpe-out" --documents "$tmp/documents"
 [ "$(wc -l <"$tmp/documents")" -eq "${TEST_DOCUMENTS:-1000}" ]
 verdict $? "moert-info reads the dataset"
+ranks 1 "$bin/moert-train" --data "$tmp/data/pairs-out" --steps 1 --batch 2 --length 8 --out "$tmp/run"
+[ $? -eq 0 ] && grep -q '"vocab_size": 600' "$tmp/run/model/config.json" && grep -q '"eos_token_id": 3' "$tmp/run/model/config.json"
+verdict $? "a new model takes vocabulary and end token of the dataset"
+refused 1 'tokenizer with a vocabulary of 600, above the model.s 300' "a model with a smaller vocabulary is refused" \
+    ranks 1 "$bin/moert-train" --data "$tmp/data/pairs-out" --vocabulary 300 --steps 1 --batch 2 --length 8
+refused 2 'the model.s vocabulary is 600, not the 256 bytes; make tokens of it by launch/tokenize' "text for a model with a tokenizer is refused" \
+    ranks 1 "$bin/moert-train" --model "$tmp/run/model" --data LICENSE --steps 1
+ranks 1 "$bin/moert-train" --model "$tmp/run/model" --data LICENSE --bytes --steps 1 --batch 2 --length 8
+verdict $? "unless bytes are meant"
 printf 'A first document.' >"$tmp/first.txt"
 tokenize bpe first "$tmp/first.txt" && [ "$(launch/detokenize --tokenizer "$tmp/data/bpe" "$tmp/data/first" | sed 's/^ //')" = 'A first document.' ]
 verdict $? "detokenize prints the text of a dataset"
@@ -62,6 +74,11 @@ echo '{"text": "\ud800"}' >"$tmp/bad.jsonl"
 refused 1 "^tokenize: $tmp/bad.jsonl, byte 0: its text is no Unicode" "half of a surrogate pair is named" tokenize bpe none "$tmp/bad.jsonl"
 printf 'x' >"$tmp/bad.jsonl.gz"
 refused 1 "^tokenize: $tmp/bad.jsonl.gz: Not a gzipped" "a damaged gzip file is named" tokenize bpe none "$tmp/bad.jsonl.gz"
+tokenize bpe named --end '<e>' "$tmp/first.txt" && has_lines "$log" 'document end 3'
+verdict $? "an end token is named by its text"
+tokenize bpe named --end '<eos>' "$tmp/first.txt"
+[ $? -eq 2 ] && grep -q -e "--end <eos>: the tokenizer has no such token" "$log"
+verdict $? "a token that the tokenizer does not have is refused"
 refused 1 "^tokenize: .*(/nothing/tokenizer.json|nothing: there is no such file)" "a missing tokenizer is named" \
     tokenize nothing none "$tmp/first.txt"
 finish

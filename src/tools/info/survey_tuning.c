@@ -1,6 +1,8 @@
 /* The tuning part of moert-info's report. */
 #include <stdlib.h>
 
+#include "base/memory.h"
+#include "base/text.h"
 #include "gemm/portable/gemm.h"
 #include "tools/info/survey.h"
 
@@ -31,9 +33,11 @@ moert_status moert_survey_tuning(const moert_device *device, json_t *survey) {
                 const moert_tuning_key key = {o, types[t], 0, 0, 0};
                 failed |= json_array_append_new(rows, tuning_row(device, &key)) != 0;
             }
-    json_t *measured = json_pack("{ss sI}", "file", path != NULL ? path : "", "rows",
+    char *file = NULL;
+    failed |= path != NULL && moert_text_encode(path, &file) != MOERT_OK;
+    json_t *measured = json_pack("{ss sI}", "file", file != NULL ? file : "", "rows",
                                  (json_int_t)moert_tuning_remembered());
-    free(path);
+    MOERT_FREE(file, path);
     failed |= json_object_set_new(survey, "tuning", rows) != 0;
     failed |= json_object_set_new(survey, "measured", measured) != 0;
     return failed ? MOERT_FAIL(ERROR_MEMORY, "no room for the report") : MOERT_OK;

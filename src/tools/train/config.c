@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "io/json.h"
 
 /* The families of --form, in the order of its words. */
@@ -46,6 +48,8 @@ static void size_deepseek(moert_model_config *config) {
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
     moert_model_config_start(config, forms[sizes->form]);
     config->vocabulary = sizes->vocabulary;
+    config->end_token = sizes->end_token;
+    config->pad_token = -1;
     config->hidden = sizes->hidden;
     config->layers = sizes->layers;
     config->heads = sizes->heads;
@@ -86,37 +90,52 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     return moert_model_config_text(config, &config->text);
 }
 
-static int32_t end_of_config(const moert_model_config *config) {
+/* *end = the number of the added token with this text in MODEL/tokenizer.json; -1 if there is
+ * none. */
+static moert_status find_token(const char *model, const char *text, int32_t *end) {
+    enum { MOST_BYTES = 1 << 30 };
+    const json_t *token;
     json_t *object;
-    int32_t end = -1;
-    if (moert_json_parse("config.json", "the config", config->text, strlen(config->text),
-                         &object) != MOERT_OK)
-        return -1;
-    const json_t *value = json_object_get(object, "eos_token_id");
-    if (json_is_array(value))
-        value = json_array_get(value, 0);
-    if (json_is_integer(value) && json_integer_value(value) >= 0 &&
-        (uint64_t)json_integer_value(value) < config->vocabulary)
-        end = (int32_t)json_integer_value(value);
+    char *path;
+    size_t i;
+    bool exists;
+    *end = -1;
+    MOERT_TRY(moert_file_exists(&exists, "%s/tokenizer.json", model));
+    if (!exists)
+        return MOERT_OK;
+    MOERT_TRY(moert_text_path(&path, "%s/tokenizer.json", model));
+    const moert_status status = moert_json_read(path, "the tokenizer", MOST_BYTES, &object);
+    free(path);
+    MOERT_TRY(status);
+    json_array_foreach(json_object_get(object, "added_tokens"), i, token) {
+        const char *content = json_string_value(json_object_get(token, "content"));
+        const json_int_t id = json_integer_value(json_object_get(token, "id"));
+        if (content != NULL && strcmp(content, text) == 0 && id >= 0 && id <= INT32_MAX)
+            *end = (int32_t)id;
+    }
     json_decref(object);
-    return end;
+    return MOERT_OK;
 }
 
-moert_status moert_config_document_end(const char *given, bool from_config,
+moert_status moert_config_document_end(const char *given, const char *model,
                                        const moert_model_config *config, int32_t *end) {
     char *rest;
     *end = -1;
-    if (given == NULL && from_config)
-        *end = end_of_config(config);
+    if (given == NULL && model != NULL)
+        *end = config->end_token;
     if (given == NULL || strcmp(given, "none") == 0)
         return MOERT_OK;
     const unsigned long long value = strtoull(given, &rest, 10);
-    if (given[0] < '0' || given[0] > '9' || *rest != '\0' || value >= config->vocabulary)
-        return MOERT_FAIL(
-            ERROR_USAGE, "--document-end %s: expected a token below the vocabulary of %zu, or none",
-            given, config->vocabulary);
-    *end = (int32_t)value;
-    return MOERT_OK;
+    if (given[0] >= '0' && given[0] <= '9' && *rest == '\0' && value < config->vocabulary)
+        *end = (int32_t)value;
+    else if (model != NULL)
+        MOERT_TRY(find_token(model, given, end));
+    if (*end >= 0 && (uint64_t)*end < config->vocabulary)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_USAGE,
+                      "--document-end %s: expected a token below the vocabulary of %zu, an added "
+                      "token in --model's tokenizer.json, or none",
+                      given, config->vocabulary);
 }
 
 /* Prints the lines of config.json without indentation and final commas. */

@@ -13,6 +13,7 @@ typedef struct moert_model_sizes {
     unsigned form; /* a word of MOERT_FORM_WORDS */
     size_t vocabulary, hidden, intermediate, layers, heads, kv_heads, head_size, experts, topk,
         max_positions;
+    int32_t end_token; /* eos_token_id; -1: none */
 } moert_model_sizes;
 
 /* *config = the config of a new model, with the text of its config.json. Errors: ERROR_USAGE,
@@ -20,11 +21,12 @@ typedef struct moert_model_sizes {
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config);
 
 /*
- * *end = the token that ends a document, or -1: as `given` says, a number below the vocabulary or
- * "none"; without it, for data of --data, the eos_token_id of the model's config (of a list, the
- * first). Errors: ERROR_USAGE.
+ * *end = the token that ends a document, or -1: as `given` says, a number below the vocabulary, the
+ * text of one of the added tokens in tokenizer.json of the directory `model`, or "none"; without
+ * it, the eos_token_id of the model's config (of a list, the first). `model` is NULL for a new
+ * model, which has no such token. Errors: ERROR_USAGE, those of moert_json_read.
  */
-moert_status moert_config_document_end(const char *given, bool from_config,
+moert_status moert_config_document_end(const char *given, const char *model,
                                        const moert_model_config *config, int32_t *end);
 
 /* ERROR_MISMATCH on all ranks if a rank has another text of config.json than rank 0. Collective. */

@@ -29,7 +29,8 @@ static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static moert_split split;
 static double held_out, temperature, save_rate, peak_tflops;
 static unsigned schedule_kind, aux_form, save_mode, save_dtype, order, on_mismatch, replicas;
-static bool balanced_routing;
+static bool balanced_routing, takes_bytes, has_vocabulary, random_weights, fuse_experts, untied,
+    overwrites;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 static const char *most_memory;
@@ -39,9 +40,12 @@ static const moert_option options[] = {
     {.help = "Model: read from a directory, or new with the given sizes"},
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
      "directory with config.json and safetensors files"},
+    {"random-weights", MOERT_OPTION_FLAG, &random_weights, NULL, NULL,
+     "with --model: take its config.json alone, and new weights by --seed"},
     {"form", MOERT_OPTION_CHOICE, &sizes.form, "mixtral", MOERT_FORM_WORDS, "form of a new model"},
     {"vocabulary", MOERT_OPTION_UINT, &sizes.vocabulary, "256", "1..1000000",
-     "number of tokens; 256 for text, whose bytes are the tokens"},
+     "number of tokens; 256 for text, whose bytes are the tokens; default with a dataset by "
+     "launch/tokenize: its tokenizer's"},
     {"hidden", MOERT_OPTION_UINT, &sizes.hidden, "128", "2..65536", "hidden size"},
     {"intermediate", MOERT_OPTION_UINT, &sizes.intermediate, "256", "1..262144",
      "size of an expert"},
@@ -60,10 +64,13 @@ static const moert_option options[] = {
     {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch, and with targets[steps,B,S], of which -1 does not count, if not all do"},
+    {"bytes", MOERT_OPTION_FLAG, &takes_bytes, NULL, NULL,
+     "take the bytes of text as tokens although the vocabulary is not 256"},
     {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32", "width of raw tokens, 16 or 32"},
     {"document-end", MOERT_OPTION_STRING, &document_end, NULL, NULL,
-     "token that ends a document inside a sequence, which attention and positions then respect, or "
-     "none; default for --data: eos_token_id of --model"},
+     "token (its number, or its text in --model's tokenizer.json) that ends a document inside a "
+     "sequence, which attention and positions then respect, or none. Megatron datasets know their "
+     "documents without it; default for raw token files: eos_token_id of --model"},
     {"order", MOERT_OPTION_CHOICE, &order, "auto", "auto|epochs|random",
      "epochs use every token of every document once; random: each sequence starts anywhere; auto: "
      "epochs of a Megatron dataset, else random"},
@@ -78,7 +85,7 @@ static const moert_option options[] = {
     {"batch", MOERT_OPTION_UINT, &trainer.batch, "0", "0..1000000",
      "sequences per step, over all ranks; 0 = as in the token file, else 16"},
     {"micro-batches", MOERT_OPTION_UINT, &trainer.micro_batches, "1", "1..1000000",
-     "parts of a batch, computed one after another"},
+     "parts of a batch, computed one after another; each balances the loads of its own tokens"},
     {"length", MOERT_OPTION_UINT, &trainer.length, "0", "0..1000000",
      "tokens per sequence; 0 = as in the token file, else 128"},
     {"lr", MOERT_OPTION_FLOAT, &trainer.schedule.rate, "1e-3", "0..", "learning rate"},
@@ -159,6 +166,8 @@ static const moert_option options[] = {
      "directory for the checkpoints, such as one on a faster file system; default OUT/checkpoints"},
     {"save-dtype", MOERT_OPTION_CHOICE, &save_dtype, "f32", "f32|bf16",
      "of the weights in OUT/model, rounded to nearest; checkpoints keep all bits"},
+    {"fuse-experts", MOERT_OPTION_FLAG, &fuse_experts, NULL, NULL,
+     "OUT/model has the experts of a layer in two tensors, as transformers 5 holds them in memory"},
     {"model-file-mb", MOERT_OPTION_UINT, &model_file_mb, "0", "0..1000000000",
      "split the model's weights into files of at most this number of MB, with an index; 0 = one "
      "file"},
@@ -171,8 +180,13 @@ static const moert_option options[] = {
      "previous one is done waits for it, or is skipped"},
     {"save-rate", MOERT_OPTION_FLOAT, &save_rate, "0", "0..",
      "MB/s that all ranks together write beside training; 0 = no limit"},
+    {"save-last", MOERT_OPTION_FLAG, &trainer.save_last, "1", NULL,
+     "a checkpoint after the last step, from which a longer run can go on"},
+    {"overwrite", MOERT_OPTION_FLAG, &overwrites, NULL, NULL,
+     "replace the model and the checkpoints of an older run in OUT"},
     {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
-     "a checkpoint, or auto: the newest of OUT that is whole, if any"},
+     "a checkpoint; auto: the newest of OUT that is whole, if any; must: the same, and it is an "
+     "error if there is none"},
     {"replay", MOERT_OPTION_STRING, &replay_steps, NULL, NULL,
      "STEP[:COUNT] computes these steps of the run in OUT again, with the same options, from its "
      "last "
@@ -216,6 +230,11 @@ static bool trains_not(void) {
     return !replays() && (gradients_path != NULL || logits_path != NULL);
 }
 
+/* Whether the weights are those of --model. */
+static bool reads_weights(void) {
+    return model_path != NULL && !random_weights;
+}
+
 /* Reads the options that name steps, and chooses the file of the metrics. */
 static moert_status check_steps(void) {
     default_metrics = NULL;
@@ -236,7 +255,47 @@ static moert_status check_steps(void) {
     return MOERT_OK;
 }
 
-static int32_t end_token;
+/* The options beside those of the schedule and the data that change the results of a run. */
+static const char *const lasting[] = {
+    "weight-decay", "decay-all", "beta1",   "beta2",     "epsilon",       "grad-clip",
+    "aux-coef",     "aux-form",  "z-coef",  "bias-rate", "precision",     "dense",
+    "dispatch",     "combine",   "moments", "gradients", "micro-batches", "balanced-routing"};
+
+static bool lasts(const char *line) {
+    const char *name = line + strspn(line, "no "); /* "no --flag" */
+    for (size_t i = 0; i < MOERT_COUNT(lasting); i++) {
+        const size_t length = strlen(lasting[i]);
+        if (strncmp(name, "--", 2) == 0 && strncmp(name + 2, lasting[i], length) == 0 &&
+            (name[2 + length] == ' ' || name[2 + length] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+/* trainer.settings = the lasting options with their values, and of a schedule that depends on it,
+ * the number of steps. */
+static moert_status note_settings(void) {
+    static char settings[MOERT_SETTINGS_BYTES];
+    char *all = NULL;
+    size_t bytes = 0, used = 0;
+    FILE *file = open_memstream(&all, &bytes);
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for the options");
+    moert_options_print(options, OPTIONS, file);
+    const bool whole = fclose(file) == 0;
+    settings[0] = '\0';
+    for (const char *line = all; whole && line < all + bytes; line += strlen(line) + 1)
+        if (lasts(line) && used < sizeof settings) {
+            const bool given = line[0] == '-'; /* otherwise it is "no --name" */
+            used += (size_t)snprintf(settings + used, sizeof settings - used, "%s%s\n",
+                                     line + (given ? 0 : 3), given ? "" : " none");
+        }
+    if (trainer.schedule.kind != MOERT_SCHEDULE_CONSTANT && used < sizeof settings)
+        snprintf(settings + used, sizeof settings - used, "--steps %zu\n", trainer.steps);
+    free(all);
+    trainer.settings = settings;
+    return whole ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no memory for the options");
+}
 
 static moert_status check(int argc, char **argv) {
     const char *size = moert_options_given(options, OPTIONS, argc, argv, &sizes, sizeof sizes);
@@ -244,6 +303,8 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE,
                           "--%s is for a new model; the config.json of --model gives the sizes",
                           size);
+    has_vocabulary = moert_options_given(options, OPTIONS, argc, argv, &sizes.vocabulary,
+                                         sizeof sizes.vocabulary) != NULL;
     trainer.schedule.kind = (int)schedule_kind;
     trainer.save_mode = (moert_save_mode)save_mode;
     trainer.save_bytes_per_s = 1e6 * save_rate;
@@ -255,6 +316,9 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--split and --held-out both divide the data; give one");
     MOERT_TRY(split_weights != NULL ? moert_split_read(split_weights, &split)
                                     : moert_split_hold_out(held_out, &split));
+    if (random_weights && model_path == NULL)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--random-weights needs --model, whose config.json it takes");
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     most_bytes = 0;
@@ -262,14 +326,18 @@ static moert_status check(int argc, char **argv) {
         MOERT_TRY(moert_text_get_bytes(most_memory, "--memory", &most_bytes));
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
+    if (overwrites && trainer.resume != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--resume goes on with the run that --overwrite replaces; "
+                                       "give one");
     if (trains_not() && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
         return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a "
                                        "checkpoint directory works); --resume does not apply");
     return check_steps();
 }
 
-/* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, or
- * that is not a directory. */
+/* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, that
+ * is not a directory, or that is of an older run, unless this one goes on with it or may overwrite
+ * it. */
 static moert_status check_out(void) {
     mode_t there;
     if (trainer.out == NULL || replays() || trains_not())
@@ -283,6 +351,11 @@ static moert_status check_out(void) {
     if (there != 0 && !S_ISDIR(there))
         return MOERT_FAIL(ERROR_USAGE,
                           "--out %s: model in it, where the result goes, is not a directory",
+                          trainer.out);
+    if (there != 0 && !same && trainer.resume == NULL && !overwrites)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--out %s has the model of an older run, which would be lost; give "
+                          "another directory, --overwrite to replace it, or --resume auto to go on",
                           trainer.out);
     return same ? MOERT_FAIL(ERROR_USAGE,
                              "--model %s is where --out %s has its result, which would replace "
@@ -310,26 +383,50 @@ static moert_status open_data(moert_train_data *data) {
                : MOERT_OK;
 }
 
+/* Checks that the tokens of the data are the model's. */
+static moert_status check_tokens(const moert_data_info *info, size_t vocabulary) {
+    if (info->vocabulary_made > vocabulary)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "the data have tokens of a tokenizer with a vocabulary of %zu, above the "
+                          "model's %zu; tokenize them by the model's own tokenizer",
+                          info->vocabulary_made, vocabulary);
+    if (info->text && vocabulary != 256 && !takes_bytes)
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "--data is text, and the model's vocabulary is %zu, not the 256 bytes; "
+            "make tokens of it by launch/tokenize --tokenizer %s --out NAME, and give "
+            "--data NAME; or give --bytes if bytes are meant",
+            vocabulary, model_path != NULL ? model_path : "DIR");
+    return MOERT_OK;
+}
+
 /* Reads or makes the model's config; not collective. */
 static moert_status take_config(moert_data *data, moert_model_config *config) {
+    int32_t end;
+    const moert_data_info info = moert_data_describe(data);
     sizes.max_positions = trainer.length;
+    sizes.end_token = info.end_made;
+    if (!has_vocabulary && info.vocabulary_made > 0)
+        sizes.vocabulary = info.vocabulary_made;
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
     moert_program_compute(&compute_choice, config);
     config->memory = memory_choice;
     config->balanced_routing = balanced_routing;
+    if (reads_weights())
+        MOERT_TRY(moert_model_config_check_tied(model_path, config, &untied));
     if (isnan(trainer.bias_rate))
         trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
+    MOERT_TRY(check_tokens(&info, config->vocabulary));
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
-    MOERT_TRY(moert_config_document_end(document_end, token_file == NULL && model_path != NULL,
-                                        config, &end_token));
-    trainer.document_end = end_token >= 0 ? &end_token : NULL;
+    MOERT_TRY(moert_config_document_end(document_end, model_path, config, &end));
+    moert_data_end_documents(data, end, document_end == NULL);
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
                           "--sample writes bytes; the vocabulary of this model is %zu, not 256",
                           config->vocabulary);
     trainer.config_text = config->text;
-    return MOERT_OK;
+    return note_settings();
 }
 
 static moert_status show_sample(moert_context *context, moert_model *model) {
@@ -368,6 +465,7 @@ static moert_status finish(moert_context *context, moert_model *model) {
                               .from = model_path};
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
+    moert_model_fuse_files(model, fuse_experts);
     const moert_status status = moert_model_save(model, &how, path);
     if (status == MOERT_OK)
         moert_program_say(context, "model   %s\n", path);
@@ -386,7 +484,7 @@ static moert_status end_replay(moert_context *context, moert_model *model, bool 
 
 /* Loads or initializes the weights; `manifest` is that of --model, or NULL. */
 static moert_status make_weights(moert_comm *world, moert_model *model, moert_manifest *manifest) {
-    if (model_path == NULL)
+    if (!reads_weights())
         return moert_comm_agree(world, moert_model_initialize(model, trainer.seed));
     return moert_checksums_finish(world, manifest, moert_model_load(model, model_path, manifest));
 }
@@ -406,6 +504,7 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
                           const moert_train_memory *memory, moert_manifest *manifest) {
     moert_model *model;
     bool interrupted = false;
+    const int32_t end = moert_data_describe(data).end, made = moert_data_describe(data).end_made;
     MOERT_TRY(moert_model_create(mesh, config, &model));
     moert_status status = MOERT_OK;
     MOERT_TRY_OR(done, make_weights(moert_context_comm(context), model, manifest));
@@ -414,11 +513,23 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
                       moert_mesh_engine(mesh),
                       moert_gemm_bf16_order(moert_context_device(context)));
     moert_train_say_fit(context, memory);
-    if (trainer.document_end != NULL)
-        moert_program_say(context, "documents end with token %d%s\n", (int)end_token,
-                          document_end == NULL ? ", the model's eos_token_id (--document-end)"
-                                               : "");
+    if (end >= 0)
+        moert_program_say(
+            context, "%s end with token %d%s\n",
+            document_end == NULL ? "documents of raw token files" : "documents", (int)end,
+            document_end == NULL ? ", the model's eos_token_id (--document-end)" : "");
+    if (untied)
+        moert_program_say(context,
+                          "config.json of %s ties the embeddings, but lm_head.weight has values of "
+                          "its own, which count, as in transformers\n",
+                          model_path);
+    if (made >= 0 && config->end_token >= 0 && made != config->end_token)
+        moert_program_say(context,
+                          "the dataset's texts end with token %d; the model's eos_token_id is %d\n",
+                          (int)made, (int)config->end_token);
     moert_train_data_say(context, data, trainer.steps * trainer.batch);
+    if (trainer.out == NULL && !trains_not() && trainer.steps > 0)
+        moert_program_say(context, "without --out, nothing is saved\n");
     if (config->prediction_layers > 0)
         moert_program_say(context, "%s has %zu multi-token-prediction layers, which are left out\n",
                           model_path, config->prediction_layers);
@@ -443,18 +554,40 @@ done:
     return status;
 }
 
-/* Locks the directories that the run writes to, on rank 0. */
+/* Removes the checkpoints of an older run. */
+static moert_status remove_checkpoints(void) {
+    uint64_t *steps;
+    size_t count;
+    char *directory;
+    MOERT_TRY(trainer.save_dir != NULL
+                  ? moert_text_path(&directory, "%s", trainer.save_dir)
+                  : moert_text_path(&directory, "%s/checkpoints", trainer.out));
+    moert_status status = moert_checkpoint_list(directory, &steps, &count);
+    for (size_t i = 0; status == MOERT_OK && i < count; i++) {
+        char *path;
+        status = moert_checkpoint_path(directory, steps[i], &path);
+        if (status == MOERT_OK)
+            status = moert_remove_tree(path);
+        free(path);
+    }
+    MOERT_FREE(steps, directory);
+    return status;
+}
+
+/* Locks the directories that the run writes to, on rank 0, and empties them if it may overwrite
+ * them. */
 static moert_status lock_directories(const moert_context *context, moert_lock *locks[2]) {
     const bool writes = trainer.out != NULL && !replays() && !trains_not();
     if (!writes || moert_context_rank(context) != 0)
         return MOERT_OK;
     MOERT_TRY(moert_lock_take(trainer.out, &locks[0]));
     if (trainer.save_dir == NULL)
-        return MOERT_OK;
+        return overwrites ? remove_checkpoints() : MOERT_OK;
     if (moert_same_file(trainer.save_dir, trainer.out))
         return MOERT_FAIL(ERROR_USAGE, "--save-dir %s is --out itself; give another directory",
                           trainer.save_dir);
-    return moert_lock_take(trainer.save_dir, &locks[1]);
+    MOERT_TRY(moert_lock_take(trainer.save_dir, &locks[1]));
+    return overwrites ? remove_checkpoints() : MOERT_OK;
 }
 
 static moert_status run(moert_context *context) {
@@ -467,7 +600,7 @@ static moert_status run(moert_context *context) {
     moert_train_memory memory = {.places = NULL};
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
-    if (model_path != NULL && trainer.checksums)
+    if (reads_weights() && trainer.checksums)
         MOERT_TRY_OR(done, moert_checksums_begin(world, model_path, &manifest));
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_data_compare(data.data, world));

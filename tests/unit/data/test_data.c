@@ -30,7 +30,7 @@ typedef struct sequence {
 
 static sequence drawn(const moert_data *data, moert_draw draw, size_t length) {
     sequence s;
-    ASSERT_OK(moert_data_sequence(data, draw, length, s.input, s.target, NULL));
+    ASSERT_OK(moert_data_sequence(data, draw, length, s.input, s.target, s.positions));
     return s;
 }
 
@@ -44,7 +44,8 @@ static sequence held_out(const moert_data *data, size_t i, size_t count, size_t 
 static void refuse_draw(const moert_data *data, moert_draw draw, size_t length, moert_status status,
                         const char *text) {
     sequence s;
-    ASSERT_FAILS(moert_data_sequence(data, draw, length, s.input, s.target, NULL), status, text);
+    ASSERT_FAILS(moert_data_sequence(data, draw, length, s.input, s.target, s.positions), status,
+                 text);
 }
 
 /* The held-out sequences of one token have these values, in order. */

@@ -114,7 +114,12 @@ OPERATION(save_model, moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F
 OPERATION(save_split_model,
           moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 30000, NULL}, path))
 OPERATION(save_gradients, moert_gradients_save(model, path))
-OPERATION(load_checkpoint, moert_checkpoint_load(optimizer, path, NULL, &(moert_run_state){0}))
+
+static moert_status load_checkpoint(void) {
+    moert_run_state state;
+    const moert_status status = agreed(moert_checkpoint_state(path, &state));
+    return status == MOERT_OK ? moert_checkpoint_load(optimizer, path, NULL) : status;
+}
 
 /* ---- the failures ---- */
 

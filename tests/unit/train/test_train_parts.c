@@ -223,7 +223,7 @@ enum { LENGTH = 4, BATCH = 6, PIECES = 2, STEPS = 5 };
 static moert_loader *open_part(const moert_data *data, size_t rank, size_t ranks) {
     moert_loader *loader;
     ASSERT_OK(moert_loader_create(
-        &(moert_loader_options){data, 3, STEPS, BATCH, PIECES, LENGTH, rank, ranks, -1}, &loader));
+        &(moert_loader_options){data, 3, STEPS, BATCH, PIECES, LENGTH, rank, ranks}, &loader));
     return owned(loader, moert_loader_destroy);
 }
 

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# run: all alone
+# The commands of the table "Use it" in the README, one after the other, as they stand there: DIRECTORY, FILE and MODEL are the names of
+# a directory of text, a file of hosts and a model. What needs a network, another compiler or Python packages is left out.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+root=$PWD
+mkdir "$tmp/here" "$tmp/here/DIRECTORY"
+cd "$tmp/here" || exit 1
+for each in "$root"/*; do ln -s "$each" .; done
+cp "$root/LICENSE" "$root/README.md" DIRECTORY
+echo "$(hostname) slots=2" >FILE
+cp -r "$root/tests/golden/model/mixtral-tiny" MODEL
+for ending in bin idx; do cp "$root/tests/golden/data/u8.$ending" "corpus.$ending"; done # what launch/tokenize makes
+
+# every command that the second cells of the table have
+sed -n '/^## Use it/,/^A layer in/p' README.md | awk -F'|' '/^\|/ { print $3 }' | grep -oE '`[^`]+`' | tr -d '`' | grep -E '^(launch|build)/' >rows
+[ "$(wc -l <rows)" -ge 9 ]
+verdict $? "the table has commands"
+while IFS= read -r command <&3; do
+    case $command in
+    launch/tokenize*) verdict 0 "$command # SKIP tokenize.sh runs it" ;;
+    launch/virtual-cluster*) verdict 0 "$command # SKIP cluster.sh runs it" ;;
+    build/bin/moert-tune) # takes as long as it is let
+        logged timeout -s INT 20 bash -c "MOERT_CACHE_DIR=$tmp/cache $command"
+        [ $? -eq 124 ]
+        verdict $? "$command"
+        ;;
+    launch/preflight*) # other programs may make a rank slow
+        logged bash -c "$command" || grep -q ': slow: ' "$log"
+        verdict $? "$command"
+        ;;
+    *)
+        logged bash -c "$command"
+        verdict $? "$command"
+        ;;
+    esac
+done 3<rows
+[ -d runs/first/model ] && [ -d runs/further/model ] && [ -d runs/hosts/model ]
+verdict $? "each training has left its own model"
+logged bash -c "$(head -n 1 rows) --resume auto" && has_lines "$log" '^resumed from runs/first/checkpoints/step-00000100 at step 100'
+verdict $? "the first one goes on with --resume auto"
+finish

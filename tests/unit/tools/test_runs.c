@@ -1,0 +1,128 @@
+// run: check=1,2
+/*
+ * What moert-train says and keeps of runs: older runs in the same directory, resumes with other
+ * options, steps without finite scores, layers that collapse, models without weights.
+ */
+#include "base/log.h"
+#include "io/json.h"
+#include "support/files.h"
+#include "support/program.h"
+
+#define SMALL                                                                                      \
+    "--data LICENSE --hidden 32 --intermediate 32 --layers 2 --heads 2 --length 32 --batch 4 "     \
+    "--log-every 0"
+
+static moert_status train(const char *words) {
+    return run_program(&moert_train_program, titled(SMALL " %s", words));
+}
+
+/* All warnings since the last call of warnings_of(). */
+static char warnings[4096];
+static void note(void *user, int level, const char *line) {
+    (void)user, (void)level;
+    snprintf(warnings + strlen(warnings), sizeof warnings - strlen(warnings), "%s\n", line);
+}
+
+/* Runs and returns the warnings of rank 0; *status is the run's. */
+static const char *warnings_of(const char *words, moert_status *status) {
+    warnings[0] = '\0';
+    moert_log_set_sink(note, NULL);
+    *status = train(words);
+    moert_log_set_sink(NULL, NULL);
+    return warnings;
+}
+
+static void clear(void) {
+    assert_true(run_shell("rm -rf ${DIR:?}/*"));
+}
+
+TEST(test_a_finished_run_is_not_overwritten_unasked) {
+    clear();
+    ASSERT_OK_ON_ALL(train("--steps 2 --out $DIR/run"));
+    assert_true(run_shell("[ $(ls $DIR/run/checkpoints) = step-00000002 ]")); /* the last step's */
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run"), MOERT_ERROR_USAGE,
+                        "has the model of an older run, which would be lost");
+    assert_true(run_shell("rm -r $DIR/run/model"));
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run"), MOERT_ERROR_USAGE,
+                        "is of an older run; --resume auto goes on with it");
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --overwrite --resume auto"),
+                        MOERT_ERROR_USAGE, "--resume goes on with the run that --overwrite");
+    ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --overwrite --no-save-last"));
+    assert_true(
+        run_shell("[ -e $DIR/run/model/config.json -a -z \"$(ls $DIR/run/checkpoints)\" ]"));
+}
+
+TEST(test_a_resume_says_what_it_resumes) {
+    moert_status status;
+    clear();
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume must"), MOERT_ERROR_USAGE,
+                        "--resume must: ");
+    ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --resume auto"));
+    const char *text = warnings_of("--steps 1 --out $DIR/run --resume must", &status);
+    ASSERT_ON_ALL(status == MOERT_OK && strstr(text, "was trained with --") == NULL);
+    static const struct {
+        const char *option, *before;
+    } rows[] = {{"--aux-coef 0.02", "--aux-coef 0.01"},
+                {"--aux-form megatron", "--aux-form hugging-face"},
+                {"--z-coef 0.001", "--z-coef 0"},
+                {"--beta1 0.8", "--beta1 0.9"},
+                {"--beta2 0.9", "--beta2 0.95"},
+                {"--epsilon 1e-06", "--epsilon 1e-08"},
+                {"--weight-decay 0", "--weight-decay 0.1"},
+                {"--grad-clip 2", "--grad-clip 1"},
+                {"--micro-batches 2", "--micro-batches 1"},
+                {"--precision bf16", "--precision f32"},
+                {"--moments bf16", "--moments f32"},
+                {"--steps 3", "--steps 1"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        text = warnings_of(titled("--out $DIR/run --resume auto %s%s", rows[i].option,
+                                  i + 1 < MOERT_COUNT(rows) ? " --steps 1" : ""),
+                           &status);
+        ASSERT_ON_ALL(status == MOERT_OK);
+        if (test_rank == 0 && strstr(text, titled("trained with %s; this run goes on with %s",
+                                                  rows[i].before, rows[i].option)) == NULL)
+            fail_msg("%s: '%s'", rows[i].option, text);
+    }
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --experts 4"),
+                        MOERT_ERROR_MISMATCH, "was made with number of experts 8, this run has 4");
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --layers 1"),
+                        MOERT_ERROR_MISMATCH, "was made with num_hidden_layers 2, this run has 1");
+}
+
+TEST(test_steps_without_finite_scores_are_skipped_on_all_ranks_alike) {
+    moert_status status;
+    const char *text = warnings_of(
+        "--steps 30 --lr 1e5 --max-skipped 3 --micro-batches 2 --verify 1 --lr-schedule constant",
+        &status);
+    ASSERT_ON_ALL(status == MOERT_ERROR_NUMERIC &&
+                  strstr(moert_last_error(), "3 steps in a row had non-finite gradients") != NULL);
+    if (test_rank == 0)
+        assert_true(
+            matches(text, "step [0-9]+, layer [01]: .*token [0-9]+ has non-finite routing"));
+}
+
+TEST(test_a_layer_that_collapses_is_named_once) {
+    moert_status status;
+    const char *text = warnings_of("--steps 20 --aux-coef 0 --lr 0.3 --grad-clip 0", &status);
+    ASSERT_ON_ALL(status == MOERT_OK);
+    if (test_rank == 0) {
+        const char *first = strstr(text, "has collapsed at step");
+        assert_true(matches(text, "layer [01] has collapsed at step [0-9]+: all 128 tokens choose "
+                                  "expert [0-7] of 8"));
+        assert_null(strstr(first + 1, "has collapsed"));
+    }
+}
+
+TEST(test_a_config_alone_is_trained_from_random_weights) {
+    clear();
+    assert_true(
+        run_shell("mkdir $DIR/bare && cp tests/golden/model/mixtral-tiny/config.json $DIR/bare"));
+    const char *words =
+        "--model $DIR/bare --data LICENSE --steps 1 --length 32 --batch 2 --log-every 0";
+    ASSERT_FAILS_ON_ALL(run_program(&moert_train_program, words), MOERT_ERROR_IO,
+                        "moert-train --random-weights needs config.json alone");
+    ASSERT_OK_ON_ALL(run_program(&moert_train_program, titled("%s --random-weights", words)));
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --random-weights"), MOERT_ERROR_USAGE, "needs --model");
+}
+
+MPI_TESTS(open_context_and_shared_directory, close_context_and_shared_directory)
