@@ -118,8 +118,9 @@ bool moert_data_has(const moert_data *data, moert_use use);
 /*
  * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out or the
  * test data of a source (of a blend: read those of its parts). The sequences overlap if these data
- * are shorter than `count` sequences. positions[length] as those of moert_data_sequence. Errors: those of moert_data_check_length and moert_source_read;
- * ERROR_USAGE (there are no such data, index >= count).
+ * are shorter than `count` sequences. positions[length] as those of moert_data_sequence. Errors:
+ * those of moert_data_check_length and moert_source_read; ERROR_USAGE (there are no such data,
+ * index >= count).
  */
 moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,
                                       size_t count, size_t length, int32_t *input, int32_t *target,

@@ -4,7 +4,8 @@
  *
  *   plain  NAME of F64, F32, F16 or BF16
  *   FP8    NAME[N,K] of F8_E4M3 and NAME_scale_inv[ceil(N/128), ceil(K/128)] of F32, BF16 or
- *          F8_E8M0: a value is its payload times the scale of its 128x128 block (DeepSeek-V3, Qwen3-FP8)
+ *          F8_E8M0: a value is its payload times the scale of its 128x128 block (DeepSeek-V3,
+ *          Qwen3-FP8)
  *   MXFP4  for NAME[E,K,N]: NAME_blocks[E,N,K/32,16] of U8, two E2M1 values per byte, the even one
  *          in the low half, and NAME_scales[E,N,K/32] of E8M0 bytes: a value is its payload times
  *          2^(scale-127) (gpt-oss); the matrices are transposed relative to the plain tensor

@@ -50,9 +50,9 @@ typedef struct moert_embedding_sum {
 } moert_embedding_sum;
 moert_status moert_embedding_gradient(const moert_embedding_sum *sum);
 /* For each token t: link[t,0] = its tree node if it is the first token of its table row in that
- * node, else -1; link[t,1] = the next token of that row in the node, or -1. A token equal to `fixed` (-1: none)
- * gets no links, so its row gets no gradient. Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (2^31 tokens
- * or more). */
+ * node, else -1; link[t,1] = the next token of that row in the node, or -1. A token equal to
+ * `fixed` (-1: none) gets no links, so its row gets no gradient. Errors: ERROR_MEMORY,
+ * ERROR_UNSUPPORTED (2^31 tokens or more). */
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, int32_t fixed,
                                    const int32_t *token, int32_t *link);
 

@@ -211,7 +211,7 @@ static const char small_metrics[] = "{\"step\": 0, \"loss\": 5.5, \"skipped\": f
 static const char small_steps[] =
     "{\"step\":1,\"step_ms\":[9.5],\"operations\":{\"norms\":[0.5],\"host\":[9]}}\n";
 
-/* X(name, file that holds the fuzz_input, reader). The other files of the directory are in `others`. */
+/* X(name, file that holds the fuzz_input, reader). `others` has the directory's other files. */
 #define TARGETS(X)                                                                                 \
     X(safetensors, "x.safetensors", read_safetensors)                                              \
     X(index, "model.safetensors.index.json", read_index)                                           \

@@ -252,8 +252,8 @@ static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     return right;
 }
 
-/* A tree of nodes has the bits of one rank's tree of all leaves (test_numbers.c), also if the columns
- * are summed in rounds. */
+/* A tree of nodes has the bits of one rank's tree of all leaves (test_numbers.c), also if the
+ * columns are summed in rounds. */
 TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
     const size_t usual = moert_tree_round_floats, rounds[] = {usual, 2};
     bool right = true;

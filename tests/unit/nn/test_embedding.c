@@ -89,8 +89,8 @@ TEST(test_backward_sums_the_requested_rows_in_token_order) {
 }
 
 /* Computes the tree nodes of a span in two ways and compares their bits: directly from linked lists
- * of equal tokens without the token `fixed`, and as a tree reduction of one partial per sequence, to
- * which `fixed` is padding. */
+ * of equal tokens without the token `fixed`, and as a tree reduction of one partial per sequence,
+ * to which `fixed` is padding. */
 static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
                            bool accumulate, int32_t fixed) {
     enum { OFFSET = 4 };
