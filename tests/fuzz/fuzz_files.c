@@ -151,7 +151,7 @@ static moert_status read_source(moert_source *source) {
             fuzz_fail("document %zu ends after the last token", i);
     MOERT_TRY(moert_data_from_source(source, &split, &data));
     moert_data_check_vocabulary(data, 256);
-    moert_data_sequence(data, (moert_draw){.seed = 1}, 8, tokens, targets, NULL);
+    moert_data_sequence(data, (moert_draw){.seed = 1}, 8, tokens, targets, positions);
     moert_data_kept_sequence(data, MOERT_TEST, 0, 2, 8, tokens, targets, positions);
     if (moert_data_order_epochs(data, 1, 8) == MOERT_OK) {
         moert_data_sequence(data, (moert_draw){.step = 3, .batch = 2}, 8, tokens, targets,
