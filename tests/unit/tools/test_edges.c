@@ -14,43 +14,57 @@
 
 static const double tolerance = 1e-4;
 
-/* An edited copy of the tensors of a model. */
-static void copy_tensors(const moert_tensors *from, const json_t *edit) {
+/* An edited tensor: its spec, and the tensor whose values it has; NULL: each is 0.5. */
+typedef struct edited {
+    moert_tensor_spec spec;
+    const moert_tensor *source;
+} edited;
+
+static void reshape(moert_tensor_spec *spec, const json_t *shape) {
+    const json_t *size;
+    json_array_foreach(shape, spec->rank, size) {
+        spec->shape[spec->rank] = (size_t)json_integer_value(size);
+    }
+    spec->rank = json_array_size(shape);
+}
+
+/* Lists the tensors of a model with the edit in all[count + 1]; returns their number. */
+static size_t list_edited(const moert_tensors *from, const json_t *edit, edited *all) {
     const char *name = json_string_value(json_object_get(edit, "tensor")),
                *to = json_string_value(json_object_get(edit, "to"));
-    const json_t *shape = json_object_get(edit, "shape"), *size;
-    const size_t count = moert_tensors_count(from);
-    moert_tensor_spec *specs = test_alloc((count + 1) * sizeof *specs);
-    const moert_tensor **source = test_alloc((count + 1) * sizeof *source);
-    size_t used = 0, i;
+    const json_t *shape = json_object_get(edit, "shape");
+    size_t used = 0;
     bool found = name == NULL;
-    for (i = 0; i <= count; i++) {
-        const moert_tensor *tensor = i < count ? moert_tensors_at(from, i) : NULL;
-        const bool is_it =
-            tensor != NULL ? name != NULL && strcmp(tensor->name, name) == 0 : !found;
+    for (size_t i = 0; i < moert_tensors_count(from); i++) {
+        const moert_tensor *t = moert_tensors_at(from, i);
+        const bool is_it = name != NULL && strcmp(t->name, name) == 0;
+        edited *one = &all[used];
         found |= is_it;
-        if ((tensor == NULL && !is_it) || (is_it && shape == NULL && to == NULL))
-            continue; /* there is nothing to add, or it is dropped */
-        moert_tensor_spec *spec = &specs[used];
-        source[used++] = tensor;
-        *spec = (moert_tensor_spec){.name = tensor != NULL ? tensor->name : name,
-                                    .type = tensor != NULL ? tensor->type : MOERT_FILE_F32};
-        if (is_it && to != NULL)
-            spec->name = to;
-        if (is_it && shape != NULL) {
-            json_array_foreach(shape, spec->rank, size) {
-                spec->shape[spec->rank] = (size_t)json_integer_value(size);
-            }
-            spec->rank = json_array_size(shape);
-        } else {
-            spec->rank = tensor->rank;
-            memcpy(spec->shape, tensor->shape, sizeof spec->shape);
-        }
+        *one = (edited){{is_it && to != NULL ? to : t->name, t->type, t->rank, {0}}, t};
+        memcpy(one->spec.shape, t->shape, sizeof t->shape);
+        if (is_it && shape != NULL)
+            reshape(&one->spec, shape);
+        used += !is_it || shape != NULL || to != NULL; /* else it is dropped */
     }
+    if (!found) {
+        all[used] = (edited){{.name = name, .type = MOERT_FILE_F32}, NULL};
+        reshape(&all[used++].spec, shape);
+    }
+    return used;
+}
+
+/* Writes the tensors of a model with the edit. */
+static void copy_tensors(const moert_tensors *from, const json_t *edit) {
+    const size_t most = moert_tensors_count(from) + 1;
+    edited *all = test_alloc(most * sizeof *all);
+    moert_tensor_spec *specs = test_alloc(most * sizeof *specs);
+    const size_t count = list_edited(from, edit, all);
     moert_tensor_writer *writer;
-    ASSERT_OK(moert_writer_open(in_directory("model/model.safetensors"), specs, used, NULL, true,
+    for (size_t i = 0; i < count; i++)
+        specs[i] = all[i].spec;
+    ASSERT_OK(moert_writer_open(in_directory("model/model.safetensors"), specs, count, NULL, true,
                                 &writer));
-    for (i = 0; i < used; i++) {
+    for (size_t i = 0; i < count; i++) {
         size_t elements = 1;
         for (size_t k = 0; k < specs[i].rank; k++)
             elements *= specs[i].shape[k];
@@ -58,7 +72,7 @@ static void copy_tensors(const moert_tensors *from, const json_t *edit) {
         for (size_t k = 0; k < elements; k++)
             half[k] = 0.5f;
         ASSERT_OK(moert_writer_put(writer, specs[i].name, 0, elements,
-                                   source[i] != NULL ? source[i]->data : half));
+                                   all[i].source != NULL ? all[i].source->data : half));
     }
     ASSERT_OK(moert_writer_close(writer));
 }
