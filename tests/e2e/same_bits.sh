@@ -91,7 +91,7 @@ blended() { # "RANKS ENGINE"...
     invariant blend "$@"
     common[1]="0.7 LICENSE 0.3 docs"
     variant blend words 2 window &&
-        diff <(digits "$all/words") <(digits "$all/$name" | sed "s#$all/blend/##g; s#$PWD/##g") >>"$log" 2>&1
+        diff <(digits "$all/words") <(digits "$all/$name" | sed "s#_loss$all/blend/#_loss/#g; s#_loss$PWD/#_loss/#g") >>"$log" 2>&1
     verdict $? "blend in words gives the numbers of that in a file"
     for use in heldout test; do
         tail -n 1 "$all/words/metrics.jsonl" | grep -q "\"${use}_loss\": .*\"${use}_loss/LICENSE\": [0-9.]*, \"${use}_loss/docs\": [0-9.]*"
