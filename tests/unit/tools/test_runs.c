@@ -1,11 +1,11 @@
 // run: check=1,2
 /*
  * What moert-train says and keeps of runs: older runs in the same directory, resumes with other
- * options, steps without finite scores, layers that collapse, models without weights.
+ * options, steps without finite scores, layers that collapse, models without weights, chats.
  */
 #include "base/log.h"
 #include "io/json.h"
-#include "support/files.h"
+#include "support/data.h"
 #include "support/program.h"
 
 #define SMALL                                                                                      \
@@ -123,6 +123,38 @@ TEST(test_a_config_alone_is_trained_from_random_weights) {
                         "moert-train --random-weights needs config.json alone");
     ASSERT_OK_ON_ALL(run_program(&moert_train_program, titled("%s --random-weights", words)));
     ASSERT_FAILS_ON_ALL(train("--steps 1 --random-weights"), MOERT_ERROR_USAGE, "needs --model");
+}
+
+/* The end token of a chat's turns is the model's. */
+TEST(test_a_chat_has_the_loss_of_the_whole_conversation) {
+    enum { TOKENS = 30, TURN = 10, END = 5 };
+    static const double loss = 6.0186772664; /* transformers 5.24, for these tokens and targets */
+    uint16_t tokens[TOKENS];
+    unsigned char mask[TOKENS];
+    json_t *row;
+    for (uint16_t i = 0; i < TOKENS; i++) {
+        tokens[i] = i % TURN == TURN - 1 ? END : (37 * i + 11) % 250;
+        mask[i] = i % TURN >= TURN / 2;
+    }
+    clear();
+    if (test_rank == 0) {
+        const int32_t length = TOKENS;
+        write_dataset("chat", tokens, sizeof tokens,
+                      (index_lists){.code = 8, .sequences = 1, .lengths = &length});
+        write_file("chat.mask.bin", mask, sizeof mask);
+    }
+    assert_true(run_shell("cp -r tests/golden/model/qwen3-tiny $DIR/model && sed -i "
+                          "\"s/\\\"eos_token_id\\\": null/\\\"eos_token_id\\\": 5/\" "
+                          "$DIR/model/config.json && grep -q \"_id.: 5\" $DIR/model/config.json"));
+    ASSERT_OK_ON_ALL(run_program(&moert_train_program,
+                                 "--model $DIR/model --data $DIR/chat --held-out 0 --batch 2 "
+                                 "--length 29 --steps 1 --aux-coef 0 --log-every 0 --metrics "
+                                 "$DIR/metrics.jsonl"));
+    if (test_rank > 0)
+        return;
+    ASSERT_OK(moert_json_read(in_directory("metrics.jsonl"), "it", 4096, &row));
+    owned(row, json_decref);
+    assert_within(json_number_value(json_object_get(row, "loss")), loss, 1e-5 * loss);
 }
 
 MPI_TESTS(open_context_and_shared_directory, close_context_and_shared_directory)
