@@ -114,6 +114,8 @@ typedef struct moert_model_config {
     moert_glu_form glu;
     const char *quant_method; /* format of the weights on disk (weights.h): "fp8", "mxfp4", or NULL
                                  = plain */
+    bool joined_experts; /* the files at hand have the experts as transformers holds them in memory:
+                            moert_joined_tensor */
     /* settings of the computation, not part of config.json; F32 after reading */
     bool balanced_routing;     /* hashes of the routers' logits choose the experts */
     moert_precision precision; /* precision of the experts' GEMMs */
@@ -186,6 +188,13 @@ void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const
 void moert_router_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                               char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
+/*
+ * The tensor of a layer's files that has an expert's projection, with joined_experts: gate and up of
+ * all experts in experts.gate_up_proj [E,2I,H], down in experts.down_proj [E,H,I]; the MLP of every
+ * family is "mlp". Returns the number of projections before it in the tensor.
+ */
+size_t moert_joined_tensor(const moert_model_config *config, size_t layer, size_t expert,
+                           moert_expert_part part, char *name, size_t bytes, size_t shape[3]);
 
 /* Whether layer `layer` is a MoE layer; otherwise it is dense. */
 static inline bool moert_layer_is_moe(const moert_model_config *config, size_t layer) {

@@ -8,16 +8,31 @@ bool moert_experts_are_fused(const moert_model_config *config) {
     return moert_family_of(config->family)->fused;
 }
 
+/* The name of a layer's MLP. */
+static const char *mlp_of(const moert_model_config *config) {
+    return config->joined_experts ? "mlp" : moert_family_of(config->family)->mlp;
+}
+
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes) {
-    snprintf(name, bytes, "model.layers.%zu.%s.%s", layer, moert_family_of(config->family)->mlp,
-             suffix);
+    snprintf(name, bytes, "model.layers.%zu.%s.%s", layer, mlp_of(config), suffix);
 }
 
 void moert_router_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                               char *name, size_t bytes) {
-    const moert_family_row *row = moert_family_of(config->family);
-    snprintf(name, bytes, "model.layers.%zu.%s.%s.%s", layer, row->mlp, row->router, suffix);
+    snprintf(name, bytes, "model.layers.%zu.%s.%s.%s", layer, mlp_of(config),
+             moert_family_of(config->family)->router, suffix);
+}
+
+size_t moert_joined_tensor(const moert_model_config *config, size_t layer, size_t expert,
+                           moert_expert_part part, char *name, size_t bytes, size_t shape[3]) {
+    const bool down = part == MOERT_EXPERT_DOWN;
+    moert_moe_tensor_name(config, layer, down ? "experts.down_proj" : "experts.gate_up_proj", name,
+                          bytes);
+    shape[0] = config->router.experts;
+    shape[1] = down ? config->hidden : 2 * config->intermediate;
+    shape[2] = down ? config->intermediate : config->hidden;
+    return down ? expert : 2 * expert + (part == MOERT_EXPERT_UP);
 }
 
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,

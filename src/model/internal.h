@@ -98,7 +98,6 @@ struct moert_model {
     size_t blocks;
     moert_model_tensor *tensor;
     size_t tensor_count, file_tensor_count;
-    bool fused_files; /* moert_model_fuse_files */
     moert_buffer *rope;
     size_t rope_length;
 

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "io/weights.h"
@@ -25,6 +26,13 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     options.slots = config->expert_slots;
     options.recompute_experts = config->memory.recompute == MOERT_RECOMPUTE_EXPERTS;
     return options;
+}
+
+bool moert_files_join_experts(const moert_model_config *config, const moert_tensors *files) {
+    for (size_t i = 0; i < moert_tensors_count(files); i++)
+        if (strstr(moert_tensors_at(files, i)->name, ".experts.gate_up_proj") != NULL)
+            return !moert_experts_are_fused(config);
+    return false;
 }
 
 typedef struct range_list {
@@ -61,8 +69,14 @@ static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
         moert_layer_range *range =
             down ? add(list, out, hidden, width) : add(list, in, width, hidden);
         range->layer_first = down ? at * matrix : (2 * at + (part == MOERT_EXPERT_UP)) * matrix;
-        moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part,
-                                 range->name, sizeof range->name);
+        if (list->config->joined_experts && expert != SIZE_MAX) {
+            range->rank = 3;
+            range->file_first = matrix * moert_joined_tensor(list->config, list->layer, expert,
+                                                             (moert_expert_part)part, range->name,
+                                                             sizeof range->name, range->shape);
+        } else
+            moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part,
+                                     range->name, sizeof range->name);
     }
 }
 

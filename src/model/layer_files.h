@@ -36,6 +36,9 @@ enum { MOERT_FUSED_MOST = 4 };
 size_t moert_fused_tensors_of(const moert_model_config *config,
                               moert_fused_tensor tensors[MOERT_FUSED_MOST]);
 
+/* Whether the files have joined experts (moert_joined_tensor). */
+bool moert_files_join_experts(const moert_model_config *config, const moert_tensors *files);
+
 /* Layer options that a config implies. */
 moert_layer_options moert_layer_options_of(const moert_model_config *config);
 

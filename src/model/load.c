@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "model/layer_files.h"
 #include "model/sublayer.h"
 
 static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
@@ -72,14 +73,6 @@ static moert_status check_unread(const moert_model *model, const moert_tensors *
     return MOERT_OK;
 }
 
-/* Whether the files have fused experts. */
-static bool are_fused(const moert_model *model, const moert_tensors *files) {
-    for (size_t i = 0; i < moert_tensors_count(files); i++)
-        if (strstr(moert_tensors_at(files, i)->name, ".experts.gate_up_proj") != NULL)
-            return !moert_experts_are_fused(&model->config);
-    return false;
-}
-
 /* The name of a tensor in the files: with tied embeddings they may have either one, or both. */
 static const char *name_in(const moert_model *model, const moert_tensors *files,
                            const moert_model_tensor *tensor) {
@@ -109,9 +102,9 @@ moert_status moert_model_load(moert_model *model, const char *path, moert_manife
     if (status == MOERT_OK && manifest != NULL)
         moert_tensors_watch(files, manifest);
     if (status == MOERT_OK) {
-        moert_model_fuse_files(model, are_fused(model, files));
+        moert_model_join_experts(model, moert_files_join_experts(&model->config, files));
         status = read_all(model, files);
-        moert_model_fuse_files(model, false);
+        moert_model_join_experts(model, false);
     }
     moert_tensors_close(files);
     return moert_comm_agree(model->mesh->world, status);

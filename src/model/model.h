@@ -75,12 +75,11 @@ typedef struct moert_model_tensor {
 } moert_model_tensor;
 
 /*
- * From now on the files of the model have the experts of a layer in two tensors, as transformers
- * holds them in memory: experts.gate_up_proj [E,2I,H] and experts.down_proj [E,H,I]; or, as at
- * first, in one tensor for each expert and projection. The order of the tensors changes. Families
- * whose released files are fused have one form only.
+ * From now on the files of the model have joined experts (moert_joined_tensor) or, as at first, one
+ * tensor for each expert and projection. The order of the tensors changes. Families whose released
+ * files are fused have one form only.
  */
-void moert_model_fuse_files(moert_model *model, bool fused);
+void moert_model_join_experts(moert_model *model, bool joined);
 
 size_t moert_model_tensor_count(const moert_model *model);
 /* The number of the files' tensors. */

@@ -141,44 +141,35 @@ static void add_fused(moert_model *model, size_t index, const moert_fused_tensor
     }
 }
 
-/* Adds the experts as transformers holds them in memory: gate and up of all experts in one tensor
- * [E,2I,H], down in another, [E,H,I]. */
-static void add_joined(moert_model *model, size_t index) {
-    static const moert_expert_part parts[] = {MOERT_EXPERT_GATE, MOERT_EXPERT_UP,
-                                              MOERT_EXPERT_DOWN};
-    const moert_model_config *c = &model->config;
-    for (size_t down = 0; down < 2; down++)
-        for (size_t i = 0; i < c->router.experts * (2 - down); i++) {
-            const size_t e = down ? i : i / 2;
-            add_expert(model, index, e, parts[down ? 2 : i % 2]);
-            moert_model_tensor *tensor = &model->tensor[model->tensor_count - 1];
-            tensor->rank = 3;
-            tensor->file_first = i * tensor->elements;
-            memcpy(tensor->shape,
-                   down ? (size_t[]){c->router.experts, c->hidden, c->intermediate}
-                        : (size_t[]){c->router.experts, 2 * c->intermediate, c->hidden},
-                   sizeof tensor->shape);
-            moert_moe_tensor_name(c, index, down ? "experts.down_proj" : "experts.gate_up_proj",
-                                  tensor->name, sizeof tensor->name);
-        }
+/* Adds a projection of an expert in the files of joined experts. */
+static void add_joined(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
+    add_expert(model, index, expert, part);
+    moert_model_tensor *tensor = &model->tensor[model->tensor_count - 1];
+    tensor->rank = 3;
+    tensor->file_first =
+        tensor->elements * moert_joined_tensor(&model->config, index, expert, part, tensor->name,
+                                               sizeof tensor->name, tensor->shape);
 }
 
+/* Adds the experts in the order of the files. */
 static void add_experts(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
+    const size_t experts = c->router.experts;
     moert_fused_tensor fused[MOERT_FUSED_MOST];
-    if (model->fused_files && !moert_experts_are_fused(c)) {
-        add_joined(model, index);
-        return;
-    }
-    if (!moert_experts_are_fused(c)) {
-        for (size_t e = 0; e < c->router.experts; e++)
+    if (moert_experts_are_fused(c)) {
+        const size_t count = moert_fused_tensors_of(c, fused);
+        for (size_t t = 0; t < count; t++)
+            add_fused(model, index, &fused[t]);
+    } else if (c->joined_experts) {
+        for (size_t i = 0; i < 2 * experts; i++)
+            add_joined(model, index, i / 2, i % 2 == 0 ? MOERT_EXPERT_GATE : MOERT_EXPERT_UP);
+        for (size_t e = 0; e < experts; e++)
+            add_joined(model, index, e, MOERT_EXPERT_DOWN);
+    } else {
+        for (size_t e = 0; e < experts; e++)
             for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
                 add_expert(model, index, e, (moert_expert_part)part);
-        return;
     }
-    const size_t count = moert_fused_tensors_of(c, fused);
-    for (size_t t = 0; t < count; t++)
-        add_fused(model, index, &fused[t]);
 }
 
 /* Numbers the tensors of the files. */
@@ -220,19 +211,6 @@ static void add_router(moert_model *model, size_t index) {
     }
 }
 
-/* In fused files the MLP of every family is "mlp". */
-static void rename_mlp(moert_model *model) {
-    static const char old[] = ".block_sparse_moe.", new[] = ".mlp.";
-    for (size_t i = 0; i < model->tensor_count; i++) {
-        char *at = strstr(model->tensor[i].name, old);
-        if (at == NULL)
-            continue;
-        char *rest = at + sizeof old - 1;
-        memmove(at + sizeof new - 1, rest, strlen(rest) + 1);
-        memcpy(at, new, sizeof new - 1);
-    }
-}
-
 static void fill_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
     model->tensor_count = 0;
@@ -251,8 +229,6 @@ static void fill_tensors(moert_model *model) {
     }
     add_outer(model, OUTER_NORM, "model.norm.weight", 0);
     add_outer(model, OUTER_HEAD, "lm_head.weight", c->vocabulary);
-    if (model->fused_files)
-        rename_mlp(model);
     number_files(model);
 }
 
@@ -265,8 +241,8 @@ moert_status moert_model_list_tensors(moert_model *model) {
     return MOERT_OK;
 }
 
-void moert_model_fuse_files(moert_model *model, bool fused) {
-    model->fused_files = fused;
+void moert_model_join_experts(moert_model *model, bool joined) {
+    model->config.joined_experts = joined;
     fill_tensors(model);
 }
 

@@ -40,7 +40,7 @@ typedef struct moert_trainer {
     moert_loader *loader;
     moert_loaded loaded; /* this rank's part of the step */
     uint64_t targets;    /* of the step that count, over all ranks */
-    bool gave_up;        /* the step's routing scores are not finite: it has no gradients */
+    bool has_gradients;  /* those of the last step: its data count, its routing is finite */
     bool collapsed;      /* a warning has said that a layer uses the same experts for all tokens */
 } moert_trainer;
 
@@ -65,7 +65,10 @@ moert_status moert_trainer_load(moert_trainer *t);
 /* Runs micro-batch `index` of the loaded step forward. Collective. */
 moert_status moert_trainer_forward(moert_trainer *t, size_t index);
 /* Loads a step and computes its losses and gradients; means over the micro-batches, in order. A
- * step whose routing scores are not finite has none (gave_up). *stopped = whether a rank caught a
+ * step whose routing scores are not finite has none (has_gradients). *stopped = whether a rank caught a
  * signal (train/stop.h) before the last micro-batch; the gradients are then incomplete.
  * Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);
+/* Writes the gradients of the last step, whose number is `step`; ERROR_NUMERIC if it has none.
+ * Collective. */
+moert_status moert_trainer_save_gradients(const moert_trainer *t, uint64_t step, const char *path);

@@ -115,11 +115,12 @@ static moert_status list_checkpoints(const moert_trainer *t, const char *directo
  * because a run removes old checkpoints of its directory. */
 static moert_status check_directory(const moert_trainer *t, const char *directory,
                                     uint64_t newest) {
-    const char *from = t->options->resume;
-    char *parent = from != NULL ? moert_text_format("%s/..", from) : NULL;
+    const moert_trainer_options *o = t->options;
+    char *parent =
+        o->resume == MOERT_RESUME_PATH ? moert_text_format("%s/..", o->checkpoint) : NULL;
     const bool goes_on = parent != NULL && moert_same_file(parent, directory);
     free(parent);
-    if (goes_on || t->options->steps == 0)
+    if (goes_on || o->steps == 0)
         return MOERT_OK;
     return MOERT_FAIL(ERROR_USAGE,
                       "%s/step-%08llu is of an older run; --resume auto goes on with it, "
@@ -232,9 +233,8 @@ static moert_status load_before(moert_trainer *t, const uint64_t *steps, size_t 
 
 moert_status moert_trainer_resume(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    const bool replays = o->replay.end > 0,
-               must = o->resume != NULL && strcmp(o->resume, "must") == 0,
-               newest = must || (o->resume != NULL && strcmp(o->resume, "auto") == 0);
+    const bool replays = o->replay.end > 0, must = o->resume == MOERT_RESUME_MUST,
+               newest = must || o->resume == MOERT_RESUME_AUTO;
     const char *directory = t->checkpoints;
     uint64_t *steps = NULL;
     size_t count = 0;
@@ -258,8 +258,8 @@ moert_status moert_trainer_resume(moert_trainer *t) {
         MOERT_TRY_OR(done,
                      moert_comm_agree(t->world, refuses ? check_directory(t, directory, steps[0])
                                                         : MOERT_OK));
-        if (o->resume != NULL)
-            status = load(t, o->resume);
+        if (o->resume == MOERT_RESUME_PATH)
+            status = load(t, o->checkpoint);
     }
 done:
     free(steps);

@@ -1,7 +1,6 @@
 /* Forward and backward over the batches of a training run; export of gradients and logits. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -23,11 +22,6 @@ moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                            .first = moert_comm_rank(world) == 0};
 }
 
-/* Whether the run goes on from the newest checkpoint of its directory. */
-static bool finds_checkpoint(const moert_trainer_options *o) {
-    return o->resume != NULL && (strcmp(o->resume, "auto") == 0 || strcmp(o->resume, "must") == 0);
-}
-
 static moert_status check_replay(const moert_trainer_options *o) {
     if (o->replay.end == 0)
         return MOERT_OK;
@@ -36,7 +30,7 @@ static moert_status check_replay(const moert_trainer_options *o) {
     if (o->replay.end > o->steps)
         return MOERT_FAIL(ERROR_USAGE, "--replay of step %llu: the run has %zu steps, from 0 on",
                           (unsigned long long)o->replay.end - 1, o->steps);
-    if (o->resume != NULL && !finds_checkpoint(o))
+    if (o->resume == MOERT_RESUME_PATH)
         return MOERT_FAIL(ERROR_USAGE,
                           "--replay finds its checkpoint in --out; leave out --resume");
     if (o->profile)
@@ -67,9 +61,9 @@ static moert_status check_options(const moert_trainer_options *o, bool exact,
     if (o->save_dir != NULL && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--save-dir %s needs the run directory; give --out DIR",
                           o->save_dir);
-    if (finds_checkpoint(o) && o->out == NULL)
+    if (o->resume > MOERT_RESUME_PATH && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume %s needs the run directory; give --out DIR",
-                          o->resume);
+                          o->resume == MOERT_RESUME_AUTO ? "auto" : "must");
     if (o->clones && o->rebalance_every == 0)
         return MOERT_FAIL(ERROR_USAGE, "--clones needs --rebalance N, which places them");
     if ((o->clones || exact) && o->verify_every > 0)
@@ -188,7 +182,6 @@ static void add_counts(moert_trainer *t, bool first) {
 
 /* Gives up a step whose routing scores are not finite, on all ranks alike: it has no gradients. */
 static void give_up(moert_trainer *t, moert_model_result *mean) {
-    t->gave_up = true;
     mean->cross_entropy = NAN;
     if (t->first)
         MOERT_WARN("step %llu, %s", (unsigned long long)t->state.step, moert_last_error());
@@ -231,7 +224,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
     size_t pieces = o->micro_batches;
     double factor = 1.0 / (double)pieces;
     *mean = (moert_model_result){0};
-    *stopped = t->gave_up = false;
+    *stopped = t->has_gradients = false;
     MOERT_TRY(moert_trainer_load(t));
     for (size_t i = 0; i < pieces; i++) {
         moert_model_result result;
@@ -259,7 +252,17 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         mean->z += result.z * factor;
         mean->expert_load = fmax(mean->expert_load, result.expert_load);
     }
+    t->has_gradients = true;
     return MOERT_OK;
+}
+
+moert_status moert_trainer_save_gradients(const moert_trainer *t, uint64_t step, const char *path) {
+    return t->has_gradients
+               ? moert_gradients_save(t->model, path)
+               : MOERT_FAIL(ERROR_NUMERIC,
+                            "step %llu has no gradients to save: its routing scores are not "
+                            "finite, or --skip-steps leaves it out",
+                            (unsigned long long)step);
 }
 
 moert_status moert_train_gradients(moert_model *model, const moert_data *data,
@@ -270,10 +273,7 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data,
     bool stopped;
     MOERT_TRY_OR(done, moert_comm_agree(t.world, moert_trainer_prepare(&t)));
     MOERT_TRY_OR(done, moert_trainer_gradients(&t, &result, &stopped));
-    status = t.gave_up ? MOERT_FAIL(ERROR_NUMERIC,
-                                    "the first step has routing scores that are not finite, and so "
-                                    "no gradients")
-                       : moert_gradients_save(model, path);
+    status = moert_trainer_save_gradients(&t, 0, path);
 done:
     moert_trainer_free(&t);
     return status;

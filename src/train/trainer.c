@@ -66,7 +66,7 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     if (*stopped)
         return counts ? moert_profile_end(device) : MOERT_OK;
     row->grad_norm = NAN;
-    if (!t->gave_up)
+    if (t->has_gradients)
         MOERT_TRY(moert_gradient_norm_take(t->optimizer->norm, &row->grad_norm));
     MOERT_TRY(apply(t, row->grad_norm, row->lr, &row->skipped));
     MOERT_TRY(moert_device_finish(device));
@@ -140,6 +140,7 @@ static void leave_out(moert_trainer *t) {
     MOERT_INFO("the data of step %llu are left out", (unsigned long long)t->state.step);
     t->state.step++;
     t->state.left_out++;
+    t->has_gradients = false;
 }
 
 /* ---- saving ---- */
@@ -363,6 +364,8 @@ moert_status moert_train(moert_model *model, const moert_data *data,
     moert_stop_catch(before);
     MOERT_TRY_OR(done, begin(&t));
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
+    if (options->replay_gradients != NULL && !*interrupted)
+        MOERT_TRY_OR(done, moert_trainer_save_gradients(&t, t.end - 1, options->replay_gradients));
     if (options->profile)
         MOERT_TRY_OR(done, report_profile(&t));
     if (options->trace != NULL)

@@ -14,6 +14,15 @@
  * previous one is not done, a save waits for it, or is left out. */
 typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP } moert_save_mode;
 
+/* Where a run begins: at step 0, from a checkpoint, or from the newest whole checkpoint of its
+ * directory, if any (auto), or else with ERROR_USAGE (must). */
+typedef enum moert_resume {
+    MOERT_RESUME_NONE,
+    MOERT_RESUME_PATH,
+    MOERT_RESUME_AUTO,
+    MOERT_RESUME_MUST
+} moert_resume;
+
 typedef struct moert_trainer_options {
     size_t steps, seed;
     size_t batch;         /* sequences per step, over all ranks */
@@ -37,20 +46,21 @@ typedef struct moert_trainer_options {
     /* Computes these steps of the run in `out` again, from its last checkpoint before them, and
      * writes their metrics; saves nothing. Empty: trains. */
     moert_step_range replay;
+    const char *replay_gradients; /* file for the gradients of its last step, or NULL */
     const char *out;      /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;  /* JSON lines, or NULL */
     bool tensorboard;     /* the metrics also as TensorBoard's events in `out` */
     bool watch;           /* the metrics also have those of train/monitor.h */
     double peak_flops;    /* of moert_monitor_options */
-    const char *resume;   /* a checkpoint, "auto" (the newest of the run, if any), "must" (the
-                                newest, ERROR_USAGE if there is none), or NULL */
-    const char *settings; /* options that change results, "--name value\n" each; a resume warns of
+    moert_resume resume;
+    const char *checkpoint; /* of MOERT_RESUME_PATH */
+    const char *settings;   /* options that change results, "--name value\n" each; a resume warns of
                                 other values. NULL: none */
-    bool checksums;       /* compare a checkpoint's bytes with its checksums before it is read */
-    size_t verify_every;  /* steps between checks of the ranks by each other
+    bool checksums;         /* compare a checkpoint's bytes with its checksums before it is read */
+    size_t verify_every;    /* steps between checks of the ranks by each other
                                 (train/cross_check.h); 0 = none */
-    bool goes_back;       /* after wrong bits, go on from the last checkpoint */
+    bool goes_back;         /* after wrong bits, go on from the last checkpoint */
     const char *config_text; /* config.json of the model */
     size_t log_every;        /* steps between console lines; 0 = none */
     bool profile;            /* print a table of the steps' times at the end, and write it to

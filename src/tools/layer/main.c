@@ -69,6 +69,7 @@ static moert_status find_matrix(const job *j, const char *name, const moert_tens
 static moert_status open_files(job *j) {
     MOERT_TRY(moert_model_config_read(model_path, &j->config));
     MOERT_TRY(moert_tensors_open(model_path, &j->weights));
+    j->config.joined_experts = moert_files_join_experts(&j->config, j->weights);
     MOERT_TRY(moert_layer_check_files(&j->config, j->weights, layer_index));
     MOERT_TRY(moert_tensors_open(input_path, &j->input));
     MOERT_TRY(find_matrix(j, "x", &j->x));

@@ -22,7 +22,8 @@ enum { SAMPLE_LIMIT = 100000 };
 
 static moert_model_sizes sizes;
 static moert_trainer_options trainer;
-static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
+static const char *model_path, *token_file, *prompt, *resume, *gradients_path, *logits_path,
+    *document_end;
 static const char *replay_steps, *skip_steps, *split_weights;
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
@@ -184,7 +185,7 @@ static const moert_option options[] = {
      "a checkpoint after the last step, from which a longer run can go on"},
     {"overwrite", MOERT_OPTION_FLAG, &overwrites, NULL, NULL,
      "replace the model and the checkpoints of an older run in OUT"},
-    {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
+    {"resume", MOERT_OPTION_STRING, &resume, NULL, NULL,
      "a checkpoint; auto: the newest of OUT that is whole, if any; must: the same, and it is an "
      "error if there is none"},
     {"replay", MOERT_OPTION_STRING, &replay_steps, NULL, NULL,
@@ -305,6 +306,12 @@ static moert_status check(int argc, char **argv) {
                           size);
     has_vocabulary = moert_options_given(options, OPTIONS, argc, argv, &sizes.vocabulary,
                                          sizeof sizes.vocabulary) != NULL;
+    trainer.resume = resume == NULL                ? MOERT_RESUME_NONE
+                     : strcmp(resume, "auto") == 0 ? MOERT_RESUME_AUTO
+                     : strcmp(resume, "must") == 0 ? MOERT_RESUME_MUST
+                                                   : MOERT_RESUME_PATH;
+    trainer.checkpoint = resume;
+    trainer.replay_gradients = replays() ? gradients_path : NULL;
     trainer.schedule.kind = (int)schedule_kind;
     trainer.save_mode = (moert_save_mode)save_mode;
     trainer.save_bytes_per_s = 1e6 * save_rate;
@@ -326,10 +333,10 @@ static moert_status check(int argc, char **argv) {
         MOERT_TRY(moert_text_get_bytes(most_memory, "--memory", &most_bytes));
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
-    if (overwrites && trainer.resume != NULL)
+    if (overwrites && resume != NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume goes on with the run that --overwrite replaces; "
                                        "give one");
-    if (trains_not() && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
+    if (trains_not() && trainer.resume != MOERT_RESUME_NONE && trainer.resume != MOERT_RESUME_AUTO)
         return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a "
                                        "checkpoint directory works); --resume does not apply");
     return check_steps();
@@ -352,7 +359,7 @@ static moert_status check_out(void) {
         return MOERT_FAIL(ERROR_USAGE,
                           "--out %s: model in it, where the result goes, is not a directory",
                           trainer.out);
-    if (there != 0 && !same && trainer.resume == NULL && !overwrites)
+    if (there != 0 && !same && resume == NULL && !overwrites)
         return MOERT_FAIL(ERROR_USAGE,
                           "--out %s has the model of an older run, which would be lost; give "
                           "another directory, --overwrite to replace it, or --resume auto to go on",
@@ -465,21 +472,12 @@ static moert_status finish(moert_context *context, moert_model *model) {
                               .from = model_path};
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
-    moert_model_fuse_files(model, fuse_experts);
+    moert_model_join_experts(model, fuse_experts);
     const moert_status status = moert_model_save(model, &how, path);
     if (status == MOERT_OK)
         moert_program_say(context, "model   %s\n", path);
     free(path);
     return status;
-}
-
-/* Writes the gradients of the last replayed step, if asked to. */
-static moert_status end_replay(moert_context *context, moert_model *model, bool interrupted) {
-    if (!interrupted && gradients_path != NULL)
-        MOERT_TRY(moert_gradients_save(model, gradients_path));
-    moert_program_say(context, "replay  %s%s\n", trainer.metrics,
-                      interrupted ? ", stopped by a signal" : "");
-    return MOERT_OK;
 }
 
 /* Loads or initializes the weights; `manifest` is that of --model, or NULL. */
@@ -542,7 +540,8 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     MOERT_TRY_OR(done, moert_train(model, data, &trainer, &interrupted));
     MOERT_TRY_OR(done, moert_train_say_memory(context, model, memory));
     if (replays())
-        status = end_replay(context, model, interrupted);
+        moert_program_say(context, "replay  %s%s\n", trainer.metrics,
+                          interrupted ? ", stopped by a signal" : "");
     else if (interrupted)
         moert_program_say(context, "stopped by a signal; %s\n",
                           trainer.out != NULL ? "continue with --resume auto"

@@ -101,6 +101,22 @@ TEST(test_steps_without_finite_scores_are_skipped_on_all_ranks_alike) {
             matches(text, "step [0-9]+, layer [01]: .*token [0-9]+ has non-finite routing"));
 }
 
+TEST(test_a_replayed_step_without_gradients_saves_none) {
+    static const char *const words[] = {
+        "--lr 1e5 --max-skipped 30 --lr-schedule constant --steps 12 --out $DIR/lost",
+        "--steps 12 --out $DIR/skipping --skip-steps 11:12"};
+    clear();
+    for (size_t i = 0; i < MOERT_COUNT(words); i++) {
+        moert_status status;
+        warnings_of(words[i], &status);
+        ASSERT_ON_ALL(status == MOERT_OK);
+        warnings_of(titled("%s --replay 10:2 --save-gradients $DIR/gradients", words[i]), &status);
+        ASSERT_ON_ALL(status == MOERT_ERROR_NUMERIC &&
+                      strstr(moert_last_error(), "step 11 has no gradients to save") != NULL);
+        assert_true(run_shell("! test -e $DIR/gradients"));
+    }
+}
+
 TEST(test_a_layer_that_collapses_is_named_once) {
     moert_status status;
     const char *text = warnings_of("--steps 20 --aux-coef 0 --lr 0.3 --grad-clip 0", &status);
