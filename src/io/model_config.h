@@ -189,9 +189,9 @@ void moert_router_tensor_name(const moert_model_config *config, size_t layer, co
                               char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 /*
- * The tensor of a layer's files that has an expert's projection, with joined_experts: gate and up of
- * all experts in experts.gate_up_proj [E,2I,H], down in experts.down_proj [E,H,I]; the MLP of every
- * family is "mlp". Returns the number of projections before it in the tensor.
+ * The tensor of a layer's files that has an expert's projection, with joined_experts: gate and up
+ * of all experts in experts.gate_up_proj [E,2I,H], down in experts.down_proj [E,H,I]; the MLP of
+ * every family is "mlp". Returns the number of projections before it in the tensor.
  */
 size_t moert_joined_tensor(const moert_model_config *config, size_t layer, size_t expert,
                            moert_expert_part part, char *name, size_t bytes, size_t shape[3]);

@@ -65,8 +65,8 @@ moert_status moert_trainer_load(moert_trainer *t);
 /* Runs micro-batch `index` of the loaded step forward. Collective. */
 moert_status moert_trainer_forward(moert_trainer *t, size_t index);
 /* Loads a step and computes its losses and gradients; means over the micro-batches, in order. A
- * step whose routing scores are not finite has none (has_gradients). *stopped = whether a rank caught a
- * signal (train/stop.h) before the last micro-batch; the gradients are then incomplete.
+ * step whose routing scores are not finite has none (has_gradients). *stopped = whether a rank
+ * caught a signal (train/stop.h) before the last micro-batch; the gradients are then incomplete.
  * Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);
 /* Writes the gradients of the last step, whose number is `step`; ERROR_NUMERIC if it has none.
