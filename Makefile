@@ -133,7 +133,7 @@ $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 
 $(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o common/tokens.o)
 $(BUILD)/tests/unit/tools/test_refusals: $(patsubst %,$(BUILD)/src/tools/%/main.o,layer op train tune)
-$(addprefix $(BUILD)/tests/unit/tools/,test_edges test_models test_runs test_verify): $(BUILD)/src/tools/train/main.o
+$(addprefix $(BUILD)/tests/unit/tools/,test_edges test_golden test_models test_runs test_verify): $(BUILD)/src/tools/train/main.o
 $(BUILD)/tests/unit/tools/test_models: $(BUILD)/src/tools/layer/main.o
 
 # reports missing libraries before the first compilation fails

@@ -220,8 +220,6 @@ if [ "$TEST_TIER" = check ]; then
         # shellcheck disable=SC2086
         part pair_verdict $row </dev/null
     done < <(pairs | sed 1d)
-    join
-    part resumed mixtral
     finish
 fi
 
