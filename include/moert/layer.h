@@ -82,6 +82,8 @@ typedef struct moert_batch {
     /* Of x, y, and the backward's dy and dx: F32; or BF16 in a layer with external_routing and
      * dispatch BF16, but no shared expert. y and dx are then rounded to nearest even. */
     moert_dtype type;
+    const moert_buffer *bf16; /* [T,H] the values of a float32 x, rounded to bf16, if the caller has
+                                 them: a bf16 dispatch then reads them; or NULL */
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )
@@ -198,6 +200,7 @@ typedef struct moert_layer_losses {
      * layer's float32 ones, which get unspecified values; or NULL. They must stay valid until the
      * pass's wgrad is done. Not with `accumulate`, replicas of experts, or clones. */
     moert_buffer *w1_gradient, *w2_gradient;
+    const moert_buffer *dy_bf16; /* as the batch's bf16, of dy */
 } moert_layer_losses;
 
 #define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )

@@ -1,9 +1,8 @@
 /* The memory of a rank for low precision and prepacked weights. */
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "estimate/parts.h"
 #include "layer/operand.h"
-#include "layer/precision.h"
-#include "layer/wire.h"
 #include "moert/quantize.h"
 
 /* ---- copies of weights ---- */
@@ -18,7 +17,7 @@ static size_t prepacks_bytes(const moert_memory_setting *setting,
 }
 
 /* The quantized copies of a weight for forward and dgrad: prepacked or, where that gains nothing,
- * float32 (refresh_use of layer/precision.c). */
+ * float32 (refresh_use of layer/rounding.c). */
 static size_t rounded_bytes(const moert_memory_setting *setting, moert_prepacked_shape shape) {
     const moert_prepacked_use uses[] = {shape.use, MOERT_PREPACKED_DGRAD};
     size_t bytes = 0;
@@ -37,9 +36,7 @@ enum { PROJECTIONS = 2 };
 static void expert_projections(const moert_memory_shape *s,
                                moert_prepacked_shape experts[PROJECTIONS]) {
     const moert_model_config *c = s->config;
-    const moert_precision precision = c->precision;
-    const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
-    const moert_dtype type = pairs ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+    const moert_dtype type = s->choices.operand;
     experts[0] = (moert_prepacked_shape){
         s->experts, 2 * c->intermediate, c->hidden,
         s->options.glu.interleaved ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_GATED, type};
@@ -49,7 +46,7 @@ static void expert_projections(const moert_memory_shape *s,
 
 /* Copies of the experts' weights of one layer. */
 static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
+    const bool blocks = s->choices.quantizes;
     moert_prepacked_shape experts[PROJECTIONS];
     size_t bytes = 0;
     if (!blocks && s->peak.rows == 0)
@@ -118,7 +115,7 @@ size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memo
 
 /* ---- scratch ---- */
 
-/* The largest payload and scales that layer/precision.c quantizes: rows of a GEMM's operands, in
+/* The largest payload and scales that layer/rounding.c quantizes: rows of a GEMM's operands, in
  * the layouts of forward and dgrad and of wgrad, and the weights. */
 static void largest_quantized(const moert_memory_shape *s, size_t *payload, size_t *scales) {
     const moert_model_config *c = s->config;
@@ -127,8 +124,7 @@ static void largest_quantized(const moert_memory_shape *s, size_t *payload, size
                                   {l * 2 * c->intermediate, c->hidden},
                                   {l * c->hidden, c->intermediate}};
     moert_quantizer how = MOERT_QUANTIZER_INIT;
-    how.format =
-        c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
+    how.format = s->choices.format;
     for (size_t i = 0; i < MOERT_COUNT(matrices); i++)
         for (how.axis = MOERT_AXIS_ROW; how.axis <= MOERT_AXIS_COLUMN; how.axis++) {
             const size_t rows = matrices[i][0];
@@ -156,32 +152,26 @@ static void largest_operands(const moert_memory_shape *s, size_t *x, size_t *y) 
 
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
-    const moert_precision precision = c->precision;
-    const bool rounds = precision != MOERT_PRECISION_F32,
-               ready = moert_precision_takes_wire(&s->options);
-    const bool travels = c->dispatch != MOERT_DISPATCH_F32;
+    const moert_layer_choices *choices = &s->choices;
+    const bool rounds = choices->quantizes || choices->operand != MOERT_DTYPE_F32,
+               ready = choices->received == MOERT_DTYPE_BF16;
+    const bool travels = choices->forth.form != MOERT_DISPATCH_F32,
+               bf16 = choices->forth.form == MOERT_DISPATCH_BF16;
     const size_t h = c->hidden, i = c->intermediate;
-    const size_t operand_bytes =
-        precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
-    const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
-    moert_prepacked_shape experts[PROJECTIONS];
+    const size_t operand_bytes = moert_dtype_bits(choices->operand) / 8;
+    const bool given = bf16 && c->dense != MOERT_PRECISION_F32;
     size_t x = 0, y = 0, floats = 0, scales = 0,
-           payload = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
+           payload = travels && !given ? s->tokens * choices->forth.width : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->peak.rows * h; /* copies of windows' rows without gaps */
-    /* whether the experts' GEMMs round their results for the combine */
-    expert_projections(s, experts);
-    const bool gemms_round =
-        !c->expert_biases && moert_operand_between(setting->device, experts[0].type, s->experts, h,
-                                                   i) == MOERT_DTYPE_BF16;
-    if (c->combine == MOERT_COMBINE_BF16 && !gemms_round)
+    if (choices->back.form == MOERT_DISPATCH_BF16 && !choices->y.rounds)
         floats = moert_max(floats, s->peak.rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
-    if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
+    if (!ready && bf16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         payload = moert_max(payload, s->peak.rows * h / 2);
     if (rounds) {
         /* in the recipe bf16 the GEMMs write h in bf16, so h needs no rounded copy */
-        const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i;
-        const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i; /* 0: dv replaces v */
+        const size_t width = choices->h == MOERT_DTYPE_BF16 ? 0 : i;
+        const size_t dv = choices->v == MOERT_DTYPE_BF16 ? 0 : 2 * i; /* 0: dv replaces v */
         x = moert_ceil_div(s->peak.rows * moert_max(ready ? 0 : h, width) * operand_bytes,
                            sizeof(float));
         /* the router's split operands share the scratch buffer of x */
@@ -200,11 +190,11 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
         floats += (again ? 2 : 1) * moert_operand_floats(moert_operand_type(c->dense),
                                                          s->tokens * h); /* moert_model.bf16 */
     }
-    if (precision >= MOERT_PRECISION_MXFP8) {
+    if (choices->quantizes) {
         largest_quantized(s, &payload, &scales);
         floats += 2 * s->experts; /* ends, global scales */
     }
-    if (precision == MOERT_PRECISION_NVFP4)
+    if (choices->global_scales)
         floats += s->experts; /* amax */
     return floats + x + y + payload + scales;
 }

@@ -3,7 +3,6 @@
 #include "base/memory.h"
 #include "estimate/parts.h"
 #include "exchange/peers.h"
-#include "layer/wire.h"
 
 /* Whether untouched rows of the engine's windows cost no memory. */
 static bool reserves_worst_case(const moert_memory_setting *setting) {
@@ -28,22 +27,21 @@ static void add_window(const moert_memory_setting *setting, const moert_memory_s
  * and of width 1. */
 static void add_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
                         moert_memory_exchange *sum) {
-    const size_t wire = moert_wire_width(&s->options),
-                 count = moert_memory_kept_layers(s, s->moe_layers);
+    const size_t wire = s->choices.forth.width, count = moert_memory_kept_layers(s, s->moe_layers);
     for (size_t i = 0; i <= count; i++) {
         const moert_row_peak peak = i < count ? moert_memory_pass_peak(s, i) : s->peak;
         add_window(setting, s, peak, wire, sum);
         add_window(setting, s, peak, 1, sum);
     }
-    add_window(setting, s, s->peak, moert_wire_back_width(&s->options), sum);
+    add_window(setting, s, s->peak, s->choices.back.width, sum);
 }
 
 /* The packed rows and slots that exchange/staged/engine.c keeps in host memory, for dispatch and
  * combine. */
 static size_t count_staging(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
-    const size_t forth = moert_round_up(moert_wire_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
-    const size_t back = moert_round_up(moert_wire_back_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
+    const size_t forth = moert_round_up(s->choices.forth.width, MOERT_WINDOW_ROW_FLOATS);
+    const size_t back = moert_round_up(s->choices.back.width, MOERT_WINDOW_ROW_FLOATS);
     return moert_with_room(slots * forth) + moert_with_room(slots * back) +
            2 * moert_with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
@@ -52,8 +50,7 @@ static size_t count_staging(const moert_memory_shape *s) {
  * every slot's result travels between hosts. */
 static size_t count_messages(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
-    const size_t widest =
-        moert_max(moert_wire_width(&s->options), moert_wire_back_width(&s->options));
+    const size_t widest = moert_max(s->choices.forth.width, s->choices.back.width);
     const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
     return moert_with_room(s->peak.rows * wide) + moert_with_room(slots) +
            moert_with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));

@@ -11,7 +11,6 @@
 #include "base/tree.h"
 #include "layer/block.h"
 #include "layer/operand.h"
-#include "layer/precision.h"
 #include "layer/wire.h"
 #include "model/model.h"
 #include "moert/plan.h"
@@ -126,7 +125,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.dense = s.dense_layers > 0 ? c->dense_intermediate : 0;
     s.dense_v_type =
         moert_operand_between(setting->device, moert_operand_type(c->dense), 1, c->hidden, s.dense);
-    s.v_type = moert_precision_between(setting->device, &s.options, s.experts);
+    s.choices = moert_layer_choose(&s.options, setting->device, s.experts);
     s.shared_v_type = moert_operand_between(setting->device, moert_operand_type(c->dense), 1,
                                             c->hidden, c->shared_intermediate);
     return s;
@@ -228,9 +227,8 @@ typedef struct hidden_floats {
 
 static hidden_floats experts_hidden(const moert_memory_shape *s, size_t rows) {
     const size_t n = rows * s->config->intermediate;
-    const moert_dtype h_type =
-        s->config->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
-    return (hidden_floats){moert_operand_floats(s->v_type, 2 * n), moert_operand_floats(h_type, n)};
+    return (hidden_floats){moert_operand_floats(s->choices.v, 2 * n),
+                           moert_operand_floats(s->choices.h, n)};
 }
 
 static hidden_floats shared_hidden(const moert_memory_shape *s) {
@@ -378,7 +376,7 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
     size_t floats = moert_max(largest_partial(s), attention_scratch(setting, s)) + most +
                     t * (c->router.experts + c->router.topk);
     floats +=
-        moert_max(moert_operand_floats(s->v_type, s->peak.rows * c->intermediate),
+        moert_max(moert_operand_floats(s->choices.v, s->peak.rows * c->intermediate),
                   moert_max(moert_operand_floats(s->shared_v_type, t * c->shared_intermediate),
                             moert_operand_floats(s->dense_v_type, t * s->dense)));
     if (recomputes_experts(s)) {

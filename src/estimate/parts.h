@@ -3,6 +3,7 @@
 
 #include "estimate/memory.h"
 #include "model/internal.h"
+#include "layer/choices.h"
 #include "model/layer_files.h"
 
 enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
@@ -20,10 +21,10 @@ typedef struct moert_memory_shape {
     moert_aux_form aux_form;
     moert_attention_shape attention;
     size_t moe_layers, dense_layers;
-    size_t dense;          /* I of a dense layer, 0 if there is none */
-    size_t partial_floats; /* moert_block_partial_bytes */
-    moert_dtype v_type, shared_v_type,
-        dense_v_type; /* moert_precision_between, moert_operand_between */
+    size_t dense;                            /* I of a dense layer, 0 if there is none */
+    size_t partial_floats;                   /* moert_block_partial_bytes */
+    moert_layer_choices choices;             /* of a MoE layer */
+    moert_dtype shared_v_type, dense_v_type; /* moert_operand_between */
 } moert_memory_shape;
 
 /* How many layers of a kind keep their activations (moert_recompute). */
@@ -47,6 +48,6 @@ moert_memory_exchange moert_memory_exchange_of(const moert_memory_setting *setti
 size_t moert_memory_layer_copies(const moert_memory_setting *setting, const moert_memory_shape *s,
                                  size_t moe_layers, size_t dense_layers);
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
-/* Floats in the mesh's scratch buffers of layer/precision.c, layer/operand.c and
+/* Floats in the mesh's scratch buffers of layer/rounding.c, layer/operand.c and
  * layer/wire.c. */
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s);

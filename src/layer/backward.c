@@ -5,7 +5,7 @@
 #include "layer/check.h"
 #include "layer/clones.h"
 #include "layer/operand.h"
-#include "layer/precision.h"
+#include "layer/rounding.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
 
@@ -28,20 +28,18 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
                                       const moert_part *part) {
     moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
-    const moert_dtype from = moert_precision_v_type(layer), type = moert_precision_dv_type(layer);
+    const moert_layer_choices *c = &layer->choices;
     const size_t n = pass->plan->plan->rows * o->intermediate;
-    moert_buffer *dh;
-    MOERT_TRY(
-        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_operand_floats(from, n), &dh));
-    moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part);
-    second.x = dh;
-    second.result = from;
-    MOERT_TRY(moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_OUT, &second));
+    moert_result dh = {.rows = {.dtype = c->v}};
+    moert_expert_gemm second;
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_operand_floats(c->v, n),
+                                 &dh.rows.buffer));
+    MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part, &dh, &second));
+    MOERT_TRY(moert_gemm_run(&second.gemm));
     pass->dv = pass->v;
-    if (type != from)
+    if (c->dv != c->v)
         MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_operand_floats(type, 2 * n), &pass->dv));
+                                     moert_operand_floats(c->dv, 2 * n), &pass->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
                                               .rows = part->end_row,
@@ -49,76 +47,72 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
                                               .v = pass->v,
                                               .prob = moert_window_rows(pass->prob),
                                               .prob_stride = moert_window_stride(pass->prob),
-                                              .from = from,
-                                              .type = type,
-                                              .dh = dh,
+                                              .from = c->v,
+                                              .type = c->dv,
+                                              .dh = dh.rows.buffer,
                                               .dv = pass->dv,
                                               .dprob = moert_window_rows(dprob)}));
-    moert_scaled_bias biases = moert_pass_biases(pass, &second);
+    moert_scaled_bias biases = moert_experts_biases(pass, part, &second.y);
     biases.dprob = moert_window_rows(dprob);
-    return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
-}
-
-/* moert_precision_gemm of a wgrad; after a failure only takes part in the chains of clones. */
-static moert_status run_wgrad(moert_pass *pass, int block, const moert_gemm *gemm,
-                              moert_status status) {
-    return status == MOERT_OK ? moert_precision_gemm(pass, block, gemm)
-                              : moert_clones_gemm(pass, gemm, status);
+    return c->biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
 /* Computes the weight gradients, those of the first projection first: dv may be in
  * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. After
- * a failure, `status`, it only takes part in the chains of clones. */
-static moert_status compute_wgrad(moert_pass *pass, moert_status status) {
-    moert_layer *layer = pass->layer;
-    const bool biased = layer->options.expert_biases;
-    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
-    moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
+ * a failure it only takes part in the chains of clones. */
+static moert_status compute_wgrad(moert_pass *pass) {
+    moert_status *status = &pass->status;
+    const bool biased = pass->layer->choices.biases;
+    moert_expert_gemm in, second;
     moert_phase_set(MOERT_PHASE_WGRAD);
-    in.y = pass->dv;
-    if (status == MOERT_OK)
-        status = moert_wire_unpack(pass, pass->x, &in.x, &in.ldx);
-    status = run_wgrad(pass, BLOCK_EXPERT_IN, &in, status);
-    in.kind = MOERT_GEMM_BIAS_GRAD;
+    moert_note(status,
+               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL, NULL, &in));
+    moert_note(status, moert_clones_gemm(pass, &in.gemm));
+    const moert_gemm bias = moert_experts_bias_gradient(pass);
     if (biased)
-        status = moert_clones_gemm(pass, &in, status);
-    second.x = pass->h;
-    if (status == MOERT_OK)
-        status = moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy);
-    status = run_wgrad(pass, BLOCK_EXPERT_OUT, &second, status);
-    const moert_scaled_bias biases = moert_pass_biases(pass, &second);
-    return biased ? moert_clones_bias_gradient(pass, &biases, status) : status;
+        moert_note(status, moert_clones_gemm(pass, &bias));
+    moert_note(status,
+               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL, NULL, &second));
+    moert_note(status, moert_clones_gemm(pass, &second.gemm));
+    const moert_scaled_bias biases = moert_experts_biases(pass, NULL, &second.y);
+    if (biased)
+        moert_note(status, moert_clones_bias_gradient(pass, &biases));
+    return pass->status;
 }
 
-static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,
-                                        const moert_part *part) {
-    (void)chunk;
+static moert_status differentiate_chunk(moert_pass *pass, const moert_part *part) {
+    moert_window *dprob = pass->back.slots;
+    moert_result dx;
+    moert_expert_gemm in;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
     MOERT_TRY(activate_again(pass, part));
     if (part->end == part->first)
         return MOERT_OK;
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DY, pass->dy,
-                                      moert_wire_bytes(&pass->layer->options), part));
-    MOERT_TRY(differentiate_glu(pass, back->slots, part));
-    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DPROB, back->slots, sizeof(float), part));
-    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
-    in.y = pass->dv;
-    MOERT_TRY(moert_wire_results(pass, back, false, &in));
-    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
-    MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_DX, &in));
-    return moert_wire_return(pass, back, &in);
+                                      pass->layer->choices.forth.bytes, part));
+    MOERT_TRY(differentiate_glu(pass, dprob, part));
+    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DPROB, dprob, sizeof(float), part));
+    MOERT_TRY(moert_wire_results(pass, false, &dx));
+    MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part, &dx, &in));
+    MOERT_TRY(moert_gemm_run(&in.gemm));
+    MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_DX, &dx.rows, part));
+    return moert_wire_return(pass, &dx);
 }
 
-/* Runs the experts' backward chunk by chunk, between the dispatch of dy and the combine of dx.
- * Computes the weight gradients, unless they are deferred, while dx travels. */
-static moert_status differentiate_experts(moert_pass *pass, moert_transfer *back) {
-    moert_layer *layer = pass->layer;
-    moert_status status = moert_pass_each_chunk(pass, back, differentiate_chunk);
-    if (layer->options.deferred_wgrad)
-        return status;
-    if (status == MOERT_OK)
-        status = moert_exchange_combine_overlapped(layer->mesh->exchange, back);
-    return compute_wgrad(pass, status);
+/* The experts' backward, chunk by chunk, between the dispatch of dy and the combine of dx. */
+static moert_status differentiate_experts(moert_pass *pass) {
+    return moert_pass_each_chunk(pass, differentiate_chunk);
+}
+
+/* Lets the weight gradients that are not deferred be computed while dx travels. */
+static moert_status overlap_wgrad(moert_pass *pass) {
+    return pass->layer->options.deferred_wgrad
+               ? MOERT_OK
+               : moert_exchange_combine_overlapped(pass->layer->mesh->exchange, &pass->back);
+}
+
+static moert_status wgrad(moert_pass *pass) {
+    return pass->layer->options.deferred_wgrad ? pass->status : compute_wgrad(pass);
 }
 
 /* The pass of the earliest backward whose deferred wgrad has not run; NULL if there is none. */
@@ -138,7 +132,7 @@ moert_status moert_pass_wgrad(moert_pass *pass) {
     if (!pass->layer->options.deferred_wgrad)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad of a layer without deferred_wgrad, whose "
                                        "backward computes the weight gradients");
-    if (pass->stage != STAGE_BACKWARD)
+    if (pass->done != PASS_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad without a backward before it");
     if (!pass->owes_wgrad)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad a second time for the same backward");
@@ -146,40 +140,45 @@ moert_status moert_pass_wgrad(moert_pass *pass) {
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing for a pass whose backward was "
                                        "earlier; weight gradients add up in that order");
     pass->owes_wgrad = false;
-    return compute_wgrad(pass, MOERT_OK);
+    pass->status = MOERT_OK;
+    return compute_wgrad(pass);
 }
 
 /* Computes dlogits from the gradients of the routing weights and of the losses, then the gradient
  * of the router's weight. */
-static moert_status differentiate_router(moert_pass *pass, const moert_layer_losses *losses,
-                                         const moert_buffer *dweight, moert_buffer **dlogits) {
+static moert_status differentiate_router(moert_pass *pass) {
     moert_layer *layer = pass->layer;
+    const moert_layer_losses *losses = &pass->losses;
     const moert_router_options *router = &layer->options.router;
     const size_t tokens = pass->batch.tokens;
     const moert_buffer *ends = losses->aux_by_sequence ? pass->batch.ends : NULL;
+    if (layer->options.external_routing)
+        return MOERT_OK;
     moert_phase_set(MOERT_PHASE_ROUTER_BACKWARD);
-    MOERT_TRY(
-        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, dlogits));
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts,
+                                 &pass->dlogits));
     MOERT_TRY(moert_router_backward(layer->mesh->device, router,
                                     &(moert_router_gradient){.tokens = tokens,
                                                              .logits = pass->logits,
                                                              .routing = &pass->routing,
-                                                             .dweight = dweight,
+                                                             .dweight = pass->back.slot_target,
                                                              .aux_gradient = losses->aux_gradient,
                                                              .z_factor = losses->z_factor,
-                                                             .dlogits = *dlogits,
+                                                             .dlogits = pass->dlogits,
                                                              .sequence_ends = ends,
                                                              .sequences = pass->batch.sequences}));
-    moert_gemm gemm = moert_pass_router_gemm(pass, router->experts, pass->input, *dlogits);
+    moert_gemm gemm = moert_pass_router_gemm(pass, router->experts, pass->input, pass->dlogits);
     gemm.bias = layer->block[BLOCK_DENSE]->tensor[DENSE_ROUTER_BIAS].gradient;
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &pass->batch, &gemm,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
 /* Adds the router's gradient to dx. */
-static moert_status add_router(const moert_pass *pass, moert_buffer *dlogits, moert_buffer *dx) {
-    moert_gemm router =
-        moert_pass_router_gemm(pass, pass->layer->options.router.experts, dx, dlogits);
+static moert_status add_router(const moert_pass *pass) {
+    if (pass->layer->options.external_routing)
+        return MOERT_OK;
+    moert_gemm router = moert_pass_router_gemm(pass, pass->layer->options.router.experts,
+                                               pass->result, pass->dlogits);
     router.kind = MOERT_GEMM_DGRAD;
     router.accumulate = true;
     return moert_block_gemm(pass->layer->block[BLOCK_DENSE], DENSE_ROUTER, &router);
@@ -210,47 +209,92 @@ static moert_status differentiate_gate(moert_pass *pass, const moert_buffer *dpr
 }
 
 /* Adds the shared expert's gradient to dx and collects the gradients of its weights. */
-static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *dy,
-                                         moert_buffer *dx) {
+static moert_status differentiate_shared(moert_pass *pass) {
     const bool gated = pass->layer->options.shared_gate;
+    if (pass->layer->options.shared_intermediate == 0)
+        return MOERT_OK;
     moert_dense_glu glu = moert_pass_shared_expert(pass);
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     if (gated)
         MOERT_TRY(
             moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_SLOTS, pass->batch.tokens, &glu.dprob));
     MOERT_TRY(activate_again(pass, NULL));
-    MOERT_TRY(
-        moert_dense_glu_backward(&glu, pass->input, pass->shared_v, pass->shared_h, dy, dx, true));
-    return gated ? differentiate_gate(pass, glu.dprob, dx) : MOERT_OK;
+    MOERT_TRY(moert_dense_glu_backward(&glu, pass->input, pass->shared_v, pass->shared_h,
+                                       pass->gradient, pass->result, true));
+    return gated ? differentiate_gate(pass, glu.dprob, pass->result) : MOERT_OK;
 }
 
-/* Reserves the windows and scratch of the backward and starts the dispatch of dy. `status` is this
- * rank's status so far; all ranks of the EP group return the same status. */
-static moert_status deliver(moert_pass *pass, moert_status status, const moert_buffer *dy,
-                            moert_buffer *weight_gradient, moert_transfer *back) {
+/* ---- stages ---- */
+
+/* Reserves the windows. */
+static moert_status reserve(moert_pass *pass) {
     moert_layer *layer = pass->layer;
-    moert_mesh *mesh = layer->mesh;
-    const moert_buffer *wire_rows = NULL;
+    moert_transfer *back = &pass->back;
     if (!layer->options.deferred_wgrad)
         MOERT_TRY(
-            moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options), &pass->dy));
-    MOERT_TRY(moert_wire_back(pass, false, back));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &back->slots));
-    MOERT_TRY(moert_window_reserve(back->slots, pass->plan->plan));
-    if (status == MOERT_OK)
-        status = moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->accumulate);
-    for (int b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT && status == MOERT_OK; b++)
-        status = moert_block_open(layer->block[b], pass->accumulate);
-    back->slot_target = weight_gradient;
-    if (status == MOERT_OK && weight_gradient == NULL)
-        status =
-            moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
-                               pass->batch.tokens * layer->options.router.topk, &back->slot_target);
-    if (status == MOERT_OK)
-        status = moert_wire_pack(pass, dy, &wire_rows);
-    const moert_transfer there = {.plan = pass->plan, .window = pass->dy, .source = wire_rows};
-    return moert_exchange_dispatch_start(mesh->exchange, &there, status);
+            moert_mesh_window(layer->mesh, MOERT_WINDOW_DY, layer->choices.forth.width, &pass->dy));
+    MOERT_TRY(moert_wire_back(pass, false));
+    MOERT_TRY(moert_mesh_window(layer->mesh, MOERT_WINDOW_DPROB, 1, &back->slots));
+    return moert_window_reserve(back->slots, pass->plan->plan);
 }
+
+/* Opens the gradients. */
+static moert_status open_gradients(moert_pass *pass) {
+    moert_layer *layer = pass->layer;
+    MOERT_TRY(moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->losses.accumulate));
+    for (int b = BLOCK_EXPERT_IN; b <= BLOCK_EXPERT_OUT; b++)
+        MOERT_TRY(moert_block_open(layer->block[b], pass->losses.accumulate));
+    pass->back.slot_target = pass->losses.weight_gradient;
+    return pass->losses.weight_gradient != NULL
+               ? MOERT_OK
+               : moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_SLOTS,
+                                    pass->batch.tokens * layer->options.router.topk,
+                                    &pass->back.slot_target);
+}
+
+/* Starts the dispatch of dy. */
+static moert_status dispatch(moert_pass *pass) {
+    moert_transfer there = {.plan = pass->plan, .window = pass->dy};
+    if (pass->status == MOERT_OK)
+        pass->status = moert_wire_pack(pass, pass->gradient, pass->losses.dy_bf16, &there.source);
+    return moert_exchange_dispatch_start(pass->layer->mesh->exchange, &there, pass->status);
+}
+
+/* Combines dx. From then on the weights have gradients, to be reduced. */
+static moert_status combine(moert_pass *pass) {
+    moert_layer *layer = pass->layer;
+    moert_note(&pass->status, moert_wire_target(pass));
+    MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &pass->back, pass->status));
+    pass->done = PASS_BACKWARD;
+    pass->backward = layer->backwards++;
+    pass->owes_wgrad = layer->options.deferred_wgrad;
+    layer->lost_wgrad &= pass->losses.accumulate;
+    layer->unreduced = true;
+    return MOERT_OK;
+}
+
+static moert_status join(moert_pass *pass) {
+    return moert_exchange_combine_join(pass->layer->mesh->exchange);
+}
+
+/* dx = the combined gradients, plus those of the router and the shared expert. */
+static moert_status finish(moert_pass *pass) {
+    MOERT_TRY(moert_wire_round(pass));
+    MOERT_TRY(moert_probe_close(pass, false));
+    MOERT_TRY(add_router(pass));
+    return differentiate_shared(pass);
+}
+
+static const moert_stage to_experts[] = {{reserve, MOERT_STAGE_AGREED},
+                                         {open_gradients, MOERT_STAGE_LOCAL},
+                                         {dispatch, MOERT_STAGE_AGREED}};
+static const moert_stage from_experts[] = {{differentiate_experts, MOERT_STAGE_JOINT},
+                                           {overlap_wgrad, MOERT_STAGE_LOCAL},
+                                           {wgrad, MOERT_STAGE_JOINT},
+                                           {combine, MOERT_STAGE_AGREED},
+                                           {differentiate_router, MOERT_STAGE_LOCAL},
+                                           {join, MOERT_STAGE_JOINT},
+                                           {finish, MOERT_STAGE_LOCAL}};
 
 /* Checks a bf16 buffer for the gradient of an expert block's weights; NULL is legal. */
 static moert_status check_rounded(const moert_pass *pass, const char *name, int block,
@@ -259,7 +303,7 @@ static moert_status check_rounded(const moert_pass *pass, const char *name, int 
     const size_t elements = layer->block[block]->tensor[EXPERT_WEIGHT].elements;
     if (gradient == NULL)
         return MOERT_OK;
-    if (pass->accumulate)
+    if (pass->losses.accumulate)
         return MOERT_FAIL(ERROR_USAGE,
                           "%s of a backward that accumulates; only float32 gradients "
                           "are added to",
@@ -273,13 +317,15 @@ static moert_status check_rounded(const moert_pass *pass, const char *name, int 
 }
 
 /* Checks the buffers and losses of a backward. */
-static moert_status check_backward(const moert_pass *pass, const moert_buffer *dy,
-                                   const moert_layer_losses *losses, const moert_buffer *dx) {
+static moert_status check_backward(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
+    const moert_layer_losses *losses = &pass->losses;
+    const moert_buffer *dy = pass->gradient, *dx = pass->result;
     const moert_layer_options *o = &layer->options;
     const size_t bytes = pass->batch.tokens * o->hidden * moert_dtype_bits(pass->batch.type) / 8;
     MOERT_TRY(moert_layer_check_buffer(layer, "dy", dy, bytes));
     MOERT_TRY(moert_layer_check_buffer(layer, "dx", dx, bytes));
+    MOERT_TRY(moert_layer_check_bf16(layer, "dy_bf16", losses->dy_bf16, &pass->batch));
     MOERT_TRY(check_rounded(pass, "w1_gradient", BLOCK_EXPERT_IN, losses->w1_gradient));
     MOERT_TRY(check_rounded(pass, "w2_gradient", BLOCK_EXPERT_OUT, losses->w2_gradient));
     const size_t rows = losses->aux_by_sequence ? pass->batch.sequences : 1;
@@ -302,7 +348,7 @@ static moert_status check_backward(const moert_pass *pass, const moert_buffer *d
  * a failure. */
 static moert_status check_order(const moert_pass *pass) {
     MOERT_REQUIRE(pass);
-    if (pass->stage != STAGE_FORWARD)
+    if (pass->done != PASS_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
     if (pass->layer->unreduced)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce is missing between the last backward "
@@ -313,47 +359,21 @@ static moert_status check_order(const moert_pass *pass) {
 moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                  const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = MOERT_LAYER_LOSSES_INIT;
-    moert_layer_losses taken;
-    moert_transfer back;
-    moert_buffer *dlogits = NULL;
-    moert_status status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &taken,
-                                             losses != NULL ? losses : &none);
     MOERT_TRY(check_order(pass));
     moert_layer *layer = pass->layer;
-    moert_mesh *mesh = layer->mesh;
-    pass->accumulate = taken.accumulate;
-    pass->rounded[BLOCK_EXPERT_IN] = taken.w1_gradient;
-    pass->rounded[BLOCK_EXPERT_OUT] = taken.w2_gradient;
-    if (status == MOERT_OK)
-        status = check_backward(pass, dy, &taken, dx);
-    pass->stage = STAGE_NOTHING;
+    pass->gradient = dy;
+    pass->result = dx;
+    pass->status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &pass->losses,
+                                      losses != NULL ? losses : &none);
+    if (pass->status == MOERT_OK)
+        pass->status = check_backward(pass);
     pass->again = layer->options.recompute_experts;
     layer->unreduced = false;
     layer->batch = pass->batch;
-    moert_precision_begin(layer);
-    status = deliver(pass, status, dy, taken.weight_gradient, &back);
-    if (status != MOERT_OK) {
-        pass->stage = STAGE_FORWARD;
-        return moert_precision_tell_replicas(layer, status);
-    }
-    /* the ranks agree on `status` in the combine */
-    status = differentiate_experts(pass, &back);
-    status = moert_first(status, moert_wire_target(pass, dx, &back.target));
-    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
-    pass->stage = STAGE_BACKWARD;
-    pass->backward = layer->backwards++;
-    pass->owes_wgrad = layer->options.deferred_wgrad;
-    layer->lost_wgrad &= taken.accumulate;
-    layer->unreduced = true;
-    const bool routes = !layer->options.external_routing;
-    if (routes)
-        status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
-    MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
-    MOERT_TRY(moert_wire_round(pass, back.target, dx));
-    MOERT_TRY(moert_probe_close(pass, false));
-    if (routes)
-        MOERT_TRY(add_router(pass, dlogits, dx));
-    return layer->options.shared_intermediate > 0 ? differentiate_shared(pass, dy, dx) : MOERT_OK;
+    moert_round_begin(layer);
+    MOERT_TRY(moert_pass_run(pass, to_experts, MOERT_COUNT(to_experts)));
+    pass->done = PASS_EMPTY;
+    return moert_pass_run(pass, from_experts, MOERT_COUNT(from_experts));
 }
 
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last) {

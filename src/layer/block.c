@@ -235,11 +235,11 @@ static moert_status add_shard(moert_block *block, size_t first, size_t count) {
     const size_t before = first % MOERT_VIEW_FLOATS;
     const size_t start = (first - before) * sizeof(float), bytes = (before + count) * sizeof(float);
     moert_buffer *sum = NULL, *shard = NULL;
-    moert_status status = moert_buffer_view(block->gradient, start, bytes, &sum);
-    if (status == MOERT_OK)
-        status = moert_buffer_view(block->nodes, start, bytes, &shard);
-    if (status == MOERT_OK)
-        status = moert_add(before + count, shard, sum);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_buffer_view(block->gradient, start, bytes, &sum));
+    MOERT_TRY_OR(done, moert_buffer_view(block->nodes, start, bytes, &shard));
+    status = moert_add(before + count, shard, sum);
+done:
     MOERT_DESTROY(shard, sum);
     return status;
 }

@@ -185,18 +185,6 @@ moert_status moert_block_reduce_wait(moert_block *block);
  * over the ranks that hold the block. */
 moert_status moert_block_gather(const moert_block *block, moert_buffer *values);
 
-/* The shapes of the blocks of a layer that holds `local` experts, by the index of
- * moert_layer_block. */
-enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 6 };
-
-typedef struct moert_layer_shapes {
-    size_t elements[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
-    size_t parts[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
-    size_t count[MOERT_LAYER_BLOCKS];
-} moert_layer_shapes;
-
-moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, size_t local);
-
 /* The block with this index: 0 is the replicated block, 1 and 2 the experts' first and second
  * projection. NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
@@ -207,9 +195,6 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index);
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
 moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
-/* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
- * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
-void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
 /* From now on hashes of the router's logits replace them, so that the experts get nearly equal
  * numbers of rows, to compare speeds. Gradients pass as if the logits were not replaced, so the
  * model does not learn to route. */

@@ -105,6 +105,12 @@ moert_status moert_layer_check_buffer(const moert_layer *layer, const char *name
     return MOERT_OK;
 }
 
+moert_status moert_layer_check_bf16(const moert_layer *layer, const char *name,
+                                    const moert_buffer *rows, const moert_batch *batch) {
+    const size_t bytes = batch->tokens * layer->options.hidden * sizeof(uint16_t);
+    return rows != NULL ? moert_layer_check_buffer(layer, name, rows, bytes) : MOERT_OK;
+}
+
 moert_status moert_layer_check_apart(const char *name, const moert_buffer *buffer,
                                      const char *other_name, const moert_buffer *other,
                                      const char *why) {
@@ -145,8 +151,8 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
         return MOERT_FAIL(ERROR_USAGE, "sequences [%zu, +%zu) of a batch exceed its total of %zu",
                           batch->first_sequence, batch->sequences, batch->total_sequences);
     const moert_layer_options *o = &layer->options;
-    const bool moves_bf16 =
-        o->external_routing && o->dispatch == MOERT_DISPATCH_BF16 && o->shared_intermediate == 0;
+    const bool moves_bf16 = o->external_routing && o->shared_intermediate == 0 &&
+                            layer->choices.forth.form == MOERT_DISPATCH_BF16;
     if (batch->type != MOERT_DTYPE_F32 && !(batch->type == MOERT_DTYPE_BF16 && moves_bf16))
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "rows of type %d (moert_dtype) in a batch; they may be f32 (0), or bf16 "

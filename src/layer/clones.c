@@ -36,6 +36,8 @@ typedef struct moert_handover {
     size_t count;
     float *in, *out; /* values that arrive, and that are sent: [count,elements] of each tensor */
     size_t room;     /* floats of each */
+    moert_status *status; /* of the call under way: after a failure of this rank's device, messages
+                             still travel, so that no other rank blocks */
 } moert_handover;
 
 /* A tensor of the local slots: [L,rows,columns]; a slot is handed on in so many pieces. */
@@ -145,8 +147,9 @@ moert_status moert_clones_prepare(moert_layer *layer) {
     return MOERT_OK;
 }
 
-static moert_handover *begin(const moert_layer *layer) {
+static moert_handover *begin(const moert_layer *layer, moert_status *status) {
     moert_handover *h = layer->mesh->handover;
+    h->status = status;
     h->count = list_links(layer, h->links);
     return h;
 }
@@ -217,10 +220,9 @@ static moert_status post(const moert_layer *layer, moert_handover *h, size_t num
 
 static moert_status post_all(const moert_layer *layer, moert_handover *h, size_t number, bool send,
                              size_t member, const tensor *t) {
-    moert_status status = MOERT_OK;
     for (size_t p = 0; p < t->pieces; p++)
-        status = moert_first(status, post(layer, h, number, send, member, t, p));
-    return status;
+        MOERT_TRY(post(layer, h, number, send, member, t, p));
+    return MOERT_OK;
 }
 
 /* Waits for the messages of a part. */
@@ -232,30 +234,32 @@ static moert_status await(moert_handover *h, size_t part) {
 }
 
 static moert_status await_sent(moert_handover *h) {
-    moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
-        status = moert_first(status, await(h, sent_by(i)));
-    return status;
+        MOERT_TRY(await(h, sent_by(i)));
+    return MOERT_OK;
 }
 
 /* Reads a piece of a link's slot, to send it. */
-static moert_status load(const moert_handover *h, size_t number, const tensor *t, size_t piece) {
-    return moert_buffer_read(t->buffer, offset_of(h, number, t, piece),
-                             values_of(h, number, t, piece, true), bytes_of(t, piece));
+static void load(const moert_handover *h, size_t number, const tensor *t, size_t piece) {
+    moert_note(h->status,
+               moert_buffer_read(t->buffer, offset_of(h, number, t, piece),
+                                 values_of(h, number, t, piece, true), bytes_of(t, piece)));
 }
 
 /* Sends a piece of a link's slot to another member. */
 static moert_status give(const moert_layer *layer, moert_handover *h, size_t number,
                          const tensor *t, size_t piece, size_t member) {
-    const moert_status status = load(h, number, t, piece);
-    return moert_first(status, post(layer, h, number, true, member, t, piece));
+    load(h, number, t, piece);
+    return post(layer, h, number, true, member, t, piece);
 }
 
 /* Waits for a piece for a link, and writes it to the slot. */
 static moert_status take(moert_handover *h, size_t number, const tensor *t, size_t piece) {
     MOERT_TRY(await(h, received_by(number, t, piece)));
-    return moert_buffer_write(t->buffer, offset_of(h, number, t, piece),
-                              values_of(h, number, t, piece, false), bytes_of(t, piece));
+    moert_note(h->status,
+               moert_buffer_write(t->buffer, offset_of(h, number, t, piece),
+                                  values_of(h, number, t, piece, false), bytes_of(t, piece)));
+    return MOERT_OK;
 }
 
 /* ---- weights ---- */
@@ -264,58 +268,58 @@ static moert_status take(moert_handover *h, size_t number, const tensor *t, size
 static moert_status give_weight(const moert_layer *layer, moert_handover *h, size_t number,
                                 const tensor *t) {
     const link *l = &h->links[number];
-    moert_status status = load(h, number, t, 0);
+    load(h, number, t, 0);
     for (size_t m = 0; m <= l->last; m++)
         if (m != l->own)
-            status = moert_first(status, post(layer, h, number, true, m, t, 0));
-    return status;
+            MOERT_TRY(post(layer, h, number, true, m, t, 0));
+    return MOERT_OK;
 }
 
 /* Begins to receive a tensor's weights for clones, and to send those of experts. */
 static moert_status exchange_weight(const moert_layer *layer, moert_handover *h, const tensor *t) {
-    moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
         if (!is_own(&h->links[i]))
-            status = moert_first(status, post(layer, h, i, false, h->links[i].own, t, 0));
+            MOERT_TRY(post(layer, h, i, false, h->links[i].own, t, 0));
     for (size_t i = 0; i < h->count; i++)
         if (is_own(&h->links[i]))
-            status = moert_first(status, give_weight(layer, h, i, t));
-    return status;
+            MOERT_TRY(give_weight(layer, h, i, t));
+    return MOERT_OK;
 }
 
 /* Waits for a tensor's weights for clones. */
 static moert_status take_weight(moert_handover *h, const tensor *t) {
-    moert_status status = MOERT_OK;
     for (size_t i = 0; i < h->count; i++)
         if (!is_own(&h->links[i]))
-            status = moert_first(status, take(h, i, t, 0));
-    return status;
+            MOERT_TRY(take(h, i, t, 0));
+    return MOERT_OK;
 }
 
-static weight_list begin_weights(const moert_layer *layer) {
+static weight_list begin_weights(const moert_layer *layer, moert_status *status) {
     moert_phase_set(MOERT_PHASE_MOVE);
-    return list_weights(layer, begin(layer)->count);
+    return list_weights(layer, begin(layer, status)->count);
 }
 
-moert_status moert_clones_send(moert_layer *layer, moert_status status) {
+moert_status moert_clones_send(moert_layer *layer) {
+    moert_status status = MOERT_OK;
     if (layer->placement->longest == 1 || layer->clones != CLONES_OLD)
-        return status;
-    const weight_list weights = begin_weights(layer);
-    for (size_t i = 0; i < weights.count; i++)
-        status =
-            moert_first(status, exchange_weight(layer, layer->mesh->handover, &weights.tensor[i]));
+        return MOERT_OK;
+    const weight_list weights = begin_weights(layer, &status);
     layer->clones = CLONES_SENT;
+    for (size_t i = 0; i < weights.count; i++)
+        MOERT_TRY(exchange_weight(layer, layer->mesh->handover, &weights.tensor[i]));
     return status;
 }
 
-moert_status moert_clones_take(moert_layer *layer, moert_status status) {
+moert_status moert_clones_take(moert_layer *layer) {
+    moert_status status = MOERT_OK;
     if (layer->clones != CLONES_SENT)
-        return status;
-    const weight_list weights = begin_weights(layer);
+        return MOERT_OK;
+    const weight_list weights = begin_weights(layer, &status);
     moert_handover *h = layer->mesh->handover;
+    layer->clones = CLONES_OLD;
     for (size_t i = 0; i < weights.count; i++)
-        status = moert_first(status, take_weight(h, &weights.tensor[i]));
-    status = moert_first(status, await_sent(h));
+        MOERT_TRY(take_weight(h, &weights.tensor[i]));
+    MOERT_TRY(await_sent(h));
     layer->clones = status == MOERT_OK ? CLONES_CURRENT : CLONES_OLD;
     return status;
 }
@@ -335,13 +339,14 @@ static span all_rows(const chained *c) {
     return (span){0, c->result.rows};
 }
 
-/* Computes rows of slots [first, end), unless `status` is a failure. */
-static moert_status run_slots(const moert_pass *pass, const chained *c, size_t first, size_t end,
-                              span rows, bool accumulate, moert_status status) {
+/* Computes rows of slots [first, end), unless the pass has failed. */
+static void run_slots(const moert_pass *pass, const moert_handover *h, const chained *c,
+                      size_t first, size_t end, span rows, bool accumulate) {
     const uint32_t *ends = pass->plan->plan->ends;
     const moert_part part = {first, end, first > 0 ? ends[first - 1] : 0,
                              end > 0 ? ends[end - 1] : 0};
-    return first < end && status == MOERT_OK ? c->run(c, &part, rows, accumulate) : status;
+    if (first < end && *h->status == MOERT_OK)
+        moert_note(h->status, c->run(c, &part, rows, accumulate));
 }
 
 static bool is_link(const moert_handover *h, size_t slot) {
@@ -352,16 +357,14 @@ static bool is_link(const moert_handover *h, size_t slot) {
 }
 
 /* Computes the slots that are in no chain. */
-static moert_status run_others(const moert_pass *pass, const moert_handover *h, const chained *c,
-                               moert_status status) {
+static void run_others(const moert_pass *pass, const moert_handover *h, const chained *c) {
     const size_t local = pass->layer->local_experts;
     size_t first = 0;
     for (size_t s = 0; s <= local; s++)
         if (s == local || is_link(h, s)) {
-            status = run_slots(pass, c, first, s, all_rows(c), c->accumulate, status);
+            run_slots(pass, h, c, first, s, all_rows(c), c->accumulate);
             first = s + 1;
         }
-    return status;
 }
 
 /* Whether a link goes on from another member's values: the sums of the member before it, or, as the
@@ -379,7 +382,7 @@ static bool hands_on(const link *l, size_t *to) {
 
 /* Computes pieces [first, end) of a link: takes the sums so far, goes on, and hands them on. */
 static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t number,
-                               const chained *c, span pieces, moert_status status) {
+                               const chained *c, span pieces) {
     const link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t end = pieces.first + pieces.count;
@@ -387,77 +390,73 @@ static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t
     const span rows = {before.first, last.first + last.count - before.first};
     size_t to;
     for (size_t p = pieces.first; p < end && waits(l, c); p++)
-        status = moert_first(status, take(h, number, t, p));
-    status = run_slots(pass, c, l->slot, l->slot + 1, rows, l->member > 0 || c->accumulate, status);
+        MOERT_TRY(take(h, number, t, p));
+    run_slots(pass, h, c, l->slot, l->slot + 1, rows, l->member > 0 || c->accumulate);
     for (size_t p = pieces.first; p < end && hands_on(l, &to); p++)
-        status = moert_first(status, give(pass->layer, h, number, t, p, to));
-    return status;
+        MOERT_TRY(give(pass->layer, h, number, t, p, to));
+    return MOERT_OK;
 }
 
 /* Computes a link's part of the chain. A GPU computes all pieces at once, since one would not keep
  * it busy. An expert itself that is not the last member then waits for the sums of that one. */
 static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t number,
-                             const chained *c, moert_status status) {
+                             const chained *c) {
     const link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t together = moert_by_form(pass->layer->mesh->device, 1, t->pieces);
-    status = moert_first(status, await(h, sent_by(number))); /* the old gradient */
+    MOERT_TRY(await(h, sent_by(number))); /* the old gradient */
     for (size_t p = 0; p < t->pieces; p += together)
-        status = run_pieces(pass, h, number, c, (span){p, together}, status);
-    if (l->member < l->last && is_own(l))
-        status = moert_first(status, post_all(pass->layer, h, number, false, l->last, t));
-    return status;
+        MOERT_TRY(run_pieces(pass, h, number, c, (span){p, together}));
+    return l->member < l->last && is_own(l) ? post_all(pass->layer, h, number, false, l->last, t)
+                                            : MOERT_OK;
 }
 
 /* Sends the old gradient of a link that is an expert itself to the first member. */
 static moert_status give_old(const moert_layer *layer, moert_handover *h, size_t number,
                              const tensor *t) {
-    moert_status status = MOERT_OK;
     for (size_t p = 0; p < t->pieces; p++)
-        status = moert_first(status, give(layer, h, number, t, p, 0));
-    return status;
+        MOERT_TRY(give(layer, h, number, t, p, 0));
+    return MOERT_OK;
 }
 
 static moert_status take_all(moert_handover *h, size_t number, const tensor *t) {
-    moert_status status = MOERT_OK;
     for (size_t p = 0; p < t->pieces; p++)
-        status = moert_first(status, take(h, number, t, p));
-    return status;
+        MOERT_TRY(take(h, number, t, p));
+    return MOERT_OK;
 }
 
 /* The chains that this rank begins come first, those that wait for others last. All ranks take the
  * latter in the same order, so no two ranks wait for each other. */
-static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c,
-                               moert_status status) {
+static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c) {
     const moert_layer *layer = pass->layer;
     const tensor *t = &c->result;
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
         if (waits(l, c))
-            status = moert_first(
-                status, post_all(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, t));
+            MOERT_TRY(post_all(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, t));
     }
     for (size_t i = 0; i < h->count; i++) {
         const link *l = &h->links[i];
         if (c->accumulate && is_own(l) && l->member > 0)
-            status = moert_first(status, give_old(layer, h, i, t));
+            MOERT_TRY(give_old(layer, h, i, t));
         if (!waits(l, c))
-            status = run_link(pass, h, i, c, status);
+            MOERT_TRY(run_link(pass, h, i, c));
     }
-    status = run_others(pass, h, c, status);
+    run_others(pass, h, c);
     for (size_t i = 0; i < h->count; i++)
         if (waits(&h->links[i], c))
-            status = run_link(pass, h, i, c, status);
+            MOERT_TRY(run_link(pass, h, i, c));
     for (size_t i = 0; i < h->count; i++)
         if (is_own(&h->links[i]) && h->links[i].member < h->links[i].last)
-            status = moert_first(status, take_all(h, i, t));
-    return moert_first(status, await_sent(h));
+            MOERT_TRY(take_all(h, i, t));
+    return await_sent(h);
 }
 
-static moert_status run(moert_pass *pass, const chained *c, moert_status status) {
+static moert_status run(moert_pass *pass, const chained *c) {
     if (pass->layer->placement->longest > 1)
-        return run_chains(pass, begin(pass->layer), c, status);
-    return status == MOERT_OK ? c->run(c, &(moert_part){0}, all_rows(c), c->accumulate) : status;
+        return run_chains(pass, begin(pass->layer, &pass->status), c);
+    return pass->status == MOERT_OK ? c->run(c, &(moert_part){0}, all_rows(c), c->accumulate)
+                                    : pass->status;
 }
 
 /* If few experts have clones, their weight gradients [N,K] are handed on in pieces. With many,
@@ -496,12 +495,12 @@ static moert_status run_gemm(const chained *c, const moert_part *part, span rows
     return rows.count < c->result.rows ? run_rows(&gemm, rows) : moert_gemm_run(&gemm);
 }
 
-moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_status status) {
+moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm) {
     const size_t n = gemm->n, k = gemm->k;
     const tensor result = gemm->kind == MOERT_GEMM_WGRAD
                               ? (tensor){gemm->weight, n, k, pieces_of(pass->layer, n, k), 0}
                               : (tensor){gemm->bias, 1, n, 1, 0};
-    return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate}, status);
+    return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate});
 }
 
 static moert_status run_bias(const chained *c, const moert_part *part, span rows, bool accumulate) {
@@ -512,8 +511,7 @@ static moert_status run_bias(const chained *c, const moert_part *part, span rows
     return moert_scaled_bias_gradient(&bias);
 }
 
-moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
-                                        moert_status status) {
+moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias) {
     const tensor result = {bias->dbias, 1, bias->n, 1, 0};
-    return run(pass, &(chained){run_bias, bias, result, bias->accumulate}, status);
+    return run(pass, &(chained){run_bias, bias, result, bias->accumulate});
 }

@@ -18,22 +18,19 @@
 moert_status moert_clones_prepare(moert_layer *layer);
 
 /*
- * A rank whose `status` is a failure takes part in the calls below without computing anything, so
- * that nobody waits for it. They return the first failure.
+ * moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot, and
+ * moert_scaled_bias_gradient. A rank whose pass has failed sends and receives in the chains without
+ * computing, so that no other rank blocks. A failure of the device becomes the status of the pass.
  */
-
-/* moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot. */
-moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm, moert_status status);
-/* moert_scaled_bias_gradient. */
-moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias,
-                                        moert_status status);
+moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
+moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);
 
 /* Begins to send the weights of experts to their clones, if they have changed since the last call.
  * Until moert_clones_take they must not change, and no other layer of the mesh may use its clones.
  */
-moert_status moert_clones_send(moert_layer *layer, moert_status status);
+moert_status moert_clones_send(moert_layer *layer);
 /* Waits for the weights that moert_clones_send sends. */
-moert_status moert_clones_take(moert_layer *layer, moert_status status);
+moert_status moert_clones_take(moert_layer *layer);
 
 /* Frees what the layers of a mesh have needed for clones. NULL is legal. */
 typedef struct moert_handover moert_handover;

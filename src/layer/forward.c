@@ -6,7 +6,7 @@
 #include "layer/check.h"
 #include "layer/clones.h"
 #include "layer/operand.h"
-#include "layer/precision.h"
+#include "layer/rounding.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
 
@@ -21,13 +21,15 @@ static moert_status take_batch(moert_pass *pass, const moert_batch *given, bool 
     const size_t bytes = batch->tokens * layer->options.hidden * moert_dtype_bits(batch->type) / 8;
     MOERT_TRY(moert_layer_check_buffer(layer, "x", x, bytes));
     MOERT_TRY(moert_layer_check_buffer(layer, "y", y, bytes));
+    MOERT_TRY(moert_layer_check_bf16(layer, "bf16", batch->bf16, batch));
     return batch->forward_only
                ? MOERT_OK
                : moert_layer_check_apart("y", y, "x", x, "which the backward reads");
 }
 
 /* logits = x router^T, then the choice of experts. */
-static moert_status route(moert_pass *pass, const moert_buffer *x) {
+static moert_status route(moert_pass *pass) {
+    const moert_buffer *x = pass->input;
     moert_layer *layer = pass->layer;
     const moert_router_options *router = &layer->options.router;
     moert_block *dense = layer->block[BLOCK_DENSE];
@@ -57,52 +59,40 @@ static moert_status route(moert_pass *pass, const moert_buffer *x) {
 }
 
 moert_status moert_pass_activate(moert_pass *pass, const moert_part *part) {
-    moert_layer *layer = pass->layer;
-    const moert_dtype v_type = moert_precision_v_type(layer),
-                      h_type = moert_precision_h_type(layer);
-    const size_t n = pass->plan->plan->rows * layer->options.intermediate;
-    MOERT_TRY(moert_pass_hidden(pass, moert_operand_floats(v_type, 2 * n),
-                                moert_operand_floats(h_type, n), &pass->v, &pass->h));
+    const moert_layer_choices *c = &pass->layer->choices;
+    const size_t n = pass->plan->plan->rows * pass->layer->options.intermediate;
+    moert_expert_gemm in;
+    MOERT_TRY(moert_pass_hidden(pass, moert_operand_floats(c->v, 2 * n),
+                                moert_operand_floats(c->h, n), &pass->v, &pass->h));
     if (part->end == part->first)
         return MOERT_OK;
-    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part);
-    MOERT_TRY(moert_wire_unpack(pass, pass->x, &in.x, &in.ldx));
-    in.y = pass->v;
-    in.result = v_type;
-    in.gated = true;
-    in.glu = (moert_glu){.form = layer->options.glu,
-                         .prob = moert_window_rows(pass->prob),
-                         .prob_stride = moert_window_stride(pass->prob),
-                         .type = h_type,
-                         .h = pass->h};
-    in.drop_v = moert_pass_drops_v(pass);
-    return moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in);
+    const moert_result v = {.rows = {pass->v, 0, c->v}};
+    MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part, &v, &in));
+    return moert_gemm_run(&in.gemm);
 }
 
 /* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the
  * next chunk is computed, or as the GEMM stores them (moert_wire_results). */
-static moert_status compute_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,
-                                  const moert_part *part) {
+static moert_status compute_chunk(moert_pass *pass, const moert_part *part) {
     moert_layer *layer = pass->layer;
+    moert_result y;
+    moert_expert_gemm second;
     moert_phase_set(MOERT_PHASE_EXPERTS);
-    if (chunk == 0)
-        MOERT_TRY(moert_precision_refresh(layer));
+    MOERT_TRY(moert_round_weights(layer));
     if (part->end == part->first)
         return moert_pass_activate(pass, part); /* only reserves v and h */
-    MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x,
-                                      moert_wire_bytes(&layer->options), part));
+    MOERT_TRY(
+        moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x, layer->choices.forth.bytes, part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_PROB, pass->prob, sizeof(float), part));
     MOERT_TRY(moert_pass_activate(pass, part));
-    moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_OUT, part);
-    second.x = pass->h;
-    second.bias = NULL;
-    MOERT_TRY(moert_wire_results(pass, back, true, &second));
-    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_OUT, &second));
-    const moert_scaled_bias biases = moert_pass_biases(pass, &second);
-    if (layer->options.expert_biases)
+    MOERT_TRY(moert_wire_results(pass, true, &y));
+    MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_OUT, part, &y, &second));
+    MOERT_TRY(moert_gemm_run(&second.gemm));
+    const moert_scaled_bias biases = moert_experts_biases(pass, part, &y.rows);
+    if (layer->choices.biases)
         MOERT_TRY(moert_scaled_bias_forward(&biases));
-    MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_Y, &second));
-    return moert_wire_return(pass, back, &second);
+    MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_Y, &y.rows, part));
+    return moert_wire_return(pass, &y);
 }
 
 /* Computes the shared expert's gate. */
@@ -134,89 +124,98 @@ moert_status moert_pass_activate_shared(moert_pass *pass) {
     return moert_dense_glu_activate(&glu, pass->input, pass->shared_v, pass->shared_h);
 }
 
-/* result[T,H] = the shared expert's output for all tokens of this rank. The shared expert needs no
- * exchange. */
-static moert_status compute_shared_expert(moert_pass *pass, const moert_buffer *x,
-                                          moert_buffer **result) {
-    const size_t tokens = pass->batch.tokens;
+/* The shared expert's output for all tokens of this rank, while rows travel. */
+static moert_status compute_shared_expert(moert_pass *pass) {
+    if (pass->layer->options.shared_intermediate == 0)
+        return MOERT_OK;
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     if (pass->layer->options.shared_gate)
-        MOERT_TRY(open_gate(pass, x));
+        MOERT_TRY(open_gate(pass, pass->input));
     const moert_dense_glu glu = moert_pass_shared_expert(pass);
     MOERT_TRY(reserve_shared(pass, &glu));
-    MOERT_TRY(moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_TOKENS, tokens * glu.hidden, result));
-    return moert_dense_glu_forward(&glu, x, pass->shared_v, pass->shared_h, *result);
+    MOERT_TRY(moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_TOKENS, pass->batch.tokens * glu.hidden,
+                                 &pass->shared_result));
+    return moert_dense_glu_forward(&glu, pass->input, pass->shared_v, pass->shared_h,
+                                   pass->shared_result);
 }
 
-/* Makes the plan, reserves the window of the results and starts the dispatch of x. `status` is this
- * rank's status so far; all ranks of the EP group return the same status. */
-static moert_status deliver(moert_pass *pass, moert_status status, const moert_buffer *x,
-                            moert_transfer *back) {
+static moert_status send_clones(moert_pass *pass) {
+    return moert_clones_send(pass->layer);
+}
+
+static moert_status take_clones(moert_pass *pass) {
+    return moert_clones_take(pass->layer);
+}
+
+/* Makes the plan and starts the dispatch of x, which the device packs while the host makes the
+ * plan. Reserves the window of the results. */
+static moert_status dispatch(moert_pass *pass) {
     moert_layer *layer = pass->layer;
-    moert_mesh *mesh = layer->mesh;
+    moert_exchange *exchange = layer->mesh->exchange;
     const moert_router_options *router = &layer->options.router;
     const moert_buffer *wire_rows = NULL;
-    status = moert_exchange_begin_plan(mesh->exchange,
-                                       &(moert_exchange_slots){.index = pass->index,
-                                                               .tokens = pass->batch.tokens,
-                                                               .topk = router->topk,
-                                                               .experts = router->experts,
-                                                               .placement = layer->placement},
-                                       status);
-    if (status == MOERT_OK) /* the device packs rows while the host makes the plan */
-        status = moert_wire_pack(pass, x, &wire_rows);
-    MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &pass->plan));
+    moert_note(&pass->status,
+               moert_exchange_begin_plan(exchange,
+                                         &(moert_exchange_slots){.index = pass->index,
+                                                                 .tokens = pass->batch.tokens,
+                                                                 .topk = router->topk,
+                                                                 .experts = router->experts,
+                                                                 .placement = layer->placement},
+                                         pass->status));
+    if (pass->status == MOERT_OK)
+        pass->status = moert_wire_pack(pass, pass->input, pass->batch.bf16, &wire_rows);
+    MOERT_TRY(moert_exchange_end_plan(exchange, pass->status, &pass->plan));
     moert_row_peak_add(&pass->peak, pass->plan->plan->rows, pass->plan->plan->largest_rows);
-    MOERT_TRY(moert_wire_back(pass, true, back));
-    if (moert_wire_takes_chunks(&layer->options))
-        moert_exchange_cut(mesh->exchange, pass->plan,
-                           moert_exchange_choose_chunks(
-                               pass->plan, moert_wire_width(&layer->options) * sizeof(float)));
+    MOERT_TRY(moert_wire_back(pass, true));
+    if (layer->choices.chunks)
+        moert_exchange_cut(
+            exchange, pass->plan,
+            moert_exchange_choose_chunks(pass->plan, layer->choices.forth.width * sizeof(float)));
     const moert_transfer there = {.plan = pass->plan,
                                   .window = pass->x,
                                   .slots = pass->prob,
                                   .source = wire_rows,
                                   .slot_source = pass->weight};
-    return moert_exchange_dispatch_start(mesh->exchange, &there, MOERT_OK);
+    return moert_exchange_dispatch_start(exchange, &there, MOERT_OK);
 }
 
-/* Runs the forward of a pass that has its batch and input. */
-static moert_status run(moert_pass *pass, moert_status status, moert_buffer *y) {
-    moert_layer *layer = pass->layer;
-    const bool shared = layer->options.shared_intermediate > 0;
-    const moert_buffer *x = pass->input;
-    moert_transfer back;
-    moert_buffer *result = NULL; /* the shared expert's result, computed while rows travel */
-    moert_precision_begin(layer);
-    status = moert_clones_send(layer, status);
-    if (status == MOERT_OK)
-        status = route(pass, x);
-    status = deliver(pass, status, x, &back);
-    const bool delivered = status == MOERT_OK; /* the same on all ranks of the EP group */
-    if (delivered && shared)
-        status = compute_shared_expert(pass, x, &result);
-    status = moert_clones_take(layer, status);
-    if (!delivered)
-        return moert_precision_tell_replicas(layer, status);
-    status = moert_first(status, moert_pass_each_chunk(pass, &back, compute_chunk));
-    status = moert_first(status, moert_wire_target(pass, y, &back.target));
-    /* the ranks agree on `status` in the combine */
-    MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &back, status));
-    MOERT_TRY(moert_wire_round(pass, back.target, y));
-    MOERT_TRY(moert_probe_close(pass, true));
-    return shared ? moert_add(pass->batch.tokens * layer->options.hidden, result, y) : MOERT_OK;
+static moert_status compute_experts(moert_pass *pass) {
+    return moert_pass_each_chunk(pass, compute_chunk);
 }
+
+static moert_status combine(moert_pass *pass) {
+    moert_note(&pass->status, moert_wire_target(pass));
+    return moert_exchange_combine_finish(pass->layer->mesh->exchange, &pass->back, pass->status);
+}
+
+/* y = the combined results, plus the shared expert's. */
+static moert_status finish(moert_pass *pass) {
+    MOERT_TRY(moert_wire_round(pass));
+    MOERT_TRY(moert_probe_close(pass, true));
+    return pass->layer->options.shared_intermediate > 0
+               ? moert_add(pass->batch.tokens * pass->layer->options.hidden, pass->shared_result,
+                           pass->result)
+               : MOERT_OK;
+}
+
+static const moert_stage stages[] = {
+    {send_clones, MOERT_STAGE_JOINT},  {route, MOERT_STAGE_LOCAL},
+    {dispatch, MOERT_STAGE_AGREED},    {compute_shared_expert, MOERT_STAGE_LOCAL},
+    {take_clones, MOERT_STAGE_ALWAYS}, {compute_experts, MOERT_STAGE_JOINT},
+    {combine, MOERT_STAGE_AGREED},     {finish, MOERT_STAGE_LOCAL}};
 
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y, moert_pass **pass) {
     moert_pass *taken = NULL;
     MOERT_REQUIRE(layer);
     MOERT_TRY(moert_pass_take(layer, &taken));
-    moert_status status = take_batch(taken, batch, pass == NULL, x, y);
     taken->input = x;
+    taken->result = y;
     taken->again = false;
-    status = run(taken, status, y);
-    taken->stage = taken->batch.forward_only ? STAGE_NOTHING : STAGE_FORWARD;
+    taken->status = take_batch(taken, batch, pass == NULL, x, y);
+    moert_round_begin(layer);
+    const moert_status status = moert_pass_run(taken, stages, MOERT_COUNT(stages));
+    taken->done = taken->batch.forward_only ? PASS_EMPTY : PASS_FORWARD;
     if (status == MOERT_OK && pass != NULL)
         *pass = taken;
     else

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer/block.h"
+#include "layer/choices.h"
 #include "layer/dense_glu.h"
 #include "layer/mesh.h"
 #include "layer/probe.h"
@@ -44,15 +45,15 @@ typedef enum clones_state { CLONES_OLD, CLONES_SENT, CLONES_CURRENT } clones_sta
 struct moert_layer {
     moert_mesh *mesh;
     moert_layer_options options;
+    moert_layer_choices choices;
     moert_expert_map *placement;
     size_t first_expert, local_experts; /* of the contiguous placement; L */
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
     bool weights_changed; /* the weights changed since `rounded` was computed */
     clones_state clones;
-    moert_probe *probe;       /* NULL: none */
-    size_t gathers;           /* gathers of an amax that remain in the call under way */
-    const moert_buffer *bf16; /* moert_layer_give_bf16 */
+    moert_probe *probe; /* NULL: none */
+    size_t gathers;     /* gathers of an amax that remain in the call under way */
 
     moert_pass_list *passes;
     moert_batch batch; /* of the last backward */
@@ -67,7 +68,7 @@ struct moert_layer {
 struct moert_pass {
     moert_layer *layer; /* that uses it, or used it last */
     bool in_use;
-    enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* the last call that is done */
+    enum { PASS_EMPTY, PASS_FORWARD, PASS_BACKWARD } done; /* the last call that is done */
 
     moert_batch batch;
     const moert_buffer *input; /* the caller's x[T,H] */
@@ -77,21 +78,52 @@ struct moert_pass {
     moert_exchange_plan *plan;
     moert_row_peak peak;               /* of all its plans so far */
     moert_window *x, *prob;            /* received rows in the wire's form, and routing weights */
-    moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
+    moert_buffer *v, *h;               /* [M,2I], [M,I], in the dtypes of the choices */
     moert_buffer *gate_logits;         /* [T] of the shared expert's gate; */
     moert_routing gate;                /* its weight[T] scales the shared expert's result */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
+    /* the call under way */
+    moert_status status;         /* its first failure */
+    bool again;                  /* the backward computes v and h again (recompute_experts) */
+    moert_transfer back;         /* the experts' results */
+    moert_buffer *result;        /* the caller's y or dx [T,H] */
+    moert_buffer *shared_result; /* [T,H] of the shared expert, in scratch */
+
     /* the backward, kept for a deferred wgrad */
-    moert_window *dy; /* the layer's passes own it if wgrad is deferred */
-    moert_buffer *dv; /* [M,2I] (moert_precision_dv_type): v, or scratch */
-    bool accumulate;
-    moert_buffer *rounded[BLOCKS]; /* where rounded gradients of weights go (moert_layer_losses) */
-    bool again;                    /* the backward computes v and h again (recompute_experts) */
-    bool owes_wgrad;               /* its deferred wgrad has not run */
-    uint64_t backward;             /* the number of its backward among those of the layer */
+    const moert_buffer *gradient; /* the caller's dy[T,H] */
+    moert_layer_losses losses;
+    moert_window *dy;      /* the layer's passes own it if wgrad is deferred */
+    moert_buffer *dv;      /* [M,2I]: v, or scratch */
+    moert_buffer *dlogits; /* [T,E], in scratch */
+    bool owes_wgrad;       /* its deferred wgrad has not run */
+    uint64_t backward;     /* the number of its backward among those of the layer */
 };
+
+/* *status = the first failure. */
+static inline void moert_note(moert_status *status, moert_status now) {
+    *status = *status != MOERT_OK ? *status : now;
+}
+
+/*
+ * A stage of a forward or backward, and what becomes of it after a failure. The ranks of an EP
+ * group wait for each other in all stages that are not local.
+ */
+typedef enum moert_stage_kind {
+    MOERT_STAGE_LOCAL,  /* needs no other rank; skipped after a failure */
+    MOERT_STAGE_JOINT,  /* a rank that has failed takes part without computing; skipped after a
+                           failure of the group */
+    MOERT_STAGE_AGREED, /* a joint stage, whose failure is that of all ranks of the group */
+    MOERT_STAGE_ALWAYS  /* a rank takes part after any failure */
+} moert_stage_kind;
+typedef struct moert_stage {
+    moert_status (*run)(moert_pass *pass);
+    moert_stage_kind kind;
+} moert_stage;
+/* Runs the stages in order; returns pass->status. After a failure of the group, its replicas learn
+ * of it. */
+moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count);
 
 /* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over
  * the mesh's context if all are in use. */
@@ -99,13 +131,6 @@ moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
 /* Leaves the layer's list of passes; the last layer frees them. */
 void moert_pass_leave_list(moert_layer *layer);
 
-/* The descriptor of one of the experts' GEMMs, on the rows of `part`, or on all if it is NULL.
- * Forward and dgrad read the weight of `block`, a wgrad writes its gradients. The caller fills in x
- * and y. */
-moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int block,
-                           const moert_part *part);
-/* The scaled biases of the second projection, whose result is gemm->y. */
-moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *gemm);
 /* Whether v is not needed after the GLU. */
 bool moert_pass_drops_v(const moert_pass *pass);
 /* The descriptor of the shared expert. */
@@ -118,9 +143,8 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 
 /* Calls `work` for the experts and rows of each chunk, between its dispatch and its combine. After
  * a failure it calls `work` no more, but still waits for and sends the remaining chunks. */
-typedef moert_status moert_chunk_work(moert_pass *pass, moert_transfer *back, size_t chunk,
-                                      const moert_part *part);
-moert_status moert_pass_each_chunk(moert_pass *pass, moert_transfer *back, moert_chunk_work *work);
+typedef moert_status moert_chunk_work(moert_pass *pass, const moert_part *part);
+moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
 moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
@@ -146,8 +170,9 @@ moert_status moert_probe_take(const moert_pass *pass, moert_probe_point point,
 moert_status moert_probe_take_window(const moert_pass *pass, moert_probe_point point,
                                      const moert_window *window, size_t bytes,
                                      const moert_part *part);
-/* The results of a GEMM for the combine: y of a forward, else x. */
+/* The results of a GEMM for the combine. */
+typedef struct moert_rows moert_rows;
 moert_status moert_probe_take_results(const moert_pass *pass, moert_probe_point point,
-                                      const moert_gemm *gemm);
+                                      const moert_rows *results, const moert_part *part);
 /* After the last chunk of the forward or the backward: hashes the digests. Waits for the device. */
 moert_status moert_probe_close(const moert_pass *pass, bool forward);

@@ -9,33 +9,14 @@
 #include "base/rng.h"
 #include "layer/check.h"
 #include "layer/clones.h"
-#include "layer/precision.h"
-#include "layer/wire.h"
+#include "layer/rounding.h"
 
 static moert_status check_options(const moert_mesh *mesh, const moert_layer_options *options) {
     if (options->hidden == 0 || options->intermediate == 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "a layer needs sizes above 0: hidden is %zu, intermediate %zu",
                           options->hidden, options->intermediate);
-    const struct {
-        const char *name;
-        unsigned value, most;
-    } choices[] = {{"precision", options->precision, MOERT_PRECISION_NVFP4},
-                   {"dense", options->dense, MOERT_PRECISION_BF16},
-                   {"dispatch", options->dispatch, MOERT_DISPATCH_BF16},
-                   {"combine", options->combine, MOERT_COMBINE_BF16}};
-    for (size_t i = 0; i < MOERT_COUNT(choices); i++)
-        if (choices[i].value > choices[i].most)
-            return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %u, above %u", choices[i].name,
-                              choices[i].value, choices[i].most);
-    if (options->dispatch == MOERT_DISPATCH_BF16 && options->hidden % 2 != 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "rows of an odd hidden size, %zu, are not dispatched as bf16",
-                          options->hidden);
-    if (options->combine == MOERT_COMBINE_BF16 && options->hidden % 2 != 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "results of an odd hidden size, %zu, are not combined as bf16",
-                          options->hidden);
+    MOERT_TRY(moert_layer_check_choices(options));
     MOERT_TRY(moert_router_check(&options->router));
     const size_t ep = moert_comm_size(mesh->experts) / mesh->exact;
     if (options->router.experts < ep)
@@ -52,19 +33,6 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     return moert_layer_check_sizes(options, ep);
 }
 
-moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
-    const size_t experts = o->external_routing ? 0 : o->router.experts, h = o->hidden,
-                 i = o->intermediate, shared = o->shared_intermediate;
-    const size_t in_parts = o->glu.interleaved ? local : 2 * local;
-    return (moert_layer_shapes){
-        .elements = {{experts * h, o->router_bias ? experts : 0, o->correction_bias ? experts : 0,
-                      2 * shared * h, h * shared, o->shared_gate ? h : 0},
-                     {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0},
-                     {local * h * i, o->expert_biases ? local * h : 0}},
-        .parts = {{1, 1, 1, 2, 1, 1}, {in_parts, local}, {local, local}},
-        .count = {DENSE_TENSORS, EXPERT_TENSORS, EXPERT_TENSORS}};
-}
-
 /* Creates the blocks of a layer that has its placement. */
 static moert_status create_parts(moert_layer *layer) {
     static const char *const what[BLOCKS] = {
@@ -78,6 +46,7 @@ static moert_status create_parts(moert_layer *layer) {
     size_t count;
     moert_plan_experts(o->router.experts, ep, rank % ep, &layer->first_expert, &count);
     layer->local_experts = moert_expert_map_slots_of(layer->placement, rank);
+    layer->choices = moert_layer_choose(o, mesh->device, layer->local_experts);
     const moert_layer_shapes shapes = moert_layer_shapes_of(o, layer->local_experts);
     for (int b = 0; b < BLOCKS; b++) {
         const bool dense = b == BLOCK_DENSE;
@@ -88,35 +57,39 @@ static moert_status create_parts(moert_layer *layer) {
     return MOERT_OK;
 }
 
+/* Allocates what a layer with these options needs. */
+static moert_status create(moert_layer *layer) {
+    const moert_mesh *mesh = layer->mesh;
+    const moert_layer_options *o = &layer->options;
+    MOERT_TRY(moert_expert_map_create(o->router.experts, moert_comm_size(mesh->experts),
+                                      mesh->exact, o->slots, &layer->placement));
+    MOERT_TRY(MOERT_NEW(&layer->passes));
+    layer->passes->layers = 1;
+    MOERT_TRY(create_parts(layer));
+    return moert_clones_prepare(layer);
+}
+
+static moert_status take_options(const moert_mesh *mesh, const moert_layer_options *given,
+                                 const void *layer, moert_layer_options *taken) {
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_layer_options, MOERT_LAYER_OPTIONS_INIT, taken, given));
+    if (layer == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_create: layer is NULL");
+    return check_options(mesh, taken);
+}
+
 moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                 moert_layer **layer) {
     moert_layer *made = NULL;
     moert_layer_options taken;
     MOERT_REQUIRE(mesh);
-    moert_status status =
-        MOERT_OPTIONS_TAKE(moert_layer_options, MOERT_LAYER_OPTIONS_INIT, &taken, options);
-    if (status == MOERT_OK && layer == NULL)
-        status = MOERT_FAIL(ERROR_USAGE, "moert_layer_create: layer is NULL");
-    if (status == MOERT_OK)
-        status = check_options(mesh, &taken);
-    if (status == MOERT_OK)
-        status = MOERT_NEW(&made);
-    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
-    MOERT_TRY_OR(fail, moert_layer_compare_options(mesh, &taken));
+    moert_status status;
+    MOERT_TRY(moert_comm_agree(mesh->world, take_options(mesh, options, layer, &taken)));
+    MOERT_TRY(moert_layer_compare_options(mesh, &taken));
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, MOERT_NEW(&made)));
     made->mesh = mesh;
     made->options = taken;
     made->weights_changed = true;
-    status = moert_expert_map_create(taken.router.experts, moert_comm_size(mesh->experts),
-                                     mesh->exact, taken.slots, &made->placement);
-    if (status == MOERT_OK)
-        status = MOERT_NEW(&made->passes);
-    if (status == MOERT_OK) {
-        made->passes->layers = 1;
-        status = create_parts(made);
-    }
-    if (status == MOERT_OK)
-        status = moert_clones_prepare(made);
-    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create(made)));
     *layer = made;
     return MOERT_OK;
 fail:
@@ -128,7 +101,7 @@ void moert_layer_destroy(moert_layer *layer) {
     if (layer == NULL)
         return;
     moert_pass_leave_list(layer);
-    moert_precision_free(layer);
+    moert_round_free(layer);
     moert_expert_map_destroy(layer->placement);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
@@ -201,7 +174,7 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index) {
 }
 
 moert_status moert_layer_send_weights(moert_layer *layer) {
-    return moert_clones_send(layer, MOERT_OK);
+    return moert_clones_send(layer);
 }
 
 void moert_layer_balance_routing(moert_layer *layer) {
@@ -210,10 +183,6 @@ void moert_layer_balance_routing(moert_layer *layer) {
 
 void moert_layer_trust_batches(moert_layer *layer) {
     layer->trusts_batches = true;
-}
-
-void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows) {
-    layer->bf16 = rows;
 }
 
 void moert_layer_set_probe(moert_layer *layer, moert_probe *probe) {

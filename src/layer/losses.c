@@ -98,20 +98,22 @@ static moert_status check(const moert_pass *pass, const moert_pass_losses *losse
                                           layer->options.router.experts * sizeof(float));
 }
 
+/* Takes the caller's struct, and sums over this rank's tokens. */
+static moert_status sum_own(moert_pass *pass, const moert_pass_losses *given,
+                            moert_pass_losses *taken, sums *s) {
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_pass_losses, MOERT_PASS_LOSSES_INIT, taken, given));
+    MOERT_TRY(check(pass, taken));
+    MOERT_TRY(allocate(pass, s));
+    return sum_tokens(pass, s);
+}
+
 moert_status moert_pass_report(moert_pass *pass, moert_pass_losses *losses) {
     moert_pass_losses taken;
     sums s = {0};
     MOERT_REQUIRE(pass);
     const moert_layer *layer = pass->layer;
-    moert_status status =
-        MOERT_OPTIONS_TAKE(moert_pass_losses, MOERT_PASS_LOSSES_INIT, &taken, losses);
-    if (status == MOERT_OK)
-        status = check(pass, &taken);
-    if (status == MOERT_OK)
-        status = allocate(pass, &s);
-    if (status == MOERT_OK)
-        status = sum_tokens(pass, &s);
-    MOERT_TRY_OR(done, moert_comm_agree(layer->mesh->world, status));
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(layer->mesh->world, sum_own(pass, losses, &taken, &s)));
     MOERT_TRY_OR(done, sum_ranks(pass, &s));
     const moert_router_load load = {s.counts, s.total + MASS, s.total[TOKENS]};
     const bool empty = s.total[TOKENS] == 0.0;

@@ -65,15 +65,13 @@ static moert_status create(moert_context *context, size_t ep, bool exact, moert_
     size_t size = moert_comm_size(world), replicas = 1;
     moert_mesh *made = NULL;
     moert_status status = moert_mesh_group(size, ep, &ep);
-    if (status == MOERT_OK && exact) {
+    MOERT_TRY(moert_comm_agree(
+        world, mesh != NULL ? status : MOERT_FAIL(ERROR_USAGE, "moert_mesh_create: mesh is NULL")));
+    if (exact) {
         replicas = size / ep;
         ep = size;
     }
-    if (status == MOERT_OK && mesh == NULL)
-        status = MOERT_FAIL(ERROR_USAGE, "moert_mesh_create: mesh is NULL");
-    if (status == MOERT_OK)
-        status = MOERT_NEW(&made);
-    MOERT_TRY_OR(fail, moert_comm_agree(world, status));
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW(&made)));
     MOERT_TRY_OR(fail,
                  moert_comm_compare(world, print_sizes, (size_t[]){ep, replicas}, MOERT_ERROR_USAGE,
                                     "all ranks must create the mesh alike"));
@@ -128,9 +126,9 @@ const char *moert_mesh_engine(const moert_mesh *mesh) {
 moert_status moert_mesh_settle(moert_mesh *mesh) {
     MOERT_REQUIRE(mesh);
     MOERT_TRY(moert_exchange_settle(mesh->exchange));
-    const moert_status status = moert_peers_settle(mesh->everyone.peers);
-    return moert_comm_agree(mesh->world,
-                            moert_first(status, moert_peers_settle(mesh->owners.peers)));
+    const moert_status everyone = moert_peers_settle(mesh->everyone.peers),
+                       owners = moert_peers_settle(mesh->owners.peers);
+    return moert_comm_agree(mesh->world, everyone != MOERT_OK ? everyone : owners);
 }
 
 moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch) {

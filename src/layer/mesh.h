@@ -42,7 +42,7 @@ typedef enum moert_shared_window {
     MOERT_SHARED_WINDOWS
 } moert_shared_window;
 
-/* A rank's message in the gather of an amax (layer/precision.h). */
+/* A rank's message in the gather of an amax (layer/rounding.h). */
 typedef struct moert_amax_report {
     uint32_t status; /* the rank's moert_status so far */
     float amax;

@@ -3,15 +3,15 @@
 
 #include "base/memory.h"
 #include "layer/internal.h"
-#include "layer/precision.h"
-#include "layer/wire.h"
+#include "layer/operand.h"
+#include "layer/rounding.h"
 
 /* ---- memory ---- */
 
 static moert_status create_windows(moert_pass *pass) {
     const moert_layer_options *options = &pass->layer->options;
     moert_exchange *exchange = pass->layer->mesh->exchange;
-    const size_t width = moert_wire_width(options);
+    const size_t width = pass->layer->choices.forth.width;
     if (pass->x == NULL)
         MOERT_TRY(moert_window_create(exchange, width, &pass->x));
     if (pass->prob == NULL)
@@ -66,7 +66,7 @@ void moert_pass_destroy(moert_pass *pass) {
     pass->plan = NULL;
     pass->layer->lost_wgrad |= pass->owes_wgrad;
     pass->owes_wgrad = false;
-    pass->stage = STAGE_NOTHING;
+    pass->done = PASS_EMPTY;
     pass->in_use = false;
 }
 
@@ -144,40 +144,6 @@ const uint64_t *moert_pass_rank_counts(const moert_pass *pass) {
 
 /* ---- descriptors ---- */
 
-moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int block,
-                           const moert_part *part) {
-    const moert_layer *layer = pass->layer;
-    const moert_layer_options *o = &layer->options;
-    const moert_block_tensor *weights = layer->block[block]->tensor;
-    const bool in = block == BLOCK_EXPERT_IN, wgrad = kind == MOERT_GEMM_WGRAD;
-    return (moert_gemm){
-        .kind = kind,
-        .groups = {pass->plan->ends, layer->local_experts, pass->plan->plan->rows},
-        .part = part != NULL ? *part : (moert_part){.first = 0},
-        .n = in ? 2 * o->intermediate : o->hidden,
-        .k = in ? o->hidden : o->intermediate,
-        .accumulate = wgrad && pass->accumulate,
-        .rounded = wgrad ? pass->rounded[block] : NULL,
-        .weight = wgrad ? weights[EXPERT_WEIGHT].gradient : weights[EXPERT_WEIGHT].weight,
-        .bias = wgrad ? weights[EXPERT_BIAS].gradient : weights[EXPERT_BIAS].weight,
-    };
-}
-
-moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *gemm) {
-    const moert_layer *layer = pass->layer;
-    const moert_block_tensor *biases = &layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS];
-    return (moert_scaled_bias){.groups = gemm->groups,
-                               .part = gemm->part,
-                               .n = gemm->n,
-                               .ldy = gemm->ldy,
-                               .prob = moert_window_rows(pass->prob),
-                               .prob_stride = moert_window_stride(pass->prob),
-                               .bias = biases->weight,
-                               .y = gemm->y,
-                               .dbias = biases->gradient,
-                               .accumulate = pass->accumulate};
-}
-
 bool moert_pass_drops_v(const moert_pass *pass) {
     return !pass->again && (pass->batch.forward_only || pass->layer->options.recompute_experts);
 }
@@ -215,25 +181,42 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
                        .shared_weight = true,
                        .x = (moert_buffer *)x,
                        .y = logits};
-    if (o->precision != MOERT_PRECISION_F32)
+    if (layer->choices.splits_router)
         gemm.split = &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X];
     return gemm;
 }
 
-moert_status moert_pass_each_chunk(moert_pass *pass, moert_transfer *back, moert_chunk_work *work) {
-    moert_layer *layer = pass->layer;
-    moert_exchange *exchange = layer->mesh->exchange;
-    moert_status status = MOERT_OK;
+/* ---- stages ---- */
+
+moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count) {
+    bool together = false; /* the group has failed */
+    for (size_t i = 0; i < count; i++) {
+        const moert_stage_kind kind = stages[i].kind;
+        if (pass->status != MOERT_OK && kind != MOERT_STAGE_ALWAYS &&
+            (together || kind == MOERT_STAGE_LOCAL))
+            continue;
+        const moert_status status = stages[i].run(pass);
+        if (kind == MOERT_STAGE_AGREED && status != MOERT_OK) {
+            together = true;
+            pass->status = status;
+        }
+        moert_note(&pass->status, status);
+    }
+    return together ? moert_round_tell_replicas(pass->layer, pass->status) : pass->status;
+}
+
+moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
+    moert_exchange *exchange = pass->layer->mesh->exchange;
     for (size_t c = 0; c < pass->plan->chunks; c++) {
         const moert_chunk chunk = moert_exchange_chunk(pass->plan, c);
         const moert_part part = {chunk.first, chunk.end, chunk.first_row, chunk.end_row};
-        status = moert_first(status, moert_exchange_dispatch_wait(exchange, c));
-        if (status == MOERT_OK)
-            status = work(pass, back, c, &part);
+        moert_note(&pass->status, moert_exchange_dispatch_wait(exchange, c));
+        if (pass->status == MOERT_OK)
+            pass->status = work(pass, &part);
         /* NVFP4 has one chunk: take part in its last gathers before the combine */
         if (c + 1 == pass->plan->chunks)
-            status = moert_precision_settle(layer, status);
-        status = moert_first(status, moert_exchange_combine_send(exchange, back, c));
+            pass->status = moert_round_settle(pass->layer, pass->status);
+        moert_note(&pass->status, moert_exchange_combine_send(exchange, &pass->back, c));
     }
-    return status;
+    return pass->status;
 }

@@ -6,18 +6,18 @@
 
 #include "base/checksum.h"
 #include "base/memory.h"
-#include "layer/internal.h"
+#include "layer/experts.h"
 #include "nn/nn.h"
 
 moert_status moert_probe_create(size_t slots, moert_probe **probe) {
     moert_probe *made;
     MOERT_TRY(MOERT_NEW(&made));
-    const moert_status status =
-        moert_alloc(&made->hash, slots * MOERT_PROBE_POINTS, sizeof *made->hash);
-    if (status == MOERT_OK)
-        *probe = made;
-    else
-        free(made);
+    moert_status status;
+    MOERT_TRY_OR(fail, moert_alloc(&made->hash, slots * MOERT_PROBE_POINTS, sizeof *made->hash));
+    *probe = made;
+    return MOERT_OK;
+fail:
+    free(made);
     return status;
 }
 
@@ -88,13 +88,11 @@ moert_status moert_probe_take_window(const moert_pass *pass, moert_probe_point p
 }
 
 moert_status moert_probe_take_results(const moert_pass *pass, moert_probe_point point,
-                                      const moert_gemm *gemm) {
-    const bool forward = point == MOERT_PROBE_Y;
-    const size_t bytes = gemm->result == MOERT_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float),
-                 stride = forward ? gemm->ldy : gemm->ldx;
-    const moert_probe_rows rows = {forward ? gemm->y : gemm->x, stride * bytes / sizeof(float),
+                                      const moert_rows *results, const moert_part *part) {
+    const size_t bytes = results->dtype == MOERT_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+    const moert_probe_rows rows = {results->buffer, results->stride * bytes / sizeof(float),
                                    pass->layer->options.hidden * bytes};
-    return moert_probe_take(pass, point, &rows, &gemm->part);
+    return moert_probe_take(pass, point, &rows, part);
 }
 
 moert_status moert_probe_close(const moert_pass *pass, bool forward) {

@@ -76,21 +76,34 @@ static moert_status check_options(const moert_mesh *mesh, const moert_route_opti
 static moert_status write_ends(moert_route *route, size_t multiple) {
     const moert_plan *plan = route->plan->plan;
     const size_t count = plan->local_experts;
-    moert_status status;
     uint32_t *ends;
-    MOERT_TRY(moert_alloc(&ends, moert_max(count, 1), sizeof *ends));
-    for (size_t e = 0; e < count; e++) {
+    for (size_t e = 0; e < count; e++)
         route->rows += moert_round_up(plan->ends[e] - (e > 0 ? plan->ends[e - 1] : 0), multiple);
-        ends[e] = (uint32_t)route->rows;
+    if (route->rows > INT32_MAX)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a route of %zu rows; at most %d", route->rows,
+                          INT32_MAX);
+    MOERT_TRY(moert_buffer_create(route->mesh->device, count * sizeof *ends, &route->ends));
+    MOERT_TRY(moert_alloc(&ends, moert_max(count, 1), sizeof *ends));
+    for (size_t e = 0, rows = 0; e < count; e++) {
+        rows += moert_round_up(plan->ends[e] - (e > 0 ? plan->ends[e - 1] : 0), multiple);
+        ends[e] = (uint32_t)rows;
     }
-    status = route->rows > INT32_MAX
-                 ? MOERT_FAIL(ERROR_UNSUPPORTED, "a route of %zu rows; at most %d", route->rows,
-                              INT32_MAX)
-                 : moert_buffer_create(route->mesh->device, count * sizeof *ends, &route->ends);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(route->ends, 0, ends, count * sizeof *ends);
+    const moert_status status = moert_buffer_write(route->ends, 0, ends, count * sizeof *ends);
     free(ends);
     return status;
+}
+
+static moert_status take_options(const moert_mesh *mesh, const moert_route_options *given,
+                                 const void *route, moert_route_options *o) {
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_route_options, MOERT_ROUTE_OPTIONS_INIT, o, given));
+    if (route == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_route_create: route is NULL");
+    return check_options(mesh, o);
+}
+
+static moert_status allocate(const moert_comm *comm, moert_route **route) {
+    MOERT_TRY(MOERT_NEW(route));
+    return MOERT_NEW_ARRAY(&(*route)->meeting, moert_comm_size(comm) * MOERT_MEETING_WORDS);
 }
 
 moert_status moert_route_create(moert_mesh *mesh, const moert_route_options *options,
@@ -100,15 +113,9 @@ moert_status moert_route_create(moert_mesh *mesh, const moert_route_options *opt
     moert_route *made = NULL;
     MOERT_REQUIRE(mesh);
     moert_comm *comm = mesh->experts;
-    moert_status status = MOERT_NEW(&made);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&made->meeting, moert_comm_size(comm) * MOERT_MEETING_WORDS);
-    MOERT_TRY_OR(fail, moert_comm_agree(comm, status));
-    status = MOERT_OPTIONS_TAKE(moert_route_options, MOERT_ROUTE_OPTIONS_INIT, &o, options);
-    if (status == MOERT_OK && route == NULL)
-        status = MOERT_FAIL(ERROR_USAGE, "moert_route_create: route is NULL");
-    if (status == MOERT_OK)
-        status = check_options(mesh, &o);
+    moert_status status;
+    MOERT_TRY_OR(fail, moert_comm_agree(comm, allocate(comm, &made)));
+    status = take_options(mesh, options, route, &o);
     moert_meeting meeting = {"moert_route_create", names, {0, o.experts, o.topk, o.row_multiple}};
     MOERT_TRY_OR(fail, moert_route_meet(mesh, &meeting, status, made->meeting));
     made->mesh = mesh;

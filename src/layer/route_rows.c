@@ -70,18 +70,20 @@ static moert_status check_buffers(const moert_route *route, call which,
     return MOERT_OK;
 }
 
+static moert_status take_buffers(const moert_route *route, call which,
+                                 const moert_route_buffers *given, moert_route_buffers *b) {
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_route_buffers, MOERT_ROUTE_BUFFERS_INIT, b, given));
+    MOERT_TRY(check_form(which, b));
+    return check_buffers(route, which, b);
+}
+
 /* Takes and checks the buffers of a call, and meets the other ranks. */
 static moert_status begin(moert_route *route, call which, const moert_route_buffers *given,
                           moert_route_buffers *b) {
     static const char *const names[MOERT_MEETING_WORDS - 1] = {"call", "columns", "type", "mxfp8",
                                                                "weighted"};
     MOERT_REQUIRE(route);
-    moert_status status =
-        MOERT_OPTIONS_TAKE(moert_route_buffers, MOERT_ROUTE_BUFFERS_INIT, b, given);
-    if (status == MOERT_OK)
-        status = check_form(which, b);
-    if (status == MOERT_OK)
-        status = check_buffers(route, which, b);
+    const moert_status status = take_buffers(route, which, given, b);
     moert_meeting meeting = {
         call_names[which], names, {0, which, b->columns, b->type, b->mxfp8, b->weight != NULL}};
     return moert_route_meet(route->mesh, &meeting, status, route->meeting);
@@ -203,18 +205,19 @@ moert_status moert_route_dispatch_backward(moert_route *route, const moert_route
     return combine(route, &b, b.row_weight, b.weight);
 }
 
-/* Sends dots[M] back to their slots; the rows that a combine needs are the dots themselves. */
-static moert_status return_dots(moert_route *route, moert_buffer *dots, moert_buffer *target,
-                                moert_status status) {
-    moert_transfer back = {.plan = route->plan, .slot_target = target};
-    MOERT_TRY(moert_mesh_window(route->mesh, MOERT_WINDOW_ROUTE_BACK, 1, &back.slots));
-    MOERT_TRY(moert_window_reserve(back.slots, route->plan->plan));
-    back.window = back.slots;
-    if (status == MOERT_OK)
-        status = moert_mesh_scratch(route->mesh, MOERT_SCRATCH_TOKENS, route->tokens, &back.target);
-    if (status == MOERT_OK)
-        status = move(route, back.slots, &(part){dots, sizeof(float), 0}, false);
-    return moert_exchange_combine(route->mesh->exchange, &back, status);
+/* dots[M] = the scalar product of each row of the gradient, times its weight, and the combined row,
+ * moved to the window in which they return. */
+static moert_status weigh_rows(moert_route *route, const moert_route_buffers *b,
+                               const moert_buffer *weight, moert_buffer *dots,
+                               moert_transfer *back) {
+    moert_mesh *mesh = route->mesh;
+    const moert_route_args args = {.width = (uint32_t)b->columns, .type = (uint32_t)b->type};
+    MOERT_TRY(MOERT_RUN(mesh->device, MOERT_PROGRAM(mesh->device, "exchange/route", b->columns),
+                        "weigh", ((moert_grid){route->rows, 1, 1}), MOERT_ARG(b->combined_rows),
+                        MOERT_ARG(weight), MOERT_ARG(b->rows), MOERT_ARG(dots),
+                        MOERT_STRUCT(args)));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, route->tokens, &back->target));
+    return move(route, back->slots, &(part){dots, sizeof(float), 0}, false);
 }
 
 moert_status moert_route_combine_backward(moert_route *route, const moert_route_buffers *buffers) {
@@ -227,10 +230,11 @@ moert_status moert_route_combine_backward(moert_route *route, const moert_route_
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, route->rows, &weight));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN, route->rows, &dots));
     MOERT_TRY(dispatch(route, &b, weight));
-    const moert_route_args args = {.width = (uint32_t)b.columns, .type = (uint32_t)b.type};
-    const moert_status status =
-        MOERT_RUN(mesh->device, MOERT_PROGRAM(mesh->device, "exchange/route", b.columns), "weigh",
-                  ((moert_grid){route->rows, 1, 1}), MOERT_ARG(b.combined_rows), MOERT_ARG(weight),
-                  MOERT_ARG(b.rows), MOERT_ARG(dots), MOERT_STRUCT(args));
-    return return_dots(route, dots, b.weight_gradient, status);
+    /* the dots return to their slots; the rows that a combine needs are the dots themselves */
+    moert_transfer back = {.plan = route->plan, .slot_target = b.weight_gradient};
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_ROUTE_BACK, 1, &back.slots));
+    MOERT_TRY(moert_window_reserve(back.slots, route->plan->plan));
+    back.window = back.slots;
+    const moert_status status = weigh_rows(route, &b, weight, dots, &back);
+    return moert_exchange_combine(mesh->exchange, &back, status);
 }

@@ -2,38 +2,9 @@
 #include "layer/wire.h"
 
 #include "base/memory.h"
-#include "layer/precision.h"
 #include "moert/quantize.h"
 
-enum {
-    BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t),
-    GRAIN = 8, /* GEMMs that scatter their results need N and K to be multiples of this */
-};
-
-size_t moert_wire_bytes(const moert_layer_options *options) {
-    const moert_quantizer how = MOERT_QUANTIZER_INIT;
-    if (options->dispatch == MOERT_DISPATCH_F32)
-        return options->hidden * sizeof(float);
-    if (options->dispatch == MOERT_DISPATCH_BF16)
-        return options->hidden * sizeof(uint16_t);
-    const moert_quantized_shape shape = moert_quantized_shape_of(&how, 1, options->hidden, 0);
-    return shape.q_bytes + shape.scales;
-}
-
-size_t moert_wire_width(const moert_layer_options *options) {
-    return moert_ceil_div(moert_wire_bytes(options), sizeof(float));
-}
-
-size_t moert_wire_back_width(const moert_layer_options *options) {
-    return options->combine == MOERT_COMBINE_BF16 ? options->hidden / BF16_PER_FLOAT
-                                                  : options->hidden;
-}
-
-bool moert_wire_takes_chunks(const moert_layer_options *options) {
-    const bool plain =
-        options->dispatch == MOERT_DISPATCH_F32 && options->precision == MOERT_PRECISION_F32;
-    return options->combine == MOERT_COMBINE_F32 && (plain || moert_precision_takes_wire(options));
-}
+enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };
 
 /* A conversion between x[rows,H] and q[rows, payload and scales], with rows of `width` floats
  * in q. */
@@ -48,26 +19,26 @@ static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t 
                             .row_bytes = width * sizeof(float)};
 }
 
-moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows,
+moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows, const moert_buffer *bf16,
                              const moert_buffer **wire_rows) {
     moert_layer *layer = pass->layer;
-    const size_t tokens = pass->batch.tokens, width = moert_wire_width(&layer->options);
-    const moert_buffer *given = pass->batch.type == MOERT_DTYPE_BF16 ? rows : layer->bf16;
+    const moert_hop *hop = &layer->choices.forth;
+    const size_t tokens = pass->batch.tokens;
+    const moert_buffer *given = pass->batch.type == MOERT_DTYPE_BF16 ? rows : bf16;
     moert_buffer *payload;
     *wire_rows = rows;
-    layer->bf16 = NULL;
-    if (layer->options.dispatch == MOERT_DISPATCH_F32)
+    if (hop->form == MOERT_DISPATCH_F32)
         return MOERT_OK;
-    if (layer->options.dispatch == MOERT_DISPATCH_BF16 && given != NULL) {
+    if (hop->form == MOERT_DISPATCH_BF16 && given != NULL) {
         *wire_rows = given;
         return MOERT_OK;
     }
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, tokens * width, &payload));
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, tokens * hop->width, &payload));
     *wire_rows = payload;
-    if (layer->options.dispatch == MOERT_DISPATCH_BF16)
+    if (hop->form == MOERT_DISPATCH_BF16)
         return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
                                             tokens * layer->options.hidden, rows, payload});
-    const moert_quantize op = quantize_of(layer, tokens, width, (moert_buffer *)rows, payload);
+    const moert_quantize op = quantize_of(layer, tokens, hop->width, (moert_buffer *)rows, payload);
     return moert_quantize_run(&op);
 }
 
@@ -75,52 +46,46 @@ static size_t token_elements(const moert_pass *pass) {
     return pass->batch.tokens * pass->layer->options.hidden;
 }
 
-moert_status moert_wire_target(const moert_pass *pass, moert_buffer *result,
-                               moert_buffer **target) {
-    *target = result;
+moert_status moert_wire_target(moert_pass *pass) {
+    pass->back.target = pass->result;
     return pass->batch.type == MOERT_DTYPE_F32
                ? MOERT_OK
                : moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_TOKENS, token_elements(pass),
-                                    target);
+                                    &pass->back.target);
 }
 
-moert_status moert_wire_round(const moert_pass *pass, moert_buffer *target, moert_buffer *result) {
+moert_status moert_wire_round(const moert_pass *pass) {
     if (pass->batch.type == MOERT_DTYPE_F32)
         return MOERT_OK;
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
                                         .from = MOERT_DTYPE_F32,
                                         .to = pass->batch.type,
                                         .n = token_elements(pass),
-                                        .source = target,
-                                        .target = result});
+                                        .source = pass->back.target,
+                                        .target = pass->result});
 }
 
-moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_buffer **rows,
-                               size_t *stride) {
+moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_rows *rows) {
     moert_layer *layer = pass->layer;
-    const moert_layer_options *o = &layer->options;
-    const size_t received = pass->plan->plan->rows, hidden = o->hidden;
-    *rows = moert_window_rows(window);
-    *stride = moert_window_stride(window);
-    if (o->dispatch == MOERT_DISPATCH_F32)
+    const moert_layer_choices *c = &layer->choices;
+    const size_t received = pass->plan->plan->rows, hidden = layer->options.hidden,
+                 width = moert_window_stride(window);
+    moert_buffer *const arrived = moert_window_rows(window);
+    const bool bf16 = c->received == MOERT_DTYPE_BF16;
+    *rows = (moert_rows){arrived, bf16 ? width * BF16_PER_FLOAT : width, c->received};
+    if (bf16 || c->forth.form == MOERT_DISPATCH_F32)
         return MOERT_OK;
-    const size_t width = *stride;
-    if (moert_precision_takes_wire(o)) {
-        *stride = width * BF16_PER_FLOAT;
-        return MOERT_OK;
-    }
-    moert_quantize op = quantize_of(layer, received, width, NULL, *rows);
+    moert_quantize op = quantize_of(layer, received, width, NULL, arrived);
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, received * hidden, &op.x));
-    *rows = op.x;
-    *stride = hidden;
-    if (o->dispatch != MOERT_DISPATCH_BF16)
+    *rows = (moert_rows){op.x, hidden, MOERT_DTYPE_F32};
+    if (c->forth.form == MOERT_DISPATCH_MXFP8)
         return moert_dequantize_run(&op);
-    const moert_buffer *payload = op.q;
+    const moert_buffer *payload = arrived;
     if (width * BF16_PER_FLOAT > hidden) { /* the window's rows have gaps */
         moert_buffer *dense;
         MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE,
                                      received * hidden / BF16_PER_FLOAT, &dense));
-        MOERT_TRY(moert_buffer_copy_rows(op.q, width * sizeof(float), dense,
+        MOERT_TRY(moert_buffer_copy_rows(arrived, width * sizeof(float), dense,
                                          hidden * sizeof(uint16_t), received));
         payload = dense;
     }
@@ -128,25 +93,21 @@ moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moe
                                         received * hidden, payload, op.x});
 }
 
-/* Whether ranks push the experts' results to the tokens' ranks (moert_exchange_pushes). The GEMM
- * can store them there only if it has bf16 operands and rounds its results. Ranks do not push if
- * tokens are so uneven that the largest number of slots of a rank exceeds twice the largest number
- * of rows. The result is the same on all ranks. */
+/* Whether ranks push the experts' results to the tokens' ranks (moert_exchange_pushes). They do not
+ * if tokens are so uneven that the largest number of slots of a rank exceeds twice the largest
+ * number of rows. The result is the same on all ranks. */
 static bool pushes(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
-    const moert_layer_options *o = &layer->options;
     const moert_exchange_plan *plan = pass->plan;
-    const bool gemm_stores =
-        o->combine == MOERT_COMBINE_BF16 && !o->expert_biases &&
-        (o->hidden | o->intermediate) % GRAIN == 0 &&
-        (o->precision == MOERT_PRECISION_BF16 || o->precision == MOERT_PRECISION_MXFP8);
-    return moert_exchange_pushes(
-        layer->mesh->exchange, gemm_stores && plan->largest_slots <= 2 * plan->plan->largest_rows);
+    return moert_exchange_pushes(layer->mesh->exchange,
+                                 layer->choices.pushes &&
+                                     plan->largest_slots <= 2 * plan->plan->largest_rows);
 }
 
-moert_status moert_wire_back(moert_pass *pass, bool forward, moert_transfer *back) {
+moert_status moert_wire_back(moert_pass *pass, bool forward) {
     moert_layer *layer = pass->layer;
-    const bool rounds = layer->options.combine == MOERT_COMBINE_BF16;
+    moert_transfer *back = &pass->back;
+    const bool rounds = layer->choices.back.form == MOERT_DISPATCH_BF16;
     *back =
         (moert_transfer){.plan = pass->plan, .cells = forward && pushes(pass) ? pass->prob : NULL};
     MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_BF16 : MOERT_WINDOW_OUT,
@@ -155,50 +116,43 @@ moert_status moert_wire_back(moert_pass *pass, bool forward, moert_transfer *bac
                                : moert_window_reserve(back->window, pass->plan->plan);
 }
 
-moert_status moert_wire_results(moert_pass *pass, const moert_transfer *back, bool forward,
-                                moert_gemm *gemm) {
+moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *result) {
+    const moert_transfer *back = &pass->back;
     moert_layer *layer = pass->layer;
-    moert_buffer **rows = forward ? &gemm->y : &gemm->x;
-    size_t *stride = forward ? &gemm->ldy : &gemm->ldx;
-    *rows = moert_window_rows(back->window);
-    *stride = moert_window_stride(back->window);
-    const bool bf16 = layer->options.combine == MOERT_COMBINE_BF16, sent = back->cells != NULL;
+    moert_mesh *mesh = layer->mesh;
+    const moert_storing *gemm = forward ? &layer->choices.y : &layer->choices.dx;
+    const bool bf16 = layer->choices.back.form == MOERT_DISPATCH_BF16, sent = back->cells != NULL;
+    const size_t rows = pass->plan->plan->rows, width = moert_window_stride(back->window),
+                 stride = width * (bf16 ? BF16_PER_FLOAT : 1);
+    moert_buffer **buffer = &result->rows.buffer;
+    *result = (moert_result){.rows = {moert_window_rows(back->window), stride, MOERT_DTYPE_F32}};
     if (!bf16 && !sent)
         return MOERT_OK;
-    *stride *= bf16 ? BF16_PER_FLOAT : 1;
-    /* biases are added after the GEMM */
-    const bool biased = forward && layer->options.expert_biases;
-    const bool plain = bf16 && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
-    const moert_device *device = layer->mesh->device;
-    const moert_gemm rounded = moert_precision_operands(layer, gemm);
     const bool scatters =
-        plain && sent && !sums && layer->probe == NULL && moert_gemm_scatters(device, &rounded);
-    if (!scatters && !(plain && moert_gemm_rounds(device, &rounded)))
-        return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE,
-                                  pass->plan->plan->rows * *stride, rows);
+        gemm->scatters && sent && !moert_exchange_sums(mesh->exchange) && layer->probe == NULL;
+    if (!scatters && !gemm->rounds)
+        return moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, rows * stride, buffer);
     /* the GEMM rounds its result and stores it to this rank's window, to the windows of all ranks
      * (scatter), or to scratch, from where it is sent */
-    gemm->result = MOERT_DTYPE_BF16;
+    result->rows.dtype = MOERT_DTYPE_BF16;
     if (scatters) {
-        gemm->scatter.runs = pass->plan->plan->ranks;
-        return moert_exchange_push(layer->mesh->exchange, back, &gemm->scatter.places);
+        result->scatter.runs = pass->plan->plan->ranks;
+        return moert_exchange_push(mesh->exchange, back, &result->scatter.places);
     }
-    return sent ? moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     pass->plan->plan->rows * moert_window_stride(back->window),
-                                     rows)
+    return sent ? moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y, rows * width, buffer)
                 : MOERT_OK;
 }
 
-moert_status moert_wire_return(moert_pass *pass, moert_transfer *back, const moert_gemm *gemm) {
-    moert_layer *layer = pass->layer;
+moert_status moert_wire_return(moert_pass *pass, const moert_result *result) {
+    moert_transfer *back = &pass->back;
+    moert_mesh *mesh = pass->layer->mesh;
     const size_t floats = pass->plan->plan->rows * moert_window_stride(back->window);
-    const bool rounded = gemm->result == MOERT_DTYPE_BF16, sent = back->cells != NULL;
-    moert_mesh *mesh = layer->mesh;
-    moert_buffer *rows = rounded ? gemm->y : mesh->scratch[MOERT_SCRATCH_DENSE];
-    moert_buffer *target = moert_window_rows(back->window);
-    if (gemm->scatter.places != NULL)
+    const bool bf16 = pass->layer->choices.back.form == MOERT_DISPATCH_BF16,
+               sent = back->cells != NULL;
+    moert_buffer *rows = result->rows.buffer, *target = moert_window_rows(back->window);
+    if (result->scatter.places != NULL)
         return MOERT_OK;
-    if (layer->options.combine == MOERT_COMBINE_BF16 && !rounded) {
+    if (bf16 && result->rows.dtype == MOERT_DTYPE_F32) {
         if (sent)
             MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE, floats, &target));
         MOERT_TRY(

@@ -11,11 +11,11 @@ static moert_status update_layer(moert_layer *layer, const uint64_t *counts, siz
     const size_t bytes = experts * sizeof(float);
     float *bias;
     MOERT_TRY(moert_alloc(&bias, experts, sizeof *bias));
-    moert_status status = moert_buffer_read(correction, 0, bias, bytes);
-    if (status == MOERT_OK) {
-        moert_router_update_bias(bias, counts, experts, rate);
-        status = moert_buffer_write(correction, 0, bias, bytes);
-    }
+    moert_status status;
+    MOERT_TRY_OR(done, moert_buffer_read(correction, 0, bias, bytes));
+    moert_router_update_bias(bias, counts, experts, rate);
+    status = moert_buffer_write(correction, 0, bias, bytes);
+done:
     free(bias);
     return status;
 }

@@ -25,7 +25,7 @@ static moert_status forward(moert_model *model, moert_model_layer *layer) {
     moert_batch batch = model->batch;
     batch.forward_only |= model->discards;
     moert_model_discard(layer);
-    moert_layer_give_bf16(layer->moe, model->bf16);
+    batch.bf16 = model->bf16;
     return moert_layer_forward(layer->moe, &batch, layer->activations->post_normed, layer->out,
                                &layer->pass);
 }
@@ -38,8 +38,8 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, bool 
         .z_factor =
             rows > 0.0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / rows) : 0.0f,
         .accumulate = accumulate,
-        .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE};
-    moert_layer_give_bf16(layer->moe, model->bf16);
+        .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE,
+        .dy_bf16 = model->bf16};
     MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
     if (moert_model_recomputes(model))
         moert_model_discard(layer); /* its memory is for the next layer */

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/rng.h"
+#include "layer/choices.h"
 
 size_t moert_model_replicated_shape(const moert_model_config *config,
                                     const moert_attention_shape *attention,
@@ -49,29 +50,24 @@ static moert_status keep_bf16(moert_model *model, const moert_model_layer *layer
     return MOERT_OK;
 }
 
-static moert_status create_parts(moert_model *model) {
+/* What a rank creates without the others: all but the MLPs. */
+static moert_status create_own(moert_model *model) {
     const moert_model_config *c = &model->config;
-    const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = c->vocabulary * c->hidden,
-                                         [OUTER_NORM] = c->hidden,
-                                         [OUTER_HEAD] =
-                                             c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
-    moert_status status =
-        moert_block_create(&model->mesh->everyone, "embedding, head and final norm", true,
-                           &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer);
-    if (status == MOERT_OK)
-        status = moert_documents_create(model->device, &model->documents);
+    const size_t experts = c->router.experts, nodes = moert_comm_node_count(model->mesh->experts);
     const size_t shared = c->memory.recompute == MOERT_RECOMPUTE_LAYER ? 1 : c->layers;
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->activations, shared);
-    if (status == MOERT_OK)
-        model->activation_count = shared;
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->layer, c->layers);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->moe, c->layers);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->block, 1 + c->layers * (1 + MOERT_LAYER_BLOCKS));
-    for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
+    const size_t table = c->vocabulary * c->hidden;
+    const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = table,
+                                         [OUTER_NORM] = c->hidden,
+                                         [OUTER_HEAD] = c->tied_embeddings ? 0 : table};
+    MOERT_TRY(moert_block_create(&model->mesh->everyone, "embedding, head and final norm", true,
+                                 &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer));
+    MOERT_TRY(moert_documents_create(model->device, &model->documents));
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->activations, shared));
+    model->activation_count = shared;
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->layer, c->layers));
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->moe, c->layers));
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->block, 1 + c->layers * (1 + MOERT_LAYER_BLOCKS)));
+    for (size_t i = 0; i < c->layers; i++) {
         moert_model_layer *layer = &model->layer[i];
         layer->index = i;
         layer->is_dense = !moert_layer_is_moe(c, i);
@@ -79,18 +75,17 @@ static moert_status create_parts(moert_model *model) {
         layer->moe_index = model->moe_layers;
         if (!layer->is_dense)
             model->moe[model->moe_layers++] = layer;
-        status = moert_model_create_attention(model, &layer->attention);
+        MOERT_TRY(moert_model_create_attention(model, &layer->attention));
     }
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->counts, model->moe_layers * c->router.experts);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * c->router.experts);
-    const size_t nodes = moert_comm_node_count(model->mesh->experts);
-    if (status == MOERT_OK && nodes > 1)
-        status =
-            MOERT_NEW_ARRAY(&model->node_counts, model->moe_layers * nodes * c->router.experts);
-    MOERT_TRY(moert_comm_agree(model->mesh->world, status));
-    for (size_t i = 0; i < c->layers; i++) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->counts, model->moe_layers * experts));
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * experts));
+    return nodes > 1 ? MOERT_NEW_ARRAY(&model->node_counts, model->moe_layers * nodes * experts)
+                     : MOERT_OK;
+}
+
+static moert_status create_parts(moert_model *model) {
+    MOERT_TRY(moert_comm_agree(model->mesh->world, create_own(model)));
+    for (size_t i = 0; i < model->config.layers; i++) {
         MOERT_TRY(moert_model_mlp_of(&model->layer[i])->create(model, &model->layer[i]));
         MOERT_TRY(moert_comm_agree(model->mesh->world, keep_bf16(model, &model->layer[i])));
     }
@@ -101,10 +96,9 @@ static moert_status create_parts(moert_model *model) {
 moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config,
                                 moert_model **model) {
     moert_model *made = NULL;
-    moert_status status = moert_model_config_check_model(config);
-    if (status == MOERT_OK)
-        status = MOERT_NEW(&made);
-    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
+    moert_status status;
+    MOERT_TRY(moert_comm_agree(mesh->world, moert_model_config_check_model(config)));
+    MOERT_TRY(moert_comm_agree(mesh->world, MOERT_NEW(&made)));
     made->mesh = mesh;
     made->device = mesh->device;
     made->config = *config;

@@ -21,13 +21,13 @@ moert_status moert_model_watch_create(moert_model *model, moert_model_watch **wa
     made->model = model;
     model->watched = true;
     made->columns = model->config.layers + model->moe_layers;
-    moert_status status = MOERT_NEW_ARRAY(&made->sum, made->columns);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&made->part, made->columns);
-    if (status == MOERT_OK)
-        *watch = made;
-    else
-        moert_model_watch_destroy(made);
+    moert_status status;
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sum, made->columns));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->part, made->columns));
+    *watch = made;
+    return MOERT_OK;
+fail:
+    moert_model_watch_destroy(made);
     return status;
 }
 

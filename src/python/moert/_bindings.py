@@ -61,7 +61,7 @@ STRUCTS = {
         ("kept_groups", "size_t", 48),
         ("group_best", "size_t", 56),
     ]),
-    "moert_batch": (88, {0:88}, [
+    "moert_batch": (96, {0:96}, [
         ("size", "size_t", 0),
         ("tokens", "size_t", 8),
         ("sequences", "size_t", 16),
@@ -73,6 +73,7 @@ STRUCTS = {
         ("weight", "moert_buffer *", 64),
         ("token", "moert_buffer *", 72),
         ("type", "moert_dtype", 80),
+        ("bf16", "moert_buffer *", 88),
     ]),
     "moert_layer_options": (160, {0:160, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
         ("size", "size_t", 0),
@@ -94,7 +95,7 @@ STRUCTS = {
         ("slots", "size_t", 144),
         ("recompute_experts", "bool", 152),
     ]),
-    "moert_layer_losses": (56, {0:56}, [
+    "moert_layer_losses": (64, {0:64}, [
         ("size", "size_t", 0),
         ("aux_gradient", "moert_buffer *", 8),
         ("z_factor", "float", 16),
@@ -103,6 +104,7 @@ STRUCTS = {
         ("aux_by_sequence", "bool", 32),
         ("w1_gradient", "moert_buffer *", 40),
         ("w2_gradient", "moert_buffer *", 48),
+        ("dy_bf16", "moert_buffer *", 56),
     ]),
     "moert_pass_losses": (40, {0:40}, [
         ("size", "size_t", 0),

@@ -3,7 +3,7 @@
  * with float64; the bits of their GEMMs, which follow changes of the weights. */
 #include "context/context.h"
 #include "layer/internal.h"
-#include "layer/precision.h"
+#include "layer/rounding.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 #include "support/quant/quantized.h"
@@ -232,8 +232,7 @@ static void check_types(moert_layer_options options, moert_dtype v, moert_dtype 
     for (int deferred = 0; deferred < 2; deferred++) {
         options.deferred_wgrad = deferred;
         const moert_layer *layer = open_layer(open_mesh(0), &options);
-        ASSERT_ON_ALL(moert_precision_v_type(layer) == v &&
-                      moert_precision_dv_type(layer) == (deferred ? v : dv));
+        ASSERT_ON_ALL(layer->choices.v == v && layer->choices.dv == (deferred ? v : dv));
     }
 }
 
@@ -270,6 +269,22 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, const m
     return upload_floats(values, n);
 }
 
+/* Runs a GEMM of the first projection on rounded operands. */
+static moert_status run_rounded(moert_pass *pass, const moert_gemm *plain) {
+    moert_gemm gemm = *plain;
+    moert_rows x = {gemm.x, 0, MOERT_DTYPE_F32}, y = {gemm.y, 0, pass->layer->choices.dv};
+    gemm.type = pass->layer->choices.operand;
+    if (gemm.kind != MOERT_GEMM_DGRAD)
+        MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, false, &x));
+    if (gemm.kind != MOERT_GEMM_FORWARD)
+        MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, true, &y));
+    if (gemm.kind != MOERT_GEMM_WGRAD)
+        MOERT_TRY(moert_round_take_weight(pass->layer, BLOCK_EXPERT_IN, &gemm));
+    gemm.x = x.buffer;
+    gemm.y = y.buffer;
+    return moert_gemm_run(&gemm);
+}
+
 /* Checks the three GEMMs of the first projection, with the GLU fused into the forward GEMM. Every
  * rank uses the same rows x and dv. */
 static void check_gemms(moert_layer *layer) {
@@ -289,7 +304,7 @@ static void check_gemms(moert_layer *layer) {
                  *got_y = unset_floats(ROWS * n), *want_y = unset_floats(ROWS * n),
                  *got_h = unset_floats(ROWS * n / 2), *want_dw = unset_floats(experts * n * h),
                  *all_x = upload_floats(x.x, ROWS * h),
-                 *dv = upload_as(y.x, ROWS * n, moert_precision_dv_type(layer));
+                 *dv = upload_as(y.x, ROWS * n, layer->choices.dv);
     const moert_axis along = MOERT_AXIS_ROW, across = MOERT_AXIS_COLUMN;
     const moert_precision p = layer->options.precision;
     const moert_gemm plain = {
@@ -305,17 +320,16 @@ static void check_gemms(moert_layer *layer) {
     ASSERT_OK_ON_ALL(moert_gemm_run(
         GEMM(WGRAD, rounded(p, across, &x, false), want_dw, rounded(p, across, &y, false))));
     moert_pass pass = {.layer = layer};
-    ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
+    ASSERT_OK_ON_ALL(moert_round_weights(layer));
     for (size_t i = 0; i < 2; i++) {
-        moert_precision_begin(layer);
+        moert_round_begin(layer);
         moert_gemm first = *GEMM(FORWARD, all_x, weight, got_y);
         first.gated = true;
         first.glu = (moert_glu){.form = layer->options.glu, .h = got_h};
-        ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, &first));
-        moert_precision_begin(layer);
-        ASSERT_OK_ON_ALL(
-            moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(DGRAD, got_x, weight, dv)));
-        ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(WGRAD, all_x, dw, dv)));
+        ASSERT_OK_ON_ALL(run_rounded(&pass, &first));
+        moert_round_begin(layer);
+        ASSERT_OK_ON_ALL(run_rounded(&pass, GEMM(DGRAD, got_x, weight, dv)));
+        ASSERT_OK_ON_ALL(run_rounded(&pass, GEMM(WGRAD, all_x, dw, dv)));
         ASSERT_ON_ALL(same_floats(got_y, want_y, ROWS * n) &&
                       same_floats(got_x, want_x, ROWS * h) &&
                       same_floats(dw, want_dw, experts * n * h));

@@ -295,7 +295,15 @@ TEST(test_wrong_buffers_are_refused_on_all_ranks) {
     ASSERT_REFUSED(
         moert_layer_forward(run.layer, &run.batch, run.x, test_rank == 0 ? foreign : run.y, NULL),
         "y of a layer is on another device");
+    run.batch.bf16 = foreign;
+    ASSERT_REFUSED(moert_layer_forward(run.layer, &run.batch, run.x, run.y, NULL),
+                   "bf16 of a layer is on another device");
+    run.batch.bf16 = NULL;
     moert_pass *pass = forward(&run);
+    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    losses.dy_bf16 = foreign;
+    ASSERT_REFUSED(moert_pass_backward(pass, run.dy, &losses, run.dx),
+                   "dy_bf16 of a layer is on another device");
     ASSERT_REFUSED(moert_pass_backward(pass, run.dy, NULL, none), "dx of a layer is NULL");
     ASSERT_REFUSED(moert_pass_backward(pass, test_rank == 0 ? foreign : run.dy, NULL, run.dx),
                    "dy of a layer is on another device");

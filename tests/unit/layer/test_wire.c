@@ -5,6 +5,7 @@
  * with float64. */
 #include "context/context.h"
 #include "layer/mesh.h"
+#include "moert/quantize.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
@@ -233,6 +234,36 @@ TEST(test_dispatches_move_the_bytes_of_their_format) {
                                 (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit))));
         }
     }
+}
+
+/* The rows in bf16, as a caller may have them already; `instead`: other values. */
+static moert_buffer *in_bf16(const moert_buffer *rows, size_t n, bool instead) {
+    moert_buffer *values = test_buffer(n * sizeof(uint16_t));
+    ASSERT_OK(moert_cast_run(
+        &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16, n, rows, values}));
+    if (instead)
+        ASSERT_OK(moert_buffer_clear(values, 0, n * sizeof(uint16_t)));
+    return values;
+}
+
+/* A bf16 dispatch reads the caller's bf16 values instead of rounding the rows. */
+TEST(test_rows_that_the_caller_has_in_bf16_are_dispatched) {
+    layer_run run = layer_run_of(form(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16));
+    const size_t n = run.batch.tokens * HIDDEN;
+    float *y[3], *dx[3];
+    for (int given = 0; given < 3; given++) {
+        moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+        run.batch.bf16 = given > 0 ? in_bf16(run.x, n, given == 2) : NULL;
+        losses.dy_bf16 = given > 0 ? in_bf16(run.dy, n, given == 2) : NULL;
+        ASSERT_OK_ON_ALL(layer_run_forward(&run));
+        ASSERT_OK_ON_ALL(moert_pass_backward(run.pass, run.dy, &losses, run.dx));
+        ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
+        y[given] = read_floats(run.y, n);
+        dx[given] = read_floats(run.dx, n);
+    }
+    const size_t bytes = n * sizeof(float);
+    ASSERT_ON_ALL(memcmp(y[0], y[1], bytes) == 0 && memcmp(dx[0], dx[1], bytes) == 0);
+    ASSERT_ON_ALL(n == 0 || (memcmp(y[0], y[2], bytes) != 0 && memcmp(dx[0], dx[2], bytes) != 0));
 }
 
 MPI_TESTS(open_contexts, close_contexts)

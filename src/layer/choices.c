@@ -1,0 +1,93 @@
+/* The choices that follow from a layer's options. */
+#include "layer/choices.h"
+
+#include "base/memory.h"
+#include "layer/operand.h"
+#include "moert/quantize.h"
+
+enum { GRAIN = 8 /* GEMMs that scatter their results need N and K to be multiples of this */ };
+
+moert_status moert_layer_check_choices(const moert_layer_options *o) {
+    const struct {
+        const char *name;
+        unsigned value, most;
+    } choices[] = {{"precision", o->precision, MOERT_PRECISION_NVFP4},
+                   {"dense", o->dense, MOERT_PRECISION_BF16},
+                   {"dispatch", o->dispatch, MOERT_DISPATCH_BF16},
+                   {"combine", o->combine, MOERT_COMBINE_BF16}};
+    for (size_t i = 0; i < MOERT_COUNT(choices); i++)
+        if (choices[i].value > choices[i].most)
+            return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %u, above %u", choices[i].name,
+                              choices[i].value, choices[i].most);
+    if (o->dispatch == MOERT_DISPATCH_BF16 && o->hidden % 2 != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "rows of an odd hidden size, %zu, are not dispatched as bf16", o->hidden);
+    if (o->combine == MOERT_COMBINE_BF16 && o->hidden % 2 != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "results of an odd hidden size, %zu, are not combined as bf16",
+                          o->hidden);
+    return MOERT_OK;
+}
+
+static moert_hop hop_of(moert_dispatch form, size_t hidden) {
+    const moert_quantizer how = MOERT_QUANTIZER_INIT;
+    const moert_quantized_shape mxfp8 = moert_quantized_shape_of(&how, 1, hidden, 0);
+    const size_t bytes = form == MOERT_DISPATCH_F32    ? hidden * sizeof(float)
+                         : form == MOERT_DISPATCH_BF16 ? hidden * sizeof(uint16_t)
+                                                       : mxfp8.q_bytes + mxfp8.scales;
+    return (moert_hop){form, bytes, moert_ceil_div(bytes, sizeof(float))};
+}
+
+/* What a GEMM of `experts` weights [n,k] can do with its results. */
+static moert_storing storing_of(const moert_device *device, moert_gemm_kind kind, size_t experts,
+                                size_t n, size_t k, moert_dtype type) {
+    const moert_gemm gemm = {
+        .kind = kind, .groups = {.count = experts}, .n = n, .k = k, .type = type};
+    if (device == NULL)
+        return (moert_storing){false, false};
+    return (moert_storing){moert_gemm_rounds(device, &gemm), moert_gemm_scatters(device, &gemm)};
+}
+
+moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert_device *device,
+                                       size_t experts) {
+    const bool bf16 = o->precision == MOERT_PRECISION_BF16,
+               mxfp8 = o->precision == MOERT_PRECISION_MXFP8,
+               nvfp4 = o->precision == MOERT_PRECISION_NVFP4;
+    const bool back_bf16 = o->combine == MOERT_COMBINE_BF16, biased = o->expert_biases;
+    const size_t h = o->hidden, i = o->intermediate;
+    const moert_dtype f32 = MOERT_DTYPE_F32, rounded = bf16 ? MOERT_DTYPE_BF16 : f32;
+    moert_layer_choices c = {
+        .forth = hop_of(o->dispatch, h),
+        .back = hop_of(back_bf16 ? MOERT_DISPATCH_BF16 : MOERT_DISPATCH_F32, h),
+        .biases = biased,
+        .operand = bf16 || mxfp8 ? MOERT_DTYPE_BF16 : f32,
+        .received = o->dispatch == MOERT_DISPATCH_BF16 && !biased ? rounded : f32,
+        .v = moert_operand_between(device, biased ? f32 : rounded, experts, h, i),
+        .h = rounded,
+        .quantizes = mxfp8 || nvfp4,
+        .format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
+        .global_scales = nvfp4,
+        .splits_router = o->precision != MOERT_PRECISION_F32};
+    const bool plain = o->dispatch == MOERT_DISPATCH_F32 && o->precision == MOERT_PRECISION_F32;
+    c.dv = biased ? f32 : o->deferred_wgrad ? c.v : c.h;
+    c.chunks = !back_bf16 && (plain || c.received == MOERT_DTYPE_BF16);
+    c.pushes = back_bf16 && !biased && (h | i) % GRAIN == 0 && (bf16 || mxfp8);
+    if (back_bf16 && !biased) /* biases are added to float32 results */
+        c.y = storing_of(device, MOERT_GEMM_FORWARD, experts, h, i, c.operand);
+    if (back_bf16)
+        c.dx = storing_of(device, MOERT_GEMM_DGRAD, experts, 2 * i, h, c.operand);
+    return c;
+}
+
+moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
+    const size_t experts = o->external_routing ? 0 : o->router.experts, h = o->hidden,
+                 i = o->intermediate, shared = o->shared_intermediate;
+    const size_t in_parts = o->glu.interleaved ? local : 2 * local;
+    return (moert_layer_shapes){
+        .elements = {{experts * h, o->router_bias ? experts : 0, o->correction_bias ? experts : 0,
+                      2 * shared * h, h * shared, o->shared_gate ? h : 0},
+                     {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0},
+                     {local * h * i, o->expert_biases ? local * h : 0}},
+        .parts = {{1, 1, 1, 2, 1, 1}, {in_parts, local}, {local, local}},
+        .count = {6, 2, 2}};
+}

@@ -1,0 +1,70 @@
+/*
+ * What follows from a layer's options, decided once: how rows travel, and in which dtypes the
+ * experts compute. No other file asks the options for precision, dispatch, combine or
+ * expert_biases.
+ *
+ *   precision  operands of the experts' GEMMs                  v, dh     h     dv
+ *   f32        float32                                         F32       F32   F32
+ *   bf16       bf16                                            BF16 (1)  BF16  BF16 (2)
+ *   mxfp8      bf16: E4M3 payload times powers of two          F32       F32   F32
+ *   nvfp4      float32: E2M1 payload times scales and a        F32       F32   F32
+ *              global scale, which is no power of two
+ *
+ * (1) F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and the gradient
+ *     of the biases reads dv in float32.
+ * (2) F32 with biases. With a deferred wgrad the dtype of v, because dv then uses the buffer of v.
+ *
+ * GEMMs of bf16 pairs may treat operands below 2^-126 as zero.
+ */
+#pragma once
+
+#include "layer/block.h"
+
+/* The rows of a direction between ranks. The exchange copies them bit by bit, as rows of floats. */
+typedef struct moert_hop {
+    moert_dispatch form; /* float32, bf16, or MXFP8 payload and scales */
+    size_t bytes;        /* of a row */
+    size_t width;        /* of a window that receives such rows, in floats */
+} moert_hop;
+
+/* What the last GEMM of a forward or backward can do with results that travel in bf16. */
+typedef struct moert_storing {
+    bool rounds;   /* it rounds them */
+    bool scatters; /* it also stores them in the windows of other ranks (moert_scatter) */
+} moert_storing;
+
+typedef struct moert_layer_choices {
+    moert_hop forth;      /* x and dy, to the owners of their experts */
+    moert_hop back;       /* y and dx, to the ranks of their tokens */
+    moert_storing y, dx;  /* the GEMMs whose results travel back */
+    bool pushes;          /* ranks may push y; the same on all ranks, whatever their devices */
+    bool chunks;          /* experts can compute some rows while others travel: no conversion
+                                before or after the GEMMs needs all rows */
+    bool biases;          /* of both projections of the experts */
+    moert_dtype operand;  /* of the experts' GEMMs */
+    moert_dtype received; /* x and dy as the GEMMs get them: BF16 if these read the window */
+    moert_dtype v, h, dv; /* of v[M,2I] and dh[M,I]; of h[M,I]; of dv[M,2I] */
+    bool quantizes;       /* operands are rounded to `format` first */
+    moert_format format;  /* MXFP8 or NVFP4 */
+    bool global_scales;   /* NVFP4: of a weight one per expert, of rows one for all ranks */
+    bool splits_router;   /* the router's GEMMs may multiply sums of bf16 values */
+} moert_layer_choices;
+
+/* The choices of a layer with `experts` experts on this rank. Without a device, in an estimate, no
+ * GEMM rounds its results. */
+moert_layer_choices moert_layer_choose(const moert_layer_options *options,
+                                       const moert_device *device, size_t experts);
+/* ERROR_USAGE, ERROR_UNSUPPORTED: options of which the choices cannot be made. */
+moert_status moert_layer_check_choices(const moert_layer_options *options);
+
+/* The shapes of the blocks of a layer that holds `local` experts, by the index of
+ * moert_layer_block. */
+enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 6 };
+
+typedef struct moert_layer_shapes {
+    size_t elements[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
+    size_t parts[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
+    size_t count[MOERT_LAYER_BLOCKS];
+} moert_layer_shapes;
+
+moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, size_t local);

@@ -1,0 +1,231 @@
+/* Rounds the operands of the experts' GEMMs. */
+#include "layer/rounding.h"
+
+#include <math.h>
+
+#include "base/memory.h"
+#include "base/dtype.h"
+#include "moert/quantize.h"
+
+/* A float32 matrix [groups.rows, columns] without gaps. */
+typedef struct matrix {
+    moert_groups groups;
+    size_t columns;
+    moert_buffer *values;
+} matrix;
+
+static moert_status reserve_bytes(moert_mesh *mesh, moert_scratch which, size_t bytes,
+                                  moert_buffer **buffer) {
+    return moert_mesh_scratch(mesh, which, moert_ceil_div(bytes, sizeof(float)), buffer);
+}
+
+/* ---- quantizing ---- */
+
+static moert_quantizer quantizer_of(moert_format format, moert_axis axis) {
+    moert_quantizer how = MOERT_QUANTIZER_INIT;
+    how.format = format;
+    how.axis = axis;
+    return how;
+}
+
+static moert_quantize quantize_of(const matrix *source, const moert_quantizer *how,
+                                  moert_buffer *amax) {
+    return (moert_quantize){.size = sizeof(moert_quantize),
+                            .how = *how,
+                            .groups = source->groups,
+                            .columns = source->columns,
+                            .x = source->values,
+                            .amax = amax};
+}
+
+/* Quantizes a matrix to scratch buffers. NVFP4 needs `amax`, of the tensor or of each group. */
+static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
+                             moert_buffer *amax, moert_quantize *op) {
+    const moert_groups *groups = &source->groups;
+    const size_t blocks =
+        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format));
+    const moert_quantized_shape shape =
+        moert_quantized_shape_of(how, groups->rows, source->columns, blocks);
+    const size_t scale_bytes =
+        shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
+    *op = quantize_of(source, how, amax);
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_WIRE, shape.q_lines * shape.q_bytes, &op->q));
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op->scale));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, groups->count, &op->global));
+    return moert_quantize_run(op);
+}
+
+/* ---- weights ---- */
+
+/* Quantizes weight[L,N,K] for a use, and prepacks its values or, where that gains nothing,
+ * dequantizes them to a float32 copy. */
+static moert_status refresh_use(moert_layer *layer, int block, moert_prepacked_use use,
+                                const matrix *source, size_t n) {
+    const moert_layer_choices *c = &layer->choices;
+    const size_t experts = layer->local_experts;
+    moert_rounded *rounded = &layer->rounded[block];
+    moert_mesh *mesh = layer->mesh;
+    moert_buffer *amax = NULL;
+    moert_quantize op;
+    moert_quantizer how =
+        quantizer_of(c->format, use == MOERT_PREPACKED_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
+    how.group_scales = c->global_scales;
+    if (c->global_scales) {
+        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
+        const moert_quantize measured = quantize_of(source, &how, amax);
+        MOERT_TRY(moert_quantize_amax(&measured));
+    }
+    MOERT_TRY(quantize(mesh, source, &how, amax, &op));
+    const moert_prepacked_shape shape = {experts, n, source->columns, use, c->operand};
+    if (rounded->prepacked[use] == NULL)
+        MOERT_TRY(moert_prepacked_create(mesh->device, &shape, &rounded->prepacked[use]));
+    if (rounded->prepacked[use] != NULL)
+        return moert_prepacked_fill_quantized(
+            rounded->prepacked[use],
+            &(moert_quantized){.format = how.format,
+                               .axis = how.axis,
+                               .q = op.q,
+                               .scale = op.scale,
+                               .global = c->global_scales ? op.global : NULL});
+    const size_t bytes = experts * n * source->columns * sizeof(float);
+    MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[use]));
+    op.x = rounded->weight[use];
+    return moert_dequantize_run(&op);
+}
+
+static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
+    const size_t experts = layer->local_experts;
+    matrix source = {
+        {NULL, experts, experts * n}, k, layer->block[block]->tensor[EXPERT_WEIGHT].weight};
+    moert_buffer *ends;
+    MOERT_TRY(reserve_bytes(layer->mesh, MOERT_SCRATCH_ENDS, experts * sizeof(uint32_t), &ends));
+    MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
+    source.groups.ends = ends;
+    const moert_gemm forward = {.gated = block == BLOCK_EXPERT_IN, .glu.form = layer->options.glu};
+    MOERT_TRY(refresh_use(layer, block, moert_prepacked_use_of(&forward), &source, n));
+    return refresh_use(layer, block, MOERT_PREPACKED_DGRAD, &source, n);
+}
+
+moert_status moert_round_weights(moert_layer *layer) {
+    const size_t hidden = layer->options.hidden, width = layer->options.intermediate;
+    if (!layer->choices.quantizes || !layer->weights_changed)
+        return MOERT_OK;
+    MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_IN, 2 * width, hidden));
+    MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_OUT, hidden, width));
+    layer->weights_changed = false;
+    return MOERT_OK;
+}
+
+moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm) {
+    const moert_prepacked_use use = moert_prepacked_use_of(gemm);
+    const moert_rounded *rounded = &layer->rounded[block];
+    if (!layer->choices.quantizes)
+        return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
+    gemm->prepacked = rounded->prepacked[use];
+    if (gemm->prepacked == NULL)
+        gemm->weight = rounded->weight[use];
+    return MOERT_OK;
+}
+
+void moert_round_free(moert_layer *layer) {
+    for (int i = 0; i < BLOCKS; i++)
+        for (size_t use = 0; use < MOERT_PREPACKED_USES; use++) {
+            moert_prepacked_destroy(layer->rounded[i].prepacked[use]);
+            moert_buffer_destroy(layer->rounded[i].weight[use]);
+        }
+}
+
+/* ---- activations ---- */
+
+enum { GATHERS = 2 }; /* per pass: the amax of x and of h, or of dy and of dv */
+
+void moert_round_begin(moert_layer *layer) {
+    layer->gathers = layer->choices.global_scales ? GATHERS : 0;
+}
+
+/* *amax = the maximum over all ranks, NaN if any rank has NaN. If `local` is a failure on any rank,
+ * the call fails on all ranks and no gather of the pass remains. Collective. */
+static moert_status gather(moert_layer *layer, moert_status local, float *amax) {
+    moert_mesh *mesh = layer->mesh;
+    const moert_amax_report mine = {local, *amax};
+    const size_t left = layer->gathers - 1;
+    bool failed = false;
+    layer->gathers = 0;
+    MOERT_TRY(moert_comm_allgather(mesh->world, &mine, sizeof mine, mesh->reports));
+    for (size_t r = 0; r < moert_comm_size(mesh->world); r++) {
+        const moert_amax_report *report = &mesh->reports[r];
+        failed = failed || report->status != MOERT_OK;
+        if (isnan(report->amax) || report->amax > *amax)
+            *amax = report->amax;
+    }
+    if (failed)
+        return moert_comm_agree(mesh->world, local);
+    layer->gathers = left;
+    return MOERT_OK;
+}
+
+moert_status moert_round_settle(moert_layer *layer, moert_status status) {
+    float nothing = 0.0f;
+    return status != MOERT_OK && layer->gathers > 0 ? gather(layer, status, &nothing) : status;
+}
+
+moert_status moert_round_tell_replicas(moert_layer *layer, moert_status status) {
+    return moert_comm_size(layer->mesh->replicas) == 1 ? status : moert_round_settle(layer, status);
+}
+
+/* *dense = rows without gaps: copies rows of a window that has gaps to scratch. */
+static moert_status close_gaps(moert_mesh *mesh, const moert_rows *rows, size_t count,
+                               size_t columns, moert_buffer **dense) {
+    *dense = rows->buffer;
+    if (rows->stride <= columns)
+        return MOERT_OK;
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, count * columns, dense));
+    return moert_buffer_copy_rows(rows->buffer, rows->stride * sizeof(float), *dense,
+                                  columns * sizeof(float), count);
+}
+
+/* *amax = the largest magnitude of an operand, over the rows of all ranks, in scratch. Measures it
+ * unless a GEMM has read the same rows before. */
+static moert_status take_amax(moert_pass *pass, const moert_gemm *gemm, const matrix *rows,
+                              float *value, moert_buffer **amax) {
+    moert_layer *layer = pass->layer;
+    const bool known =
+        gemm->kind == MOERT_GEMM_WGRAD || (gemm->kind == MOERT_GEMM_FORWARD && pass->again);
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_AMAX, 1, amax));
+    if (!known) {
+        const moert_quantizer plain = quantizer_of(layer->choices.format, MOERT_AXIS_ROW);
+        const moert_quantize measured = quantize_of(rows, &plain, *amax);
+        MOERT_TRY(moert_quantize_amax(&measured));
+        MOERT_TRY(moert_buffer_read(*amax, 0, value, sizeof *value));
+        MOERT_TRY(gather(layer, MOERT_OK, value));
+    }
+    return moert_buffer_write(*amax, 0, value, sizeof *value);
+}
+
+moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
+                              moert_rows *rows) {
+    moert_layer *layer = pass->layer;
+    const moert_layer_choices *c = &layer->choices;
+    moert_mesh *mesh = layer->mesh;
+    matrix values = {gemm->groups, y ? gemm->n : gemm->k, NULL};
+    const size_t n = values.groups.rows * values.columns;
+    moert_buffer *target, *amax = NULL;
+    moert_quantize op;
+    if (!c->quantizes && rows->dtype == c->operand)
+        return MOERT_OK;
+    MOERT_TRY(reserve_bytes(mesh, y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X,
+                            n * moert_dtype_bits(c->operand) / 8, &target));
+    MOERT_TRY(close_gaps(mesh, rows, values.groups.rows, values.columns, &values.values));
+    *rows = (moert_rows){target, 0, c->operand};
+    if (!c->quantizes)
+        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, c->operand, n,
+                                            values.values, target});
+    if (c->global_scales)
+        MOERT_TRY(take_amax(pass, gemm, &values, &pass->amax[block][y], &amax));
+    const moert_quantizer how = quantizer_of(
+        c->format, gemm->kind == MOERT_GEMM_WGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
+    MOERT_TRY(quantize(mesh, &values, &how, amax, &op));
+    op.x = target;
+    op.x_type = c->operand;
+    return moert_dequantize_run(&op);
+}

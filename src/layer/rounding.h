@@ -1,0 +1,52 @@
+/*
+ * Rounds the operands of the experts' GEMMs.
+ *
+ *   forward  y = q(x) q(W)^T     blocks along K, the reduction
+ *   dgrad    x = q(y) q'(W)      blocks along N
+ *   wgrad    W = q'(y)^T q'(x)   blocks of consecutive rows of an expert
+ *
+ * q and q' both round the float32 values, never each other's results. The GEMMs accumulate in
+ * float32.
+ *
+ *   bf16   rows are cast to bf16; the GEMMs round the weights (gemm/gemm.h)
+ *   mxfp8  rows are quantized, then dequantized to bf16, which holds the values exactly
+ *   nvfp4  rows are quantized, then dequantized to float32
+ *
+ * The float32 master weights are kept. After moert_layer_weights_changed(), the first forward
+ * quantizes them again for mxfp8 and nvfp4, and prepacks them where that gains something. In the
+ * other precisions moert_prepacks decides when to prepack.
+ *
+ * NVFP4: a weight has one global scale per expert. An activation has one for all rows of all ranks,
+ * so that the bits do not depend on which rank holds a row. Gathering its amax makes forward and
+ * dgrad collective over the mesh's world; wgrad uses the same amax. The gather also carries each
+ * rank's status: if one rank has failed, it fails on all ranks.
+ */
+#pragma once
+
+#include "layer/experts.h"
+
+/* Quantizes the weights again if they are stale. Not collective. */
+moert_status moert_round_weights(moert_layer *layer);
+/* Sets the copy of the weight of `block` that a forward or dgrad reads. */
+moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm);
+void moert_round_free(moert_layer *layer);
+
+/* Rounds operand x or y of a GEMM by `block` to scratch; rows of the operands' dtype stay as they
+ * are. Collective over the world with global scales, except for a wgrad. */
+moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
+                              moert_rows *rows);
+
+/* Starts a forward or backward, which has two gathers with NVFP4. Call it before anything
+ * that can fail on some ranks only. */
+void moert_round_begin(moert_layer *layer);
+/*
+ * Call it with this rank's status before the combine of a forward or backward. If the status is a
+ * failure and a gather remains, this rank takes part in that gather, so that ranks that wait there
+ * fail too.
+ * Returns the agreed status, or `status` if there was no gather. Collective over the failed ranks
+ * and those that wait.
+ */
+moert_status moert_round_settle(moert_layer *layer, moert_status status);
+/* Calls moert_round_settle for a failure that all ranks of the EP group share but their replicas do
+ * not know. Returns `status` if the experts have no replicas. */
+moert_status moert_round_tell_replicas(moert_layer *layer, moert_status status);
