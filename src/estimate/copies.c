@@ -187,8 +187,9 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     if (c->dense != MOERT_PRECISION_F32) {
         largest_operands(s, &x, &y);
         const bool again = c->memory.recompute == MOERT_RECOMPUTE_LAYER && c->layers > 1;
-        floats += (again ? 2 : 1) * moert_operand_floats(moert_operand_type(c->dense),
-                                                         s->tokens * h); /* moert_model.bf16 */
+        floats += (again ? 2 : 1) *
+                  moert_operand_floats(moert_operand_type(c->dense),
+                                       s->tokens * h); /* bf16 and d_bf16 of moert_run */
     }
     if (choices->quantizes) {
         largest_quantized(s, &payload, &scales);

@@ -410,9 +410,15 @@ static size_t check_bytes(const moert_memory_setting *setting, const moert_memor
                    &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]}, 1, 0);
     floats = (2 + nodes) * replicated.floats + 2 * owned.floats;
     if (setting->micro_batches > 1)
-        floats += owned.floats;          /* gradients of the experts before a backward */
-    floats += 6 * s->tokens * c->hidden; /* inputs of both runs, and the second one's result */
-    return floats * sizeof(float) +
+        floats += owned.floats; /* gradients of the experts before a backward */
+    /* inputs of both runs, and the second one's result, d and dn */
+    floats += 8 * s->tokens * c->hidden + count_rows(s->attention.scratch, s->tokens);
+    floats += s->sequences + /* ends, and the gradient of the auxiliary loss */
+              (s->aux_form == MOERT_AUX_SEQUENCE ? s->sequences : 1) * c->router.experts;
+    if (c->dense != MOERT_PRECISION_F32)
+        floats += moert_operand_floats(moert_operand_type(c->dense), s->tokens * c->hidden);
+    return floats * sizeof(float) + attention_bytes(s) +
+           (s->dense_layers > 0 ? dense_bytes(s) : 0) +
            moert_memory_layer_copies(&once, &most, s->moe_layers > 0, s->dense_layers > 0);
 }
 

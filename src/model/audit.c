@@ -145,13 +145,16 @@ static moert_status create_rest(moert_audit *audit) {
         MOERT_TRY(
             moert_alloc(&audit->hash[i], MOERT_AUDIT_SITES * audit->slots, sizeof *audit->hash[i]));
     MOERT_TRY(moert_probe_create(audit->slots, &audit->plants));
-    return moert_probe_create(audit->slots, &audit->probe);
+    MOERT_TRY(moert_probe_create(audit->slots, &audit->probe));
+    return moert_run_create_of(audit->model, &audit->again, 1, &audit->repeat);
 }
 
-moert_status moert_audit_create(moert_model *model, moert_audit **audit) {
+moert_status moert_audit_create(moert_run *run, moert_audit **audit) {
+    moert_model *model = run->model;
     moert_audit *made = NULL;
     moert_status status;
     MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, MOERT_NEW(&made)));
+    made->run = run;
     made->model = model;
     MOERT_TRY_OR(fail, create_again(made));
     MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, create_rest(made)));
@@ -166,14 +169,14 @@ fail:
 void moert_audit_destroy(moert_audit *audit) {
     if (audit == NULL)
         return;
-    moert_pass_destroy(audit->again.pass);
+    moert_run_destroy(audit->repeat);
     moert_layer_destroy(audit->again.moe);
     moert_block_destroy(audit->again.mlp);
     moert_block_destroy(audit->again.attention);
     moert_probe_destroy(audit->probe);
     moert_probe_destroy(audit->plants);
-    MOERT_DESTROY(audit->again.out, audit->digests, audit->middle, audit->d[0], audit->d[1],
-                  audit->before[0], audit->before[1], audit->x, audit->received, audit->positions);
+    MOERT_DESTROY(audit->digests, audit->middle, audit->d[0], audit->d[1], audit->before[0],
+                  audit->before[1], audit->x, audit->received, audit->positions);
     for (int c = 0; c <= MOERT_AUDIT_EXPERTS; c++)
         MOERT_FREE(audit->ring[c].order, audit->ring[c].at, audit->ring[c].first,
                    audit->ring[c].count);
@@ -227,12 +230,11 @@ void moert_audit_open_probe(moert_probe *probe, bool takes, const moert_audit_pl
 }
 
 void moert_audit_begin(moert_audit *audit, ptrdiff_t layer, const moert_audit_plant *plant) {
-    moert_model *model = audit->model;
+    const moert_model *model = audit->model;
     const bool any = layer != MOERT_AUDIT_NO_LAYER;
-    model->audit = audit;
+    audit->run->audit = audit->repeat->audit = audit;
     audit->layer = any ? &model->layer[layer] : NULL;
     audit->plant = plant;
-    audit->repeats = false;
     memset(audit->taken, 0, sizeof audit->taken);
     for (int i = 0; i < 2; i++)
         memset(audit->hash[i], 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->hash[i]);
@@ -244,7 +246,7 @@ void moert_audit_begin(moert_audit *audit, ptrdiff_t layer, const moert_audit_pl
 
 void moert_audit_end(moert_audit *audit) {
     set_probes(audit, false);
-    audit->model->audit = NULL;
+    audit->run->audit = audit->repeat->audit = NULL;
 }
 
 /* ---- what the caller compares ---- */

@@ -52,9 +52,9 @@ typedef enum moert_audit_site {
 
 typedef struct moert_audit moert_audit;
 
-/* Allocates a second copy of a layer. The model must outlive the audit. Collective; all ranks
- * return the same status. Errors: ERROR_MEMORY, ERROR_DEVICE. */
-moert_status moert_audit_create(moert_model *model, moert_audit **audit);
+/* Allocates a second copy of a layer, and a run of it. The first run must outlive the audit.
+ * Collective; all ranks return the same status. Errors: ERROR_MEMORY, ERROR_DEVICE. */
+moert_status moert_audit_create(moert_run *run, moert_audit **audit);
 void moert_audit_destroy(moert_audit *audit); /* Collective. NULL is legal. */
 
 /* A wrong bit for tests, on this rank, in the result of a site of a layer. */
@@ -71,7 +71,7 @@ void moert_audit_begin(moert_audit *audit, ptrdiff_t layer, const moert_audit_pl
 void moert_audit_end(moert_audit *audit);
 
 /* Repeats the layer after the backward of the same batch. Weights must be the same, and it changes
- * no gradient. Collective. Errors: those of moert_model_forward and _backward. */
+ * no gradient. Collective. Errors: those of moert_run_forward and _backward. */
 moert_status moert_audit_repeat(moert_audit *audit, size_t distance);
 
 /* hash[MOERT_AUDIT_SITES, slots] of the first run, or of what this rank has repeated. Sites that

@@ -16,14 +16,15 @@ typedef struct moert_audit_ring {
 
 struct moert_audit {
     moert_model *model;
-    const moert_model_layer *layer; /* that is audited; NULL: none */
-    moert_model_layer again;        /* its second copy */
+    moert_run *run;                 /* the first run, */
+    const moert_model_layer *layer; /* and its layer that is audited; NULL: none */
+    moert_model_layer again;        /* the layer's second copy, */
+    moert_run *repeat;              /* and the second run, of that alone */
     moert_probe *probe, *plants;    /* of the MoE layer; `plants` only plants */
     const moert_audit_plant *plant;
     size_t slots;
     uint64_t *hash[2]; /* [SITES, slots], first run and repeated */
     bool taken[2][MOERT_AUDIT_SITES];
-    bool repeats;          /* the second run is under way */
     moert_buffer *digests; /* of rows */
     moert_buffer *middle;  /* [T,H] of the first run; inputs of the second: */
     moert_buffer *d[2];    /* [T,H] gradients of the layer's result, and of middle */

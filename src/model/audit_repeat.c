@@ -17,31 +17,50 @@ typedef struct stretch {
 } stretch;
 
 /* Sends `source` to the rank that repeats this rank's work, and receives the `target` of the rank
- * whose work this one repeats. Collective. */
+ * whose work this one repeats, by host memory. Collective. */
+static moert_status exchange(const moert_audit *audit, moert_audit_class class, size_t distance,
+                             const float *source, size_t source_floats, float *target,
+                             size_t target_floats) {
+    moert_comm *world = audit->model->mesh->world;
+    const size_t rank = moert_comm_rank(world);
+    size_t *counts = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done,
+                 moert_comm_agree(world, MOERT_NEW_ARRAY(&counts, 2 * moert_comm_size(world))));
+    size_t *const sent = counts, *const received = counts + moert_comm_size(world);
+    sent[moert_audit_repeater(audit, class, rank, distance)] = source_floats;
+    received[moert_audit_repeated(audit, class, rank, distance)] = target_floats;
+    status = moert_comm_alltoallv(world, source, sent, target, received, sizeof *target);
+done:
+    free(counts);
+    return status;
+}
+
+static moert_status map(const stretch *s, float **floats) {
+    *floats = NULL;
+    return s->floats > 0 ? moert_buffer_map(s->buffer, floats) : MOERT_OK;
+}
+
+static moert_status unmap(const stretch *s, float *floats) {
+    return floats != NULL ? moert_buffer_unmap(s->buffer, floats) : MOERT_OK;
+}
+
+/* The same for device memory. */
 static moert_status hand_on(const moert_audit *audit, moert_audit_class class, size_t distance,
                             const stretch *source, const stretch *target) {
     moert_comm *world = audit->model->mesh->world;
-    const size_t ranks = moert_comm_size(world), rank = moert_comm_rank(world);
-    size_t *sent = NULL, *received = NULL;
     float *from = NULL, *to = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&sent, ranks);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&received, ranks);
-    if (status == MOERT_OK && source->floats > 0)
-        status = moert_buffer_map(source->buffer, &from);
-    if (status == MOERT_OK && target->floats > 0)
-        status = moert_buffer_map(target->buffer, &to);
-    MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    sent[moert_audit_repeater(audit, class, rank, distance)] = source->floats;
-    received[moert_audit_repeated(audit, class, rank, distance)] = target->floats;
-    status =
-        moert_comm_alltoallv(world, from + source->at, sent, to + target->at, received, sizeof *to);
+    MOERT_TRY(moert_comm_agree(world, map(source, &from)));
+    moert_status status = moert_comm_agree(world, map(target, &to));
+    MOERT_TRY_OR(done, status);
+    status = exchange(audit, class, distance, from + source->at, source->floats, to + target->at,
+                      target->floats);
+    MOERT_TRY_OR(done, status);
+    MOERT_TRY(unmap(target, to));
+    return unmap(source, from);
 done:
-    if (from != NULL)
-        status = moert_first(status, moert_buffer_unmap(source->buffer, from));
-    if (to != NULL)
-        status = moert_first(status, moert_buffer_unmap(target->buffer, to));
-    MOERT_FREE(sent, received);
+    unmap(target, to);
+    unmap(source, from);
     return status;
 }
 
@@ -131,7 +150,7 @@ static moert_status take_weights(moert_audit *audit, size_t distance) {
     MOERT_TRY(
         copy_weights(moert_layer_block(layer->moe, 0), moert_layer_block(audit->again.moe, 0)));
     MOERT_TRY(hand_on_experts(audit, distance, false));
-    if (audit->model->accumulate)
+    if (audit->run->accumulate)
         MOERT_TRY(hand_on_experts(audit, distance, true));
     moert_layer_weights_changed(audit->again.moe);
     return MOERT_OK;
@@ -139,141 +158,144 @@ static moert_status take_weights(moert_audit *audit, size_t distance) {
 
 /* ---- tokens ---- */
 
-/* Restores the gradient that a sublayer's backward reads, also in bf16. */
-static moert_status restore_gradient(moert_model *model, const moert_buffer *d) {
-    const size_t n = model->batch.tokens * model->config.hidden;
-    MOERT_TRY(moert_model_reserve(model, n, &model->d));
+/* Gives the second run a batch of its own, with the settings of the first one. */
+static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
+    const moert_run *first = audit->run;
+    moert_run *run = audit->repeat;
+    MOERT_TRY(moert_buffer_reserve(run->device, batch->sequences * sizeof(uint32_t), &run->ends));
+    MOERT_TRY(moert_buffer_write_ends(batch->sequences, first->length, run->ends));
+    run->batch = *batch;
+    run->batch.ends = run->ends;
+    run->length = first->length;
+    run->packed = first->packed;
+    run->losses = first->losses;
+    run->factor = first->factor;
+    run->slope = first->slope;
+    run->accumulate = first->accumulate;
+    run->rows = first->rows;
+    return MOERT_OK;
+}
+
+/* Makes room for what a run of one layer needs of the batch. */
+static moert_status reserve(moert_run *run) {
+    const size_t floats = run->batch.tokens * run->config->hidden;
+    MOERT_TRY(moert_model_reserve_layer(run, run->layer));
+    MOERT_TRY(moert_model_reserve(run->model, floats, &run->d));
+    MOERT_TRY(moert_model_reserve(run->model, floats, &run->dn));
+    MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
+    return moert_model_type(run->model) == MOERT_DTYPE_F32
+               ? MOERT_OK
+               : moert_model_reserve(run->model, moert_operand_floats(MOERT_DTYPE_BF16, floats),
+                                     &run->bf16);
+}
+
+/* Gives the run the gradient that a sublayer's backward reads, also in bf16. */
+static moert_status take_gradient(moert_run *run, const moert_buffer *d) {
+    const size_t n = run->batch.tokens * run->config->hidden;
     if (n == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_buffer_copy(d, 0, model->d, 0, n * sizeof(float)));
-    if (model->bf16 == NULL)
-        return MOERT_OK;
-    MOERT_TRY(moert_model_reserve(model, moert_operand_floats(MOERT_DTYPE_BF16, n), &model->bf16));
-    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16, n,
-                                        model->d, model->bf16});
+    MOERT_TRY(moert_buffer_copy(d, 0, run->d, 0, n * sizeof(float)));
+    return run->bf16 != NULL ? moert_model_round(run, run->config->hidden, run->d, run->bf16)
+                             : MOERT_OK;
 }
 
-/* Makes the model's batch that of `rank`. `positions`: its documents on the host, or NULL. */
-static moert_status take_tokens(moert_model *model, moert_batch batch, const int32_t *positions) {
-    MOERT_TRY(
-        moert_buffer_reserve(model->device, batch.sequences * sizeof(uint32_t), &model->ends));
-    MOERT_TRY(moert_buffer_write_ends(batch.sequences, model->length, model->ends));
-    batch.ends = model->ends;
-    model->batch = batch;
-    return positions != NULL
-               ? moert_documents_set(model->documents, batch.sequences, model->length, positions)
-               : MOERT_OK;
-}
-
-/* The positions of this rank's documents, and of those of the rank whose work it repeats. */
-static moert_status read_positions(moert_audit *audit, size_t distance, size_t tokens,
-                                   int32_t **own, int32_t **other) {
-    const moert_model *model = audit->model;
-    const size_t mine = model->batch.tokens;
-    const moert_buffer *positions = moert_model_positions(model);
-    if (positions == NULL)
+/* Takes the positions of the documents of the rank whose work this one repeats. */
+static moert_status take_positions(moert_audit *audit, size_t distance) {
+    const moert_run *first = audit->run;
+    moert_run *run = audit->repeat;
+    const size_t mine = first->batch.tokens, tokens = run->batch.tokens;
+    int32_t *positions = NULL;
+    moert_status status;
+    if (!first->packed)
         return MOERT_OK;
-    moert_status status = moert_alloc(own, mine + 1, sizeof **own);
-    if (status == MOERT_OK)
-        status = moert_alloc(other, tokens + 1, sizeof **other);
-    if (status == MOERT_OK)
-        status = moert_buffer_reserve(model->device, tokens * sizeof **own, &audit->positions);
-    if (status == MOERT_OK && mine > 0)
-        status = moert_buffer_read(positions, 0, *own, mine * sizeof **own);
-    MOERT_TRY(moert_comm_agree(model->mesh->world, status));
+    MOERT_TRY(moert_comm_agree(
+        first->mesh->world,
+        moert_buffer_reserve(run->device, tokens * sizeof *positions, &audit->positions)));
     MOERT_TRY(hand_on(audit, MOERT_AUDIT_TOKENS, distance,
-                      &(stretch){(moert_buffer *)positions, 0, mine},
+                      &(stretch){(moert_buffer *)moert_model_positions(first), 0, mine},
                       &(stretch){audit->positions, 0, tokens}));
-    return tokens > 0 ? moert_buffer_read(audit->positions, 0, *other, tokens * sizeof **other)
-                      : MOERT_OK;
+    MOERT_TRY_OR(done, moert_alloc(&positions, tokens + 1, sizeof *positions));
+    if (tokens > 0)
+        MOERT_TRY_OR(done,
+                     moert_buffer_read(audit->positions, 0, positions, tokens * sizeof *positions));
+    status = moert_documents_set(run->documents, run->batch.sequences, run->length, positions);
+done:
+    free(positions);
+    return status;
 }
 
 /* Runs attention, and a dense MLP, on the rows in audit->x and audit->received. */
 static moert_status run_tokens(moert_audit *audit) {
-    moert_model *model = audit->model;
-    moert_model_layer *again = &audit->again;
-    const size_t floats = model->batch.tokens * model->config.hidden;
-    MOERT_TRY(moert_model_reserve_layer(model, again));
-    MOERT_TRY(moert_model_reserve(model, floats, &model->dn));
-    MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
-    if (model->bf16 != NULL)
-        MOERT_TRY(moert_model_reserve(model, moert_operand_floats(MOERT_DTYPE_BF16, floats),
-                                      &model->bf16));
-    MOERT_TRY(moert_model_attend(model, again, audit->x));
-    if (again->is_dense)
-        MOERT_TRY(moert_model_run_mlp(model, again));
-    MOERT_TRY(restore_gradient(model, audit->received));
-    MOERT_TRY(moert_block_begin(again->attention, &model->batch, model->accumulate));
-    if (again->is_dense)
-        MOERT_TRY(moert_model_differentiate_mlp(model, again, model->accumulate));
-    return moert_model_differentiate_attention(model, again, audit->x);
+    moert_run *run = audit->repeat;
+    moert_run_layer *layer = run->layer;
+    MOERT_TRY(reserve(run));
+    MOERT_TRY(moert_model_attend(run, layer, audit->x));
+    if (layer->of->is_dense)
+        MOERT_TRY(moert_model_run_mlp(run, layer));
+    MOERT_TRY(take_gradient(run, audit->received));
+    MOERT_TRY(moert_block_begin(layer->of->attention, &run->batch, run->accumulate));
+    if (layer->of->is_dense)
+        MOERT_TRY(moert_model_differentiate_mlp(run, layer, run->accumulate));
+    return moert_model_differentiate_attention(run, layer, audit->x);
 }
 
 /* Repeats what another rank has computed for its tokens alone. */
 static moert_status repeat_tokens(moert_audit *audit, size_t distance) {
-    moert_model *model = audit->model;
-    const moert_mesh *mesh = model->mesh;
-    const moert_batch own = model->batch;
+    const moert_run *first = audit->run;
+    const moert_mesh *mesh = first->mesh;
     const size_t from =
         moert_audit_repeated(audit, MOERT_AUDIT_TOKENS, moert_comm_rank(mesh->world), distance);
-    int32_t *positions[2] = {NULL, NULL};
-    moert_batch other = own;
-    moert_status status;
+    const size_t own = first->batch.tokens;
+    moert_batch other = first->batch;
     other.token = NULL; /* padding is computed like other tokens */
-    moert_model_partition(own.total_sequences, from, moert_comm_size(mesh->world),
+    moert_model_partition(other.total_sequences, from, moert_comm_size(mesh->world),
                           &other.first_sequence, &other.sequences);
-    other.tokens = other.sequences * model->length;
-    MOERT_TRY_OR(done, hand_on_rows(audit, distance, moert_model_input(model, audit->layer->index),
-                                    own.tokens, other.tokens, &audit->x));
-    MOERT_TRY_OR(done, hand_on_rows(audit, distance, audit->d[!audit->layer->is_dense], own.tokens,
-                                    other.tokens, &audit->received));
-    MOERT_TRY_OR(done, read_positions(audit, distance, other.tokens, &positions[0], &positions[1]));
-    status = take_tokens(model, other, positions[1]);
-    if (status == MOERT_OK)
-        status = run_tokens(audit);
-    status = moert_first(status, take_tokens(model, own, positions[0]));
-    status = moert_comm_agree(mesh->world, status);
-done:
-    MOERT_FREE(positions[0], positions[1]);
-    return status;
+    other.tokens = other.sequences * first->length;
+    MOERT_TRY(hand_on_rows(audit, distance, moert_model_input(first, audit->layer->index), own,
+                           other.tokens, &audit->x));
+    MOERT_TRY(hand_on_rows(audit, distance, audit->d[!audit->layer->is_dense], own, other.tokens,
+                           &audit->received));
+    MOERT_TRY(moert_comm_agree(mesh->world, take_batch(audit, &other)));
+    MOERT_TRY(moert_comm_agree(mesh->world, take_positions(audit, distance)));
+    return moert_comm_agree(mesh->world, run_tokens(audit));
 }
 
 /* ---- the MoE layer ---- */
 
 static moert_status repeat_experts(moert_audit *audit) {
-    moert_model *model = audit->model;
-    moert_model_layer *again = &audit->again;
-    const size_t floats = model->batch.tokens * model->config.hidden;
-    MOERT_TRY(moert_model_reserve_layer(model, again));
+    moert_run *run = audit->repeat;
+    moert_run_layer *layer = run->layer;
+    const size_t floats = audit->run->batch.tokens * run->config->hidden;
+    const moert_buffer *aux = audit->run->layer[audit->layer->index].aux_gradient;
+    MOERT_TRY(take_batch(audit, &audit->run->batch));
+    MOERT_TRY(reserve(run));
+    MOERT_TRY(moert_buffer_reserve(run->device, moert_buffer_bytes(aux), &layer->aux_gradient));
+    MOERT_TRY(moert_buffer_copy(aux, 0, layer->aux_gradient, 0, moert_buffer_bytes(aux)));
     if (floats > 0)
-        MOERT_TRY(moert_buffer_copy(audit->middle, 0, again->activations->middle, 0,
+        MOERT_TRY(moert_buffer_copy(audit->middle, 0, layer->activations->middle, 0,
                                     floats * sizeof(float)));
-    MOERT_TRY(moert_model_run_mlp(model, again));
-    MOERT_TRY(restore_gradient(model, audit->d[0]));
-    MOERT_TRY(moert_block_begin(again->attention, &model->batch, model->accumulate));
-    MOERT_TRY(moert_model_differentiate_mlp(model, again, model->accumulate));
-    moert_model_discard(again);
-    MOERT_TRY(moert_layer_reduce_start(again->moe, false));
-    return moert_layer_reduce_wait(again->moe);
+    MOERT_TRY(moert_model_run_mlp(run, layer));
+    MOERT_TRY(take_gradient(run, audit->d[0]));
+    MOERT_TRY(moert_block_begin(layer->of->attention, &run->batch, run->accumulate));
+    MOERT_TRY(moert_model_differentiate_mlp(run, layer, run->accumulate));
+    moert_model_discard(layer);
+    MOERT_TRY(moert_layer_reduce_start(layer->of->moe, false));
+    return moert_layer_reduce_wait(layer->of->moe);
 }
 
 moert_status moert_audit_repeat(moert_audit *audit, size_t distance) {
-    moert_model *model = audit->model;
     const moert_model_layer *layer = audit->layer;
     moert_model_layer *again = &audit->again;
-    audit->repeats = true;
     memset(audit->taken[1], 0, sizeof audit->taken[1]);
     memset(audit->hash[1], 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->hash[1]);
     again->index = layer->index;
     again->is_dense = layer->is_dense;
     again->moe_index = layer->moe_index;
-    again->aux_gradient = layer->aux_gradient;
-    again->activations = layer->activations;
     MOERT_TRY(take_weights(audit, distance));
     if (!layer->is_dense) {
         moert_audit_open_probe(audit->probe, true, NULL);
         moert_layer_set_probe(again->moe, audit->probe);
-        moert_model_discard(model->moe[0]); /* its pass is free for the second run */
+        moert_model_discard(audit->run->moe[0]); /* its pass is free for the second run */
         MOERT_TRY(repeat_experts(audit));
     }
     return repeat_tokens(audit, distance);

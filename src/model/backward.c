@@ -4,19 +4,19 @@
 #include "base/phase.h"
 #include "model/sublayer.h"
 
-static moert_status differentiate_embedding(moert_model *model) {
-    const moert_model_config *c = &model->config;
+static moert_status differentiate_embedding(moert_run *run) {
+    const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING_BACKWARD);
     if (c->tied_embeddings)
-        return moert_head_collect_tied(model);
+        return moert_head_collect_tied(run);
     return moert_embedding_gradient(&(moert_embedding_sum){
-        .length = model->length,
+        .length = run->length,
         .hidden = c->hidden,
         .rows = c->vocabulary,
-        .token = model->tokens,
-        .link = model->links,
-        .dx = model->d,
-        .at = moert_block_nodes(model->outer, OUTER_EMBED, &model->batch, 0)});
+        .token = run->tokens,
+        .link = run->links,
+        .dx = run->d,
+        .at = moert_block_nodes(run->model->outer, OUTER_EMBED, &run->batch, 0)});
 }
 
 /* ---- sums over ranks, whose messages travel while the next layer is computed ---- */
@@ -46,54 +46,49 @@ static void set_repeating(moert_model_layer *layer, bool repeats) {
         moert_block_repeat(block, repeats);
 }
 
-/* Computes a layer's activations again. The gradient's bf16 values stay in model->bf16. */
-static moert_status run_again(moert_model *model, size_t index) {
-    moert_buffer *const gradient = model->bf16;
-    if (gradient != NULL)
-        MOERT_TRY(
-            moert_buffer_reserve(model->device, moert_buffer_bytes(gradient), &model->spare_bf16));
-    model->bf16 = model->spare_bf16;
-    set_repeating(&model->layer[index], true);
-    const moert_status status = moert_model_run_layer(model, index);
-    set_repeating(&model->layer[index], false);
-    model->bf16 = gradient;
+/* Computes a layer's activations again. */
+static moert_status run_again(moert_run *run, size_t index) {
+    set_repeating(run->layer[index].of, true);
+    const moert_status status = moert_model_run_layer(run, index);
+    set_repeating(run->layer[index].of, false);
     return status;
 }
 
 /* Backward of layer `index`. Starts its sums when its gradients are complete, and waits for the
  * sums of the layer above. */
-static moert_status differentiate_layer(moert_model *model, size_t index, bool last) {
-    moert_model_layer *layer = &model->layer[index], *above = layer + 1;
-    const bool is_top = index + 1 == model->config.layers;
-    if (moert_model_recomputes(model) && !is_top)
-        MOERT_TRY(run_again(model, index));
-    MOERT_TRY(moert_block_begin(layer->attention, &model->batch, model->accumulate));
-    MOERT_TRY(moert_model_differentiate_mlp(model, layer, model->accumulate));
-    MOERT_TRY(wait_for_device(model, is_top ? layer : above));
+static moert_status differentiate_layer(moert_run *run, size_t index, bool last) {
+    moert_run_layer *layer = &run->layer[index], *above = layer + 1;
+    const bool is_top = index + 1 == run->config->layers;
+    if (moert_model_recomputes(run->model) && !is_top)
+        MOERT_TRY(run_again(run, index));
+    MOERT_TRY(moert_block_begin(layer->of->attention, &run->batch, run->accumulate));
+    MOERT_TRY(moert_model_differentiate_mlp(run, layer, run->accumulate));
+    MOERT_TRY(wait_for_device(run->model, is_top ? layer->of : above->of));
     if (!is_top)
-        MOERT_TRY(end_sums(above));
-    MOERT_TRY(moert_model_mlp_of(layer)->reduce_start(model, layer, last));
-    MOERT_TRY(moert_model_differentiate_attention(model, layer, moert_model_input(model, index)));
-    MOERT_TRY(wait_for_device(model, layer));
-    return moert_block_reduce_start(layer->attention, model->mesh->spans);
+        MOERT_TRY(end_sums(above->of));
+    MOERT_TRY(moert_model_mlp_of(layer->of)->reduce_start(run->model, layer->of, last));
+    MOERT_TRY(moert_model_differentiate_attention(run, layer, moert_model_input(run, index)));
+    MOERT_TRY(wait_for_device(run->model, layer->of));
+    return moert_block_reduce_start(layer->of->attention, run->mesh->spans);
 }
 
-moert_status moert_model_backward(moert_model *model, bool last) {
-    const moert_model_config *c = &model->config;
-    const size_t rows = model->batch.tokens * c->hidden;
-    MOERT_TRY(moert_model_reserve(model, rows, &model->d));
-    MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
-    MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
+moert_status moert_run_backward(moert_run *run, bool last) {
+    const moert_model_config *c = run->config;
+    const size_t rows = run->batch.tokens * c->hidden;
+    MOERT_TRY(moert_model_reserve(run->model, rows, &run->d));
+    MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
+    if (run->bf16 != NULL && moert_model_recomputes(run->model) && c->layers > 1)
+        MOERT_TRY(moert_buffer_reserve(run->device, moert_buffer_bytes(run->bf16), &run->d_bf16));
+    MOERT_TRY(moert_mesh_gather_spans(run->mesh, &run->batch));
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
-    MOERT_TRY(moert_model_differentiate_rows(model, model->outer, OUTER_NORM,
-                                             model->layer[c->layers - 1].out, model->final_rstd,
-                                             false));
+    MOERT_TRY(moert_model_differentiate_rows(
+        run, run->model->outer, OUTER_NORM, run->layer[c->layers - 1].out, run->final_rstd, false));
     for (size_t i = c->layers; i-- > 0;)
-        MOERT_TRY(differentiate_layer(model, i, last));
-    MOERT_TRY(differentiate_embedding(model));
-    MOERT_TRY(wait_for_device(model, &model->layer[0]));
-    MOERT_TRY(end_sums(&model->layer[0]));
-    MOERT_TRY(moert_block_reduce_start(model->outer, model->mesh->spans));
-    MOERT_TRY(moert_block_reduce_wait(model->outer));
-    return moert_mesh_settle(model->mesh);
+        MOERT_TRY(differentiate_layer(run, i, last));
+    MOERT_TRY(differentiate_embedding(run));
+    MOERT_TRY(wait_for_device(run->model, run->layer[0].of));
+    MOERT_TRY(end_sums(run->layer[0].of));
+    MOERT_TRY(moert_block_reduce_start(run->model->outer, run->mesh->spans));
+    MOERT_TRY(moert_block_reduce_wait(run->model->outer));
+    return moert_mesh_settle(run->mesh);
 }

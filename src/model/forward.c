@@ -6,18 +6,18 @@
 #include "model/sublayer.h"
 
 /* Uploads the links between equal tokens that moert_embedding_gradient needs. */
-static moert_status link_tokens(moert_model *model, const int32_t *token) {
-    const size_t bytes = 2 * model->batch.tokens * sizeof(int32_t);
+static moert_status link_tokens(moert_run *run, const int32_t *token) {
+    const size_t bytes = 2 * run->batch.tokens * sizeof(int32_t);
     int32_t *links;
-    if (model->config.tied_embeddings || model->batch.forward_only)
+    if (run->config->tied_embeddings || run->batch.forward_only)
         return MOERT_OK;
-    MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->links));
+    MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->links));
     MOERT_TRY(moert_alloc(&links, bytes, 1));
     moert_status status =
-        moert_embedding_links(moert_batch_span(&model->batch), model->length,
-                              model->config.vocabulary, model->config.pad_token, token, links);
+        moert_embedding_links(moert_batch_span(&run->batch), run->length, run->config->vocabulary,
+                              run->config->pad_token, token, links);
     if (status == MOERT_OK)
-        status = moert_buffer_write(model->links, 0, links, bytes);
+        status = moert_buffer_write(run->links, 0, links, bytes);
     free(links);
     return status;
 }
@@ -30,45 +30,45 @@ static bool has_padding(const moert_model_batch *batch, size_t tokens) {
 }
 
 /* Uploads this rank's sequences of the batch. */
-static moert_status take_batch(moert_model *model, const moert_model_batch *batch) {
+static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
-    moert_model_partition(batch->total_sequences, moert_comm_rank(model->mesh->world),
-                          moert_comm_size(model->mesh->world), &first, &count);
+    moert_model_partition(batch->total_sequences, moert_comm_rank(run->mesh->world),
+                          moert_comm_size(run->mesh->world), &first, &count);
     size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
-    MOERT_TRY(moert_model_config_check_length(&model->config, length));
-    MOERT_TRY(moert_buffer_reserve(model->device, count * sizeof(uint32_t), &model->ends));
-    MOERT_TRY(moert_buffer_write_ends(count, length, model->ends));
-    MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->tokens));
-    MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->targets));
-    MOERT_TRY(moert_buffer_write(model->tokens, 0, batch->input, bytes));
+    MOERT_TRY(moert_model_config_check_length(run->config, length));
+    MOERT_TRY(moert_buffer_reserve(run->device, count * sizeof(uint32_t), &run->ends));
+    MOERT_TRY(moert_buffer_write_ends(count, length, run->ends));
+    MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->tokens));
+    MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->targets));
+    MOERT_TRY(moert_buffer_write(run->tokens, 0, batch->input, bytes));
     if (batch->target != NULL)
-        MOERT_TRY(moert_buffer_write(model->targets, 0, batch->target, bytes));
+        MOERT_TRY(moert_buffer_write(run->targets, 0, batch->target, bytes));
     if (batch->positions != NULL)
-        MOERT_TRY(moert_documents_set(model->documents, count, length, batch->positions));
-    model->packed = batch->positions != NULL;
-    model->batch = (moert_batch){.size = sizeof model->batch,
-                                 .tokens = tokens,
-                                 .sequences = count,
-                                 .first_sequence = first,
-                                 .total_sequences = batch->total_sequences,
-                                 .ends = model->ends,
-                                 .forward_only = batch->forward_only,
-                                 .token = has_padding(batch, tokens) ? model->tokens : NULL};
-    model->length = length;
-    model->counted = batch->targets;
-    model->accumulate = batch->accumulate;
-    model->logits_rows = 0;
-    return link_tokens(model, batch->input);
+        MOERT_TRY(moert_documents_set(run->documents, count, length, batch->positions));
+    run->packed = batch->positions != NULL;
+    run->batch = (moert_batch){.size = sizeof run->batch,
+                               .tokens = tokens,
+                               .sequences = count,
+                               .first_sequence = first,
+                               .total_sequences = batch->total_sequences,
+                               .ends = run->ends,
+                               .forward_only = batch->forward_only,
+                               .token = has_padding(batch, tokens) ? run->tokens : NULL};
+    run->length = length;
+    run->counted = batch->targets;
+    run->accumulate = batch->accumulate;
+    run->logits_rows = 0;
+    return link_tokens(run, batch->input);
 }
 
-moert_status moert_model_reserve_layer(moert_model *model, moert_model_layer *layer) {
+moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer) {
     moert_model_activations *a = layer->activations;
-    const size_t t = model->batch.tokens, h = model->config.hidden;
+    const size_t t = run->batch.tokens, h = run->config->hidden;
     const struct {
         moert_buffer **buffer;
         size_t floats;
     } rows[] = {
-        {&a->normed, moert_operand_floats(moert_model_type(model), t * h)},
+        {&a->normed, moert_operand_floats(moert_model_type(run->model), t * h)},
         {&a->rstd, t},
         {&a->middle, t * h},
         {&a->post_normed, t * h},
@@ -76,16 +76,16 @@ moert_status moert_model_reserve_layer(moert_model *model, moert_model_layer *la
         {&layer->out, t * h},
     };
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
-        MOERT_TRY(moert_model_reserve(model, rows[i].floats, rows[i].buffer));
-    return moert_model_reserve_rows(model, model->attention.kept, a->kept);
+        MOERT_TRY(moert_model_reserve(run->model, rows[i].floats, rows[i].buffer));
+    return moert_model_reserve_rows(run, run->model->attention.kept, a->kept);
 }
 
-moert_status moert_model_run_layer(moert_model *model, size_t index) {
-    moert_model_layer *layer = &model->layer[index];
-    if (!layer->is_dense)
-        MOERT_TRY(moert_layer_send_weights(layer->moe)); /* they travel during the attention */
-    MOERT_TRY(moert_model_attend(model, layer, moert_model_input(model, index)));
-    return moert_model_run_mlp(model, layer);
+moert_status moert_model_run_layer(moert_run *run, size_t index) {
+    moert_run_layer *layer = &run->layer[index];
+    if (!layer->of->is_dense)
+        MOERT_TRY(moert_layer_send_weights(layer->of->moe)); /* they travel during the attention */
+    MOERT_TRY(moert_model_attend(run, layer, moert_model_input(run, index)));
+    return moert_model_run_mlp(run, layer);
 }
 
 /* Puts the layer before the message of values that are not finite. */
@@ -98,42 +98,44 @@ static moert_status name_layer(size_t layer, moert_status status) {
     return status;
 }
 
-moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {
-    const moert_model_config *c = &model->config;
+moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
+    const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING);
-    MOERT_TRY(take_batch(model, batch));
-    if (model->rope == NULL || model->rope_length < model->length) {
-        moert_buffer_destroy(model->rope);
-        model->rope = NULL;
-        model->rope_length = model->length;
+    MOERT_TRY(take_batch(run, batch));
+    if (run->model->rope == NULL || run->model->rope_length < run->length) {
+        moert_buffer_destroy(run->model->rope);
+        run->model->rope = NULL;
+        run->model->rope_length = run->length;
         const moert_rope_scheme scheme = moert_model_rope_scheme(c);
-        MOERT_TRY(moert_rope_table_create(model->device, &scheme, model->length, &model->rope));
+        MOERT_TRY(moert_rope_table_create(run->device, &scheme, run->length, &run->model->rope));
     }
-    MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));
-    if (moert_model_type(model) != MOERT_DTYPE_F32)
+    MOERT_TRY(moert_model_reserve(run->model, run->batch.tokens * c->hidden, &run->embedded));
+    if (moert_model_type(run->model) != MOERT_DTYPE_F32)
         MOERT_TRY(moert_model_reserve(
-            model, moert_operand_floats(moert_model_type(model), model->batch.tokens * c->hidden),
-            &model->bf16));
-    MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden,
-                                      model->outer->tensor[OUTER_EMBED].weight, model->tokens,
-                                      model->embedded));
-    MOERT_TRY(moert_model_reserve_loss(model));
+            run->model,
+            moert_operand_floats(moert_model_type(run->model), run->batch.tokens * c->hidden),
+            &run->bf16));
+    MOERT_TRY(moert_embedding_forward(run->batch.tokens, c->hidden,
+                                      run->model->outer->tensor[OUTER_EMBED].weight, run->tokens,
+                                      run->embedded));
+    MOERT_TRY(moert_model_reserve_loss(run));
     for (size_t i = 0; i < c->layers; i++) {
-        MOERT_TRY(moert_model_reserve_layer(model, &model->layer[i]));
+        MOERT_TRY(moert_model_reserve_layer(run, &run->layer[i]));
         /* the backward begins with the last layer, whose activations are still there then */
-        model->discards = moert_model_recomputes(model) && i + 1 < c->layers;
-        MOERT_TRY(name_layer(i, moert_model_run_layer(model, i)));
-        if (!model->layer[i].is_dense)
-            MOERT_TRY(moert_model_take_loads(model, &model->layer[i]));
-        if (model->discards)
-            moert_model_discard(&model->layer[i]);
+        run->discards = moert_model_recomputes(run->model) && i + 1 < c->layers;
+        MOERT_TRY(name_layer(i, moert_model_run_layer(run, i)));
+        if (!run->layer[i].of->is_dense)
+            MOERT_TRY(moert_model_take_loads(run, &run->layer[i]));
+        if (run->discards)
+            moert_model_discard(&run->layer[i]);
     }
-    const moert_buffer *x = model->layer[c->layers - 1].out;
+    const moert_buffer *x = run->layer[c->layers - 1].out;
     moert_phase_set(MOERT_PHASE_LOGITS);
     MOERT_TRY(moert_model_reserve(
-        model, moert_operand_floats(moert_model_type(model), model->batch.tokens * c->hidden),
-        &model->final_normed));
-    MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->final_rstd));
-    return moert_model_normalise(model, model->outer, OUTER_NORM, x, model->final_normed,
-                                 model->final_rstd);
+        run->model,
+        moert_operand_floats(moert_model_type(run->model), run->batch.tokens * c->hidden),
+        &run->final_normed));
+    MOERT_TRY(moert_model_reserve(run->model, run->batch.tokens, &run->final_rstd));
+    return moert_model_normalise(run, run->model->outer, OUTER_NORM, x, run->final_normed,
+                                 run->final_rstd);
 }

@@ -94,13 +94,13 @@ static void describe(const moert_model_config *c, const moert_device *device,
     shape->scratch[D_SINKS].width = c->sinks ? c->heads : 0;
 }
 
-static moert_rotation rotation_of(const moert_model *model, const head_group *g) {
-    return (moert_rotation){.table = model->rope,
-                            .positions = moert_model_positions(model),
+static moert_rotation rotation_of(const moert_run *run, const head_group *g) {
+    return (moert_rotation){.table = run->model->rope,
+                            .positions = moert_model_positions(run),
                             .heads = g->count,
-                            .length = model->length,
-                            .width = model->config.rope.width,
-                            .interleaved = model->config.rope.interleaved};
+                            .length = run->length,
+                            .width = run->config->rope.width,
+                            .interleaved = run->config->rope.interleaved};
 }
 
 /* Whether the norm of a group also rotates. */
@@ -108,27 +108,27 @@ static bool norm_rotates(const moert_model_config *c, const head_group *g) {
     return g->norm != 0 && !c->qk_norm_whole && !(c->clip_qkv > 0.0f);
 }
 
-static moert_attention attention_of(const moert_model *model, const moert_model_layer *layer) {
-    const moert_model_config *c = &model->config;
-    const bool windowed = moert_layer_set_has(&c->windowed, layer->index);
-    return (moert_attention){.sequences = model->batch.sequences,
-                             .length = model->length,
+static moert_attention attention_of(const moert_run *run, const moert_run_layer *layer) {
+    const moert_model_config *c = run->config;
+    const bool windowed = moert_layer_set_has(&c->windowed, layer->of->index);
+    return (moert_attention){.sequences = run->batch.sequences,
+                             .length = run->length,
                              .heads = c->heads,
                              .kv_heads = c->kv_heads,
                              .head_size = c->head_size,
-                             .documents = moert_model_documents(model),
+                             .documents = moert_model_documents(run),
                              .scale = 1.0f / sqrtf((float)c->head_size),
                              .q = layer->activations->kept[KEPT_READ],
                              .k = layer->activations->kept[KEPT_READ + 1],
                              .v = layer->activations->kept[KEPT_READ + 2],
                              .sinks =
-                                 layer->attention->tensor[MOERT_ATTENTION_FIRST + SINKS].weight,
+                                 layer->of->attention->tensor[MOERT_ATTENTION_FIRST + SINKS].weight,
                              .window = windowed ? c->sliding_window : 0,
                              .out = layer->activations->kept[KEPT_OUT],
                              .lse = layer->activations->kept[KEPT_LSE],
-                             .type = moert_model_type(model),
-                             .operands = model->attention.kept[KEPT_READ].type,
-                             .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
+                             .type = moert_model_type(run->model),
+                             .operands = run->model->attention.kept[KEPT_READ].type,
+                             .scratch = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
 /* The rows of q, k or v on their way. Where attention reads bf16, the last step rounds, and
@@ -140,92 +140,93 @@ typedef struct group_rows {
     bool rounds, clips, rotates; /* rotates: in a step of its own */
 } group_rows;
 
-static group_rows list_rows(const moert_model *model, const moert_model_layer *layer, size_t index,
+static group_rows list_rows(const moert_run *run, const moert_run_layer *layer, size_t index,
                             const head_group *g) {
-    const moert_model_config *c = &model->config;
+    const moert_model_config *c = run->config;
     moert_buffer *const *kept = layer->activations->kept;
     group_rows r = {.raw = kept[KEPT_RAW + index],
                     .read = kept[KEPT_READ + index],
-                    .rounds = model->attention.kept[KEPT_READ + index].type == MOERT_DTYPE_BF16,
+                    .rounds =
+                        run->model->attention.kept[KEPT_READ + index].type == MOERT_DTYPE_BF16,
                     .clips = c->clip_qkv > 0.0f,
                     .rotates = g->rotates && !norm_rotates(c, g)};
-    r.floats = r.rounds ? model->scratch[D_Q + index] : r.read;
+    r.floats = r.rounds ? run->scratch[D_Q + index] : r.read;
     r.unclipped = r.clips ? kept[KEPT_CLIPPED + index] : r.floats;
     return r;
 }
 
 /* Projection and norm, to `unclipped`, or to `read` if no step follows. */
-static moert_status begin_group(moert_model *model, moert_model_layer *layer, size_t index,
+static moert_status begin_group(moert_run *run, moert_run_layer *layer, size_t index,
                                 const head_group *g, const group_rows *r) {
-    const moert_model_config *c = &model->config;
+    const moert_model_config *c = run->config;
     const bool last = r->rounds && !r->clips && !r->rotates;
     const moert_buffer *x = layer->activations->normed;
     if (g->norm == 0)
         return moert_model_project_to(
-            model, layer, g->weight, x,
+            run, layer, g->weight, x,
             &(moert_model_target){.type = last ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
                                   .rows = last ? r->read : r->unclipped,
                                   .floats = r->floats});
-    MOERT_TRY(moert_model_project(model, layer, g->weight, x, r->raw));
+    MOERT_TRY(moert_model_project(run, layer, g->weight, x, r->raw));
     return moert_norm_run(&(moert_norm){
-        .rows = model->batch.tokens * norm_rows(c, g),
+        .rows = run->batch.tokens * norm_rows(c, g),
         .width = norm_width(c, g),
         .epsilon = c->norm_epsilon,
         .x = r->raw,
-        .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + g->norm].weight,
+        .weight = layer->of->attention->tensor[MOERT_ATTENTION_FIRST + g->norm].weight,
         .y = r->unclipped,
         .bf16 = last ? r->read : NULL,
         .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
-        .rotation = norm_rotates(c, g) ? rotation_of(model, g) : (moert_rotation){.table = NULL}});
+        .rotation = norm_rotates(c, g) ? rotation_of(run, g) : (moert_rotation){.table = NULL}});
 }
 
 /* Computes q, k or v: projection, then the norm, clip and rotation that the model has. */
-static moert_status project_group(moert_model *model, moert_model_layer *layer, size_t index,
+static moert_status project_group(moert_run *run, moert_run_layer *layer, size_t index,
                                   const head_group *g) {
-    const moert_model_config *c = &model->config;
-    const size_t tokens = model->batch.tokens, width = g->count * c->head_size;
-    const moert_rotation rotation = rotation_of(model, g);
-    const group_rows r = list_rows(model, layer, index, g);
-    MOERT_TRY(begin_group(model, layer, index, g, &r));
+    const moert_model_config *c = run->config;
+    const size_t tokens = run->batch.tokens, width = g->count * c->head_size;
+    const moert_rotation rotation = rotation_of(run, g);
+    const group_rows r = list_rows(run, layer, index, g);
+    MOERT_TRY(begin_group(run, layer, index, g, &r));
     if (r.clips)
         MOERT_TRY(moert_clip(tokens * width, c->clip_qkv, r.unclipped, r.floats));
     if (r.rotates)
         return r.rounds ? moert_rope_bf16(&rotation, tokens, c->head_size, r.floats, r.read)
                         : moert_rope(&rotation, tokens, c->head_size, false, r.read);
-    return r.clips && r.rounds ? moert_model_round(model, width, r.floats, r.read) : MOERT_OK;
+    return r.clips && r.rounds ? moert_model_round(run, width, r.floats, r.read) : MOERT_OK;
 }
 
-static moert_status forward(moert_model *model, moert_model_layer *layer, moert_buffer *y) {
+static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer *y) {
     head_group groups[GROUPS];
     moert_buffer *result;
-    list_groups(&model->config, groups);
-    if (model->attention.kept[KEPT_READ].type == MOERT_DTYPE_BF16)
-        MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
+    list_groups(run->config, groups);
+    if (run->model->attention.kept[KEPT_READ].type == MOERT_DTYPE_BF16)
+        MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
     for (size_t i = 0; i < GROUPS; i++)
-        MOERT_TRY(project_group(model, layer, i, &groups[i]));
-    moert_attention attention = attention_of(model, layer);
-    MOERT_TRY(moert_model_attended(model, &attention, &result));
+        MOERT_TRY(project_group(run, layer, i, &groups[i]));
+    moert_attention attention = attention_of(run, layer);
+    MOERT_TRY(moert_model_attended(run, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
-    return moert_model_project(model, layer, O, result, y);
+    return moert_model_project(run, layer, O, result, y);
 }
 
 /* *operand = the gradient of a group's projection, from `d`, that of what attention reads. */
-static moert_status differentiate_norm(moert_model *model, moert_model_layer *layer, size_t index,
+static moert_status differentiate_norm(moert_run *run, moert_run_layer *layer, size_t index,
                                        const head_group *g, moert_buffer *d,
                                        moert_buffer **operand) {
-    const moert_model_config *c = &model->config;
-    const moert_dtype type = moert_model_type(model);
-    const size_t tokens = model->batch.tokens, width = g->count * c->head_size;
-    const moert_rotation rotation = rotation_of(model, g);
+    const moert_model_config *c = run->config;
+    const moert_dtype type = moert_model_type(run->model);
+    const size_t tokens = run->batch.tokens, width = g->count * c->head_size;
+    const moert_rotation rotation = rotation_of(run, g);
     if (g->rotates && !norm_rotates(c, g))
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, d));
     if (c->clip_qkv > 0.0f)
         MOERT_TRY(moert_clip_backward(tokens * width, c->clip_qkv,
                                       layer->activations->kept[KEPT_CLIPPED + index], d));
     if (g->norm == 0)
-        return moert_model_operand(model, width, d, MOERT_SCRATCH_ROUNDED_Y, operand);
-    MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, d,
-                                   operand));
+        return moert_model_operand(run, width, d, MOERT_SCRATCH_ROUNDED_Y, operand);
+    MOERT_TRY(
+        moert_operand_buffer(run->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, d, operand));
     const moert_norm_gradient own = {
         .rows = tokens * norm_rows(c, g),
         .width = norm_width(c, g),
@@ -235,28 +236,28 @@ static moert_status differentiate_norm(moert_model *model, moert_model_layer *la
         .dx = type == MOERT_DTYPE_F32 ? d : NULL,
         .bf16 = type == MOERT_DTYPE_F32 ? NULL : *operand,
         .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}};
-    return moert_model_differentiate_norm(model, layer->attention, MOERT_ATTENTION_FIRST + g->norm,
-                                          &own);
+    return moert_model_differentiate_norm(run, layer->of->attention,
+                                          MOERT_ATTENTION_FIRST + g->norm, &own);
 }
 
 /* Backward of q, k or v. Adds to dx, except for the first of them. */
-static moert_status differentiate_group(moert_model *model, moert_model_layer *layer, size_t index,
+static moert_status differentiate_group(moert_run *run, moert_run_layer *layer, size_t index,
                                         const head_group *g, moert_buffer *dx) {
     moert_buffer *operand;
-    MOERT_TRY(differentiate_norm(model, layer, index, g, model->scratch[D_Q + index], &operand));
-    MOERT_TRY(moert_model_differentiate_weight(model, layer, g->weight, layer->activations->normed,
+    MOERT_TRY(differentiate_norm(run, layer, index, g, run->scratch[D_Q + index], &operand));
+    MOERT_TRY(moert_model_differentiate_weight(run, layer, g->weight, layer->activations->normed,
                                                operand));
-    return moert_model_differentiate_input(model, layer, g->weight, operand, dx, index > 0);
+    return moert_model_differentiate_input(run, layer, g->weight, operand, dx, index > 0);
 }
 
-static moert_status backward(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
+static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffer *dy,
                              moert_buffer *dx) {
-    moert_buffer **const scratch = model->scratch, *operand;
+    moert_buffer **const scratch = run->scratch, *operand;
     head_group groups[GROUPS];
-    moert_attention attention = attention_of(model, layer);
+    moert_attention attention = attention_of(run, layer);
     const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
-    MOERT_TRY(moert_model_differentiate_input_to(model, layer, O, dy, &dout));
-    MOERT_TRY(moert_model_attended(model, &attention, &operand));
+    MOERT_TRY(moert_model_differentiate_input_to(run, layer, O, dy, &dout));
+    MOERT_TRY(moert_model_attended(run, &attention, &operand));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];
@@ -264,12 +265,12 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, moert
     attention.dsinks = scratch[D_SINKS];
     MOERT_TRY(moert_attention_backward(&attention));
     if (attention.sinks != NULL)
-        MOERT_TRY(moert_block_collect(layer->attention, MOERT_ATTENTION_FIRST + SINKS,
-                                      &model->batch, 0, attention.heads, attention.dsinks));
-    MOERT_TRY(moert_model_differentiate_weight(model, layer, O, operand, dy));
-    list_groups(&model->config, groups);
+        MOERT_TRY(moert_block_collect(layer->of->attention, MOERT_ATTENTION_FIRST + SINKS,
+                                      &run->batch, 0, attention.heads, attention.dsinks));
+    MOERT_TRY(moert_model_differentiate_weight(run, layer, O, operand, dy));
+    list_groups(run->config, groups);
     for (size_t i = 0; i < GROUPS; i++)
-        MOERT_TRY(differentiate_group(model, layer, i, &groups[i], dx));
+        MOERT_TRY(differentiate_group(run, layer, i, &groups[i], dx));
     return MOERT_OK;
 }
 

@@ -28,7 +28,7 @@ typedef struct chunk {
 
 /* A pass over all tokens. */
 typedef struct pass {
-    moert_model *model;
+    moert_run *run;
     moert_gemm forward, dgrad, wgrad;
     float slope; /* of the loss by each token's loss; 0: losses only */
     bool again;  /* the pass that adds the head's gradient to the embedding's */
@@ -37,12 +37,12 @@ typedef struct pass {
     size_t depth, direct; /* sums on the stack; those that lie where the block collects nodes */
 } pass;
 
-static size_t step_of(const moert_model *model) {
-    return moert_head_rows(&model->config, model->batch.tokens, model->length);
+static size_t step_of(const moert_run *run) {
+    return moert_head_rows(run->config, run->batch.tokens, run->length);
 }
 
-static bool in_chunks(const moert_model *model) {
-    return step_of(model) < model->batch.tokens;
+static bool in_chunks(const moert_run *run) {
+    return step_of(run) < run->batch.tokens;
 }
 
 size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length) {
@@ -63,11 +63,11 @@ size_t moert_head_sums(moert_span span, size_t direct) {
 /* ---- chunks ---- */
 
 /* *end = a uint32 on the device with the value `rows`. */
-static moert_status take_end(moert_model *model, size_t rows, moert_buffer **end) {
-    moert_head_buffers *head = &model->head;
+static moert_status take_end(moert_run *run, size_t rows, moert_buffer **end) {
+    moert_head_buffers *head = &run->head;
     const size_t i = head->end_rows[0] != 0 && head->end_rows[0] != rows;
     if (head->end_rows[i] != rows) {
-        MOERT_TRY(moert_buffer_reserve(model->device, sizeof(uint32_t), &head->end[i]));
+        MOERT_TRY(moert_buffer_reserve(run->device, sizeof(uint32_t), &head->end[i]));
         MOERT_TRY(moert_buffer_write_ends(1, rows, head->end[i]));
         head->end_rows[i] = rows;
     }
@@ -75,30 +75,30 @@ static moert_status take_end(moert_model *model, size_t rows, moert_buffer **end
     return MOERT_OK;
 }
 
-static moert_status take_chunk(moert_model *model, size_t first, size_t rows, chunk *taken) {
-    const moert_batch *batch = &model->batch;
-    moert_head_buffers *head = &model->head;
-    const size_t hidden = model->config.hidden;
-    const size_t row_bytes = hidden * moert_dtype_bits(moert_model_type(model)) / 8;
+static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk *taken) {
+    const moert_batch *batch = &run->batch;
+    moert_head_buffers *head = &run->head;
+    const size_t hidden = run->config->hidden;
+    const size_t row_bytes = hidden * moert_dtype_bits(moert_model_type(run->model)) / 8;
     moert_buffer *end = NULL;
     if (rows == batch->tokens) {
         *taken = (chunk){0,
                          {batch->ends, batch->sequences, batch->tokens},
-                         model->final_normed,
-                         model->dn,
-                         model->targets,
-                         model->token_loss};
+                         run->final_normed,
+                         run->dn,
+                         run->targets,
+                         run->token_loss};
         return MOERT_OK;
     }
-    MOERT_TRY(take_end(model, rows, &end));
-    MOERT_TRY(moert_buffer_reserve(model->device, rows * row_bytes, &head->x));
-    MOERT_TRY(moert_model_reserve(model, rows * hidden, &head->dx));
-    MOERT_TRY(moert_model_reserve(model, rows, &head->target));
-    MOERT_TRY(moert_model_reserve(model, rows, &head->loss));
+    MOERT_TRY(take_end(run, rows, &end));
+    MOERT_TRY(moert_buffer_reserve(run->device, rows * row_bytes, &head->x));
+    MOERT_TRY(moert_model_reserve(run->model, rows * hidden, &head->dx));
+    MOERT_TRY(moert_model_reserve(run->model, rows, &head->target));
+    MOERT_TRY(moert_model_reserve(run->model, rows, &head->loss));
     MOERT_TRY(
-        moert_buffer_copy(model->final_normed, first * row_bytes, head->x, 0, rows * row_bytes));
+        moert_buffer_copy(run->final_normed, first * row_bytes, head->x, 0, rows * row_bytes));
     *taken = (chunk){first, {end, 1, rows}, head->x, head->dx, head->target, head->loss};
-    return moert_buffer_copy(model->targets, first * sizeof(int32_t), head->target, 0,
+    return moert_buffer_copy(run->targets, first * sizeof(int32_t), head->target, 0,
                              rows * sizeof(int32_t));
 }
 
@@ -115,15 +115,15 @@ static moert_status give_rows(const chunk *from, const moert_buffer *rows, size_
 
 /* A GEMM of the head without its rows. In bf16, each row of the gradient uses the first half of the
  * space of its float32 logits. */
-static moert_status make_gemm(moert_model *model, moert_gemm_kind kind, moert_gemm *gemm) {
-    const moert_model_config *c = &model->config;
-    *gemm = moert_model_gemm(model, c->vocabulary, c->hidden, NULL, model->logits);
+static moert_status make_gemm(moert_run *run, moert_gemm_kind kind, moert_gemm *gemm) {
+    const moert_model_config *c = run->config;
+    *gemm = moert_model_gemm(run, c->vocabulary, c->hidden, NULL, run->logits);
     gemm->kind = kind;
     if (kind != MOERT_GEMM_FORWARD && gemm->type != MOERT_DTYPE_F32)
         gemm->ldy = 2 * c->vocabulary;
     return kind == MOERT_GEMM_WGRAD
                ? MOERT_OK
-               : moert_block_take_weight(model->outer, moert_model_head(model), gemm);
+               : moert_block_take_weight(run->model->outer, moert_model_head(run->model), gemm);
 }
 
 static moert_status run_gemm(const moert_gemm *gemm, const chunk *rows, moert_buffer *x) {
@@ -133,35 +133,35 @@ static moert_status run_gemm(const moert_gemm *gemm, const chunk *rows, moert_bu
     return moert_gemm_run(&of_chunk);
 }
 
-static moert_status begin_pass(moert_model *model, float slope, bool again, pass *p) {
-    *p = (pass){.model = model, .slope = slope, .again = again};
+static moert_status begin_pass(moert_run *run, float slope, bool again, pass *p) {
+    *p = (pass){.run = run, .slope = slope, .again = again};
     MOERT_TRY(
-        moert_model_reserve(model, step_of(model) * model->config.vocabulary, &model->logits));
+        moert_model_reserve(run->model, step_of(run) * run->config->vocabulary, &run->logits));
     if (!again) /* one pass over a weight, however many its chunks, prepacks nothing on CPUs */
-        MOERT_TRY(make_gemm(model, MOERT_GEMM_FORWARD, &model->head.forward));
-    p->forward = model->head.forward;
+        MOERT_TRY(make_gemm(run, MOERT_GEMM_FORWARD, &run->head.forward));
+    p->forward = run->head.forward;
     if (slope == 0.0f)
         return MOERT_OK;
-    MOERT_TRY(make_gemm(model, MOERT_GEMM_WGRAD, &p->wgrad));
-    return again ? MOERT_OK : make_gemm(model, MOERT_GEMM_DGRAD, &p->dgrad);
+    MOERT_TRY(make_gemm(run, MOERT_GEMM_WGRAD, &p->wgrad));
+    return again ? MOERT_OK : make_gemm(run, MOERT_GEMM_DGRAD, &p->dgrad);
 }
 
 /* Computes the logits of a chunk, then its losses and, in their place, the gradient of the logits;
  * with the slope 0, losses only. */
 static moert_status lose(const pass *p, const chunk *rows) {
-    moert_model *model = p->model;
+    moert_run *run = p->run;
     moert_phase_set(MOERT_PHASE_LOGITS);
     MOERT_TRY(run_gemm(&p->forward, rows, rows->x));
     moert_phase_set(MOERT_PHASE_LOSS);
-    model->logits_rows = 0;
+    run->logits_rows = 0;
     MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = rows->groups.rows,
-                                                      .vocabulary = model->config.vocabulary,
+                                                      .vocabulary = run->config->vocabulary,
                                                       .target = rows->target,
                                                       .factor = p->slope,
-                                                      .type = moert_model_type(model),
-                                                      .logits = model->logits,
+                                                      .type = moert_model_type(run->model),
+                                                      .logits = run->logits,
                                                       .loss = rows->loss}));
-    return give_rows(rows, rows->loss, 1, model->token_loss);
+    return give_rows(rows, rows->loss, 1, run->token_loss);
 }
 
 static moert_status run_chunk(const pass *p, const chunk *rows) {
@@ -170,86 +170,85 @@ static moert_status run_chunk(const pass *p, const chunk *rows) {
     if (p->slope == 0.0f || p->again)
         return MOERT_OK;
     MOERT_TRY(run_gemm(&p->dgrad, rows, rows->dx));
-    return give_rows(rows, rows->dx, p->model->config.hidden, p->model->dn);
+    return give_rows(rows, rows->dx, p->run->config->hidden, p->run->dn);
 }
 
 /* ---- the weight's gradient ---- */
 
-static size_t weight_floats(const moert_model *model) {
-    return model->config.vocabulary * model->config.hidden;
+static size_t weight_floats(const moert_model_config *config) {
+    return config->vocabulary * config->hidden;
 }
 
 /* Counts the sums that need no memory of their own. */
 static void begin_stack(pass *p) {
-    const moert_model *model = p->model;
+    const moert_run *run = p->run;
     const moert_tree_nodes_at at =
-        moert_block_nodes(model->outer, moert_model_head(model), &model->batch, 0);
+        moert_block_nodes(run->model->outer, moert_model_head(run->model), &run->batch, 0);
     p->direct = at.accumulate ? 0 : moert_tree_nodes(at.span, p->node);
 }
 
 /* Makes p->sum[p->depth]. */
 static moert_status open_sum(pass *p) {
-    moert_model *model = p->model;
-    const size_t i = p->depth, bytes = weight_floats(model) * sizeof(float);
-    moert_buffer **own = &model->head.sum[i];
+    moert_run *run = p->run;
+    const size_t i = p->depth, bytes = weight_floats(run->config) * sizeof(float);
+    moert_buffer **own = &run->head.sum[i];
     const moert_tree_nodes_at at =
-        moert_block_nodes(model->outer, moert_model_head(model), &model->batch, 0);
+        moert_block_nodes(run->model->outer, moert_model_head(run->model), &run->batch, 0);
     if (p->sum[i] != NULL)
         return MOERT_OK;
     if (i < p->direct)
         MOERT_TRY(moert_buffer_view(at.target, (i * at.stride + at.offset) * sizeof(float), bytes,
                                     &p->view[i]));
     else
-        MOERT_TRY(moert_buffer_reserve(model->device, bytes, own));
+        MOERT_TRY(moert_buffer_reserve(run->device, bytes, own));
     p->sum[i] = i < p->direct ? p->view[i] : *own;
     return MOERT_OK;
 }
 
 /* Ends the gradient of sequence `index`, at the top of the stack, and joins complete nodes. */
 static moert_status close_sum(pass *p, size_t index) {
-    const moert_batch *batch = &p->model->batch;
+    const moert_batch *batch = &p->run->batch;
     const size_t top = p->depth;
     moert_tree_append(p->node, &p->depth, (moert_tree_node){batch->first_sequence + index, 1},
                       batch->total_sequences);
     for (size_t i = top; i >= p->depth; i--)
-        MOERT_TRY(moert_add(weight_floats(p->model), p->sum[i], p->sum[i - 1]));
+        MOERT_TRY(moert_add(weight_floats(p->run->config), p->sum[i], p->sum[i - 1]));
     return MOERT_OK;
 }
 
 /* Clears the pad token's row of embedding gradients partial[sequences,rows,H] of the rows from
  * first_row on: as in transformers, only the head changes that row. */
-static moert_status clear_pad(const moert_model *model, size_t sequences, size_t first_row,
+static moert_status clear_pad(const moert_model_config *config, size_t sequences, size_t first_row,
                               size_t rows, moert_buffer *partial) {
-    const size_t row_bytes = model->config.hidden * sizeof(float);
-    const bool has_row = model->config.pad_token >= 0 &&
-                         (size_t)model->config.pad_token - first_row < rows; /* wraps if below */
+    const size_t row_bytes = config->hidden * sizeof(float);
+    const bool has_row =
+        config->pad_token >= 0 && (size_t)config->pad_token - first_row < rows; /* wraps if below */
     for (size_t s = 0; has_row && s < sequences; s++)
         MOERT_TRY(moert_buffer_clear(
-            partial, (s * rows + (size_t)model->config.pad_token - first_row) * row_bytes,
-            row_bytes));
+            partial, (s * rows + (size_t)config->pad_token - first_row) * row_bytes, row_bytes));
     return MOERT_OK;
 }
 
 static moert_status run_sequence(pass *p, size_t index) {
-    moert_model *model = p->model;
-    const size_t length = model->length, step = step_of(model);
-    const bool collects = p->slope != 0.0f && (p->again || !model->config.tied_embeddings);
+    moert_run *run = p->run;
+    const size_t length = run->length, step = step_of(run);
+    const bool collects = p->slope != 0.0f && (p->again || !run->config->tied_embeddings);
     if (collects)
         MOERT_TRY(open_sum(p));
     if (p->again)
         MOERT_TRY(moert_embedding_backward(&(moert_embedding_part){.sequences = 1,
                                                                    .first_sequence = index,
                                                                    .length = length,
-                                                                   .hidden = model->config.hidden,
-                                                                   .rows = model->config.vocabulary,
-                                                                   .token = model->tokens,
-                                                                   .dx = model->d,
+                                                                   .hidden = run->config->hidden,
+                                                                   .rows = run->config->vocabulary,
+                                                                   .token = run->tokens,
+                                                                   .dx = run->d,
                                                                    .partial = p->sum[p->depth]}));
     if (p->again)
-        MOERT_TRY(clear_pad(model, 1, 0, model->config.vocabulary, p->sum[p->depth]));
+        MOERT_TRY(clear_pad(run->config, 1, 0, run->config->vocabulary, p->sum[p->depth]));
     for (size_t at = 0; at < length; at += step) {
         chunk rows;
-        MOERT_TRY(take_chunk(model, index * length + at, moert_min(step, length - at), &rows));
+        MOERT_TRY(take_chunk(run, index * length + at, moert_min(step, length - at), &rows));
         MOERT_TRY(run_chunk(p, &rows));
         if (!collects)
             continue;
@@ -261,95 +260,96 @@ static moert_status run_sequence(pass *p, size_t index) {
 }
 
 static moert_status run_sequences(pass *p) {
-    moert_model *model = p->model;
-    const size_t head = moert_model_head(model);
+    moert_run *run = p->run;
+    const size_t head = moert_model_head(run->model);
     moert_status status = MOERT_OK;
     if (p->slope != 0.0f)
         begin_stack(p);
-    for (size_t s = 0; s < model->batch.sequences && status == MOERT_OK; s++)
+    for (size_t s = 0; s < run->batch.sequences && status == MOERT_OK; s++)
         status = run_sequence(p, s);
     if (status == MOERT_OK && p->depth > p->direct) /* the block accumulates */
-        status = moert_add(weight_floats(model), p->sum[0], model->outer->tensor[head].gradient);
+        status = moert_add(weight_floats(run->config), p->sum[0],
+                           run->model->outer->tensor[head].gradient);
     moert_buffers_destroy(p->view, p->direct);
     return status;
 }
 
-moert_status moert_head_loss(moert_model *model) {
-    const size_t tokens = model->batch.tokens;
+moert_status moert_head_loss(moert_run *run) {
+    const size_t tokens = run->batch.tokens;
     pass p;
     chunk all;
-    MOERT_TRY(moert_model_reserve(model, tokens, &model->token_loss));
-    MOERT_TRY(moert_model_reserve(model, tokens * model->config.hidden, &model->dn));
-    if (model->slope != 0.0f)
-        MOERT_TRY(moert_block_begin(model->outer, &model->batch, model->accumulate));
-    MOERT_TRY(begin_pass(model, model->slope, false, &p));
-    if (in_chunks(model))
+    MOERT_TRY(moert_model_reserve(run->model, tokens, &run->token_loss));
+    MOERT_TRY(moert_model_reserve(run->model, tokens * run->config->hidden, &run->dn));
+    if (run->slope != 0.0f)
+        MOERT_TRY(moert_block_begin(run->model->outer, &run->batch, run->accumulate));
+    MOERT_TRY(begin_pass(run, run->slope, false, &p));
+    if (in_chunks(run))
         return run_sequences(&p);
-    MOERT_TRY(take_chunk(model, 0, tokens, &all));
+    MOERT_TRY(take_chunk(run, 0, tokens, &all));
     MOERT_TRY(run_chunk(&p, &all));
-    if (model->slope == 0.0f || model->config.tied_embeddings)
+    if (run->slope == 0.0f || run->config->tied_embeddings)
         return MOERT_OK;
     p.wgrad.x = all.x;
-    return moert_block_dense_gradient(model->outer, OUTER_HEAD, &model->batch, &p.wgrad,
-                                      &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
+    return moert_block_dense_gradient(run->model->outer, OUTER_HEAD, &run->batch, &p.wgrad,
+                                      &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
 /* Adds the two gradients of a tied weight within each sequence. The logits of all tokens are still
  * in memory. */
-static moert_status collect_tied(moert_model *model) {
-    const moert_model_config *c = &model->config;
-    size_t sequences = model->batch.sequences, row_floats = moert_max(sequences, 1) * c->hidden;
-    size_t most = moert_block_partial_bytes(model->device) / (row_floats * sizeof(float));
+static moert_status collect_tied(moert_run *run) {
+    const moert_model_config *c = run->config;
+    size_t sequences = run->batch.sequences, row_floats = moert_max(sequences, 1) * c->hidden;
+    size_t most = moert_block_partial_bytes(run->device) / (row_floats * sizeof(float));
     size_t rows = moert_min(c->vocabulary, moert_max(1, most));
-    moert_buffer **partial = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
+    moert_buffer **partial = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL];
     moert_gemm gemm;
-    MOERT_TRY(moert_model_reserve(model, rows * row_floats, partial));
-    MOERT_TRY(make_gemm(model, MOERT_GEMM_WGRAD, &gemm));
+    MOERT_TRY(moert_model_reserve(run->model, rows * row_floats, partial));
+    MOERT_TRY(make_gemm(run, MOERT_GEMM_WGRAD, &gemm));
     gemm.ldy = gemm.ldy > 0 ? gemm.ldy : c->vocabulary;
-    gemm.x = model->final_normed;
+    gemm.x = run->final_normed;
     gemm.weight = *partial;
     gemm.accumulate = true;
     for (size_t row = 0; row < c->vocabulary && sequences > 0; row += rows) {
         gemm.n = moert_min(rows, c->vocabulary - row);
         gemm.y_column = row;
         MOERT_TRY(moert_embedding_backward(&(moert_embedding_part){.sequences = sequences,
-                                                                   .length = model->length,
+                                                                   .length = run->length,
                                                                    .hidden = c->hidden,
                                                                    .first_row = row,
                                                                    .rows = gemm.n,
-                                                                   .token = model->tokens,
-                                                                   .dx = model->d,
+                                                                   .token = run->tokens,
+                                                                   .dx = run->d,
                                                                    .partial = *partial}));
-        MOERT_TRY(clear_pad(model, sequences, row, gemm.n, *partial));
+        MOERT_TRY(clear_pad(run->config, sequences, row, gemm.n, *partial));
         MOERT_TRY(moert_gemm_run(&gemm));
-        MOERT_TRY(moert_block_collect(model->outer, OUTER_EMBED, &model->batch, row * c->hidden,
+        MOERT_TRY(moert_block_collect(run->model->outer, OUTER_EMBED, &run->batch, row * c->hidden,
                                       gemm.n * c->hidden, *partial));
     }
     return MOERT_OK;
 }
 
-moert_status moert_head_collect_tied(moert_model *model) {
+moert_status moert_head_collect_tied(moert_run *run) {
     pass p;
-    if (!in_chunks(model))
-        return collect_tied(model);
-    MOERT_TRY(begin_pass(model, model->slope, true, &p));
+    if (!in_chunks(run))
+        return collect_tied(run);
+    MOERT_TRY(begin_pass(run, run->slope, true, &p));
     return run_sequences(&p);
 }
 
-moert_status moert_model_logits(moert_model *model, size_t token, float *out) {
-    const size_t tokens = model->batch.tokens, bytes = model->config.vocabulary * sizeof(float);
+moert_status moert_run_logits(moert_run *run, size_t token, float *out) {
+    const size_t tokens = run->batch.tokens, bytes = run->config->vocabulary * sizeof(float);
     if (token >= tokens)
         return MOERT_FAIL(ERROR_USAGE, "logits of token %zu; this rank has %zu", token, tokens);
-    if (token < model->logits_first || token - model->logits_first >= model->logits_rows) {
-        const size_t rows = moert_min(step_of(model), tokens - token);
+    if (token < run->logits_first || token - run->logits_first >= run->logits_rows) {
+        const size_t rows = moert_min(step_of(run), tokens - token);
         pass p;
         chunk taken;
         moert_phase_set(MOERT_PHASE_LOGITS);
-        MOERT_TRY(begin_pass(model, 0.0f, false, &p));
-        MOERT_TRY(take_chunk(model, token, rows, &taken));
+        MOERT_TRY(begin_pass(run, 0.0f, false, &p));
+        MOERT_TRY(take_chunk(run, token, rows, &taken));
         MOERT_TRY(run_gemm(&p.forward, &taken, taken.x));
-        model->logits_first = token;
-        model->logits_rows = rows;
+        run->logits_first = token;
+        run->logits_rows = rows;
     }
-    return moert_buffer_read(model->logits, (token - model->logits_first) * bytes, out, bytes);
+    return moert_buffer_read(run->logits, (token - run->logits_first) * bytes, out, bytes);
 }

@@ -61,18 +61,24 @@ typedef struct moert_model_activations {
     moert_buffer *mlp_v, *mlp_h;              /* of a dense GLU (layer/dense_glu.h) */
 } moert_model_activations;
 
+/* The weights of a layer. */
 typedef struct moert_model_layer {
     size_t index;
     moert_block *attention; /* norms and attention */
     bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
     moert_block *mlp;       /* the dense GLU's W1 and W2 */
     moert_layer *moe;
-    size_t moe_index;           /* among the MoE layers */
+    size_t moe_index; /* among the MoE layers */
+} moert_model_layer;
+
+/* A layer in a run. */
+typedef struct moert_run_layer {
+    moert_model_layer *of;
     moert_pass *pass;           /* of the last forward; NULL: it is discarded */
     moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
     moert_model_activations *activations; /* its own, or those of all layers (moert_recompute) */
     moert_buffer *out;                    /* [T,H] residual after the MLP */
-} moert_model_layer;
+} moert_run_layer;
 
 /* What head.c keeps for chunks of tokens. */
 typedef struct moert_head_buffers {
@@ -83,23 +89,36 @@ typedef struct moert_head_buffers {
     moert_buffer *sum[MOERT_TREE_MAX_NODES]; /* [V,H] sums over sequences */
 } moert_head_buffers;
 
+/* Weights and configuration. */
 struct moert_model {
     moert_mesh *mesh;
     moert_device *device;
     moert_model_config config;
     moert_attention_shape attention;
     moert_block *outer;
-    moert_model_layer *layer;             /* [layers] */
-    moert_model_activations *activations; /* [layers], or [1] if the layers share them */
-    size_t activation_count;
-    moert_model_layer **moe; /* [moe_layers] those that are MoE layers */
+    moert_model_layer *layer; /* [layers] */
+    moert_model_layer **moe;  /* [moe_layers] those that are MoE layers */
     size_t moe_layers;
     moert_block **block; /* [blocks] all blocks, in a fixed order */
     size_t blocks;
     moert_model_tensor *tensor;
     size_t tensor_count, file_tensor_count;
-    moert_buffer *rope;
+    moert_gradient_pool *gradient_pool; /* if the layers keep bf16 gradients */
+    moert_buffer *rope;                 /* rotations of positions below rope_length */
     size_t rope_length;
+};
+
+/* A batch on its way through a model, and what its forward leaves for its backward. */
+struct moert_run {
+    moert_model *model;
+    moert_mesh *mesh; /* the model's, as the next two */
+    moert_device *device;
+    const moert_model_config *config;
+    moert_run_layer *layer; /* [layers] */
+    size_t layers;
+    moert_run_layer **moe;                /* [moe_layers] */
+    moert_model_activations *activations; /* [layers], or [1] if the layers share them */
+    size_t activation_count;
 
     /* the last batch */
     moert_batch batch;
@@ -110,17 +129,17 @@ struct moert_model {
     moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
     moert_buffer *embedded; /* [T,H] */
     moert_buffer *final_normed, *final_rstd; /* like normed and rstd of a layer */
-    moert_buffer *bf16; /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
+    moert_buffer *bf16;   /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                            dense layers use float32 */
-    moert_buffer *spare_bf16; /* the same, while a layer is computed again */
-    bool discards; /* the backward computes the layer under way again (moert_recompute) */
-    moert_buffer *token_loss;           /* [T] */
-    moert_buffer *loss_inputs;          /* of the MoE layers (losses.c) */
-    struct moert_audit *audit;          /* under way (audit.h), or NULL */
-    bool watched;                       /* they have entropies (watch.h) */
-    moert_gradient_pool *gradient_pool; /* if the layers keep bf16 gradients */
-    moert_buffer *logits;               /* [chunk,V], which the loss replaces by their gradient */
-    size_t logits_first, logits_rows;   /* the tokens whose logits are in `logits` */
+    moert_buffer *d_bf16; /* the same of d, if layers are computed again; NULL: in bf16 */
+    bool discards;        /* the backward computes the layer under way again
+                                   (moert_recompute) */
+    moert_buffer *token_loss;         /* [T] */
+    moert_buffer *loss_inputs;        /* of the MoE layers (losses.c) */
+    struct moert_audit *audit;        /* under way (audit.h), or NULL */
+    bool watched;                     /* they have entropies (watch.h) */
+    moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
+    size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */
     moert_head_buffers head;
     moert_model_losses losses; /* as given to the last loss */
     double factor;
@@ -138,6 +157,15 @@ struct moert_model {
     moert_buffer *scratch[MOERT_ATTENTION_MOST]; /* of the variant of attention */
 };
 
+/* The values of d in bf16, or NULL. */
+static inline moert_buffer *moert_run_d_bf16(const moert_run *run) {
+    return run->d_bf16 != NULL ? run->d_bf16 : run->bf16;
+}
+
+/* A run of `count` layers, which may be other ones than the model's. Not collective. */
+moert_status moert_run_create_of(moert_model *model, moert_model_layer *layers, size_t count,
+                                 moert_run **run);
+
 /* Fills the table of tensors. */
 moert_status moert_model_list_tensors(moert_model *model);
 
@@ -153,28 +181,28 @@ static inline moert_dtype moert_model_type(const moert_model *model) {
 }
 
 /* *operand = values[T,columns] as an operand of dense layers (moert_operand_take). */
-static inline moert_status moert_model_operand(moert_model *model, size_t columns,
+static inline moert_status moert_model_operand(moert_run *run, size_t columns,
                                                const moert_buffer *values, moert_scratch which,
                                                moert_buffer **operand) {
-    return moert_operand_take(model->mesh, moert_model_type(model), model->batch.tokens * columns,
+    return moert_operand_take(run->mesh, moert_model_type(run->model), run->batch.tokens * columns,
                               values, which, operand);
 }
 
 /* bf16[T,columns] = floats, rounded. */
-static inline moert_status moert_model_round(const moert_model *model, size_t columns,
+static inline moert_status moert_model_round(const moert_run *run, size_t columns,
                                              const moert_buffer *floats, moert_buffer *bf16) {
     return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
-                                        model->batch.tokens * columns, floats, bf16});
+                                        run->batch.tokens * columns, floats, bf16});
 }
 
 /* The GEMM of a dense layer over the batch, y[T,n] = x[T,k] weight^T, without the weight. The
  * GEMM's inputs among x and y have the operands' dtype. */
-static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k,
+static inline moert_gemm moert_model_gemm(const moert_run *run, size_t n, size_t k,
                                           const moert_buffer *x, const moert_buffer *y) {
-    return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
+    return (moert_gemm){.groups = {run->batch.ends, run->batch.sequences, run->batch.tokens},
                         .n = n,
                         .k = k,
-                        .type = moert_model_type(model),
+                        .type = moert_model_type(run->model),
                         .shared_weight = true,
                         .x = (moert_buffer *)x,
                         .y = (moert_buffer *)y};
@@ -182,30 +210,29 @@ static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, si
 
 /* The documents of the batch for attention, and their positions for rotations; NULL: each sequence
  * is one document. */
-static inline moert_documents *moert_model_documents(const moert_model *model) {
-    return model->packed ? model->documents : NULL;
+static inline moert_documents *moert_model_documents(const moert_run *run) {
+    return run->packed ? run->documents : NULL;
 }
-static inline const moert_buffer *moert_model_positions(const moert_model *model) {
-    return model->packed ? moert_documents_positions(model->documents) : NULL;
+static inline const moert_buffer *moert_model_positions(const moert_run *run) {
+    return run->packed ? moert_documents_positions(run->documents) : NULL;
 }
 
 /* Makes room for the buffers of `rows` [MOERT_ATTENTION_MOST]. */
-static inline moert_status moert_model_reserve_rows(moert_model *model,
-                                                    const moert_model_rows *rows,
+static inline moert_status moert_model_reserve_rows(moert_run *run, const moert_model_rows *rows,
                                                     moert_buffer **buffers) {
     for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
         if (rows[i].width > 0)
             MOERT_TRY(moert_model_reserve(
-                model, moert_operand_floats(rows[i].type, model->batch.tokens * rows[i].width),
+                run->model, moert_operand_floats(rows[i].type, run->batch.tokens * rows[i].width),
                 &buffers[i]));
     return MOERT_OK;
 }
 
 /* Computes the losses of all tokens. Unless model->slope is 0, also dn[T,H], the gradient of
  * final_normed, and the gradient of an untied head. */
-moert_status moert_head_loss(moert_model *model);
+moert_status moert_head_loss(moert_run *run);
 /* Collects the gradient of a tied embedding, from d and the head. */
-moert_status moert_head_collect_tied(moert_model *model);
+moert_status moert_head_collect_tied(moert_run *run);
 /* The most rows of logits at once, for a rank with `tokens` in sequences of `length`. */
 size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length);
 /* The sums [V,H] over sequences that logits in chunks need, if `direct` nodes are collected in
@@ -218,21 +245,21 @@ static inline bool moert_model_recomputes(const moert_model *model) {
 }
 
 /* Ends the layer's pass, if it has one; its memory is for the next pass. */
-static inline void moert_model_discard(moert_model_layer *layer) {
+static inline void moert_model_discard(moert_run_layer *layer) {
     moert_pass_destroy(layer->pass);
     layer->pass = NULL;
 }
 
 /* Makes room for the losses' inputs of the batch. */
-moert_status moert_model_reserve_loss(moert_model *model);
+moert_status moert_model_reserve_loss(moert_run *run);
 /* Takes the loads of a MoE layer's experts after its forward, and what the losses need of a pass
  * that does not last until then. */
-moert_status moert_model_take_loads(moert_model *model, const moert_model_layer *layer);
+moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer);
 /* The offset in floats of the entropies [moe_layers,T] in model->loss_inputs, after a loss. */
-size_t moert_model_entropies_at(const moert_model *model);
+size_t moert_model_entropies_at(const moert_run *run);
 
 /* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */
-moert_status moert_model_sum_sequences(const moert_model *model, const double *mine, size_t n,
+moert_status moert_model_sum_sequences(const moert_run *run, const double *mine, size_t n,
                                        double *sum);
 
 /* The index of the matrix that computes the logits: lm_head, or the embedding when tied. */

@@ -10,10 +10,10 @@
 #include "base/phase.h"
 #include "model/internal.h"
 
-moert_status moert_model_sum_sequences(const moert_model *model, const double *mine, size_t n,
+moert_status moert_model_sum_sequences(const moert_run *run, const double *mine, size_t n,
                                        double *sum) {
-    moert_comm *world = model->mesh->world;
-    size_t ranks = moert_comm_size(world), total = model->batch.total_sequences, *bytes = NULL;
+    moert_comm *world = run->mesh->world;
+    size_t ranks = moert_comm_size(world), total = run->batch.total_sequences, *bytes = NULL;
     double *all = NULL;
     moert_status status;
     MOERT_TRY_OR(done, moert_alloc(&bytes, ranks, sizeof *bytes));
@@ -34,43 +34,43 @@ done:
 }
 
 /* The sum of value[T], or of its squares, over the tokens of sequence `index`. */
-static double sum_tokens(const moert_model *model, const float *value, size_t index, bool square) {
+static double sum_tokens(const moert_run *run, const float *value, size_t index, bool square) {
     double sum = 0.0;
-    for (size_t t = index * model->length; t < (index + 1) * model->length; t++) {
+    for (size_t t = index * run->length; t < (index + 1) * run->length; t++) {
         double x = (double)value[t];
         sum += square ? x * x : x;
     }
     return sum;
 }
 
-static bool balances_sequences(const moert_model *model) {
-    return model->losses.aux_form == MOERT_AUX_SEQUENCE;
+static bool balances_sequences(const moert_run *run) {
+    return run->losses.aux_form == MOERT_AUX_SEQUENCE;
 }
 
 /* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses, or with
  * MOERT_AUX_SEQUENCE the sequence's auxiliary loss. */
-static size_t column_of_layer(const moert_model *model, size_t layer) {
-    return 1 + layer * (1 + (balances_sequences(model) ? 1 : model->config.router.experts));
+static size_t column_of_layer(const moert_run *run, size_t layer) {
+    return 1 + layer * (1 + (balances_sequences(run) ? 1 : run->config->router.experts));
 }
 
 /* The offset of a layer's inputs of the losses in model->loss_inputs: the losses of the tokens come
  * first, then per layer lse[T], mass[sequences, E] and uint32 counts[sequences, E], which are used
  * with MOERT_AUX_SEQUENCE. The entropies of all layers, [layers, T], which a watch reads, come
  * last. */
-static size_t inputs_of_layer(const moert_model *model, size_t layer) {
-    const size_t tokens = model->batch.tokens,
-                 sums = model->batch.sequences * model->config.router.experts;
+static size_t inputs_of_layer(const moert_run *run, size_t layer) {
+    const size_t tokens = run->batch.tokens,
+                 sums = run->batch.sequences * run->config->router.experts;
     return tokens + layer * (tokens + 2 * sums);
 }
 
-size_t moert_model_entropies_at(const moert_model *model) {
-    return inputs_of_layer(model, model->moe_layers);
+size_t moert_model_entropies_at(const moert_run *run) {
+    return inputs_of_layer(run, run->model->moe_layers);
 }
 
-moert_status moert_model_reserve_loss(moert_model *model) {
+moert_status moert_model_reserve_loss(moert_run *run) {
     return moert_model_reserve(
-        model, moert_model_entropies_at(model) + model->moe_layers * model->batch.tokens,
-        &model->loss_inputs);
+        run->model, moert_model_entropies_at(run) + run->model->moe_layers * run->batch.tokens,
+        &run->loss_inputs);
 }
 
 static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_buffer *inputs,
@@ -80,81 +80,79 @@ static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_bu
 
 /* Copies the inputs of a layer to model->loss_inputs, in which the host reads those of all layers
  * at once. Before a loss, its form is not known. */
-static moert_status gather_layer(moert_model *model, const moert_model_layer *layer,
-                                 bool knows_form) {
-    const moert_router_options *router = &model->config.router;
+static moert_status gather_layer(moert_run *run, const moert_run_layer *layer, bool knows_form) {
+    const moert_router_options *router = &run->config->router;
     const moert_routing *routing = moert_pass_routing(layer->pass);
-    const size_t tokens = model->batch.tokens, sequences = model->batch.sequences,
-                 count = sequences * router->experts, l = layer->moe_index,
-                 at = inputs_of_layer(model, l);
-    moert_buffer *const inputs = model->loss_inputs, *scratch;
+    const size_t tokens = run->batch.tokens, sequences = run->batch.sequences,
+                 count = sequences * router->experts, l = layer->of->moe_index,
+                 at = inputs_of_layer(run, l);
+    moert_buffer *const inputs = run->loss_inputs, *scratch;
     MOERT_TRY(
-        moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, moert_max(count, tokens), &scratch));
+        moert_mesh_scratch(run->mesh, MOERT_SCRATCH_LOGITS, moert_max(count, tokens), &scratch));
     MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
     MOERT_TRY(
-        moert_router_mass(router, tokens, routing->scores, model->batch.ends, sequences, scratch));
+        moert_router_mass(router, tokens, routing->scores, run->batch.ends, sequences, scratch));
     MOERT_TRY(copy_inputs(scratch, count, inputs, at + tokens));
-    if (!knows_form || balances_sequences(model)) {
-        MOERT_TRY(moert_router_counts(router, tokens, routing->scores, model->batch.ends, sequences,
+    if (!knows_form || balances_sequences(run)) {
+        MOERT_TRY(moert_router_counts(router, tokens, routing->scores, run->batch.ends, sequences,
                                       scratch));
         MOERT_TRY(copy_inputs(scratch, count, inputs, at + tokens + count));
     }
-    if (!model->watched)
+    if (!run->watched)
         return MOERT_OK;
     MOERT_TRY(moert_router_entropy(router, tokens, routing->scores, scratch));
-    return copy_inputs(scratch, tokens, inputs, moert_model_entropies_at(model) + l * tokens);
+    return copy_inputs(scratch, tokens, inputs, moert_model_entropies_at(run) + l * tokens);
 }
 
-static void sum_nodes(moert_model *model, const moert_model_layer *layer) {
-    const moert_comm *comm = model->mesh->experts;
-    const size_t experts = model->config.router.experts, n = moert_comm_node_count(comm) * experts;
+static void sum_nodes(moert_run *run, const moert_run_layer *layer) {
+    const moert_comm *comm = run->mesh->experts;
+    const size_t experts = run->config->router.experts, n = moert_comm_node_count(comm) * experts;
     const uint64_t *counts = moert_pass_rank_counts(layer->pass);
-    uint64_t *sums = model->node_counts + layer->moe_index * n;
+    uint64_t *sums = run->node_counts + layer->of->moe_index * n;
     memset(sums, 0, n * sizeof *sums);
     for (size_t r = 0; r < moert_comm_size(comm); r++)
         for (size_t e = 0; e < experts; e++)
             sums[moert_comm_node(comm, r) * experts + e] += counts[r * experts + e];
 }
 
-moert_status moert_model_take_loads(moert_model *model, const moert_model_layer *layer) {
-    const size_t experts = model->config.router.experts;
-    if (model->node_counts != NULL)
-        sum_nodes(model, layer);
-    memcpy(model->own_counts + layer->moe_index * experts, moert_pass_expert_counts(layer->pass),
-           experts * sizeof *model->own_counts);
-    return moert_model_recomputes(model) ? gather_layer(model, layer, false) : MOERT_OK;
+moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer) {
+    const size_t experts = run->config->router.experts;
+    if (run->node_counts != NULL)
+        sum_nodes(run, layer);
+    memcpy(run->own_counts + layer->of->moe_index * experts, moert_pass_expert_counts(layer->pass),
+           experts * sizeof *run->own_counts);
+    return moert_model_recomputes(run->model) ? gather_layer(run, layer, false) : MOERT_OK;
 }
 
-static moert_status gather_inputs(moert_model *model) {
-    MOERT_TRY(copy_inputs(model->token_loss, model->batch.tokens, model->loss_inputs, 0));
-    for (size_t l = 0; l < model->moe_layers && !moert_model_recomputes(model); l++)
-        MOERT_TRY(gather_layer(model, model->moe[l], true));
+static moert_status gather_inputs(moert_run *run) {
+    MOERT_TRY(copy_inputs(run->token_loss, run->batch.tokens, run->loss_inputs, 0));
+    for (size_t l = 0; l < run->model->moe_layers && !moert_model_recomputes(run->model); l++)
+        MOERT_TRY(gather_layer(run, run->moe[l], true));
     return MOERT_OK;
 }
 
-static void sum_sequence(const moert_model *model, const float *inputs, size_t index,
-                         double *sums) {
-    const size_t experts = model->config.router.experts;
-    sums[0] = sum_tokens(model, inputs, index, false);
-    for (size_t l = 0; l < model->moe_layers; l++) {
-        const float *lse = inputs + inputs_of_layer(model, l);
-        const float *mass = lse + model->batch.tokens + index * experts;
-        double *column = sums + column_of_layer(model, l);
-        column[0] = sum_tokens(model, lse, index, true);
-        for (size_t e = 0; e < experts && !balances_sequences(model); e++)
+static void sum_sequence(const moert_run *run, const float *inputs, size_t index, double *sums) {
+    const size_t experts = run->config->router.experts;
+    sums[0] = sum_tokens(run, inputs, index, false);
+    for (size_t l = 0; l < run->model->moe_layers; l++) {
+        const float *lse = inputs + inputs_of_layer(run, l);
+        const float *mass = lse + run->batch.tokens + index * experts;
+        double *column = sums + column_of_layer(run, l);
+        column[0] = sum_tokens(run, lse, index, true);
+        for (size_t e = 0; e < experts && !balances_sequences(run); e++)
             column[1 + e] = (double)mass[e];
     }
 }
 
 /* The loss of one sequence in one layer, and gradient[E]; `inputs` are those of the layer. */
-static moert_status balance_sequence(const moert_model *model, const float *inputs, size_t index,
+static moert_status balance_sequence(const moert_run *run, const float *inputs, size_t index,
                                      float *gradient, double *value) {
-    const moert_router_options *router = &model->config.router;
+    const moert_router_options *router = &run->config->router;
     const size_t experts = router->experts;
-    const float *masses = inputs + model->batch.tokens + index * experts;
-    const float *slots = masses + model->batch.sequences * experts;
+    const float *masses = inputs + run->batch.tokens + index * experts;
+    const float *slots = masses + run->batch.sequences * experts;
     const double share =
-        model->losses.aux_coefficient * model->factor / (double)model->batch.total_sequences;
+        run->losses.aux_coefficient * run->factor / (double)run->batch.total_sequences;
     double *mass = NULL;
     uint64_t *counts = NULL, slots_sum = 0;
     moert_status status;
@@ -176,20 +174,20 @@ done:
 
 /* Computes the losses of this rank's sequences in all layers, per_sequence[sequences, columns], and
  * the gradients of the layers, [sequences, E]. */
-static moert_status balance_sequences(moert_model *model, const float *inputs, size_t columns,
+static moert_status balance_sequences(moert_run *run, const float *inputs, size_t columns,
                                       double *per_sequence) {
-    const size_t sequences = model->batch.sequences, experts = model->config.router.experts;
+    const size_t sequences = run->batch.sequences, experts = run->config->router.experts;
     float *gradient;
     MOERT_TRY(moert_alloc(&gradient, sequences * experts, sizeof *gradient));
     moert_status status = MOERT_OK;
-    for (size_t l = 0; l < model->moe_layers && status == MOERT_OK; l++) {
-        moert_buffer **const target = &model->moe[l]->aux_gradient;
-        const float *own = inputs + inputs_of_layer(model, l);
+    for (size_t l = 0; l < run->model->moe_layers && status == MOERT_OK; l++) {
+        moert_buffer **const target = &run->moe[l]->aux_gradient;
+        const float *own = inputs + inputs_of_layer(run, l);
         for (size_t s = 0; s < sequences && status == MOERT_OK; s++)
-            status = balance_sequence(model, own, s, gradient + s * experts,
-                                      &per_sequence[s * columns + column_of_layer(model, l) + 1]);
+            status = balance_sequence(run, own, s, gradient + s * experts,
+                                      &per_sequence[s * columns + column_of_layer(run, l) + 1]);
         MOERT_TRY_OR(done, status);
-        MOERT_TRY_OR(done, moert_model_reserve(model, sequences * experts, target));
+        MOERT_TRY_OR(done, moert_model_reserve(run->model, sequences * experts, target));
         status = moert_buffer_write(*target, 0, gradient, sequences * experts * sizeof *gradient);
     }
 done:
@@ -198,16 +196,16 @@ done:
 }
 
 /* Sums model->counts over the replicas. Collective over these. */
-static moert_status gather_counts(moert_model *model) {
-    uint64_t *counts = model->counts;
-    size_t experts = model->config.router.experts, n = model->moe_layers * experts;
-    size_t replicas = moert_comm_size(model->mesh->replicas);
+static moert_status gather_counts(moert_run *run) {
+    uint64_t *counts = run->counts;
+    size_t experts = run->config->router.experts, n = run->model->moe_layers * experts;
+    size_t replicas = moert_comm_size(run->mesh->replicas);
     uint64_t *all = NULL;
-    memcpy(counts, model->own_counts, n * sizeof *counts);
+    memcpy(counts, run->own_counts, n * sizeof *counts);
     if (replicas == 1)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&all, replicas, n * sizeof *all));
-    moert_status status = moert_comm_allgather(model->mesh->replicas, counts, n * sizeof *all, all);
+    moert_status status = moert_comm_allgather(run->mesh->replicas, counts, n * sizeof *all, all);
     for (size_t i = 0; status == MOERT_OK && i < n; i++) {
         counts[i] = 0;
         for (size_t r = 0; r < replicas; r++)
@@ -235,126 +233,126 @@ static double expert_load(const moert_model *model, const uint64_t *counts) {
 }
 
 /* The tokens without padding, each of which has K slots in every layer. */
-static double count_rows(const moert_model *model) {
+static double count_rows(const moert_run *run) {
     uint64_t slots = 0;
-    for (size_t e = 0; e < model->config.router.experts; e++)
-        slots += model->counts[e];
-    return (double)slots / (double)model->config.router.topk;
+    for (size_t e = 0; e < run->config->router.experts; e++)
+        slots += run->counts[e];
+    return (double)slots / (double)run->config->router.topk;
 }
 
 /* Computes one loss from the slots and masses of all layers; all layers get the same gradient. */
-static moert_status balance_together(moert_model *model, const uint64_t *counts, const double *sums,
+static moert_status balance_together(moert_run *run, const uint64_t *counts, const double *sums,
                                      double coefficient, float *gradient, double *aux) {
-    const moert_model_config *c = &model->config;
+    const moert_model_config *c = run->config;
     size_t experts = c->router.experts;
-    double rows = (double)model->moe_layers * model->rows;
+    double rows = (double)run->model->moe_layers * run->rows;
     double *mass = NULL;
     uint64_t *count = NULL;
     moert_status status;
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&mass, experts));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&count, experts));
-    for (size_t l = 0; l < model->moe_layers; l++)
+    for (size_t l = 0; l < run->model->moe_layers; l++)
         for (size_t e = 0; e < experts; e++) {
-            mass[e] += sums[column_of_layer(model, l) + 1 + e];
+            mass[e] += sums[column_of_layer(run, l) + 1 + e];
             count[e] += counts[l * experts + e];
         }
     const moert_router_load load = {count, mass, rows};
-    moert_buffer *first = model->moe[0]->aux_gradient;
+    moert_buffer *first = run->moe[0]->aux_gradient;
     *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, &load, coefficient, gradient);
     MOERT_TRY_OR(done, moert_buffer_write(first, 0, gradient, experts * sizeof *gradient));
-    for (size_t l = 1; l < model->moe_layers; l++)
-        MOERT_TRY_OR(done, copy_inputs(first, experts, model->moe[l]->aux_gradient, 0));
+    for (size_t l = 1; l < run->model->moe_layers; l++)
+        MOERT_TRY_OR(done, copy_inputs(first, experts, run->moe[l]->aux_gradient, 0));
 done:
     MOERT_FREE(count, mass);
     return status;
 }
 
 /* Computes one loss per layer, and their sum. */
-static moert_status balance_layers(moert_model *model, const uint64_t *counts, const double *sums,
+static moert_status balance_layers(moert_run *run, const uint64_t *counts, const double *sums,
                                    double coefficient, float *gradient, double *aux) {
-    const moert_model_config *c = &model->config;
+    const moert_model_config *c = run->config;
     size_t experts = c->router.experts;
     *aux = 0.0;
-    for (size_t l = 0; l < model->moe_layers; l++) {
-        const moert_router_load load = {counts + l * experts, sums + column_of_layer(model, l) + 1,
-                                        model->rows};
+    for (size_t l = 0; l < run->model->moe_layers; l++) {
+        const moert_router_load load = {counts + l * experts, sums + column_of_layer(run, l) + 1,
+                                        run->rows};
         *aux += moert_router_aux_loss(MOERT_AUX_MEGATRON, &c->router, &load, coefficient, gradient);
-        MOERT_TRY(moert_buffer_write(model->moe[l]->aux_gradient, 0, gradient,
-                                     experts * sizeof *gradient));
+        MOERT_TRY(
+            moert_buffer_write(run->moe[l]->aux_gradient, 0, gradient, experts * sizeof *gradient));
     }
     return MOERT_OK;
 }
 
 /* Computes the auxiliary loss, and the gradients of forms whose sums are those of all ranks. */
-static moert_status balance(moert_model *model, const double *sums, double *aux) {
-    const double coefficient = model->losses.aux_coefficient * model->factor;
+static moert_status balance(moert_run *run, const double *sums, double *aux) {
+    const double coefficient = run->losses.aux_coefficient * run->factor;
     float *gradient;
     *aux = 0.0;
-    for (size_t l = 0; l < model->moe_layers && balances_sequences(model); l++)
-        *aux += sums[column_of_layer(model, l) + 1] / (double)model->batch.total_sequences;
-    if (balances_sequences(model))
+    for (size_t l = 0; l < run->model->moe_layers && balances_sequences(run); l++)
+        *aux += sums[column_of_layer(run, l) + 1] / (double)run->batch.total_sequences;
+    if (balances_sequences(run))
         return MOERT_OK;
-    MOERT_TRY(moert_alloc(&gradient, model->config.router.experts, sizeof *gradient));
+    MOERT_TRY(moert_alloc(&gradient, run->config->router.experts, sizeof *gradient));
     const moert_status status =
-        (model->losses.aux_form == MOERT_AUX_MEGATRON ? balance_layers : balance_together)(
-            model, model->counts, sums, coefficient, gradient, aux);
+        (run->losses.aux_form == MOERT_AUX_MEGATRON ? balance_layers : balance_together)(
+            run, run->counts, sums, coefficient, gradient, aux);
     free(gradient);
     return status;
 }
 
 /* sums[columns] = the sums over all sequences of all ranks. Collective. */
-static moert_status sum_everything(moert_model *model, size_t columns, double *sums) {
-    const size_t sequences = model->batch.sequences;
-    const size_t count = inputs_of_layer(model, model->moe_layers);
+static moert_status sum_everything(moert_run *run, size_t columns, double *sums) {
+    const size_t sequences = run->batch.sequences;
+    const size_t count = inputs_of_layer(run, run->model->moe_layers);
     double *per_sequence = NULL;
     float *values = NULL;
     moert_status status;
     MOERT_TRY_OR(done, moert_alloc(&per_sequence, sequences, columns * sizeof *per_sequence));
     MOERT_TRY_OR(done, moert_alloc(&values, count, sizeof *values));
-    MOERT_TRY_OR(done, gather_inputs(model));
-    MOERT_TRY_OR(done, moert_buffer_read(model->loss_inputs, 0, values, count * sizeof *values));
+    MOERT_TRY_OR(done, gather_inputs(run));
+    MOERT_TRY_OR(done, moert_buffer_read(run->loss_inputs, 0, values, count * sizeof *values));
     for (size_t s = 0; s < sequences; s++)
-        sum_sequence(model, values, s, per_sequence + s * columns);
-    if (balances_sequences(model))
-        MOERT_TRY_OR(done, balance_sequences(model, values, columns, per_sequence));
-    MOERT_TRY_OR(done, moert_model_sum_sequences(model, per_sequence, columns, sums));
+        sum_sequence(run, values, s, per_sequence + s * columns);
+    if (balances_sequences(run))
+        MOERT_TRY_OR(done, balance_sequences(run, values, columns, per_sequence));
+    MOERT_TRY_OR(done, moert_model_sum_sequences(run, per_sequence, columns, sums));
 done:
     MOERT_FREE(values, per_sequence);
     return status;
 }
 
-moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
-                              moert_model_result *result) {
-    double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
-    const double slope = model->counted > 0 ? 1.0 / (double)model->counted : factor / tokens;
+moert_status moert_run_loss(moert_run *run, const moert_model_losses *losses, double factor,
+                            moert_model_result *result) {
+    double tokens = (double)(run->batch.total_sequences * run->length), *sums = NULL;
+    const double slope = run->counted > 0 ? 1.0 / (double)run->counted : factor / tokens;
     moert_status status;
-    model->losses = *losses;
-    model->factor = factor;
-    const size_t columns = column_of_layer(model, model->moe_layers);
-    model->slope = factor > 0.0 ? (float)slope : 0.0f;
-    MOERT_TRY(moert_head_loss(model));
+    run->losses = *losses;
+    run->factor = factor;
+    const size_t columns = column_of_layer(run, run->model->moe_layers);
+    run->slope = factor > 0.0 ? (float)slope : 0.0f;
+    MOERT_TRY(moert_head_loss(run));
     moert_phase_set(MOERT_PHASE_LOSS);
     MOERT_TRY_OR(done, moert_alloc(&sums, columns, sizeof *sums));
-    MOERT_TRY_OR(done, sum_everything(model, columns, sums));
-    MOERT_TRY_OR(done, gather_counts(model));
-    MOERT_TRY_OR(done, moert_mesh_settle(model->mesh));
-    model->rows = count_rows(model);
-    result->cross_entropy = sums[0] / (model->counted > 0 ? (double)model->counted : tokens);
-    result->expert_load = expert_load(model, model->counts);
+    MOERT_TRY_OR(done, sum_everything(run, columns, sums));
+    MOERT_TRY_OR(done, gather_counts(run));
+    MOERT_TRY_OR(done, moert_mesh_settle(run->mesh));
+    run->rows = count_rows(run);
+    result->cross_entropy = sums[0] / (run->counted > 0 ? (double)run->counted : tokens);
+    result->expert_load = expert_load(run->model, run->counts);
     result->z = 0.0;
-    for (size_t l = 0; l < model->moe_layers; l++)
-        result->z += model->rows > 0.0 ? sums[column_of_layer(model, l)] / model->rows : 0.0;
+    for (size_t l = 0; l < run->model->moe_layers; l++)
+        result->z += run->rows > 0.0 ? sums[column_of_layer(run, l)] / run->rows : 0.0;
     result->aux = 0.0;
-    status = model->moe_layers > 0 ? balance(model, sums, &result->aux) : MOERT_OK;
+    status = run->model->moe_layers > 0 ? balance(run, sums, &result->aux) : MOERT_OK;
 done:
     free(sums);
     return status;
 }
 
-const uint64_t *moert_model_expert_counts(const moert_model *model) {
-    return model->counts;
+const uint64_t *moert_run_expert_counts(const moert_run *run) {
+    return run->counts;
 }
 
-const uint64_t *moert_model_node_counts(const moert_model *model) {
-    return model->node_counts;
+const uint64_t *moert_run_node_counts(const moert_run *run) {
+    return run->node_counts;
 }

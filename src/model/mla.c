@@ -121,35 +121,35 @@ static void describe(const moert_model_config *c, const moert_device *device,
 /* ---- parts ---- */
 
 /* The rotation of the last `rope` elements of `heads` heads of `size` elements. */
-static moert_rotation rotation_of(const moert_model *model, size_t heads, size_t size) {
-    const size_t rope = model->config.latent.rope;
-    return (moert_rotation){.table = model->rope,
-                            .positions = moert_model_positions(model),
+static moert_rotation rotation_of(const moert_run *run, size_t heads, size_t size) {
+    const size_t rope = run->config->latent.rope;
+    return (moert_rotation){.table = run->model->rope,
+                            .positions = moert_model_positions(run),
                             .heads = heads,
-                            .length = model->length,
+                            .length = run->length,
                             .width = rope,
                             .offset = size - rope,
-                            .interleaved = model->config.rope.interleaved};
+                            .interleaved = run->config->rope.interleaved};
 }
 
 /* Rotates heads in place. */
-static moert_status rotate(const moert_model *model, size_t heads, size_t size, bool inverse,
+static moert_status rotate(const moert_run *run, size_t heads, size_t size, bool inverse,
                            moert_buffer *x) {
-    const moert_rotation rotation = rotation_of(model, heads, size);
-    return moert_rope(&rotation, model->batch.tokens, size, inverse, x);
+    const moert_rotation rotation = rotation_of(run, heads, size);
+    return moert_rope(&rotation, run->batch.tokens, size, inverse, x);
 }
 
 /* normed[T,width], an operand, = norm(raw) by parameter `index`. */
-static moert_status normalise(moert_model *model, const moert_model_layer *layer, size_t index,
+static moert_status normalise(moert_run *run, const moert_run_layer *layer, size_t index,
                               size_t width, const moert_buffer *raw, moert_buffer *normed,
                               moert_buffer *rstd) {
-    const bool floats = moert_model_type(model) == MOERT_DTYPE_F32;
+    const bool floats = moert_model_type(run->model) == MOERT_DTYPE_F32;
     return moert_norm_run(
-        &(moert_norm){.rows = model->batch.tokens,
+        &(moert_norm){.rows = run->batch.tokens,
                       .width = width,
                       .epsilon = latent_epsilon,
                       .x = raw,
-                      .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + index].weight,
+                      .weight = layer->of->attention->tensor[MOERT_ATTENTION_FIRST + index].weight,
                       .y = floats ? normed : NULL,
                       .bf16 = floats ? NULL : normed,
                       .rstd = rstd});
@@ -169,79 +169,80 @@ static void list_parts(const moert_model *model, head_part parts[HEAD_PARTS]) {
     parts[1] = (head_part){KEPT_V, D_V, s->value, s->value, s->nope};
 }
 
-static moert_attention attention_of(const moert_model *model, const moert_model_layer *layer) {
-    const moert_model_config *c = &model->config;
+static moert_attention attention_of(const moert_run *run, const moert_run_layer *layer) {
+    const moert_model_config *c = run->config;
     const moert_rope_scheme *rope = &c->rope;
     const double mscale = rope->type != MOERT_ROPE_DEFAULT && rope->mscale_all_dim != 0.0
                               ? moert_rope_mscale(rope->factor, rope->mscale_all_dim)
                               : 1.0;
-    return (moert_attention){.sequences = model->batch.sequences,
-                             .length = model->length,
+    return (moert_attention){.sequences = run->batch.sequences,
+                             .length = run->length,
                              .heads = c->heads,
                              .kv_heads = c->heads,
                              .head_size = key_size(&c->latent),
                              .value_size = c->latent.value,
-                             .documents = moert_model_documents(model),
+                             .documents = moert_model_documents(run),
                              .scale = (float)(mscale * mscale / sqrt((double)key_size(&c->latent))),
                              .q = layer->activations->kept[KEPT_Q],
                              .k = layer->activations->kept[KEPT_K],
                              .v = layer->activations->kept[KEPT_V],
                              .out = layer->activations->kept[KEPT_OUT],
                              .lse = layer->activations->kept[KEPT_LSE],
-                             .type = moert_model_type(model),
-                             .operands = model->attention.kept[KEPT_Q].type,
-                             .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
+                             .type = moert_model_type(run->model),
+                             .operands = run->model->attention.kept[KEPT_Q].type,
+                             .scratch = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
 /* ---- forward ---- */
 
-static moert_status project_q(moert_model *model, moert_model_layer *layer) {
-    const moert_model_config *c = &model->config;
+static moert_status project_q(moert_run *run, moert_run_layer *layer) {
+    const moert_model_config *c = run->config;
     moert_buffer *const *kept = layer->activations->kept;
     const moert_buffer *x = layer->activations->normed;
     if (c->latent.q_rank > 0) {
-        MOERT_TRY(moert_model_project(model, layer, Q_A, x, kept[KEPT_Q_RAW]));
-        MOERT_TRY(normalise(model, layer, Q_A_NORM, c->latent.q_rank, kept[KEPT_Q_RAW],
+        MOERT_TRY(moert_model_project(run, layer, Q_A, x, kept[KEPT_Q_RAW]));
+        MOERT_TRY(normalise(run, layer, Q_A_NORM, c->latent.q_rank, kept[KEPT_Q_RAW],
                             kept[KEPT_Q_NORMED], kept[KEPT_Q_RSTD]));
         x = kept[KEPT_Q_NORMED];
     }
     const size_t size = key_size(&c->latent);
-    const bool rounds = model->attention.kept[KEPT_Q].type == MOERT_DTYPE_BF16;
-    moert_buffer *const floats = rounds ? model->scratch[D_Q] : kept[KEPT_Q];
-    const moert_rotation rotation = rotation_of(model, c->heads, size);
-    MOERT_TRY(moert_model_project(model, layer, Q_B, x, floats));
-    return rounds ? moert_rope_bf16(&rotation, model->batch.tokens, size, floats, kept[KEPT_Q])
-                  : rotate(model, c->heads, size, false, floats);
+    const bool rounds = run->model->attention.kept[KEPT_Q].type == MOERT_DTYPE_BF16;
+    moert_buffer *const floats = rounds ? run->scratch[D_Q] : kept[KEPT_Q];
+    const moert_rotation rotation = rotation_of(run, c->heads, size);
+    MOERT_TRY(moert_model_project(run, layer, Q_B, x, floats));
+    return rounds ? moert_rope_bf16(&rotation, run->batch.tokens, size, floats, kept[KEPT_Q])
+                  : rotate(run, c->heads, size, false, floats);
 }
 
 /* Computes k and v of all heads from their latent row. */
-static moert_status expand(moert_model *model, moert_model_layer *layer) {
-    const moert_latent_sizes *s = &model->config.latent;
-    const size_t tokens = model->batch.tokens, heads = model->config.heads;
+static moert_status expand(moert_run *run, moert_run_layer *layer) {
+    const moert_latent_sizes *s = &run->config->latent;
+    const size_t tokens = run->batch.tokens, heads = run->config->heads;
     moert_buffer *const *kept = layer->activations->kept, *const expanded =
-                                                              model->scratch[D_EXPANDED];
+                                                              run->scratch[D_EXPANDED];
     head_part parts[HEAD_PARTS];
-    list_parts(model, parts);
-    MOERT_TRY(normalise(model, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
-                        kept[KEPT_KV_NORMED], kept[KEPT_KV_RSTD]));
-    MOERT_TRY(moert_model_project(model, layer, KV_B, kept[KEPT_KV_NORMED], expanded));
+    list_parts(run->model, parts);
+    MOERT_TRY(normalise(run, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW], kept[KEPT_KV_NORMED],
+                        kept[KEPT_KV_RSTD]));
+    MOERT_TRY(moert_model_project(run, layer, KV_B, kept[KEPT_KV_NORMED], expanded));
     for (size_t i = 0; i < HEAD_PARTS; i++)
-        MOERT_TRY(moert_columns_copy(&(moert_columns){.rows = tokens * heads,
-                                                      .columns = parts[i].columns,
-                                                      .from = expanded,
-                                                      .from_stride = s->nope + s->value,
-                                                      .from_column = parts[i].column,
-                                                      .type = model->attention.kept[KEPT_K].type,
-                                                      .to = kept[parts[i].kept],
-                                                      .to_stride = parts[i].size}));
+        MOERT_TRY(
+            moert_columns_copy(&(moert_columns){.rows = tokens * heads,
+                                                .columns = parts[i].columns,
+                                                .from = expanded,
+                                                .from_stride = s->nope + s->value,
+                                                .from_column = parts[i].column,
+                                                .type = run->model->attention.kept[KEPT_K].type,
+                                                .to = kept[parts[i].kept],
+                                                .to_stride = parts[i].size}));
     return MOERT_OK;
 }
 
-static moert_status project_kv(moert_model *model, moert_model_layer *layer) {
-    const moert_latent_sizes *s = &model->config.latent;
-    const size_t tokens = model->batch.tokens, heads = model->config.heads;
-    moert_buffer *const latent = model->scratch[D_LATENT], *const shared = model->scratch[D_SHARED];
-    MOERT_TRY(moert_model_project(model, layer, KV_A, layer->activations->normed, latent));
+static moert_status project_kv(moert_run *run, moert_run_layer *layer) {
+    const moert_latent_sizes *s = &run->config->latent;
+    const size_t tokens = run->batch.tokens, heads = run->config->heads;
+    moert_buffer *const latent = run->scratch[D_LATENT], *const shared = run->scratch[D_SHARED];
+    MOERT_TRY(moert_model_project(run, layer, KV_A, layer->activations->normed, latent));
     moert_columns columns = {.rows = tokens,
                              .columns = s->kv_rank,
                              .from = latent,
@@ -253,144 +254,140 @@ static moert_status project_kv(moert_model *model, moert_model_layer *layer) {
     columns.from_column = s->kv_rank;
     columns.to = shared;
     MOERT_TRY(moert_columns_copy(&columns));
-    MOERT_TRY(rotate(model, 1, s->rope, false, shared));
+    MOERT_TRY(rotate(run, 1, s->rope, false, shared));
     MOERT_TRY(moert_columns_copy(&(moert_columns){.rows = tokens * heads,
                                                   .columns = s->rope,
                                                   .repeat = heads,
                                                   .from = shared,
                                                   .from_stride = s->rope,
-                                                  .type = model->attention.kept[KEPT_K].type,
+                                                  .type = run->model->attention.kept[KEPT_K].type,
                                                   .to = layer->activations->kept[KEPT_K],
                                                   .to_stride = key_size(s),
                                                   .to_column = s->nope}));
-    return expand(model, layer);
+    return expand(run, layer);
 }
 
-static moert_status forward(moert_model *model, moert_model_layer *layer, moert_buffer *y) {
+static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer *y) {
     moert_buffer *result;
-    MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
-    MOERT_TRY(project_q(model, layer));
-    MOERT_TRY(project_kv(model, layer));
-    moert_attention attention = attention_of(model, layer);
-    MOERT_TRY(moert_model_attended(model, &attention, &result));
+    MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
+    MOERT_TRY(project_q(run, layer));
+    MOERT_TRY(project_kv(run, layer));
+    moert_attention attention = attention_of(run, layer);
+    MOERT_TRY(moert_model_attended(run, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
-    return moert_model_project(model, layer, O, result, y);
+    return moert_model_project(run, layer, O, result, y);
 }
 
 /* ---- backward ---- */
 
 /* Backward of a projection of x[T,...], an operand, from dy[T,width] in float32. */
-static moert_status differentiate_projection(moert_model *model, moert_model_layer *layer,
-                                             size_t index, size_t width, const moert_buffer *x,
+static moert_status differentiate_projection(moert_run *run, moert_run_layer *layer, size_t index,
+                                             size_t width, const moert_buffer *x,
                                              const moert_buffer *dy, moert_buffer *dx,
                                              bool accumulate) {
     moert_buffer *operand;
-    MOERT_TRY(moert_model_operand(model, width, dy, MOERT_SCRATCH_ROUNDED_Y, &operand));
-    MOERT_TRY(moert_model_differentiate_weight(model, layer, index, x, operand));
-    return moert_model_differentiate_input(model, layer, index, operand, dx, accumulate);
+    MOERT_TRY(moert_model_operand(run, width, dy, MOERT_SCRATCH_ROUNDED_Y, &operand));
+    MOERT_TRY(moert_model_differentiate_weight(run, layer, index, x, operand));
+    return moert_model_differentiate_input(run, layer, index, operand, dx, accumulate);
 }
 
 /* Backward of a latent norm by parameter `index`, in place in D_NORMED. */
-static moert_status differentiate_norm(moert_model *model, moert_model_layer *layer, size_t index,
+static moert_status differentiate_norm(moert_run *run, moert_run_layer *layer, size_t index,
                                        size_t width, const moert_buffer *raw,
                                        const moert_buffer *rstd) {
-    moert_buffer *const d = model->scratch[D_NORMED];
+    moert_buffer *const d = run->scratch[D_NORMED];
     const moert_norm_gradient own = {
-        .rows = model->batch.tokens, .width = width, .x = raw, .rstd = rstd, .dy = d, .dx = d};
-    return moert_model_differentiate_norm(model, layer->attention, MOERT_ATTENTION_FIRST + index,
+        .rows = run->batch.tokens, .width = width, .x = raw, .rstd = rstd, .dy = d, .dx = d};
+    return moert_model_differentiate_norm(run, layer->of->attention, MOERT_ATTENTION_FIRST + index,
                                           &own);
 }
 
 /* dx = gradient through q. */
-static moert_status differentiate_q(moert_model *model, moert_model_layer *layer,
-                                    moert_buffer *dx) {
-    const moert_model_config *c = &model->config;
+static moert_status differentiate_q(moert_run *run, moert_run_layer *layer, moert_buffer *dx) {
+    const moert_model_config *c = run->config;
     const size_t rank = c->latent.q_rank, width = c->heads * key_size(&c->latent);
-    moert_buffer *const *kept = layer->activations->kept, *const dq = model->scratch[D_Q],
-                        *const d = model->scratch[D_NORMED];
-    MOERT_TRY(rotate(model, c->heads, key_size(&c->latent), true, dq));
+    moert_buffer *const *kept = layer->activations->kept, *const dq = run->scratch[D_Q],
+                        *const d = run->scratch[D_NORMED];
+    MOERT_TRY(rotate(run, c->heads, key_size(&c->latent), true, dq));
     if (rank == 0)
-        return differentiate_projection(model, layer, Q_B, width, layer->activations->normed, dq,
-                                        dx, false);
-    MOERT_TRY(
-        differentiate_projection(model, layer, Q_B, width, kept[KEPT_Q_NORMED], dq, d, false));
-    MOERT_TRY(
-        differentiate_norm(model, layer, Q_A_NORM, rank, kept[KEPT_Q_RAW], kept[KEPT_Q_RSTD]));
-    return differentiate_projection(model, layer, Q_A, rank, layer->activations->normed, d, dx,
+        return differentiate_projection(run, layer, Q_B, width, layer->activations->normed, dq, dx,
+                                        false);
+    MOERT_TRY(differentiate_projection(run, layer, Q_B, width, kept[KEPT_Q_NORMED], dq, d, false));
+    MOERT_TRY(differentiate_norm(run, layer, Q_A_NORM, rank, kept[KEPT_Q_RAW], kept[KEPT_Q_RSTD]));
+    return differentiate_projection(run, layer, Q_A, rank, layer->activations->normed, d, dx,
                                     false);
 }
 
 /* D_LATENT[:, kv_rank ...] = gradient of the shared key: the sum over the heads, rotated back. */
-static moert_status differentiate_shared(moert_model *model) {
-    const moert_latent_sizes *s = &model->config.latent;
-    const size_t tokens = model->batch.tokens;
-    moert_buffer *const shared = model->scratch[D_SHARED];
+static moert_status differentiate_shared(moert_run *run) {
+    const moert_latent_sizes *s = &run->config->latent;
+    const size_t tokens = run->batch.tokens;
+    moert_buffer *const shared = run->scratch[D_SHARED];
     MOERT_TRY(moert_columns_sum(&(moert_columns){.rows = tokens,
                                                  .columns = s->rope,
-                                                 .repeat = model->config.heads,
-                                                 .from = model->scratch[D_K],
+                                                 .repeat = run->config->heads,
+                                                 .from = run->scratch[D_K],
                                                  .from_stride = key_size(s),
                                                  .from_column = s->nope,
                                                  .to = shared,
                                                  .to_stride = s->rope}));
-    MOERT_TRY(rotate(model, 1, s->rope, true, shared));
+    MOERT_TRY(rotate(run, 1, s->rope, true, shared));
     return moert_columns_copy(&(moert_columns){.rows = tokens,
                                                .columns = s->rope,
                                                .from = shared,
                                                .from_stride = s->rope,
-                                               .to = model->scratch[D_LATENT],
+                                               .to = run->scratch[D_LATENT],
                                                .to_stride = s->kv_rank + s->rope,
                                                .to_column = s->kv_rank});
 }
 
 /* D_LATENT[:, ... kv_rank] = gradient of the latent row, from those of k and v. */
-static moert_status differentiate_expanded(moert_model *model, moert_model_layer *layer) {
-    const moert_latent_sizes *s = &model->config.latent;
-    const size_t tokens = model->batch.tokens, heads = model->config.heads,
-                 width = s->nope + s->value;
+static moert_status differentiate_expanded(moert_run *run, moert_run_layer *layer) {
+    const moert_latent_sizes *s = &run->config->latent;
+    const size_t tokens = run->batch.tokens, heads = run->config->heads, width = s->nope + s->value;
     moert_buffer *const *kept = layer->activations->kept,
-                        *const expanded = model->scratch[D_EXPANDED],
-                        *const d = model->scratch[D_NORMED];
+                        *const expanded = run->scratch[D_EXPANDED],
+                        *const d = run->scratch[D_NORMED];
     head_part parts[HEAD_PARTS];
-    list_parts(model, parts);
+    list_parts(run->model, parts);
     for (size_t i = 0; i < HEAD_PARTS; i++)
         MOERT_TRY(moert_columns_copy(&(moert_columns){.rows = tokens * heads,
                                                       .columns = parts[i].columns,
-                                                      .from = model->scratch[parts[i].scratch],
+                                                      .from = run->scratch[parts[i].scratch],
                                                       .from_stride = parts[i].size,
                                                       .to = expanded,
                                                       .to_stride = width,
                                                       .to_column = parts[i].column}));
-    MOERT_TRY(differentiate_projection(model, layer, KV_B, heads * width, kept[KEPT_KV_NORMED],
+    MOERT_TRY(differentiate_projection(run, layer, KV_B, heads * width, kept[KEPT_KV_NORMED],
                                        expanded, d, false));
-    MOERT_TRY(differentiate_norm(model, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
+    MOERT_TRY(differentiate_norm(run, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
                                  kept[KEPT_KV_RSTD]));
     return moert_columns_copy(&(moert_columns){.rows = tokens,
                                                .columns = s->kv_rank,
                                                .from = d,
                                                .from_stride = s->kv_rank,
-                                               .to = model->scratch[D_LATENT],
+                                               .to = run->scratch[D_LATENT],
                                                .to_stride = s->kv_rank + s->rope});
 }
 
-static moert_status backward(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
+static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffer *dy,
                              moert_buffer *dx) {
-    const moert_latent_sizes *s = &model->config.latent;
-    moert_buffer **const scratch = model->scratch, *result;
-    moert_attention attention = attention_of(model, layer);
+    const moert_latent_sizes *s = &run->config->latent;
+    moert_buffer **const scratch = run->scratch, *result;
+    moert_attention attention = attention_of(run, layer);
     const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
-    MOERT_TRY(moert_model_differentiate_input_to(model, layer, O, dy, &dout));
-    MOERT_TRY(moert_model_attended(model, &attention, &result));
+    MOERT_TRY(moert_model_differentiate_input_to(run, layer, O, dy, &dout));
+    MOERT_TRY(moert_model_attended(run, &attention, &result));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];
     attention.dv = scratch[D_V];
     MOERT_TRY(moert_attention_backward(&attention));
-    MOERT_TRY(moert_model_differentiate_weight(model, layer, O, result, dy));
-    MOERT_TRY(differentiate_q(model, layer, dx));
-    MOERT_TRY(differentiate_shared(model));
-    MOERT_TRY(differentiate_expanded(model, layer));
-    return differentiate_projection(model, layer, KV_A, s->kv_rank + s->rope,
+    MOERT_TRY(moert_model_differentiate_weight(run, layer, O, result, dy));
+    MOERT_TRY(differentiate_q(run, layer, dx));
+    MOERT_TRY(differentiate_shared(run));
+    MOERT_TRY(differentiate_expanded(run, layer));
+    return differentiate_projection(run, layer, KV_A, s->kv_rank + s->rope,
                                     layer->activations->normed, scratch[D_LATENT], dx, true);
 }
 

@@ -16,36 +16,36 @@ static void destroy(moert_model_layer *layer) {
     moert_block_destroy(layer->mlp);
 }
 
-static moert_dense_glu glu_of(const moert_model *model, const moert_model_layer *layer) {
-    const moert_model_config *c = &model->config;
-    return (moert_dense_glu){.mesh = model->mesh,
-                             .block = layer->mlp,
+static moert_dense_glu glu_of(const moert_run *run, const moert_run_layer *layer) {
+    const moert_model_config *c = run->config;
+    return (moert_dense_glu){.mesh = run->mesh,
+                             .block = layer->of->mlp,
                              .hidden = c->hidden,
                              .width = c->dense_intermediate,
                              .form = c->glu,
-                             .type = moert_model_type(model),
-                             .batch = model->batch,
-                             .drop_v = model->batch.forward_only};
+                             .type = moert_model_type(run->model),
+                             .batch = run->batch,
+                             .drop_v = run->batch.forward_only};
 }
 
-static moert_status forward(moert_model *model, moert_model_layer *layer) {
-    const moert_dense_glu glu = glu_of(model, layer);
-    const size_t tokens = model->batch.tokens;
+static moert_status forward(moert_run *run, moert_run_layer *layer) {
+    const moert_dense_glu glu = glu_of(run, layer);
+    const size_t tokens = run->batch.tokens;
     MOERT_TRY(moert_model_reserve(
-        model, moert_dense_glu_v_floats(model->device, glu.type, tokens, glu.hidden, glu.width),
+        run->model, moert_dense_glu_v_floats(run->device, glu.type, tokens, glu.hidden, glu.width),
         &layer->activations->mlp_v));
-    MOERT_TRY(moert_model_reserve(model, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
+    MOERT_TRY(moert_model_reserve(run->model, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
                                   &layer->activations->mlp_h));
     return moert_dense_glu_forward(&glu, layer->activations->post_normed, layer->activations->mlp_v,
                                    layer->activations->mlp_h, layer->out);
 }
 
-static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
-    const moert_dense_glu glu = glu_of(model, layer);
-    MOERT_TRY(moert_block_begin(layer->mlp, &model->batch, accumulate));
+static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumulate) {
+    const moert_dense_glu glu = glu_of(run, layer);
+    MOERT_TRY(moert_block_begin(layer->of->mlp, &run->batch, accumulate));
     return moert_dense_glu_backward(&glu, layer->activations->post_normed,
-                                    layer->activations->mlp_v, layer->activations->mlp_h, model->d,
-                                    model->dn, false);
+                                    layer->activations->mlp_v, layer->activations->mlp_h, run->d,
+                                    run->dn, false);
 }
 
 static moert_block *block(const moert_model_layer *layer, size_t index) {

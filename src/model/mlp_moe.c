@@ -4,9 +4,6 @@
 
 static moert_status create(moert_model *model, moert_model_layer *layer) {
     const moert_layer_options options = moert_layer_options_of(&model->config);
-    const size_t bytes = model->config.router.experts * sizeof(float);
-    MOERT_TRY(moert_comm_agree(model->mesh->world,
-                               moert_buffer_create(model->device, bytes, &layer->aux_gradient)));
     MOERT_TRY(moert_layer_create(model->mesh, &options, &layer->moe));
     if (model->config.balanced_routing)
         moert_layer_balance_routing(layer->moe);
@@ -16,32 +13,30 @@ static moert_status create(moert_model *model, moert_model_layer *layer) {
 }
 
 static void destroy(moert_model_layer *layer) {
-    moert_pass_destroy(layer->pass);
     moert_layer_destroy(layer->moe);
-    moert_buffer_destroy(layer->aux_gradient);
 }
 
-static moert_status forward(moert_model *model, moert_model_layer *layer) {
-    moert_batch batch = model->batch;
-    batch.forward_only |= model->discards;
+static moert_status forward(moert_run *run, moert_run_layer *layer) {
+    moert_batch batch = run->batch;
+    batch.forward_only |= run->discards;
     moert_model_discard(layer);
-    batch.bf16 = model->bf16;
-    return moert_layer_forward(layer->moe, &batch, layer->activations->post_normed, layer->out,
+    batch.bf16 = run->bf16;
+    return moert_layer_forward(layer->of->moe, &batch, layer->activations->post_normed, layer->out,
                                &layer->pass);
 }
 
-static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
-    const double rows = model->rows;
+static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumulate) {
+    const double rows = run->rows;
     const moert_layer_losses losses = {
         .size = sizeof losses,
-        .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
+        .aux_gradient = run->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
         .z_factor =
-            rows > 0.0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / rows) : 0.0f,
+            rows > 0.0 ? (float)(2.0 * run->losses.z_coefficient * run->factor / rows) : 0.0f,
         .accumulate = accumulate,
-        .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE,
-        .dy_bf16 = model->bf16};
-    MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
-    if (moert_model_recomputes(model))
+        .aux_by_sequence = run->losses.aux_form == MOERT_AUX_SEQUENCE,
+        .dy_bf16 = moert_run_d_bf16(run)};
+    MOERT_TRY(moert_pass_backward(layer->pass, run->d, &losses, run->dn));
+    if (moert_model_recomputes(run->model))
         moert_model_discard(layer); /* its memory is for the next layer */
     return MOERT_OK;
 }

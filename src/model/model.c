@@ -53,17 +53,12 @@ static moert_status keep_bf16(moert_model *model, const moert_model_layer *layer
 /* What a rank creates without the others: all but the MLPs. */
 static moert_status create_own(moert_model *model) {
     const moert_model_config *c = &model->config;
-    const size_t experts = c->router.experts, nodes = moert_comm_node_count(model->mesh->experts);
-    const size_t shared = c->memory.recompute == MOERT_RECOMPUTE_LAYER ? 1 : c->layers;
     const size_t table = c->vocabulary * c->hidden;
     const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = table,
                                          [OUTER_NORM] = c->hidden,
                                          [OUTER_HEAD] = c->tied_embeddings ? 0 : table};
     MOERT_TRY(moert_block_create(&model->mesh->everyone, "embedding, head and final norm", true,
                                  &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer));
-    MOERT_TRY(moert_documents_create(model->device, &model->documents));
-    MOERT_TRY(MOERT_NEW_ARRAY(&model->activations, shared));
-    model->activation_count = shared;
     MOERT_TRY(MOERT_NEW_ARRAY(&model->layer, c->layers));
     MOERT_TRY(MOERT_NEW_ARRAY(&model->moe, c->layers));
     MOERT_TRY(MOERT_NEW_ARRAY(&model->block, 1 + c->layers * (1 + MOERT_LAYER_BLOCKS)));
@@ -71,16 +66,12 @@ static moert_status create_own(moert_model *model) {
         moert_model_layer *layer = &model->layer[i];
         layer->index = i;
         layer->is_dense = !moert_layer_is_moe(c, i);
-        layer->activations = &model->activations[i % model->activation_count];
         layer->moe_index = model->moe_layers;
         if (!layer->is_dense)
             model->moe[model->moe_layers++] = layer;
         MOERT_TRY(moert_model_create_attention(model, &layer->attention));
     }
-    MOERT_TRY(MOERT_NEW_ARRAY(&model->counts, model->moe_layers * experts));
-    MOERT_TRY(MOERT_NEW_ARRAY(&model->own_counts, model->moe_layers * experts));
-    return nodes > 1 ? MOERT_NEW_ARRAY(&model->node_counts, model->moe_layers * nodes * experts)
-                     : MOERT_OK;
+    return MOERT_OK;
 }
 
 static moert_status create_parts(moert_model *model) {
@@ -112,35 +103,17 @@ fail:
     return status;
 }
 
-static void free_activations(moert_model_activations *a) {
-    MOERT_DESTROY(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
-    moert_buffers_destroy(a->kept, MOERT_ATTENTION_MOST);
-}
-
 void moert_model_destroy(moert_model *model) {
     if (model == NULL)
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++) {
-        moert_model_layer *layer = &model->layer[i];
-        moert_buffer_destroy(layer->out);
-        moert_block_destroy(layer->attention);
-        moert_model_mlp_of(layer)->destroy(layer);
+        moert_model_mlp_of(&model->layer[i])->destroy(&model->layer[i]);
+        moert_block_destroy(model->layer[i].attention);
     }
-    for (size_t i = 0; i < model->activation_count; i++)
-        free_activations(&model->activations[i]);
-    MOERT_DESTROY(model->loss_inputs, model->spare_bf16, model->rope, model->ends, model->tokens,
-                  model->targets, model->links, model->embedded, model->final_normed,
-                  model->final_rstd, model->bf16, model->logits, model->token_loss, model->d,
-                  model->dn, model->head.x, model->head.dx, model->head.target, model->head.loss,
-                  model->head.end[0], model->head.end[1]);
-    moert_buffers_destroy(model->head.sum, MOERT_COUNT(model->head.sum));
-    for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
-        moert_buffer_destroy(model->scratch[i]);
-    moert_documents_destroy(model->documents);
     moert_block_destroy(model->outer);
     moert_gradient_pool_destroy(model->gradient_pool);
-    MOERT_FREE(model->block, model->moe, model->layer, model->activations, model->own_counts,
-               model->node_counts, model->counts, model->tensor, model);
+    moert_buffer_destroy(model->rope);
+    MOERT_FREE(model->block, model->moe, model->layer, model->tensor, model);
 }
 
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {

@@ -132,33 +132,42 @@ typedef struct moert_model_result {
     double expert_load;   /* largest / mean slots per expert, in the worst layer */
 } moert_model_result;
 
+/* A batch on its way through a model. A run may serve any number of batches, one after another, and
+ * a model any number of runs. Destroy its runs before the model. Not collective. */
+typedef struct moert_run moert_run;
+moert_status moert_run_create(moert_model *model, moert_run **run);
+moert_model *moert_run_model(const moert_run *run);
+void moert_run_destroy(moert_run *run); /* NULL is legal */
+/* Ends the passes of the last batch, as moert_model_place requires of all runs. Not collective. */
+void moert_run_end(moert_run *run);
+
 /* Runs the batch up to the norm before the head. Errors: those of moert_documents_set, ... */
-moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch);
+moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch);
 /* out[V] = the logits of this rank's token `token` of the last forward. Read them in order: they
  * are computed for config.memory.loss_chunk tokens at a time. A document's logits have the same
  * bits alone and in a longer sequence. Not collective. ERROR_USAGE (no such token), ... */
-moert_status moert_model_logits(moert_model *model, size_t token, float *out);
+moert_status moert_run_logits(moert_run *run, size_t token, float *out);
 
 /*
  * Computes the losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it
  * also begins the backward: it computes the gradients of the head.
  */
-moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
-                              moert_model_result *result);
+moert_status moert_run_loss(moert_run *run, const moert_model_losses *losses, double factor,
+                            moert_model_result *result);
 
 /* The number of MoE layers L; the others are dense. Not collective. */
 size_t moert_model_moe_layers(const moert_model *model);
 /* peaks[L]: the most rows of a forward so far, of each MoE layer. Not collective. */
 void moert_model_row_peaks(const moert_model *model, moert_row_peak *peaks);
 /* Slots per expert [L,E] of the last loss, over all ranks. Not collective. */
-const uint64_t *moert_model_expert_counts(const moert_model *model);
+const uint64_t *moert_run_expert_counts(const moert_run *run);
 /* Slots per expert [L,nodes,E] of the last forward, of the tokens of each node of the EP group;
  * NULL if it is on one node. Not collective. */
-const uint64_t *moert_model_node_counts(const moert_model *model);
+const uint64_t *moert_run_node_counts(const moert_run *run);
 
 /*
  * Moves the routers' correction biases, if the model has them, towards balanced loads
- * (moert_router_update_bias). counts [layers,E] are the sums of moert_model_expert_counts over the
+ * (moert_router_update_bias). counts [layers,E] are the sums of moert_run_expert_counts over the
  * micro-batches of a step. All ranks have the same counts, so they compute the same bits.
  */
 moert_status moert_model_update_correction(moert_model *model, const uint64_t *counts, float rate);
@@ -168,7 +177,7 @@ moert_status moert_model_update_correction(moert_model *model, const uint64_t *c
  * ranks, and complete in this rank's shards (moert_model_shard). `last`, for the last micro-batch
  * of a step, also sums the gradients of the experts over their replicas.
  */
-moert_status moert_model_backward(moert_model *model, bool last);
+moert_status moert_run_backward(moert_run *run, bool last);
 
 /* ---- files ---- */
 

@@ -10,100 +10,99 @@ static moert_buffer **partial_scratch(moert_model *model) {
 /* ---- projections ---- */
 
 /* The GEMM of parameter `index` without its operands. */
-static moert_gemm gemm_of(const moert_model *model, const moert_model_layer *layer, size_t index,
+static moert_gemm gemm_of(const moert_run *run, const moert_run_layer *layer, size_t index,
                           const moert_buffer *x, const moert_buffer *y) {
-    const moert_model_parameter *parameter = &model->attention.parameter[index];
-    moert_gemm gemm = moert_model_gemm(model, parameter->rows, parameter->columns, x, y);
-    if (index + 1 < model->attention.parameters && parameter[1].is_bias)
-        gemm.bias = layer->attention->tensor[MOERT_ATTENTION_FIRST + index + 1].weight;
+    const moert_model_parameter *parameter = &run->model->attention.parameter[index];
+    moert_gemm gemm = moert_model_gemm(run, parameter->rows, parameter->columns, x, y);
+    if (index + 1 < run->model->attention.parameters && parameter[1].is_bias)
+        gemm.bias = layer->of->attention->tensor[MOERT_ATTENTION_FIRST + index + 1].weight;
     return gemm;
 }
 
-moert_status moert_model_project(moert_model *model, moert_model_layer *layer, size_t index,
+moert_status moert_model_project(moert_run *run, moert_run_layer *layer, size_t index,
                                  const moert_buffer *x, moert_buffer *y) {
-    const moert_gemm gemm = gemm_of(model, layer, index, x, y);
-    return moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+    const moert_gemm gemm = gemm_of(run, layer, index, x, y);
+    return moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, &gemm);
 }
 
 /* The GEMM of dx = dy weight. */
-static moert_gemm dgrad_of(const moert_model *model, const moert_model_layer *layer, size_t index,
+static moert_gemm dgrad_of(const moert_run *run, const moert_run_layer *layer, size_t index,
                            const moert_buffer *dy, const moert_buffer *dx) {
-    moert_gemm gemm = gemm_of(model, layer, index, dx, dy);
+    moert_gemm gemm = gemm_of(run, layer, index, dx, dy);
     gemm.kind = MOERT_GEMM_DGRAD;
     gemm.bias = NULL;
     return gemm;
 }
 
-moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
-                                             size_t index, const moert_buffer *dy, moert_buffer *dx,
+moert_status moert_model_differentiate_input(moert_run *run, moert_run_layer *layer, size_t index,
+                                             const moert_buffer *dy, moert_buffer *dx,
                                              bool accumulate) {
-    moert_gemm gemm = dgrad_of(model, layer, index, dy, dx);
+    moert_gemm gemm = dgrad_of(run, layer, index, dy, dx);
     gemm.accumulate = accumulate;
-    return moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+    return moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, &gemm);
 }
 
 /* Runs a GEMM whose result to->rows, its y or x, has `columns` columns. */
-static moert_status run_to(moert_model *model, moert_model_layer *layer, size_t index,
+static moert_status run_to(moert_run *run, moert_run_layer *layer, size_t index,
                            const moert_gemm *gemm, size_t columns, const moert_model_target *to) {
     moert_gemm by = *gemm;
-    const bool cast = to->type == MOERT_DTYPE_BF16 && !moert_gemm_rounds(model->device, gemm);
+    const bool cast = to->type == MOERT_DTYPE_BF16 && !moert_gemm_rounds(run->device, gemm);
     if (cast)
         *(gemm->kind == MOERT_GEMM_FORWARD ? &by.y : &by.x) = to->floats;
     else
         by.result = to->type;
-    MOERT_TRY(moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &by));
-    return cast ? moert_model_round(model, columns, to->floats, to->rows) : MOERT_OK;
+    MOERT_TRY(moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, &by));
+    return cast ? moert_model_round(run, columns, to->floats, to->rows) : MOERT_OK;
 }
 
-moert_status moert_model_project_to(moert_model *model, moert_model_layer *layer, size_t index,
+moert_status moert_model_project_to(moert_run *run, moert_run_layer *layer, size_t index,
                                     const moert_buffer *x, const moert_model_target *y) {
-    const moert_gemm gemm = gemm_of(model, layer, index, x, y->rows);
-    return run_to(model, layer, index, &gemm, gemm.n, y);
+    const moert_gemm gemm = gemm_of(run, layer, index, x, y->rows);
+    return run_to(run, layer, index, &gemm, gemm.n, y);
 }
 
-moert_status moert_model_differentiate_input_to(moert_model *model, moert_model_layer *layer,
+moert_status moert_model_differentiate_input_to(moert_run *run, moert_run_layer *layer,
                                                 size_t index, const moert_buffer *dy,
                                                 const moert_model_target *dx) {
-    const moert_gemm gemm = dgrad_of(model, layer, index, dy, dx->rows);
-    return run_to(model, layer, index, &gemm, gemm.k, dx);
+    const moert_gemm gemm = dgrad_of(run, layer, index, dy, dx->rows);
+    return run_to(run, layer, index, &gemm, gemm.k, dx);
 }
 
-moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,
-                                              size_t index, const moert_buffer *x,
-                                              const moert_buffer *dy) {
-    const moert_gemm gemm = gemm_of(model, layer, index, x, dy);
-    return moert_block_dense_gradient(layer->attention, MOERT_ATTENTION_FIRST + index,
-                                      &model->batch, &gemm, partial_scratch(model));
+moert_status moert_model_differentiate_weight(moert_run *run, moert_run_layer *layer, size_t index,
+                                              const moert_buffer *x, const moert_buffer *dy) {
+    const moert_gemm gemm = gemm_of(run, layer, index, x, dy);
+    return moert_block_dense_gradient(layer->of->attention, MOERT_ATTENTION_FIRST + index,
+                                      &run->batch, &gemm, partial_scratch(run->model));
 }
 
-moert_status moert_model_differentiate_dense(moert_model *model, moert_block *block, size_t index,
+moert_status moert_model_differentiate_dense(moert_run *run, moert_block *block, size_t index,
                                              const moert_gemm *dense, moert_buffer *dx) {
     moert_gemm gemm = *dense;
     MOERT_TRY(
-        moert_block_dense_gradient(block, index, &model->batch, &gemm, partial_scratch(model)));
+        moert_block_dense_gradient(block, index, &run->batch, &gemm, partial_scratch(run->model)));
     gemm.kind = MOERT_GEMM_DGRAD;
     gemm.x = dx;
     return moert_block_gemm(block, index, &gemm);
 }
 
-moert_status moert_model_attended(moert_model *model, moert_attention *attention,
+moert_status moert_model_attended(moert_run *run, moert_attention *attention,
                                   moert_buffer **operand) {
     const size_t value = attention->value_size > 0 ? attention->value_size : attention->head_size,
-                 n = model->batch.tokens * attention->heads * value;
-    MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
-                                   attention->out, operand));
+                 n = run->batch.tokens * attention->heads * value;
+    MOERT_TRY(moert_operand_buffer(run->mesh, moert_model_type(run->model), n,
+                                   MOERT_SCRATCH_ROUNDED_X, attention->out, operand));
     attention->bf16 = *operand != attention->out ? *operand : NULL;
     return MOERT_OK;
 }
 
 /* ---- norms ---- */
 
-moert_status moert_model_normalise(moert_model *model, const moert_block *block, size_t index,
+moert_status moert_model_normalise(moert_run *run, const moert_block *block, size_t index,
                                    const moert_buffer *x, moert_buffer *normed,
                                    moert_buffer *rstd) {
-    const moert_model_config *c = &model->config;
-    const moert_dtype type = moert_model_type(model);
-    return moert_norm_run(&(moert_norm){.rows = model->batch.tokens,
+    const moert_model_config *c = run->config;
+    const moert_dtype type = moert_model_type(run->model);
+    return moert_norm_run(&(moert_norm){.rows = run->batch.tokens,
                                         .width = c->hidden,
                                         .epsilon = c->norm_epsilon,
                                         .x = x,
@@ -113,29 +112,30 @@ moert_status moert_model_normalise(moert_model *model, const moert_block *block,
                                         .rstd = rstd});
 }
 
-moert_status moert_model_differentiate_norm(moert_model *model, moert_block *block, size_t index,
+moert_status moert_model_differentiate_norm(moert_run *run, moert_block *block, size_t index,
                                             const moert_norm_gradient *own) {
     moert_norm_gradient norm = *own;
-    norm.sequences = model->batch.sequences;
+    norm.sequences = run->batch.sequences;
     norm.weight = block->tensor[index].weight;
     /* otherwise only forward uses this scratch buffer */
-    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS];
-    MOERT_TRY(moert_model_reserve(model, norm.sequences * norm.width, partial_scratch(model)));
-    norm.partial = *partial_scratch(model);
+    norm.scratch = &run->mesh->scratch[MOERT_SCRATCH_TOKENS];
+    MOERT_TRY(
+        moert_model_reserve(run->model, norm.sequences * norm.width, partial_scratch(run->model)));
+    norm.partial = *partial_scratch(run->model);
     MOERT_TRY(moert_norm_backward(&norm));
-    return moert_block_collect(block, index, &model->batch, 0, norm.width, norm.partial);
+    return moert_block_collect(block, index, &run->batch, 0, norm.width, norm.partial);
 }
 
-moert_status moert_model_differentiate_rows(moert_model *model, moert_block *block, size_t index,
+moert_status moert_model_differentiate_rows(moert_run *run, moert_block *block, size_t index,
                                             const moert_buffer *x, const moert_buffer *rstd,
                                             bool accumulate) {
-    return moert_model_differentiate_norm(model, block, index,
-                                          &(moert_norm_gradient){.rows = model->batch.tokens,
-                                                                 .width = model->config.hidden,
+    return moert_model_differentiate_norm(run, block, index,
+                                          &(moert_norm_gradient){.rows = run->batch.tokens,
+                                                                 .width = run->config->hidden,
                                                                  .x = x,
                                                                  .rstd = rstd,
-                                                                 .dy = model->dn,
-                                                                 .dx = model->d,
-                                                                 .bf16 = model->bf16,
+                                                                 .dy = run->dn,
+                                                                 .dx = run->d,
+                                                                 .bf16 = moert_run_d_bf16(run),
                                                                  .accumulate = accumulate});
 }

@@ -25,52 +25,51 @@ static size_t post_norm(const moert_model_layer *layer) {
     return layer->attention->count - 1;
 }
 
-moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
-                                const moert_buffer *x) {
+moert_status moert_model_attend(moert_run *run, moert_run_layer *layer, const moert_buffer *x) {
     moert_phase_set(MOERT_PHASE_ATTENTION);
-    MOERT_TRY(moert_model_normalise(model, layer->attention, MOERT_ATTENTION_NORM, x,
+    MOERT_TRY(moert_model_normalise(run, layer->of->attention, MOERT_ATTENTION_NORM, x,
                                     layer->activations->normed, layer->activations->rstd));
-    MOERT_TRY(moert_model_attention_of(&model->config)
-                  ->forward(model, layer, layer->activations->middle));
-    MOERT_TRY(moert_add(model->batch.tokens * model->config.hidden, x, layer->activations->middle));
-    return moert_audit_at(model, layer, MOERT_AUDIT_ATTENDED);
+    MOERT_TRY(
+        moert_model_attention_of(run->config)->forward(run, layer, layer->activations->middle));
+    MOERT_TRY(moert_add(run->batch.tokens * run->config->hidden, x, layer->activations->middle));
+    return moert_audit_at(run, layer, MOERT_AUDIT_ATTENDED);
 }
 
-moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,
+moert_status moert_model_differentiate_attention(moert_run *run, moert_run_layer *layer,
                                                  const moert_buffer *x) {
-    moert_buffer *dy = model->bf16 != NULL ? model->bf16 : model->d;
+    moert_buffer *const bf16 = moert_run_d_bf16(run), *dy = bf16 != NULL ? bf16 : run->d;
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
-    MOERT_TRY(moert_model_attention_of(&model->config)->backward(model, layer, dy, model->dn));
-    MOERT_TRY(moert_model_differentiate_rows(model, layer->attention, MOERT_ATTENTION_NORM, x,
+    MOERT_TRY(moert_model_attention_of(run->config)->backward(run, layer, dy, run->dn));
+    MOERT_TRY(moert_model_differentiate_rows(run, layer->of->attention, MOERT_ATTENTION_NORM, x,
                                              layer->activations->rstd, true));
-    return moert_audit_at(model, layer, MOERT_AUDIT_DIFFERENTIATED);
+    return moert_audit_at(run, layer, MOERT_AUDIT_DIFFERENTIATED);
 }
 
 /* ---- MLP ---- */
 
-moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer) {
-    const moert_model_config *c = &model->config;
-    const size_t tokens = model->batch.tokens;
-    MOERT_TRY(
-        moert_norm_run(&(moert_norm){.rows = tokens,
-                                     .width = c->hidden,
-                                     .epsilon = c->norm_epsilon,
-                                     .x = layer->activations->middle,
-                                     .weight = layer->attention->tensor[post_norm(layer)].weight,
-                                     .y = layer->activations->post_normed,
-                                     .bf16 = model->bf16,
-                                     .rstd = layer->activations->post_rstd}));
-    MOERT_TRY(moert_model_mlp_of(layer)->forward(model, layer));
+moert_status moert_model_run_mlp(moert_run *run, moert_run_layer *layer) {
+    const moert_model_config *c = run->config;
+    const size_t tokens = run->batch.tokens;
+    MOERT_TRY(moert_norm_run(
+        &(moert_norm){.rows = tokens,
+                      .width = c->hidden,
+                      .epsilon = c->norm_epsilon,
+                      .x = layer->activations->middle,
+                      .weight = layer->of->attention->tensor[post_norm(layer->of)].weight,
+                      .y = layer->activations->post_normed,
+                      .bf16 = run->bf16,
+                      .rstd = layer->activations->post_rstd}));
+    MOERT_TRY(moert_model_mlp_of(layer->of)->forward(run, layer));
     MOERT_TRY(moert_add(tokens * c->hidden, layer->activations->middle, layer->out));
-    return moert_audit_at(model, layer, MOERT_AUDIT_FORWARDED);
+    return moert_audit_at(run, layer, MOERT_AUDIT_FORWARDED);
 }
 
-moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
+moert_status moert_model_differentiate_mlp(moert_run *run, moert_run_layer *layer,
                                            bool accumulate) {
-    MOERT_TRY(moert_audit_at(model, layer, MOERT_AUDIT_BACKWARD));
-    MOERT_TRY(moert_model_mlp_of(layer)->backward(model, layer, accumulate));
-    MOERT_TRY(moert_model_differentiate_rows(model, layer->attention, post_norm(layer),
+    MOERT_TRY(moert_audit_at(run, layer, MOERT_AUDIT_BACKWARD));
+    MOERT_TRY(moert_model_mlp_of(layer->of)->backward(run, layer, accumulate));
+    MOERT_TRY(moert_model_differentiate_rows(run, layer->of->attention, post_norm(layer->of),
                                              layer->activations->middle,
                                              layer->activations->post_rstd, true));
-    return moert_audit_at(model, layer, MOERT_AUDIT_MLP_DONE);
+    return moert_audit_at(run, layer, MOERT_AUDIT_MLP_DONE);
 }

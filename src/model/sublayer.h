@@ -7,7 +7,7 @@
  * sublayer.c computes the norms and the residual, with the functions of project.c. A variant is one
  * file behind an interface below: gqa.c and mla.c of attention, mlp_moe.c and mlp_dense.c of the
  * MLP. Attention keeps what its backward needs in layer->activations->kept[], and differentiates in
- * model->scratch[]; both have the sizes that it describes.
+ * run->scratch[]; both have the sizes that it describes.
  */
 #pragma once
 
@@ -19,10 +19,10 @@ typedef struct moert_attention_variant {
     void (*describe)(const moert_model_config *config, const moert_device *device,
                      moert_attention_shape *shape);
     /* y[T,H] = attention of layer->activations->normed [T,H], an operand. */
-    moert_status (*forward)(moert_model *model, moert_model_layer *layer, moert_buffer *y);
+    moert_status (*forward)(moert_run *run, moert_run_layer *layer, moert_buffer *y);
     /* dx[T,H] = gradient of layer->activations->normed, from dy [T,H], an operand. Collects the
      * gradients of the variant's parameters. */
-    moert_status (*backward)(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
+    moert_status (*backward)(moert_run *run, moert_run_layer *layer, moert_buffer *dy,
                              moert_buffer *dx);
 } moert_attention_variant;
 
@@ -34,10 +34,10 @@ typedef struct moert_mlp_variant {
     moert_status (*create)(moert_model *model, moert_model_layer *layer); /* collective */
     void (*destroy)(moert_model_layer *layer); /* also after a failed create, or without one */
     /* layer->out[T,H] = the MLP of layer->activations->post_normed[T,H]; collective. */
-    moert_status (*forward)(moert_model *model, moert_model_layer *layer);
-    /* model->dn[T,H] = gradient of layer->activations->post_normed, from model->d. Collects or,
+    moert_status (*forward)(moert_run *run, moert_run_layer *layer);
+    /* run->dn[T,H] = gradient of layer->activations->post_normed, from run->d. Collects or,
      * with `accumulate`, adds the gradients of its parameters. Collective. */
-    moert_status (*backward)(moert_model *model, moert_model_layer *layer, bool accumulate);
+    moert_status (*backward)(moert_run *run, moert_run_layer *layer, bool accumulate);
     /* Its blocks, in order; NULL past the end. */
     moert_block *(*block)(const moert_model_layer *layer, size_t index);
     /* Sum its gradients over the ranks (moert_layer_reduce_start, ...). */
@@ -58,25 +58,23 @@ const moert_attention_variant *moert_model_attention_of(const moert_model_config
 /* ---- sublayers ---- */
 
 /* The residual that a layer reads. */
-static inline const moert_buffer *moert_model_input(const moert_model *model, size_t layer) {
-    return layer > 0 ? model->layer[layer - 1].out : model->embedded;
+static inline const moert_buffer *moert_model_input(const moert_run *run, size_t layer) {
+    return layer > 0 ? run->layer[layer - 1].out : run->embedded;
 }
 
 /* Creates a layer's block of attention and norms. Not collective. */
 moert_status moert_model_create_attention(moert_model *model, moert_block **block);
 
 /* Makes room for a layer's activations of the batch. */
-moert_status moert_model_reserve_layer(moert_model *model, moert_model_layer *layer);
+moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer);
 /* Runs both sublayers of a layer forward. Collective. */
-moert_status moert_model_run_layer(moert_model *model, size_t index);
+moert_status moert_model_run_layer(moert_run *run, size_t index);
 
-moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
-                                const moert_buffer *x);
-moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer);
-/* model->d [T,H], the gradient of the sublayer's result, becomes that of its input. */
-moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
-                                           bool accumulate);
-moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,
+moert_status moert_model_attend(moert_run *run, moert_run_layer *layer, const moert_buffer *x);
+moert_status moert_model_run_mlp(moert_run *run, moert_run_layer *layer);
+/* run->d [T,H], the gradient of the sublayer's result, becomes that of its input. */
+moert_status moert_model_differentiate_mlp(moert_run *run, moert_run_layer *layer, bool accumulate);
+moert_status moert_model_differentiate_attention(moert_run *run, moert_run_layer *layer,
                                                  const moert_buffer *x);
 
 /* ---- projections and norms (project.c) ---- */
@@ -86,7 +84,7 @@ moert_status moert_model_differentiate_attention(moert_model *model, moert_model
  * index + 1 `is_bias`, it belongs to the projection.
  */
 /* y[T,n] = x[T,k] weight^T + bias; x is an operand. */
-moert_status moert_model_project(moert_model *model, moert_model_layer *layer, size_t index,
+moert_status moert_model_project(moert_run *run, moert_run_layer *layer, size_t index,
                                  const moert_buffer *x, moert_buffer *y);
 /* A result of a projection or its gradient: `rows`, of `type` F32 or BF16. BF16 needs `floats`,
  * float32 scratch of as many elements, for GEMMs that cannot round. */
@@ -94,37 +92,36 @@ typedef struct moert_model_target {
     moert_dtype type;
     moert_buffer *rows, *floats;
 } moert_model_target;
-moert_status moert_model_project_to(moert_model *model, moert_model_layer *layer, size_t index,
+moert_status moert_model_project_to(moert_run *run, moert_run_layer *layer, size_t index,
                                     const moert_buffer *x, const moert_model_target *y);
 /* dx[T,k] = dy[T,n] weight, or dx += with `accumulate`; dy is an operand. */
-moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
-                                             size_t index, const moert_buffer *dy, moert_buffer *dx,
+moert_status moert_model_differentiate_input(moert_run *run, moert_run_layer *layer, size_t index,
+                                             const moert_buffer *dy, moert_buffer *dx,
                                              bool accumulate);
-moert_status moert_model_differentiate_input_to(moert_model *model, moert_model_layer *layer,
+moert_status moert_model_differentiate_input_to(moert_run *run, moert_run_layer *layer,
                                                 size_t index, const moert_buffer *dy,
                                                 const moert_model_target *dx);
 /* Collects the gradients of weight and bias; x and dy are operands. */
-moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,
-                                              size_t index, const moert_buffer *x,
-                                              const moert_buffer *dy);
+moert_status moert_model_differentiate_weight(moert_run *run, moert_run_layer *layer, size_t index,
+                                              const moert_buffer *x, const moert_buffer *dy);
 
 /* *operand = the result of an attention as an operand: out, or bf16 values that the attention also
  * writes. */
-moert_status moert_model_attended(moert_model *model, moert_attention *attention,
+moert_status moert_model_attended(moert_run *run, moert_attention *attention,
                                   moert_buffer **operand);
 
 /* normed[T,H] = norm(x) as an operand; tensor `index` of `block` is the norm's weight. */
-moert_status moert_model_normalise(moert_model *model, const moert_block *block, size_t index,
+moert_status moert_model_normalise(moert_run *run, const moert_block *block, size_t index,
                                    const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd);
 /* Backward of a norm, and the gradient of its weight, tensor `index` of `block`. The caller fills
  * in the rows, buffers and options in `own`. */
-moert_status moert_model_differentiate_norm(moert_model *model, moert_block *block, size_t index,
+moert_status moert_model_differentiate_norm(moert_run *run, moert_block *block, size_t index,
                                             const moert_norm_gradient *own);
 /* Backward of a norm of [T,H]: d = the gradient from dn, or d += with `accumulate`. */
-moert_status moert_model_differentiate_rows(moert_model *model, moert_block *block, size_t index,
+moert_status moert_model_differentiate_rows(moert_run *run, moert_block *block, size_t index,
                                             const moert_buffer *x, const moert_buffer *rstd,
                                             bool accumulate);
 /* Backward of the dense GEMM `dense`, whose x and y are operands: collects the gradient of its
  * weight, tensor `index` of `block`, and sets dx = y weight. */
-moert_status moert_model_differentiate_dense(moert_model *model, moert_block *block, size_t index,
+moert_status moert_model_differentiate_dense(moert_run *run, moert_block *block, size_t index,
                                              const moert_gemm *dense, moert_buffer *dx);

@@ -251,9 +251,7 @@ const moert_expert_map *moert_model_placement(const moert_model *model, size_t l
 }
 
 moert_status moert_model_place(moert_model *model, size_t layer, const uint32_t *expert) {
-    moert_model_layer *moe = model->moe[layer];
-    moert_model_discard(moe);
-    MOERT_TRY(moert_layer_place(moe->moe, expert));
+    MOERT_TRY(moert_layer_place(model->moe[layer]->moe, expert));
     fill_tensors(model);
     return MOERT_OK;
 }

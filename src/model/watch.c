@@ -8,19 +8,19 @@
 #include "model/internal.h"
 
 struct moert_model_watch {
-    moert_model *model;
+    moert_run *run;
     size_t columns;        /* layers, then MoE layers */
     double *sum;           /* [columns] over the step so far */
     double *part;          /* [columns] of a micro-batch */
     double rows, elements; /* of the step so far: tokens without padding, elements of a residual */
 };
 
-moert_status moert_model_watch_create(moert_model *model, moert_model_watch **watch) {
+moert_status moert_model_watch_create(moert_run *run, moert_model_watch **watch) {
     moert_model_watch *made;
     MOERT_TRY(MOERT_NEW(&made));
-    made->model = model;
-    model->watched = true;
-    made->columns = model->config.layers + model->moe_layers;
+    made->run = run;
+    run->watched = true;
+    made->columns = run->config->layers + run->model->moe_layers;
     moert_status status;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sum, made->columns));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->part, made->columns));
@@ -39,9 +39,9 @@ void moert_model_watch_destroy(moert_model_watch *watch) {
 
 /* per[sequences, columns]: sets the columns of the layers, a span for each sequence and layer. */
 static moert_status sum_squares(const moert_model_watch *watch, double *per) {
-    moert_model *model = watch->model;
-    const size_t layers = model->config.layers, sequences = model->batch.sequences;
-    const size_t length = model->length * model->config.hidden;
+    const moert_run *run = watch->run;
+    const size_t layers = run->config->layers, sequences = run->batch.sequences;
+    const size_t length = run->length * run->config->hidden;
     moert_square_span *span = NULL;
     moert_squares *squares = NULL;
     double *sum = NULL;
@@ -50,8 +50,8 @@ static moert_status sum_squares(const moert_model_watch *watch, double *per) {
     MOERT_TRY_OR(done, moert_alloc(&sum, layers * sequences, sizeof *sum));
     for (size_t i = 0; i < layers * sequences; i++)
         span[i] = (moert_square_span){
-            {model->layer[i / sequences].out, MOERT_DTYPE_F32, i % sequences * length}, length};
-    MOERT_TRY_OR(done, moert_squares_create(model->device, span, layers * sequences, &squares));
+            {run->layer[i / sequences].out, MOERT_DTYPE_F32, i % sequences * length}, length};
+    MOERT_TRY_OR(done, moert_squares_create(run->device, span, layers * sequences, &squares));
     MOERT_TRY_OR(done, moert_squares_sum(squares, sum));
     for (size_t i = 0; i < layers * sequences; i++)
         per[i % sequences * watch->columns + i / sequences] = sum[i];
@@ -63,37 +63,37 @@ done:
 
 /* Sets the columns of the MoE layers. */
 static moert_status sum_entropies(const moert_model_watch *watch, double *per) {
-    const moert_model *model = watch->model;
-    const size_t tokens = model->batch.tokens, count = model->moe_layers * tokens;
+    const moert_run *run = watch->run;
+    const size_t tokens = run->batch.tokens, count = run->model->moe_layers * tokens;
     float *value;
     MOERT_TRY(moert_alloc(&value, count, sizeof *value));
     const moert_status status =
-        moert_buffer_read(model->loss_inputs, moert_model_entropies_at(model) * sizeof *value,
-                          value, count * sizeof *value);
+        moert_buffer_read(run->loss_inputs, moert_model_entropies_at(run) * sizeof *value, value,
+                          count * sizeof *value);
     for (size_t i = 0; status == MOERT_OK && i < count; i++)
-        per[i % tokens / model->length * watch->columns + model->config.layers + i / tokens] +=
+        per[i % tokens / run->length * watch->columns + run->config->layers + i / tokens] +=
             (double)value[i];
     free(value);
     return status;
 }
 
 moert_status moert_model_watch_take(moert_model_watch *watch, bool first) {
-    const moert_model *model = watch->model;
-    const size_t total = model->batch.total_sequences;
+    const moert_run *run = watch->run;
+    const size_t total = run->batch.total_sequences;
     double *per = NULL;
     moert_phase_set(MOERT_PHASE_LOSS);
-    moert_status status = MOERT_NEW_ARRAY(&per, model->batch.sequences * watch->columns);
-    if (status == MOERT_OK && model->batch.sequences > 0)
+    moert_status status = MOERT_NEW_ARRAY(&per, run->batch.sequences * watch->columns);
+    if (status == MOERT_OK && run->batch.sequences > 0)
         status = sum_squares(watch, per);
-    if (status == MOERT_OK && model->batch.sequences > 0 && model->moe_layers > 0)
+    if (status == MOERT_OK && run->batch.sequences > 0 && run->model->moe_layers > 0)
         status = sum_entropies(watch, per);
-    MOERT_TRY_OR(done, moert_comm_agree(model->mesh->world, status));
-    MOERT_TRY_OR(done, moert_model_sum_sequences(model, per, watch->columns, watch->part));
+    MOERT_TRY_OR(done, moert_comm_agree(run->mesh->world, status));
+    MOERT_TRY_OR(done, moert_model_sum_sequences(run, per, watch->columns, watch->part));
     for (size_t i = 0; i < watch->columns; i++)
         watch->sum[i] = (first ? 0.0 : watch->sum[i]) + watch->part[i];
-    watch->rows = (first ? 0.0 : watch->rows) + model->rows;
+    watch->rows = (first ? 0.0 : watch->rows) + run->rows;
     watch->elements =
-        (first ? 0.0 : watch->elements) + (double)(total * model->length * model->config.hidden);
+        (first ? 0.0 : watch->elements) + (double)(total * run->length * run->config->hidden);
 done:
     free(per);
     return status;
@@ -104,5 +104,5 @@ double moert_model_watch_activation(const moert_model_watch *watch, size_t layer
 }
 
 double moert_model_watch_entropy(const moert_model_watch *watch, size_t index) {
-    return watch->rows > 0.0 ? watch->sum[watch->model->config.layers + index] / watch->rows : 0.0;
+    return watch->rows > 0.0 ? watch->sum[watch->run->config->layers + index] / watch->rows : 0.0;
 }

@@ -8,8 +8,8 @@
 
 typedef struct moert_model_watch moert_model_watch;
 
-/* The model must outlive the object. Not collective. Errors: ERROR_MEMORY. */
-moert_status moert_model_watch_create(moert_model *model, moert_model_watch **watch);
+/* The run must outlive the object. Not collective. Errors: ERROR_MEMORY. */
+moert_status moert_model_watch_create(moert_run *run, moert_model_watch **watch);
 void moert_model_watch_destroy(moert_model_watch *watch); /* NULL is legal */
 
 /* Adds the last forward, a micro-batch; `first` begins a new step. Call it between the loss and the

@@ -65,7 +65,7 @@ moert_status moert_cross_check_create(const moert_cross_check_options *options,
     moert_cross_check *made = NULL;
     moert_status status;
     MOERT_TRY_OR(fail, moert_comm_agree(world, create(options, &made)));
-    MOERT_TRY_OR(fail, moert_audit_create(made->model, &made->audit));
+    MOERT_TRY_OR(fail, moert_audit_create(options->run, &made->audit));
     MOERT_TRY_OR(fail, moert_comm_agree(world, moert_check_update_create(made)));
     *check = made;
     return MOERT_OK;

@@ -19,7 +19,8 @@ enum { MOERT_CHECKED_FLOATS = 65536 };
 typedef struct moert_cross_check moert_cross_check;
 
 typedef struct moert_cross_check_options {
-    moert_optimizer *optimizer; /* must outlive the object */
+    moert_optimizer *optimizer; /* must outlive the object, as */
+    moert_run *run;             /* of its model */
     size_t every;               /* steps */
     size_t micro_batches;       /* of a step */
     uint64_t seed;

@@ -59,7 +59,7 @@ moert_status moert_evaluation_create(const moert_evaluation_options *options,
     moert_evaluation *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->options = *options;
-    made->world = moert_model_mesh(options->model)->world;
+    made->world = moert_model_mesh(moert_run_model(options->run))->world;
     made->parts = moert_data_describe(options->data).parts;
     const moert_status status = create(made);
     if (status == MOERT_OK)
@@ -127,8 +127,8 @@ static moert_status add(moert_evaluation *e, const some *from, sum *to) {
                                      .positions = divided ? e->positions : NULL,
                                      .forward_only = true,
                                      .targets = 1}; /* the loss is a sum */
-    MOERT_TRY(moert_model_forward(o->model, &batch));
-    MOERT_TRY(moert_model_loss(o->model, &o->losses, 0.0, &result));
+    MOERT_TRY(moert_run_forward(o->run, &batch));
+    MOERT_TRY(moert_run_loss(o->run, &o->losses, 0.0, &result));
     MOERT_TRY(moert_comm_sum(e->world, &targets));
     to->loss += result.cross_entropy;
     to->targets += targets;
@@ -165,11 +165,12 @@ static moert_status add_blend(moert_evaluation *e, moert_use use, sum *to) {
 moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, double *loss) {
     const moert_evaluation_options *o = &evaluation->options;
     sum all = {0};
-    moert_model_repeat(o->model, true); /* copies of all weights would cost much memory */
+    moert_model_repeat(moert_run_model(o->run),
+                       true); /* copies of all weights would cost much memory */
     const moert_status status = evaluation->parts > 0
                                     ? add_blend(evaluation, use, &all)
                                     : add_source(evaluation, o->data, use, o->sequences, &all);
-    moert_model_repeat(o->model, false);
+    moert_model_repeat(moert_run_model(o->run), false);
     MOERT_TRY(status);
     if (all.targets == 0)
         return MOERT_FAIL(ERROR_MISMATCH,

@@ -11,7 +11,7 @@
 typedef struct moert_evaluation moert_evaluation;
 
 typedef struct moert_evaluation_options {
-    moert_model *model;
+    moert_run *run;
     const moert_data *data; /* both must outlive the evaluation */
     size_t sequences;       /* of an evaluation, in a blend shared by the sources' weights */
     size_t at_once;         /* sequences that the model computes at once */

@@ -13,6 +13,7 @@
 
 typedef struct moert_trainer {
     moert_model *model;
+    moert_run *run; /* of training and evaluation */
     const moert_data *data;
     const moert_trainer_options *options;
     moert_comm *world;

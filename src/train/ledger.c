@@ -27,6 +27,7 @@ typedef struct pair {
 } pair;
 
 struct moert_ledger {
+    const moert_run *run;
     moert_model *model;
     moert_comm *world;
     char *steps_path, *ranks_path;
@@ -70,12 +71,14 @@ static moert_status prepare(moert_ledger *l, const char *out) {
                : MOERT_FAIL(ERROR_IO, "cannot write %s: %s", l->steps_path, strerror(errno));
 }
 
-moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger **ledger) {
+moert_status moert_ledger_open(moert_run *run, const char *out, moert_ledger **ledger) {
+    moert_model *model = moert_run_model(run);
     const moert_model_config *config = moert_model_describe(model);
     moert_comm *world = moert_model_mesh(model)->world;
     moert_ledger *made;
     moert_status status;
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW(&made)));
+    made->run = run;
     made->model = model;
     made->world = world;
     made->ranks = moert_comm_size(world);
@@ -113,7 +116,7 @@ void moert_ledger_begin(moert_ledger *l) {
 
 void moert_ledger_count(moert_ledger *l) {
     for (size_t i = 0; l != NULL && i < l->layers * l->experts; i++)
-        l->step_rows[i] += moert_model_expert_counts(l->model)[i];
+        l->step_rows[i] += moert_run_expert_counts(l->run)[i];
 }
 
 /* The times of this rank's step: the growth of its profile, and its waits for other ranks. */

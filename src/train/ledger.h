@@ -30,13 +30,13 @@ moert_status moert_ledger_clear(const char *out);
 
 /* Opens a ledger in directory `out`. The device's profile must be enabled. Collective. Errors:
  * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
-moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger **ledger);
+moert_status moert_ledger_open(moert_run *run, const char *out, moert_ledger **ledger);
 /* NULL is legal, here and below: the calls do nothing. */
 void moert_ledger_destroy(moert_ledger *ledger);
 
 /* Begins a step. All ranks call it between the same two collective calls. Not collective. */
 void moert_ledger_begin(moert_ledger *ledger);
-/* Adds the experts' rows of the model's last loss. Not collective. */
+/* Adds the experts' rows of the run's last loss. Not collective. */
 void moert_ledger_count(moert_ledger *ledger);
 /* Ends the step, after moert_profile_end. Collective. Errors: ERROR_IO, ERROR_MEMORY,
  * ERROR_COMM. */

@@ -24,7 +24,7 @@ struct moert_monitor {
 /* *sum = the peaks of all ranks' devices, in FLOP/s. Ranks that share a device each measure their
  * part of it. Collective. */
 static moert_status sum_peaks(const moert_monitor_options *o, double *sum) {
-    const moert_mesh *mesh = moert_model_mesh(o->model);
+    const moert_mesh *mesh = moert_model_mesh(moert_run_model(o->run));
     const size_t ranks = moert_comm_size(mesh->world);
     moert_roof roof = {.gflops = 1e-9 * o->peak_flops};
     double *all = NULL;
@@ -42,24 +42,24 @@ done:
 }
 
 static moert_status create(const moert_monitor_options *o, moert_monitor **monitor) {
-    const moert_model_config *config = moert_model_describe(o->model);
+    const moert_model_config *config = moert_model_describe(moert_run_model(o->run));
     const size_t most = 3 * config->layers + OTHERS;
     moert_monitor *made;
     MOERT_TRY(MOERT_NEW(&made));
     *monitor = made;
-    made->model = o->model;
+    made->model = moert_run_model(o->run);
     made->step_flops = (double)o->sequences * moert_model_flops(config, o->length);
     MOERT_TRY(MOERT_NEW_ARRAY(&made->norm, config->layers + 1));
     MOERT_TRY(MOERT_NEW_ARRAY(&made->number, most));
     MOERT_TRY(MOERT_NEW_ARRAY(&made->name, most));
-    return moert_model_watch_create(o->model, &made->watch);
+    return moert_model_watch_create(o->run, &made->watch);
 }
 
 moert_status moert_monitor_create(const moert_monitor_options *options, moert_monitor **monitor) {
     moert_monitor *made = NULL;
     moert_status status;
-    MOERT_TRY_OR(failed,
-                 moert_comm_agree(moert_model_mesh(options->model)->world, create(options, &made)));
+    MOERT_TRY_OR(failed, moert_comm_agree(moert_model_mesh(moert_run_model(options->run))->world,
+                                          create(options, &made)));
     MOERT_TRY_OR(failed, sum_peaks(options, &made->peak_flops));
     *monitor = made;
     return MOERT_OK;

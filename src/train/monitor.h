@@ -20,12 +20,12 @@
 typedef struct moert_monitor moert_monitor;
 
 typedef struct moert_monitor_options {
-    moert_model *model;
+    moert_run *run;
     size_t sequences, length; /* of a step */
     double peak_flops;        /* of a rank's device; 0: measured now (moert_roof_measure) */
 } moert_monitor_options;
 
-/* The model must outlive the monitor. Collective; all ranks return the same status. Errors:
+/* The run must outlive the monitor. Collective; all ranks return the same status. Errors:
  * ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_monitor_create(const moert_monitor_options *options, moert_monitor **monitor);
 void moert_monitor_destroy(moert_monitor *monitor); /* NULL is legal */

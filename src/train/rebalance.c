@@ -16,6 +16,7 @@ enum {
 
 struct moert_rebalance {
     moert_optimizer *optimizer;
+    moert_run *run;
     size_t layers, experts;
     bool clones;
     uint64_t *step, *rows; /* [layers,E] rows of the step so far, and smoothed over earlier steps */
@@ -25,13 +26,14 @@ struct moert_rebalance {
     uint64_t *node_rows;   /* [layers,nodes,E] `rows` of the tokens of each node */
 };
 
-moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
+moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_run *run, bool clones,
                                     moert_rebalance **rebalance) {
     const moert_model *model = optimizer->model;
     moert_rebalance *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
     made->optimizer = optimizer;
+    made->run = run;
     made->clones = clones;
     made->layers = moert_model_moe_layers(model);
     made->experts = moert_model_describe(model)->router.experts;
@@ -72,14 +74,14 @@ static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
 void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     if (rebalance == NULL)
         return;
-    const moert_model *model = rebalance->optimizer->model;
-    const uint64_t *counts = moert_model_expert_counts(model);
+    const uint64_t *counts = moert_run_expert_counts(rebalance->run);
     const size_t n = rebalance->layers * rebalance->experts;
     for (size_t i = 0; i < n; i++)
         rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
     add(rebalance->rows, counts, n, first);
     if (rebalance->nodes > 0)
-        add(rebalance->node_rows, moert_model_node_counts(model), rebalance->nodes * n, first);
+        add(rebalance->node_rows, moert_run_node_counts(rebalance->run), rebalance->nodes * n,
+            first);
 }
 
 double moert_rebalance_load(const moert_rebalance *rebalance) {
@@ -148,6 +150,7 @@ static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moert_re
 moert_status moert_rebalance_run(moert_rebalance *rebalance, moert_rebalanced *done) {
     const uint64_t start = moert_clock_ns();
     *done = (moert_rebalanced){.before = 1.0, .after = 1.0};
+    moert_run_end(rebalance->run);
     for (size_t l = 0; l < rebalance->layers; l++)
         MOERT_TRY(run_layer(rebalance, l, done));
     done->taken_s = (double)(moert_clock_ns() - start) * 1e-9;

@@ -12,13 +12,13 @@ typedef struct moert_rebalanced {
     double taken_s;
 } moert_rebalanced;
 
-/* `clones`: experts with more rows than the ranks' mean get clones in empty slots. Errors:
- * ERROR_MEMORY. Not collective. */
-moert_status moert_rebalance_create(moert_optimizer *optimizer, bool clones,
+/* `run` is of the optimizer's model. `clones`: experts with more rows than the ranks' mean get
+ * clones in empty slots. Errors: ERROR_MEMORY. Not collective. */
+moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_run *run, bool clones,
                                     moert_rebalance **rebalance);
 void moert_rebalance_destroy(moert_rebalance *rebalance); /* NULL is legal. */
 
-/* Adds the rows of the model's last loss. At the first micro-batch of a step (`first`), the rows of
+/* Adds the rows of the run's last loss. At the first micro-batch of a step (`first`), the rows of
  * earlier steps lose an eighth before. NULL is legal. Not collective. */
 void moert_rebalance_count(moert_rebalance *rebalance, bool first);
 
@@ -31,7 +31,7 @@ size_t moert_rebalance_clones(const moert_rebalance *rebalance);
 /*
  * Moves the experts of those layers in which the busiest rank's rows fall by at least a thirtieth,
  * or a thirtieth of all rows no longer travels between nodes.
- * Call it between steps, while no save is in progress. Collective. Errors: those of
- * moert_move_experts.
+ * Call it between steps, while no save is in progress. It ends the run's passes. Collective.
+ * Errors: those of moert_move_experts.
  */
 moert_status moert_rebalance_run(moert_rebalance *rebalance, moert_rebalanced *done);

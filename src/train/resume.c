@@ -270,6 +270,7 @@ moert_status moert_trainer_go_back(moert_trainer *t) {
     uint64_t *steps = NULL;
     size_t count = 0;
     moert_status status = MOERT_OK;
+    moert_run_end(t->run); /* experts may move */
     if (t->checkpoints != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, t->checkpoints, &steps, &count));
     if (count > 0)

@@ -25,7 +25,7 @@ static int draw(const float *logits, size_t count, double temperature, double un
 
 /* An unfinished text and the buffers of a forward pass. */
 typedef struct sample {
-    moert_model *model;
+    moert_run *run;
     const moert_sampling *how;
     char *text;
     float *logits;  /* [vocabulary] */
@@ -34,7 +34,7 @@ typedef struct sample {
 
 /* Draws text[used] and broadcasts it. Collective. */
 static moert_status next_byte(const sample *s, size_t used) {
-    moert_model *model = s->model;
+    const moert_model *model = moert_run_model(s->run);
     moert_comm *world = moert_model_mesh(model)->world;
     size_t first, count, window = moert_min(used, s->how->length),
                          vocabulary = moert_model_describe(model)->vocabulary;
@@ -43,9 +43,9 @@ static moert_status next_byte(const sample *s, size_t used) {
         s->input[i] = (unsigned char)s->text[used - window + i];
     const moert_model_batch batch = {
         .total_sequences = 1, .length = window, .input = s->input, .forward_only = true};
-    MOERT_TRY(moert_model_forward(model, &batch));
+    MOERT_TRY(moert_run_forward(s->run, &batch));
     if (count == 1) { /* this rank holds the sequence */
-        MOERT_TRY(moert_model_logits(model, window - 1, s->logits));
+        MOERT_TRY(moert_run_logits(s->run, window - 1, s->logits));
         s->text[used] = (char)draw(s->logits, moert_min(vocabulary, 256), s->how->temperature,
                                    moert_rng_uniform(s->how->seed, 0x53414D50u, used));
     }
@@ -55,10 +55,11 @@ static moert_status next_byte(const sample *s, size_t used) {
 moert_status moert_sample_text(moert_model *model, const moert_sampling *how, const char *prompt,
                                char *text) {
     const size_t start = strlen(prompt), count = how->count;
-    sample s = {.model = model, .how = how};
+    sample s = {.how = how};
     moert_status status;
     if (start == 0)
         return MOERT_FAIL(ERROR_USAGE, "a text sample needs a prompt of at least one byte");
+    MOERT_TRY_OR(done, moert_run_create(model, &s.run));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&s.text, start + count + 1));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&s.logits, moert_model_describe(model)->vocabulary));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&s.input, how->length));
@@ -68,6 +69,7 @@ moert_status moert_sample_text(moert_model *model, const moert_sampling *how, co
     memcpy(text, s.text + start, count);
     text[count] = '\0';
 done:
+    moert_run_destroy(s.run);
     MOERT_FREE(s.input, s.logits, s.text);
     return status;
 }

@@ -117,7 +117,8 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
     if (o->bias_rate > 0.0 || o->watch)
         MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
-    const moert_evaluation_options evaluation = {.model = t->model,
+    MOERT_TRY(moert_run_create(t->model, &t->run));
+    const moert_evaluation_options evaluation = {.run = t->run,
                                                  .data = t->data,
                                                  .sequences = o->eval_sequences,
                                                  .at_once = o->batch / o->micro_batches,
@@ -138,6 +139,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
 void moert_trainer_free(moert_trainer *t) {
     moert_loader_destroy(t->loader);
     moert_evaluation_destroy(t->evaluation);
+    moert_run_destroy(t->run);
     MOERT_FREE(t->counts, t->checkpoints);
 }
 
@@ -170,12 +172,12 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
         .positions = t->loaded.positions != NULL ? t->loaded.positions + at : NULL,
         .targets = t->targets,
         .accumulate = index > 0};
-    return moert_model_forward(t->model, &batch);
+    return moert_run_forward(t->run, &batch);
 }
 
 /* Adds the slots of the last loss to those of the step. */
 static void add_counts(moert_trainer *t, bool first) {
-    const uint64_t *counts = moert_model_expert_counts(t->model);
+    const uint64_t *counts = moert_run_expert_counts(t->run);
     for (size_t i = 0; t->counts != NULL && i < count_experts(t); i++)
         t->counts[i] = (first ? 0 : t->counts[i]) + counts[i];
 }
@@ -201,7 +203,7 @@ static size_t layer_number(const moert_model_config *c, size_t index) {
 static void warn_of_collapse(moert_trainer *t, double load) {
     const moert_model_config *c = moert_model_describe(t->model);
     const size_t experts = c->router.experts, topk = c->router.topk;
-    const uint64_t *counts = moert_model_expert_counts(t->model);
+    const uint64_t *counts = moert_run_expert_counts(t->run);
     const uint64_t tokens = t->options->batch / t->options->micro_batches * t->options->length;
     if (t->collapsed || !t->first || experts < 2 * topk || tokens < 4 * experts ||
         load < 0.999 * (double)experts / (double)topk)
@@ -239,13 +241,13 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
             return MOERT_OK;
         }
         MOERT_TRY(status);
-        MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
+        MOERT_TRY(moert_run_loss(t->run, &o->losses, factor, &result));
         warn_of_collapse(t, result.expert_load);
         moert_ledger_count(t->ledger);
         add_counts(t, i == 0);
         moert_rebalance_count(t->rebalance, i == 0);
         MOERT_TRY(moert_monitor_take(t->monitor, i == 0));
-        MOERT_TRY(moert_model_backward(t->model, i + 1 == pieces));
+        MOERT_TRY(moert_run_backward(t->run, i + 1 == pieces));
         MOERT_TRY(moert_cross_check_end(t->check));
         mean->cross_entropy += result.cross_entropy;
         mean->aux += result.aux * factor;
@@ -291,7 +293,7 @@ static moert_status put_logits(const void *context, moert_tensor_writer *writer)
     MOERT_TRY(MOERT_NEW_ARRAY(&row, vocabulary));
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < own_count * length && status == MOERT_OK; i++) {
-        status = moert_model_logits(t->model, i, row);
+        status = moert_run_logits(t->run, i, row);
         if (status == MOERT_OK)
             status = moert_writer_put(writer, "logits", (first * length + i) * vocabulary,
                                       vocabulary, row);

@@ -303,7 +303,7 @@ static moert_status open_outputs(moert_trainer *t) {
         MOERT_TRY(moert_trace_start(device, t->world, o->trace, &t->trace));
     }
     if (o->profile && o->out != NULL)
-        MOERT_TRY(moert_ledger_open(t->model, o->out, &t->ledger));
+        MOERT_TRY(moert_ledger_open(t->run, o->out, &t->ledger));
     return open_metrics(t);
 }
 
@@ -327,17 +327,18 @@ static moert_status begin(moert_trainer *t) {
     MOERT_TRY(moert_trainer_resume(t));
     t->end = o->replay.end > 0 ? o->replay.end : o->steps;
     if (o->rebalance_every > 0 && moert_comm_size(moert_model_mesh(t->model)->experts) > 1)
-        MOERT_TRY(moert_comm_agree(t->world,
-                                   moert_rebalance_create(t->optimizer, o->clones, &t->rebalance)));
+        MOERT_TRY(moert_comm_agree(
+            t->world, moert_rebalance_create(t->optimizer, t->run, o->clones, &t->rebalance)));
     if (t->checkpoints != NULL && o->replay.end == 0)
         MOERT_TRY(create_saver(t));
     if (o->verify_every > 0)
-        MOERT_TRY(moert_cross_check_create(
-            &(moert_cross_check_options){t->optimizer, o->verify_every, o->micro_batches, o->seed},
-            &t->check));
+        MOERT_TRY(moert_cross_check_create(&(moert_cross_check_options){t->optimizer, t->run,
+                                                                        o->verify_every,
+                                                                        o->micro_batches, o->seed},
+                                           &t->check));
     if (o->watch)
         MOERT_TRY(moert_monitor_create(
-            &(moert_monitor_options){t->model, o->batch, o->length, o->peak_flops}, &t->monitor));
+            &(moert_monitor_options){t->run, o->batch, o->length, o->peak_flops}, &t->monitor));
     if (o->profile)
         MOERT_TRY(moert_breakdown_start(moert_model_mesh(t->model)->device, t->world, t->state.step,
                                         o->steps, &t->breakdown));

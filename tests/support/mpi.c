@@ -89,10 +89,30 @@ moert_mesh *open_exact_mesh(size_t ep) {
     return owned(mesh, moert_mesh_destroy);
 }
 
+/* The last models of open_model(), and their runs. */
+static struct {
+    const moert_model *model[16];
+    moert_run *run[16];
+    size_t count;
+} runs;
+
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config) {
     moert_model *model;
     ASSERT_OK(moert_model_create(mesh, config, &model));
-    return owned(model, moert_model_destroy);
+    owned(model, moert_model_destroy);
+    runs.model[runs.count % MOERT_COUNT(runs.model)] = model;
+    moert_run **run = &runs.run[runs.count++ % MOERT_COUNT(runs.run)];
+    ASSERT_OK(moert_run_create(model, run));
+    owned(*run, moert_run_destroy);
+    return model;
+}
+
+moert_run *run_of(const moert_model *model) {
+    for (size_t i = runs.count; i-- > 0;)
+        if (runs.model[i % MOERT_COUNT(runs.model)] == model)
+            return runs.run[i % MOERT_COUNT(runs.run)];
+    fail_msg("open_model() has not opened this model");
+    return NULL;
 }
 
 moert_optimizer *open_optimizer(moert_model *model, const moert_optimizer_options *options) {

@@ -50,6 +50,8 @@ void deal_ranks(size_t hosts);
 moert_mesh *open_mesh(size_t ep);
 moert_mesh *open_exact_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
+/* The run that open_model() has made of the model. */
+moert_run *run_of(const moert_model *model);
 moert_optimizer *open_optimizer(moert_model *model, const moert_optimizer_options *options);
 /* Reads the config.json of a golden model. The config is freed when the test ends. */
 moert_model_config golden_config(const char *name);

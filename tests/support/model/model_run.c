@@ -53,17 +53,17 @@ moert_model_result model_step(moert_model *model, moert_model_batch batch,
                               moert_model_losses losses, size_t index, size_t count) {
     moert_model_result result;
     batch.accumulate = index > 0;
-    ASSERT_OK(moert_model_forward(model, &batch));
-    ASSERT_OK(moert_model_loss(model, &losses, 1.0 / (double)count, &result));
-    ASSERT_OK(moert_model_backward(model, index + 1 == count));
+    ASSERT_OK(moert_run_forward(run_of(model), &batch));
+    ASSERT_OK(moert_run_loss(run_of(model), &losses, 1.0 / (double)count, &result));
+    ASSERT_OK(moert_run_backward(run_of(model), index + 1 == count));
     return result;
 }
 
 float *model_logits(moert_model *model) {
     const size_t vocabulary = moert_model_describe(model)->vocabulary;
-    float *logits = test_alloc((model->batch.tokens * vocabulary + 1) * sizeof *logits);
-    for (size_t t = 0; t < model->batch.tokens; t++)
-        ASSERT_OK(moert_model_logits(model, t, logits + t * vocabulary));
+    float *logits = test_alloc((run_of(model)->batch.tokens * vocabulary + 1) * sizeof *logits);
+    for (size_t t = 0; t < run_of(model)->batch.tokens; t++)
+        ASSERT_OK(moert_run_logits(run_of(model), t, logits + t * vocabulary));
     return logits;
 }
 

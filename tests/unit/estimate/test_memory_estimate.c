@@ -76,19 +76,24 @@ static size_t pass_activations(const moert_pass *moe) {
                         moe->plan->packed);
 }
 
-static size_t activations_of(const moert_model *model) {
-    size_t bytes = SUM(model->loss_inputs);
-    for (size_t i = 0; i < model->config.layers; i++) {
-        const moert_model_layer *l = &model->layer[i];
+static size_t activations_of(const moert_run *run) {
+    size_t bytes = SUM(run->loss_inputs);
+    for (size_t i = 0; i < run->layers; i++) {
+        const moert_run_layer *l = &run->layer[i];
         bytes += SUM(l->aux_gradient, l->out) + (l->pass == NULL ? 0 : pass_activations(l->pass));
     }
-    for (size_t i = 0; i < model->activation_count; i++) {
-        const moert_model_activations *a = &model->activations[i];
+    for (size_t i = 0; i < run->activation_count; i++) {
+        const moert_model_activations *a = &run->activations[i];
         bytes +=
             sum_bytes(a->kept, MOERT_ATTENTION_MOST) +
             SUM(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
     }
     return bytes;
+}
+
+static size_t scratch_of(const moert_run *run) {
+    return SUM(run->bf16, run->d_bf16, run->d, run->dn) +
+           sum_bytes(run->scratch, MOERT_ATTENTION_MOST);
 }
 
 static void measure_window(const moert_window *window, size_t rows, moert_memory *found) {
@@ -98,19 +103,19 @@ static void measure_window(const moert_window *window, size_t rows, moert_memory
 
 static moert_memory measure(moert_model *model, const moert_optimizer *optimizer) {
     const moert_mesh *mesh = model->mesh;
+    const moert_run *run = run_of(model);
     moert_memory found = measure_blocks(model, optimizer);
     size_t most = 0; /* rows of a layer */
-    found.activations = SUM(model->rope, model->ends, model->tokens, model->targets, model->links,
-                            model->embedded, model->final_normed, model->final_rstd, model->logits,
-                            model->token_loss, model->head.x, model->head.dx, model->head.target,
-                            model->head.loss, model->head.end[0], model->head.end[1]);
-    found.activations += sum_bytes(model->head.sum, MOERT_COUNT(model->head.sum));
-    found.activations += activations_of(model);
-    found.scratch = SUM(model->bf16, model->spare_bf16, model->d, model->dn);
-    found.scratch += sum_bytes(model->scratch, MOERT_ATTENTION_MOST);
+    found.activations =
+        SUM(model->rope, run->ends, run->tokens, run->targets, run->links, run->embedded,
+            run->final_normed, run->final_rstd, run->logits, run->token_loss, run->head.x,
+            run->head.dx, run->head.target, run->head.loss, run->head.end[0], run->head.end[1]);
+    found.activations += sum_bytes(run->head.sum, MOERT_COUNT(run->head.sum));
+    found.activations += activations_of(run);
+    found.scratch = scratch_of(run);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
     for (size_t i = 0; i < model->config.layers; i++) {
-        const moert_pass *moe = model->layer[i].pass;
+        const moert_pass *moe = run->layer[i].pass;
         if (model->layer[i].moe != NULL)
             found.copies += rounded_bytes(model->layer[i].moe);
         if (moe == NULL)
@@ -140,11 +145,12 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     for (size_t i = 0; i < micro_batches; i++) {
         if (audit != NULL)
             moert_audit_begin(audit, i + 1 == micro_batches ? 0 : MOERT_AUDIT_NO_LAYER, NULL);
-        MOERT_TRY(moert_model_forward(
-            model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false, NULL, 0, i > 0}));
         MOERT_TRY(
-            moert_model_loss(model, &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0, &result));
-        MOERT_TRY(moert_model_backward(model, i + 1 == micro_batches));
+            moert_run_forward(run_of(model), &(moert_model_batch){batch, LENGTH, tokens, tokens,
+                                                                  false, NULL, 0, i > 0}));
+        MOERT_TRY(moert_run_loss(run_of(model), &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
+                                 &result));
+        MOERT_TRY(moert_run_backward(run_of(model), i + 1 == micro_batches));
     }
     if (audit != NULL) {
         MOERT_TRY(moert_audit_repeat(audit, 1));
@@ -154,8 +160,8 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     if (audit == NULL && !moert_model_recomputes(model))
         return MOERT_OK;
     moert_model_weights_changed(model); /* as an optimizer's step between them does */
-    return moert_model_forward(
-        model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false, NULL, 0, true});
+    return moert_run_forward(
+        run_of(model), &(moert_model_batch){batch, LENGTH, tokens, tokens, false, NULL, 0, true});
 }
 
 /* What an audit holds, but the digests: 8 bytes for each row and each 4 KiB. */
@@ -164,9 +170,10 @@ static size_t audit_bytes(const moert_audit *audit) {
     const moert_block *blocks[] = {again->attention, again->mlp, moert_layer_block(again->moe, 0),
                                    moert_layer_block(again->moe, 1),
                                    moert_layer_block(again->moe, 2)};
-    size_t bytes = rounded_bytes(again->moe) + SUM(again->out, audit->middle, audit->d[0],
-                                                   audit->d[1], audit->before[0], audit->before[1],
-                                                   audit->x, audit->received);
+    const moert_run *run = audit->repeat;
+    size_t bytes = rounded_bytes(again->moe) + activations_of(run) + scratch_of(run) +
+                   SUM(run->ends, audit->middle, audit->d[0], audit->d[1], audit->before[0],
+                       audit->before[1], audit->x, audit->received);
     for (size_t i = 0; i < MOERT_COUNT(blocks); i++)
         if (blocks[i] != NULL)
             bytes += SUM(blocks[i]->weight, blocks[i]->gradient, blocks[i]->nodes) +
@@ -237,7 +244,7 @@ static void run_model(const recipe *how) {
         open_optimizer(model, &(moert_optimizer_options){.beta1 = 0.9});
     moert_audit *audit = NULL;
     if (how->verifies)
-        ASSERT_OK_ON_ALL(moert_audit_create(model, &audit));
+        ASSERT_OK_ON_ALL(moert_audit_create(run_of(model), &audit));
     ASSERT_OK_ON_ALL(train(model, batch, micro_batches, aux_form, audit));
     const moert_memory_setting setting = {
         .config = &config,

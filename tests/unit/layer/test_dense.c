@@ -43,8 +43,8 @@ static double run(moert_model *model, bool forward_only, const int32_t *position
     batch.positions = positions != NULL ? positions + first : NULL;
     if (forward_only) {
         batch.forward_only = true;
-        ASSERT_OK(moert_model_forward(model, &batch));
-        ASSERT_OK(moert_model_loss(model, &losses, 0.0, &result));
+        ASSERT_OK(moert_run_forward(run_of(model), &batch));
+        ASSERT_OK(moert_run_loss(run_of(model), &losses, 0.0, &result));
         return result.cross_entropy;
     }
     model_step(model, batch, losses, 0, 2);

@@ -38,10 +38,10 @@ static outcome run_step(const setting *how, size_t chunk) {
         moert_model_batch batch = model_batch(o.model, &data);
         moert_model_result result;
         batch.accumulate = m > 0;
-        ASSERT_OK_ON_ALL(moert_model_forward(o.model, &batch));
+        ASSERT_OK_ON_ALL(moert_run_forward(run_of(o.model), &batch));
         o.logits = model_logits(o.model);
-        ASSERT_OK_ON_ALL(moert_model_loss(o.model, &losses, 1.0 / MICRO_BATCHES, &result));
-        ASSERT_OK_ON_ALL(moert_model_backward(o.model, m + 1 == MICRO_BATCHES));
+        ASSERT_OK_ON_ALL(moert_run_loss(run_of(o.model), &losses, 1.0 / MICRO_BATCHES, &result));
+        ASSERT_OK_ON_ALL(moert_run_backward(run_of(o.model), m + 1 == MICRO_BATCHES));
         o.loss[m] = result.cross_entropy;
     }
     return o;
@@ -76,10 +76,10 @@ static void check_chunks(const setting *how) {
     for (size_t i = 0; i < MOERT_COUNT(chunks); i++) {
         const outcome parts = run_step(how, chunks[i]);
         const size_t most = moert_min(chunks[i], LENGTH) * VOCABULARY * sizeof(float);
-        ASSERT_ON_ALL(moert_buffer_bytes(parts.model->logits) <= most);
+        ASSERT_ON_ALL(moert_buffer_bytes(run_of(parts.model)->logits) <= most);
         ASSERT_ON_ALL(memcmp(whole.loss, parts.loss, sizeof whole.loss) == 0);
-        ASSERT_ON_ALL(
-            same_values(whole.logits, parts.logits, whole.model->batch.tokens * VOCABULARY));
+        ASSERT_ON_ALL(same_values(whole.logits, parts.logits,
+                                  run_of(whole.model)->batch.tokens * VOCABULARY));
         ASSERT_ON_ALL(same_gradients(how, &whole, &parts));
     }
 }

@@ -208,18 +208,19 @@ static void check(const setting *how) {
         m.positions[t] = (int32_t)(t % length % how->document);
     const moert_model_batch batch = {sequences, length, ids, ids,
                                      .positions = how->document < length ? m.positions : NULL};
-    ASSERT_OK(moert_model_forward(model, &batch));
-    moert_model_layer *layer = &model->layer[0];
+    moert_run *run = run_of(model);
+    ASSERT_OK(moert_run_forward(run, &batch));
+    moert_run_layer *layer = &run->layer[0];
     fill_parameters(&m, model);
     m.x = fill(layer->activations->normed, 0, floats, 0.0f, 1.0f, 30);
     moert_buffer *y = unset_floats(floats), *dx = unset_floats(floats), *dy = unset_floats(floats);
     m.dy = fill(dy, 0, floats, 0.0f, 1.0f, 31);
-    ASSERT_OK(moert_model_mla.forward(model, layer, y));
+    ASSERT_OK(moert_model_mla.forward(run, layer, y));
     double *want = test_alloc(floats * sizeof *want);
     oracle(&m, want);
     assert_near("y", download_floats(y, floats), want, floats, 1e-5);
-    ASSERT_OK(moert_block_begin(layer->attention, &model->batch, false));
-    ASSERT_OK(moert_model_mla.backward(model, layer, dy, dx));
+    ASSERT_OK(moert_block_begin(layer->of->attention, &run->batch, false));
+    ASSERT_OK(moert_model_mla.backward(run, layer, dy, dx));
     check_gradients(&m, model, dx);
 }
 

@@ -51,7 +51,7 @@ TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
 static float *forward(moert_model *model, const moert_model_batch *batch, size_t times) {
     float *logits = NULL;
     for (size_t i = 0; i < times; i++) {
-        ASSERT_OK(moert_model_forward(model, batch));
+        ASSERT_OK(moert_run_forward(run_of(model), batch));
         logits = model_logits(model);
     }
     return logits;
@@ -75,7 +75,8 @@ TEST(test_prepacked_weights_give_the_bits_of_plain_ones_and_follow_changes) {
             }
             const float *prepacked = forward(models[0], &batch, 2),
                         *plain = forward(models[1], &batch, 1);
-            const size_t n = models[0]->batch.tokens * moert_model_describe(models[0])->vocabulary;
+            const size_t n =
+                run_of(models[0])->batch.tokens * moert_model_describe(models[0])->vocabulary;
             ASSERT_ON_ALL(memcmp(prepacked, plain, n * sizeof *plain) == 0);
         }
     }
@@ -85,7 +86,7 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     moert_model *model = load_golden(test_mesh, "mixtral-tiny", false);
     const model_data data = alloc_data(1, moert_model_describe(model)->max_positions + 1);
     const moert_model_batch batch = model_batch(model, &data);
-    ASSERT_REFUSED(moert_model_forward(model, &batch), "exceed the model's max_position");
+    ASSERT_REFUSED(moert_run_forward(run_of(model), &batch), "exceed the model's max_position");
 }
 
 /* Every rank holds the same sequence of three documents. */
@@ -107,7 +108,7 @@ static void check_documents(const char *name) {
                                          .forward_only = true};
         const float *alone = forward(model, &batch, 1);
         same &= memcmp(got + at * vocabulary, alone,
-                       model->batch.tokens * vocabulary * sizeof *got) == 0;
+                       run_of(model)->batch.tokens * vocabulary * sizeof *got) == 0;
     }
     ASSERT_ON_ALL(same);
 }

@@ -22,17 +22,18 @@ static void forward(moert_model *model, size_t piece) {
     moert_model_batch batch = model_batch(model, &data);
     moert_model_result result;
     batch.accumulate = piece > 0;
-    ASSERT_OK(moert_model_forward(model, &batch));
-    ASSERT_OK(moert_model_loss(model, &losses, 0.5, &result));
+    ASSERT_OK(moert_run_forward(run_of(model), &batch));
+    ASSERT_OK(moert_run_loss(run_of(model), &losses, 0.5, &result));
 }
 
 /* This rank's sums of squares and of -r log r, from the buffers. */
 static void sum_by_hand(moert_model *model, double *squares, double *entropies) {
-    const size_t rows = model->batch.tokens, experts = model->config.router.experts;
+    const size_t rows = run_of(model)->batch.tokens, experts = model->config.router.experts;
     for (size_t l = 0; l < model->config.layers && rows > 0; l++) {
         const size_t n = rows * model->config.hidden;
-        const float *out = read_floats(model->layer[l].out, n),
-                    *score = read_floats(model->layer[l].pass->routing.scores, rows * experts);
+        const float *out = read_floats(run_of(model)->layer[l].out, n),
+                    *score =
+                        read_floats(run_of(model)->layer[l].pass->routing.scores, rows * experts);
         for (size_t i = 0; i < n; i++)
             squares[l] += (double)out[i] * (double)out[i];
         for (size_t i = 0; i < rows * experts; i++)
@@ -46,14 +47,14 @@ TEST(test_the_sums_are_those_of_all_micro_batches_of_a_step) {
     moert_model_watch *watch = NULL;
     double sums[2 * LAYERS] = {0};
     assert_int_equal(model->config.layers, LAYERS);
-    ASSERT_OK(moert_model_watch_create(model, &watch));
+    ASSERT_OK(moert_model_watch_create(run_of(model), &watch));
     forward(model, 7);
     ASSERT_OK(moert_model_watch_take(watch, true)); /* of an earlier step */
     for (size_t piece = 0; piece < PIECES; piece++) {
         forward(model, piece);
         ASSERT_OK(moert_model_watch_take(watch, piece == 0));
         sum_by_hand(model, sums, sums + LAYERS);
-        ASSERT_OK(moert_model_backward(model, piece + 1 == PIECES));
+        ASSERT_OK(moert_run_backward(run_of(model), piece + 1 == PIECES));
     }
     sum_over_ranks(sums, 2 * LAYERS);
     bool right = true;
@@ -80,7 +81,7 @@ TEST(test_the_digits_do_not_depend_on_the_ranks) {
     models[1] = load_golden(alone, MODEL, false);
     for (size_t i = 0; i < 2; i++) {
         moert_model_watch *watch = NULL;
-        ASSERT_OK(moert_model_watch_create(models[i], &watch));
+        ASSERT_OK(moert_model_watch_create(run_of(models[i]), &watch));
         forward(models[i], 0);
         ASSERT_OK(moert_model_watch_take(watch, true));
         for (size_t l = 0; l < 2; l++) {

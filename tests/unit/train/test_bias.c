@@ -86,7 +86,7 @@ TEST(test_each_step_moves_the_biases_towards_balanced_loads) {
         }
         model_step(model, model_batch(model, &data), (moert_model_losses){0}, 0, 1);
         for (size_t i = 0; i < LAYERS * EXPERTS; i++) {
-            const uint64_t load = moert_model_expert_counts(model)[i] * EXPERTS;
+            const uint64_t load = moert_run_expert_counts(run_of(model))[i] * EXPERTS;
             const uint64_t sum = BATCH * LENGTH * TOPK;
             const double sign = load < sum ? 1.0 : load > sum ? -1.0 : 0.0;
             float *bias = &want[i / EXPERTS][i % EXPERTS];

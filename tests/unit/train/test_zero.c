@@ -176,6 +176,7 @@ static bool has_expert(const moert_expert_map *map, const uint32_t *expert, size
 
 /* Shuffles the slots of all ranks in each layer, and puts clones into most of the empty ones. */
 static void move_at_random(const run *r, size_t seed, bool clones) {
+    moert_run_end(run_of(r->model));
     for (size_t layer = 0; layer < moert_model_moe_layers(r->model); layer++) {
         const moert_expert_map *map = moert_model_placement(r->model, layer);
         const size_t slots = moert_expert_map_slots(map);

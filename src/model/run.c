@@ -1,0 +1,84 @@
+/* Creates runs, and tells what they have computed. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "model/internal.h"
+
+static moert_status create(moert_run *run, moert_model_layer *layers) {
+    const moert_model_config *c = run->config;
+    const size_t experts = c->router.experts, nodes = moert_comm_node_count(run->mesh->experts),
+                 moe_layers = run->model->moe_layers;
+    MOERT_TRY(moert_documents_create(run->device, &run->documents));
+    run->activation_count = moert_model_recomputes(run->model) ? 1 : run->layers;
+    MOERT_TRY(MOERT_NEW_ARRAY(&run->activations, run->activation_count));
+    MOERT_TRY(MOERT_NEW_ARRAY(&run->layer, run->layers));
+    MOERT_TRY(MOERT_NEW_ARRAY(&run->moe, run->layers));
+    for (size_t i = 0, moe = 0; i < run->layers; i++) {
+        moert_run_layer *layer = &run->layer[i];
+        layer->of = &layers[i];
+        layer->activations = &run->activations[i % run->activation_count];
+        if (layers[i].is_dense)
+            continue;
+        run->moe[moe++] = layer;
+        MOERT_TRY(moert_buffer_create(run->device, experts * sizeof(float), &layer->aux_gradient));
+    }
+    MOERT_TRY(MOERT_NEW_ARRAY(&run->counts, moe_layers * experts));
+    MOERT_TRY(MOERT_NEW_ARRAY(&run->own_counts, moe_layers * experts));
+    return nodes > 1 ? MOERT_NEW_ARRAY(&run->node_counts, moe_layers * nodes * experts) : MOERT_OK;
+}
+
+moert_status moert_run_create_of(moert_model *model, moert_model_layer *layers, size_t count,
+                                 moert_run **run) {
+    moert_run *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->model = model;
+    made->mesh = model->mesh;
+    made->device = model->device;
+    made->config = &model->config;
+    made->layers = count;
+    MOERT_TRY_OR(fail, create(made, layers));
+    *run = made;
+    return MOERT_OK;
+fail:
+    moert_run_destroy(made);
+    return status;
+}
+
+moert_status moert_run_create(moert_model *model, moert_run **run) {
+    return moert_run_create_of(model, model->layer, model->config.layers, run);
+}
+
+moert_model *moert_run_model(const moert_run *run) {
+    return run->model;
+}
+
+void moert_run_end(moert_run *run) {
+    for (size_t i = 0; i < run->layers; i++)
+        moert_model_discard(&run->layer[i]);
+}
+
+static void free_activations(moert_model_activations *a) {
+    MOERT_DESTROY(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
+    moert_buffers_destroy(a->kept, MOERT_ATTENTION_MOST);
+}
+
+void moert_run_destroy(moert_run *run) {
+    if (run == NULL)
+        return;
+    for (size_t i = 0; run->layer != NULL && i < run->layers; i++) {
+        moert_model_discard(&run->layer[i]);
+        MOERT_DESTROY(run->layer[i].aux_gradient, run->layer[i].out);
+    }
+    for (size_t i = 0; run->activations != NULL && i < run->activation_count; i++)
+        free_activations(&run->activations[i]);
+    MOERT_DESTROY(run->loss_inputs, run->d_bf16, run->ends, run->tokens, run->targets, run->links,
+                  run->embedded, run->final_normed, run->final_rstd, run->bf16, run->logits,
+                  run->token_loss, run->d, run->dn, run->head.x, run->head.dx, run->head.target,
+                  run->head.loss, run->head.end[0], run->head.end[1]);
+    moert_buffers_destroy(run->head.sum, MOERT_COUNT(run->head.sum));
+    moert_buffers_destroy(run->scratch, MOERT_ATTENTION_MOST);
+    moert_documents_destroy(run->documents);
+    MOERT_FREE(run->moe, run->layer, run->activations, run->own_counts, run->node_counts,
+               run->counts, run);
+}
