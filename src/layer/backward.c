@@ -13,7 +13,7 @@
  * `part`, or of the shared expert if it is NULL. */
 static moert_status activate_again(moert_pass *pass, const moert_part *part) {
     moert_block *block = pass->layer->block[part != NULL ? BLOCK_EXPERT_IN : BLOCK_DENSE];
-    if (!pass->again)
+    if (!pass->layer->options.recompute_experts)
         return MOERT_OK;
     moert_block_repeat(block, true);
     const moert_status status =
@@ -120,7 +120,7 @@ static moert_pass *first_owing(const moert_layer *layer) {
     moert_pass *first = NULL;
     for (size_t i = 0; i < layer->passes->count; i++) {
         moert_pass *pass = layer->passes->pass[i];
-        if (pass->layer == layer && pass->owes_wgrad &&
+        if (pass->layer == layer && pass->stage == PASS_OWES_WGRAD &&
             (first == NULL || pass->backward < first->backward))
             first = pass;
     }
@@ -132,14 +132,14 @@ moert_status moert_pass_wgrad(moert_pass *pass) {
     if (!pass->layer->options.deferred_wgrad)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad of a layer without deferred_wgrad, whose "
                                        "backward computes the weight gradients");
-    if (pass->done != PASS_BACKWARD)
+    if (pass->stage < PASS_OWES_WGRAD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad without a backward before it");
-    if (!pass->owes_wgrad)
+    if (pass->stage == PASS_DONE)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad a second time for the same backward");
     if (first_owing(pass->layer) != pass)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing for a pass whose backward was "
                                        "earlier; weight gradients add up in that order");
-    pass->owes_wgrad = false;
+    pass->stage = PASS_DONE;
     pass->status = MOERT_OK;
     return compute_wgrad(pass);
 }
@@ -265,9 +265,7 @@ static moert_status combine(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     moert_note(&pass->status, moert_wire_target(pass));
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &pass->back, pass->status));
-    pass->done = PASS_BACKWARD;
     pass->backward = layer->backwards++;
-    pass->owes_wgrad = layer->options.deferred_wgrad;
     layer->lost_wgrad &= pass->losses.accumulate;
     layer->unreduced = true;
     return MOERT_OK;
@@ -348,7 +346,7 @@ static moert_status check_backward(const moert_pass *pass) {
  * a failure. */
 static moert_status check_order(const moert_pass *pass) {
     MOERT_REQUIRE(pass);
-    if (pass->done != PASS_FORWARD)
+    if (pass->stage != PASS_READY)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
     if (pass->layer->unreduced)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce is missing between the last backward "
@@ -367,13 +365,16 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                       losses != NULL ? losses : &none);
     if (pass->status == MOERT_OK)
         pass->status = check_backward(pass);
-    pass->again = layer->options.recompute_experts;
     layer->unreduced = false;
     layer->batch = pass->batch;
     moert_round_begin(layer);
     MOERT_TRY(moert_pass_run(pass, to_experts, MOERT_COUNT(to_experts)));
-    pass->done = PASS_EMPTY;
-    return moert_pass_run(pass, from_experts, MOERT_COUNT(from_experts));
+    pass->stage = PASS_BACKWARD;
+    const moert_status status = moert_pass_run(pass, from_experts, MOERT_COUNT(from_experts));
+    pass->stage = !layer->unreduced               ? PASS_FAILED
+                  : layer->options.deferred_wgrad ? PASS_OWES_WGRAD
+                                                  : PASS_DONE;
+    return status;
 }
 
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last) {

@@ -211,11 +211,11 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     MOERT_TRY(moert_pass_take(layer, &taken));
     taken->input = x;
     taken->result = y;
-    taken->again = false;
     taken->status = take_batch(taken, batch, pass == NULL, x, y);
     moert_round_begin(layer);
     const moert_status status = moert_pass_run(taken, stages, MOERT_COUNT(stages));
-    taken->done = taken->batch.forward_only ? PASS_EMPTY : PASS_FORWARD;
+    if (!taken->batch.forward_only)
+        taken->stage = PASS_READY;
     if (status == MOERT_OK && pass != NULL)
         *pass = taken;
     else

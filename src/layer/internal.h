@@ -67,8 +67,15 @@ struct moert_layer {
 /* A forward and all that its backward needs. */
 struct moert_pass {
     moert_layer *layer; /* that uses it, or used it last */
-    bool in_use;
-    enum { PASS_EMPTY, PASS_FORWARD, PASS_BACKWARD } done; /* the last call that is done */
+    enum {
+        PASS_FREE,       /* it leaves its memory to a later pass */
+        PASS_FORWARD,    /* its forward is under way, or was the only call */
+        PASS_READY,      /* for its backward */
+        PASS_BACKWARD,   /* its backward is under way */
+        PASS_FAILED,     /* its backward has failed */
+        PASS_OWES_WGRAD, /* a deferred one */
+        PASS_DONE
+    } stage;
 
     moert_batch batch;
     const moert_buffer *input; /* the caller's x[T,H] */
@@ -86,7 +93,6 @@ struct moert_pass {
 
     /* the call under way */
     moert_status status;         /* its first failure */
-    bool again;                  /* the backward computes v and h again (recompute_experts) */
     moert_transfer back;         /* the experts' results */
     moert_buffer *result;        /* the caller's y or dx [T,H] */
     moert_buffer *shared_result; /* [T,H] of the shared expert, in scratch */
@@ -97,7 +103,6 @@ struct moert_pass {
     moert_window *dy;      /* the layer's passes own it if wgrad is deferred */
     moert_buffer *dv;      /* [M,2I]: v, or scratch */
     moert_buffer *dlogits; /* [T,E], in scratch */
-    bool owes_wgrad;       /* its deferred wgrad has not run */
     uint64_t backward;     /* the number of its backward among those of the layer */
 };
 

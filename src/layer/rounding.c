@@ -189,8 +189,8 @@ static moert_status close_gaps(moert_mesh *mesh, const moert_rows *rows, size_t 
 static moert_status take_amax(moert_pass *pass, const moert_gemm *gemm, const matrix *rows,
                               float *value, moert_buffer **amax) {
     moert_layer *layer = pass->layer;
-    const bool known =
-        gemm->kind == MOERT_GEMM_WGRAD || (gemm->kind == MOERT_GEMM_FORWARD && pass->again);
+    const bool known = gemm->kind == MOERT_GEMM_WGRAD ||
+                       (gemm->kind == MOERT_GEMM_FORWARD && pass->stage == PASS_BACKWARD);
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_AMAX, 1, amax));
     if (!known) {
         const moert_quantizer plain = quantizer_of(layer->choices.format, MOERT_AXIS_ROW);
