@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "layer/ship.h"
 #include "model/audit_internal.h"
 #include "model/audit_points.h"
 #include "model/sublayer.h"
@@ -10,58 +11,20 @@
 
 /* ---- handing work on ---- */
 
-/* Floats of a buffer. */
-typedef struct stretch {
-    moert_buffer *buffer;
-    size_t at, floats;
-} stretch;
-
-/* Sends `source` to the rank that repeats this rank's work, and receives the `target` of the rank
- * whose work this one repeats, by host memory. Collective. */
-static moert_status exchange(const moert_audit *audit, moert_audit_class class, size_t distance,
-                             const float *source, size_t source_floats, float *target,
-                             size_t target_floats) {
+/* Sends `floats` of `source` to the rank that repeats this rank's work, and receives `others`
+ * floats in `target` from the rank whose work this one repeats. Collective. */
+static moert_status hand_on(const moert_audit *audit, moert_audit_class class, size_t distance,
+                            moert_elements source, size_t floats, moert_elements target,
+                            size_t others) {
     moert_comm *world = audit->model->mesh->world;
     const size_t rank = moert_comm_rank(world);
-    size_t *counts = NULL;
-    moert_status status;
-    MOERT_TRY_OR(done,
-                 moert_comm_agree(world, MOERT_NEW_ARRAY(&counts, 2 * moert_comm_size(world))));
-    size_t *const sent = counts, *const received = counts + moert_comm_size(world);
-    sent[moert_audit_repeater(audit, class, rank, distance)] = source_floats;
-    received[moert_audit_repeated(audit, class, rank, distance)] = target_floats;
-    status = moert_comm_alltoallv(world, source, sent, target, received, sizeof *target);
-done:
-    free(counts);
-    return status;
+    moert_parcel out = {moert_audit_repeater(audit, class, rank, distance), floats, source, NULL},
+                 in = {moert_audit_repeated(audit, class, rank, distance), others, target, NULL};
+    return moert_ship(world, &(moert_parcels){&out, 1, 1}, &(moert_parcels){&in, 1, 1}, MOERT_OK);
 }
 
-static moert_status map(const stretch *s, float **floats) {
-    *floats = NULL;
-    return s->floats > 0 ? moert_buffer_map(s->buffer, floats) : MOERT_OK;
-}
-
-static moert_status unmap(const stretch *s, float *floats) {
-    return floats != NULL ? moert_buffer_unmap(s->buffer, floats) : MOERT_OK;
-}
-
-/* The same for device memory. */
-static moert_status hand_on(const moert_audit *audit, moert_audit_class class, size_t distance,
-                            const stretch *source, const stretch *target) {
-    moert_comm *world = audit->model->mesh->world;
-    float *from = NULL, *to = NULL;
-    MOERT_TRY(moert_comm_agree(world, map(source, &from)));
-    moert_status status = moert_comm_agree(world, map(target, &to));
-    MOERT_TRY_OR(done, status);
-    status = exchange(audit, class, distance, from + source->at, source->floats, to + target->at,
-                      target->floats);
-    MOERT_TRY_OR(done, status);
-    MOERT_TRY(unmap(target, to));
-    return unmap(source, from);
-done:
-    unmap(target, to);
-    unmap(source, from);
-    return status;
+static moert_elements floats_of(const moert_buffer *buffer, size_t at) {
+    return (moert_elements){(moert_buffer *)buffer, MOERT_DTYPE_F32, at};
 }
 
 /* Receives rows [tokens of the other rank, H] in *received. */
@@ -70,9 +33,8 @@ static moert_status hand_on_rows(moert_audit *audit, size_t distance, const moer
     const size_t width = audit->model->config.hidden;
     MOERT_TRY(moert_comm_agree(audit->model->mesh->world,
                                moert_model_reserve(audit->model, tokens * width, received)));
-    return hand_on(audit, MOERT_AUDIT_TOKENS, distance,
-                   &(stretch){(moert_buffer *)rows, 0, own * width},
-                   &(stretch){*received, 0, tokens * width});
+    return hand_on(audit, MOERT_AUDIT_TOKENS, distance, floats_of(rows, 0), own * width,
+                   floats_of(*received, 0), tokens * width);
 }
 
 /* ---- weights ---- */
@@ -129,11 +91,12 @@ static moert_status hand_on_experts(moert_audit *audit, size_t distance, bool be
                           *again = moert_layer_block(audit->again.moe, b);
         for (size_t i = 0; i < block->count; i++) {
             const size_t floats = block->tensor[i].elements / moert_max(local, 1);
-            const stretch source = {before ? audit->before[b - 1] : block->weight,
-                                    block->tensor[i].offset, local * floats},
-                          target = {before ? again->gradient : again->weight,
-                                    again->tensor[i].offset, others * floats};
-            MOERT_TRY_OR(done, hand_on(audit, MOERT_AUDIT_EXPERTS, distance, &source, &target));
+            const moert_elements source = floats_of(before ? audit->before[b - 1] : block->weight,
+                                                    block->tensor[i].offset),
+                                 target = floats_of(before ? again->gradient : again->weight,
+                                                    again->tensor[i].offset);
+            MOERT_TRY_OR(done, hand_on(audit, MOERT_AUDIT_EXPERTS, distance, source, local * floats,
+                                       target, others * floats));
         }
     }
 done:
@@ -212,8 +175,8 @@ static moert_status take_positions(moert_audit *audit, size_t distance) {
         first->mesh->world,
         moert_buffer_reserve(run->device, tokens * sizeof *positions, &audit->positions)));
     MOERT_TRY(hand_on(audit, MOERT_AUDIT_TOKENS, distance,
-                      &(stretch){(moert_buffer *)moert_model_positions(first), 0, mine},
-                      &(stretch){audit->positions, 0, tokens}));
+                      floats_of(moert_model_positions(first), 0), mine,
+                      floats_of(audit->positions, 0), tokens));
     MOERT_TRY_OR(done, moert_alloc(&positions, tokens + 1, sizeof *positions));
     if (tokens > 0)
         MOERT_TRY_OR(done,

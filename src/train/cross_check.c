@@ -102,109 +102,55 @@ void moert_cross_check_begin(moert_cross_check *check, uint64_t step, size_t mic
         moert_audit_begin(check->audit, check->layer, plants ? &check->plant : NULL);
 }
 
-/* table[R][MOERT_AUDIT_SITES, slots] = the hashes of all ranks. */
-static moert_status gather(const moert_cross_check *check, bool repeated, uint64_t **table) {
-    const size_t count = MOERT_AUDIT_SITES * moert_audit_slots(check->audit);
-    if (*table == NULL)
-        MOERT_TRY(
-            moert_comm_agree(check->world, moert_alloc(table, count * moert_comm_size(check->world),
-                                                       sizeof **table)));
-    return moert_comm_allgather(check->world, moert_audit_hashes(check->audit, repeated),
-                                count * sizeof **table, *table);
+static size_t count_hashes(const moert_cross_check *check) {
+    return MOERT_AUDIT_SITES * moert_audit_slots(check->audit);
 }
 
-/* A hash that differs. */
-typedef struct difference {
-    moert_audit_site site;
-    size_t rank, slot;
-} difference;
-
-/* The hash of rank `d.rank`: its own, or that of its repeater at this distance. */
-static uint64_t hash_of(const moert_cross_check *check, const uint64_t *table, const difference *d,
-                        size_t distance, size_t *rank) {
-    const size_t slots = moert_audit_slots(check->audit);
-    *rank = distance == 0
-                ? d->rank
-                : moert_audit_repeater(check->audit, moert_audit_class_of(check->audit, d->site),
-                                       d->rank, distance);
-    return table[(*rank * MOERT_AUDIT_SITES + d->site) * slots + d->slot];
+static moert_status own_hashes(moert_cross_check *check, uint64_t *hash) {
+    memcpy(hash, moert_audit_hashes(check->audit, false), count_hashes(check) * sizeof *hash);
+    return MOERT_OK;
 }
 
-/* Whether the site has a hash in this slot of the rank. */
-static bool has(const moert_cross_check *check, const difference *d) {
-    if (moert_audit_class_of(check->audit, d->site) != MOERT_AUDIT_EXPERTS)
-        return d->slot == 0;
-    return moert_audit_expert(check->audit, d->rank, d->slot) != MOERT_LAYER_NO_EXPERT;
+static moert_status repeat_layer(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    MOERT_TRY(moert_audit_repeat(check->audit, distance));
+    memcpy(hash, moert_audit_hashes(check->audit, true), count_hashes(check) * sizeof *hash);
+    return MOERT_OK;
 }
 
-/* Finds the first difference, in the order in which a layer computes. */
-static bool find(const moert_cross_check *check, const uint64_t *own, const uint64_t *again,
-                 difference *d) {
-    const size_t ranks = moert_comm_size(check->world), slots = moert_audit_slots(check->audit);
-    size_t rank;
-    for (size_t i = 0; i < MOERT_AUDIT_SITES * ranks * slots; i++) {
-        *d = (difference){(moert_audit_site)(i / slots / ranks), i / slots % ranks, i % slots};
-        if (moert_audit_compares(check->audit, d->site) && has(check, d) &&
-            hash_of(check, own, d, 0, &rank) != hash_of(check, again, d, 1, &rank))
-            return true;
-    }
-    return false;
+static moert_audit_class class_of(const moert_cross_check *check, size_t index) {
+    return moert_audit_class_of(check->audit,
+                                (moert_audit_site)(index / moert_audit_slots(check->audit)));
+}
+
+/* Whether the site has a hash in this slot of the rank, with the same bits in all places. */
+static bool compares(const moert_cross_check *check, size_t rank, size_t index) {
+    const size_t slots = moert_audit_slots(check->audit), slot = index % slots;
+    if (!moert_audit_compares(check->audit, (moert_audit_site)(index / slots)))
+        return false;
+    return class_of(check, index) != MOERT_AUDIT_EXPERTS
+               ? slot == 0
+               : moert_audit_expert(check->audit, rank, slot) != MOERT_LAYER_NO_EXPERT;
 }
 
 /* Describes a site: "its results (expert 5 of layer 3)". */
-static void describe(const moert_cross_check *check, const difference *d, char *text, size_t size) {
+static void describe(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                     size_t bytes) {
     static const char *const descriptions[] = {
 #define DESCRIPTION(NAME, name, class, description) description,
         MOERT_AUDIT_TABLE(DESCRIPTION)
 #undef DESCRIPTION
     };
-    const size_t layer = (size_t)check->layer;
-    const char *what = descriptions[d->site];
-    if (moert_audit_class_of(check->audit, d->site) == MOERT_AUDIT_EXPERTS)
-        snprintf(text, size, "%s (expert %u of layer %zu)", what,
-                 (unsigned)moert_audit_expert(check->audit, d->rank, d->slot), layer);
+    const size_t layer = (size_t)check->layer, slots = moert_audit_slots(check->audit);
+    const char *what = descriptions[index / slots];
+    if (class_of(check, index) == MOERT_AUDIT_EXPERTS)
+        snprintf(text, bytes, "%s (expert %u of layer %zu)", what,
+                 (unsigned)moert_audit_expert(check->audit, rank, index % slots), layer);
     else
-        snprintf(text, size, "%s (layer %zu)", what, layer);
+        snprintf(text, bytes, "%s (layer %zu)", what, layer);
 }
 
-/* Decides about a difference, by a third rank if there is one. */
-static moert_status decide(moert_cross_check *check, const difference *d, const uint64_t *own,
-                           const uint64_t *again) {
-    const moert_audit_class class = moert_audit_class_of(check->audit, d->site);
-    const bool third = moert_audit_peers(check->audit, class, d->rank) > 2;
-    moert_check_verdict verdict;
-    uint64_t *last = NULL, value[3] = {0};
-    size_t rank[3] = {0};
-    moert_status status = MOERT_OK;
-    value[0] = hash_of(check, own, d, 0, &rank[0]);
-    value[1] = hash_of(check, again, d, 1, &rank[1]);
-    if (third) {
-        MOERT_TRY_OR(done, moert_audit_repeat(check->audit, 2));
-        MOERT_TRY_OR(done, gather(check, true, &last));
-        value[2] = hash_of(check, last, d, 2, &rank[2]);
-    }
-    moert_check_judge(rank, value, third, &verdict);
-    describe(check, d, verdict.what, sizeof verdict.what);
-    status = moert_check_fail(check, &verdict);
-done:
-    free(last);
-    return status;
-}
-
-static moert_status check_layer(moert_cross_check *check) {
-    uint64_t *own = NULL, *again = NULL;
-    difference first;
-    moert_status status;
-    moert_phase_set(MOERT_PHASE_VERIFY);
-    MOERT_TRY_OR(done, gather(check, false, &own));
-    MOERT_TRY_OR(done, moert_audit_repeat(check->audit, 1));
-    MOERT_TRY_OR(done, gather(check, true, &again));
-    if (find(check, own, again, &first))
-        status = decide(check, &first, own, again);
-done:
-    MOERT_FREE(own, again);
-    return status;
-}
+const moert_check_site moert_check_layer = {count_hashes, own_hashes, repeat_layer,
+                                            class_of,     compares,   describe};
 
 void moert_cross_check_drop(moert_cross_check *check) {
     if (check == NULL)
@@ -216,8 +162,11 @@ void moert_cross_check_drop(moert_cross_check *check) {
 moert_status moert_cross_check_end(moert_cross_check *check) {
     if (check == NULL)
         return MOERT_OK;
-    const moert_status status =
-        check->layer != MOERT_AUDIT_NO_LAYER ? check_layer(check) : MOERT_OK;
+    moert_status status = MOERT_OK;
+    if (check->layer != MOERT_AUDIT_NO_LAYER) {
+        moert_phase_set(MOERT_PHASE_VERIFY);
+        status = moert_check_run(check, &moert_check_layer);
+    }
     moert_audit_end(check->audit);
     check->plants &= check->plant_step != check->step || check->plant.site >= MOERT_AUDIT_SITES;
     return status;

@@ -4,7 +4,6 @@
 #include "model/audit.h"
 #include "train/cross_check.h"
 
-/* Parameters whose update is checked, and their states before it. */
 /* Parameters of one tensor, as the rank that repeats their update must know them. */
 typedef struct moert_checked_part {
     uint64_t count; /* 0: this rank has none */
@@ -16,7 +15,9 @@ typedef struct moert_checked_part {
 typedef struct moert_checked_update {
     moert_checked_part part;
     size_t block, at; /* of the model; the offset in the block, in floats */
-    float *values;    /* [4, count] weight, gradient, moments */
+    float *values;    /* [4, count] weight, gradient, moments, before the update, */
+    float *again;     /* and those of the rank whose update this one repeats */
+    const moert_adamw *coefficients;
 } moert_checked_update;
 
 struct moert_cross_check {
@@ -51,6 +52,27 @@ typedef struct moert_check_verdict {
     size_t wrong[3], right[3];       /* ranks; several wrong ones: one of them is */
     size_t wrong_count, right_count; /* none is right: a rank alone differs from itself */
 } moert_check_verdict;
+
+/*
+ * What the ranks compute, and repeat for each other. A site has the same number of hashes on every
+ * rank. moert_check_run compares those of each rank with its repeater's; if some differ, a second
+ * repeater decides about the first of them.
+ */
+typedef struct moert_check_site {
+    size_t (*count)(const moert_cross_check *check);
+    /* hash[count] of this rank's own work, */
+    moert_status (*own)(moert_cross_check *check, uint64_t *hash);
+    /* and of the work of the rank `distance` before it, repeated here. Both collective. */
+    moert_status (*repeat)(moert_cross_check *check, size_t distance, uint64_t *hash);
+    /* The class of hash `index`, and so the ranks that repeat it. */
+    moert_audit_class (*class)(const moert_cross_check *check, size_t index);
+    bool (*compares)(const moert_cross_check *check, size_t rank, size_t index);
+    /* Describes what differs, on rank `rank`. */
+    void (*describe)(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                     size_t bytes);
+} moert_check_site;
+extern const moert_check_site moert_check_layer, moert_check_update;
+moert_status moert_check_run(moert_cross_check *check, const moert_check_site *site);
 
 /* Fills in who is wrong. `value` has the hash of a rank's own work, of its repeater's and, with
  * `third`, of a second repeater's; `rank` has these ranks. */

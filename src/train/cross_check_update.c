@@ -6,6 +6,7 @@
 #include "base/checksum.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "layer/ship.h"
 #include "train/cross_check_internal.h"
 
 enum { WEIGHT, GRADIENT, FIRST_MOMENT, SECOND_MOMENT, KINDS, CHANGED = KINDS - 1 };
@@ -18,6 +19,7 @@ moert_status moert_check_update_create(moert_cross_check *check) {
         MOERT_TRY(moert_buffer_create(device, bytes, &check->values[k]));
     MOERT_TRY(moert_buffer_create(device, sizeof(uint64_t), &check->key));
     MOERT_TRY(moert_alloc(&check->update.values, KINDS * MOERT_CHECKED_FLOATS, sizeof(float)));
+    MOERT_TRY(moert_alloc(&check->update.again, KINDS * MOERT_CHECKED_FLOATS, sizeof(float)));
     for (size_t b = 0; b < moert_model_block_count(model); b++)
         check->weights += moert_model_block(model, b)->count;
     MOERT_TRY(moert_alloc(&check->hash, check->weights, sizeof *check->hash));
@@ -28,7 +30,7 @@ moert_status moert_check_update_create(moert_cross_check *check) {
 void moert_check_update_destroy(moert_cross_check *check) {
     moert_buffers_destroy(check->values, KINDS);
     MOERT_DESTROY(check->digests, check->key);
-    MOERT_FREE(check->update.values, check->hash, check->hashes);
+    MOERT_FREE(check->update.values, check->update.again, check->hash, check->hashes);
 }
 
 /* ---- the update ---- */
@@ -117,18 +119,23 @@ static moert_status plant(moert_cross_check *check, unsigned site, const moert_b
 }
 
 /* The hash of what this rank's update has computed. */
-static moert_status hash_own(moert_cross_check *check, float *values, uint64_t *hash) {
+static moert_status hash_updated(moert_cross_check *check, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     MOERT_TRY(plant(check, MOERT_AUDIT_SITES, moert_model_block(check->model, u->block), u->at,
                     u->part.count));
-    MOERT_TRY(read_kinds(check, false, values));
-    *hash = hash_of(values, CHANGED * u->part.count);
+    MOERT_TRY(read_kinds(check, false, u->again));
+    *hash = hash_of(u->again, CHANGED * u->part.count);
     return MOERT_OK;
 }
 
-/* Repeats an update of parameters, in values[KINDS, count]. */
-static moert_status update_again(const moert_cross_check *check, const moert_adamw *coefficients,
-                                 const moert_checked_part *part, float *values, uint64_t *hash) {
+static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
+    return moert_comm_agree(check->world, hash_updated(check, hash));
+}
+
+/* Repeats an update of parameters, in update.again[KINDS, count]. */
+static moert_status update_again(const moert_cross_check *check, const moert_checked_part *part,
+                                 uint64_t *hash) {
+    float *values = check->update.again;
     const moert_dtype moments =
         moert_state_dtype(moert_model_describe(check->model)->memory.moments);
     const moert_elements kinds[KINDS] = {{check->values[WEIGHT], MOERT_DTYPE_F32, 0},
@@ -136,7 +143,7 @@ static moert_status update_again(const moert_cross_check *check, const moert_ada
                                          {check->values[FIRST_MOMENT], moments, 0},
                                          {check->values[SECOND_MOMENT], moments, 0}};
     const size_t count = part->count;
-    moert_adamw adamw = *coefficients;
+    moert_adamw adamw = *check->update.coefficients;
     adamw.decay *= part->decay;
     adamw.part = part->first + count;
     adamw.first = part->first;
@@ -155,29 +162,22 @@ static moert_status update_again(const moert_cross_check *check, const moert_ada
 }
 
 /* Receives the parameters of the rank whose update this one repeats, and updates them. */
-static moert_status repeat(const moert_cross_check *check, const moert_adamw *coefficients,
-                           size_t distance, float *values, uint64_t *hash) {
+static moert_status repeat_update(moert_cross_check *check, size_t distance, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     const size_t ranks = moert_comm_size(check->world), rank = moert_comm_rank(check->world);
     const size_t to = moert_audit_repeater(check->audit, MOERT_AUDIT_TOKENS, rank, distance),
                  from = moert_audit_repeated(check->audit, MOERT_AUDIT_TOKENS, rank, distance);
     moert_checked_part *parts = NULL;
-    size_t *sent = NULL, *received = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&parts, ranks);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&sent, ranks);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&received, ranks);
-    MOERT_TRY_OR(done, moert_comm_agree(check->world, status));
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(&parts, ranks)));
     MOERT_TRY_OR(done, moert_comm_allgather(check->world, &u->part, sizeof u->part, parts));
-    sent[to] = KINDS * u->part.count;
-    received[from] = KINDS * parts[from].count;
-    MOERT_TRY_OR(done, moert_comm_alltoallv(check->world, u->values, sent, values, received,
-                                            sizeof *values));
-    status = moert_comm_agree(check->world,
-                              update_again(check, coefficients, &parts[from], values, hash));
+    moert_parcel out = {to, KINDS * u->part.count, {NULL}, u->values},
+                 in = {from, KINDS * parts[from].count, {NULL}, u->again};
+    MOERT_TRY_OR(done, moert_ship(check->world, &(moert_parcels){&out, 1, 1},
+                                  &(moert_parcels){&in, 1, 1}, MOERT_OK));
+    status = moert_comm_agree(check->world, update_again(check, &parts[from], hash));
 done:
-    MOERT_FREE(parts, sent, received);
+    free(parts);
     return status;
 }
 
@@ -191,55 +191,31 @@ static const char *name_at(const moert_model *model, const moert_block *block, s
     return name;
 }
 
-/* Ends with the verdict of rank `from`, which may name a tensor that only it holds. */
-static moert_status fail(const moert_cross_check *check, moert_check_verdict *verdict, size_t from,
-                         const char *what, const char *name) {
-    snprintf(verdict->what, sizeof verdict->what, "%s %s", what, name);
-    MOERT_TRY(moert_comm_broadcast(check->world, from, verdict->what, sizeof verdict->what));
-    return moert_check_fail(check, verdict);
+static size_t one(const moert_cross_check *check) {
+    (void)check;
+    return 1;
 }
 
-static moert_status decide_update(const moert_cross_check *check, const moert_adamw *coefficients,
-                                  size_t owner, const uint64_t (*hashes)[2], float *values) {
-    const bool third = moert_audit_peers(check->audit, MOERT_AUDIT_TOKENS, owner) > 2;
+static moert_audit_class of_tokens(const moert_cross_check *check, size_t index) {
+    (void)check, (void)index;
+    return MOERT_AUDIT_TOKENS;
+}
+
+static bool always(const moert_cross_check *check, size_t rank, size_t index) {
+    (void)check, (void)rank, (void)index;
+    return true;
+}
+
+static void describe_update(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                            size_t bytes) {
     const moert_checked_update *u = &check->update;
-    moert_check_verdict verdict;
-    size_t rank[3] = {owner};
-    uint64_t value[3] = {hashes[owner][0]}, last;
-    for (size_t distance = 1; distance < 3; distance++)
-        rank[distance] = moert_audit_repeater(check->audit, MOERT_AUDIT_TOKENS, owner, distance);
-    value[1] = hashes[rank[1]][1];
-    if (third) {
-        MOERT_TRY(repeat(check, coefficients, 2, values, &last));
-        value[2] = last;
-        MOERT_TRY(moert_comm_broadcast(check->world, rank[2], &value[2], sizeof value[2]));
-    }
-    moert_check_judge(rank, value, third, &verdict);
-    return fail(check, &verdict, owner, "the update of",
-                name_at(check->model, moert_model_block(check->model, u->block), u->at));
+    (void)rank, (void)index;
+    snprintf(text, bytes, "the update of %s",
+             name_at(check->model, moert_model_block(check->model, u->block), u->at));
 }
 
-static moert_status check_update(moert_cross_check *check, const moert_adamw *coefficients) {
-    const size_t ranks = moert_comm_size(check->world);
-    float *values = NULL;
-    uint64_t own[2] = {0}, (*hashes)[2] = NULL;
-    moert_status status = moert_alloc(&values, KINDS * MOERT_CHECKED_FLOATS, sizeof *values);
-    if (status == MOERT_OK)
-        status = moert_alloc(&hashes, ranks, sizeof *hashes);
-    if (status == MOERT_OK)
-        status = hash_own(check, values, &own[0]);
-    MOERT_TRY_OR(done, moert_comm_agree(check->world, status));
-    MOERT_TRY_OR(done, repeat(check, coefficients, 1, values, &own[1]));
-    MOERT_TRY_OR(done, moert_comm_allgather(check->world, own, sizeof own, hashes));
-    for (size_t r = 0; r < ranks && status == MOERT_OK; r++) {
-        const size_t by = moert_audit_repeater(check->audit, MOERT_AUDIT_TOKENS, r, 1);
-        if (hashes[r][0] != hashes[by][1])
-            status = decide_update(check, coefficients, r, (const uint64_t(*)[2])hashes, values);
-    }
-done:
-    MOERT_FREE(values, hashes);
-    return status;
-}
+const moert_check_site moert_check_update = {one,       own_update, repeat_update,
+                                             of_tokens, always,     describe_update};
 
 /* ---- weights that several ranks hold ---- */
 
@@ -299,6 +275,14 @@ static bool find_odd(const moert_cross_check *check, const moert_mesh_place *pla
     return true;
 }
 
+/* Ends with the verdict of rank `from`, which may name a tensor that only it holds. */
+static moert_status fail(const moert_cross_check *check, moert_check_verdict *verdict, size_t from,
+                         const char *name) {
+    snprintf(verdict->what, sizeof verdict->what, "the weights of %s", name);
+    MOERT_TRY(moert_comm_broadcast(check->world, from, verdict->what, sizeof verdict->what));
+    return moert_check_fail(check, verdict);
+}
+
 static moert_status compare_weights(moert_cross_check *check, const moert_mesh_place *places) {
     const size_t ranks = moert_comm_size(check->world);
     moert_check_verdict verdict;
@@ -309,7 +293,7 @@ static moert_status compare_weights(moert_cross_check *check, const moert_mesh_p
             for (size_t r = 0; r < (block->replicated ? 1 : ranks); r++)
                 if (moert_comm_size(block->comm) > 1 &&
                     find_odd(check, places, block->replicated, index, r, &verdict))
-                    return fail(check, &verdict, r, "the weights of",
+                    return fail(check, &verdict, r,
                                 name_at(check->model, block, block->tensor[i].offset));
     }
     return MOERT_OK;
@@ -335,6 +319,7 @@ moert_status moert_cross_check_compare(moert_cross_check *check, const moert_ada
     if (check == NULL || !check->due)
         return MOERT_OK;
     moert_phase_set(MOERT_PHASE_VERIFY);
-    MOERT_TRY(check_update(check, coefficients));
+    check->update.coefficients = coefficients;
+    MOERT_TRY(moert_check_run(check, &moert_check_update));
     return check_weights(check);
 }

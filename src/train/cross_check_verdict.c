@@ -1,6 +1,8 @@
-/* What a cross-check chooses, and how it judges and names ranks whose bits differ. */
+/* The flow of a check: what it chooses, compares and judges, and how it names wrong ranks. */
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "base/memory.h"
 #include "base/rng.h"
 #include "train/cross_check_internal.h"
 
@@ -76,4 +78,85 @@ void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third
         else
             v->right[v->right_count++] = rank[i];
     }
+}
+
+/* ---- the flow ---- */
+
+enum { MOST_REPEATS = 2 };
+
+/* A site under check: [R, count] hashes of all ranks, of their own work and of each repeat. */
+typedef struct comparison {
+    moert_cross_check *check;
+    const moert_check_site *site;
+    size_t count, ranks;
+    uint64_t *table[1 + MOST_REPEATS];
+} comparison;
+
+/* Gathers table[distance]: 0, the own work; else, what ranks repeat at this distance. */
+static moert_status gather(comparison *c, size_t distance) {
+    moert_cross_check *check = c->check;
+    uint64_t *mine = NULL, **table = &c->table[distance];
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(&mine, c->count)));
+    MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(table, c->ranks * c->count)));
+    MOERT_TRY_OR(done, distance == 0 ? c->site->own(check, mine)
+                                     : c->site->repeat(check, distance, mine));
+    status = moert_comm_allgather(check->world, mine, c->count * sizeof *mine, *table);
+done:
+    free(mine);
+    return status;
+}
+
+/* The hash `index` of a rank's work, as computed at a distance, and the rank that computed it. */
+static uint64_t hash_at(const comparison *c, size_t rank, size_t index, size_t distance,
+                        size_t *by) {
+    *by = distance == 0 ? rank
+                        : moert_audit_repeater(c->check->audit, c->site->class(c->check, index),
+                                               rank, distance);
+    return c->table[distance][*by * c->count + index];
+}
+
+/* Finds the first difference, in the order in which the hashes are computed. */
+static bool find(const comparison *c, size_t *rank, size_t *index) {
+    size_t by;
+    for (*index = 0; *index < c->count; ++*index)
+        for (*rank = 0; *rank < c->ranks; ++*rank)
+            if (c->site->compares(c->check, *rank, *index) &&
+                hash_at(c, *rank, *index, 0, &by) != hash_at(c, *rank, *index, 1, &by))
+                return true;
+    return false;
+}
+
+/* Decides about a difference, by a third rank if there is one. */
+static moert_status decide(comparison *c, size_t rank, size_t index) {
+    moert_cross_check *check = c->check;
+    const moert_audit_class class = c->site->class(check, index);
+    const bool third = moert_audit_peers(check->audit, class, rank) > MOST_REPEATS;
+    moert_check_verdict verdict = {.wrong_count = 0};
+    uint64_t value[1 + MOST_REPEATS] = {0};
+    size_t by[1 + MOST_REPEATS] = {0};
+    if (third)
+        MOERT_TRY(gather(c, MOST_REPEATS));
+    for (size_t distance = 0; distance < (third ? 3 : 2); distance++)
+        value[distance] = hash_at(c, rank, index, distance, &by[distance]);
+    moert_check_judge(by, value, third, &verdict);
+    c->site->describe(check, rank, index, verdict.what, sizeof verdict.what);
+    MOERT_TRY(moert_comm_broadcast(check->world, rank, verdict.what, sizeof verdict.what));
+    return moert_check_fail(check, &verdict);
+}
+
+moert_status moert_check_run(moert_cross_check *check, const moert_check_site *site) {
+    comparison c = {.check = check,
+                    .site = site,
+                    .count = site->count(check),
+                    .ranks = moert_comm_size(check->world)};
+    size_t rank, index;
+    moert_status status;
+    MOERT_TRY_OR(done, gather(&c, 0));
+    MOERT_TRY_OR(done, gather(&c, 1));
+    if (find(&c, &rank, &index))
+        status = decide(&c, rank, index);
+done:
+    MOERT_FREE(c.table[0], c.table[1], c.table[2]);
+    return status;
 }

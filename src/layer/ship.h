@@ -1,0 +1,33 @@
+/*
+ * Ships floats from rank to rank: weights and states of experts that move (train/move.h), and the
+ * work that ranks repeat for each other (model/audit.h, train/cross_check.h).
+ */
+#pragma once
+
+#include "comm/comm.h"
+#include "device/device.h"
+
+typedef struct moert_parcel {
+    size_t peer;           /* the rank at the other end; may be this one */
+    size_t count;          /* floats */
+    moert_elements device; /* where they are; bf16 elements travel as float32 */
+    float *host;           /* the same in host memory, if device.buffer is NULL */
+} moert_parcel;
+
+typedef struct moert_parcels {
+    moert_parcel *list;
+    size_t count, room;
+} moert_parcels;
+
+/* Appends a parcel of device memory. */
+moert_status moert_parcels_add(moert_parcels *parcels, size_t peer, size_t count,
+                               moert_elements device);
+
+/*
+ * Sends `out` and receives `in`. Any two ranks have the same counts, in the same order, for the
+ * parcels between them. All of `out` is read before any of `in` is written. `status` is this rank's
+ * status so far. Collective; all ranks return the same status. Errors: ERROR_MEMORY, ERROR_DEVICE,
+ * ERROR_COMM.
+ */
+moert_status moert_ship(moert_comm *comm, const moert_parcels *out, const moert_parcels *in,
+                        moert_status status);
