@@ -42,9 +42,9 @@ bool moert_epilogue_is_empty(const moert_epilogue *e) {
 }
 
 bool moert_gemm_is_plain(const moert_gemm *gemm) {
-    return moert_epilogue_is_empty(&gemm->epilogue) &&
-           gemm->epilogue.bias_type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
-           gemm->x_gather == NULL && gemm->y_gather == NULL && !gemm->discrete &&
+    return moert_epilogue_is_empty(&gemm->more->epilogue) &&
+           gemm->more->epilogue.bias_type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
+           gemm->more->x_gather == NULL && gemm->more->y_gather == NULL && !gemm->more->discrete &&
            gemm->gated != MOERT_GATED_BACKWARD;
 }
 

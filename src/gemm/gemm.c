@@ -68,9 +68,12 @@ static moert_status check_part(const moert_gemm *gemm) {
     return MOERT_OK;
 }
 
+const moert_gemm_more moert_gemm_plain = {.row_multiple = 0};
+
 /* The GEMM with default strides, the part and the GLU's sizes filled in. */
 static moert_gemm completed(const moert_gemm *gemm) {
     moert_gemm full = *gemm;
+    full.more = gemm->more != NULL ? gemm->more : &moert_gemm_plain;
     full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
     full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
     full.part = moert_part_of(gemm);
@@ -81,7 +84,8 @@ static moert_gemm completed(const moert_gemm *gemm) {
         full.scatter = (moert_scatter){NULL, 0};
     }
     if (!gemm->gated) {
-        const bool scales_rows = gemm->epilogue.bias_scale != NULL || gemm->epilogue.prob != NULL;
+        const moert_epilogue *e = &full.more->epilogue;
+        const bool scales_rows = e->bias_scale != NULL || e->prob != NULL;
         full.glu = (moert_glu){.prob_stride = scales_rows ? 1 : 0};
         return full;
     }
@@ -119,7 +123,7 @@ static moert_status check_buffers(const moert_gemm *full) {
 }
 
 static moert_status check_epilogue(const moert_gemm *full) {
-    const moert_epilogue *e = &full->epilogue;
+    const moert_epilogue *e = &full->more->epilogue;
     const size_t m = full->groups.rows, g = full->groups.count;
     const struct {
         const char *name;

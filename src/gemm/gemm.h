@@ -150,19 +150,38 @@ typedef struct moert_epilogue {
 /* A backend's memory for GEMMs with conversions. */
 typedef struct moert_workspace moert_workspace;
 
+/* What only op objects (moert/ops.h) need of a GEMM; src/op alone fills it in. */
+typedef struct moert_gemm_more {
+    moert_epilogue epilogue;
+    moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
+    bool discrete;
+    /* uint32 [M]: row r is row gather[r] of the matrix or, for an x that is read, row gather[r] /
+     * divisor. NULL: rows are in order. */
+    const moert_buffer *x_gather, *y_gather;
+    size_t divisor;
+    /* Quantized operands that the backend takes as payload and scales. The backend stores decoded
+     * values in the operand's buffer, unless that is NULL. weight_quantized has one element or,
+     * with `discrete`, [G]. */
+    const moert_quantized *x_quantized, *weight_quantized, *y_quantized;
+    bool wide_x, wide_weight, wide_y; /* this operand is float32, not `type` */
+    size_t row_multiple;              /* each group's rows are a multiple of this; 0 = 1 */
+    moert_workspace *workspace;
+} moert_gemm_more;
+extern const moert_gemm_more moert_gemm_plain; /* nothing of it */
+
 /*
  * Types: operands x and y are of `type`, float32 or bf16. The result (forward y, dgrad x, wgrad
  * weight; bias_grad bias) is float32; it may be bf16 where moert_gemm_rounds says so. A weight that
  * is an operand is always float32 [G,N,K]; prepacking or the kernel rounds it to bf16 as needed.
  * Products of two bf16 values are exact in float32. So a chain of fma has the same bits for bf16
  * operands and for the same values in float32, except that values below 2^-126 may be flushed to 0.
- * With a workspace, any types, row orders and epilogues are legal, as in the op objects, and a
- * weight is of `type`.
+ * With `more`, any types, row orders and epilogues are legal, as in the op objects, and a weight is
+ * of `type`.
  *
  * With `gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of `glu`. In
  * forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the bits of
  * moert_glu_forward. If v is kept in bf16, moert_glu_backward differentiates at the rounded v.
- * Without a workspace rows are dense; h and v may be bf16 only if the operands are, and v only if
+ * Without `more` rows are dense; h and v may be bf16 only if the operands are, and v only if
  * moert_gemm_rounds accepts I columns. Rows of y past the last end are not touched; those of h may
  * get any values.
  */
@@ -196,20 +215,7 @@ typedef struct moert_gemm {
     moert_glu glu;
     bool drop_v; /* forward, gated: v is not needed; its contents are unspecified afterwards, and
                     the GEMM leaves most of it unwritten */
-    moert_epilogue epilogue;
-    moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
-    bool discrete;
-    /* uint32 [M]: row r is row gather[r] of the matrix or, for an x that is read, row gather[r] /
-     * divisor. NULL: rows are in order. */
-    const moert_buffer *x_gather, *y_gather;
-    size_t divisor;
-    /* Quantized operands that the backend takes as payload and scales. The backend stores decoded
-     * values in the operand's buffer, unless that is NULL. weight_quantized has one element or,
-     * with `discrete`, [G]. */
-    const moert_quantized *x_quantized, *weight_quantized, *y_quantized;
-    bool wide_x, wide_weight, wide_y; /* with a workspace: this operand is float32, not `type` */
-    size_t row_multiple;              /* each group's rows are a multiple of this; 0 = 1 */
-    moert_workspace *workspace;
+    const moert_gemm_more *more; /* what only op objects need; NULL: none of it */
 } moert_gemm;
 
 /*

@@ -138,7 +138,8 @@ static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers 
                             .amax = b->amax};
 }
 
-moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
+moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
+                          moert_gemm_more *more) {
     static const moert_gemm_kind kinds[] = {[MOERT_OP_GEMM_FORWARD] = MOERT_GEMM_FORWARD,
                                             [MOERT_OP_GEMM_DGRAD] = MOERT_GEMM_DGRAD,
                                             [MOERT_OP_GEMM_WGRAD] = MOERT_GEMM_WGRAD,
@@ -153,6 +154,22 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
     lowered weight = {.type = o->weight.type};
     if (!wgrad)
         weight = lower_operand(op, &o->weight, MOERT_OP_BUFFER_weight, o->k);
+    *more = (moert_gemm_more){
+        .epilogue = lower_epilogue(op, b),
+        .weights = op->discrete_values != NULL ? op->discrete_values : b->weights,
+        .discrete = o->weight.discrete,
+        .x_gather = op->x.gathered ? b->gather : NULL,
+        .y_gather = op->y.gathered ? b->gather : NULL,
+        .divisor = op->x.divisor,
+        .x_quantized = x.quantized,
+        .weight_quantized = weight.quantized,
+        .y_quantized = y.quantized,
+        .wide_x = x.wide,
+        .wide_weight = weight.wide,
+        .wide_y = y.wide,
+        .row_multiple = o->row_multiple,
+        .workspace = (moert_workspace *)&op->work,
+    };
     return (moert_gemm){
         .kind = kinds[o->kind],
         .groups = {b->ends, o->groups, o->rows},
@@ -168,25 +185,12 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
         .y = glu ? b->c : gemm_buffer(op, b, MOERT_OP_BUFFER_y),
         .ldy = glu ? (size_t)o->c.stride : y.stride,
         .weight = gemm_buffer(op, b, MOERT_OP_BUFFER_weight),
-        .weights = op->discrete_values != NULL ? op->discrete_values : b->weights,
-        .discrete = o->weight.discrete,
         .bias = b->bias,
         .gated = glu                        ? MOERT_GATED
                  : o->kind == MOERT_OP_DGLU ? MOERT_GATED_BACKWARD
                                             : MOERT_UNGATED,
         .glu = lower_glu(op, b),
-        .epilogue = lower_epilogue(op, b),
-        .x_gather = op->x.gathered ? b->gather : NULL,
-        .y_gather = op->y.gathered ? b->gather : NULL,
-        .divisor = op->x.divisor,
-        .x_quantized = x.quantized,
-        .weight_quantized = weight.quantized,
-        .y_quantized = y.quantized,
-        .wide_x = x.wide,
-        .wide_weight = weight.wide,
-        .wide_y = y.wide,
-        .row_multiple = o->row_multiple,
-        .workspace = (moert_workspace *)&op->work,
+        .more = more,
     };
 }
 
@@ -200,7 +204,8 @@ bool moert_op_has_fp8_operands(const moert_op *op) {
 }
 
 static const char *refusal(const moert_op *op) {
-    const moert_gemm gemm = moert_op_lower(op, NULL);
+    moert_gemm_more more;
+    const moert_gemm gemm = moert_op_lower(op, NULL, &more);
     /* cppcheck-suppress returnDanglingLifetime ; the text is static */
     return op->backend->supports(op->device, &gemm);
 }

@@ -79,7 +79,8 @@ static moert_status make_workspace(moert_op *op, moert_workspace_from from,
                                    const moert_buffer *arena) {
     op->work = (moert_workspace){.from = from, .arena = arena};
     MOERT_TRY(moert_op_make_conversions(op));
-    const moert_gemm gemm = moert_op_lower(op, NULL);
+    moert_gemm_more more;
+    const moert_gemm gemm = moert_op_lower(op, NULL, &more);
     return op->backend->reserve(op->device, &gemm, &op->work);
 }
 
@@ -159,7 +160,8 @@ moert_status moert_op_execute(moert_op *op, const moert_op_buffers *given) {
         return MOERT_OK;
     MOERT_TRY(bind_workspace(op, buffers->workspace));
     MOERT_TRY(moert_op_load_operands(op, buffers));
-    const moert_gemm gemm = moert_op_lower(op, buffers);
+    moert_gemm_more more;
+    const moert_gemm gemm = moert_op_lower(op, buffers, &more);
     MOERT_TRY(op->backend->run(&gemm));
     return moert_op_store_results(op, buffers);
 }

@@ -101,7 +101,8 @@ const char *moert_op_plan(moert_op *op);
 bool moert_op_has_fp8_operands(const moert_op *op);
 /* The GEMM of an op, with converted operands where needed. With `buffers` NULL the GEMM is only for
  * supports and reserve, which only test buffers for NULL. */
-moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers);
+moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
+                          moert_gemm_more *more);
 
 /* The type of a quantized operand's dequantized values, or of a result's before quantizing. */
 moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q);

@@ -54,16 +54,16 @@ static bool is_stored_for_wgrad(const moert_nvidia_operand *o) {
 }
 
 static bool is_transposed(const moert_gemm *gemm) {
-    return gemm->weight_quantized != NULL && gemm->weight_quantized->transposed;
+    return gemm->more->weight_quantized != NULL && gemm->more->weight_quantized->transposed;
 }
 
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
     const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
                                b = moert_nvidia_second_operand(gemm);
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const bool plain = e->beta == NULL && !e->add && !gemm->accumulate && gemm->bias == NULL &&
                        e->row_weight == NULL && e->prob == NULL && e->amax == NULL &&
-                       gemm->x_gather == NULL && gemm->y_gather == NULL;
+                       gemm->more->x_gather == NULL && gemm->more->y_gather == NULL;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, block = is_block(&a);
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const size_t lengths = n | k | a.stride | (wgrad ? rows : 0);
@@ -77,13 +77,13 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
          "rows of fp8-block in blocks along rows, by weights in tiles"},
         {gemm->result == MOERT_DTYPE_BF16 || gemm->result == MOERT_DTYPE_F32,
          "bf16 or f32 results of FP8 operands"},
-        {!gemm->discrete, "stacked weights"},
+        {!gemm->more->discrete, "stacked weights"},
         {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
          "weights as they are, not transposed, in an FP8 gemm_forward"},
         {plain, "FP8 GEMMs without beta, bias, row_weight, prob, permutation and amax"},
         {lengths % 16 == 0 && moert_nvidia_result_operand(gemm).stride % 8 == 0,
          "FP8 operands with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
-        {!wgrad || (gemm->row_multiple > 0 && gemm->row_multiple % 16 == 0),
+        {!wgrad || (gemm->more->row_multiple > 0 && gemm->more->row_multiple % 16 == 0),
          "an FP8 gemm_wgrad with the promise of a row_multiple of 16"},
         {gemm->groups.count <= MOST_GROUPS, "at most 448 groups"},
         {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * BLOCK,
@@ -124,7 +124,8 @@ static moert_fp8_args strides_of(const moert_gemm *gemm) {
     if (gemm->kind == MOERT_GEMM_DGRAD)
         return is_transposed(gemm) ? with_strides(down, down * across, 1, down)
                                    : with_strides(down, down * across, across, 1);
-    const size_t room = gemm->x_quantized->blocks; /* x and y have room for equally many blocks */
+    const size_t room =
+        gemm->more->x_quantized->blocks; /* x and y have room for equally many blocks */
     return with_strides(room, 0, 1, room);
 }
 
@@ -174,5 +175,5 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
                      MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(a.quantized != NULL ? a.quantized->scale : NULL),
                      MOERT_ARG(b.quantized != NULL ? b.quantized->scale : NULL),
-                     MOERT_ARG(gemm->epilogue.alpha), MOERT_STRUCT(args));
+                     MOERT_ARG(gemm->more->epilogue.alpha), MOERT_STRUCT(args));
 }

@@ -94,18 +94,18 @@ static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *oper
     if (operand->transposed || (operand->axis == MOERT_AXIS_COLUMN) != down)
         return false;
     /* with row_multiple, groups that break the promise would have blocks without room */
-    return !down                               ? columns % (4 * block) == 0
-           : operand == gemm->weight_quantized ? gemm->n % block == 0
-                                               : gemm->row_multiple <= 1;
+    return !down                                     ? columns % (4 * block) == 0
+           : operand == gemm->more->weight_quantized ? gemm->n % block == 0
+                                                     : gemm->more->row_multiple <= 1;
 }
 
 static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
     return !moert_nvidia_is_quantized(gemm) ||
            (moert_nvidia_uses_wgmma(device) &&
-            is_decoded_ahead(gemm, gemm->x_quantized, gemm->k, wgrad) &&
-            is_decoded_ahead(gemm, gemm->y_quantized, gemm->n, wgrad) &&
-            is_decoded_ahead(gemm, gemm->weight_quantized, gemm->k, dgrad));
+            is_decoded_ahead(gemm, gemm->more->x_quantized, gemm->k, wgrad) &&
+            is_decoded_ahead(gemm, gemm->more->y_quantized, gemm->n, wgrad) &&
+            is_decoded_ahead(gemm, gemm->more->weight_quantized, gemm->k, dgrad));
 }
 
 static bool is_block(const moert_quantized *operand) {
@@ -124,33 +124,34 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     if (moert_nvidia_is_fp8(gemm))
         return moert_nvidia_fp8_refusal(device, gemm);
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, ungated = !gemm->gated;
-    const bool wide = (gemm->wide_x && gemm->kind != MOERT_GEMM_DGRAD) ||
-                      (gemm->wide_y && gemm->kind != MOERT_GEMM_FORWARD) ||
-                      (gemm->wide_weight && !wgrad);
-    const moert_epilogue *e = &gemm->epilogue;
+    const bool wide = (gemm->more->wide_x && gemm->kind != MOERT_GEMM_DGRAD) ||
+                      (gemm->more->wide_y && gemm->kind != MOERT_GEMM_FORWARD) ||
+                      (gemm->more->wide_weight && !wgrad);
+    const moert_epilogue *e = &gemm->more->epilogue;
     const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column |
                            (gemm->gated ? gemm->glu.ldh : 0);
     const moert_nvidia_condition conditions[] = {
         {gemm->kind != MOERT_GEMM_BIAS_GRAD && gemm->gated != MOERT_GATED_BACKWARD,
          "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
-        {!is_block(gemm->x_quantized) && !is_block(gemm->y_quantized) &&
-             !is_block(gemm->weight_quantized),
+        {!is_block(gemm->more->x_quantized) && !is_block(gemm->more->y_quantized) &&
+             !is_block(gemm->more->weight_quantized),
          "fp8-block in both operands"},
         {!wide && (gemm->type == MOERT_DTYPE_BF16 || gemm->type == MOERT_DTYPE_F16),
          "bf16 or f16 operands, bf16 with a quantized one"},
         {is_result(gemm->gated ? gemm->glu.type : gemm->result), "results in f32, bf16 or f16"},
         {ungated || gemm->y == NULL || is_result(gemm->result), "c in f32, bf16 or f16"},
-        {!gemm->discrete, "stacked weights"},
-        {gemm->x_gather == NULL && gemm->y_gather == NULL, "no permutation"},
+        {!gemm->more->discrete, "stacked weights"},
+        {gemm->more->x_gather == NULL && gemm->more->y_gather == NULL, "no permutation"},
         {e->row_weight == NULL && (e->bias_scale == NULL || e->prob == NULL),
          "no row_weight, and only one of bias_scale and prob"},
         {lengths % GRAIN == 0, "n, k and strides that are multiples of 8"},
         {ungated || gemm->n % (2 * GRAIN) == 0, "n of a glu that is a multiple of 16"},
         {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
-        {gemm->groups.rows > 0 || (gemm->workspace != NULL && gemm->epilogue.beta == NULL),
+        {gemm->groups.rows > 0 ||
+             (gemm->more->workspace != NULL && gemm->more->epilogue.beta == NULL),
          "at least one row with beta"},
-        {wgrad || gemm->workspace != NULL || gemm->prepacked != NULL, "prepacked weights"},
+        {wgrad || gemm->more->workspace != NULL || gemm->prepacked != NULL, "prepacked weights"},
         {gemm->result == MOERT_DTYPE_F32 || !gemm->accumulate, "f32 results to add to"},
         {gemm->scatter.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y_column == 0 &&
                                      ungated && gemm->result == MOERT_DTYPE_BF16),
@@ -191,14 +192,16 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
 }
 
 static moert_status run(const moert_gemm *gemm) {
-    const state none = {0}, *own = gemm->workspace != NULL ? gemm->workspace->state : &none;
+    const state none = {0},
+                *own = gemm->more->workspace != NULL ? gemm->more->workspace->state : &none;
     if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
         return moert_nvidia_split(gemm);
     if (gemm->groups.rows == 0) /* a wgrad keeps its result (beta = 1) or clears it (beta = 0) */
-        return gemm->epilogue.add ? MOERT_OK
-                                  : moert_buffer_clear(gemm->weight, 0,
-                                                       gemm->groups.count * gemm->n * gemm->k *
-                                                           moert_dtype_bits(gemm->result) / 8);
+        return gemm->more->epilogue.add
+                   ? MOERT_OK
+                   : moert_buffer_clear(gemm->weight, 0,
+                                        gemm->groups.count * gemm->n * gemm->k *
+                                            moert_dtype_bits(gemm->result) / 8);
     return moert_nvidia_is_fp8(gemm) ? moert_nvidia_fp8(gemm, own->transposed)
                                      : moert_nvidia_run(gemm, own->counts);
 }

@@ -58,12 +58,13 @@ moert_nvidia_operand moert_nvidia_operand_of(const moert_gemm *gemm,
     const bool prepacked = gemm->prepacked != NULL && gemm->kind != MOERT_GEMM_WGRAD;
     moert_buffer *weight = prepacked ? gemm->prepacked->panels : gemm->weight;
     return name == MOERT_NVIDIA_OPERAND_X
-               ? (moert_nvidia_operand){gemm->x, gemm->ldx, 0, gemm->x_quantized, gemm->wide_x}
+               ? (moert_nvidia_operand){gemm->x, gemm->ldx, 0, gemm->more->x_quantized,
+                                        gemm->more->wide_x}
            : name == MOERT_NVIDIA_OPERAND_Y
-               ? (moert_nvidia_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->y_quantized,
-                                        gemm->wide_y}
-               : (moert_nvidia_operand){weight, gemm->k, 0, gemm->weight_quantized,
-                                        gemm->wide_weight};
+               ? (moert_nvidia_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->more->y_quantized,
+                                        gemm->more->wide_y}
+               : (moert_nvidia_operand){weight, gemm->k, 0, gemm->more->weight_quantized,
+                                        gemm->more->wide_weight};
 }
 
 moert_nvidia_operand moert_nvidia_first_operand(const moert_gemm *gemm) {
@@ -108,12 +109,12 @@ static moert_status make_map(const moert_gemm *gemm, moert_nvidia_operand_name w
 }
 
 static bool adds(const moert_gemm *gemm) {
-    return gemm->accumulate || gemm->epilogue.add;
+    return gemm->accumulate || gemm->more->epilogue.add;
 }
 
 /* FACTOR of kernels/gemm/nvidia/epilogue.h: a scale per row. */
 static const moert_buffer *row_scale(const moert_gemm *gemm) {
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_epilogue *e = &gemm->more->epilogue;
     return gemm->gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
 }
 
@@ -152,7 +153,7 @@ static int format_of(const moert_nvidia_operand *o) {
 static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char spec[SPEC_BYTES]) {
     const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
                                b = moert_nvidia_second_operand(gemm);
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const moert_glu *glu = &gemm->glu;
     const int run = gemm->gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
     const int used =
@@ -192,7 +193,7 @@ static void add_arguments(call *to, const moert_argument *arguments, size_t coun
 
 /* Completes `args` and adds the arguments after the operands. `args` must live until the launch. */
 static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call *to) {
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const moert_glu *glu = &gemm->glu;
     const moert_nvidia_operand result = moert_nvidia_result_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
@@ -240,7 +241,7 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     call to = {.count = 0};
     MOERT_TRY(make_map(gemm, how->a, how->box_a, &map_a));
     MOERT_TRY(make_map(gemm, how->b, gemm->gated ? BOX_GATES : how->box_b, &map_b));
-    if (adds(gemm) || gemm->epilogue.beta != NULL)
+    if (adds(gemm) || gemm->more->epilogue.beta != NULL)
         MOERT_TRY(make_old_map(gemm, &result, &old));
     ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
     add_rest(gemm, &args, &to);

@@ -36,7 +36,8 @@ moert_nvidia_operand moert_nvidia_result_operand(const moert_gemm *gemm);
 
 /* Whether any operand of the GEMM is quantized. */
 static inline bool moert_nvidia_is_quantized(const moert_gemm *gemm) {
-    return gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL;
+    return gemm->more->x_quantized != NULL || gemm->more->y_quantized != NULL ||
+           gemm->more->weight_quantized != NULL;
 }
 
 /* Whether the GEMM computes only some of the groups. */

@@ -168,7 +168,7 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
 
 /* Forward and dgrad in either form, by any kind of weight. */
 static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward) {
-    const moert_quantized *quantized = gemm->weight_quantized;
+    const moert_quantized *quantized = gemm->more->weight_quantized;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     char spec[MOERT_SPEC_BYTES];
     if (has_gpu_form(device))

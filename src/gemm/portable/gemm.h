@@ -12,8 +12,8 @@
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"
 
-/* Forward and dgrad use gemm->weight_quantized unless it is NULL. In the GPU form it must be NULL:
- * the caller dequantizes weights. */
+/* Forward and dgrad use gemm->more->weight_quantized unless it is NULL. In the GPU form it must be
+ * NULL: the caller dequantizes weights. */
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);

@@ -32,19 +32,20 @@ typedef struct rows {
 } rows;
 
 static rows x_of(const moert_gemm *gemm) {
-    const moert_dtype operand = gemm->wide_x ? MOERT_DTYPE_F32 : gemm->type;
+    const moert_dtype operand = gemm->more->wide_x ? MOERT_DTYPE_F32 : gemm->type;
     return (rows){gemm->x,
                   reads_x(gemm) ? operand : gemm->result,
                   gemm->k,
                   gemm->ldx,
-                  reads_x(gemm) && gemm->x_gather != NULL ? gemm->divisor : 1,
-                  gemm->x_gather};
+                  reads_x(gemm) && gemm->more->x_gather != NULL ? gemm->more->divisor : 1,
+                  gemm->more->x_gather};
 }
 
 static rows y_of(const moert_gemm *gemm) {
-    const moert_dtype operand = gemm->wide_y ? MOERT_DTYPE_F32 : gemm->type;
-    return (rows){gemm->y,       reads_y(gemm) ? operand : gemm->result, gemm->n, gemm->ldy, 1,
-                  gemm->y_gather};
+    const moert_dtype operand = gemm->more->wide_y ? MOERT_DTYPE_F32 : gemm->type;
+    return (rows){gemm->y, reads_y(gemm) ? operand : gemm->result,
+                  gemm->n, gemm->ldy,
+                  1,       gemm->more->y_gather};
 }
 
 static rows result_of(const moert_gemm *gemm) {
@@ -53,7 +54,7 @@ static rows result_of(const moert_gemm *gemm) {
 
 static moert_dtype weight_type(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result
-           : gemm->wide_weight            ? MOERT_DTYPE_F32
+           : gemm->more->wide_weight      ? MOERT_DTYPE_F32
                                           : gemm->type;
 }
 
@@ -63,7 +64,7 @@ static bool is_plain(const rows *r) {
 
 /* Whether the kernels can write the caller's result, without an epilogue. */
 static bool is_direct(const moert_gemm *gemm) {
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const rows result = result_of(gemm);
     if (!moert_epilogue_is_empty(e) || gemm->gated ||
         (gemm->bias != NULL && e->bias_type != MOERT_DTYPE_F32))
@@ -93,9 +94,9 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
     MOERT_TRY(MOERT_NEW(&work));
     workspace->state = work;
     work->direct = direct;
-    work->batch = converts         ? moert_max(moert_min(fitting, groups), 1)
-                  : gemm->discrete ? 1
-                                   : moert_max(groups, 1);
+    work->batch = converts               ? moert_max(moert_min(fitting, groups), 1)
+                  : gemm->more->discrete ? 1
+                                         : moert_max(groups, 1);
     const struct {
         bool wanted;
         size_t floats;
@@ -106,7 +107,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
         {converts, work->batch * weight, &work->weight},
         {!direct && !wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &work->acc},
         {gemm->glu.dbias != NULL, m * 2 * gemm->glu.width, &work->wide},
-        {gemm->epilogue.amax != NULL, m * (gemm->gated == MOERT_GATED_BACKWARD ? 2 : 1),
+        {gemm->more->epilogue.amax != NULL, m * (gemm->gated == MOERT_GATED_BACKWARD ? 2 : 1),
          &work->peak},
     };
     for (size_t i = 0; i < MOERT_COUNT(parts); i++)
@@ -148,18 +149,18 @@ static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_bu
 
 /* Raises amax, unless it is NULL, to the peaks of the rows; each row has `sets` peaks. */
 static moert_status raise_amax(const moert_gemm *gemm, unsigned sets) {
-    const moert_general *work = gemm->workspace->state;
-    if (gemm->epilogue.amax == NULL)
+    const moert_general *work = gemm->more->workspace->state;
+    if (gemm->more->epilogue.amax == NULL)
         return MOERT_OK;
     return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/rows", "op_amax",
                      ((moert_grid){gemm->groups.count, sets, 1}), MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(work->peak),
-                     MOERT_ARG(gemm->epilogue.amax), MOERT_ARG(sets));
+                     MOERT_ARG(gemm->more->epilogue.amax), MOERT_ARG(sets));
 }
 
 static moert_status store_rows(const moert_gemm *gemm) {
-    const moert_general *work = gemm->workspace->state;
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_general *work = gemm->more->workspace->state;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const rows to = result_of(gemm);
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t split = row_split(device, to.width);
@@ -186,8 +187,8 @@ typedef struct weights {
 
 /* Converts weights to the workspace (`load`), or from there to the caller's buffer. */
 static moert_status move(const moert_gemm *gemm, weights w, bool load) {
-    const moert_general *work = gemm->workspace->state;
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_general *work = gemm->more->workspace->state;
+    const moert_epilogue *e = &gemm->more->epilogue;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t elements = gemm->n * gemm->k;
     const char *program = MOERT_PROGRAM(device, "op/rows", elements);
@@ -206,10 +207,10 @@ static moert_status move(const moert_gemm *gemm, weights w, bool load) {
 
 /* Moves the weights of a batch; discrete weights need a launch each. */
 static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t count, bool load) {
-    if (!gemm->discrete)
+    if (!gemm->more->discrete)
         return move(gemm, (weights){start, count, 0, start, gemm->weight}, load);
     for (size_t i = 0; i < count; i++)
-        MOERT_TRY(move(gemm, (weights){start + i, 1, i, 0, gemm->weights[start + i]}, load));
+        MOERT_TRY(move(gemm, (weights){start + i, 1, i, 0, gemm->more->weights[start + i]}, load));
     return MOERT_OK;
 }
 
@@ -217,8 +218,8 @@ static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t co
 
 /* Computes v, h and the rows' peaks from `acc`. */
 static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
-    const moert_general *work = gemm->workspace->state;
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_general *work = gemm->more->workspace->state;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const moert_glu *u = &gemm->glu;
     const size_t split = row_split(device, gemm->n);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
@@ -237,23 +238,23 @@ static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
 }
 
 static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
-    const moert_general *work = gemm->workspace->state;
+    const moert_general *work = gemm->more->workspace->state;
     const size_t columns = 2 * gemm->glu.width;
     const moert_grid grid = {moert_ceil_div(columns, moert_by_form(device, 16, 128)),
                              gemm->groups.count, 1};
     if (gemm->glu.dbias == NULL)
         return MOERT_OK;
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide),
-                     MOERT_ARG(gemm->glu.dbias),
-                     MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
-                                .type = (int)gemm->epilogue.bias_type, .columns = (int)columns));
+    return MOERT_RUN(
+        device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
+        MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide), MOERT_ARG(gemm->glu.dbias),
+        MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
+                   .type = (int)gemm->more->epilogue.bias_type, .columns = (int)columns));
 }
 
 /* Computes dv, dprob, dbias and the rows' peaks from `acc`. */
 static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
-    const moert_general *work = gemm->workspace->state;
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_general *work = gemm->more->workspace->state;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const moert_glu *u = &gemm->glu;
     const size_t split = row_split(device, 2 * u->width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
@@ -274,28 +275,31 @@ static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
 /* ---- the GEMM ---- */
 
 /* Computes inner->groups.count groups from `start` on. */
-static moert_status multiply_batch(const moert_gemm *gemm, moert_gemm *inner, size_t start) {
-    const moert_general *work = gemm->workspace->state;
+static moert_status multiply_batch(const moert_gemm *gemm, const moert_gemm *inner, size_t start) {
+    moert_gemm_more more = {.row_multiple = 0};
+    moert_gemm batch = *inner;
+    const moert_general *work = gemm->more->workspace->state;
     const size_t count = inner->groups.count;
-    const bool discrete = gemm->discrete, converts = work->weight != NULL;
-    if (gemm->weight_quantized != NULL)
-        inner->weight_quantized = &gemm->weight_quantized[discrete ? start : 0];
-    inner->weight = converts                          ? work->weight
-                    : inner->weight_quantized != NULL ? NULL
-                    : discrete                        ? gemm->weights[start]
-                                                      : gemm->weight;
+    const bool discrete = gemm->more->discrete, converts = work->weight != NULL;
+    if (gemm->more->weight_quantized != NULL)
+        more.weight_quantized = &gemm->more->weight_quantized[discrete ? start : 0];
+    batch.more = &more;
+    batch.weight = converts                        ? work->weight
+                   : more.weight_quantized != NULL ? NULL
+                   : discrete                      ? gemm->more->weights[start]
+                                                   : gemm->weight;
     if (gemm->kind == MOERT_GEMM_WGRAD) {
-        MOERT_TRY(moert_portable_wgrad_from(inner, start));
+        MOERT_TRY(moert_portable_wgrad_from(&batch, start));
         return converts ? move_weights(gemm, start, count, false) : MOERT_OK;
     }
     if (converts)
         MOERT_TRY(move_weights(gemm, start, count, true));
-    return reads_y(gemm) ? moert_portable_dgrad_from(inner, start)
-                         : moert_portable_forward_from(inner, start);
+    return reads_y(gemm) ? moert_portable_dgrad_from(&batch, start)
+                         : moert_portable_forward_from(&batch, start);
 }
 
 moert_status moert_portable_general(const moert_gemm *gemm) {
-    const moert_general *work = gemm->workspace->state;
+    const moert_general *work = gemm->more->workspace->state;
     const rows x = x_of(gemm), y = y_of(gemm);
     moert_gemm inner = {.groups = gemm->groups, .n = gemm->n, .k = gemm->k};
     inner.bias = work->direct ? gemm->bias : NULL;

@@ -86,10 +86,10 @@ static void load_operands(const moert_host_gemm *host) {
     const moert_gemm *gemm = host->gemm;
     const moert_dtype f32 = MOERT_DTYPE_F32;
     const bool gathers = host->x_gather != NULL;
-    const rows x = {host->x, gemm->wide_x ? f32 : gemm->type, gemm->k,       gemm->ldx,
-                    0,       gathers ? gemm->divisor : 1,     host->x_gather};
+    const rows x = {host->x, gemm->more->wide_x ? f32 : gemm->type, gemm->k,       gemm->ldx,
+                    0,       gathers ? gemm->more->divisor : 1,     host->x_gather};
     const rows y = {
-        host->y,       gemm->wide_y ? f32 : gemm->type, gemm->n, gemm->ldy, gemm->y_column, 1,
+        host->y,       gemm->more->wide_y ? f32 : gemm->type, gemm->n, gemm->ldy, gemm->y_column, 1,
         host->y_gather};
     if (reads_x(gemm))
         load_rows(host, &x, host->arrays->x);
@@ -102,16 +102,16 @@ static void load_operands(const moert_host_gemm *host) {
  * float32, and this function rounds it to the operands' type. */
 static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
-    const bool typed = gemm->workspace != NULL && !gemm->wide_weight;
+    const bool typed = gemm->more->workspace != NULL && !gemm->more->wide_weight;
     const moert_dtype stored = typed ? gemm->type : MOERT_DTYPE_F32;
-    const moert_dtype rounded = gemm->workspace != NULL ? MOERT_DTYPE_F32 : gemm->type;
+    const moert_dtype rounded = gemm->more->workspace != NULL ? MOERT_DTYPE_F32 : gemm->type;
     for (size_t i = 0; i < gemm->n * gemm->k; i++)
         host->arrays->weight[i] =
             moert_host_round(rounded, moert_host_load(weight, stored, base + i));
 }
 
 static float beta_of(const moert_host_gemm *host, size_t g) {
-    return host->beta != NULL ? host->beta[g] : host->gemm->epilogue.add ? 1.0f : 0.0f;
+    return host->beta != NULL ? host->beta[g] : host->gemm->more->epilogue.add ? 1.0f : 0.0f;
 }
 
 /* The epilogue: acc * alpha, plus the bias or times prob, plus beta times the old value. */
@@ -154,7 +154,7 @@ static void add_product(chain *c, float a, float b) {
 static chain begin_chain(const moert_gemm *gemm, float start) {
     const moert_device *device = moert_buffer_device(gemm->groups.ends);
     const bool tiled =
-        gemm->workspace == NULL && moert_dot_of(device, gemm->type) == MOERT_DOT_TILE;
+        gemm->more->workspace == NULL && moert_dot_of(device, gemm->type) == MOERT_DOT_TILE;
     return (chain){.tiled = tiled, .sum = start};
 }
 
@@ -197,7 +197,7 @@ static void store_row(const moert_host_gemm *host, size_t g, size_t r) {
         const size_t at = result_at(gemm, slot, j);
         float bias = 0.0f;
         if (forward && host->bias != NULL)
-            bias = moert_host_load(host->bias, gemm->epilogue.bias_type,
+            bias = moert_host_load(host->bias, gemm->more->epilogue.bias_type,
                                    (gemm->shared_weight ? 0 : g) * gemm->n + j) *
                    (host->bias_scale != NULL ? host->bias_scale[r] : 1.0f);
         float v = finish(
@@ -254,7 +254,7 @@ static void run_rows(const moert_host_gemm *host, size_t g, const void *weight, 
     const moert_gemm *gemm = host->gemm;
     load_weight(host, weight, base);
     multiply_rows(host, g);
-    if (gemm->workspace != NULL && gemm->gated == MOERT_GATED)
+    if (gemm->more->workspace != NULL && gemm->gated == MOERT_GATED)
         moert_host_glu(host, g);
     else if (gemm->gated == MOERT_GATED_BACKWARD)
         moert_host_dglu(host, g);
@@ -280,7 +280,7 @@ static void run_group(const moert_host_gemm *host, size_t g, void *weight, size_
 
 /* Checks row_multiple. */
 static moert_status check_promise(const moert_host_gemm *host) {
-    const size_t multiple = moert_max(host->gemm->row_multiple, 1);
+    const size_t multiple = moert_max(host->gemm->more->row_multiple, 1);
     for (size_t g = 0; g < host->gemm->groups.count; g++) {
         const size_t count = host->ends[g] - moert_host_start(host, g);
         if (count % multiple != 0)
@@ -293,13 +293,13 @@ static moert_status check_promise(const moert_host_gemm *host) {
 
 static moert_status map_all(moert_host_gemm *host) {
     const moert_gemm *gemm = host->gemm;
-    const moert_epilogue *e = &gemm->epilogue;
+    const moert_epilogue *e = &gemm->more->epilogue;
     const moert_glu *u = &gemm->glu;
-    const bool gated = gemm->workspace != NULL && gemm->gated;
+    const bool gated = gemm->more->workspace != NULL && gemm->gated;
     const moert_mapped parts[] = {
         {gemm->groups.ends, &host->ends},
-        {gemm->x_gather, &host->x_gather},
-        {gemm->y_gather, &host->y_gather},
+        {gemm->more->x_gather, &host->x_gather},
+        {gemm->more->y_gather, &host->y_gather},
         {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->x : NULL, &host->x},
         {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->weight : NULL, &host->weight},
         {gemm->y, &host->y},
@@ -325,7 +325,7 @@ static moert_status map_all(moert_host_gemm *host) {
 }
 
 static moert_status run_discrete(const moert_host_gemm *host, size_t g) {
-    const moert_buffer *weight = host->gemm->weights[g];
+    const moert_buffer *weight = host->gemm->more->weights[g];
     void *memory;
     MOERT_TRY(moert_buffer_map(weight, &memory));
     run_group(host, g, memory, 0);
@@ -339,7 +339,7 @@ static moert_status run_mapped(const moert_gemm *gemm, moert_workspace *work) {
     MOERT_TRY_OR(unmap, map_all(&host));
     load_operands(&host);
     for (size_t g = part.first; g < part.end; g++)
-        if (gemm->discrete)
+        if (gemm->more->discrete)
             MOERT_TRY_OR(unmap, run_discrete(&host, g));
         else
             run_group(&host, g, host.weight, (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k);
@@ -359,8 +359,8 @@ static moert_status run_glu(const moert_gemm *gemm) {
 
 static moert_status run(const moert_gemm *gemm) {
     moert_workspace own = {0};
-    if (gemm->workspace != NULL)
-        return run_mapped(gemm, gemm->workspace);
+    if (gemm->more->workspace != NULL)
+        return run_mapped(gemm, gemm->more->workspace);
     moert_status status = reserve(moert_buffer_device(gemm->groups.ends), gemm, &own);
     if (status == MOERT_OK)
         status = run_mapped(gemm, &own);
@@ -373,11 +373,12 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     (void)device;
     if (gemm == NULL)
         return NULL;
-    if (gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL)
+    if (gemm->more->x_quantized != NULL || gemm->more->y_quantized != NULL ||
+        gemm->more->weight_quantized != NULL)
         return "operands that are dequantized";
     if (gemm->scatter.runs > 0)
         return "results without scatter";
-    return gemm->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
+    return gemm->more->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
 }
 
 const moert_backend moert_backend_reference = {.name = "reference",
