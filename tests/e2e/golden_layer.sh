@@ -14,6 +14,7 @@ layer() {
     [[ ${MOERT_PUSH:-} != sum ]] || kind=sum-$count title="$title, ranks sum"
     local output=$tmp/output.safetensors first=$tmp/$1.$kind.safetensors
     shift 4
+    [ "$backend" != portable ] || local -x MOERT_BF16=widened # portable sums do not depend on the CPU
     MOERT_CHUNKS=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
         --input "$golden/$case/input.safetensors" --output "$output" "$@" &&
         "$compare" tensors --expected "$golden/$case/expected.safetensors" --actual "$output" --tolerance $tolerance \

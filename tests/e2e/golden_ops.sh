@@ -12,8 +12,13 @@ own() {
     "$@"
 }
 
-# op IN OUT WORD...: runs moert-op
-op() { alone "$bin/moert-op" "${@:3}" --input "$1" --output "$2"; }
+# op IN OUT WORD...: runs moert-op; without OUT of an earlier call, if that is not IN too. The portable backend does not sum in tiles
+op() {
+    local clean=()
+    [[ " ${*:3} " != *' --backend portable '* ]] || clean=(env -u MOERT_BF16)
+    [ "$1" = "$2" ] || rm -f "$2"
+    alone "${clean[@]}" "$bin/moert-op" "${@:3}" --input "$1" --output "$2"
+}
 
 # at NAME: prints the path of an intermediate file
 at() { echo "$tmp/$1.safetensors"; }
