@@ -189,6 +189,10 @@ casts() { # FORMAT TYPE
     same bytes "cast to $word" "$expected" "$output"
     pack "$(at narrow)" "x:${type}[72,24]:~1"
     op "$(at narrow)" "$(at wide)" cast
+    [[ $word != e?m? ]] || {
+        on "$output" "cast --from $word" "x:U8[72,24]:@$(at narrow)#x"
+        same bytes "bytes are cast from $word" "$(at wide)" "$output"
+    }
     on "$expected" grouped-gemm 'ends:I32[3]:20,20,70' "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
     pack "$input" 'ends:I32[3]:20,20,70' "x=$(at narrow)#x" "weight:${type}[3,24,24]:@$(at narrow)#x"
     op "$input" "$output" grouped-gemm --format "$word" --backend portable # tensor cores sum in another order

@@ -131,6 +131,18 @@ TEST(test_rope_table_multiplies_by_the_attention_factor) {
     assert_same_bits("table", got[1], got[0], MOERT_COUNT(got[0]));
 }
 
+TEST(test_a_yarn_factor_above_1_scales_the_attention) {
+    const struct {
+        double factor, mscale, expected;
+    } scales[] = {{0.5, 1.0, 1.0},
+                  {1.0, 2.0, 1.0},
+                  {1.5, 1.0, 1.0405465108108164},
+                  {40.0, 0.707, 1.2608037774058554}};
+    for (size_t i = 0; i < MOERT_COUNT(scales); i++)
+        assert_true(fabs(moert_rope_mscale(scales[i].factor, scales[i].mscale) -
+                         scales[i].expected) < 1e-12);
+}
+
 /* Checks that a rotation of `tokens` tokens of one head of 8 elements, by a table for 4 positions,
  * is refused after a change. */
 #define REFUSED(text, tokens, change)                                                              \

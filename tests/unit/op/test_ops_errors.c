@@ -257,7 +257,9 @@ TEST(test_a_missing_or_small_buffer_of_a_quantized_or_discrete_op_is_named) {
     b.weight_scales = NULL;
     ASSERT_FAILS(moert_op_execute(op, &b), usage, "weight_scales is NULL; 2 buffers");
     b.weights = NULL;
-    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weights is NULL");
+    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weights is NULL; 2 buffers");
+    o.groups = 1;
+    ASSERT_FAILS(moert_op_execute(ops_open(&o), &b), usage, "weights is NULL; 1 buffers");
 }
 
 TEST(test_the_reference_finds_ends_that_decrease) {
