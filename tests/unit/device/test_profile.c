@@ -6,6 +6,7 @@
 #include "base/phase.h"
 #include "device/profile/profile.h"
 #include "gemm/gemm.h"
+#include "support/attention/attention.h"
 #include "support/opencl.h"
 #include "support/test.h"
 
@@ -179,6 +180,17 @@ TEST_WITH(test_a_gemm_reports_its_flops_and_bytes, open_test_device, close_test_
         assert_true(row->flops == 2.0 * ROWS * WIDTH * DEPTH);
         assert_true(row->bytes == 4.0 * (ROWS * DEPTH + ROWS * WIDTH + 2 * WIDTH * DEPTH));
     }
+}
+
+/* One query, key and value of 4 elements each: products of q with k, then with v. */
+TEST_WITH(test_attention_reports_its_flops_and_bytes, open_test_device, close_test_device) {
+    const moert_attention one = attention_of_one_token();
+    begin_profile();
+    ASSERT_OK(moert_attention_forward(&one));
+    ASSERT_OK(moert_profile_end(test_device));
+    const moert_profile_row *row = row_of(MOERT_OPERATION_ATTENTION);
+    assert_true(row->flops == 2.0 * (4 + 4));
+    assert_true(row->bytes == 4.0 * (3 * 4) + 4.0 * (4 + 1)); /* q, k, v; out, lse */
 }
 
 static void wait_for(unsigned us) {
