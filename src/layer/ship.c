@@ -45,9 +45,11 @@ static moert_status copy(cargo *c, size_t ranks, bool back) {
         const moert_parcel *p = &c->parcels->list[i];
         float *values = c->values + c->next[p->peer];
         c->next[p->peer] += p->count;
+        if (p->count == 0)
+            continue;
         if (p->device.buffer == NULL)
             memcpy(back ? p->host : values, back ? values : p->host, p->count * sizeof *values);
-        else if (p->count > 0)
+        else
             MOERT_TRY(back ? moert_elements_write(&p->device, 0, p->count, values)
                            : moert_elements_read(&p->device, 0, p->count, values));
     }

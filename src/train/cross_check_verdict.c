@@ -1,6 +1,5 @@
 /* The flow of a check: what it chooses, compares and judges, and how it names wrong ranks. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -84,7 +83,7 @@ void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third
 
 enum { MOST_REPEATS = 2 };
 
-/* A site under check: [R, count] hashes of all ranks, of their own work and of each repeat. */
+/* A site under check: hashes [R, count] of all ranks, of their own work and of each repeat. */
 typedef struct comparison {
     moert_cross_check *check;
     const moert_check_site *site;
@@ -92,19 +91,15 @@ typedef struct comparison {
     uint64_t *table[1 + MOST_REPEATS];
 } comparison;
 
-/* Gathers table[distance]: 0, the own work; else, what ranks repeat at this distance. */
+/* Gathers table[distance]: 0, the own work; else, what ranks repeat at this distance. This rank's
+ * hashes are behind those of all. */
 static moert_status gather(comparison *c, size_t distance) {
     moert_cross_check *check = c->check;
-    uint64_t *mine = NULL, **table = &c->table[distance];
-    moert_status status;
-    MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(&mine, c->count)));
-    MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(table, c->ranks * c->count)));
-    MOERT_TRY_OR(done, distance == 0 ? c->site->own(check, mine)
-                                     : c->site->repeat(check, distance, mine));
-    status = moert_comm_allgather(check->world, mine, c->count * sizeof *mine, *table);
-done:
-    free(mine);
-    return status;
+    uint64_t **table = &c->table[distance];
+    MOERT_TRY(moert_comm_agree(check->world, MOERT_NEW_ARRAY(table, (c->ranks + 1) * c->count)));
+    uint64_t *mine = *table + c->ranks * c->count;
+    MOERT_TRY(distance == 0 ? c->site->own(check, mine) : c->site->repeat(check, distance, mine));
+    return moert_comm_allgather(check->world, mine, c->count * sizeof *mine, *table);
 }
 
 /* The hash `index` of a rank's work, as computed at a distance, and the rank that computed it. */
