@@ -129,18 +129,19 @@ moert_status bench_run_create(const bench_problem *p, bench_op op, bool prepacke
     if (op == BENCH_GLU)
         MOERT_TRY_OR(
             fail, moert_buffer_create(device, p->rows * p->shape.n * sizeof(float), &run->between));
-    run->gemm = (moert_gemm){.kind = kinds[op],
-                             .groups = {p->ends_buffer, p->shape.experts, p->rows},
-                             .n = p->shape.n,
-                             .k = p->shape.k,
-                             .type = p->type,
-                             .x = op == BENCH_DGRAD ? run->result : p->x_buffer,
-                             .weight = op == BENCH_WGRAD ? run->result : p->weight_buffer,
-                             .y = op == BENCH_FPROP ? run->result
-                                  : op == BENCH_GLU ? run->between
-                                                    : p->y_buffer,
-                             .gated = op == BENCH_GLU,
-                             .glu = {.form = MOERT_GLU_SWIGLU, .h = run->result}};
+    run->gemm =
+        (moert_gemm){.groups = {p->ends_buffer, p->shape.experts, p->rows},
+                     .n = p->shape.n,
+                     .k = p->shape.k,
+                     .x = {.buffer = op == BENCH_DGRAD ? run->result : p->x_buffer},
+                     .weight = {.buffer = op == BENCH_WGRAD ? run->result : p->weight_buffer},
+                     .y = {.buffer = op == BENCH_FPROP ? run->result
+                                     : op == BENCH_GLU ? run->between
+                                                       : p->y_buffer},
+                     .glu = {.gated = op == BENCH_GLU ? MOERT_GATED : MOERT_UNGATED,
+                             .form = MOERT_GLU_SWIGLU,
+                             .h = run->result}};
+    moert_gemm_set(&run->gemm, kinds[op], p->type);
     const moert_prepacked_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
                                          moert_prepacked_use_of(&run->gemm), p->type};
     if (prepacked && op != BENCH_WGRAD)

@@ -68,8 +68,7 @@ static moert_status time_fused(moert_context *context, const moert_tune_gemm *p,
     moert_gemm gemm = p->gemm;
     const size_t groups = gemm.groups.count, rows = gemm.groups.rows;
     moert_prepacked *prepacked = NULL;
-    gemm.gated = true;
-    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .type = p->key.type};
+    gemm.glu = (moert_glu){.gated = MOERT_GATED, .form = MOERT_GLU_SWIGLU, .type = p->key.type};
     const moert_prepacked_shape prepack = {groups, gemm.n, gemm.k, moert_prepacked_use_of(&gemm),
                                            p->key.type};
     moert_status status =
@@ -77,9 +76,9 @@ static moert_status time_fused(moert_context *context, const moert_tune_gemm *p,
     if (status == MOERT_OK)
         status = moert_prepacked_create(device, &prepack, &prepacked);
     if (status == MOERT_OK && prepacked != NULL)
-        status = moert_prepacked_fill(prepacked, gemm.weight);
+        status = moert_prepacked_fill(prepacked, gemm.weight.buffer);
     gemm.prepacked = prepacked;
-    gemm.result = moert_operand_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
+    gemm.y.type = moert_operand_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
     MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
     MOERT_TRY_OR(done, moert_rates_time(
                            &(moert_timed){device, moert_context_comm(context), run_fused, &gemm}, 1,

@@ -175,10 +175,9 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
         x = moert_ceil_div(s->peak.rows * moert_max(ready ? 0 : h, width) * operand_bytes,
                            sizeof(float));
         /* the router's split operands share the scratch buffer of x */
-        const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens},
+        const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens, .shared = true},
                                    .n = c->router.experts,
-                                   .k = h,
-                                   .shared_weight = true};
+                                   .k = h};
         if (setting->device != NULL)
             x = moert_max(x, moert_gemm_split_bytes(setting->device, &router) / sizeof(float));
         y = moert_ceil_div(s->peak.rows * moert_max(ready ? 0 : h, dv) * operand_bytes,

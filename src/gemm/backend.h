@@ -37,7 +37,7 @@ typedef struct moert_backend {
      * whether they are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
-    /* Whether a wgrad writes gemm->rounded; NULL: never, and the caller casts `weight`. */
+    /* Whether a wgrad writes `rounded`; NULL: never, and the caller casts `weight`. */
     bool (*rounds)(const moert_device *device, const moert_gemm *gemm);
     bool records;        /* run() with a workspace only launches kernels, so an op can record it */
     moert_dtype decoded; /* dtype of operands that the caller dequantizes, as run() cannot */
@@ -92,8 +92,8 @@ const char *moert_gemm_name(const moert_gemm *gemm);
  * float32 bias and a forward GLU. */
 #define MOERT_PLAIN_GEMMS "results in f32 and no epilogue but a bias, without a workspace"
 bool moert_gemm_is_plain(const moert_gemm *gemm);
-/* Whether the epilogue does nothing except, possibly, add a bias. */
-bool moert_epilogue_is_empty(const moert_epilogue *epilogue);
+/* Whether anything follows the sums, except a float32 bias and a GLU. */
+bool moert_gemm_has_epilogue(const moert_gemm *gemm);
 
 struct moert_prepacked {
     moert_prepacked_shape shape;

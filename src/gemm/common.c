@@ -4,7 +4,8 @@
 #include "gemm/backend.h"
 
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {
-    return gemm->prepacked != NULL ? gemm->prepacked->dot : moert_dot_of(device, gemm->type);
+    return gemm->prepacked != NULL ? gemm->prepacked->dot
+                                   : moert_dot_of(device, moert_gemm_type(gemm));
 }
 
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
@@ -36,16 +37,17 @@ moert_status moert_workspace_add(moert_device *device, size_t count, size_t byte
                : MOERT_OK;
 }
 
-bool moert_epilogue_is_empty(const moert_epilogue *e) {
-    return e->alpha == NULL && e->beta == NULL && !e->add && e->bias_scale == NULL &&
-           e->row_weight == NULL && e->prob == NULL && e->amax == NULL;
+bool moert_gemm_has_epilogue(const moert_gemm *gemm) {
+    const moert_gemm_more *m = gemm->more;
+    return gemm->epilogue.alpha != NULL || gemm->epilogue.addend == MOERT_ADDEND_LAST ||
+           m->beta != NULL || m->bias_scale != NULL || m->row_weight != NULL || m->prob != NULL ||
+           m->amax != NULL || m->bias_type != MOERT_DTYPE_F32;
 }
 
 bool moert_gemm_is_plain(const moert_gemm *gemm) {
-    return moert_epilogue_is_empty(&gemm->more->epilogue) &&
-           gemm->more->epilogue.bias_type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
-           gemm->more->x_gather == NULL && gemm->more->y_gather == NULL && !gemm->more->discrete &&
-           gemm->gated != MOERT_GATED_BACKWARD;
+    return !moert_gemm_has_epilogue(gemm) && moert_gemm_output(gemm)->type == MOERT_DTYPE_F32 &&
+           gemm->x.gather == NULL && gemm->y.gather == NULL && !gemm->more->discrete &&
+           gemm->glu.gated != MOERT_GATED_BACKWARD;
 }
 
 const char *moert_gemm_name(const moert_gemm *gemm) {
@@ -53,7 +55,7 @@ const char *moert_gemm_name(const moert_gemm *gemm) {
                                         [MOERT_GEMM_DGRAD] = "gemm_dgrad",
                                         [MOERT_GEMM_WGRAD] = "gemm_wgrad",
                                         [MOERT_GEMM_BIAS_GRAD] = "gemm_bias_grad"};
-    return gemm->gated == MOERT_GATED            ? "glu"
-           : gemm->gated == MOERT_GATED_BACKWARD ? "dglu"
-                                                 : names[gemm->kind];
+    return gemm->glu.gated == MOERT_GATED            ? "glu"
+           : gemm->glu.gated == MOERT_GATED_BACKWARD ? "dglu"
+                                                     : names[gemm->kind];
 }

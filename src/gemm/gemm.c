@@ -27,9 +27,21 @@ static bool is_by_weight(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_DGRAD;
 }
 
-/* Bytes of an element of a row matrix, which is an operand or the result. */
-static size_t dtype_bytes(const moert_gemm *gemm, bool operand) {
-    return moert_dtype_bits(operand ? gemm->type : gemm->result) / 8;
+static double bytes_of(moert_dtype type) {
+    return (double)moert_dtype_bits(type) / 8.0;
+}
+
+/* Checks the type of rows: as operands in bf16 or float32, those of a wgrad in the same type. */
+static moert_status check_type(const moert_gemm *gemm, const char *name, const moert_matrix *rows,
+                               unsigned reads) {
+    const moert_dtype type = moert_gemm_type(gemm);
+    if (rows->type != MOERT_DTYPE_F32 && rows->type != MOERT_DTYPE_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a grouped GEMM takes f32 or bf16; %s has type %d",
+                          name, (int)rows->type);
+    if (reads != 0 && rows->type != type)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has type %d, and the other operand type %d", name,
+                          (int)rows->type, (int)type);
+    return MOERT_OK;
 }
 
 static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
@@ -41,21 +53,19 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     if (gemm->n == 0 || ((needs & NEEDS_X) != 0 && gemm->k == 0))
         return MOERT_FAIL(ERROR_USAGE, "a grouped GEMM needs columns; n = %zu, k = %zu", gemm->n,
                           gemm->k);
-    if (gemm->ldy < gemm->y_column || gemm->ldy - gemm->y_column < gemm->n)
+    if (gemm->y.stride < gemm->y.first || gemm->y.stride - gemm->y.first < gemm->n)
         return MOERT_FAIL(ERROR_USAGE, "columns [%zu, +%zu) of y lie outside its stride %zu",
-                          gemm->y_column, gemm->n, gemm->ldy);
-    if (gemm->type != MOERT_DTYPE_F32 && gemm->type != MOERT_DTYPE_BF16)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a grouped GEMM takes f32 or bf16, not type %d",
-                          (int)gemm->type);
-    return MOERT_OK;
+                          gemm->y.first, gemm->n, gemm->y.stride);
+    MOERT_TRY(check_type(gemm, "x", &gemm->x, needs & READS_X));
+    return check_type(gemm, "y", &gemm->y, needs & READS_Y);
 }
 
 /* Checks the part. It does not compare the part's rows with `ends`, which is in device memory. */
 static moert_status check_part(const moert_gemm *gemm) {
-    const moert_part part = gemm->part;
+    const moert_row_groups part = gemm->groups;
     if (part.end == 0)
         return MOERT_OK;
-    if (is_by_weight(gemm) && gemm->shared_weight)
+    if (is_by_weight(gemm) && gemm->groups.shared)
         return MOERT_FAIL(ERROR_USAGE, "forward and dgrad need a weight for each group to compute "
                                        "a part of the groups");
     if (part.first >= part.end || part.end > gemm->groups.count || part.first_row > part.end_row ||
@@ -74,31 +84,33 @@ const moert_gemm_more moert_gemm_plain = {.row_multiple = 0};
 static moert_gemm completed(const moert_gemm *gemm) {
     moert_gemm full = *gemm;
     full.more = gemm->more != NULL ? gemm->more : &moert_gemm_plain;
-    full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
-    full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
-    full.part = moert_part_of(gemm);
-    full.rounded = gemm->kind == MOERT_GEMM_WGRAD ? gemm->rounded : NULL;
+    full.x.stride = gemm->x.stride > 0 ? gemm->x.stride : gemm->k;
+    full.y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
+    full.groups = moert_groups_filled(gemm->groups);
     if (!is_by_weight(gemm)) {
-        full.shared_weight = false;
-        full.result = MOERT_DTYPE_F32;
-        full.scatter = (moert_scatter){NULL, 0};
+        full.groups.shared = false;
+        full.groups.runs = 0;
     }
-    if (!gemm->gated) {
-        const moert_epilogue *e = &full.more->epilogue;
-        const bool scales_rows = e->bias_scale != NULL || e->prob != NULL;
+    if (!gemm->glu.gated) {
+        const bool scales_rows = full.more->bias_scale != NULL || full.more->prob != NULL;
         full.glu = (moert_glu){.prob_stride = scales_rows ? 1 : 0};
         return full;
     }
-    full.glu.first_row = full.part.first_row;
-    full.glu.rows = full.part.end_row;
+    full.glu.first_row = full.groups.first_row;
+    full.glu.rows = full.groups.end_row;
     full.glu.width = gemm->n / 2;
-    full.glu.v = gemm->y;
-    full.glu.from = gemm->result;
+    full.glu.v = gemm->y.buffer;
+    full.glu.from = gemm->y.type;
     return full;
 }
 
+/* The bf16 buffer that gets the result of a wgrad, or NULL. */
+static moert_buffer *rounded_of(const moert_gemm *full) {
+    return full->kind == MOERT_GEMM_WGRAD ? full->more->rounded : NULL;
+}
+
 static size_t weights_of(const moert_gemm *gemm) {
-    return gemm->shared_weight ? 1 : gemm->groups.count;
+    return gemm->groups.shared ? 1 : gemm->groups.count;
 }
 
 static moert_status check_buffers(const moert_gemm *full) {
@@ -107,31 +119,31 @@ static moert_status check_buffers(const moert_gemm *full) {
     MOERT_TRY(check_buffer("ends", full->groups.ends, 1, full->groups.count, full->groups.count));
     if (full->groups.ends != NULL)
         MOERT_TRY(moert_backend_check(moert_buffer_device(full->groups.ends)));
-    MOERT_TRY(moert_check_buffer("y", full->y, rows, full->y_column + full->n, full->ldy,
-                                 dtype_bytes(full, (needs & READS_Y) != 0)));
+    MOERT_TRY(moert_check_buffer("y", full->y.buffer, rows, full->y.first + full->n, full->y.stride,
+                                 moert_dtype_bits(full->y.type) / 8));
     if ((needs & NEEDS_X) != 0)
-        MOERT_TRY(moert_check_buffer("x", full->x, rows, full->k, full->ldx,
-                                     dtype_bytes(full, (needs & READS_X) != 0)));
+        MOERT_TRY(moert_check_buffer("x", full->x.buffer, rows, full->k, full->x.stride,
+                                     moert_dtype_bits(full->x.type) / 8));
     if ((needs & NEEDS_WEIGHT) != 0)
-        MOERT_TRY(check_buffer("weight", full->weight, weights * full->n, full->k, full->k));
-    if (full->rounded != NULL)
-        MOERT_TRY(moert_check_buffer("rounded", full->rounded, weights * full->n, full->k, full->k,
-                                     sizeof(uint16_t)));
+        MOERT_TRY(check_buffer("weight", full->weight.buffer, weights * full->n, full->k, full->k));
+    if (rounded_of(full) != NULL)
+        MOERT_TRY(moert_check_buffer("rounded", rounded_of(full), weights * full->n, full->k,
+                                     full->k, sizeof(uint16_t)));
     if ((needs & NEEDS_BIAS) != 0 || (full->kind == MOERT_GEMM_FORWARD && full->bias != NULL))
         MOERT_TRY(check_buffer("bias", full->bias, weights, full->n, full->n));
     return MOERT_OK;
 }
 
 static moert_status check_epilogue(const moert_gemm *full) {
-    const moert_epilogue *e = &full->more->epilogue;
+    const moert_gemm_more *e = full->more;
     const size_t m = full->groups.rows, g = full->groups.count;
     const struct {
         const char *name;
         const moert_buffer *buffer;
         size_t count;
     } vectors[] = {
-        {"alpha", e->alpha, g},           {"beta", e->beta, g}, {"bias_scale", e->bias_scale, m},
-        {"row_weight", e->row_weight, m}, {"prob", e->prob, m}, {"amax", e->amax, g}};
+        {"alpha", full->epilogue.alpha, g}, {"beta", e->beta, g}, {"bias_scale", e->bias_scale, m},
+        {"row_weight", e->row_weight, m},   {"prob", e->prob, m}, {"amax", e->amax, g}};
     for (size_t i = 0; i < MOERT_COUNT(vectors); i++)
         if (vectors[i].buffer != NULL)
             MOERT_TRY(check_buffer(vectors[i].name, vectors[i].buffer, 1, vectors[i].count,
@@ -140,46 +152,44 @@ static moert_status check_epilogue(const moert_gemm *full) {
 }
 
 static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
-    if (!gemm->gated)
+    if (!gemm->glu.gated)
         return MOERT_OK;
-    if (gemm->kind != MOERT_GEMM_FORWARD || gemm->gated != MOERT_GATED)
+    if (gemm->kind != MOERT_GEMM_FORWARD || gemm->glu.gated != MOERT_GATED)
         return MOERT_FAIL(ERROR_USAGE, "a GLU follows a forward GEMM only");
     if (gemm->n % 2 != 0)
         return MOERT_FAIL(ERROR_USAGE, "a GLU needs an even number of columns, not %zu", gemm->n);
-    if (full->ldy != full->n)
+    if (full->y.stride != full->n)
         return MOERT_FAIL(ERROR_USAGE,
                           "a GLU in a GEMM needs dense rows of %zu columns, not stride %zu",
-                          full->n, full->ldy);
-    if (full->glu.type != MOERT_DTYPE_F32 && full->type == MOERT_DTYPE_F32)
+                          full->n, full->y.stride);
+    if (full->glu.type != MOERT_DTYPE_F32 && moert_gemm_type(full) == MOERT_DTYPE_F32)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "h in bf16 needs bf16 operands, not f32");
     return moert_check_glu(&full->glu, false, &full->glu);
 }
 
 /* Reports work to the profile: 2 M N K FLOPs, and the bytes of each operand and the result once. */
 static void report_work(const moert_gemm *full) {
-    const unsigned needs = needs_of[full->kind];
-    const double m = (double)(full->part.end_row - full->part.first_row);
+    const double m = (double)(full->groups.end_row - full->groups.first_row);
     const double n = (double)full->n, k = (double)full->k;
     const moert_prepacked *prepacked = full->prepacked;
     const double weight = prepacked == NULL ? (double)sizeof(float)
                                             : (double)moert_prepacked_bytes(prepacked) /
                                                   ((double)prepacked->shape.groups * n * k);
-    const size_t weights = full->shared_weight ? 1 : full->part.end - full->part.first;
-    const double x = (double)dtype_bytes(full, (needs & READS_X) != 0);
-    const double y = (double)dtype_bytes(full, (needs & READS_Y) != 0);
+    const size_t weights = full->groups.shared ? 1 : full->groups.end - full->groups.first;
+    const double x = bytes_of(full->x.type), y = bytes_of(full->y.type);
     moert_device *device = moert_buffer_device(full->groups.ends);
     moert_profile_work(device, "gemm/gemm", 2.0 * m * n * k,
                        x * m * k + y * m * n + weight * (double)weights * n * k);
-    if (!full->gated)
+    if (!full->glu.gated)
         return;
     /* add the bytes of h and prob, and subtract those of v if v is not kept */
-    const double h = (double)(full->glu.width * moert_dtype_bits(full->glu.type)) / 8.0;
+    const double h = (double)full->glu.width * bytes_of(full->glu.type);
     moert_profile_work(device, "gemm/gemm", 0.0,
-                       m * (h + sizeof(float) - (full->drop_v ? y * n : 0.0)));
+                       m * (h + sizeof(float) - (full->glu.drop_v ? y * n : 0.0)));
 }
 
 static bool has_rows(const moert_gemm *full) {
-    return full->groups.count > 0 && full->part.end_row > full->part.first_row;
+    return full->groups.count > 0 && full->groups.end_row > full->groups.first_row;
 }
 
 static moert_status check_prepacked(const moert_gemm *gemm) {
@@ -189,18 +199,19 @@ static moert_status check_prepacked(const moert_gemm *gemm) {
     const moert_prepacked_shape *s = &gemm->prepacked->shape;
     const moert_prepacked_use use = moert_prepacked_use_of(gemm);
     const size_t weights = weights_of(gemm);
-    if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->type != gemm->type ||
-        (s->use != use && !gemm->prepacked->prepack->any_use))
+    if (s->groups != weights || s->n != gemm->n || s->k != gemm->k ||
+        s->type != moert_gemm_type(gemm) || (s->use != use && !gemm->prepacked->prepack->any_use))
         return MOERT_FAIL(
             ERROR_USAGE,
             "a weight prepacked as [%zu,%zu,%zu] for %s in type %d cannot serve %s in "
             "type %d of [%zu,%zu,%zu]",
-            s->groups, s->n, s->k, uses[s->use], (int)s->type, uses[use], (int)gemm->type, weights,
-            gemm->n, gemm->k);
+            s->groups, s->n, s->k, uses[s->use], (int)s->type, uses[use],
+            (int)moert_gemm_type(gemm), weights, gemm->n, gemm->k);
     return MOERT_OK;
 }
 
 static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
+    const bool adds = gemm->epilogue.addend != MOERT_ADDEND_NONE;
     MOERT_TRY(check_part(gemm));
     *full = completed(gemm);
     MOERT_TRY(check_shape(full, needs_of[gemm->kind]));
@@ -208,10 +219,10 @@ static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
     MOERT_TRY(check_buffers(full));
     MOERT_TRY(check_epilogue(full));
     MOERT_TRY(check_prepacked(full));
-    if (gemm->accumulate && gemm->kind == MOERT_GEMM_FORWARD)
+    if (adds && gemm->kind == MOERT_GEMM_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
-    if (full->rounded != NULL &&
-        (gemm->accumulate || full->part.end - full->part.first != gemm->groups.count))
+    if (rounded_of(full) != NULL &&
+        (adds || full->groups.end - full->groups.first != gemm->groups.count))
         return MOERT_FAIL(ERROR_USAGE, "only a wgrad of all groups that does not accumulate gives "
                                        "a rounded result");
     return MOERT_OK;
@@ -223,8 +234,8 @@ static moert_status round_result(const moert_gemm *full) {
                                         .from = MOERT_DTYPE_F32,
                                         .to = MOERT_DTYPE_BF16,
                                         .n = full->groups.count * full->n * full->k,
-                                        .source = full->weight,
-                                        .target = full->rounded});
+                                        .source = full->weight.buffer,
+                                        .target = rounded_of(full)});
 }
 
 moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm) {
@@ -248,7 +259,7 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
         report_work(&full);
     MOERT_TRY(backend->run(&full));
     const bool rounds = backend->rounds != NULL && backend->rounds(device, &full);
-    return full.rounded != NULL && !rounds ? round_result(&full) : MOERT_OK;
+    return rounded_of(&full) != NULL && !rounds ? round_result(&full) : MOERT_OK;
 }
 
 moert_status moert_gemm_run(const moert_gemm *gemm) {
@@ -261,7 +272,7 @@ moert_status moert_gemm_run(const moert_gemm *gemm) {
  * weight. */
 static bool supports_prepacked(const moert_device *device, const moert_gemm *gemm) {
     const moert_prepacked_shape shape = {weights_of(gemm), gemm->n, gemm->k,
-                                         MOERT_PREPACKED_FORWARD, gemm->type};
+                                         MOERT_PREPACKED_FORWARD, moert_gemm_type(gemm)};
     moert_prepacked prepacked;
     moert_gemm full = completed(gemm);
     full.prepacked = &prepacked;
@@ -270,16 +281,20 @@ static bool supports_prepacked(const moert_device *device, const moert_gemm *gem
            moert_backend_get(device)->supports(device, &full) == NULL;
 }
 
-bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm) {
+static moert_gemm with_bf16_result(const moert_gemm *gemm) {
     moert_gemm rounding = *gemm;
-    rounding.result = MOERT_DTYPE_BF16;
+    (gemm->kind == MOERT_GEMM_DGRAD ? &rounding.x : &rounding.y)->type = MOERT_DTYPE_BF16;
+    return rounding;
+}
+
+bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm) {
+    const moert_gemm rounding = with_bf16_result(gemm);
     return supports_prepacked(device, &rounding);
 }
 
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm) {
-    moert_gemm scattering = *gemm;
-    scattering.result = MOERT_DTYPE_BF16;
-    scattering.scatter.runs = moert_max(gemm->scatter.runs, 1);
+    moert_gemm scattering = with_bf16_result(gemm);
+    scattering.groups.runs = moert_max(gemm->groups.runs, 1);
     return supports_prepacked(device, &scattering);
 }
 

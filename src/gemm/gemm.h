@@ -6,12 +6,12 @@
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. In the MoE layer a group is the
  * rows of an expert. In a dense layer it is a sequence of the batch; all groups use one weight
- * (shared_weight), and wgrad gives one partial gradient per sequence.
+ * (`shared`), and wgrad gives one partial gradient per sequence.
  *
  * Bits of reference and portable: an element of forward and dgrad is one chain of fma over the
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
- * wgrad is such a chain over the group's rows in order. With `accumulate` the chain starts from the
- * old value. With bf16 operands, CPUs with AMX add 32 products at a time (kernels/gemm/amx.h)
+ * wgrad is such a chain over the group's rows in order. With MOERT_ADDEND_FIRST the chain starts
+ * from the old value. With bf16 operands, CPUs with AMX add 32 products at a time (kernels/gemm/amx.h)
  * unless MOERT_BF16 says otherwise. These two backends agree bit for bit, except in the GLU's exp.
  *
  * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
@@ -21,8 +21,8 @@
  * infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
- * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a prepacked
- * weight of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of
+ * too small, a stride is below its width, n or k is 0, forward with an addend, a prepacked weight
+ * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of
  * this device supports), ERROR_DEVICE.
  */
 #pragma once
@@ -78,21 +78,33 @@ moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
 size_t moert_prepacked_bytes(const moert_prepacked *prepacked);
 void moert_prepacked_destroy(moert_prepacked *prepacked);
 
-/* Groups [first, end). The host must know their rows [first_row, end_row). */
-typedef struct moert_part {
-    size_t first, end, first_row, end_row;
-} moert_part;
-
 /*
- * Stores each row of the result at any address that the device's kernels reach, such as peer
- * memory: row m of y (dgrad: x) at places[m]; rows whose address is 0 are not stored. y (x) must be
- * given and is not written. The rows of a group should form about `runs` equal runs, one per
- * destination memory; the kernel takes tiles from these runs in turn.
+ * Groups of rows (moert_groups), of which [first, end) are computed; zeros: all. The host must know
+ * the rows of that part, [first_row, end_row). In a dense layer all groups are `shared`: forward
+ * and dgrad use one weight[N,K] and bias[N] for all of them and compute no part; wgrad and
+ * bias_grad give a result for each group.
  */
-typedef struct moert_scatter {
-    const moert_buffer *places; /* uint64 [M]: addresses, or NULL */
-    size_t runs;
-} moert_scatter;
+typedef struct moert_row_groups {
+    const moert_buffer *ends;
+    size_t count, rows; /* G, M */
+    size_t first, end, first_row, end_row;
+    bool shared;
+    size_t runs; /* with `places`: the rows of a group form about so many equal runs,
+                    one per destination memory; the kernel takes tiles from these in turn */
+} moert_row_groups;
+
+/* The groups with the part that they compute filled in. */
+static inline moert_row_groups moert_groups_filled(moert_row_groups groups) {
+    if (groups.end == 0) {
+        groups.end = groups.count;
+        groups.end_row = groups.rows;
+    }
+    return groups;
+}
+
+/* The GLU in an epilogue. MOERT_GATED applies it to a forward's result v. MOERT_GATED_BACKWARD
+ * computes dv from a dgrad's result dh. */
+typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
 
 /*
  * The gated linear unit (moert/glu.h), computed in float32. In backward an input equal to a limit
@@ -114,6 +126,9 @@ typedef struct moert_glu {
     moert_buffer *dv;         /* [M,2I]: backward writes it */
     moert_buffer *dprob;      /* [M] at stride prob_stride: backward writes it; or NULL */
     /* the following fields apply only in the epilogue of a GEMM */
+    moert_gated gated;
+    bool drop_v;         /* forward: v is not needed; its contents are unspecified afterwards, and
+                            the GEMM leaves most of it unwritten */
     size_t ldv, ldh;     /* strides of v, and of h or dv; 0 = dense */
     size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
                             `form` */
@@ -128,95 +143,118 @@ typedef enum moert_gemm_kind {
     MOERT_GEMM_BIAS_GRAD /* bias = column sums of y, per group, rows in order */
 } moert_gemm_kind;
 
-/* The GLU in an epilogue. MOERT_GATED applies it to a forward's result v. MOERT_GATED_BACKWARD
- * computes dv from a dgrad's result dh. */
-typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
+/* A matrix of a GEMM: an operand or the result. */
+typedef struct moert_matrix {
+    moert_buffer *buffer;
+    moert_dtype type;
+    size_t stride;              /* from row to row, in elements; 0 = dense. A weight is dense */
+    size_t first;               /* the first column in use, of y; 0 of the others */
+    const moert_buffer *gather; /* uint32 [M]: row r is row gather[r] of the matrix or, for an x
+                                   that is read, row gather[r] / divisor. NULL: in order */
+    /* An operand that the backend takes as payload and scales. The backend stores decoded values in
+     * the buffer, unless that is NULL. Of a weight one element or, with `discrete`, [G]. */
+    const moert_quantized *quantized;
+} moert_matrix;
 
-/*
- * The epilogue, with the formulas of moert/ops.h; buffers may be NULL. `add` means a beta of 1: the
- * old result is added last. With `accumulate` the chain of sums starts from the old result instead.
- */
+/* What is added to the result: nothing, or its old value. That starts each chain of sums, or is
+ * added last, as with a beta of 1. */
+typedef enum moert_addend {
+    MOERT_ADDEND_NONE,
+    MOERT_ADDEND_FIRST, /* of dgrad, wgrad, bias_grad */
+    MOERT_ADDEND_LAST   /* of op objects */
+} moert_addend;
+
+static inline moert_addend moert_accumulate(bool accumulates) {
+    return accumulates ? MOERT_ADDEND_FIRST : MOERT_ADDEND_NONE;
+}
+
+/* What follows the sums, besides a bias and a GLU. */
 typedef struct moert_epilogue {
-    const moert_buffer *alpha, *beta; /* float32 [G] */
-    bool add;
-    moert_dtype bias_type;
-    const moert_buffer *bias_scale; /* float32 [M] */
-    const moert_buffer *row_weight; /* float32 [M], indexed by slot */
-    const moert_buffer *prob;       /* float32 [M]; a GLU uses the prob of moert_glu instead */
-    const moert_buffer *acc_scale;  /* float32 [G], MOERT_GATED_BACKWARD: multiplies the sums */
-    moert_buffer *amax;             /* float32 [G], MOERT_GATED_BACKWARD: [G,2] */
+    const moert_buffer *alpha; /* float32 [G]: multiplies the sums; NULL: 1. Op objects only */
+    moert_addend addend;
 } moert_epilogue;
 
 /* A backend's memory for GEMMs with conversions. */
 typedef struct moert_workspace moert_workspace;
 
-/* What only op objects (moert/ops.h) need of a GEMM; src/op alone fills it in. */
+/* What few GEMMs need. Layers set the first three fields, op objects the others; these have the
+ * formulas of moert/ops.h. Buffers may be NULL. */
 typedef struct moert_gemm_more {
-    moert_epilogue epilogue;
+    moert_buffer **split;  /* float32: the backend may multiply each operand as a sum of three bf16
+                             values, stored in the growable buffer *split. NULL: sums are chains */
+    moert_buffer *rounded; /* wgrad of all groups without an addend: bf16 [G,N,K] gets the result,
+                              rounded to nearest even, and `weight` unspecified values */
+    /* uint64 [M]: row m of y (dgrad: x) is stored at the address places[m], which the device's
+     * kernels reach, such as peer memory; not if that is 0. For dgrad, and for forward without a
+     * GLU. y (x) must be given and is not written. NULL: rows are stored in the result's buffer. */
+    const moert_buffer *places;
     moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
     bool discrete;
-    /* uint32 [M]: row r is row gather[r] of the matrix or, for an x that is read, row gather[r] /
-     * divisor. NULL: rows are in order. */
-    const moert_buffer *x_gather, *y_gather;
-    size_t divisor;
-    /* Quantized operands that the backend takes as payload and scales. The backend stores decoded
-     * values in the operand's buffer, unless that is NULL. weight_quantized has one element or,
-     * with `discrete`, [G]. */
-    const moert_quantized *x_quantized, *weight_quantized, *y_quantized;
-    bool wide_x, wide_weight, wide_y; /* this operand is float32, not `type` */
-    size_t row_multiple;              /* each group's rows are a multiple of this; 0 = 1 */
+    size_t divisor;      /* of a gathered x */
+    size_t row_multiple; /* each group's rows are a multiple of this; 0 = 1 */
     moert_workspace *workspace;
+    moert_dtype bias_type;
+    const moert_buffer *beta;       /* float32 [G] */
+    const moert_buffer *bias_scale; /* float32 [M] */
+    const moert_buffer *row_weight; /* float32 [M], indexed by slot */
+    const moert_buffer *prob;       /* float32 [M]; a GLU uses the prob of moert_glu instead */
+    const moert_buffer *acc_scale;  /* float32 [G], MOERT_GATED_BACKWARD: multiplies the sums */
+    moert_buffer *amax;             /* float32 [G], MOERT_GATED_BACKWARD: [G,2] */
 } moert_gemm_more;
 extern const moert_gemm_more moert_gemm_plain; /* nothing of it */
 
 /*
- * Types: operands x and y are of `type`, float32 or bf16. The result (forward y, dgrad x, wgrad
- * weight; bias_grad bias) is float32; it may be bf16 where moert_gemm_rounds says so. A weight that
- * is an operand is always float32 [G,N,K]; prepacking or the kernel rounds it to bf16 as needed.
- * Products of two bf16 values are exact in float32. So a chain of fma has the same bits for bf16
- * operands and for the same values in float32, except that values below 2^-126 may be flushed to 0.
- * With `more`, any types, row orders and epilogues are legal, as in the op objects, and a weight is
- * of `type`.
+ * Types: rows that are operands are float32 or bf16, in wgrad both of the same type. The result
+ * (forward y, dgrad x, wgrad weight; bias_grad bias) is float32; y and x may be bf16, rounded from
+ * the float32 sums, where moert_gemm_rounds says so. A weight that is an operand is float32
+ * [G,N,K]; prepacking or the kernel rounds it to bf16 if the rows are. Products of two bf16 values
+ * are exact in float32. So a chain of fma has the same bits for bf16 operands and for the same
+ * values in float32, except that values below 2^-126 may be flushed to 0. With a workspace, as in
+ * the op objects, any types, row orders and epilogues are legal.
  *
- * With `gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of `glu`. In
- * forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the bits of
- * moert_glu_forward. If v is kept in bf16, moert_glu_backward differentiates at the rounded v.
- * Without `more` rows are dense; h and v may be bf16 only if the operands are, and v only if
- * moert_gemm_rounds accepts I columns. Rows of y past the last end are not touched; those of h may
- * get any values.
+ * With `glu.gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of
+ * `glu`. In forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the
+ * bits of moert_glu_forward. If v is kept in bf16, moert_glu_backward differentiates at the rounded
+ * v. Without a workspace rows are dense; h and v may be bf16 only if the operands are, and v only
+ * if moert_gemm_rounds accepts I columns. Rows of y past the last end are not touched; those of h
+ * may get any values.
  */
 typedef struct moert_gemm {
     moert_gemm_kind kind;
-    moert_groups groups;
-    moert_part part;    /* the groups to compute, not with shared_weight; zeros: all */
-    size_t n, k;        /* columns of y, columns of x */
-    moert_dtype type;   /* dtype of the operands: F32 (0) or BF16 */
-    moert_dtype result; /* dtype of the result: F32 (0), or BF16, rounded from the float32 sums; the
-                           result's strides count elements of this dtype */
-    moert_scatter scatter; /* where rows of the result go instead of the result's buffer, for
-                              dgrad and for forward without a GLU; zeros: nowhere else */
-    const moert_prepacked
-        *prepacked;     /* forward, dgrad: this weight, prepacked for this use and type, or NULL */
-    bool shared_weight; /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
-                             bias_grad ignore it and give a result for each group */
-    bool accumulate;    /* dgrad, wgrad, bias_grad: add to the old result */
-    moert_buffer *x;    /* [M,K] at stride ldx */
-    moert_buffer *weight;  /* [G,N,K] */
-    moert_buffer *rounded; /* wgrad of all groups, not with `accumulate`: bf16 [G,N,K] gets the
-                              result, rounded to nearest even, and `weight` gets unspecified values;
-                              or NULL */
-    moert_buffer *bias;    /* [G,N]; NULL is legal in forward */
-    moert_buffer *y;       /* [M,N] at stride ldy */
-    size_t ldx, ldy;       /* strides in elements; 0 = k, n */
-    size_t y_column;       /* columns [y_column, y_column + n) of y are used */
-    moert_buffer **split;  /* F32: the backend may multiply each operand as a sum of three bf16
-                             values, stored in the growable buffer *split. NULL: sums are chains */
-    moert_gated gated;
+    moert_row_groups groups;
+    size_t n, k;                      /* N, K */
+    moert_matrix x;                   /* [M,K] */
+    moert_matrix weight;              /* [G,N,K] */
+    moert_matrix y;                   /* [M,N] */
+    moert_buffer *bias;               /* [G,N]; NULL is legal in forward */
+    const moert_prepacked *prepacked; /* forward, dgrad: the weight for this use; or NULL */
     moert_glu glu;
-    bool drop_v; /* forward, gated: v is not needed; its contents are unspecified afterwards, and
-                    the GEMM leaves most of it unwritten */
-    const moert_gemm_more *more; /* what only op objects need; NULL: none of it */
+    moert_epilogue epilogue;
+    const moert_gemm_more *more; /* NULL: nothing of it */
 } moert_gemm;
+
+/* Makes `gemm` one of this kind whose operands among x and y have a type and whose result is
+ * float32. */
+static inline void moert_gemm_set(moert_gemm *gemm, moert_gemm_kind kind, moert_dtype operands) {
+    gemm->kind = kind;
+    gemm->x.type = kind == MOERT_GEMM_DGRAD ? MOERT_DTYPE_F32 : operands;
+    gemm->y.type = kind == MOERT_GEMM_FORWARD ? MOERT_DTYPE_F32 : operands;
+}
+
+/* The result, except of bias_grad. */
+static inline const moert_matrix *moert_gemm_output(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_FORWARD ? &gemm->y
+           : gemm->kind == MOERT_GEMM_DGRAD ? &gemm->x
+                                            : &gemm->weight;
+}
+
+/* The type in which operands are multiplied: the narrower one. */
+static inline moert_dtype moert_gemm_type(const moert_gemm *gemm) {
+    const moert_matrix *rows = gemm->kind == MOERT_GEMM_FORWARD ? &gemm->x : &gemm->y;
+    const moert_matrix *other = gemm->kind == MOERT_GEMM_WGRAD ? &gemm->x : &gemm->weight;
+    return rows->type != MOERT_DTYPE_F32 || gemm->kind == MOERT_GEMM_BIAS_GRAD ? rows->type
+                                                                               : other->type;
+}
 
 /*
  * The prepacked copies of a weight that changes from time to time. On CPUs a copy costs about as
@@ -247,9 +285,9 @@ void moert_prepacks_free(moert_prepacks *prepacks);
 
 /* The use for which this forward or dgrad needs its weight prepacked. */
 static inline moert_prepacked_use moert_prepacked_use_of(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_DGRAD               ? MOERT_PREPACKED_DGRAD
-           : gemm->gated && !gemm->glu.form.interleaved ? MOERT_PREPACKED_GATED
-                                                        : MOERT_PREPACKED_FORWARD;
+    return gemm->kind == MOERT_GEMM_DGRAD                   ? MOERT_PREPACKED_DGRAD
+           : gemm->glu.gated && !gemm->glu.form.interleaved ? MOERT_PREPACKED_GATED
+                                                            : MOERT_PREPACKED_FORWARD;
 }
 
 /* How a device adds the products of bf16 GEMMs: "value by value", "in tiles" (as AMX does) or "by
@@ -262,16 +300,10 @@ moert_status moert_gemm_run(const moert_gemm *gemm);
 /* The next three functions ignore the buffers of `gemm`. Whether forward and dgrad of this shape by
  * prepacked weights can round their results to BF16, to nearest even as a cast would. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
-/* Whether forward and dgrad can also scatter the rows of a BF16 result (moert_scatter). */
+/* Whether forward and dgrad can also store the rows of a BF16 result at `places`. */
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
 /* The size to which forward, dgrad and wgrad of this shape let `split` grow. */
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
-
-/* The groups and rows that a GEMM computes. */
-static inline moert_part moert_part_of(const moert_gemm *gemm) {
-    return gemm->part.end > 0 ? gemm->part
-                              : (moert_part){0, gemm->groups.count, 0, gemm->groups.rows};
-}
 
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);

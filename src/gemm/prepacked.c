@@ -115,7 +115,7 @@ void moert_prepacks_changed(moert_prepacks *prepacks) {
 }
 
 moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
-    moert_device *device = moert_buffer_device(gemm->weight);
+    moert_device *device = moert_buffer_device(gemm->weight.buffer);
     const moert_prepack *prepack = moert_backend_get(device)->prepack;
     moert_prepacked_use use = moert_prepacked_use_of(gemm);
     gemm->prepacked = NULL;
@@ -127,17 +127,17 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
     /* tensor cores cannot do without the copy */
     const bool repeats = prepacks->repeats && prepack->pays_at > 1;
     /* the GEMMs of a weight's parts count as one */
-    const bool counts = !repeats && (gemm->part.first == 0 || prepacks->gemms[use] == 0);
+    const bool counts = !repeats && (gemm->groups.first == 0 || prepacks->gemms[use] == 0);
     if (counts)
         prepacks->gemms[use]++;
     if (prepacks->gemms[use] < prepack->pays_at)
         return MOERT_OK;
-    const moert_prepacked_shape shape = {gemm->shared_weight ? 1 : gemm->groups.count, gemm->n,
-                                         gemm->k, use, gemm->type};
+    const moert_prepacked_shape shape = {gemm->groups.shared ? 1 : gemm->groups.count, gemm->n,
+                                         gemm->k, use, moert_gemm_type(gemm)};
     if (*prepacked == NULL)
         MOERT_TRY(moert_prepacked_create(device, &shape, prepacked));
     if (prepacks->gemms[use] == prepack->pays_at && counts)
-        MOERT_TRY(moert_prepacked_fill(*prepacked, gemm->weight));
+        MOERT_TRY(moert_prepacked_fill(*prepacked, gemm->weight.buffer));
     gemm->prepacked = *prepacked;
     return MOERT_OK;
 }

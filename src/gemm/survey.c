@@ -15,12 +15,13 @@ static moert_status multiply(const moert_backend *by, moert_device *device, floa
         MOERT_TRY_OR(destroy, moert_buffer_create(device, sizeof(float), &buffers[i]));
         MOERT_TRY_OR(destroy, moert_buffer_write(buffers[i], 0, values[i], sizeof(float)));
     }
-    MOERT_TRY_OR(destroy, moert_gemm_run_by(by, &(moert_gemm){.groups = {buffers[3], 1, 1},
-                                                              .n = 1,
-                                                              .k = 1,
-                                                              .x = buffers[0],
-                                                              .weight = buffers[1],
-                                                              .y = buffers[2]}));
+    const moert_gemm gemm = {.groups = {buffers[3], 1, 1},
+                             .n = 1,
+                             .k = 1,
+                             .x = {.buffer = buffers[0]},
+                             .weight = {.buffer = buffers[1]},
+                             .y = {.buffer = buffers[2]}};
+    MOERT_TRY_OR(destroy, moert_gemm_run_by(by, &gemm));
     MOERT_TRY_OR(destroy, moert_buffer_read(buffers[2], 0, product, sizeof *product));
 destroy:
     for (size_t i = 0; i < 4; i++)

@@ -11,7 +11,7 @@
 
 /* With recompute_experts: repeats the forward's first projection and GLU of the experts' rows in
  * `part`, or of the shared expert if it is NULL. */
-static moert_status activate_again(moert_pass *pass, const moert_part *part) {
+static moert_status activate_again(moert_pass *pass, const moert_row_groups *part) {
     moert_block *block = pass->layer->block[part != NULL ? BLOCK_EXPERT_IN : BLOCK_DENSE];
     if (!pass->layer->options.recompute_experts)
         return MOERT_OK;
@@ -25,12 +25,12 @@ static moert_status activate_again(moert_pass *pass, const moert_part *part) {
 /* Computes a chunk's dh from its received dy, then dv. Writes the gradients of the routing weights
  * to `dprob`. */
 static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
-                                      const moert_part *part) {
+                                      const moert_row_groups *part) {
     moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
     const moert_layer_choices *c = &layer->choices;
     const size_t n = pass->plan->plan->rows * o->intermediate;
-    moert_result dh = {.rows = {.dtype = c->v}};
+    moert_result dh = {.rows = {.type = c->v}};
     moert_expert_gemm second;
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_operand_floats(c->v, n),
                                  &dh.rows.buffer));
@@ -63,24 +63,25 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
 static moert_status compute_wgrad(moert_pass *pass) {
     moert_status *status = &pass->status;
     const bool biased = pass->layer->choices.biases;
+    const moert_row_groups all = moert_experts_groups(pass);
     moert_expert_gemm in, second;
     moert_phase_set(MOERT_PHASE_WGRAD);
     moert_note(status,
-               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL, NULL, &in));
+               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, &all, NULL, &in));
     moert_note(status, moert_clones_gemm(pass, &in.gemm));
     const moert_gemm bias = moert_experts_bias_gradient(pass);
     if (biased)
         moert_note(status, moert_clones_gemm(pass, &bias));
     moert_note(status,
-               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL, NULL, &second));
+               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, &all, NULL, &second));
     moert_note(status, moert_clones_gemm(pass, &second.gemm));
-    const moert_scaled_bias biases = moert_experts_biases(pass, NULL, &second.y);
+    const moert_scaled_bias biases = moert_experts_biases(pass, &all, &second.y);
     if (biased)
         moert_note(status, moert_clones_bias_gradient(pass, &biases));
     return pass->status;
 }
 
-static moert_status differentiate_chunk(moert_pass *pass, const moert_part *part) {
+static moert_status differentiate_chunk(moert_pass *pass, const moert_row_groups *part) {
     moert_window *dprob = pass->back.slots;
     moert_result dx;
     moert_expert_gemm in;
@@ -180,7 +181,7 @@ static moert_status add_router(const moert_pass *pass) {
     moert_gemm router = moert_pass_router_gemm(pass, pass->layer->options.router.experts,
                                                pass->result, pass->dlogits);
     router.kind = MOERT_GEMM_DGRAD;
-    router.accumulate = true;
+    router.epilogue.addend = MOERT_ADDEND_FIRST;
     return moert_block_gemm(pass->layer->block[BLOCK_DENSE], DENSE_ROUTER, &router);
 }
 
@@ -202,9 +203,9 @@ static moert_status differentiate_gate(moert_pass *pass, const moert_buffer *dpr
     moert_gemm gemm = moert_pass_router_gemm(pass, 1, pass->input, dlogits);
     MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_GATE, &pass->batch, &gemm,
                                          &mesh->scratch[MOERT_SCRATCH_PARTIAL]));
-    gemm.x = dx;
+    gemm.x.buffer = dx;
     gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.accumulate = true;
+    gemm.epilogue.addend = MOERT_ADDEND_FIRST;
     return moert_block_gemm(dense, DENSE_SHARED_GATE, &gemm);
 }
 

@@ -128,7 +128,7 @@ void moert_block_repeat(moert_block *block, bool repeats) {
 }
 
 moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm) {
-    gemm->weight = block->tensor[tensor].weight;
+    gemm->weight.buffer = block->tensor[tensor].weight;
     return moert_prepacks_take(&block->tensor[tensor].prepacks, gemm);
 }
 
@@ -193,15 +193,16 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         most -= most % PIECE_ROWS;
     size_t rows = moert_min(gemm->n, most);
     moert_gemm part = *gemm;
-    part.groups = (moert_groups){batch->ends, batch->sequences, batch->tokens};
-    part.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
-    part.kind = MOERT_GEMM_WGRAD;
-    part.accumulate = false;
+    part.groups =
+        (moert_row_groups){.ends = batch->ends, .count = batch->sequences, .rows = batch->tokens};
+    part.y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
+    part.epilogue.addend = MOERT_ADDEND_NONE;
+    moert_gemm_set(&part, MOERT_GEMM_WGRAD, moert_gemm_type(gemm));
     MOERT_TRY(moert_buffer_reserve(block->device, rows * row_bytes, scratch));
     for (size_t row = 0; row < gemm->n; row += rows) {
         part.n = moert_min(rows, gemm->n - row);
-        part.y_column = gemm->y_column + row;
-        part.weight = *scratch;
+        part.y.first = gemm->y.first + row;
+        part.weight.buffer = *scratch;
         MOERT_TRY(moert_gemm_run(&part));
         MOERT_TRY(
             moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
@@ -209,7 +210,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     if (gemm->bias == NULL)
         return MOERT_OK;
     part.n = gemm->n;
-    part.y_column = gemm->y_column;
+    part.y.first = gemm->y.first;
     MOERT_TRY(
         moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
     part.bias = *scratch;

@@ -41,10 +41,10 @@ static moert_hop hop_of(moert_dispatch form, size_t hidden) {
 /* What a GEMM of `experts` weights [n,k] can do with its results. */
 static moert_storing storing_of(const moert_device *device, moert_gemm_kind kind, size_t experts,
                                 size_t n, size_t k, moert_dtype type) {
-    const moert_gemm gemm = {
-        .kind = kind, .groups = {.count = experts}, .n = n, .k = k, .type = type};
+    moert_gemm gemm = {.kind = kind, .groups = {.count = experts}, .n = n, .k = k};
     if (device == NULL)
         return (moert_storing){false, false};
+    moert_gemm_set(&gemm, kind, type);
     return (moert_storing){moert_gemm_rounds(device, &gemm), moert_gemm_scatters(device, &gemm)};
 }
 

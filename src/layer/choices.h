@@ -30,7 +30,7 @@ typedef struct moert_hop {
 /* What the last GEMM of a forward or backward can do with results that travel in bf16. */
 typedef struct moert_storing {
     bool rounds;   /* it rounds them */
-    bool scatters; /* it also stores them in the windows of other ranks (moert_scatter) */
+    bool scatters; /* it also stores them in the windows of other ranks */
 } moert_storing;
 
 typedef struct moert_layer_choices {

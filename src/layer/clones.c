@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "comm/mail.h"
+#include "layer/experts.h"
 
 /*
  * A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
@@ -328,7 +329,7 @@ moert_status moert_clones_take(moert_layer *layer) {
 
 /* A gradient of all local slots. `run` computes `rows` of the matrix of each slot in `part`. */
 typedef struct chained {
-    moert_status (*run)(const struct chained *c, const moert_part *part, span rows,
+    moert_status (*run)(const struct chained *c, const moert_row_groups *part, span rows,
                         bool accumulate);
     const void *op;
     tensor result;
@@ -343,8 +344,11 @@ static span all_rows(const chained *c) {
 static void run_slots(const moert_pass *pass, const moert_handover *h, const chained *c,
                       size_t first, size_t end, span rows, bool accumulate) {
     const uint32_t *ends = pass->plan->plan->ends;
-    const moert_part part = {first, end, first > 0 ? ends[first - 1] : 0,
-                             end > 0 ? ends[end - 1] : 0};
+    moert_row_groups part = moert_experts_groups(pass);
+    part.first = first;
+    part.end = end;
+    part.first_row = first > 0 ? ends[first - 1] : 0;
+    part.end_row = end > 0 ? ends[end - 1] : 0;
     if (first < end && *h->status == MOERT_OK)
         moert_note(h->status, c->run(c, &part, rows, accumulate));
 }
@@ -455,8 +459,8 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
 static moert_status run(moert_pass *pass, const chained *c) {
     if (pass->layer->placement->longest > 1)
         return run_chains(pass, begin(pass->layer, &pass->status), c);
-    return pass->status == MOERT_OK ? c->run(c, &(moert_part){0}, all_rows(c), c->accumulate)
-                                    : pass->status;
+    const moert_row_groups all = moert_experts_groups(pass);
+    return pass->status == MOERT_OK ? c->run(c, &all, all_rows(c), c->accumulate) : pass->status;
 }
 
 /* If few experts have clones, their weight gradients [N,K] are handed on in pieces. With many,
@@ -474,39 +478,42 @@ static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
 /* Runs a wgrad of some rows of one slot's [N,K]. Their place in a view of matrices that have just
  * these rows is where they are in the whole weight. */
 static moert_status run_rows(moert_gemm *gemm, span rows) {
-    const size_t slot = gemm->part.first, row_bytes = gemm->k * sizeof(float);
+    const size_t slot = gemm->groups.first, row_bytes = gemm->k * sizeof(float);
     const size_t before = slot * (gemm->n - rows.count) + rows.first;
     moert_buffer *view;
-    MOERT_TRY(moert_buffer_view(gemm->weight, before * row_bytes,
+    MOERT_TRY(moert_buffer_view(gemm->weight.buffer, before * row_bytes,
                                 gemm->groups.count * rows.count * row_bytes, &view));
-    gemm->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
-    gemm->y_column += rows.first;
+    gemm->y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
+    gemm->y.first += rows.first;
     gemm->n = rows.count;
-    gemm->weight = view;
+    gemm->weight.buffer = view;
     const moert_status status = moert_gemm_run(gemm);
     moert_buffer_destroy(view);
     return status;
 }
 
-static moert_status run_gemm(const chained *c, const moert_part *part, span rows, bool accumulate) {
+static moert_status run_gemm(const chained *c, const moert_row_groups *part, span rows,
+                             bool accumulate) {
     moert_gemm gemm = *(const moert_gemm *)c->op;
-    gemm.part = *part;
-    gemm.accumulate = accumulate;
+    gemm.groups = *part;
+    gemm.epilogue.addend = moert_accumulate(accumulate);
     return rows.count < c->result.rows ? run_rows(&gemm, rows) : moert_gemm_run(&gemm);
 }
 
 moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm) {
     const size_t n = gemm->n, k = gemm->k;
     const tensor result = gemm->kind == MOERT_GEMM_WGRAD
-                              ? (tensor){gemm->weight, n, k, pieces_of(pass->layer, n, k), 0}
+                              ? (tensor){gemm->weight.buffer, n, k, pieces_of(pass->layer, n, k), 0}
                               : (tensor){gemm->bias, 1, n, 1, 0};
-    return run(pass, &(chained){run_gemm, gemm, result, gemm->accumulate});
+    return run(pass,
+               &(chained){run_gemm, gemm, result, gemm->epilogue.addend != MOERT_ADDEND_NONE});
 }
 
-static moert_status run_bias(const chained *c, const moert_part *part, span rows, bool accumulate) {
+static moert_status run_bias(const chained *c, const moert_row_groups *part, span rows,
+                             bool accumulate) {
     moert_scaled_bias bias = *(const moert_scaled_bias *)c->op;
     (void)rows;
-    bias.part = *part;
+    bias.groups = *part;
     bias.accumulate = accumulate;
     return moert_scaled_bias_gradient(&bias);
 }

@@ -14,13 +14,12 @@ static moert_glu_form form_of(const moert_dense_glu *glu) {
     return form;
 }
 
-static moert_gemm gemm_of(const moert_dense_glu *glu, size_t n, size_t k) {
+static moert_gemm gemm_of(const moert_dense_glu *glu, moert_gemm_kind kind, size_t n, size_t k) {
     const moert_batch *batch = &glu->batch;
-    return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens},
-                        .n = n,
-                        .k = k,
-                        .type = glu->type,
-                        .shared_weight = true};
+    moert_gemm gemm = {
+        .groups = {batch->ends, batch->sequences, batch->tokens, .shared = true}, .n = n, .k = k};
+    moert_gemm_set(&gemm, kind, glu->type);
+    return gemm;
 }
 
 size_t moert_dense_glu_v_floats(const moert_device *device, moert_dtype type, size_t tokens,
@@ -35,23 +34,25 @@ size_t moert_dense_glu_h_floats(moert_dtype type, size_t tokens, size_t width) {
 
 moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,
                                       moert_buffer *v, moert_buffer *h) {
-    moert_gemm gemm = gemm_of(glu, 2 * glu->width, glu->hidden);
-    gemm.result = type_between(glu);
-    gemm.y = v;
-    gemm.gated = true;
-    gemm.glu = (moert_glu){.form = form_of(glu), .prob = glu->prob, .type = glu->type, .h = h};
-    gemm.drop_v = glu->drop_v;
+    moert_gemm gemm = gemm_of(glu, MOERT_GEMM_FORWARD, 2 * glu->width, glu->hidden);
+    gemm.y = (moert_matrix){.buffer = v, .type = type_between(glu)};
+    gemm.glu = (moert_glu){.gated = MOERT_GATED,
+                           .drop_v = glu->drop_v,
+                           .form = form_of(glu),
+                           .prob = glu->prob,
+                           .type = glu->type,
+                           .h = h};
     MOERT_TRY(moert_operand_take(glu->mesh, glu->type, glu->batch.tokens * glu->hidden, x,
-                                 MOERT_SCRATCH_ROUNDED_X, &gemm.x));
+                                 MOERT_SCRATCH_ROUNDED_X, &gemm.x.buffer));
     return moert_block_gemm(glu->block, glu->first, &gemm);
 }
 
 moert_status moert_dense_glu_forward(const moert_dense_glu *glu, const moert_buffer *x,
                                      moert_buffer *v, moert_buffer *h, moert_buffer *y) {
-    moert_gemm gemm = gemm_of(glu, glu->hidden, glu->width);
+    moert_gemm gemm = gemm_of(glu, MOERT_GEMM_FORWARD, glu->hidden, glu->width);
     MOERT_TRY(moert_dense_glu_activate(glu, x, v, h));
-    gemm.x = h;
-    gemm.y = y;
+    gemm.x.buffer = h;
+    gemm.y.buffer = y;
     return moert_block_gemm(glu->block, glu->first + 1, &gemm);
 }
 
@@ -82,25 +83,21 @@ moert_status moert_dense_glu_backward(const moert_dense_glu *glu, const moert_bu
     moert_mesh *mesh = glu->mesh;
     moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
     const size_t tokens = glu->batch.tokens, n = tokens * glu->hidden;
-    moert_gemm gemm = gemm_of(glu, glu->hidden, glu->width);
+    moert_gemm out = gemm_of(glu, MOERT_GEMM_DGRAD, glu->hidden, glu->width);
+    moert_gemm in = gemm_of(glu, MOERT_GEMM_DGRAD, 2 * glu->width, glu->hidden);
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
                                  moert_operand_floats(type_between(glu), tokens * glu->width),
                                  &dh));
-    gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.x = h;
-    MOERT_TRY(moert_operand_take(mesh, glu->type, n, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
-    MOERT_TRY(moert_block_dense_gradient(glu->block, glu->first + 1, &glu->batch, &gemm, partial));
-    gemm.x = dh;
-    gemm.result = type_between(glu);
-    MOERT_TRY(moert_block_gemm(glu->block, glu->first + 1, &gemm));
-    gemm.result = MOERT_DTYPE_F32;
+    out.x.buffer = h;
+    MOERT_TRY(moert_operand_take(mesh, glu->type, n, dy, MOERT_SCRATCH_ROUNDED_Y, &out.y.buffer));
+    MOERT_TRY(moert_block_dense_gradient(glu->block, glu->first + 1, &glu->batch, &out, partial));
+    out.x = (moert_matrix){.buffer = dh, .type = type_between(glu)};
+    MOERT_TRY(moert_block_gemm(glu->block, glu->first + 1, &out));
     MOERT_TRY(differentiate_activation(glu, v, dh, &dv));
-    gemm.n = 2 * glu->width;
-    gemm.k = glu->hidden;
-    gemm.y = dv;
-    MOERT_TRY(moert_operand_take(mesh, glu->type, n, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(moert_block_dense_gradient(glu->block, glu->first, &glu->batch, &gemm, partial));
-    gemm.x = dx;
-    gemm.accumulate = accumulate;
-    return moert_block_gemm(glu->block, glu->first, &gemm);
+    in.y.buffer = dv;
+    MOERT_TRY(moert_operand_take(mesh, glu->type, n, x, MOERT_SCRATCH_ROUNDED_X, &in.x.buffer));
+    MOERT_TRY(moert_block_dense_gradient(glu->block, glu->first, &glu->batch, &in, partial));
+    in.x.buffer = dx;
+    in.epilogue.addend = moert_accumulate(accumulate);
+    return moert_block_gemm(glu->block, glu->first, &in);
 }

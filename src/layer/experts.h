@@ -12,36 +12,32 @@
 
 #include "layer/internal.h"
 
-/* A row matrix. */
-struct moert_rows {
-    moert_buffer *buffer;
-    size_t stride; /* in elements; 0 = dense */
-    moert_dtype dtype;
-};
-
 /* Where the result of a forward or dgrad goes. */
 typedef struct moert_result {
-    moert_rows rows;
-    moert_scatter scatter; /* of rows, instead of the buffer */
+    moert_matrix rows;
+    const moert_buffer *places; /* of rows, instead of the buffer (moert_gemm_more), or NULL */
 } moert_result;
 
 /* A GEMM that is ready to run, and its row matrices before rounding. */
 typedef struct moert_expert_gemm {
     moert_gemm gemm;
-    moert_rows x, y;
+    moert_gemm_more more;
+    moert_matrix x, y;
 } moert_expert_gemm;
 
+/* The groups of the received rows; all are computed. */
+moert_row_groups moert_experts_groups(const moert_pass *pass);
+
 /*
- * Prepares a GEMM by the weight of `block` on the rows of `part`, or on all rows if it is NULL:
- * makes its operands, and chooses the copy of the weight that it reads. The operands are valid
+ * Prepares a GEMM by the weight of `block` on groups of rows: makes its operands, and chooses the copy of the weight that it reads. The operands are valid
  * until the next call. `result` is NULL for a wgrad, which writes the weight's gradient. If the
  * pass has failed, a wgrad has its shape and no operands.
  */
 moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int block,
-                                const moert_part *part, const moert_result *result,
+                                const moert_row_groups *groups, const moert_result *result,
                                 moert_expert_gemm *planned);
 /* The gradient of the first projection's biases, on all rows. */
 moert_gemm moert_experts_bias_gradient(const moert_pass *pass);
 /* The scaled biases of the second projection, of rows y or dy. */
-moert_scaled_bias moert_experts_biases(const moert_pass *pass, const moert_part *part,
-                                       const moert_rows *rows);
+moert_scaled_bias moert_experts_biases(const moert_pass *pass, const moert_row_groups *groups,
+                                       const moert_matrix *rows);

@@ -58,7 +58,7 @@ static moert_status route(moert_pass *pass) {
                                      : MOERT_OK;
 }
 
-moert_status moert_pass_activate(moert_pass *pass, const moert_part *part) {
+moert_status moert_pass_activate(moert_pass *pass, const moert_row_groups *part) {
     const moert_layer_choices *c = &pass->layer->choices;
     const size_t n = pass->plan->plan->rows * pass->layer->options.intermediate;
     moert_expert_gemm in;
@@ -66,14 +66,14 @@ moert_status moert_pass_activate(moert_pass *pass, const moert_part *part) {
                                 moert_operand_floats(c->h, n), &pass->v, &pass->h));
     if (part->end == part->first)
         return MOERT_OK;
-    const moert_result v = {.rows = {pass->v, 0, c->v}};
+    const moert_result v = {.rows = {.buffer = pass->v, .type = c->v}};
     MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part, &v, &in));
     return moert_gemm_run(&in.gemm);
 }
 
 /* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the
  * next chunk is computed, or as the GEMM stores them (moert_wire_results). */
-static moert_status compute_chunk(moert_pass *pass, const moert_part *part) {
+static moert_status compute_chunk(moert_pass *pass, const moert_row_groups *part) {
     moert_layer *layer = pass->layer;
     moert_result y;
     moert_expert_gemm second;

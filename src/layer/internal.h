@@ -148,7 +148,7 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 
 /* Calls `work` for the experts and rows of each chunk, between its dispatch and its combine. After
  * a failure it calls `work` no more, but still waits for and sends the remaining chunks. */
-typedef moert_status moert_chunk_work(moert_pass *pass, const moert_part *part);
+typedef moert_status moert_chunk_work(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
@@ -159,7 +159,7 @@ moert_status moert_pass_hidden(const moert_pass *pass, size_t v_floats, size_t h
                                moert_buffer **v, moert_buffer **h);
 
 /* h = prob * glu(x W1^T): of the experts' rows in `part`, and of the shared expert. */
-moert_status moert_pass_activate(moert_pass *pass, const moert_part *part);
+moert_status moert_pass_activate(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_activate_shared(moert_pass *pass);
 
 /* ---- probes (layer/probe.h) ---- */
@@ -171,13 +171,12 @@ typedef struct moert_probe_rows {
     size_t stride, bytes;
 } moert_probe_rows;
 moert_status moert_probe_take(const moert_pass *pass, moert_probe_point point,
-                              const moert_probe_rows *rows, const moert_part *part);
+                              const moert_probe_rows *rows, const moert_row_groups *part);
 moert_status moert_probe_take_window(const moert_pass *pass, moert_probe_point point,
                                      const moert_window *window, size_t bytes,
-                                     const moert_part *part);
+                                     const moert_row_groups *part);
 /* The results of a GEMM for the combine. */
-typedef struct moert_rows moert_rows;
 moert_status moert_probe_take_results(const moert_pass *pass, moert_probe_point point,
-                                      const moert_rows *results, const moert_part *part);
+                                      const moert_matrix *results, const moert_row_groups *part);
 /* After the last chunk of the forward or the backward: hashes the digests. Waits for the device. */
 moert_status moert_probe_close(const moert_pass *pass, bool forward);

@@ -79,6 +79,7 @@ static moert_status create(moert_context *context, size_t ep, bool exact, moert_
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
+    made->splitting.split = &made->scratch[MOERT_SCRATCH_ROUNDED_X];
     MOERT_TRY_OR(fail, moert_comm_agree(world, allocate(made, size, size / ep)));
     const size_t position = moert_mesh_position(world, moert_comm_rank(world));
     MOERT_TRY_OR(fail, moert_comm_split(world, position / ep, &made->experts));

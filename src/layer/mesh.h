@@ -60,7 +60,8 @@ struct moert_mesh {
     moert_window *windows[MOERT_SHARED_WINDOWS];
     size_t window_width[MOERT_SHARED_WINDOWS];
     moert_buffer *scratch[MOERT_SCRATCHES];
-    moert_amax_report *reports;      /* [R] */
+    moert_gemm_more splitting;  /* of GEMMs whose split operands are in MOERT_SCRATCH_ROUNDED_X */
+    moert_amax_report *reports; /* [R] */
     struct moert_handover *handover; /* layer/clones.c; NULL until a layer has clones */
     moert_span *spans;         /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
     moert_span *replica_spans; /* [EDP] one leaf for each replica */

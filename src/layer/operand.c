@@ -16,9 +16,9 @@ size_t moert_operand_floats(moert_dtype type, size_t n) {
 
 moert_dtype moert_operand_between(const moert_device *device, moert_dtype type, size_t groups,
                                   size_t hidden, size_t intermediate) {
-    const moert_groups of = {.count = groups};
-    const moert_gemm in = {.groups = of, .n = 2 * intermediate, .k = hidden, .type = type};
-    const moert_gemm out = {.groups = of, .n = hidden, .k = intermediate, .type = type};
+    const moert_gemm in = {
+        .groups.count = groups, .n = 2 * intermediate, .k = hidden, .x.type = type};
+    const moert_gemm out = {.groups.count = groups, .n = hidden, .k = intermediate, .x.type = type};
     const bool rounds = device != NULL && type == MOERT_DTYPE_BF16 &&
                         moert_gemm_rounds(device, &in) && moert_gemm_rounds(device, &out);
     return rounds ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;

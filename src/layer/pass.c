@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "layer/internal.h"
+#include "layer/experts.h"
 #include "layer/operand.h"
 #include "layer/rounding.h"
 
@@ -174,15 +174,12 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
     const moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
     const moert_batch *batch = &pass->batch;
-    moert_gemm gemm = {.groups = {batch->ends, batch->sequences, batch->tokens},
-                       .n = experts,
-                       .k = o->hidden,
-                       .shared_weight = true,
-                       .x = (moert_buffer *)x,
-                       .y = logits};
-    if (layer->choices.splits_router)
-        gemm.split = &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X];
-    return gemm;
+    return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens, .shared = true},
+                        .n = experts,
+                        .k = o->hidden,
+                        .x = {.buffer = (moert_buffer *)x},
+                        .y = {.buffer = logits},
+                        .more = layer->choices.splits_router ? &layer->mesh->splitting : NULL};
 }
 
 /* ---- stages ---- */
@@ -208,7 +205,11 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
     moert_exchange *exchange = pass->layer->mesh->exchange;
     for (size_t c = 0; c < pass->plan->chunks; c++) {
         const moert_chunk chunk = moert_exchange_chunk(pass->plan, c);
-        const moert_part part = {chunk.first, chunk.end, chunk.first_row, chunk.end_row};
+        moert_row_groups part = moert_experts_groups(pass);
+        part.first = chunk.first;
+        part.end = chunk.end;
+        part.first_row = chunk.first_row;
+        part.end_row = chunk.end_row;
         moert_note(&pass->status, moert_exchange_dispatch_wait(exchange, c));
         if (pass->status == MOERT_OK)
             pass->status = work(pass, &part);

@@ -41,7 +41,7 @@ moert_status moert_plant_bit(const moert_plant *plant, moert_buffer *buffer, siz
 
 /* Flips the planted bit if its row is in the part. */
 static moert_status plant(const moert_pass *pass, moert_probe_point point,
-                          const moert_probe_rows *rows, const moert_part *part) {
+                          const moert_probe_rows *rows, const moert_row_groups *part) {
     const moert_plant *planted = pass->layer->probe->plant[point];
     const size_t total = pass->plan->plan->rows, words = rows->bytes / sizeof(uint32_t);
     const size_t row = planted != NULL && total > 0 ? planted->word % total : total;
@@ -63,7 +63,7 @@ static moert_status reserve(moert_probe *probe, const moert_pass *pass) {
 }
 
 moert_status moert_probe_take(const moert_pass *pass, moert_probe_point point,
-                              const moert_probe_rows *rows, const moert_part *part) {
+                              const moert_probe_rows *rows, const moert_row_groups *part) {
     moert_probe *probe = pass->layer->probe;
     if (probe == NULL || probe->closed[point >= MOERT_PROBE_DY])
         return MOERT_OK;
@@ -82,14 +82,14 @@ moert_status moert_probe_take(const moert_pass *pass, moert_probe_point point,
 
 moert_status moert_probe_take_window(const moert_pass *pass, moert_probe_point point,
                                      const moert_window *window, size_t bytes,
-                                     const moert_part *part) {
+                                     const moert_row_groups *part) {
     const moert_probe_rows rows = {moert_window_rows(window), moert_window_stride(window), bytes};
     return moert_probe_take(pass, point, &rows, part);
 }
 
 moert_status moert_probe_take_results(const moert_pass *pass, moert_probe_point point,
-                                      const moert_rows *results, const moert_part *part) {
-    const size_t bytes = results->dtype == MOERT_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+                                      const moert_matrix *results, const moert_row_groups *part) {
+    const size_t bytes = results->type == MOERT_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const moert_probe_rows rows = {results->buffer, results->stride * bytes / sizeof(float),
                                    pass->layer->options.hidden * bytes};
     return moert_probe_take(pass, point, &rows, part);

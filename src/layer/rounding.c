@@ -101,7 +101,9 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
     MOERT_TRY(reserve_bytes(layer->mesh, MOERT_SCRATCH_ENDS, experts * sizeof(uint32_t), &ends));
     MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
     source.groups.ends = ends;
-    const moert_gemm forward = {.gated = block == BLOCK_EXPERT_IN, .glu.form = layer->options.glu};
+    const moert_gemm forward = {
+        .glu = {.gated = block == BLOCK_EXPERT_IN ? MOERT_GATED : MOERT_UNGATED,
+                .form = layer->options.glu}};
     MOERT_TRY(refresh_use(layer, block, moert_prepacked_use_of(&forward), &source, n));
     return refresh_use(layer, block, MOERT_PREPACKED_DGRAD, &source, n);
 }
@@ -123,7 +125,7 @@ moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *
         return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
     gemm->prepacked = rounded->prepacked[use];
     if (gemm->prepacked == NULL)
-        gemm->weight = rounded->weight[use];
+        gemm->weight.buffer = rounded->weight[use];
     return MOERT_OK;
 }
 
@@ -174,7 +176,7 @@ moert_status moert_round_tell_replicas(moert_layer *layer, moert_status status) 
 }
 
 /* *dense = rows without gaps: copies rows of a window that has gaps to scratch. */
-static moert_status close_gaps(moert_mesh *mesh, const moert_rows *rows, size_t count,
+static moert_status close_gaps(moert_mesh *mesh, const moert_matrix *rows, size_t count,
                                size_t columns, moert_buffer **dense) {
     *dense = rows->buffer;
     if (rows->stride <= columns)
@@ -203,20 +205,21 @@ static moert_status take_amax(moert_pass *pass, const moert_gemm *gemm, const ma
 }
 
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
-                              moert_rows *rows) {
+                              moert_matrix *rows) {
     moert_layer *layer = pass->layer;
     const moert_layer_choices *c = &layer->choices;
     moert_mesh *mesh = layer->mesh;
-    matrix values = {gemm->groups, y ? gemm->n : gemm->k, NULL};
+    matrix values = {
+        {gemm->groups.ends, gemm->groups.count, gemm->groups.rows}, y ? gemm->n : gemm->k, NULL};
     const size_t n = values.groups.rows * values.columns;
     moert_buffer *target, *amax = NULL;
     moert_quantize op;
-    if (!c->quantizes && rows->dtype == c->operand)
+    if (!c->quantizes && rows->type == c->operand)
         return MOERT_OK;
     MOERT_TRY(reserve_bytes(mesh, y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X,
                             n * moert_dtype_bits(c->operand) / 8, &target));
     MOERT_TRY(close_gaps(mesh, rows, values.groups.rows, values.columns, &values.values));
-    *rows = (moert_rows){target, 0, c->operand};
+    *rows = (moert_matrix){.buffer = target, .type = c->operand};
     if (!c->quantizes)
         return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, c->operand, n,
                                             values.values, target});

@@ -34,7 +34,7 @@ void moert_round_free(moert_layer *layer);
 /* Rounds operand x or y of a GEMM by `block` to scratch; rows of the operands' dtype stay as they
  * are. Collective over the world with global scales, except for a wgrad. */
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
-                              moert_rows *rows);
+                              moert_matrix *rows);
 
 /* Starts a forward or backward, which has two gathers with NVFP4. Call it before anything
  * that can fail on some ranks only. */

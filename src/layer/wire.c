@@ -65,19 +65,20 @@ moert_status moert_wire_round(const moert_pass *pass) {
                                         .target = pass->result});
 }
 
-moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_rows *rows) {
+moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_matrix *rows) {
     moert_layer *layer = pass->layer;
     const moert_layer_choices *c = &layer->choices;
     const size_t received = pass->plan->plan->rows, hidden = layer->options.hidden,
                  width = moert_window_stride(window);
     moert_buffer *const arrived = moert_window_rows(window);
     const bool bf16 = c->received == MOERT_DTYPE_BF16;
-    *rows = (moert_rows){arrived, bf16 ? width * BF16_PER_FLOAT : width, c->received};
+    *rows = (moert_matrix){
+        .buffer = arrived, .type = c->received, .stride = bf16 ? width * BF16_PER_FLOAT : width};
     if (bf16 || c->forth.form == MOERT_DISPATCH_F32)
         return MOERT_OK;
     moert_quantize op = quantize_of(layer, received, width, NULL, arrived);
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, received * hidden, &op.x));
-    *rows = (moert_rows){op.x, hidden, MOERT_DTYPE_F32};
+    *rows = (moert_matrix){.buffer = op.x, .stride = hidden};
     if (c->forth.form == MOERT_DISPATCH_MXFP8)
         return moert_dequantize_run(&op);
     const moert_buffer *payload = arrived;
@@ -125,7 +126,7 @@ moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *re
     const size_t rows = pass->plan->plan->rows, width = moert_window_stride(back->window),
                  stride = width * (bf16 ? BF16_PER_FLOAT : 1);
     moert_buffer **buffer = &result->rows.buffer;
-    *result = (moert_result){.rows = {moert_window_rows(back->window), stride, MOERT_DTYPE_F32}};
+    *result = (moert_result){.rows = {.buffer = moert_window_rows(back->window), .stride = stride}};
     if (!bf16 && !sent)
         return MOERT_OK;
     const bool scatters =
@@ -134,11 +135,9 @@ moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *re
         return moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, rows * stride, buffer);
     /* the GEMM rounds its result and stores it to this rank's window, to the windows of all ranks
      * (scatter), or to scratch, from where it is sent */
-    result->rows.dtype = MOERT_DTYPE_BF16;
-    if (scatters) {
-        result->scatter.runs = pass->plan->plan->ranks;
-        return moert_exchange_push(mesh->exchange, back, &result->scatter.places);
-    }
+    result->rows.type = MOERT_DTYPE_BF16;
+    if (scatters)
+        return moert_exchange_push(mesh->exchange, back, &result->places);
     return sent ? moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y, rows * width, buffer)
                 : MOERT_OK;
 }
@@ -150,9 +149,9 @@ moert_status moert_wire_return(moert_pass *pass, const moert_result *result) {
     const bool bf16 = pass->layer->choices.back.form == MOERT_DISPATCH_BF16,
                sent = back->cells != NULL;
     moert_buffer *rows = result->rows.buffer, *target = moert_window_rows(back->window);
-    if (result->scatter.places != NULL)
+    if (result->places != NULL)
         return MOERT_OK;
-    if (bf16 && result->rows.dtype == MOERT_DTYPE_F32) {
+    if (bf16 && result->rows.type == MOERT_DTYPE_F32) {
         if (sent)
             MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE, floats, &target));
         MOERT_TRY(

@@ -18,7 +18,7 @@ moert_status moert_wire_round(const moert_pass *pass);
 /* *rows = the rows [M,H] that a window received, as the experts' GEMMs get them
  * (moert_layer_choices.received): in the window or, if they must be converted, in a scratch buffer
  * that is valid until the next unpack. */
-moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_rows *rows);
+moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_matrix *rows);
 
 /* Prepares pass->back for the experts' results. Its window gets room for pass->plan. In forward, if
  * ranks push the results to the tokens' ranks, it also gets cells. Collective when the window is

@@ -22,7 +22,7 @@
 /* Tokens of this rank, and their rows of operands and results. */
 typedef struct chunk {
     size_t first;
-    moert_groups groups;
+    moert_row_groups groups;
     moert_buffer *x, *dx, *target, *loss;
 } chunk;
 
@@ -83,7 +83,7 @@ static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk 
     moert_buffer *end = NULL;
     if (rows == batch->tokens) {
         *taken = (chunk){0,
-                         {batch->ends, batch->sequences, batch->tokens},
+                         {batch->ends, batch->sequences, batch->tokens, .shared = true},
                          run->final_normed,
                          run->dn,
                          run->targets,
@@ -97,7 +97,8 @@ static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk 
     MOERT_TRY(moert_model_reserve(run->model, rows, &head->loss));
     MOERT_TRY(
         moert_buffer_copy(run->final_normed, first * row_bytes, head->x, 0, rows * row_bytes));
-    *taken = (chunk){first, {end, 1, rows}, head->x, head->dx, head->target, head->loss};
+    *taken =
+        (chunk){first, {end, 1, rows, .shared = true}, head->x, head->dx, head->target, head->loss};
     return moert_buffer_copy(run->targets, first * sizeof(int32_t), head->target, 0,
                              rows * sizeof(int32_t));
 }
@@ -117,10 +118,9 @@ static moert_status give_rows(const chunk *from, const moert_buffer *rows, size_
  * space of its float32 logits. */
 static moert_status make_gemm(moert_run *run, moert_gemm_kind kind, moert_gemm *gemm) {
     const moert_model_config *c = run->config;
-    *gemm = moert_model_gemm(run, c->vocabulary, c->hidden, NULL, run->logits);
-    gemm->kind = kind;
-    if (kind != MOERT_GEMM_FORWARD && gemm->type != MOERT_DTYPE_F32)
-        gemm->ldy = 2 * c->vocabulary;
+    *gemm = moert_model_gemm(run, kind, c->vocabulary, c->hidden, NULL, run->logits);
+    if (gemm->y.type != MOERT_DTYPE_F32)
+        gemm->y.stride = 2 * c->vocabulary;
     return kind == MOERT_GEMM_WGRAD
                ? MOERT_OK
                : moert_block_take_weight(run->model->outer, moert_model_head(run->model), gemm);
@@ -129,7 +129,7 @@ static moert_status make_gemm(moert_run *run, moert_gemm_kind kind, moert_gemm *
 static moert_status run_gemm(const moert_gemm *gemm, const chunk *rows, moert_buffer *x) {
     moert_gemm of_chunk = *gemm;
     of_chunk.groups = rows->groups;
-    of_chunk.x = x;
+    of_chunk.x.buffer = x;
     return moert_gemm_run(&of_chunk);
 }
 
@@ -252,8 +252,8 @@ static moert_status run_sequence(pass *p, size_t index) {
         MOERT_TRY(run_chunk(p, &rows));
         if (!collects)
             continue;
-        p->wgrad.weight = p->sum[p->depth];
-        p->wgrad.accumulate = p->again || at > 0;
+        p->wgrad.weight.buffer = p->sum[p->depth];
+        p->wgrad.epilogue.addend = moert_accumulate(p->again || at > 0);
         MOERT_TRY(run_gemm(&p->wgrad, &rows, rows.x));
     }
     return collects ? close_sum(p, index) : MOERT_OK;
@@ -289,7 +289,7 @@ moert_status moert_head_loss(moert_run *run) {
     MOERT_TRY(run_chunk(&p, &all));
     if (run->slope == 0.0f || run->config->tied_embeddings)
         return MOERT_OK;
-    p.wgrad.x = all.x;
+    p.wgrad.x.buffer = all.x;
     return moert_block_dense_gradient(run->model->outer, OUTER_HEAD, &run->batch, &p.wgrad,
                                       &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
@@ -305,13 +305,13 @@ static moert_status collect_tied(moert_run *run) {
     moert_gemm gemm;
     MOERT_TRY(moert_model_reserve(run->model, rows * row_floats, partial));
     MOERT_TRY(make_gemm(run, MOERT_GEMM_WGRAD, &gemm));
-    gemm.ldy = gemm.ldy > 0 ? gemm.ldy : c->vocabulary;
-    gemm.x = run->final_normed;
-    gemm.weight = *partial;
-    gemm.accumulate = true;
+    gemm.y.stride = gemm.y.stride > 0 ? gemm.y.stride : c->vocabulary;
+    gemm.x.buffer = run->final_normed;
+    gemm.weight.buffer = *partial;
+    gemm.epilogue.addend = MOERT_ADDEND_FIRST;
     for (size_t row = 0; row < c->vocabulary && sequences > 0; row += rows) {
         gemm.n = moert_min(rows, c->vocabulary - row);
-        gemm.y_column = row;
+        gemm.y.first = row;
         MOERT_TRY(moert_embedding_backward(&(moert_embedding_part){.sequences = sequences,
                                                                    .length = run->length,
                                                                    .hidden = c->hidden,

@@ -195,17 +195,17 @@ static inline moert_status moert_model_round(const moert_run *run, size_t column
                                         run->batch.tokens * columns, floats, bf16});
 }
 
-/* The GEMM of a dense layer over the batch, y[T,n] = x[T,k] weight^T, without the weight. The
- * GEMM's inputs among x and y have the operands' dtype. */
-static inline moert_gemm moert_model_gemm(const moert_run *run, size_t n, size_t k,
-                                          const moert_buffer *x, const moert_buffer *y) {
-    return (moert_gemm){.groups = {run->batch.ends, run->batch.sequences, run->batch.tokens},
-                        .n = n,
-                        .k = k,
-                        .type = moert_model_type(run->model),
-                        .shared_weight = true,
-                        .x = (moert_buffer *)x,
-                        .y = (moert_buffer *)y};
+/* The GEMM of a dense layer over the batch, with matrices x[T,k] and y[T,n], without the weight. */
+static inline moert_gemm moert_model_gemm(const moert_run *run, moert_gemm_kind kind, size_t n,
+                                          size_t k, const moert_buffer *x, const moert_buffer *y) {
+    moert_gemm gemm = {
+        .groups = {run->batch.ends, run->batch.sequences, run->batch.tokens, .shared = true},
+        .n = n,
+        .k = k,
+        .x.buffer = (moert_buffer *)x,
+        .y.buffer = (moert_buffer *)y};
+    moert_gemm_set(&gemm, kind, moert_model_type(run->model));
+    return gemm;
 }
 
 /* The documents of the batch for attention, and their positions for rotations; NULL: each sequence

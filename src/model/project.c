@@ -9,68 +9,62 @@ static moert_buffer **partial_scratch(moert_model *model) {
 
 /* ---- projections ---- */
 
-/* The GEMM of parameter `index` without its operands. */
-static moert_gemm gemm_of(const moert_run *run, const moert_run_layer *layer, size_t index,
-                          const moert_buffer *x, const moert_buffer *y) {
+/* The GEMM of parameter `index` without its weight. Only a dgrad has no bias. */
+static moert_gemm gemm_of(const moert_run *run, const moert_run_layer *layer, moert_gemm_kind kind,
+                          size_t index, const moert_buffer *x, const moert_buffer *y) {
     const moert_model_parameter *parameter = &run->model->attention.parameter[index];
-    moert_gemm gemm = moert_model_gemm(run, parameter->rows, parameter->columns, x, y);
-    if (index + 1 < run->model->attention.parameters && parameter[1].is_bias)
+    moert_gemm gemm = moert_model_gemm(run, kind, parameter->rows, parameter->columns, x, y);
+    if (kind != MOERT_GEMM_DGRAD && index + 1 < run->model->attention.parameters &&
+        parameter[1].is_bias)
         gemm.bias = layer->of->attention->tensor[MOERT_ATTENTION_FIRST + index + 1].weight;
     return gemm;
 }
 
-moert_status moert_model_project(moert_run *run, moert_run_layer *layer, size_t index,
-                                 const moert_buffer *x, moert_buffer *y) {
-    const moert_gemm gemm = gemm_of(run, layer, index, x, y);
-    return moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+static moert_status run_gemm(const moert_run_layer *layer, size_t index, const moert_gemm *gemm) {
+    return moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, gemm);
 }
 
-/* The GEMM of dx = dy weight. */
-static moert_gemm dgrad_of(const moert_run *run, const moert_run_layer *layer, size_t index,
-                           const moert_buffer *dy, const moert_buffer *dx) {
-    moert_gemm gemm = gemm_of(run, layer, index, dx, dy);
-    gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.bias = NULL;
-    return gemm;
+moert_status moert_model_project(moert_run *run, moert_run_layer *layer, size_t index,
+                                 const moert_buffer *x, moert_buffer *y) {
+    const moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_FORWARD, index, x, y);
+    return run_gemm(layer, index, &gemm);
 }
 
 moert_status moert_model_differentiate_input(moert_run *run, moert_run_layer *layer, size_t index,
                                              const moert_buffer *dy, moert_buffer *dx,
                                              bool accumulate) {
-    moert_gemm gemm = dgrad_of(run, layer, index, dy, dx);
-    gemm.accumulate = accumulate;
-    return moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+    moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_DGRAD, index, dx, dy);
+    gemm.epilogue.addend = moert_accumulate(accumulate);
+    return run_gemm(layer, index, &gemm);
 }
 
-/* Runs a GEMM whose result to->rows, its y or x, has `columns` columns. */
-static moert_status run_to(moert_run *run, moert_run_layer *layer, size_t index,
-                           const moert_gemm *gemm, size_t columns, const moert_model_target *to) {
-    moert_gemm by = *gemm;
+/* Runs a GEMM whose result, its y or x, has `columns` columns and the type to->type. */
+static moert_status run_to(moert_run *run, moert_run_layer *layer, size_t index, moert_gemm *gemm,
+                           size_t columns, const moert_model_target *to) {
+    moert_matrix *result = gemm->kind == MOERT_GEMM_FORWARD ? &gemm->y : &gemm->x;
     const bool cast = to->type == MOERT_DTYPE_BF16 && !moert_gemm_rounds(run->device, gemm);
-    if (cast)
-        *(gemm->kind == MOERT_GEMM_FORWARD ? &by.y : &by.x) = to->floats;
-    else
-        by.result = to->type;
-    MOERT_TRY(moert_block_gemm(layer->of->attention, MOERT_ATTENTION_FIRST + index, &by));
+    *result = cast ? (moert_matrix){.buffer = to->floats}
+                   : (moert_matrix){.buffer = to->rows, .type = to->type};
+    MOERT_TRY(run_gemm(layer, index, gemm));
     return cast ? moert_model_round(run, columns, to->floats, to->rows) : MOERT_OK;
 }
 
 moert_status moert_model_project_to(moert_run *run, moert_run_layer *layer, size_t index,
                                     const moert_buffer *x, const moert_model_target *y) {
-    const moert_gemm gemm = gemm_of(run, layer, index, x, y->rows);
+    moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_FORWARD, index, x, NULL);
     return run_to(run, layer, index, &gemm, gemm.n, y);
 }
 
 moert_status moert_model_differentiate_input_to(moert_run *run, moert_run_layer *layer,
                                                 size_t index, const moert_buffer *dy,
                                                 const moert_model_target *dx) {
-    const moert_gemm gemm = dgrad_of(run, layer, index, dy, dx->rows);
+    moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_DGRAD, index, NULL, dy);
     return run_to(run, layer, index, &gemm, gemm.k, dx);
 }
 
 moert_status moert_model_differentiate_weight(moert_run *run, moert_run_layer *layer, size_t index,
                                               const moert_buffer *x, const moert_buffer *dy) {
-    const moert_gemm gemm = gemm_of(run, layer, index, x, dy);
+    const moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_WGRAD, index, x, dy);
     return moert_block_dense_gradient(layer->of->attention, MOERT_ATTENTION_FIRST + index,
                                       &run->batch, &gemm, partial_scratch(run->model));
 }
@@ -80,8 +74,8 @@ moert_status moert_model_differentiate_dense(moert_run *run, moert_block *block,
     moert_gemm gemm = *dense;
     MOERT_TRY(
         moert_block_dense_gradient(block, index, &run->batch, &gemm, partial_scratch(run->model)));
-    gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.x = dx;
+    moert_gemm_set(&gemm, MOERT_GEMM_DGRAD, moert_gemm_type(dense));
+    gemm.x.buffer = dx;
     return moert_block_gemm(block, index, &gemm);
 }
 

@@ -1,7 +1,7 @@
 /*
  * Biases of groups of rows: that of an expert's second projection, scaled by each row's routing
  * weight, which the GLU has already applied to the GEMM's result; and biases of dense layers, which
- * have no `prob` and are `shared` by all groups. The groups of a dense layer are sequences, so that
+ * have no `prob` and one bias for all groups. The groups of a dense layer are sequences, so that
  * dbias is a partial gradient for each sequence.
  */
 #pragma once
@@ -9,13 +9,11 @@
 #include "gemm/gemm.h"
 
 typedef struct moert_scaled_bias {
-    moert_groups groups;
-    moert_part part; /* the groups to compute; zeros: all */
+    moert_row_groups groups; /* if `shared`, they have one bias */
     size_t n, ldy;
     const moert_buffer *prob; /* [M] at stride prob_stride; NULL: no scale */
     size_t prob_stride;
-    const moert_buffer *bias; /* [G,n], or [n] if `shared` */
-    bool shared;
+    const moert_buffer *bias; /* [G,n], or [n] if groups are shared */
     moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; dprob and gradient read
                             dy here */
     moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */

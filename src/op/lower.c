@@ -3,14 +3,6 @@
 
 #include "op/op.h"
 
-/* An operand or a result as the GEMM gets it. */
-typedef struct lowered {
-    moert_dtype type;
-    size_t stride;
-    bool wide; /* this operand is float32, and the other one has a smaller type */
-    const moert_quantized *quantized;
-} lowered;
-
 static bool is_quantized(const moert_operand *operand) {
     return operand->how.size != 0;
 }
@@ -55,35 +47,48 @@ moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q)
                                                   : value_type(op, &op->options.y);
 }
 
-static lowered lower_operand(const moert_op *op, const moert_operand *operand,
-                             moert_op_buffer payload, size_t width) {
-    if (!is_quantized(operand))
-        return (lowered){.type = operand->type, .stride = (size_t)operand->stride};
-    const moert_conversion *c = conversion_of(op, payload);
-    const moert_dtype type = value_type(op, operand);
-    const moert_quantized *quantized =
-        c->discrete_quantized != NULL ? c->discrete_quantized : &c->quantized;
-    return (lowered){type, width, type != operand_type(op), c->direct ? quantized : NULL};
-}
-
-static lowered lower_result(const moert_operand *result, size_t width) {
-    if (is_quantized(result))
-        return (lowered){.type = MOERT_DTYPE_F32, .stride = width};
-    return (lowered){.type = result->type, .stride = (size_t)result->stride};
-}
-
-static lowered lower_rows(const moert_op *op, const moert_op_rows *rows, const moert_operand *o,
-                          moert_op_buffer payload) {
-    return rows->input    ? lower_operand(op, o, payload, rows->width)
-           : rows->output ? lower_result(o, rows->width)
-                          : (lowered){.stride = 0};
-}
-
 /* The buffer that the GEMM gets: the caller's or, if quantized, that of the values; NULL if the
  * backend needs no values. */
 static moert_buffer *gemm_buffer(const moert_op *op, const moert_op_buffers *b,
                                  moert_op_buffer which) {
     return conversion_of(op, which) != NULL ? op->values[which] : *moert_op_buffer_at(b, which);
+}
+
+static moert_matrix lower_operand(const moert_op *op, const moert_op_buffers *b,
+                                  const moert_operand *operand, moert_op_buffer which,
+                                  size_t width) {
+    moert_matrix m = {.buffer = gemm_buffer(op, b, which),
+                      .type = operand->type,
+                      .stride = (size_t)operand->stride};
+    if (!is_quantized(operand))
+        return m;
+    const moert_conversion *c = conversion_of(op, which);
+    m.type = value_type(op, operand);
+    m.stride = width;
+    if (c->direct)
+        m.quantized = c->discrete_quantized != NULL ? c->discrete_quantized : &c->quantized;
+    return m;
+}
+
+static moert_matrix lower_result(const moert_op *op, const moert_op_buffers *b,
+                                 const moert_operand *result, moert_op_buffer which, size_t width) {
+    moert_matrix m = {.buffer = gemm_buffer(op, b, which), .stride = width};
+    if (!is_quantized(result)) {
+        m.type = result->type;
+        m.stride = (size_t)result->stride;
+    }
+    return m;
+}
+
+/* Rows x or y. */
+static moert_matrix lower_rows(const moert_op *op, const moert_op_buffers *b,
+                               const moert_op_rows *rows, const moert_operand *o,
+                               moert_op_buffer which) {
+    moert_matrix m = rows->input    ? lower_operand(op, b, o, which, rows->width)
+                     : rows->output ? lower_result(op, b, o, which, rows->width)
+                                    : (moert_matrix){.stride = 0};
+    m.gather = rows->gathered ? b->gather : NULL;
+    return m;
 }
 
 /* Stand-ins for the buffers of an execute, which are only tested for NULL. */
@@ -99,10 +104,12 @@ static moert_op_buffers stand_ins(const moert_op *op) {
 static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool forward = o->kind == MOERT_OP_GLU, backward = o->kind == MOERT_OP_DGLU;
-    const lowered d = lower_result(&o->d, backward ? 2 * op->glu_width : op->glu_width);
     moert_glu glu = {.form = o->glu, .prob_stride = 1};
     if (!forward && !backward)
         return glu;
+    const moert_matrix d =
+        lower_result(op, b, &o->d, MOERT_OP_BUFFER_d, backward ? 2 * op->glu_width : op->glu_width);
+    glu.gated = forward ? MOERT_GATED : MOERT_GATED_BACKWARD;
     glu.rows = o->rows;
     glu.width = op->glu_width;
     glu.run = op->run;
@@ -110,7 +117,7 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     glu.prob = b->prob;
     glu.type = d.type;
     glu.ldh = d.stride;
-    *(forward ? &glu.h : &glu.dv) = gemm_buffer(op, b, MOERT_OP_BUFFER_d);
+    *(forward ? &glu.h : &glu.dv) = d.buffer;
     if (forward)
         return glu;
     glu.v = b->c;
@@ -121,21 +128,23 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     return glu;
 }
 
-/* A dGLU with an offset ignores alpha and beta, as in cuDNN. Global scales multiply the sums of a
- * dGLU. */
-static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers *b) {
+/* What an op adds to a plain GEMM. A dGLU with an offset ignores alpha and beta, as in cuDNN. Global
+ * scales multiply the sums of a dGLU. */
+static moert_gemm_more lower_more(const moert_op *op, const moert_op_buffers *b, bool scales) {
     const moert_op_options *o = &op->options;
-    const bool dglu = o->kind == MOERT_OP_DGLU, scales = !dglu || o->glu.offset == 0.0f;
-    const moert_buffer *alpha = op->alphas != NULL && !dglu ? op->alphas : b->alpha;
-    return (moert_epilogue){.alpha = scales ? alpha : NULL,
-                            .beta = scales ? b->beta : NULL,
-                            .add = o->accumulate,
-                            .bias_type = o->bias_type,
-                            .bias_scale = b->bias_scale,
-                            .row_weight = b->row_weight,
-                            .prob = moert_op_has_glu(op) ? NULL : b->prob,
-                            .acc_scale = dglu ? op->alphas : NULL,
-                            .amax = b->amax};
+    return (moert_gemm_more){.weights =
+                                 op->discrete_values != NULL ? op->discrete_values : b->weights,
+                             .discrete = o->weight.discrete,
+                             .divisor = op->x.divisor,
+                             .row_multiple = o->row_multiple,
+                             .workspace = (moert_workspace *)&op->work,
+                             .bias_type = o->bias_type,
+                             .beta = scales ? b->beta : NULL,
+                             .bias_scale = b->bias_scale,
+                             .row_weight = b->row_weight,
+                             .prob = moert_op_has_glu(op) ? NULL : b->prob,
+                             .acc_scale = o->kind == MOERT_OP_DGLU ? op->alphas : NULL,
+                             .amax = b->amax};
 }
 
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
@@ -148,50 +157,28 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
     const moert_op_options *o = &op->options;
     const moert_op_buffers substitutes = stand_ins(op);
     const moert_op_buffers *b = buffers != NULL ? buffers : &substitutes;
-    const bool glu = o->kind == MOERT_OP_GLU, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    const lowered x = lower_rows(op, &op->x, &o->x, MOERT_OP_BUFFER_x);
-    const lowered y = lower_rows(op, &op->y, &o->y, MOERT_OP_BUFFER_y);
-    lowered weight = {.type = o->weight.type};
-    if (!wgrad)
-        weight = lower_operand(op, &o->weight, MOERT_OP_BUFFER_weight, o->k);
-    *more = (moert_gemm_more){
-        .epilogue = lower_epilogue(op, b),
-        .weights = op->discrete_values != NULL ? op->discrete_values : b->weights,
-        .discrete = o->weight.discrete,
-        .x_gather = op->x.gathered ? b->gather : NULL,
-        .y_gather = op->y.gathered ? b->gather : NULL,
-        .divisor = op->x.divisor,
-        .x_quantized = x.quantized,
-        .weight_quantized = weight.quantized,
-        .y_quantized = y.quantized,
-        .wide_x = x.wide,
-        .wide_weight = weight.wide,
-        .wide_y = y.wide,
-        .row_multiple = o->row_multiple,
-        .workspace = (moert_workspace *)&op->work,
-    };
-    return (moert_gemm){
+    const bool dglu = o->kind == MOERT_OP_DGLU, scales = !dglu || o->glu.offset == 0.0f;
+    const moert_buffer *alpha = op->alphas != NULL && !dglu ? op->alphas : b->alpha;
+    *more = lower_more(op, b, scales);
+    moert_gemm gemm = {
         .kind = kinds[o->kind],
         .groups = {b->ends, o->groups, o->rows},
         .n = o->n,
         .k = o->k,
-        .type = operand_type(op),
-        .result = glu            ? o->c.type
-                  : op->x.output ? x.type
-                  : wgrad        ? weight.type
-                                 : y.type,
-        .x = gemm_buffer(op, b, MOERT_OP_BUFFER_x),
-        .ldx = x.stride,
-        .y = glu ? b->c : gemm_buffer(op, b, MOERT_OP_BUFFER_y),
-        .ldy = glu ? (size_t)o->c.stride : y.stride,
-        .weight = gemm_buffer(op, b, MOERT_OP_BUFFER_weight),
+        .x = lower_rows(op, b, &op->x, &o->x, MOERT_OP_BUFFER_x),
+        .y = lower_rows(op, b, &op->y, &o->y, MOERT_OP_BUFFER_y),
+        .weight = {.buffer = gemm_buffer(op, b, MOERT_OP_BUFFER_weight), .type = o->weight.type},
         .bias = b->bias,
-        .gated = glu                        ? MOERT_GATED
-                 : o->kind == MOERT_OP_DGLU ? MOERT_GATED_BACKWARD
-                                            : MOERT_UNGATED,
         .glu = lower_glu(op, b),
+        .epilogue = {.alpha = scales ? alpha : NULL,
+                     .addend = o->accumulate ? MOERT_ADDEND_LAST : MOERT_ADDEND_NONE},
         .more = more,
     };
+    if (o->kind != MOERT_OP_GEMM_WGRAD)
+        gemm.weight = lower_operand(op, b, &o->weight, MOERT_OP_BUFFER_weight, o->k);
+    if (o->kind == MOERT_OP_GLU)
+        gemm.y = (moert_matrix){b->c, o->c.type, .stride = (size_t)o->c.stride};
+    return gemm;
 }
 
 static bool is_fp8(const moert_operand *operand) {

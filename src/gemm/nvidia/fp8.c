@@ -26,44 +26,42 @@ _Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 
                    MOERT_ARENA_BYTES,
                "what lies in the arena");
 
-static moert_buffer *bytes_of(const moert_nvidia_operand *o) {
+static moert_buffer *bytes_of(const moert_matrix *o) {
     return o->quantized != NULL ? (moert_buffer *)o->quantized->q : o->buffer;
 }
 
-static bool is_block(const moert_nvidia_operand *o) {
+static bool is_block(const moert_matrix *o) {
     return o->quantized != NULL && o->quantized->format == MOERT_FORMAT_FP8_BLOCK;
 }
 
-static bool is_fp8(const moert_gemm *gemm, const moert_nvidia_operand *o) {
-    return o->quantized != NULL ? is_block(o) : !o->wide && moert_dtype_bits(gemm->type) == 8;
+static bool is_fp8(const moert_matrix *o) {
+    return o->quantized != NULL ? is_block(o) : moert_dtype_bits(o->type) == 8;
 }
 
 bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
-    if (gemm->kind == MOERT_GEMM_BIAS_GRAD || gemm->gated)
+    if (gemm->kind == MOERT_GEMM_BIAS_GRAD || gemm->glu.gated)
         return false;
-    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
-                               b = moert_nvidia_second_operand(gemm);
-    return is_fp8(gemm, &a) && is_fp8(gemm, &b);
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
+    return is_fp8(&a) && is_fp8(&b);
 }
 
 /* Whether a quantized operand is stored as a wgrad needs it. The reduction of a wgrad runs over
  * rows, so blocks must span rows, and bytes of consecutive rows must be contiguous. */
-static bool is_stored_for_wgrad(const moert_nvidia_operand *o) {
+static bool is_stored_for_wgrad(const moert_matrix *o) {
     return o->quantized != NULL && o->quantized->axis == MOERT_AXIS_COLUMN &&
            o->quantized->transposed;
 }
 
 static bool is_transposed(const moert_gemm *gemm) {
-    return gemm->more->weight_quantized != NULL && gemm->more->weight_quantized->transposed;
+    return gemm->weight.quantized != NULL && gemm->weight.quantized->transposed;
 }
 
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
-    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
-                               b = moert_nvidia_second_operand(gemm);
-    const moert_epilogue *e = &gemm->more->epilogue;
-    const bool plain = e->beta == NULL && !e->add && !gemm->accumulate && gemm->bias == NULL &&
-                       e->row_weight == NULL && e->prob == NULL && e->amax == NULL &&
-                       gemm->more->x_gather == NULL && gemm->more->y_gather == NULL;
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
+    const moert_gemm_more *e = gemm->more;
+    const bool plain = e->beta == NULL && gemm->epilogue.addend == MOERT_ADDEND_NONE &&
+                       gemm->bias == NULL && e->row_weight == NULL && e->prob == NULL &&
+                       e->amax == NULL && gemm->x.gather == NULL && gemm->y.gather == NULL;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, block = is_block(&a);
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const size_t lengths = n | k | a.stride | (wgrad ? rows : 0);
@@ -75,7 +73,8 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
         {wgrad || !block ||
              (a.quantized->axis == MOERT_AXIS_ROW && b.quantized->axis == MOERT_AXIS_TILE),
          "rows of fp8-block in blocks along rows, by weights in tiles"},
-        {gemm->result == MOERT_DTYPE_BF16 || gemm->result == MOERT_DTYPE_F32,
+        {moert_gemm_output(gemm)->type == MOERT_DTYPE_BF16 ||
+             moert_gemm_output(gemm)->type == MOERT_DTYPE_F32,
          "bf16 or f32 results of FP8 operands"},
         {!gemm->more->discrete, "stacked weights"},
         {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
@@ -100,7 +99,7 @@ size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm) {
 /* Transposes the weights of groups with rows. */
 static moert_status transpose_weights(const moert_gemm *gemm, moert_buffer *transposed) {
     enum { TILE = 128 };
-    const moert_nvidia_operand weight = moert_nvidia_second_operand(gemm);
+    const moert_matrix weight = moert_nvidia_second_operand(gemm);
     const moert_grid grid = {moert_ceil_div(gemm->k, TILE), moert_ceil_div(gemm->n, TILE),
                              gemm->groups.count};
     return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/transpose", "transpose_bytes",
@@ -124,16 +123,14 @@ static moert_fp8_args strides_of(const moert_gemm *gemm) {
     if (gemm->kind == MOERT_GEMM_DGRAD)
         return is_transposed(gemm) ? with_strides(down, down * across, 1, down)
                                    : with_strides(down, down * across, across, 1);
-    const size_t room =
-        gemm->more->x_quantized->blocks; /* x and y have room for equally many blocks */
+    const size_t room = gemm->x.quantized->blocks; /* x and y have room for equally many blocks */
     return with_strides(room, 0, 1, room);
 }
 
 /* Makes the tensor maps of both operands. `transposed`, unless NULL, replaces operand B. */
 static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
                               moert_tensor_map *map_a, moert_tensor_map *map_b) {
-    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
-                               b = moert_nvidia_second_operand(gemm);
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const size_t reduction = wgrad ? gemm->groups.rows : forward ? gemm->k : gemm->n;
     moert_tensor_layout tensor = {.groups = 1, .columns = reduction, .bytes = true};
@@ -149,8 +146,7 @@ static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
 }
 
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) {
-    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
-                               b = moert_nvidia_second_operand(gemm);
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     moert_tensor_map map_a, map_b;
@@ -161,8 +157,9 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
     snprintf(spec, sizeof spec,
              "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d "
              "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
-             wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_DTYPE_E5M2,
-             gemm->result == MOERT_DTYPE_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
+             wgrad, is_block(&a), !is_block(&a) && moert_gemm_type(gemm) == MOERT_DTYPE_E5M2,
+             moert_gemm_output(gemm)->type == MOERT_DTYPE_F32, STAGES, OUTS, GROUP,
+             MOERT_ARENA_BYTES);
     moert_fp8_args args = strides_of(gemm);
     args.ldc = moert_nvidia_result_operand(gemm).stride;
     args.groups = (uint32_t)gemm->groups.count;
@@ -175,5 +172,5 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
                      MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(a.quantized != NULL ? a.quantized->scale : NULL),
                      MOERT_ARG(b.quantized != NULL ? b.quantized->scale : NULL),
-                     MOERT_ARG(gemm->more->epilogue.alpha), MOERT_STRUCT(args));
+                     MOERT_ARG(gemm->epilogue.alpha), MOERT_STRUCT(args));
 }

@@ -94,18 +94,18 @@ static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *oper
     if (operand->transposed || (operand->axis == MOERT_AXIS_COLUMN) != down)
         return false;
     /* with row_multiple, groups that break the promise would have blocks without room */
-    return !down                                     ? columns % (4 * block) == 0
-           : operand == gemm->more->weight_quantized ? gemm->n % block == 0
-                                                     : gemm->more->row_multiple <= 1;
+    return !down                               ? columns % (4 * block) == 0
+           : operand == gemm->weight.quantized ? gemm->n % block == 0
+                                               : gemm->more->row_multiple <= 1;
 }
 
 static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
     return !moert_nvidia_is_quantized(gemm) ||
            (moert_nvidia_uses_wgmma(device) &&
-            is_decoded_ahead(gemm, gemm->more->x_quantized, gemm->k, wgrad) &&
-            is_decoded_ahead(gemm, gemm->more->y_quantized, gemm->n, wgrad) &&
-            is_decoded_ahead(gemm, gemm->more->weight_quantized, gemm->k, dgrad));
+            is_decoded_ahead(gemm, gemm->x.quantized, gemm->k, wgrad) &&
+            is_decoded_ahead(gemm, gemm->y.quantized, gemm->n, wgrad) &&
+            is_decoded_ahead(gemm, gemm->weight.quantized, gemm->k, dgrad));
 }
 
 static bool is_block(const moert_quantized *operand) {
@@ -119,42 +119,43 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
         return NULL;
     if (moert_nvidia_splits(device, gemm))
         return NULL;
+    if (gemm->kind == MOERT_GEMM_BIAS_GRAD || gemm->glu.gated == MOERT_GATED_BACKWARD)
+        return "gemm_forward, gemm_dgrad, gemm_wgrad and glu";
     if (moert_nvidia_is_part(gemm) && moert_nvidia_is_quantized(gemm))
         return "all groups of quantized operands";
     if (moert_nvidia_is_fp8(gemm))
         return moert_nvidia_fp8_refusal(device, gemm);
-    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, ungated = !gemm->gated;
-    const bool wide = (gemm->more->wide_x && gemm->kind != MOERT_GEMM_DGRAD) ||
-                      (gemm->more->wide_y && gemm->kind != MOERT_GEMM_FORWARD) ||
-                      (gemm->more->wide_weight && !wgrad);
-    const moert_epilogue *e = &gemm->more->epilogue;
-    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count;
-    const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column |
-                           (gemm->gated ? gemm->glu.ldh : 0);
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, ungated = !gemm->glu.gated;
+    const moert_dtype type = moert_gemm_type(gemm), result = moert_nvidia_result_operand(gemm).type;
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
+    /* without a workspace a float32 weight is prepacked */
+    const bool wide = gemm->more->workspace != NULL && (a.type != type || b.type != type);
+    const moert_gemm_more *e = gemm->more;
+    const size_t groups = gemm->groups.shared ? 1 : gemm->groups.count;
+    const size_t lengths = gemm->n | gemm->k | gemm->x.stride | gemm->y.stride | gemm->y.first |
+                           (gemm->glu.gated ? gemm->glu.ldh : 0);
     const moert_nvidia_condition conditions[] = {
-        {gemm->kind != MOERT_GEMM_BIAS_GRAD && gemm->gated != MOERT_GATED_BACKWARD,
-         "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
-        {!is_block(gemm->more->x_quantized) && !is_block(gemm->more->y_quantized) &&
-             !is_block(gemm->more->weight_quantized),
+        {!is_block(gemm->x.quantized) && !is_block(gemm->y.quantized) &&
+             !is_block(gemm->weight.quantized),
          "fp8-block in both operands"},
-        {!wide && (gemm->type == MOERT_DTYPE_BF16 || gemm->type == MOERT_DTYPE_F16),
+        {!wide && (type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16),
          "bf16 or f16 operands, bf16 with a quantized one"},
-        {is_result(gemm->gated ? gemm->glu.type : gemm->result), "results in f32, bf16 or f16"},
-        {ungated || gemm->y == NULL || is_result(gemm->result), "c in f32, bf16 or f16"},
+        {is_result(result), "results in f32, bf16 or f16"},
+        {ungated || gemm->y.buffer == NULL || is_result(gemm->y.type), "c in f32, bf16 or f16"},
         {!gemm->more->discrete, "stacked weights"},
-        {gemm->more->x_gather == NULL && gemm->more->y_gather == NULL, "no permutation"},
+        {gemm->x.gather == NULL && gemm->y.gather == NULL, "no permutation"},
         {e->row_weight == NULL && (e->bias_scale == NULL || e->prob == NULL),
          "no row_weight, and only one of bias_scale and prob"},
         {lengths % GRAIN == 0, "n, k and strides that are multiples of 8"},
         {ungated || gemm->n % (2 * GRAIN) == 0, "n of a glu that is a multiple of 16"},
         {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
-        {gemm->groups.rows > 0 ||
-             (gemm->more->workspace != NULL && gemm->more->epilogue.beta == NULL),
+        {gemm->groups.rows > 0 || (gemm->more->workspace != NULL && gemm->more->beta == NULL),
          "at least one row with beta"},
         {wgrad || gemm->more->workspace != NULL || gemm->prepacked != NULL, "prepacked weights"},
-        {gemm->result == MOERT_DTYPE_F32 || !gemm->accumulate, "f32 results to add to"},
-        {gemm->scatter.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y_column == 0 &&
-                                     ungated && gemm->result == MOERT_DTYPE_BF16),
+        {result == MOERT_DTYPE_F32 || gemm->epilogue.addend != MOERT_ADDEND_FIRST,
+         "f32 results to add to"},
+        {gemm->groups.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y.first == 0 &&
+                                    ungated && result == MOERT_DTYPE_BF16),
          "scattered results in bf16 only, on GPUs of compute capability 9.0"},
         {are_decoded_ahead(device, gemm), "quantized operands in blocks along the reduction"},
     };
@@ -197,11 +198,11 @@ static moert_status run(const moert_gemm *gemm) {
     if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
         return moert_nvidia_split(gemm);
     if (gemm->groups.rows == 0) /* a wgrad keeps its result (beta = 1) or clears it (beta = 0) */
-        return gemm->more->epilogue.add
+        return gemm->epilogue.addend != MOERT_ADDEND_NONE
                    ? MOERT_OK
-                   : moert_buffer_clear(gemm->weight, 0,
+                   : moert_buffer_clear(gemm->weight.buffer, 0,
                                         gemm->groups.count * gemm->n * gemm->k *
-                                            moert_dtype_bits(gemm->result) / 8);
+                                            moert_dtype_bits(gemm->weight.type) / 8);
     return moert_nvidia_is_fp8(gemm) ? moert_nvidia_fp8(gemm, own->transposed)
                                      : moert_nvidia_run(gemm, own->counts);
 }

@@ -34,8 +34,9 @@ typedef struct problem {
 
 static problem problem_of(const moert_gemm *gemm, moert_gemm_kind kind) {
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
-    const matrix x = {gemm->x, rows, k, gemm->ldx, 0}, weight = {gemm->weight, n, k, k, 0};
-    const matrix y = {gemm->y, rows, n, gemm->ldy, gemm->y_column};
+    const matrix x = {gemm->x.buffer, rows, k, gemm->x.stride, 0},
+                 weight = {gemm->weight.buffer, n, k, k, 0};
+    const matrix y = {gemm->y.buffer, rows, n, gemm->y.stride, gemm->y.first};
     if (kind == MOERT_GEMM_FORWARD)
         return (problem){0, x, weight, y, rows, n, k, gemm->bias};
     if (kind == MOERT_GEMM_DGRAD)
@@ -46,14 +47,15 @@ static problem problem_of(const moert_gemm *gemm, moert_gemm_kind kind) {
 /* Whether the kernel can compute a GEMM of this kind and of gemm's shape; strides are not 0. */
 static bool suits(const moert_gemm *gemm, moert_gemm_kind kind) {
     const bool wgrad = kind == MOERT_GEMM_WGRAD;
-    const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column;
-    return gemm->type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
-           (wgrad ? !moert_nvidia_is_part(gemm) : gemm->shared_weight) &&
-           (wgrad ? gemm->ldx : lengths) % QUAD == 0 && gemm->groups.rows > 0;
+    const size_t lengths = gemm->n | gemm->k | gemm->x.stride | gemm->y.stride | gemm->y.first;
+    return moert_gemm_type(gemm) == MOERT_DTYPE_F32 &&
+           moert_gemm_output(gemm)->type == MOERT_DTYPE_F32 &&
+           (wgrad ? !moert_nvidia_is_part(gemm) : gemm->groups.shared) &&
+           (wgrad ? gemm->x.stride : lengths) % QUAD == 0 && gemm->groups.rows > 0;
 }
 
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm) {
-    return gemm->split != NULL && !gemm->gated && suits(gemm, gemm->kind) &&
+    return gemm->more->split != NULL && !gemm->glu.gated && suits(gemm, gemm->kind) &&
            moert_nvidia_uses_wgmma(device);
 }
 
@@ -122,14 +124,14 @@ moert_status moert_nvidia_split(const moert_gemm *gemm) {
     snprintf(spec, sizeof spec,
              "gemm/nvidia/split -DORIENTATION=%d -DCOLUMNS=%u -DSTAGES=%zu -DARENA=%d",
              p.orientation, columns, stages, MOERT_ARENA_BYTES);
-    MOERT_TRY(split(device, spec, &p.b, gemm->split));
-    MOERT_TRY(make_maps(&p, *gemm->split, columns, &map_a, &map_b));
+    MOERT_TRY(split(device, spec, &p.b, gemm->more->split));
+    MOERT_TRY(make_maps(&p, *gemm->more->split, columns, &map_a, &map_b));
     return MOERT_RUN(
         device, spec, "nvidia_gemm_split", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
         MOERT_ARG(p.result.buffer), MOERT_ARG(gemm->groups.ends), MOERT_ARG(p.bias),
         MOERT_ARGS(moert_split_args, .ldc = p.result.stride, .first_column = p.result.first,
                    .groups = (uint32_t)gemm->groups.count, .lines = (uint32_t)p.lines,
                    .columns = (uint32_t)p.columns, .terms = (uint32_t)p.reduction,
-                   .accumulate = gemm->accumulate),
-        MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->split));
+                   .accumulate = gemm->epilogue.addend == MOERT_ADDEND_FIRST),
+        MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->more->split));
 }

@@ -31,17 +31,15 @@ _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
 /* For each kind of GEMM, operands A and B, and the rows of their TMA boxes in
  * kernels/gemm/nvidia/wgmma.cl. */
 enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TRANSPOSED = 64, BOX_OLD = 128 };
+typedef enum name { X, Y, WEIGHT } name;
 static const struct orientation {
-    moert_nvidia_operand_name a, b;
+    name a, b;
     uint32_t box_a, box_b;
     int number; /* ORIENTATION */
 } orientations[] = {
-    [MOERT_GEMM_FORWARD] = {MOERT_NVIDIA_OPERAND_X, MOERT_NVIDIA_OPERAND_WEIGHT, BOX_LINES,
-                            BOX_COLUMNS, 0},
-    [MOERT_GEMM_DGRAD] = {MOERT_NVIDIA_OPERAND_Y, MOERT_NVIDIA_OPERAND_WEIGHT, BOX_LINES,
-                          BOX_TRANSPOSED, 1},
-    [MOERT_GEMM_WGRAD] = {MOERT_NVIDIA_OPERAND_Y, MOERT_NVIDIA_OPERAND_X, BOX_TRANSPOSED,
-                          BOX_TRANSPOSED, 2},
+    [MOERT_GEMM_FORWARD] = {X, WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
+    [MOERT_GEMM_DGRAD] = {Y, WEIGHT, BOX_LINES, BOX_TRANSPOSED, 1},
+    [MOERT_GEMM_WGRAD] = {Y, X, BOX_TRANSPOSED, BOX_TRANSPOSED, 2},
 };
 
 bool moert_nvidia_uses_wgmma(const moert_device *device) {
@@ -53,34 +51,31 @@ moert_status moert_nvidia_ready(const moert_device *device) {
     return moert_nvidia_uses_wgmma(device) ? moert_tensor_map_ready(device) : MOERT_OK;
 }
 
-moert_nvidia_operand moert_nvidia_operand_of(const moert_gemm *gemm,
-                                             moert_nvidia_operand_name name) {
-    const bool prepacked = gemm->prepacked != NULL && gemm->kind != MOERT_GEMM_WGRAD;
-    moert_buffer *weight = prepacked ? gemm->prepacked->panels : gemm->weight;
-    return name == MOERT_NVIDIA_OPERAND_X
-               ? (moert_nvidia_operand){gemm->x, gemm->ldx, 0, gemm->more->x_quantized,
-                                        gemm->more->wide_x}
-           : name == MOERT_NVIDIA_OPERAND_Y
-               ? (moert_nvidia_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->more->y_quantized,
-                                        gemm->more->wide_y}
-               : (moert_nvidia_operand){weight, gemm->k, 0, gemm->more->weight_quantized,
-                                        gemm->more->wide_weight};
+static moert_matrix matrix_of(const moert_gemm *gemm, name which) {
+    if (which != WEIGHT)
+        return which == X ? gemm->x : gemm->y;
+    moert_matrix weight = gemm->weight;
+    weight.stride = gemm->k;
+    if (gemm->prepacked != NULL && gemm->kind != MOERT_GEMM_WGRAD)
+        weight.buffer = gemm->prepacked->panels;
+    return weight;
 }
 
-moert_nvidia_operand moert_nvidia_first_operand(const moert_gemm *gemm) {
-    return moert_nvidia_operand_of(gemm, orientations[gemm->kind].a);
+moert_matrix moert_nvidia_first_operand(const moert_gemm *gemm) {
+    return matrix_of(gemm, orientations[gemm->kind].a);
 }
 
-moert_nvidia_operand moert_nvidia_second_operand(const moert_gemm *gemm) {
-    return moert_nvidia_operand_of(gemm, orientations[gemm->kind].b);
+moert_matrix moert_nvidia_second_operand(const moert_gemm *gemm) {
+    return matrix_of(gemm, orientations[gemm->kind].b);
 }
 
-moert_nvidia_operand moert_nvidia_result_operand(const moert_gemm *gemm) {
-    return gemm->gated ? (moert_nvidia_operand){.buffer = gemm->glu.h, .stride = gemm->glu.ldh}
-                       : moert_nvidia_operand_of(
-                             gemm, gemm->kind == MOERT_GEMM_WGRAD   ? MOERT_NVIDIA_OPERAND_WEIGHT
-                                   : gemm->kind == MOERT_GEMM_DGRAD ? MOERT_NVIDIA_OPERAND_X
-                                                                    : MOERT_NVIDIA_OPERAND_Y);
+moert_matrix moert_nvidia_result_operand(const moert_gemm *gemm) {
+    static const name results[] = {
+        [MOERT_GEMM_FORWARD] = Y, [MOERT_GEMM_DGRAD] = X, [MOERT_GEMM_WGRAD] = WEIGHT};
+    return gemm->glu.gated ? (moert_matrix){.buffer = gemm->glu.h,
+                                            .type = gemm->glu.type,
+                                            .stride = gemm->glu.ldh}
+                           : matrix_of(gemm, results[gemm->kind]);
 }
 
 const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count) {
@@ -91,37 +86,37 @@ const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_
 }
 
 /* The tensor map of one operand: of a weight by groups, of a row matrix as a whole. */
-static moert_status make_map(const moert_gemm *gemm, moert_nvidia_operand_name which,
-                             uint32_t box_rows, moert_tensor_map *map) {
-    const bool weight = which == MOERT_NVIDIA_OPERAND_WEIGHT;
-    const moert_nvidia_operand from = moert_nvidia_operand_of(gemm, which);
+static moert_status make_map(const moert_gemm *gemm, name which, uint32_t box_rows,
+                             moert_tensor_map *map) {
+    const bool weight = which == WEIGHT;
+    const moert_matrix from = matrix_of(gemm, which);
     return moert_tensor_map_make(
         from.buffer,
-        &(moert_tensor_layout){.groups = weight && !gemm->shared_weight ? gemm->groups.count : 1,
+        &(moert_tensor_layout){.groups = weight && !gemm->groups.shared ? gemm->groups.count : 1,
                                .rows = weight ? gemm->n : gemm->groups.rows,
-                               .columns = which == MOERT_NVIDIA_OPERAND_Y ? gemm->n : gemm->k,
+                               .columns = which == Y ? gemm->n : gemm->k,
                                .stride = from.stride,
                                .first = from.first,
-                               .run = weight && gemm->gated ? gemm->glu.run : 0,
+                               .run = weight && gemm->glu.gated ? gemm->glu.run : 0,
                                .box_rows = box_rows,
-                               .f16 = gemm->type == MOERT_DTYPE_F16},
+                               .f16 = moert_gemm_type(gemm) == MOERT_DTYPE_F16},
         map);
 }
 
 static bool adds(const moert_gemm *gemm) {
-    return gemm->accumulate || gemm->more->epilogue.add;
+    return gemm->epilogue.addend != MOERT_ADDEND_NONE;
 }
 
 /* FACTOR of kernels/gemm/nvidia/epilogue.h: a scale per row. */
 static const moert_buffer *row_scale(const moert_gemm *gemm) {
-    const moert_epilogue *e = &gemm->more->epilogue;
-    return gemm->gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
+    const moert_gemm_more *e = gemm->more;
+    return gemm->glu.gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
 }
 
 /* Whether v of a GLU is kept. If so, the kernel gets its stride and type even if it has no buffer
  * yet. */
 static bool keeps_v(const moert_gemm *gemm) {
-    return gemm->gated && !gemm->drop_v;
+    return gemm->glu.gated && !gemm->glu.drop_v;
 }
 
 /* Only forward has a bias. */
@@ -130,10 +125,10 @@ static const moert_buffer *bias_of(const moert_gemm *gemm) {
 }
 
 /* The tensor map of the old result, as 16-bit words. */
-static moert_status make_old_map(const moert_gemm *gemm, const moert_nvidia_operand *result,
+static moert_status make_old_map(const moert_gemm *gemm, const moert_matrix *result,
                                  moert_tensor_map *map) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const size_t words = moert_dtype_bits(gemm->result) / 16;
+    const size_t words = moert_dtype_bits(result->type) / 16;
     return moert_tensor_map_make(
         result->buffer,
         &(moert_tensor_layout){.groups = 1,
@@ -146,34 +141,33 @@ static moert_status make_old_map(const moert_gemm *gemm, const moert_nvidia_oper
         map);
 }
 
-static int format_of(const moert_nvidia_operand *o) {
+static int format_of(const moert_matrix *o) {
     return o->quantized != NULL ? (int)o->quantized->format : PLAIN;
 }
 
 static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char spec[SPEC_BYTES]) {
-    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
-                               b = moert_nvidia_second_operand(gemm);
-    const moert_epilogue *e = &gemm->more->epilogue;
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
+    const moert_gemm_more *e = gemm->more;
     const moert_glu *glu = &gemm->glu;
-    const int run = gemm->gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
-    const int used =
-        wgmma ? snprintf(spec, SPEC_BYTES,
-                         "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                         "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
-                         STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(&a), format_of(&b),
-                         counted, gemm->scatter.places != NULL ? gemm->scatter.runs : 0)
-              : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
+    const int run = gemm->glu.gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
+    const int used = wgmma
+                         ? snprintf(spec, SPEC_BYTES,
+                                    "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
+                                    "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
+                                    STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(&a),
+                                    format_of(&b), counted, gemm->groups.runs)
+                         : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DROW_SCALE=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
-             orientations[gemm->kind].number, gemm->type == MOERT_DTYPE_F16,
-             (int)(gemm->gated ? glu->type : gemm->result), e->alpha != NULL,
+             orientations[gemm->kind].number, moert_gemm_type(gemm) == MOERT_DTYPE_F16,
+             (int)moert_nvidia_result_operand(gemm).type, gemm->epilogue.alpha != NULL,
              adds(gemm)        ? 1
              : e->beta != NULL ? 2
                                : 0,
              bias_of(gemm) != NULL, (int)e->bias_type, row_scale(gemm) != NULL, e->amax != NULL,
-             gemm->gated, run, glu->linear_first, keeps_v(gemm) && gemm->y != NULL,
-             (int)(keeps_v(gemm) ? gemm->result : MOERT_DTYPE_F32));
+             gemm->glu.gated, run, glu->linear_first, keeps_v(gemm) && gemm->y.buffer != NULL,
+             (int)(keeps_v(gemm) ? gemm->y.type : MOERT_DTYPE_F32));
 }
 
 /* A kernel's arguments, in order. */
@@ -193,38 +187,38 @@ static void add_arguments(call *to, const moert_argument *arguments, size_t coun
 
 /* Completes `args` and adds the arguments after the operands. `args` must live until the launch. */
 static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call *to) {
-    const moert_epilogue *e = &gemm->more->epilogue;
+    const moert_gemm_more *e = gemm->more;
     const moert_glu *glu = &gemm->glu;
-    const moert_nvidia_operand result = moert_nvidia_result_operand(gemm);
+    const moert_matrix result = moert_nvidia_result_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
-    const unsigned groups = (unsigned)gemm->groups.count, used = gemm->shared_weight ? 1 : groups;
+    const unsigned groups = (unsigned)gemm->groups.count, used = gemm->groups.shared ? 1 : groups;
     const unsigned end =
-        gemm->part.end > 0 && !gemm->shared_weight ? (unsigned)gemm->part.end : used;
-    const moert_buffer *lines = gemm->scatter.places != NULL ? gemm->scatter.places : result.buffer;
+        gemm->groups.end > 0 && !gemm->groups.shared ? (unsigned)gemm->groups.end : used;
+    const moert_buffer *lines = gemm->groups.runs > 0 ? gemm->more->places : result.buffer;
     args->ldc = result.stride;
     args->first_column = result.first;
     args->row_scale_stride = glu->prob_stride;
-    args->ldv = keeps_v(gemm) ? gemm->ldy : 0;
+    args->ldv = keeps_v(gemm) ? gemm->y.stride : 0;
     args->first_end = groups - used;
-    args->skip = (uint32_t)gemm->part.first;
+    args->skip = (uint32_t)gemm->groups.first;
     args->groups = end;
     args->lines = (uint32_t)gemm->n;
-    args->columns = (uint32_t)(gemm->gated ? gemm->n / 2 : forward ? gemm->n : gemm->k);
+    args->columns = (uint32_t)(gemm->glu.gated ? gemm->n / 2 : forward ? gemm->n : gemm->k);
     args->terms = (uint32_t)(forward ? gemm->k : gemm->n);
     args->limit = glu->form.limit;
     args->slope = glu->form.alpha;
     args->offset = glu->form.offset;
     args->activation = glu->form.activation;
-    ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
-        MOERT_ARG(row_scale(gemm)), MOERT_ARG(bias_of(gemm)), MOERT_ARG(e->amax),
-        MOERT_ARG(keeps_v(gemm) ? gemm->y : NULL), MOERT_STRUCT(*args));
+    ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->epilogue.alpha),
+        MOERT_ARG(e->beta), MOERT_ARG(row_scale(gemm)), MOERT_ARG(bias_of(gemm)),
+        MOERT_ARG(e->amax), MOERT_ARG(keeps_v(gemm) ? gemm->y.buffer : NULL), MOERT_STRUCT(*args));
 }
 
 /* Adds payload, scales and decoded values of both operands, and the counters. */
 static void add_quantized(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
     static const moert_quantized none;
-    const moert_nvidia_operand first = moert_nvidia_first_operand(gemm),
-                               second = moert_nvidia_second_operand(gemm);
+    const moert_matrix first = moert_nvidia_first_operand(gemm),
+                       second = moert_nvidia_second_operand(gemm);
     const moert_quantized *a = first.quantized != NULL ? first.quantized : &none;
     const moert_quantized *b = second.quantized != NULL ? second.quantized : &none;
     ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(first.buffer), MOERT_ARG(b->q),
@@ -233,15 +227,15 @@ static void add_quantized(const moert_gemm *gemm, const moert_buffer *counts, ca
 
 static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buffer *counts) {
     const struct orientation *how = &orientations[gemm->kind];
-    const moert_nvidia_operand result = moert_nvidia_result_operand(gemm);
+    const moert_matrix result = moert_nvidia_result_operand(gemm);
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
     moert_tensor_map map_a, map_b, old = {{0}};
     moert_nvidia_gemm_args args = {0};
     call to = {.count = 0};
     MOERT_TRY(make_map(gemm, how->a, how->box_a, &map_a));
-    MOERT_TRY(make_map(gemm, how->b, gemm->gated ? BOX_GATES : how->box_b, &map_b));
-    if (adds(gemm) || gemm->more->epilogue.beta != NULL)
+    MOERT_TRY(make_map(gemm, how->b, gemm->glu.gated ? BOX_GATES : how->box_b, &map_b));
+    if (adds(gemm) || gemm->more->beta != NULL)
         MOERT_TRY(make_old_map(gemm, &result, &old));
     ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
     add_rest(gemm, &args, &to);
@@ -258,11 +252,10 @@ static moert_status run_part(const void *gemm, unsigned units, moert_buffer *cou
 }
 
 static moert_status run_mma(const moert_gemm *gemm) {
-    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
-                               b = moert_nvidia_second_operand(gemm);
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const moert_part part = moert_part_of(gemm);
-    const size_t used = gemm->shared_weight ? 1 : part.end - part.first;
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
+    const size_t used = gemm->groups.shared ? 1 : part.end - part.first;
     const size_t down = wgrad
                             ? used * moert_ceil_div(gemm->n, TILE_MMA)
                             : (part.end_row - part.first_row) / TILE_MMA + (part.first > 0) + used;

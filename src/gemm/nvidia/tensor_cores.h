@@ -14,36 +14,22 @@
 /* The most groups for which the arena of kernels/gemm/nvidia/wgmma.cl has room. */
 enum { MOERT_NVIDIA_MOST_GROUPS = 448 };
 
-/* An operand or the result: rows of a matrix from column `first` on, or a quantized matrix. */
-typedef struct moert_nvidia_operand {
-    moert_buffer *buffer;             /* for a weight: the prepacked copy, if one exists */
-    size_t stride, first;             /* in elements; a weight has rows of K */
-    const moert_quantized *quantized; /* NULL: plain */
-    bool wide;                        /* float32 */
-} moert_nvidia_operand;
-typedef enum moert_nvidia_operand_name {
-    MOERT_NVIDIA_OPERAND_X,
-    MOERT_NVIDIA_OPERAND_Y,
-    MOERT_NVIDIA_OPERAND_WEIGHT
-} moert_nvidia_operand_name;
-moert_nvidia_operand moert_nvidia_operand_of(const moert_gemm *gemm,
-                                             moert_nvidia_operand_name name);
 /* Operand A, operand B and the result of a GEMM other than bias_grad. The result has as many lines
- * as A and as many columns as B. */
-moert_nvidia_operand moert_nvidia_first_operand(const moert_gemm *gemm);
-moert_nvidia_operand moert_nvidia_second_operand(const moert_gemm *gemm);
-moert_nvidia_operand moert_nvidia_result_operand(const moert_gemm *gemm);
+ * as A and as many columns as B. A weight has its prepacked copy as buffer if one exists, and rows
+ * of K. */
+moert_matrix moert_nvidia_first_operand(const moert_gemm *gemm);
+moert_matrix moert_nvidia_second_operand(const moert_gemm *gemm);
+moert_matrix moert_nvidia_result_operand(const moert_gemm *gemm);
 
 /* Whether any operand of the GEMM is quantized. */
 static inline bool moert_nvidia_is_quantized(const moert_gemm *gemm) {
-    return gemm->more->x_quantized != NULL || gemm->more->y_quantized != NULL ||
-           gemm->more->weight_quantized != NULL;
+    return gemm->x.quantized != NULL || gemm->y.quantized != NULL || gemm->weight.quantized != NULL;
 }
 
 /* Whether the GEMM computes only some of the groups. */
 static inline bool moert_nvidia_is_part(const moert_gemm *gemm) {
-    const moert_part part = moert_part_of(gemm);
-    return part.end - part.first < gemm->groups.count;
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
+    return part.end - part.first < part.count;
 }
 
 /* A condition on a GEMM, and the text for `supports` if it does not hold. */

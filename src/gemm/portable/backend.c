@@ -9,7 +9,7 @@ static moert_status run(const moert_gemm *gemm) {
         [MOERT_GEMM_WGRAD] = moert_portable_wgrad_from,
     };
     return gemm->more->workspace != NULL        ? moert_portable_general(gemm)
-           : gemm->gated                        ? moert_portable_gated(gemm)
+           : gemm->glu.gated                    ? moert_portable_gated(gemm)
            : gemm->kind == MOERT_GEMM_BIAS_GRAD ? moert_portable_bias_grad(gemm)
                                                 : runs[gemm->kind](gemm, 0);
 }
@@ -18,21 +18,22 @@ static moert_status run(const moert_gemm *gemm) {
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     if (gemm == NULL)
         return NULL;
-    if (gemm->more->x_quantized != NULL || gemm->more->y_quantized != NULL)
+    if (gemm->x.quantized != NULL || gemm->y.quantized != NULL)
         return "rows that are dequantized";
-    if (gemm->more->weight_quantized != NULL && moert_device_describe(device)->gpu_form)
+    if (gemm->weight.quantized != NULL && moert_device_describe(device)->gpu_form)
         return "weights that are dequantized";
-    if (gemm->scatter.runs > 0)
+    if (gemm->groups.runs > 0)
         return "results without scatter";
     if (gemm->more->workspace != NULL &&
-        (gemm->part.end > 0 || gemm->shared_weight || gemm->accumulate || gemm->y_column > 0))
+        (gemm->groups.end > 0 || gemm->groups.shared ||
+         gemm->epilogue.addend == MOERT_ADDEND_FIRST || gemm->y.first > 0))
         return "whole matrices and a weight for each group, with a workspace";
     return gemm->more->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
 }
 
 /* Only the kernels for CPUs with bf16 operands write a rounded weight gradient. */
 static bool rounds(const moert_device *device, const moert_gemm *gemm) {
-    return gemm->type == MOERT_DTYPE_BF16 && !moert_device_describe(device)->gpu_form;
+    return moert_gemm_type(gemm) == MOERT_DTYPE_BF16 && !moert_device_describe(device)->gpu_form;
 }
 
 const moert_backend moert_backend_portable = {.name = "portable",

@@ -98,8 +98,8 @@ static tiling choose_tiling(const moert_device *device, moert_dtype type, proble
 
 /* The groups and lines of forward and dgrad. */
 static problem rows_of(const moert_gemm *gemm) {
-    const moert_part part = moert_part_of(gemm);
-    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
+    const size_t groups = gemm->groups.shared ? 1 : part.end - part.first;
     const size_t rows = part.end_row - part.first_row;
     return (problem){.groups = groups, .lines = moert_ceil_div(rows, groups), .most_lines = rows};
 }
@@ -121,12 +121,12 @@ static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, s
 /* The tiling of forward or dgrad, where lines are rows. */
 static tiling choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
     const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PREPACKED_DGRAD;
-    const moert_device *device = moert_buffer_device(gemm->x);
+    const moert_device *device = moert_buffer_device(gemm->x.buffer);
     const moert_choices c = choices_of(gemm, operation, start);
     problem p = rows_of(gemm);
     p.columns = dgrad ? gemm->k : gemm->n;
     p.reduction = dots_of(gemm, device, dgrad ? gemm->n : gemm->k);
-    return choose_tiling(device, gemm->type, p,
+    return choose_tiling(device, moert_gemm_type(gemm), p,
                          gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS, &c);
 }
 
@@ -145,18 +145,19 @@ static bool has_gpu_form(const moert_device *device) {
 
 /* Forward (a is x, c is y) and dgrad (a is y, c is x) by prepacked weights. */
 static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool forward) {
-    moert_buffer *a = forward ? gemm->x : gemm->y, *c = forward ? gemm->y : gemm->x;
+    moert_buffer *a = forward ? gemm->x.buffer : gemm->y.buffer,
+                 *c = forward ? gemm->y.buffer : gemm->x.buffer;
     moert_device *device = moert_buffer_device(c);
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
     const tiling t = choose_rows(
         gemm, forward ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_PREPACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &t.tile, spec);
+    moert_gemm_program(device, moert_gemm_type(gemm), gemm->prepacked, NULL, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, start, &t);
-    args.lda = forward ? gemm->ldx : gemm->ldy;
-    args.a_column = forward ? 0 : gemm->y_column;
-    args.ldc = forward ? gemm->ldy : gemm->ldx;
-    args.c_column = forward ? gemm->y_column : 0;
+    args.lda = forward ? gemm->x.stride : gemm->y.stride;
+    args.a_column = forward ? 0 : gemm->y.first;
+    args.ldc = forward ? gemm->y.stride : gemm->x.stride;
+    args.c_column = forward ? gemm->y.first : 0;
     args.width = (int)width;
     args.reduction = (int)reduction;
     args.height = (int)moert_panel_height(gemm->prepacked, reduction);
@@ -168,7 +169,7 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
 
 /* Forward and dgrad in either form, by any kind of weight. */
 static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward) {
-    const moert_quantized *quantized = gemm->more->weight_quantized;
+    const moert_quantized *quantized = gemm->weight.quantized;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     char spec[MOERT_SPEC_BYTES];
     if (has_gpu_form(device))
@@ -176,7 +177,7 @@ static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward)
     if (gemm->prepacked != NULL)
         return run_prepacked(gemm, start, forward);
     const tiling t = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD, start);
-    moert_gemm_program(device, gemm->type, NULL, quantized, &t.tile, spec);
+    moert_gemm_program(device, moert_gemm_type(gemm), NULL, quantized, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, start, &t);
     args.axis = quantized != NULL ? (int)quantized->axis : 0;
     args.transposed = quantized != NULL && quantized->transposed;
@@ -184,12 +185,12 @@ static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward)
                          converted = moert_argument_local(t.converted_bytes);
     if (forward)
         return MOERT_RUN(device, spec, "gemm_forward", t.grid, MOERT_ARG(gemm->groups.ends),
-                         MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, quantized),
-                         MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_STRUCT(args), panels,
-                         converted);
+                         MOERT_ARG(gemm->x.buffer),
+                         MOERT_WEIGHT_ARGS(gemm->weight.buffer, quantized), MOERT_ARG(gemm->bias),
+                         MOERT_ARG(gemm->y.buffer), MOERT_STRUCT(args), panels, converted);
     return MOERT_RUN(device, spec, "gemm_dgrad", t.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->y), MOERT_WEIGHT_ARGS(gemm->weight, quantized),
-                     MOERT_ARG(gemm->x), MOERT_STRUCT(args), panels, converted);
+                     MOERT_ARG(gemm->y.buffer), MOERT_WEIGHT_ARGS(gemm->weight.buffer, quantized),
+                     MOERT_ARG(gemm->x.buffer), MOERT_STRUCT(args), panels, converted);
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
@@ -201,40 +202,42 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
 }
 
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
-    moert_device *device = moert_buffer_device(gemm->weight);
-    const moert_part part = moert_part_of(gemm);
+    moert_device *device = moert_buffer_device(gemm->weight.buffer);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
     if (has_gpu_form(device))
         return moert_portable_gpu_wgrad(gemm, start);
     const problem p = {part.end - part.first, gemm->n, gemm->n, gemm->k,
                        dots_of(gemm, device, part.end_row - part.first_row)};
     const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD, start);
-    const tiling t = choose_tiling(device, gemm->type, p, FORM_WGRAD, &c);
+    const tiling t = choose_tiling(device, moert_gemm_type(gemm), p, FORM_WGRAD, &c);
     /* neighbouring work-groups compute different groups */
     const moert_grid grid = {t.grid.y, t.grid.x, t.grid.z};
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, NULL, NULL, &t.tile, spec);
+    moert_gemm_program(device, moert_gemm_type(gemm), NULL, NULL, &t.tile, spec);
     const moert_gemm_args args = args_of(gemm, start, &t);
-    return MOERT_RUN(
-        device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y),
-        MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->rounded), MOERT_STRUCT(args),
-        moert_argument_local(t.local_bytes), moert_argument_local((size_t)t.depth * STRIP_BYTES));
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(gemm->y.buffer), MOERT_ARG(gemm->x.buffer),
+                     MOERT_ARG(gemm->weight.buffer), MOERT_ARG(gemm->more->rounded),
+                     MOERT_STRUCT(args), moert_argument_local(t.local_bytes),
+                     moert_argument_local((size_t)t.depth * STRIP_BYTES));
 }
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
-    const moert_part part = moert_part_of(gemm);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
     const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), part.end - part.first, 1};
-    const moert_tuning_key key = {MOERT_TUNED_WGRAD, gemm->type, gemm->n, gemm->k, 0};
+    const moert_tuning_key key = {MOERT_TUNED_WGRAD, moert_gemm_type(gemm), gemm->n, gemm->k, 0};
     char spec[MOERT_SPEC_BYTES];
     bool measured;
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
-    const moert_choices tile = moert_with_tile(moert_tuning_find(device, &key, &measured),
-                                               moert_dot_of(device, gemm->type)); /* not used */
-    moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
+    const moert_choices tile =
+        moert_with_tile(moert_tuning_find(device, &key, &measured),
+                        moert_dot_of(device, moert_gemm_type(gemm))); /* not used */
+    moert_gemm_program(device, moert_gemm_type(gemm), NULL, NULL, &tile, spec);
     const moert_gemm_args args = moert_portable_args(gemm, 0);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias), MOERT_STRUCT(args));
+                     MOERT_ARG(gemm->y.buffer), MOERT_ARG(gemm->bias), MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
@@ -267,9 +270,9 @@ static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     const moert_prepacked *prepacked = gemm->prepacked;
     const moert_tuning_key key = {prepacked != NULL ? MOERT_TUNED_PREPACKED_FORWARD
                                                     : MOERT_TUNED_FORWARD,
-                                  gemm->type, gemm->n, gemm->k, rows_of(gemm).lines};
+                                  moert_gemm_type(gemm), gemm->n, gemm->k, rows_of(gemm).lines};
     bool measured;
-    const moert_device *device = moert_buffer_device(gemm->y);
+    const moert_device *device = moert_buffer_device(gemm->y.buffer);
     *tile = moert_tuning_find(device, &key, &measured);
     if (prepacked != NULL)
         tile->width = moert_prepacked_width(prepacked, tile->width);
@@ -279,17 +282,17 @@ static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
 
 /* The tiling of a GEMM with a GLU; its columns hold gates and ups. */
 static tiling choose_gated(const moert_gemm *gemm, size_t width, const moert_choices *tile) {
-    const moert_device *device = moert_buffer_device(gemm->y);
+    const moert_device *device = moert_buffer_device(gemm->y.buffer);
     problem p = rows_of(gemm);
     p.columns = moert_gated_columns(width, tile->width);
     p.reduction = dots_of(gemm, device, gemm->k);
-    return choose_tiling(device, gemm->type, p,
+    return choose_tiling(device, moert_gemm_type(gemm), p,
                          gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS, tile);
 }
 
 moert_status moert_portable_gated(const moert_gemm *gemm) {
     const moert_glu *glu = &gemm->glu;
-    moert_device *device = moert_buffer_device(gemm->y);
+    moert_device *device = moert_buffer_device(gemm->y.buffer);
     moert_choices tile;
     if (has_gpu_form(device) || !find_gated_tile(gemm, &tile)) {
         MOERT_TRY(moert_portable_forward_from(gemm, 0));
@@ -298,29 +301,30 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     const bool prepacked = gemm->prepacked != NULL;
     const tiling t = choose_gated(gemm, glu->width, &tile);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &t.tile, spec);
+    moert_gemm_program(device, moert_gemm_type(gemm), gemm->prepacked, NULL, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, 0, &t);
     args.prob_stride = glu->prob_stride;
     args.width = (int)glu->width;
     args.height = prepacked ? (int)moert_panel_height(gemm->prepacked, gemm->k) : 0;
-    args.keep = !gemm->drop_v;
-    args.once = moert_buffer_bytes(gemm->y) >= PAST_CACHE_BYTES;
+    args.keep = !gemm->glu.drop_v;
+    args.once = moert_buffer_bytes(gemm->y.buffer) >= PAST_CACHE_BYTES;
     args.quantized = glu->type != MOERT_DTYPE_F32;
     args.interleaved = glu->form.interleaved;
     args.limit = glu->form.limit;
     args.alpha = glu->form.alpha;
     args.offset = glu->form.offset;
     args.activation = glu->form.activation;
-    const moert_argument all[] = {MOERT_ARG(gemm->groups.ends),
-                                  MOERT_ARG(gemm->x),
-                                  MOERT_ARG(prepacked ? gemm->prepacked->panels : gemm->weight),
-                                  MOERT_ARG(gemm->bias),
-                                  MOERT_ARG(gemm->y),
-                                  MOERT_ARG(glu->prob),
-                                  MOERT_ARG(glu->h),
-                                  MOERT_STRUCT(args),
-                                  moert_argument_local(t.converted_bytes),
-                                  moert_argument_local(t.local_bytes)};
+    const moert_argument all[] = {
+        MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG(gemm->x.buffer),
+        MOERT_ARG(prepacked ? gemm->prepacked->panels : gemm->weight.buffer),
+        MOERT_ARG(gemm->bias),
+        MOERT_ARG(gemm->y.buffer),
+        MOERT_ARG(glu->prob),
+        MOERT_ARG(glu->h),
+        MOERT_STRUCT(args),
+        moert_argument_local(t.converted_bytes),
+        moert_argument_local(t.local_bytes)};
     const size_t count = MOERT_COUNT(all); /* prepacked panels need no local memory */
     return moert_launch(device, spec, prepacked ? "gemm_prepacked_glu" : "gemm_glu_forward", t.grid,
                         all, prepacked ? count - 1 : count);

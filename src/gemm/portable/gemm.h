@@ -1,8 +1,7 @@
 /*
  * GEMMs of the portable backend over a batch of groups: the groups [start, start +
- * gemm->groups.count), of which gemm->part is computed. gemm->weight holds the weights of the
- * batch; `ends` and `bias` are those of all groups. `accumulate` is as in gemm/gemm.h. The caller
- * has checked the arguments.
+ * gemm->groups.count), of which its part is computed. gemm->weight holds the weights of the batch;
+ * `ends` and `bias` are those of all groups. The caller has checked the arguments.
  */
 #pragma once
 
@@ -12,7 +11,7 @@
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"
 
-/* Forward and dgrad use gemm->more->weight_quantized unless it is NULL. In the GPU form it must be
+/* Forward and dgrad use gemm->weight.quantized unless it is NULL. In the GPU form it must be
  * NULL: the caller dequantizes weights. */
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
@@ -30,16 +29,16 @@ moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
 
 /* The kernel arguments that both forms set. */
 static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t start) {
-    return (moert_gemm_args){.ldx = gemm->ldx,
-                             .ldy = gemm->ldy,
-                             .y_column = gemm->y_column,
+    return (moert_gemm_args){.ldx = gemm->x.stride,
+                             .ldy = gemm->y.stride,
+                             .y_column = gemm->y.first,
                              .start = (unsigned)start,
-                             .skip = (unsigned)gemm->part.first,
-                             .shared = gemm->shared_weight ? (unsigned)gemm->groups.count : 0,
-                             .rows = (unsigned)moert_part_of(gemm).end_row,
+                             .skip = (unsigned)gemm->groups.first,
+                             .shared = gemm->groups.shared ? (unsigned)gemm->groups.count : 0,
+                             .rows = (unsigned)moert_groups_filled(gemm->groups).end_row,
                              .n = (int)gemm->n,
                              .k = (int)gemm->k,
-                             .accumulate = gemm->accumulate};
+                             .accumulate = gemm->epilogue.addend == MOERT_ADDEND_FIRST};
 }
 
 /* src/gemm/portable/prepacked.c */

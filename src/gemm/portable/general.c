@@ -23,53 +23,21 @@ static bool reads_y(const moert_gemm *gemm) {
     return gemm->kind != MOERT_GEMM_FORWARD;
 }
 
-/* x or y, as an operand or as the result. */
-typedef struct rows {
-    moert_buffer *buffer;
-    moert_dtype type;
-    size_t width, stride, divisor;
-    const moert_buffer *gather;
-} rows;
-
-static rows x_of(const moert_gemm *gemm) {
-    const moert_dtype operand = gemm->more->wide_x ? MOERT_DTYPE_F32 : gemm->type;
-    return (rows){gemm->x,
-                  reads_x(gemm) ? operand : gemm->result,
-                  gemm->k,
-                  gemm->ldx,
-                  reads_x(gemm) && gemm->more->x_gather != NULL ? gemm->more->divisor : 1,
-                  gemm->more->x_gather};
+/* The row matrix that is the result of forward or dgrad, and its columns. */
+static const moert_matrix *result_of(const moert_gemm *gemm, size_t *width) {
+    *width = gemm->kind == MOERT_GEMM_DGRAD ? gemm->k : gemm->n;
+    return gemm->kind == MOERT_GEMM_DGRAD ? &gemm->x : &gemm->y;
 }
 
-static rows y_of(const moert_gemm *gemm) {
-    const moert_dtype operand = gemm->more->wide_y ? MOERT_DTYPE_F32 : gemm->type;
-    return (rows){gemm->y, reads_y(gemm) ? operand : gemm->result,
-                  gemm->n, gemm->ldy,
-                  1,       gemm->more->y_gather};
-}
-
-static rows result_of(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_DGRAD ? x_of(gemm) : y_of(gemm);
-}
-
-static moert_dtype weight_type(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result
-           : gemm->more->wide_weight      ? MOERT_DTYPE_F32
-                                          : gemm->type;
-}
-
-static bool is_plain(const rows *r) {
-    return r->type == MOERT_DTYPE_F32 && r->gather == NULL;
+static bool is_plain(const moert_matrix *rows) {
+    return rows->type == MOERT_DTYPE_F32 && rows->gather == NULL;
 }
 
 /* Whether the kernels can write the caller's result, without an epilogue. */
 static bool is_direct(const moert_gemm *gemm) {
-    const moert_epilogue *e = &gemm->more->epilogue;
-    const rows result = result_of(gemm);
-    if (!moert_epilogue_is_empty(e) || gemm->gated ||
-        (gemm->bias != NULL && e->bias_type != MOERT_DTYPE_F32))
+    if (moert_gemm_has_epilogue(gemm) || gemm->glu.gated)
         return false;
-    return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result == MOERT_DTYPE_F32 : is_plain(&result);
+    return is_plain(moert_gemm_output(gemm));
 }
 
 void moert_portable_release(moert_workspace *workspace) {
@@ -87,9 +55,8 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
                                     moert_workspace *workspace) {
     const size_t m = gemm->groups.rows, groups = gemm->groups.count, weight = gemm->n * gemm->k;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, direct = is_direct(gemm);
-    const bool converts = weight_type(gemm) != MOERT_DTYPE_F32 || (wgrad && !direct);
+    const bool converts = gemm->weight.type != MOERT_DTYPE_F32 || (wgrad && !direct);
     const size_t fitting = moert_max(BATCH_BYTES / sizeof(float) / weight, 1);
-    const rows x = x_of(gemm), y = y_of(gemm);
     moert_general *work;
     MOERT_TRY(MOERT_NEW(&work));
     workspace->state = work;
@@ -102,12 +69,12 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
         size_t floats;
         moert_buffer **buffer;
     } parts[] = {
-        {reads_x(gemm) && !is_plain(&x), m * gemm->k, &work->x},
-        {reads_y(gemm) && !is_plain(&y), m * gemm->n, &work->y},
+        {reads_x(gemm) && !is_plain(&gemm->x), m * gemm->k, &work->x},
+        {reads_y(gemm) && !is_plain(&gemm->y), m * gemm->n, &work->y},
         {converts, work->batch * weight, &work->weight},
         {!direct && !wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &work->acc},
         {gemm->glu.dbias != NULL, m * 2 * gemm->glu.width, &work->wide},
-        {gemm->more->epilogue.amax != NULL, m * (gemm->gated == MOERT_GATED_BACKWARD ? 2 : 1),
+        {gemm->more->amax != NULL, m * (gemm->glu.gated == MOERT_GATED_BACKWARD ? 2 : 1),
          &work->peak},
     };
     for (size_t i = 0; i < MOERT_COUNT(parts); i++)
@@ -124,57 +91,61 @@ static size_t row_split(const moert_device *device, size_t columns) {
     return moert_by_form(device, moert_ceil_div(16384, columns), 1);
 }
 
-/* Sets *use and *stride to the caller's rows or, if `copy` is not NULL, converts the rows to
- * float32 in `copy` and returns those. */
-static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_buffer *copy,
-                              moert_buffer **use, size_t *stride) {
+/* Sets *use to rows of `width` columns. If `copy` is not NULL, they are converted to float32 in
+ * `copy`, and *use is set to that. */
+static moert_status load_rows(const moert_gemm *gemm, const moert_matrix *from, size_t width,
+                              moert_buffer *copy, moert_matrix *use) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
-    *use = from->buffer;
-    *stride = from->stride;
+    *use = *from;
     if (copy == NULL)
         return MOERT_OK;
-    const size_t split = row_split(device, from->width);
+    const size_t split = row_split(device, width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
-    *use = copy;
-    *stride = from->width;
+    const bool divides = from == &gemm->x && from->gather != NULL;
+    *use = (moert_matrix){.buffer = copy, .stride = width};
     return MOERT_RUN(
-        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(from->width | from->stride)),
-        "op_load_rows", grid, MOERT_ARG(gemm->groups.ends),
-        MOERT_ARG((const moert_buffer *)from->buffer), MOERT_ARG(from->gather), MOERT_ARG(copy),
+        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(width | from->stride)), "op_load_rows",
+        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG((const moert_buffer *)from->buffer),
+        MOERT_ARG(from->gather), MOERT_ARG(copy),
         MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
                    .rows = (unsigned)gemm->groups.rows, .type = (int)from->type,
-                   .stride = from->stride, .divisor = (unsigned)from->divisor,
-                   .width = (int)from->width, .split = (unsigned)split));
+                   .stride = from->stride, .divisor = divides ? (unsigned)gemm->more->divisor : 1,
+                   .width = (int)width, .split = (unsigned)split));
+}
+
+/* The factor of the old result, unless there is one for each group. */
+static float beta_of(const moert_gemm *gemm) {
+    return gemm->epilogue.addend == MOERT_ADDEND_LAST ? 1.0f : 0.0f;
 }
 
 /* Raises amax, unless it is NULL, to the peaks of the rows; each row has `sets` peaks. */
 static moert_status raise_amax(const moert_gemm *gemm, unsigned sets) {
     const moert_general *work = gemm->more->workspace->state;
-    if (gemm->more->epilogue.amax == NULL)
+    if (gemm->more->amax == NULL)
         return MOERT_OK;
     return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/rows", "op_amax",
                      ((moert_grid){gemm->groups.count, sets, 1}), MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(work->peak),
-                     MOERT_ARG(gemm->more->epilogue.amax), MOERT_ARG(sets));
+                     MOERT_ARG(gemm->more->amax), MOERT_ARG(sets));
 }
 
 static moert_status store_rows(const moert_gemm *gemm) {
     const moert_general *work = gemm->more->workspace->state;
-    const moert_epilogue *e = &gemm->more->epilogue;
-    const rows to = result_of(gemm);
+    const moert_gemm_more *e = gemm->more;
+    size_t width;
+    const moert_matrix *to = result_of(gemm, &width);
     moert_device *device = moert_buffer_device(gemm->groups.ends);
-    const size_t split = row_split(device, to.width);
+    const size_t split = row_split(device, width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
-    MOERT_TRY(
-        MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(to.width | to.stride)),
-                  "op_store_rows", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc),
-                  MOERT_ARG(e->alpha), MOERT_ARG(e->beta), MOERT_ARG(gemm->bias),
-                  MOERT_ARG(e->bias_scale), MOERT_ARG(to.gather), MOERT_ARG(e->row_weight),
-                  MOERT_ARG(e->prob), MOERT_ARG(to.buffer), MOERT_ARG(work->peak),
-                  MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
-                             .rows = (unsigned)gemm->groups.rows, .width = (int)to.width,
-                             .beta_all = e->add ? 1.0f : 0.0f, .bias_type = (int)e->bias_type,
-                             .type = (int)to.type, .stride = to.stride, .split = (unsigned)split)));
+    MOERT_TRY(MOERT_RUN(
+        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(width | to->stride)), "op_store_rows",
+        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(gemm->epilogue.alpha),
+        MOERT_ARG(e->beta), MOERT_ARG(gemm->bias), MOERT_ARG(e->bias_scale), MOERT_ARG(to->gather),
+        MOERT_ARG(e->row_weight), MOERT_ARG(e->prob), MOERT_ARG(to->buffer), MOERT_ARG(work->peak),
+        MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
+                   .rows = (unsigned)gemm->groups.rows, .width = (int)width,
+                   .beta_all = beta_of(gemm), .bias_type = (int)e->bias_type, .type = (int)to->type,
+                   .stride = to->stride, .split = (unsigned)split)));
     return raise_amax(gemm, 1);
 }
 
@@ -188,27 +159,27 @@ typedef struct weights {
 /* Converts weights to the workspace (`load`), or from there to the caller's buffer. */
 static moert_status move(const moert_gemm *gemm, weights w, bool load) {
     const moert_general *work = gemm->more->workspace->state;
-    const moert_epilogue *e = &gemm->more->epilogue;
+    const moert_gemm_more *e = gemm->more;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t elements = gemm->n * gemm->k;
     const char *program = MOERT_PROGRAM(device, "op/rows", elements);
     const moert_grid grid = {moert_ceil_div(elements, WEIGHT_BLOCK), w.count, 1};
     const moert_argument args =
         MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first, .slot = (unsigned)w.slot,
-                   .weight_group = (unsigned)w.index, .beta_all = e->add ? 1.0f : 0.0f,
-                   .type = (int)weight_type(gemm), .elements = elements);
+                   .weight_group = (unsigned)w.index, .beta_all = beta_of(gemm),
+                   .type = (int)gemm->weight.type, .elements = elements);
     if (load)
         return MOERT_RUN(device, program, "op_load_weight", grid, MOERT_ARG(gemm->groups.ends),
                          MOERT_ARG(w.weight), MOERT_ARG(work->weight), args);
     return MOERT_RUN(device, program, "op_store_weight", grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(work->weight), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
+                     MOERT_ARG(work->weight), MOERT_ARG(gemm->epilogue.alpha), MOERT_ARG(e->beta),
                      MOERT_ARG(w.weight), args);
 }
 
 /* Moves the weights of a batch; discrete weights need a launch each. */
 static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t count, bool load) {
     if (!gemm->more->discrete)
-        return move(gemm, (weights){start, count, 0, start, gemm->weight}, load);
+        return move(gemm, (weights){start, count, 0, start, gemm->weight.buffer}, load);
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(move(gemm, (weights){start + i, 1, i, 0, gemm->more->weights[start + i]}, load));
     return MOERT_OK;
@@ -219,18 +190,18 @@ static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t co
 /* Computes v, h and the rows' peaks from `acc`. */
 static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
     const moert_general *work = gemm->more->workspace->state;
-    const moert_epilogue *e = &gemm->more->epilogue;
+    const moert_gemm_more *e = gemm->more;
     const moert_glu *u = &gemm->glu;
     const size_t split = row_split(device, gemm->n);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
     return MOERT_RUN(
-        device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | gemm->ldy | u->ldh)),
-        "op_glu", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
-        MOERT_ARG(gemm->bias), MOERT_ARG(u->prob), MOERT_ARG(gemm->y), MOERT_ARG(u->h),
-        MOERT_ARG(work->peak),
+        device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | gemm->y.stride | u->ldh)),
+        "op_glu", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc),
+        MOERT_ARG(gemm->epilogue.alpha), MOERT_ARG(gemm->bias), MOERT_ARG(u->prob),
+        MOERT_ARG(gemm->y.buffer), MOERT_ARG(u->h), MOERT_ARG(work->peak),
         MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
                    .rows = (unsigned)gemm->groups.rows, .bias_type = (int)e->bias_type,
-                   .c_type = (int)gemm->result, .c_stride = gemm->ldy, .d_type = (int)u->type,
+                   .c_type = (int)gemm->y.type, .c_stride = gemm->y.stride, .d_type = (int)u->type,
                    .d_stride = u->ldh, .width = (int)u->width, .run = (int)u->run,
                    .linear_first = (int)u->linear_first, .limit = u->form.limit,
                    .slope = u->form.alpha, .offset = u->form.offset,
@@ -244,23 +215,23 @@ static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
                              gemm->groups.count, 1};
     if (gemm->glu.dbias == NULL)
         return MOERT_OK;
-    return MOERT_RUN(
-        device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
-        MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide), MOERT_ARG(gemm->glu.dbias),
-        MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
-                   .type = (int)gemm->more->epilogue.bias_type, .columns = (int)columns));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide),
+                     MOERT_ARG(gemm->glu.dbias),
+                     MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
+                                .type = (int)gemm->more->bias_type, .columns = (int)columns));
 }
 
 /* Computes dv, dprob, dbias and the rows' peaks from `acc`. */
 static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
     const moert_general *work = gemm->more->workspace->state;
-    const moert_epilogue *e = &gemm->more->epilogue;
+    const moert_gemm_more *e = gemm->more;
     const moert_glu *u = &gemm->glu;
     const size_t split = row_split(device, 2 * u->width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
     MOERT_TRY(MOERT_RUN(
         device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | u->ldv | u->ldh)), "op_dglu",
-        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
+        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(gemm->epilogue.alpha),
         MOERT_ARG(e->beta), MOERT_ARG(e->acc_scale), MOERT_ARG(u->prob), MOERT_ARG(u->v),
         MOERT_ARG(u->dv), MOERT_ARG(work->wide), MOERT_ARG(work->peak), MOERT_ARG(u->dprob),
         MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
@@ -276,18 +247,16 @@ static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
 
 /* Computes inner->groups.count groups from `start` on. */
 static moert_status multiply_batch(const moert_gemm *gemm, const moert_gemm *inner, size_t start) {
-    moert_gemm_more more = {.row_multiple = 0};
     moert_gemm batch = *inner;
     const moert_general *work = gemm->more->workspace->state;
     const size_t count = inner->groups.count;
     const bool discrete = gemm->more->discrete, converts = work->weight != NULL;
-    if (gemm->more->weight_quantized != NULL)
-        more.weight_quantized = &gemm->more->weight_quantized[discrete ? start : 0];
-    batch.more = &more;
-    batch.weight = converts                        ? work->weight
-                   : more.weight_quantized != NULL ? NULL
-                   : discrete                      ? gemm->more->weights[start]
-                                                   : gemm->weight;
+    if (gemm->weight.quantized != NULL)
+        batch.weight.quantized = &gemm->weight.quantized[discrete ? start : 0];
+    batch.weight.buffer = converts                         ? work->weight
+                          : batch.weight.quantized != NULL ? NULL
+                          : discrete                       ? gemm->more->weights[start]
+                                                           : gemm->weight.buffer;
     if (gemm->kind == MOERT_GEMM_WGRAD) {
         MOERT_TRY(moert_portable_wgrad_from(&batch, start));
         return converts ? move_weights(gemm, start, count, false) : MOERT_OK;
@@ -300,28 +269,28 @@ static moert_status multiply_batch(const moert_gemm *gemm, const moert_gemm *inn
 
 moert_status moert_portable_general(const moert_gemm *gemm) {
     const moert_general *work = gemm->more->workspace->state;
-    const rows x = x_of(gemm), y = y_of(gemm);
-    moert_gemm inner = {.groups = gemm->groups, .n = gemm->n, .k = gemm->k};
-    inner.bias = work->direct ? gemm->bias : NULL;
-    MOERT_TRY(load_rows(gemm, &x, work->x, &inner.x, &inner.ldx));
-    MOERT_TRY(load_rows(gemm, &y, work->y, &inner.y, &inner.ldy));
-    if (work->acc != NULL && reads_y(gemm)) {
-        inner.x = work->acc;
-        inner.ldx = gemm->k;
-    } else if (work->acc != NULL) {
-        inner.y = work->acc;
-        inner.ldy = gemm->n;
-    }
+    moert_gemm inner = {.kind = gemm->kind,
+                        .groups = gemm->groups,
+                        .n = gemm->n,
+                        .k = gemm->k,
+                        .bias = work->direct ? gemm->bias : NULL,
+                        .more = &moert_gemm_plain};
+    MOERT_TRY(load_rows(gemm, &gemm->x, gemm->k, work->x, &inner.x));
+    MOERT_TRY(load_rows(gemm, &gemm->y, gemm->n, work->y, &inner.y));
+    if (work->acc != NULL && reads_y(gemm))
+        inner.x = (moert_matrix){.buffer = work->acc, .stride = gemm->k};
+    else if (work->acc != NULL)
+        inner.y = (moert_matrix){.buffer = work->acc, .stride = gemm->n};
     for (size_t start = 0; start < gemm->groups.count; start += work->batch) {
         inner.groups.count = moert_min(work->batch, gemm->groups.count - start);
         MOERT_TRY(multiply_batch(gemm, &inner, start));
     }
     if (work->acc == NULL)
         return MOERT_OK;
-    if (!gemm->gated)
+    if (!gemm->glu.gated)
         return store_rows(gemm);
     moert_device *device = moert_buffer_device(gemm->groups.ends);
-    const bool forward = gemm->gated == MOERT_GATED;
+    const bool forward = gemm->glu.gated == MOERT_GATED;
     MOERT_TRY(forward ? run_glu(gemm, device) : run_dglu(gemm, device));
     return raise_amax(gemm, forward ? 1 : 2);
 }

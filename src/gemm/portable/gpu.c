@@ -48,16 +48,16 @@ typedef struct row_tiles {
 } row_tiles;
 
 static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) {
-    const moert_part part = moert_part_of(gemm);
-    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
+    const size_t groups = gemm->groups.shared ? 1 : part.end - part.first;
     const size_t rows = part.end_row - part.first_row;
     const int lines = choose_lines(moert_buffer_device(gemm->groups.ends), groups,
                                    moert_ceil_div(rows, groups), columns);
     const size_t partial = part.first > 0; /* the part may begin within a tile */
     row_tiles tiles = {
         .grid = {rows / (size_t)lines + partial + groups, moert_ceil_div(columns, COLUMNS), 1},
-        .groups = (unsigned)(gemm->shared_weight ? 1 : part.end)};
-    name_program(gemm->type, lines, depth, tiles.spec);
+        .groups = (unsigned)(gemm->groups.shared ? 1 : part.end)};
+    name_program(moert_gemm_type(gemm), lines, depth, tiles.spec);
     return tiles;
 }
 
@@ -69,35 +69,36 @@ moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool 
     args.groups = tiles.groups;
     if (forward)
         return MOERT_RUN(device, tiles.spec, "gemm_forward", tiles.grid,
-                         MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
-                         MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_STRUCT(args));
+                         MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->x.buffer),
+                         MOERT_ARG(gemm->weight.buffer), MOERT_ARG(gemm->bias),
+                         MOERT_ARG(gemm->y.buffer), MOERT_STRUCT(args));
     return MOERT_RUN(device, tiles.spec, "gemm_dgrad", tiles.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
-                     MOERT_STRUCT(args));
+                     MOERT_ARG(gemm->y.buffer), MOERT_ARG(gemm->weight.buffer),
+                     MOERT_ARG(gemm->x.buffer), MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
-    moert_device *device = moert_buffer_device(gemm->weight);
-    const moert_part part = moert_part_of(gemm);
+    moert_device *device = moert_buffer_device(gemm->weight.buffer);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
     const size_t groups = part.end - part.first;
     const int lines = choose_lines(device, groups, gemm->n, gemm->k);
     const moert_grid grid = {moert_ceil_div(gemm->n, (size_t)lines),
                              moert_ceil_div(gemm->k, COLUMNS), groups};
     char spec[MOERT_SPEC_BYTES];
     const moert_gemm_args args = moert_portable_args(gemm, start);
-    name_program(gemm->type, lines, DEPTH, spec);
+    name_program(moert_gemm_type(gemm), lines, DEPTH, spec);
     return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
-                     MOERT_STRUCT(args));
+                     MOERT_ARG(gemm->y.buffer), MOERT_ARG(gemm->x.buffer),
+                     MOERT_ARG(gemm->weight.buffer), MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
-    const moert_part part = moert_part_of(gemm);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
     const moert_grid grid = {moert_ceil_div(gemm->n, ITEMS), part.end - part.first, 1};
     char spec[MOERT_SPEC_BYTES];
     const moert_gemm_args args = moert_portable_args(gemm, 0);
-    name_program(gemm->type, MOST_LINES, DEPTH, spec);
+    name_program(moert_gemm_type(gemm), MOST_LINES, DEPTH, spec);
     return MOERT_RUN(moert_buffer_device(gemm->bias), spec, "gemm_bias_grad", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y.buffer), MOERT_ARG(gemm->bias),
                      MOERT_STRUCT(args));
 }

@@ -28,8 +28,9 @@ static moert_status run_attempt(void *what) {
 
 /* Replaces the result by a new buffer of zeros if the GEMM accumulates. */
 static moert_status spare_result(attempt *a, moert_tuned operation, moert_buffer **spare) {
-    moert_buffer **result = operation == MOERT_TUNED_WGRAD ? &a->gemm.weight : &a->gemm.x;
-    if (!a->gemm.accumulate)
+    moert_buffer **result =
+        operation == MOERT_TUNED_WGRAD ? &a->gemm.weight.buffer : &a->gemm.x.buffer;
+    if (a->gemm.epilogue.addend == MOERT_ADDEND_NONE)
         return MOERT_OK;
     const size_t bytes = moert_buffer_bytes(*result);
     MOERT_TRY(moert_buffer_create(moert_buffer_device(*result), bytes, spare));
@@ -59,7 +60,7 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
 /* Measures candidates and sets *choices to the fastest. Failures are only logged, since the GEMM
  * that follows reports its own. */
 static void measure(const attempt *wanted, const moert_tuning_key *key, moert_choices *choices) {
-    moert_device *device = moert_buffer_device(wanted->gemm.x);
+    moert_device *device = moert_buffer_device(wanted->gemm.x.buffer);
     attempt a = *wanted;
     const moert_trial trial = {device, &a, NULL, run_attempt, moert_prefetches(a.gemm.prepacked)};
     moert_tune_result found;
@@ -82,19 +83,20 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
                                      moert_portable_run *run) {
     /* a wgrad without rows has no x, only its result */
     const moert_device *device =
-        moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
-    const moert_part part = moert_part_of(gemm);
-    const size_t groups = gemm->shared_weight && operation != MOERT_TUNED_WGRAD
+        moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight.buffer : gemm->x.buffer);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
+    const size_t groups = gemm->groups.shared && operation != MOERT_TUNED_WGRAD
                               ? 1
                               : moert_max(part.end - part.first, 1);
-    const moert_tuning_key key = {operation, gemm->type, gemm->n, gemm->k,
+    const moert_tuning_key key = {operation, moert_gemm_type(gemm), gemm->n, gemm->k,
                                   moert_ceil_div(part.end_row - part.first_row, groups)};
     bool measured;
     moert_choices choices = moert_tuning_find(device, &key, &measured);
     if (gemm->prepacked != NULL)
         choices.width = moert_prepacked_width(gemm->prepacked, choices.width);
     if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
-        (gemm->prepacked != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
+        (gemm->prepacked != NULL || gemm->weight.buffer != NULL) &&
+        !moert_recording_is_open(device))
         measure(&(attempt){*gemm, start, run}, &key, &choices);
     return moert_with_tile(choices, moert_gemm_dot(gemm, device));
 }

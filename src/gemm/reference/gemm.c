@@ -63,55 +63,43 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
 
 /* ---- operands ---- */
 
-/* Rows of x or y as an operand. */
-typedef struct rows {
-    const void *memory;
-    moert_dtype type;
-    size_t width, stride, first, divisor;
-    const uint32_t *gather;
-} rows;
-
-static void load_rows(const moert_host_gemm *host, const rows *from, float *to) {
-    const size_t most = host->gemm->groups.rows;
+/* Loads rows of x or y, which are in `memory`. */
+static void load_rows(const moert_host_gemm *host, const moert_matrix *from, size_t width,
+                      const void *memory, const uint32_t *gather, float *to) {
+    const moert_gemm *gemm = host->gemm;
+    const size_t divisor = from == &gemm->x && gather != NULL ? gemm->more->divisor : 1;
     for (size_t r = 0; r < host->rows; r++) {
-        const size_t slot = from->gather != NULL ? from->gather[r] : r;
-        const size_t row = slot / from->divisor * from->stride + from->first;
-        for (size_t j = 0; j < from->width; j++)
-            to[r * from->width + j] =
-                slot < most ? moert_host_load(from->memory, from->type, row + j) : 0.0f;
+        const size_t slot = gather != NULL ? gather[r] : r;
+        const size_t row = slot / divisor * from->stride + from->first;
+        for (size_t j = 0; j < width; j++)
+            to[r * width + j] =
+                slot < gemm->groups.rows ? moert_host_load(memory, from->type, row + j) : 0.0f;
     }
 }
 
 static void load_operands(const moert_host_gemm *host) {
     const moert_gemm *gemm = host->gemm;
-    const moert_dtype f32 = MOERT_DTYPE_F32;
-    const bool gathers = host->x_gather != NULL;
-    const rows x = {host->x, gemm->more->wide_x ? f32 : gemm->type, gemm->k,       gemm->ldx,
-                    0,       gathers ? gemm->more->divisor : 1,     host->x_gather};
-    const rows y = {
-        host->y,       gemm->more->wide_y ? f32 : gemm->type, gemm->n, gemm->ldy, gemm->y_column, 1,
-        host->y_gather};
     if (reads_x(gemm))
-        load_rows(host, &x, host->arrays->x);
+        load_rows(host, &gemm->x, gemm->k, host->x, host->x_gather, host->arrays->x);
     if (reads_y(gemm))
-        load_rows(host, &y, host->arrays->y);
+        load_rows(host, &gemm->y, gemm->n, host->y, host->y_gather, host->arrays->y);
 }
 
-/* Loads the weight of a group, which begins at element `base`. With a workspace the weight is
- * stored in the operands' type or, if it is wide, in float32. Without a workspace it is stored in
+/* Loads the weight of a group, which begins at element `base`. Without a workspace it is in
  * float32, and this function rounds it to the operands' type. */
 static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
-    const bool typed = gemm->more->workspace != NULL && !gemm->more->wide_weight;
-    const moert_dtype stored = typed ? gemm->type : MOERT_DTYPE_F32;
-    const moert_dtype rounded = gemm->more->workspace != NULL ? MOERT_DTYPE_F32 : gemm->type;
+    const moert_dtype rounded =
+        gemm->more->workspace != NULL ? MOERT_DTYPE_F32 : moert_gemm_type(gemm);
     for (size_t i = 0; i < gemm->n * gemm->k; i++)
         host->arrays->weight[i] =
-            moert_host_round(rounded, moert_host_load(weight, stored, base + i));
+            moert_host_round(rounded, moert_host_load(weight, gemm->weight.type, base + i));
 }
 
 static float beta_of(const moert_host_gemm *host, size_t g) {
-    return host->beta != NULL ? host->beta[g] : host->gemm->more->epilogue.add ? 1.0f : 0.0f;
+    if (host->beta != NULL)
+        return host->beta[g];
+    return host->gemm->epilogue.addend == MOERT_ADDEND_LAST ? 1.0f : 0.0f;
 }
 
 /* The epilogue: acc * alpha, plus the bias or times prob, plus beta times the old value. */
@@ -125,6 +113,11 @@ static float finish(const moert_host_gemm *host, size_t g, float acc, const floa
 }
 
 /* ---- the GEMM of one group ---- */
+
+/* Whether a chain of sums starts from the old result. */
+static bool adds_to_old(const moert_gemm *gemm) {
+    return gemm->epilogue.addend == MOERT_ADDEND_FIRST;
+}
 
 /* A sum of products. Each product is added with one rounding. In the order of AMX
  * (kernels/gemm/amx.h), products are added alternately to two halves, and the halves to the sum
@@ -153,14 +146,15 @@ static void add_product(chain *c, float a, float b) {
 /* A chain in the order in which the device in use sums, so that tests can compare bits. */
 static chain begin_chain(const moert_gemm *gemm, float start) {
     const moert_device *device = moert_buffer_device(gemm->groups.ends);
-    const bool tiled =
-        gemm->more->workspace == NULL && moert_dot_of(device, gemm->type) == MOERT_DOT_TILE;
+    const bool tiled = gemm->more->workspace == NULL &&
+                       moert_dot_of(device, moert_gemm_type(gemm)) == MOERT_DOT_TILE;
     return (chain){.tiled = tiled, .sum = start};
 }
 
 /* Index of element j of row r in the result of forward or dgrad. */
 static size_t result_at(const moert_gemm *gemm, size_t r, size_t j) {
-    return gemm->kind == MOERT_GEMM_DGRAD ? r * gemm->ldx + j : r * gemm->ldy + gemm->y_column + j;
+    return gemm->kind == MOERT_GEMM_DGRAD ? r * gemm->x.stride + j
+                                          : r * gemm->y.stride + gemm->y.first + j;
 }
 
 static void *result_of(const moert_host_gemm *host) {
@@ -176,9 +170,10 @@ static void multiply_rows(const moert_host_gemm *host, size_t g) {
     for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
         for (size_t j = 0; j < width; j++) {
             chain c =
-                begin_chain(gemm, gemm->accumulate ? moert_host_load(result_of(host), gemm->result,
-                                                                     result_at(gemm, m, j))
-                                                   : 0.0f);
+                begin_chain(gemm, adds_to_old(gemm) ? moert_host_load(result_of(host),
+                                                                      moert_gemm_output(gemm)->type,
+                                                                      result_at(gemm, m, j))
+                                                    : 0.0f);
             for (size_t i = 0; i < reduction; i++)
                 add_product(&c, from[m * reduction + i],
                             at->weight[forward ? j * gemm->k + i : i * gemm->k + j]);
@@ -197,16 +192,17 @@ static void store_row(const moert_host_gemm *host, size_t g, size_t r) {
         const size_t at = result_at(gemm, slot, j);
         float bias = 0.0f;
         if (forward && host->bias != NULL)
-            bias = moert_host_load(host->bias, gemm->more->epilogue.bias_type,
-                                   (gemm->shared_weight ? 0 : g) * gemm->n + j) *
+            bias = moert_host_load(host->bias, gemm->more->bias_type,
+                                   (gemm->groups.shared ? 0 : g) * gemm->n + j) *
                    (host->bias_scale != NULL ? host->bias_scale[r] : 1.0f);
-        float v = finish(
-            host, g, host->arrays->acc[r * width + j], forward && host->bias != NULL ? &bias : NULL,
-            host->prob != NULL ? &host->prob[r] : NULL, moert_host_load(to, gemm->result, at));
+        float v = finish(host, g, host->arrays->acc[r * width + j],
+                         forward && host->bias != NULL ? &bias : NULL,
+                         host->prob != NULL ? &host->prob[r] : NULL,
+                         moert_host_load(to, moert_gemm_output(gemm)->type, at));
         if (host->row_weight != NULL)
-            v = moert_host_round(gemm->result, v) *
-                moert_host_round(gemm->result, host->row_weight[slot]);
-        moert_host_store(to, gemm->result, at, v);
+            v = moert_host_round(moert_gemm_output(gemm)->type, v) *
+                moert_host_round(moert_gemm_output(gemm)->type, host->row_weight[slot]);
+        moert_host_store(to, moert_gemm_output(gemm)->type, at, v);
         if (host->amax != NULL)
             moert_host_raise(&host->amax[g], v);
     }
@@ -220,11 +216,11 @@ static void make_weight(const moert_host_gemm *host, size_t g, void *weight, siz
     for (size_t j = 0; j < n; j++)
         for (size_t i = 0; i < k; i++) {
             const size_t at = base + j * k + i;
-            const float old = moert_host_load(weight, gemm->result, at);
-            chain c = begin_chain(gemm, gemm->accumulate ? old : 0.0f);
+            const float old = moert_host_load(weight, moert_gemm_output(gemm)->type, at);
+            chain c = begin_chain(gemm, adds_to_old(gemm) ? old : 0.0f);
             for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
                 add_product(&c, y[m * n + j], x[m * k + i]);
-            moert_host_store(weight, gemm->result, at,
+            moert_host_store(weight, moert_gemm_output(gemm)->type, at,
                              finish(host, g, chain_sum(&c), NULL, NULL, old));
         }
 }
@@ -232,17 +228,18 @@ static void make_weight(const moert_host_gemm *host, size_t g, void *weight, siz
 /* wgrad of a group without rows: beta times the old value, even if alpha is NaN. */
 static void make_empty_weight(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
-    const float beta = gemm->accumulate ? 1.0f : beta_of(host, g);
+    const float beta = adds_to_old(gemm) ? 1.0f : beta_of(host, g);
     for (size_t i = base; beta != 1.0f && i < base + gemm->n * gemm->k; i++)
-        moert_host_store(weight, gemm->result, i,
-                         beta != 0.0f ? beta * moert_host_load(weight, gemm->result, i) : 0.0f);
+        moert_host_store(
+            weight, moert_gemm_output(gemm)->type, i,
+            beta != 0.0f ? beta * moert_host_load(weight, moert_gemm_output(gemm)->type, i) : 0.0f);
 }
 
 /* bias_grad. */
 static void make_bias(const moert_host_gemm *host, size_t g) {
     const moert_gemm *gemm = host->gemm;
     for (size_t n = 0; n < gemm->n; n++) {
-        float *out = &((float *)host->bias)[g * gemm->n + n], sum = gemm->accumulate ? *out : 0.0f;
+        float *out = &((float *)host->bias)[g * gemm->n + n], sum = adds_to_old(gemm) ? *out : 0.0f;
         for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
             sum += host->arrays->y[m * gemm->n + n];
         *out = sum;
@@ -254,9 +251,9 @@ static void run_rows(const moert_host_gemm *host, size_t g, const void *weight, 
     const moert_gemm *gemm = host->gemm;
     load_weight(host, weight, base);
     multiply_rows(host, g);
-    if (gemm->more->workspace != NULL && gemm->gated == MOERT_GATED)
+    if (gemm->more->workspace != NULL && gemm->glu.gated == MOERT_GATED)
         moert_host_glu(host, g);
-    else if (gemm->gated == MOERT_GATED_BACKWARD)
+    else if (gemm->glu.gated == MOERT_GATED_BACKWARD)
         moert_host_dglu(host, g);
     else
         for (size_t r = moert_host_start(host, g); r < host->ends[g]; r++)
@@ -293,18 +290,18 @@ static moert_status check_promise(const moert_host_gemm *host) {
 
 static moert_status map_all(moert_host_gemm *host) {
     const moert_gemm *gemm = host->gemm;
-    const moert_epilogue *e = &gemm->more->epilogue;
+    const moert_gemm_more *e = gemm->more;
     const moert_glu *u = &gemm->glu;
-    const bool gated = gemm->more->workspace != NULL && gemm->gated;
+    const bool gated = gemm->more->workspace != NULL && gemm->glu.gated;
     const moert_mapped parts[] = {
         {gemm->groups.ends, &host->ends},
-        {gemm->more->x_gather, &host->x_gather},
-        {gemm->more->y_gather, &host->y_gather},
-        {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->x : NULL, &host->x},
-        {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->weight : NULL, &host->weight},
-        {gemm->y, &host->y},
+        {gemm->x.gather, &host->x_gather},
+        {gemm->y.gather, &host->y_gather},
+        {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->x.buffer : NULL, &host->x},
+        {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->weight.buffer : NULL, &host->weight},
+        {gemm->y.buffer, &host->y},
         {gemm->bias, &host->bias},
-        {e->alpha, &host->alpha},
+        {gemm->epilogue.alpha, &host->alpha},
         {e->beta, &host->beta},
         {e->bias_scale, &host->bias_scale},
         {e->row_weight, &host->row_weight},
@@ -320,7 +317,8 @@ static moert_status map_all(moert_host_gemm *host) {
     };
     MOERT_TRY(moert_map_all(&host->maps, parts, MOERT_COUNT(parts)));
     host->rows = host->ends[gemm->groups.count - 1];
-    MOERT_TRY(moert_check_ends(&gemm->groups, host->ends));
+    const moert_groups groups = {gemm->groups.ends, gemm->groups.count, gemm->groups.rows};
+    MOERT_TRY(moert_check_ends(&groups, host->ends));
     return check_promise(host);
 }
 
@@ -334,7 +332,7 @@ static moert_status run_discrete(const moert_host_gemm *host, size_t g) {
 
 static moert_status run_mapped(const moert_gemm *gemm, moert_workspace *work) {
     moert_host_gemm host = {.gemm = gemm, .arrays = work->state};
-    const moert_part part = moert_part_of(gemm);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
     moert_status status = MOERT_OK;
     MOERT_TRY_OR(unmap, map_all(&host));
     load_operands(&host);
@@ -342,7 +340,7 @@ static moert_status run_mapped(const moert_gemm *gemm, moert_workspace *work) {
         if (gemm->more->discrete)
             MOERT_TRY_OR(unmap, run_discrete(&host, g));
         else
-            run_group(&host, g, host.weight, (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k);
+            run_group(&host, g, host.weight, (gemm->groups.shared ? 0 : g) * gemm->n * gemm->k);
 unmap:
     return moert_unmap_all(&host.maps, status);
 }
@@ -351,7 +349,8 @@ unmap:
 static moert_status run_glu(const moert_gemm *gemm) {
     moert_glu glu = gemm->glu;
     uint32_t end;
-    MOERT_TRY(moert_buffer_read(gemm->groups.ends, (moert_part_of(gemm).end - 1) * sizeof end, &end,
+    MOERT_TRY(moert_buffer_read(gemm->groups.ends,
+                                (moert_groups_filled(gemm->groups).end - 1) * sizeof end, &end,
                                 sizeof end));
     glu.rows = end;
     return moert_reference_glu(&glu, false);
@@ -366,17 +365,16 @@ static moert_status run(const moert_gemm *gemm) {
         status = run_mapped(gemm, &own);
     release(&own);
     MOERT_TRY(status);
-    return gemm->gated ? run_glu(gemm) : MOERT_OK;
+    return gemm->glu.gated ? run_glu(gemm) : MOERT_OK;
 }
 
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     (void)device;
     if (gemm == NULL)
         return NULL;
-    if (gemm->more->x_quantized != NULL || gemm->more->y_quantized != NULL ||
-        gemm->more->weight_quantized != NULL)
+    if (gemm->x.quantized != NULL || gemm->y.quantized != NULL || gemm->weight.quantized != NULL)
         return "operands that are dequantized";
-    if (gemm->scatter.runs > 0)
+    if (gemm->groups.runs > 0)
         return "results without scatter";
     return gemm->more->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
 }

@@ -72,9 +72,9 @@ static float pre_activation(const moert_host_gemm *host, size_t g, size_t r, siz
     float v = acc * alpha;
     if (host->bias != NULL)
         v = fmaf(acc, alpha,
-                 moert_host_load(host->bias, gemm->more->epilogue.bias_type, g * gemm->n + column));
+                 moert_host_load(host->bias, gemm->more->bias_type, g * gemm->n + column));
     if (host->y != NULL)
-        moert_host_store(host->y, gemm->result, r * gemm->ldy + column, v);
+        moert_host_store(host->y, gemm->y.type, r * gemm->y.stride + column, v);
     return v;
 }
 
@@ -111,7 +111,7 @@ static void add_dbias(const moert_host_gemm *host, size_t g, size_t j) {
     const moert_glu *glu = &host->gemm->glu;
     const size_t base = g * 2 * glu->width, gate = base + gate_at(glu, j),
                  up = base + up_at(glu, j);
-    const moert_dtype type = host->gemm->more->epilogue.bias_type;
+    const moert_dtype type = host->gemm->more->bias_type;
     float dg = 0.0f, du = 0.0f;
     if (host->dbias == NULL || moert_host_start(host, g) == host->ends[g])
         return;

@@ -85,8 +85,8 @@ static moert_status hash_gemm(moert_tune_gemm *gemm, moert_buffer **scratch, uin
     const moert_trial trial = moert_tune_gemm_trial(gemm);
     *hash = 0;
     MOERT_TRY(trial.run(trial.what));
-    return moert_digest_floats(gemm->gemm.y, 0, gemm->gemm.groups.rows * gemm->gemm.n, scratch,
-                               hash);
+    return moert_digest_floats(gemm->gemm.y.buffer, 0, gemm->gemm.groups.rows * gemm->gemm.n,
+                               scratch, hash);
 }
 
 /* Computes the same GEMM for `seconds`, and counts results with other bits than the first. */

@@ -58,17 +58,17 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape, mo
     moert_gemm *g = &p->gemm;
     MOERT_TRY(balanced_ends(device, shape, &p->ends));
     g->groups.ends = p->ends;
-    MOERT_TRY(
-        random_buffer(device, g->kind == MOERT_GEMM_DGRAD ? f32 : type, rows * shape->k, &g->x));
-    MOERT_TRY(
-        random_buffer(device, g->kind == MOERT_GEMM_FORWARD ? f32 : type, rows * shape->n, &g->y));
-    return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight);
+    MOERT_TRY(random_buffer(device, g->kind == MOERT_GEMM_DGRAD ? f32 : type, rows * shape->k,
+                            &g->x.buffer));
+    MOERT_TRY(random_buffer(device, g->kind == MOERT_GEMM_FORWARD ? f32 : type, rows * shape->n,
+                            &g->y.buffer));
+    return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight.buffer);
 }
 
 /* Prepacks the weight for the tile that tuning chooses now, unless it already is. */
 static moert_status prepare(void *what) {
     moert_tune_gemm *p = what;
-    moert_device *device = moert_buffer_device(p->gemm.weight);
+    moert_device *device = moert_buffer_device(p->gemm.weight.buffer);
     const moert_prepacked_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
                                          moert_prepacked_use_of(&p->gemm), p->key.type};
     moert_tuning_key key = p->key;
@@ -83,7 +83,7 @@ static moert_status prepare(void *what) {
     MOERT_TRY(moert_prepacked_create(device, &shape, &p->prepacked));
     p->gemm.prepacked = p->prepacked;
     p->tile = tile;
-    MOERT_TRY(moert_prepacked_fill(p->prepacked, p->gemm.weight));
+    MOERT_TRY(moert_prepacked_fill(p->prepacked, p->gemm.weight.buffer));
     return moert_device_finish(device);
 }
 
@@ -102,18 +102,15 @@ moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation,
                                             [MOERT_TUNED_PREPACKED_DGRAD] = MOERT_GEMM_DGRAD};
     *p = (moert_tune_gemm){
         .key = {operation, type, shape->n, shape->k, shape->rows},
-        .gemm = {.kind = kinds[operation],
-                 .groups = {NULL, shape->experts, shape->experts * shape->rows},
+        .gemm = {.groups = {NULL, shape->experts, shape->experts * shape->rows},
                  .n = shape->n,
-                 .k = shape->k,
-                 .type = type},
+                 .k = shape->k},
     };
+    moert_gemm_set(&p->gemm, kinds[operation], type);
     moert_status status = fill(device, shape, p);
     if (status == MOERT_OK)
         status = prepare(p);
-    p->result = p->gemm.kind == MOERT_GEMM_FORWARD ? p->gemm.y
-                : p->gemm.kind == MOERT_GEMM_DGRAD ? p->gemm.x
-                                                   : p->gemm.weight;
+    p->result = moert_gemm_output(&p->gemm)->buffer;
     if (status != MOERT_OK)
         moert_tune_gemm_destroy(p);
     *possible = !is_prepacked(p) || p->prepacked != NULL;
@@ -121,13 +118,13 @@ moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation,
 }
 
 void moert_tune_gemm_destroy(moert_tune_gemm *p) {
-    MOERT_DESTROY(p->ends, p->gemm.x, p->gemm.y, p->gemm.weight);
+    MOERT_DESTROY(p->ends, p->gemm.x.buffer, p->gemm.y.buffer, p->gemm.weight.buffer);
     moert_prepacked_destroy(p->prepacked);
     *p = (moert_tune_gemm){.key = p->key};
 }
 
 moert_trial moert_tune_gemm_trial(moert_tune_gemm *p) {
-    return (moert_trial){moert_buffer_device(p->gemm.weight), p, prepare, run,
+    return (moert_trial){moert_buffer_device(p->gemm.weight.buffer), p, prepare, run,
                          moert_prefetches(p->prepacked)};
 }
 

@@ -143,7 +143,7 @@ static void print_header(const moert_device_info *device) {
 
 /* GEMMs that use AMX (kernels/gemm/amx.h) have only one tile, so there is no tile to choose. */
 static moert_tune_axis first_axis(const moert_tune_gemm *p) {
-    return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight)) == MOERT_DOT_TILE
+    return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight.buffer)) == MOERT_DOT_TILE
                ? MOERT_TUNE_PANELS
                : MOERT_TUNE_TILE;
 }

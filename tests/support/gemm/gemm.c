@@ -144,35 +144,35 @@ moert_gemm upload_gemm(const problem *p, const ops_bytes *data) {
     if (p->shared && o->kind != MOERT_OP_GEMM_WGRAD) /* only the first group's weight is read */
         memset(weight + one, 0xFF, data->bytes[WEIGHT] - one);
     return (moert_gemm){
-        .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows},
+        .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows,
+                   .shared = p->shared},
         .n = o->n,
         .k = o->k,
-        .shared_weight = p->shared,
-        .x = upload_part(data, X),
-        .weight = upload(weight, data->bytes[WEIGHT]),
-        .y = upload(shifted(data, y_of(data), before), before + data->bytes[y_of(data)]),
-        .ldx = p->pad_x > 0 ? (size_t)o->x.stride : 0,
-        .ldy = ldy > p->n ? ldy : 0,
-        .y_column = p->y_column,
+        .x = {.buffer = upload_part(data, X), .stride = p->pad_x > 0 ? (size_t)o->x.stride : 0},
+        .weight = {.buffer = upload(weight, data->bytes[WEIGHT])},
+        .y = {.buffer = upload(shifted(data, y_of(data), before), before + data->bytes[y_of(data)]),
+              .stride = ldy > p->n ? ldy : 0,
+              .first = p->y_column},
     };
 }
 
 /* ---- runs ---- */
 
-/* Returns the part with groups `first` and first + 1, or with only `first` if it is the last
- * group. */
-static moert_part part_of(const problem *p, size_t first) {
-    const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
-    return (moert_part){first, end, ops_group_start(p->ends, first), p->ends[end - 1]};
+/* Sets the part to groups `first` and first + 1, or only to `first` if it is the last group. */
+static void take_part(const problem *p, size_t first, moert_row_groups *groups) {
+    groups->first = first;
+    groups->end = first + 2 < p->groups ? first + 2 : p->groups;
+    groups->first_row = ops_group_start(p->ends, first);
+    groups->end_row = p->ends[groups->end - 1];
 }
 
 /* Scatters the rows of a bf16 result over `target`, in reverse order. */
-static moert_scatter scatter(size_t rows, size_t width, size_t runs, moert_buffer *target) {
+static moert_buffer *scatter(size_t rows, size_t width, moert_buffer *target) {
     uint64_t *address = test_alloc((rows + 1) * sizeof *address), first;
     ASSERT_OK(moert_buffer_address(target, &first));
     for (size_t m = 0; m < rows; m++)
         address[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
-    return (moert_scatter){upload(address, (rows + 1) * sizeof *address), runs};
+    return upload(address, (rows + 1) * sizeof *address);
 }
 
 /* Copies the scattered rows back into a bf16 result. Rows without an address stay as they were. */
@@ -191,16 +191,16 @@ static void gather(const moert_buffer *target, size_t rows, size_t width, uint16
 
 /* Prepacks the weight of a forward or dgrad. */
 static moert_prepacked *pack(const moert_gemm *gemm, const way *by) {
-    const moert_prepacked_shape shape = {.groups = gemm->shared_weight ? 1 : gemm->groups.count,
+    const moert_prepacked_shape shape = {.groups = gemm->groups.shared ? 1 : gemm->groups.count,
                                          .n = gemm->n,
                                          .k = gemm->k,
                                          .use = moert_prepacked_use_of(gemm),
-                                         .type = gemm->type};
+                                         .type = moert_gemm_type(gemm)};
     moert_prepacked *prepacked = NULL;
     ASSERT_OK(moert_tuning_force(by->panels != NULL ? by->panels : by->choices));
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
     ASSERT_OK(moert_tuning_force(by->choices));
-    ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight));
+    ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight.buffer));
     return prepacked;
 }
 
@@ -221,7 +221,8 @@ static moert_glu upload_glu(const problem *p, const way *by, const ops_bytes *da
 static void launch(const problem *p, const way *by, moert_gemm *gemm) {
     moert_device_reserve_units(test_device, by->spared);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
-        gemm->part = by->parts ? part_of(p, g) : (moert_part){0};
+        if (by->parts)
+            take_part(p, g, &gemm->groups);
         ASSERT_OK(moert_gemm_run(gemm));
     }
     ASSERT_OK(moert_device_use_queue(test_device, true));
@@ -240,37 +241,39 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     const unsigned char *h = shifted(data, H, 0);
     const size_t one_weight = data->bytes[WEIGHT] / p->groups;
     moert_gemm gemm = upload_gemm(p, data);
-    gemm.kind = (moert_gemm_kind)op;
-    gemm.type = by->type;
-    gemm.result = op <= DGRAD ? by->result : MOERT_DTYPE_F32;
-    gemm.accumulate = data->shape.options.accumulate;
-    gemm.bias = op == BIAS_GRAD ? gemm.weight : bias;
-    gemm.split = by->split ? &scratch : NULL;
+    moert_gemm_more more = {.split = by->split ? &scratch : NULL};
+    moert_gemm_set(&gemm, (moert_gemm_kind)op, by->type);
+    if (op <= DGRAD)
+        (op == FORWARD ? &gemm.y : &gemm.x)->type = by->result;
+    gemm.epilogue.addend = moert_accumulate(data->shape.options.accumulate);
+    gemm.bias = op == BIAS_GRAD ? gemm.weight.buffer : bias;
+    gemm.more = &more;
     if (p->gate != NULL)
         gemm.glu = upload_glu(p, by, data);
-    gemm.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
-    gemm.drop_v = by->drop_v;
+    gemm.glu.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
+    gemm.glu.drop_v = by->drop_v;
     moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
     gemm.prepacked = prepacked;
+    gemm.groups.runs = by->runs;
     if (by->runs > 0)
-        gemm.scatter = scatter(p->rows, result.stride, by->runs, target);
+        more.places = scatter(p->rows, result.stride, target);
     launch(p, by, &gemm);
     if (p->gate != NULL && by->separate) {
         gemm.glu.rows = ops_group_start(p->ends, p->groups);
         gemm.glu.width = p->n / 2;
-        gemm.glu.v = gemm.y;
+        gemm.glu.v = gemm.y.buffer;
         ASSERT_OK(moert_glu_forward(&gemm.glu));
     }
     const size_t before = bytes_before_y(p, data), used = ops_group_start(p->ends, p->groups);
-    const unsigned char *y = download(gemm.y, before + data->bytes[y_of(data)]);
+    const unsigned char *y = download(gemm.y.buffer, before + data->bytes[y_of(data)]);
     for (size_t i = 0; i < before; i++)
         assert_int_equal(y[i], 0xFF);
     memcpy(data->at[y_of(data)], y + before, data->bytes[y_of(data)]);
-    download_into(gemm.x, data->at[X], data->bytes[X]);
+    download_into(gemm.x.buffer, data->at[X], data->bytes[X]);
     if (op <= DGRAD && p->shared)
-        ASSERT_OK(moert_buffer_read(gemm.weight, 0, data->at[WEIGHT], one_weight));
+        ASSERT_OK(moert_buffer_read(gemm.weight.buffer, 0, data->at[WEIGHT], one_weight));
     else
-        download_into(gemm.weight, data->at[WEIGHT], data->bytes[WEIGHT]);
+        download_into(gemm.weight.buffer, data->at[WEIGHT], data->bytes[WEIGHT]);
     if (bias != NULL)
         download_into(bias, data->at[BIAS], data->bytes[BIAS]);
     if (p->gate != NULL) {

@@ -99,7 +99,7 @@ moert_gemm upload_gemm(const problem *p, const ops_bytes *data);
 
 static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
     moert_gemm run = *gemm;
-    run.kind = kind;
+    moert_gemm_set(&run, kind, moert_gemm_type(gemm));
     return moert_gemm_run(&run);
 }
 

@@ -147,9 +147,9 @@ static moert_gemm make_gemm(size_t rows, size_t n, size_t k) {
     return (moert_gemm){.groups = {upload(ends, sizeof ends), 2, rows},
                         .n = n,
                         .k = k,
-                        .x = unset_floats(rows * k),
-                        .weight = unset_floats(2 * n * k),
-                        .y = unset_floats(rows * n)};
+                        .x = {.buffer = unset_floats(rows * k)},
+                        .weight = {.buffer = unset_floats(2 * n * k)},
+                        .y = {.buffer = unset_floats(rows * n)}};
 }
 
 /* FLOPs and bytes are charged to the operation of the current phase, whichever kernels are

@@ -62,10 +62,11 @@ static void check_rounded_wgrad(const problem *p, const way *by) {
     const ops_bytes want = run_new(p, WGRAD, by), a = make_data(p, WGRAD, by, OPS_WIDE);
     set_variable("MOERT_BF16", by->bf16);
     moert_gemm gemm = upload_gemm(p, &a);
-    gemm.type = by->type;
-    gemm.rounded = unset_bf16(n);
-    ASSERT_OK(run_as(MOERT_GEMM_WGRAD, &gemm));
-    assert_bf16(by->name, gemm.rounded, results_of(&want).data, n);
+    const moert_gemm_more more = {.rounded = unset_bf16(n)};
+    moert_gemm_set(&gemm, MOERT_GEMM_WGRAD, by->type);
+    gemm.more = &more;
+    ASSERT_OK(moert_gemm_run(&gemm));
+    assert_bf16(by->name, more.rounded, results_of(&want).data, n);
     set_variable("MOERT_BF16", NULL);
 }
 
@@ -271,7 +272,7 @@ TEST(test_a_prepacked_weight_serves_only_its_shape) {
     set_variable("MOERT_BACKEND", "reference");
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
     assert_null(prepacked);
-    ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+    ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight.buffer));
     assert_int_equal(moert_prepacked_bytes(prepacked), 0);
     set_variable("MOERT_BACKEND", "portable");
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
@@ -280,45 +281,56 @@ TEST(test_a_prepacked_weight_serves_only_its_shape) {
         assert_in_range(moert_prepacked_bytes(prepacked), p->groups * p->n * p->k * 4, SIZE_MAX);
         moert_buffer *small = test_buffer(p->groups * p->n * p->k * 4 - 4);
         ASSERT_FAILS(moert_prepacked_fill(prepacked, small), MOERT_ERROR_USAGE, "too few");
-        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight.buffer));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "cannot serve dgrad");
         REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward", wrong.n--);
         REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward",
-                wrong.type = MOERT_DTYPE_BF16);
+                wrong.x.type = MOERT_DTYPE_BF16);
     }
     moert_prepacked_destroy(prepacked);
+}
+
+static void take_part(moert_gemm *gemm, const size_t part[4]) {
+    gemm->groups.first = part[0];
+    gemm->groups.end = part[1];
+    gemm->groups.first_row = part[2];
+    gemm->groups.end_row = part[3];
 }
 
 TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
     const moert_gemm_kind forward = MOERT_GEMM_FORWARD, wgrad = MOERT_GEMM_WGRAD;
     const moert_status usage = MOERT_ERROR_USAGE;
     const char *const whole = "only a wgrad of all groups that does not accumulate";
-    const moert_part parts[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
+    const size_t part[] = {1, 2, 4, 8};
+    const size_t parts[][4] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
     const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     moert_buffer *small = test_buffer(31 * sizeof(float)); /* has room for 32 values of 2 bytes */
     moert_gemm gemm = upload_gemm(&p, &a);
     ASSERT_OK(run_as(forward, &gemm));
-    REFUSED(forward, usage, "", wrong.y = small);
-    REFUSED(forward, usage, "", wrong.ldx = 3);
-    REFUSED(forward, usage, "", wrong.weight = NULL);
-    REFUSED(forward, usage, "", wrong.y_column = 1);
+    REFUSED(forward, usage, "", wrong.y.buffer = small);
+    REFUSED(forward, usage, "", wrong.x.stride = 3);
+    REFUSED(forward, usage, "", wrong.weight.buffer = NULL);
+    REFUSED(forward, usage, "", wrong.y.first = 1);
     REFUSED(forward, usage, "", wrong.k = 0);
-    REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "", wrong.type = MOERT_DTYPE_F16);
+    REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "", wrong.x.type = MOERT_DTYPE_F16);
     for (size_t i = 0; i < MOERT_COUNT(parts); i++)
-        REFUSED(forward, usage, "no part of 2 groups", wrong.part = parts[i]);
+        REFUSED(forward, usage, "no part of 2 groups", take_part(&wrong, parts[i]));
     REFUSED(MOERT_GEMM_DGRAD, usage, "a weight for each group",
-            (wrong.shared_weight = true, wrong.part = (moert_part){1, 2, 4, 8}));
-    gemm.rounded = unset_bf16(2 * 4 * 4);
+            (wrong.groups.shared = true, take_part(&wrong, part)));
+    REFUSED(wgrad, MOERT_ERROR_UNSUPPORTED, "the other operand", wrong.x.type = MOERT_DTYPE_BF16);
+    const moert_gemm_more more = {.rounded = unset_bf16(2 * 4 * 4)},
+                          less = {.rounded = test_buffer(2 * 4 * 4 * 2 - 1)};
+    gemm.more = &more;
     ASSERT_OK(run_as(wgrad, &gemm));
-    REFUSED(wgrad, usage, whole, wrong.accumulate = true);
-    REFUSED(wgrad, usage, whole, wrong.part = ((moert_part){1, 2, 4, 8}));
-    REFUSED(wgrad, usage, "rounded", wrong.rounded = test_buffer(2 * 4 * 4 * 2 - 1));
-    gemm.x = small;
-    gemm.type = MOERT_DTYPE_BF16;
+    REFUSED(wgrad, usage, whole, wrong.epilogue.addend = MOERT_ADDEND_FIRST);
+    REFUSED(wgrad, usage, whole, take_part(&wrong, part));
+    REFUSED(wgrad, usage, "rounded", wrong.more = &less);
+    gemm.x.buffer = small;
+    gemm.x.type = MOERT_DTYPE_BF16;
     ASSERT_OK(run_as(forward, &gemm));
-    REFUSED(forward, usage, "", wrong.ldx = 10);
+    REFUSED(forward, usage, "", wrong.x.stride = 10);
 }
 
 TEST(test_a_wrong_glu_is_refused) {
@@ -327,14 +339,13 @@ TEST(test_a_wrong_glu_is_refused) {
     const moert_gemm_kind forward = MOERT_GEMM_FORWARD;
     const moert_status usage = MOERT_ERROR_USAGE;
     moert_gemm gemm = upload_gemm(&p, &a);
-    gemm.gated = true;
-    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
+    gemm.glu = (moert_glu){.gated = MOERT_GATED, .form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
     for (size_t b = 0; b < BACKENDS; b++) {
         set_variable("MOERT_BACKEND", backends[b]);
         ASSERT_OK(moert_gemm_run(&gemm));
         REFUSED(forward, usage, "", wrong.n = 3);
-        REFUSED(forward, usage, "", wrong.ldy = 5);
-        REFUSED(forward, usage, "", wrong.accumulate = true);
+        REFUSED(forward, usage, "", wrong.y.stride = 5);
+        REFUSED(forward, usage, "", wrong.epilogue.addend = MOERT_ADDEND_FIRST);
         REFUSED(forward, usage, "", wrong.glu.h = test_buffer(7 * sizeof(float)));
         REFUSED(forward, usage, "", wrong.glu.form.limit = 0.0f);
         REFUSED(forward, usage, "", wrong.k = 0);
@@ -349,7 +360,7 @@ TEST(test_a_wrong_glu_is_refused) {
         gemm.prepacked = prepacked;
         ASSERT_FAILS(run_as(forward, &gemm), usage, "cannot serve forward with a GLU");
         gemm.glu.form.interleaved = true;
-        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight.buffer));
         ASSERT_OK(moert_gemm_run(&gemm));
     }
     moert_prepacked_destroy(prepacked);

@@ -133,14 +133,11 @@ TEST(test_long_sums_are_not_biased) {
 /* Whether the device supports rounded or scattered results of a problem, by moert_gemm_rounds or
  * moert_gemm_scatters. */
 static bool can(bool (*supports)(const moert_device *, const moert_gemm *), const problem *p) {
-    const moert_gemm like = {.groups = {NULL, p->groups, p->rows},
+    const moert_gemm like = {.groups = {NULL, p->groups, p->rows, .shared = p->shared},
                              .n = p->n,
                              .k = p->k,
-                             .type = MOERT_DTYPE_BF16,
-                             .shared_weight = p->shared,
-                             .ldx = p->k + p->pad_x,
-                             .ldy = p->y_column + p->n + p->pad_y,
-                             .y_column = p->y_column};
+                             .x = {.type = MOERT_DTYPE_BF16, .stride = p->k + p->pad_x},
+                             .y = {.stride = p->y_column + p->n + p->pad_y, .first = p->y_column}};
     set_variable("MOERT_BACKEND", NULL);
     return supports(test_device, &like);
 }
@@ -205,23 +202,23 @@ TEST(test_unaligned_bf16_results_are_refused) {
     const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     set_variable("MOERT_BACKEND", NULL);
     moert_gemm gemm = upload_gemm(&p, &a);
-    gemm.type = gemm.result = MOERT_DTYPE_BF16;
+    gemm.x.type = gemm.y.type = MOERT_DTYPE_BF16;
     for (moert_gemm_kind kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_DGRAD; kind++) {
-        const moert_scatter places = {gemm.y, 1};
+        const moert_gemm_more more = {.places = gemm.y.buffer};
         REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results in f32", wrong.n = wrong.k = N);
         REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results without scatter",
-                (wrong.n = wrong.k = N, wrong.scatter = places));
+                (wrong.n = wrong.k = N, wrong.groups.runs = 1, wrong.more = &more));
         REFUSED(kind, MOERT_ERROR_UNSUPPORTED, "results without scatter",
-                (wrong.n = wrong.k = N, wrong.scatter = places, wrong.result = MOERT_DTYPE_F32));
+                (wrong.n = wrong.k = N, wrong.groups.runs = 1, wrong.more = &more,
+                 moert_gemm_set(&wrong, kind, MOERT_DTYPE_BF16)));
     }
     /* gates and ups together are aligned, but each of the two is not */
     const moert_prepacked_shape shape = {1, 2 * N, 2 * N, MOERT_PREPACKED_GATED, MOERT_DTYPE_BF16};
     moert_prepacked *prepacked;
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
     gemm.prepacked = prepacked;
-    gemm.gated = true;
-    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
-    ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
+    gemm.glu = (moert_glu){.gated = MOERT_GATED, .form = MOERT_GLU_SWIGLU, .h = gemm.y.buffer};
+    ASSERT_FAILS(moert_gemm_run(&gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     moert_prepacked_destroy(prepacked);
 }
 
@@ -346,17 +343,16 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         ops_floats(&a, MOERT_OP_BUFFER_weight)[i] = (float)(i % K);
     }
     moert_gemm source = upload_gemm(&p, &a);
-    moert_buffer *rows = upload(ones, sizeof ones), *result = source.y;
-    source.type = MOERT_DTYPE_BF16;
+    moert_buffer *rows = upload(ones, sizeof ones), *result = source.y.buffer;
     for (moert_prepacked_use use = 0; use < MOERT_PREPACKED_USES; use++) {
         const bool dgrad = use == MOERT_PREPACKED_DGRAD;
         moert_gemm gemm = source;
-        gemm.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD;
-        gemm.x = dgrad ? result : rows;
-        gemm.y = dgrad ? rows : result;
-        gemm.gated = use == MOERT_PREPACKED_GATED;
+        moert_gemm_set(&gemm, dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD, MOERT_DTYPE_BF16);
+        gemm.x.buffer = dgrad ? result : rows;
+        gemm.y.buffer = dgrad ? rows : result;
+        gemm.glu.gated = use == MOERT_PREPACKED_GATED ? MOERT_GATED : MOERT_UNGATED;
         ASSERT_OK(moert_prepacks_take(&prepacks, &gemm));
-        gemm.gated = false;
+        gemm.glu.gated = MOERT_UNGATED;
         assert_non_null(gemm.prepacked);
         assert_int_equal(moert_prepacks_bytes(&prepacks), N * K * sizeof(uint16_t));
         ASSERT_OK(moert_gemm_run(&gemm));
@@ -366,7 +362,8 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
     }
     /* if the optimizer writes the prepacked weight, no GEMM fills it again; else also a GEMM does
      * that repeats an earlier one */
-    source.x = rows;
+    source.x.buffer = rows;
+    moert_gemm_set(&source, MOERT_GEMM_FORWARD, MOERT_DTYPE_BF16);
     ASSERT_OK(moert_buffer_write(moert_prepacks_copy(&prepacks, N * K), 0, ones, sizeof ones));
     for (int i = 0; i < 3; i++) {
         float sum;

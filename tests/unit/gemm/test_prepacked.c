@@ -128,13 +128,12 @@ static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_
     const problem p = {.n = N, .k = K, .rows = M, .groups = GROUPS, .ends = {1, 1, M}};
     const ops_bytes data = make_data(&p, op, &by, OPS_WIDE);
     moert_gemm gemm = upload_gemm(&p, &data);
-    gemm.kind = (moert_gemm_kind)op;
-    gemm.type = type;
-    gemm.weight = values;
+    moert_gemm_set(&gemm, (moert_gemm_kind)op, type);
+    gemm.weight.buffer = values;
     gemm.groups.rows = rows;
     ASSERT_OK(moert_prepacks_take(prepacks, &gemm));
     ASSERT_OK(moert_gemm_run(&gemm));
-    return read_floats(forward ? gemm.y : gemm.x, M * (forward ? N : K));
+    return read_floats(moert_gemm_output(&gemm)->buffer, M * (forward ? N : K));
 }
 
 /* Checks that the next GEMM has the bits of one without prepacked weights. Returns its result. */

@@ -142,8 +142,7 @@ static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **
     const int block = b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN;
     const moert_prepacked_use use = moert_prepacked_use_of(
         &(moert_gemm){.kind = b->backward ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
-                      .gated = true,
-                      .glu.form = layer->options.glu});
+                      .glu = {.gated = MOERT_GATED, .form = layer->options.glu}});
     /* the rounded weight, which exists unless the weight is prepacked */
     moert_buffer **copy = &layer->rounded[block].weight[use];
     moert_buffer **weight =
@@ -272,16 +271,14 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, const m
 /* Runs a GEMM of the first projection on rounded operands. */
 static moert_status run_rounded(moert_pass *pass, const moert_gemm *plain) {
     moert_gemm gemm = *plain;
-    moert_rows x = {gemm.x, 0, MOERT_DTYPE_F32}, y = {gemm.y, 0, pass->layer->choices.dv};
-    gemm.type = pass->layer->choices.operand;
-    if (gemm.kind != MOERT_GEMM_DGRAD)
-        MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, false, &x));
     if (gemm.kind != MOERT_GEMM_FORWARD)
-        MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, true, &y));
+        gemm.y.type = pass->layer->choices.dv;
+    if (gemm.kind != MOERT_GEMM_DGRAD)
+        MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, false, &gemm.x));
+    if (gemm.kind != MOERT_GEMM_FORWARD)
+        MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, true, &gemm.y));
     if (gemm.kind != MOERT_GEMM_WGRAD)
         MOERT_TRY(moert_round_take_weight(pass->layer, BLOCK_EXPERT_IN, &gemm));
-    gemm.x = x.buffer;
-    gemm.y = y.buffer;
     return moert_gemm_run(&gemm);
 }
 
@@ -311,8 +308,8 @@ static void check_gemms(moert_layer *layer) {
         .groups = {upload(ends, experts * sizeof *ends), experts, ROWS}, .n = n, .k = h};
     moert_gemm gemm = plain;
 #define GEMM(which, a, b, c)                                                                       \
-    (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x = (a), gemm.weight = (b), gemm.y = (c),  \
-     &gemm)
+    (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x.buffer = (a), gemm.weight.buffer = (b),  \
+     gemm.y.buffer = (c), &gemm)
     ASSERT_OK_ON_ALL(moert_gemm_run(
         GEMM(FORWARD, rounded(p, along, &x, false), rounded(p, along, &w, true), want_y)));
     ASSERT_OK_ON_ALL(moert_gemm_run(
@@ -324,8 +321,7 @@ static void check_gemms(moert_layer *layer) {
     for (size_t i = 0; i < 2; i++) {
         moert_round_begin(layer);
         moert_gemm first = *GEMM(FORWARD, all_x, weight, got_y);
-        first.gated = true;
-        first.glu = (moert_glu){.form = layer->options.glu, .h = got_h};
+        first.glu = (moert_glu){.gated = MOERT_GATED, .form = layer->options.glu, .h = got_h};
         ASSERT_OK_ON_ALL(run_rounded(&pass, &first));
         moert_round_begin(layer);
         ASSERT_OK_ON_ALL(run_rounded(&pass, GEMM(DGRAD, got_x, weight, dv)));

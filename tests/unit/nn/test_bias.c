@@ -30,10 +30,9 @@ static void check(const bias_case *c, bool shared, bool accumulate) {
            *bias = random_doubles("bias", biases), *dprob = random_doubles("dprob", probs),
            *dbias = random_doubles("dbias", biases);
     const moert_scaled_bias op = {
-        .groups = {upload(c->ends, c->groups * sizeof *c->ends), c->groups, rows},
+        .groups = {upload(c->ends, c->groups * sizeof *c->ends), c->groups, rows, .shared = shared},
         .n = c->n,
         .ldy = c->ldy,
-        .shared = shared,
         .prob = shared ? NULL : upload_doubles(prob, probs),
         .prob_stride = c->prob_stride,
         .bias = upload_doubles(bias, shared ? c->n : biases),
