@@ -66,19 +66,23 @@ static moert_status create_ring(const moert_checksum *keys, size_t ranks, moert_
     return MOERT_OK;
 }
 
-/* keys[OWN]: each rank is alone. */
-static void number_ranks(size_t ranks, moert_checksum *keys) {
-    for (size_t r = 0; r < ranks; r++)
-        keys[r] = moert_checksum_of(&r, sizeof r);
+/* Fills in the keys of the classes that depend on no device: each rank is alone, or with those of
+ * its member of the EP groups. The keys of MOERT_AUDIT_EVERYONE stay equal. */
+static void number_ranks(const size_t *member, size_t ranks,
+                         moert_checksum *keys[MOERT_AUDIT_CLASSES]) {
+    for (size_t r = 0; r < ranks; r++) {
+        keys[MOERT_AUDIT_OWN][r] = moert_checksum_of(&r, sizeof r);
+        keys[MOERT_AUDIT_REPLICAS][r] = moert_checksum_of(&member[r], sizeof member[r]);
+    }
 }
 
 static moert_status create_rings(moert_audit *audit) {
     const moert_mesh *mesh = audit->model->mesh;
     const size_t ranks = moert_comm_size(mesh->world);
-    moert_checksum *keys[MOERT_AUDIT_EXPERTS + 1] = {NULL};
+    moert_checksum *keys[MOERT_AUDIT_CLASSES] = {NULL};
     moert_mesh_place *places = NULL;
     moert_status status = MOERT_NEW_ARRAY(&places, ranks);
-    for (int c = 0; c <= MOERT_AUDIT_EXPERTS && status == MOERT_OK; c++)
+    for (int c = 0; c < MOERT_AUDIT_CLASSES && status == MOERT_OK; c++)
         status = MOERT_NEW_ARRAY(&keys[c], ranks);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&audit->member, ranks);
@@ -87,12 +91,12 @@ static moert_status create_rings(moert_audit *audit) {
     moert_mesh_places(mesh->world, moert_comm_size(mesh->experts), places);
     for (size_t r = 0; r < ranks; r++)
         audit->member[r] = places[r].member;
-    number_ranks(ranks, keys[MOERT_AUDIT_OWN]);
+    number_ranks(audit->member, ranks, keys);
     status = make_keys(keys[MOERT_AUDIT_TOKENS], places, ranks, keys[MOERT_AUDIT_EXPERTS]);
-    for (int c = 0; c <= MOERT_AUDIT_EXPERTS && status == MOERT_OK; c++)
+    for (int c = 0; c < MOERT_AUDIT_CLASSES && status == MOERT_OK; c++)
         status = create_ring(keys[c], ranks, &audit->ring[c]);
 done:
-    MOERT_FREE(places, keys[0], keys[1], keys[2]);
+    MOERT_FREE(places, keys[0], keys[1], keys[2], keys[3], keys[4]);
     return status;
 }
 
@@ -177,7 +181,7 @@ void moert_audit_destroy(moert_audit *audit) {
     moert_probe_destroy(audit->plants);
     MOERT_DESTROY(audit->digests, audit->middle, audit->d[0], audit->d[1], audit->before[0],
                   audit->before[1], audit->x, audit->received, audit->positions);
-    for (int c = 0; c <= MOERT_AUDIT_EXPERTS; c++)
+    for (int c = 0; c < MOERT_AUDIT_CLASSES; c++)
         MOERT_FREE(audit->ring[c].order, audit->ring[c].at, audit->ring[c].first,
                    audit->ring[c].count);
     MOERT_FREE(audit->member, audit->hash[0], audit->hash[1], audit);

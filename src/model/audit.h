@@ -15,11 +15,14 @@
 #include "layer/probe.h"
 #include "model/model.h"
 
-/* Who repeats it: the rank of its tokens, another rank for them, or another owner of the expert. */
+/* Who repeats it. */
 typedef enum moert_audit_class {
-    MOERT_AUDIT_OWN,
-    MOERT_AUDIT_TOKENS,
-    MOERT_AUDIT_EXPERTS
+    MOERT_AUDIT_OWN,      /* the same rank */
+    MOERT_AUDIT_TOKENS,   /* a rank of the same kind */
+    MOERT_AUDIT_EXPERTS,  /* another owner of experts, of the same kind and EP group */
+    MOERT_AUDIT_EVERYONE, /* any rank: what all ranks hold */
+    MOERT_AUDIT_REPLICAS, /* a rank with the same experts */
+    MOERT_AUDIT_CLASSES
 } moert_audit_class;
 
 /*

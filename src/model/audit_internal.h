@@ -33,7 +33,7 @@ struct moert_audit {
     moert_buffer *x, *received; /* [T,H] of another rank's tokens: the layer's input, and d */
     moert_buffer *positions;    /* int32 [T] of its documents */
     size_t *member;             /* [R] each rank's index in its EP group */
-    moert_audit_ring ring[MOERT_AUDIT_EXPERTS + 1];
+    moert_audit_ring ring[MOERT_AUDIT_CLASSES];
 };
 
 /* Opens a probe for a run. */

@@ -37,7 +37,7 @@ struct moert_cross_check {
     moert_buffer *values[4]; /* another rank's values on the device */
     moert_buffer *key;       /* the key of their tensor */
     moert_buffer *digests;   /* of weights */
-    uint64_t *hash, *hashes; /* [weights] and [R, weights] of the blocks' tensors */
+    uint64_t *hash;          /* [weights] of the blocks' tensors */
     size_t weights;
 };
 
@@ -71,16 +71,13 @@ typedef struct moert_check_site {
     void (*describe)(const moert_cross_check *check, size_t rank, size_t index, char *text,
                      size_t bytes);
 } moert_check_site;
-extern const moert_check_site moert_check_layer, moert_check_update;
+extern const moert_check_site moert_check_layer, moert_check_update, moert_check_weights;
 moert_status moert_check_run(moert_cross_check *check, const moert_check_site *site);
 
 /* Fills in who is wrong. `value` has the hash of a rank's own work, of its repeater's and, with
  * `third`, of a second repeater's; `rank` has these ranks. */
 void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,
                        moert_check_verdict *verdict);
-/* Returns ERROR_HARDWARE with the verdict's message. Collective. */
-moert_status moert_check_fail(const moert_cross_check *check, const moert_check_verdict *verdict);
-
 /* The check of the update and the weights (cross_check_update.c). */
 moert_status moert_check_update_create(moert_cross_check *check);
 void moert_check_update_destroy(moert_cross_check *check);

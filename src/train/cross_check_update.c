@@ -22,15 +22,13 @@ moert_status moert_check_update_create(moert_cross_check *check) {
     MOERT_TRY(moert_alloc(&check->update.again, KINDS * MOERT_CHECKED_FLOATS, sizeof(float)));
     for (size_t b = 0; b < moert_model_block_count(model); b++)
         check->weights += moert_model_block(model, b)->count;
-    MOERT_TRY(moert_alloc(&check->hash, check->weights, sizeof *check->hash));
-    return moert_alloc(&check->hashes, check->weights * moert_comm_size(check->world),
-                       sizeof *check->hashes);
+    return moert_alloc(&check->hash, check->weights, sizeof *check->hash);
 }
 
 void moert_check_update_destroy(moert_cross_check *check) {
     moert_buffers_destroy(check->values, KINDS);
     MOERT_DESTROY(check->digests, check->key);
-    MOERT_FREE(check->update.values, check->update.again, check->hash, check->hashes);
+    MOERT_FREE(check->update.values, check->update.again, check->hash);
 }
 
 /* ---- the update ---- */
@@ -235,85 +233,46 @@ static moert_status hash_weights(moert_cross_check *check) {
     return MOERT_OK;
 }
 
-/* The ranks that hold the same weights as `rank`, and have hash `index` as most of them. */
-static size_t count_alike(const moert_cross_check *check, const moert_mesh_place *places,
-                          bool replicated, size_t index, size_t rank) {
-    size_t alike = 0;
-    for (size_t r = 0; r < moert_comm_size(check->world); r++)
-        alike += (replicated || places[r].member == places[rank].member) &&
-                 check->hashes[r * check->weights + index] ==
-                     check->hashes[rank * check->weights + index];
-    return alike;
-}
-
-/* Names the rank whose weights differ from those of most other holders, or two that differ. */
-static bool find_odd(const moert_cross_check *check, const moert_mesh_place *places,
-                     bool replicated, size_t index, size_t holder, moert_check_verdict *v) {
-    const size_t ranks = moert_comm_size(check->world);
-    size_t most = holder, holders = 0;
-    for (size_t r = 0; r < ranks; r++)
-        if (replicated || places[r].member == places[holder].member) {
-            holders++;
-            if (count_alike(check, places, replicated, index, r) >
-                count_alike(check, places, replicated, index, most))
-                most = r;
-        }
-    const size_t alike = count_alike(check, places, replicated, index, most);
-    *v = (moert_check_verdict){.wrong_count = 0};
-    if (alike == holders)
-        return false;
-    for (size_t r = 0; r < ranks; r++) {
-        if (!replicated && places[r].member != places[holder].member)
-            continue;
-        const bool right = check->hashes[r * check->weights + index] ==
-                           check->hashes[most * check->weights + index];
-        if (right && 2 * alike > holders && v->right_count < MOERT_COUNT(v->right))
-            v->right[v->right_count++] = r;
-        else if (!(right && 2 * alike > holders) && v->wrong_count < MOERT_COUNT(v->wrong))
-            v->wrong[v->wrong_count++] = r;
-    }
-    return true;
-}
-
-/* Ends with the verdict of rank `from`, which may name a tensor that only it holds. */
-static moert_status fail(const moert_cross_check *check, moert_check_verdict *verdict, size_t from,
-                         const char *name) {
-    snprintf(verdict->what, sizeof verdict->what, "the weights of %s", name);
-    MOERT_TRY(moert_comm_broadcast(check->world, from, verdict->what, sizeof verdict->what));
-    return moert_check_fail(check, verdict);
-}
-
-static moert_status compare_weights(moert_cross_check *check, const moert_mesh_place *places) {
-    const size_t ranks = moert_comm_size(check->world);
-    moert_check_verdict verdict;
-    size_t index = 0;
-    for (size_t b = 0; b < moert_model_block_count(check->model); b++) {
-        const moert_block *block = moert_model_block(check->model, b);
-        for (size_t i = 0; i < block->count; i++, index++)
-            for (size_t r = 0; r < (block->replicated ? 1 : ranks); r++)
-                if (moert_comm_size(block->comm) > 1 &&
-                    find_odd(check, places, block->replicated, index, r, &verdict))
-                    return fail(check, &verdict, r,
-                                name_at(check->model, block, block->tensor[i].offset));
-    }
+static moert_status own_weights(moert_cross_check *check, uint64_t *hash) {
+    MOERT_TRY(moert_comm_agree(check->world, hash_weights(check)));
+    memcpy(hash, check->hash, check->weights * sizeof *hash);
     return MOERT_OK;
 }
 
-static moert_status check_weights(moert_cross_check *check) {
-    moert_mesh *mesh = moert_model_mesh(check->model);
-    moert_mesh_place *places = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&places, moert_comm_size(check->world));
-    if (status == MOERT_OK)
-        status = hash_weights(check);
-    MOERT_TRY_OR(done, moert_comm_agree(check->world, status));
-    MOERT_TRY_OR(done, moert_comm_allgather(check->world, check->hash,
-                                            check->weights * sizeof *check->hash, check->hashes));
-    moert_mesh_places(check->world, moert_comm_size(mesh->experts), places);
-    status = compare_weights(check, places);
-done:
-    free(places);
-    return status;
+/* Other holders of the weights have computed them, too. */
+static moert_status held_weights(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    (void)distance;
+    memcpy(hash, check->hash, check->weights * sizeof *hash);
+    return MOERT_OK;
 }
+
+static size_t count_weights(const moert_cross_check *check) {
+    return check->weights;
+}
+
+/* The block of hash `index`, and the tensor in it. */
+static const moert_block *block_of(const moert_cross_check *check, size_t index, size_t *tensor) {
+    size_t b = 0;
+    for (; index >= moert_model_block(check->model, b)->count; b++)
+        index -= moert_model_block(check->model, b)->count;
+    *tensor = index;
+    return moert_model_block(check->model, b);
+}
+
+static moert_audit_class of_holders(const moert_cross_check *check, size_t index) {
+    return block_of(check, index, &index)->replicated ? MOERT_AUDIT_EVERYONE : MOERT_AUDIT_REPLICAS;
+}
+
+static void describe_weights(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                             size_t bytes) {
+    const moert_block *block = block_of(check, index, &index);
+    (void)rank;
+    snprintf(text, bytes, "the weights of %s",
+             name_at(check->model, block, block->tensor[index].offset));
+}
+
+const moert_check_site moert_check_weights = {count_weights, own_weights, held_weights,
+                                              of_holders,    always,      describe_weights};
 
 moert_status moert_cross_check_compare(moert_cross_check *check, const moert_adamw *coefficients) {
     if (check == NULL || !check->due)
@@ -321,5 +280,5 @@ moert_status moert_cross_check_compare(moert_cross_check *check, const moert_ada
     moert_phase_set(MOERT_PHASE_VERIFY);
     check->update.coefficients = coefficients;
     MOERT_TRY(moert_check_run(check, &moert_check_update));
-    return check_weights(check);
+    return moert_check_run(check, &moert_check_weights);
 }

@@ -56,11 +56,6 @@ static moert_status complain(const moert_cross_check *check, const moert_check_v
                       step, v->what, plural, name_ranks(check, v->right, v->right_count, &others));
 }
 
-moert_status moert_check_fail(const moert_cross_check *check, const moert_check_verdict *v) {
-    const bool wrong = moert_comm_rank(check->world) == v->wrong[0];
-    return moert_comm_agree(check->world, wrong ? complain(check, v) : MOERT_OK);
-}
-
 void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,
                        moert_check_verdict *v) {
     const bool alone = rank[0] == rank[1];
@@ -137,7 +132,8 @@ static moert_status decide(comparison *c, size_t rank, size_t index) {
     moert_check_judge(by, value, third, &verdict);
     c->site->describe(check, rank, index, verdict.what, sizeof verdict.what);
     MOERT_TRY(moert_comm_broadcast(check->world, rank, verdict.what, sizeof verdict.what));
-    return moert_check_fail(check, &verdict);
+    const bool wrong = moert_comm_rank(check->world) == verdict.wrong[0];
+    return moert_comm_agree(check->world, wrong ? complain(check, &verdict) : MOERT_OK);
 }
 
 moert_status moert_check_run(moert_cross_check *check, const moert_check_site *site) {

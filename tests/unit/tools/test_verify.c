@@ -97,7 +97,7 @@ static const struct {
     /* the step's bits are in the weights of all ranks when they are compared */
     {3, 2, "weights", "",
      "^rank 2 [(].*[)]: wrong bits at step 1 in the weights of [a-z0-9_.]*: other than those of "
-     "ranks 0 on .* and 1 on .*" END},
+     "ranks 1 on .* and 0 on .*" END},
     {2, 1, "y", "",
      "^rank 1 [(].*[)]: its bits at step 1 in its results [(]expert [4-7] of layer 0[)] differ "
      "from those of rank 0 on [^ ]*; the device"},
