@@ -2,7 +2,8 @@
  * Tensors in buffers of the caller. Kernels read bound weights, and write bound gradients of
  * experts, where they are. Sums over ranks are formed in the block's own gradient, so bound
  * gradients are copied there and back: those of replicated blocks in every reduction, those of
- * experts only if there are replicas.
+ * experts only if there are replicas. Sums of scattered tensors would cost a message for each
+ * tensor and rank.
  */
 #include "base/memory.h"
 #include "layer/check.h"

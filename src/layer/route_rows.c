@@ -1,4 +1,13 @@
-/* Dispatch and combine of a route, and their gradients. */
+/*
+ * Dispatch and combine of a route, and their gradients. The calls use windows of the mesh and copy
+ * rows to and from the caller's dense buffers (kernels/exchange/route.cl), which also fills experts
+ * up to a multiple of rows. That copy is the price for rows that the caller owns: they may live as
+ * long as a backward needs them, and any number of routes shares the windows. Before each call the
+ * ranks wait for their devices and gather what they must agree on in one message
+ * (moert_route_meet). So no peer still uses a window, and a rank with other arguments is named
+ * instead of corrupting memory. The gradient of a weighted combine dispatches the gradient and the
+ * weights, weighs on the owner, and sends the sums back as slots.
+ */
 #include "args/exchange.h"
 #include "base/memory.h"
 #include "base/options.h"

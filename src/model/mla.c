@@ -7,6 +7,10 @@
  *   [k_nope | v]          = W_kvb norm(c)        [T,n,nope] and [T,n,value]
  *   k[T,n,nope+rope]      = [k_nope | rotated r], r shared by all heads
  *   y                     = W_o attention(q with its last `rope` elements rotated, k, v)
+ *
+ * The gradients of the heads' rotated keys are summed in the order of the heads. A layer keeps the
+ * latent rows, and q, k and v as attention reads them; what lies between is scratch that all layers
+ * share.
  */
 #include <math.h>
 
