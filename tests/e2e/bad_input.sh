@@ -11,7 +11,7 @@ layer=tests/golden/layer/mixtral-a
 text=(train --data LICENSE --hidden 32 --intermediate 32 --heads 2 --batch 4 --length 32 --steps 2)
 io=(--input $layer/input.safetensors --output OUT/y.safetensors)
 
-# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train|tune ARGUMENT..., with OUT in the words replaced by DIR/out. $log gets
+# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] PROGRAM ARGUMENT..., with OUT in the words replaced by DIR/out. $log gets
 # stderr and the status
 job() {
     local count=$1 dir=$2 settings=() how=alone status
@@ -32,7 +32,7 @@ job() {
 
 judge() { # RANKS STATUS PATTERN WORD...
     mkdir "$tmp/out"
-    refused "$2" "^moert-(layer|op|train|tune): .*$3" "status $2, $1 ranks: ${*:4}" job "$1" "$tmp" "${@:4}"
+    refused "$2" "^moert-(info|layer|op|preflight|report|train|tune): .*$3" "status $2, $1 ranks: ${*:4}" job "$1" "$tmp" "${@:4}"
     find "$tmp/out" -mindepth 1 >"$log"
     [ ! -s "$log" ] || verdict 1 "it leaves no file"
 }
@@ -66,6 +66,12 @@ bad "2 4" 1 'rank (1|3) .*: token (17|5) has non-finite' layer --model $layer --
 bad 2 1 'weights/model\.safetensors' "${text[@]}" --steps 3 --out OUT/run --resume "$work/weights"
 bad 2 2 '--out .*run has the model of an older run, which would be lost' "${text[@]}" --out "$work/run"
 bad 1 1 'pipe: is a pipe' tune --out "$work/pipe" --shapes 1x1x8x8
+
+for program in info layer op preflight report train tune; do
+    bad 1 2 'unknown option --nosuch; --help lists the options' $program --nosuch
+done
+bad 1 1 'nosuch.*: No such file' report OUT/nosuch
+bad 1 1 'nosuch.*: No such file' info --model OUT/nosuch
 
 join
 : >"$log"

@@ -10,7 +10,7 @@
 #include "comm/launcher.h"
 #include "io/json.h"
 
-static int exit_code(moert_status status) {
+int moert_program_code(moert_status status) {
     return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
 }
 
@@ -34,7 +34,7 @@ static void end_if_alone(const char *name, moert_comm *world, moert_context *con
         return;
     if (moert_context_claim_report(context))
         complain(name, status);
-    moert_comm_abort(world, exit_code(status));
+    moert_comm_abort(world, moert_program_code(status));
 }
 
 /* Creates the context and runs the program's body. */
@@ -110,7 +110,7 @@ static int end_early(const char *name, moert_status status) {
         complain(name, status);
     if (shared)
         moert_comm_finalize();
-    return shared && !first ? 0 : exit_code(status);
+    return shared && !first ? 0 : moert_program_code(status);
 }
 
 int moert_program_main(const moert_program *described, int argc, char **argv) {
@@ -147,9 +147,9 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
     const moert_status ended = moert_comm_finalize();
     if (status == MOERT_OK && ended != MOERT_OK) {
         complain(name, ended);
-        return exit_code(ended);
+        return moert_program_code(ended);
     }
-    return first ? exit_code(status) : 0;
+    return first ? moert_program_code(status) : 0;
 }
 
 void moert_program_say(const moert_context *context, const char *format, ...) {

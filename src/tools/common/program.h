@@ -51,6 +51,9 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
  * frame calls it last. */
 moert_status moert_program_flush(void);
 
+/* The exit code of a program that ends with this status. */
+int moert_program_code(moert_status status);
+
 /* Prints to stdout on rank 0 only. */
 void moert_program_say(const moert_context *context, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

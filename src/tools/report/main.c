@@ -119,5 +119,5 @@ int main(int argc, char **argv) {
         status = moert_program_flush();
     if (status != MOERT_OK)
         fprintf(stderr, "moert-report: %s\n", moert_last_error());
-    return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
+    return moert_program_code(status);
 }
