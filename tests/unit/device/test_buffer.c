@@ -1,6 +1,7 @@
 // run: check=1 all=1san
 /* Buffers: their ranges, copies and fills, views, pieces, and memory of the caller. */
 #include "device/internal.h"
+#include "device/staging.h"
 #include "support/test.h"
 
 TEST(test_a_buffer_of_no_bytes_is_legal) {
@@ -253,6 +254,26 @@ TEST(test_reserve_keeps_what_is_large_enough) {
     assert_true(moert_buffer_bytes(buffer) >= 101);
     ASSERT_FAILS(moert_buffer_reserve(test_device, SIZE_MAX, &buffer), MOERT_ERROR_MEMORY, "");
     assert_null(buffer);
+}
+
+/* The estimate of a run is compared with the peak of these bytes. */
+TEST(test_memory_counts_while_it_exists) {
+    enum { BYTES = 10000 };
+    const size_t before = test_device->counted_bytes;
+    moert_buffer *buffer = NULL, *view = NULL;
+    moert_staging *staging = NULL;
+    ASSERT_OK(moert_buffer_create(test_device, BYTES, &buffer));
+    const size_t of_buffer = test_device->counted_bytes - before;
+    assert_in_range(of_buffer, BYTES, BYTES + 4096);
+    ASSERT_OK(moert_buffer_view(buffer, 0, BYTES / 2, &view));
+    assert_int_equal(test_device->counted_bytes, before + of_buffer);
+    ASSERT_OK(moert_staging_create(test_device, BYTES, &staging));
+    assert_in_range(test_device->counted_bytes - before - of_buffer, BYTES, 3 * BYTES);
+    moert_staging_destroy(staging);
+    assert_int_equal(test_device->counted_bytes, before + of_buffer);
+    moert_buffer_destroy(view);
+    moert_buffer_destroy(buffer);
+    assert_int_equal(test_device->counted_bytes, before);
 }
 
 TESTS(open_test_device, close_test_device)
