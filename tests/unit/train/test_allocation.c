@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "comm/internal.h"
 #include "exchange/exchange.h"
+#include "exchange/peers.h"
 #include "exchange/window/flags.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -72,6 +73,16 @@ OBJECT(window, exchange, test_device, test_comm, MOERT_EXCHANGE_WINDOW)
 OBJECT(mesh, mesh, test_context, 0)
 OBJECT(groups, mesh, test_context, 1) /* of experts; only one has the failure */
 OBJECT(model, model, test_mesh, &config)
+
+/* Without MOERT_SYNC they would fall back to host memory. */
+static moert_status create_peers(void) {
+    moert_peers *made = NULL;
+    set_variable("MOERT_SYNC", "device");
+    const moert_status status = moert_peers_create(test_device, test_comm, &made);
+    set_variable("MOERT_SYNC", NULL);
+    moert_peers_destroy(made);
+    return status;
+}
 
 /* As the trainer does, which agrees on the status. */
 static moert_status create_optimizer(void) {
@@ -164,8 +175,8 @@ TEST(test_constructors_fail_alike_on_all_ranks) {
     } constructors[] = {{"shared memory", create_shared}, {"flags", create_flags},
                         {"context", create_context},      {"staged", create_staged},
                         {"window", create_window},        {"mesh", create_mesh},
-                        {"groups", create_groups},        {"model", create_model},
-                        {"optimizer", create_optimizer}};
+                        {"groups", create_groups},        {"peers", create_peers},
+                        {"model", create_model},          {"optimizer", create_optimizer}};
     if (test_ranks == 1)
         SKIP("another rank must report the failure");
     config = golden_config("qwen3-tiny");
