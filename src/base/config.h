@@ -71,9 +71,9 @@
     X(form, "MOERT_FORM", CHOICE, AGREE, "auto", "auto|cpu|gpu",                                   \
       "form of the kernels: auto (the device's), cpu (work-groups of one work-item) or gpu (32 "   \
       "work-items share a row); for tests of one form on the other device, slow")                  \
-    X(tune, "MOERT_TUNE", CHOICE, LOCAL, "rows", "off|rows|auto",                                  \
-      "which tuning rows choose the tiles of GEMMs: off (the built-in rows), rows (also those "    \
-      "measured on this machine) or auto (also measures each new shape when it first occurs)")     \
+    X(tune, "MOERT_TUNE", CHOICE, LOCAL, "rows", "off|rows",                                       \
+      "which tuning rows choose the tiles of GEMMs: off (the built-in rows) or rows (also those "  \
+      "that moert-tune has measured on this machine)")                                             \
     X(tune_file, "MOERT_TUNE_FILE", STRING, LOCAL, "", "",                                         \
       "file of measured tuning rows; default tuning.txt in the directory of compiled kernels")     \
     X(topology, "MOERT_TOPOLOGY", STRING, LOCAL, "", "",                                           \
@@ -103,7 +103,7 @@ enum { MOERT_NODE_SUM_EXACT, MOERT_NODE_SUM_PRESUM };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED, MOERT_BF16_TILES };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };
-enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
+enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS };
 #define MOERT_BACKEND_CHOICE(NAME, name) MOERT_BACKEND_##NAME,
 enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_TABLE(MOERT_BACKEND_CHOICE) };
 #undef MOERT_BACKEND_CHOICE

@@ -294,7 +294,6 @@ moert_status moert_recording_start(moert_device *device, moert_recording **recor
 moert_status moert_recording_stop(moert_recording *recording);
 moert_status moert_recording_play(moert_recording *recording);
 void moert_recording_destroy(moert_recording *recording);
-bool moert_recording_is_open(const moert_device *device); /* between start and stop */
 
 /* ---- files ---- */
 

@@ -45,10 +45,6 @@ static moert_status find_functions(moert_recording *recording) {
     return MOERT_OK;
 }
 
-bool moert_recording_is_open(const moert_device *device) {
-    return device->recording != NULL;
-}
-
 moert_status moert_recording_start(moert_device *device, moert_recording **recording) {
     const cl_command_buffer_properties_khr properties[] = {
         CL_COMMAND_BUFFER_FLAGS_KHR, CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR, 0};

@@ -3,7 +3,7 @@
 #include "gemm/portable/general.h"
 
 static moert_status run(const moert_gemm *gemm) {
-    static moert_portable_run *const runs[] = {
+    static moert_status (*const runs[])(const moert_gemm *gemm, size_t start) = {
         [MOERT_GEMM_FORWARD] = moert_portable_forward_from,
         [MOERT_GEMM_DGRAD] = moert_portable_dgrad_from,
         [MOERT_GEMM_WGRAD] = moert_portable_wgrad_from,

@@ -108,21 +108,28 @@ static size_t dots_of(const moert_gemm *gemm, const moert_device *device, size_t
     return moert_ceil_div(reduction, moert_per_dot(moert_gemm_dot(gemm, device)));
 }
 
-static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, size_t start) {
-    static moert_portable_run *const runs[] = {
-        [MOERT_TUNED_FORWARD] = moert_portable_forward_from,
-        [MOERT_TUNED_DGRAD] = moert_portable_dgrad_from,
-        [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
-        [MOERT_TUNED_PREPACKED_FORWARD] = moert_portable_forward_from,
-        [MOERT_TUNED_PREPACKED_DGRAD] = moert_portable_dgrad_from};
-    return moert_portable_choices(gemm, operation, start, runs[operation]);
+/* The choices of the tuning rows for a GEMM. */
+static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation) {
+    /* a wgrad without rows has no x, only its result */
+    const moert_device *device =
+        moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight.buffer : gemm->x.buffer);
+    const moert_row_groups part = moert_groups_filled(gemm->groups);
+    const size_t groups = gemm->groups.shared && operation != MOERT_TUNED_WGRAD
+                              ? 1
+                              : moert_max(part.end - part.first, 1);
+    const moert_tuning_key key = {operation, moert_gemm_type(gemm), gemm->n, gemm->k,
+                                  moert_ceil_div(part.end_row - part.first_row, groups)};
+    moert_choices choices = moert_tuning_find(device, &key);
+    if (gemm->prepacked != NULL)
+        choices.width = moert_prepacked_width(gemm->prepacked, choices.width);
+    return moert_with_tile(choices, moert_gemm_dot(gemm, device));
 }
 
 /* The tiling of forward or dgrad, where lines are rows. */
-static tiling choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+static tiling choose_rows(const moert_gemm *gemm, moert_tuned operation) {
     const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PREPACKED_DGRAD;
     const moert_device *device = moert_buffer_device(gemm->x.buffer);
-    const moert_choices c = choices_of(gemm, operation, start);
+    const moert_choices c = choices_of(gemm, operation);
     problem p = rows_of(gemm);
     p.columns = dgrad ? gemm->k : gemm->n;
     p.reduction = dots_of(gemm, device, dgrad ? gemm->n : gemm->k);
@@ -149,8 +156,8 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
                  *c = forward ? gemm->y.buffer : gemm->x.buffer;
     moert_device *device = moert_buffer_device(c);
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
-    const tiling t = choose_rows(
-        gemm, forward ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_PREPACKED_DGRAD, start);
+    const tiling t =
+        choose_rows(gemm, forward ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_PREPACKED_DGRAD);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, moert_gemm_type(gemm), gemm->prepacked, NULL, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, start, &t);
@@ -176,7 +183,7 @@ static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward)
         return moert_portable_gpu_rows(gemm, start, forward);
     if (gemm->prepacked != NULL)
         return run_prepacked(gemm, start, forward);
-    const tiling t = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD, start);
+    const tiling t = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD);
     moert_gemm_program(device, moert_gemm_type(gemm), NULL, quantized, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, start, &t);
     args.axis = quantized != NULL ? (int)quantized->axis : 0;
@@ -208,7 +215,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
         return moert_portable_gpu_wgrad(gemm, start);
     const problem p = {part.end - part.first, gemm->n, gemm->n, gemm->k,
                        dots_of(gemm, device, part.end_row - part.first_row)};
-    const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD, start);
+    const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD);
     const tiling t = choose_tiling(device, moert_gemm_type(gemm), p, FORM_WGRAD, &c);
     /* neighbouring work-groups compute different groups */
     const moert_grid grid = {t.grid.y, t.grid.x, t.grid.z};
@@ -228,11 +235,10 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), part.end - part.first, 1};
     const moert_tuning_key key = {MOERT_TUNED_WGRAD, moert_gemm_type(gemm), gemm->n, gemm->k, 0};
     char spec[MOERT_SPEC_BYTES];
-    bool measured;
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
     const moert_choices tile =
-        moert_with_tile(moert_tuning_find(device, &key, &measured),
+        moert_with_tile(moert_tuning_find(device, &key),
                         moert_dot_of(device, moert_gemm_type(gemm))); /* not used */
     moert_gemm_program(device, moert_gemm_type(gemm), NULL, NULL, &tile, spec);
     const moert_gemm_args args = moert_portable_args(gemm, 0);
@@ -271,9 +277,8 @@ static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     const moert_tuning_key key = {prepacked != NULL ? MOERT_TUNED_PREPACKED_FORWARD
                                                     : MOERT_TUNED_FORWARD,
                                   moert_gemm_type(gemm), gemm->n, gemm->k, rows_of(gemm).lines};
-    bool measured;
     const moert_device *device = moert_buffer_device(gemm->y.buffer);
-    *tile = moert_tuning_find(device, &key, &measured);
+    *tile = moert_tuning_find(device, &key);
     if (prepacked != NULL)
         tile->width = moert_prepacked_width(prepacked, tile->width);
     *tile = moert_with_tile(*tile, moert_gemm_dot(gemm, device));

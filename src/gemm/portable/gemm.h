@@ -56,12 +56,6 @@ void moert_gemm_program(const moert_device *device, moert_dtype type,
                         const moert_prepacked *prepacked, const moert_quantized *quantized,
                         const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
 
-/* The choices for a GEMM over the groups from `start` on. With MOERT_TUNE=auto, a new shape is
- * measured first by calling `run`, unless its weight is quantized. */
-typedef moert_status moert_portable_run(const moert_gemm *gemm, size_t start);
-moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
-                                     moert_portable_run *run);
-
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
 
 /* Values of a dot. */

@@ -45,11 +45,10 @@ static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
                                       : MOERT_TUNED_PREPACKED_FORWARD,
                                   shape->type, shape->n, shape->k, 0};
     const moert_device_info *info = moert_device_describe(device);
-    bool measured;
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
     prepacked->dot = moert_dot_of(device, shape->type);
-    prepacked->tile = moert_with_tile(moert_tuning_find(device, &key, &measured), prepacked->dot);
+    prepacked->tile = moert_with_tile(moert_tuning_find(device, &key), prepacked->dot);
     const size_t columns = columns_of(prepacked);
     return (shape->groups * moert_ceil_div(width_of(prepacked), columns) + MOST_READ) *
            height_of(prepacked) * columns * sizeof(float);

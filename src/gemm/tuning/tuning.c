@@ -156,17 +156,9 @@ moert_status moert_tuning_force(const moert_choices *choices) {
     return MOERT_OK;
 }
 
-/* A row for one device, one n, one k and limited rows, as moert_tuning_remember writes it. */
-static bool is_measured(const moert_tuning_row *row) {
-    return row->level == MOERT_TUNING_DEVICE && precision(&row->n) == 2 &&
-           precision(&row->k) == 2 && row->rows.low > 0;
-}
-
-moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key,
-                                bool *measured) {
+moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key) {
     const moert_device_info *info = moert_device_describe(device);
     moert_choices found = {0};
-    *measured = is_forced;
     if (is_forced)
         return forced;
     load();
@@ -175,7 +167,6 @@ moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_k
         if (!moert_tuning_matches(row, info, key))
             continue;
         bool whole = true;
-        *measured |= is_measured(row);
 #define CHOICE_FROM_ROW(name, low, high, multiple, standard)                                       \
     found.name = found.name != 0 ? found.name : row->choices.name;                                 \
     whole &= found.name != 0;

@@ -9,10 +9,9 @@
 static json_t *tuning_row(const moert_device *device, const moert_tuning_key *key) {
     moert_tuning_report report;
     char choices[128], from[256] = "";
-    bool measured;
     size_t used = 0;
     const moert_choices found =
-        moert_with_tile(moert_tuning_find(device, key, &measured), moert_dot_of(device, key->type));
+        moert_with_tile(moert_tuning_find(device, key), moert_dot_of(device, key->type));
     moert_choices_print(&found, choices, sizeof choices);
     for (size_t i = 0; moert_tuning_survey(device, key, i, &report) && used < sizeof from; i++)
         used += (size_t)snprintf(from + used, sizeof from - used, "%s%s", i > 0 ? ", " : "",

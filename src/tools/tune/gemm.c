@@ -72,9 +72,8 @@ static moert_status prepare(void *what) {
     const moert_prepacked_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
                                          moert_prepacked_use_of(&p->gemm), p->key.type};
     moert_tuning_key key = p->key;
-    bool measured;
     key.rows = 0;
-    const moert_choices tile = moert_tuning_find(device, &key, &measured);
+    const moert_choices tile = moert_tuning_find(device, &key);
     if (!is_prepacked(p) ||
         (p->prepacked != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
         return MOERT_OK;

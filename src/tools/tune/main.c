@@ -182,12 +182,12 @@ static moert_status tune(moert_device *device, moert_tuned operation, moert_dtyp
                          const moert_gemm_shape *shape) {
     moert_tune_gemm p;
     moert_tune_result found;
-    bool possible, measured;
+    bool possible;
     MOERT_TRY(moert_tune_gemm_create(device, operation, type, shape, &p, &possible));
     moert_status status = MOERT_OK;
     if (!possible)
         goto done;
-    moert_choices first = moert_tuning_find(device, &p.key, &measured);
+    moert_choices first = moert_tuning_find(device, &p.key);
     if (p.prepacked != NULL) {
         first.lines = p.tile.lines;
         first.width = p.tile.width;
@@ -240,9 +240,7 @@ static moert_status run(moert_context *context) {
                             "nothing to measure: kernels in GPU form choose their tiles by the "
                             "shape");
     else if (moert_context_size(context) > 1)
-        status = MOERT_FAIL(ERROR_USAGE,
-                            "moert-tune runs on one rank, not on %zu; MOERT_TUNE=auto lets the "
-                            "ranks of a run measure",
+        status = MOERT_FAIL(ERROR_USAGE, "moert-tune runs on one rank, not on %zu",
                             moert_context_size(context));
     else
         status = tune_all(device);

@@ -22,8 +22,7 @@ static void build_in(const char *text) {
 
 static moert_choices find(moert_tuned tuned, size_t n, size_t k, size_t rows) {
     const moert_tuning_key key = {tuned, MOERT_DTYPE_F32, n, k, rows};
-    bool measured;
-    return moert_tuning_find(test_device, &key, &measured);
+    return moert_tuning_find(test_device, &key);
 }
 
 static void assert_choices(moert_choices got, moert_choices want) {
@@ -187,20 +186,16 @@ TEST_WITH(test_a_stored_row_is_found_again, forget_tuning, NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_DTYPE_BF16, 96, 64, 50};
     const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
     moert_tuning_key other = key;
-    bool measured;
-    moert_tuning_find(test_device, &key, &measured);
-    assert_false(measured);
+    const moert_choices before = moert_tuning_find(test_device, &key);
     ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &first, "a test"));
     ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &second,
                                     "a test # \"of\" comments"));
     for (int again = 0; again < 2; again++) {
-        assert_choices(moert_tuning_find(test_device, &key, &measured), second);
-        assert_true(measured);
+        assert_choices(moert_tuning_find(test_device, &key), second);
         other.rows = 63; /* 63 rows are in the same range of rows, 32 to 63 */
-        assert_choices(moert_tuning_find(test_device, &other, &measured), second);
+        assert_choices(moert_tuning_find(test_device, &other), second);
         other.rows = 64;
-        moert_tuning_find(test_device, &other, &measured);
-        assert_false(measured);
+        assert_choices(moert_tuning_find(test_device, &other), before);
         moert_tuning_reload();
     }
     char *text = read_file(in_directory("rows"), NULL);
@@ -212,12 +207,10 @@ TEST_WITH(test_a_file_that_cannot_be_written_is_an_error_and_the_row_still_count
           NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_DTYPE_F32, 96, 64, 50};
     set_variable("MOERT_TUNE_FILE", in_directory("no/such/directory"));
-    ASSERT_FAILS(
-        moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard_choices, "a test"),
-        MOERT_ERROR_IO, "No such file");
-    bool measured;
-    moert_tuning_find(test_device, &key, &measured);
-    assert_true(measured);
+    const moert_choices choices = {1, 16, 1, 1, 1, 16};
+    ASSERT_FAILS(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &choices, "a test"),
+                 MOERT_ERROR_IO, "No such file");
+    assert_choices(moert_tuning_find(test_device, &key), choices);
 }
 
 TEST_WITH(test_rows_of_processes_that_write_at_once_are_whole, forget_tuning, NULL) {

@@ -10,8 +10,7 @@
 
 static moert_choices find(void) {
     const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_DTYPE_F32, 1, 1, 1};
-    bool measured;
-    return moert_tuning_find(test_device, &key, &measured);
+    return moert_tuning_find(test_device, &key);
 }
 
 static bool equal(moert_choices a, moert_choices b) {
@@ -184,40 +183,6 @@ TEST_WITH(test_without_time_a_search_keeps_the_first_choice, forget_tuning, NULL
     assert_int_equal(search(MOERT_TUNE_PANELS, false, false, 1).chosen, 0);
     assert_true(equal(find(), before));
     assert_in_range(trials.runs, 1, 64 * 9);
-}
-
-/* The number of rows in the file. */
-static size_t count_rows(void) {
-    char *text =
-        access(in_directory("rows"), F_OK) == 0 ? read_file(in_directory("rows"), NULL) : NULL;
-    size_t count = 0;
-    for (const char *at = text; at != NULL && (at = strchr(at, '\n')) != NULL; at++)
-        count++;
-    return count;
-}
-
-TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning, NULL) {
-    static const size_t problems[] = {7, 14, 15};
-    static const size_t ways[] = {PORTABLE_F32, PREPACKED_F32, PORTABLE_BF16};
-    size_t rows = 0;
-    set_variable("MOERT_TUNE", "auto");
-    for (int again = 0; again < 2; again++) {
-        for (size_t i = 0; i < 3; i++)
-            for (size_t w = 0; w < 3; w++)
-                for (operation op = 0; op < BIAS_GRAD; op++) {
-                    const problem *p = &gemm_problems[problems[i]];
-                    const way *by = &gemm_ways[ways[w]], reference = reference_of(*by);
-                    const ops_bytes want = run_new(p, op, &reference);
-                    check_run(p, op, by, &want);
-                }
-        if (again > 0)
-            assert_int_equal(count_rows(), rows);
-        rows = count_rows();
-        /* wgrad uses no prepacked weights, so it has fewer rows; nothing is measured in GPU form */
-        const bool gpu_form = moert_device_describe(test_device)->gpu_form;
-        assert_int_equal(rows, gpu_form ? 0 : 3 * (3 + 2 + 3));
-        moert_tuning_reload();
-    }
 }
 
 TESTS(open_device_and_directory, close_device_and_directory)
