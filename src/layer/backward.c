@@ -61,23 +61,20 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
  * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. After
  * a failure it only takes part in the chains of clones. */
 static moert_status compute_wgrad(moert_pass *pass) {
-    moert_status *status = &pass->status;
     const bool biased = pass->layer->choices.biases;
     const moert_row_groups all = moert_experts_groups(pass);
     moert_expert_gemm in, second;
     moert_phase_set(MOERT_PHASE_WGRAD);
-    moert_note(status,
-               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, &all, NULL, &in));
-    moert_note(status, moert_clones_gemm(pass, &in.gemm));
+    moert_experts_wgrad(pass, BLOCK_EXPERT_IN, &in);
+    moert_clones_gemm(pass, &in.gemm);
     const moert_gemm bias = moert_experts_bias_gradient(pass);
     if (biased)
-        moert_note(status, moert_clones_gemm(pass, &bias));
-    moert_note(status,
-               moert_experts_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, &all, NULL, &second));
-    moert_note(status, moert_clones_gemm(pass, &second.gemm));
+        moert_clones_gemm(pass, &bias);
+    moert_experts_wgrad(pass, BLOCK_EXPERT_OUT, &second);
+    moert_clones_gemm(pass, &second.gemm);
     const moert_scaled_bias biases = moert_experts_biases(pass, &all, &second.y);
     if (biased)
-        moert_note(status, moert_clones_bias_gradient(pass, &biases));
+        moert_clones_bias_gradient(pass, &biases);
     return pass->status;
 }
 
@@ -121,7 +118,7 @@ static moert_pass *first_owing(const moert_layer *layer) {
     moert_pass *first = NULL;
     for (size_t i = 0; i < layer->passes->count; i++) {
         moert_pass *pass = layer->passes->pass[i];
-        if (pass->layer == layer && pass->stage == PASS_OWES_WGRAD &&
+        if (pass->layer == layer && pass->state == PASS_OWES_WGRAD &&
             (first == NULL || pass->backward < first->backward))
             first = pass;
     }
@@ -133,14 +130,14 @@ moert_status moert_pass_wgrad(moert_pass *pass) {
     if (!pass->layer->options.deferred_wgrad)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad of a layer without deferred_wgrad, whose "
                                        "backward computes the weight gradients");
-    if (pass->stage < PASS_OWES_WGRAD)
+    if (pass->state < PASS_OWES_WGRAD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad without a backward before it");
-    if (pass->stage == PASS_DONE)
+    if (pass->state == PASS_DONE)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad a second time for the same backward");
     if (first_owing(pass->layer) != pass)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing for a pass whose backward was "
                                        "earlier; weight gradients add up in that order");
-    pass->stage = PASS_DONE;
+    pass->state = PASS_DONE;
     pass->status = MOERT_OK;
     return compute_wgrad(pass);
 }
@@ -253,18 +250,19 @@ static moert_status open_gradients(moert_pass *pass) {
                                     &pass->back.slot_target);
 }
 
+static moert_status pack(moert_pass *pass) {
+    return moert_wire_pack(pass, pass->gradient, pass->losses.dy_bf16, &pass->packed);
+}
+
 /* Starts the dispatch of dy. */
 static moert_status dispatch(moert_pass *pass) {
-    moert_transfer there = {.plan = pass->plan, .window = pass->dy};
-    if (pass->status == MOERT_OK)
-        pass->status = moert_wire_pack(pass, pass->gradient, pass->losses.dy_bf16, &there.source);
+    const moert_transfer there = {.plan = pass->plan, .window = pass->dy, .source = pass->packed};
     return moert_exchange_dispatch_start(pass->layer->mesh->exchange, &there, pass->status);
 }
 
 /* Combines dx. From then on the weights have gradients, to be reduced. */
 static moert_status combine(moert_pass *pass) {
     moert_layer *layer = pass->layer;
-    moert_note(&pass->status, moert_wire_target(pass));
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &pass->back, pass->status));
     pass->backward = layer->backwards++;
     layer->lost_wgrad &= pass->losses.accumulate;
@@ -286,10 +284,12 @@ static moert_status finish(moert_pass *pass) {
 
 static const moert_stage to_experts[] = {{reserve, MOERT_STAGE_AGREED},
                                          {open_gradients, MOERT_STAGE_LOCAL},
+                                         {pack, MOERT_STAGE_LOCAL},
                                          {dispatch, MOERT_STAGE_AGREED}};
 static const moert_stage from_experts[] = {{differentiate_experts, MOERT_STAGE_JOINT},
                                            {overlap_wgrad, MOERT_STAGE_LOCAL},
                                            {wgrad, MOERT_STAGE_JOINT},
+                                           {moert_wire_target, MOERT_STAGE_LOCAL},
                                            {combine, MOERT_STAGE_AGREED},
                                            {differentiate_router, MOERT_STAGE_LOCAL},
                                            {join, MOERT_STAGE_JOINT},
@@ -315,10 +315,12 @@ static moert_status check_rounded(const moert_pass *pass, const char *name, int 
     return moert_layer_check_buffer(layer, name, gradient, elements * sizeof(uint16_t));
 }
 
-/* Checks the buffers and losses of a backward. */
-static moert_status check_backward(const moert_pass *pass) {
+/* Takes the losses of a backward, and checks them and its buffers. */
+static moert_status take_losses(moert_pass *pass, const moert_layer_losses *given) {
+    const moert_layer_losses none = MOERT_LAYER_LOSSES_INIT, *losses = &pass->losses;
     const moert_layer *layer = pass->layer;
-    const moert_layer_losses *losses = &pass->losses;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &pass->losses,
+                                 given != NULL ? given : &none));
     const moert_buffer *dy = pass->gradient, *dx = pass->result;
     const moert_layer_options *o = &layer->options;
     const size_t bytes = pass->batch.tokens * o->hidden * moert_dtype_bits(pass->batch.type) / 8;
@@ -347,7 +349,7 @@ static moert_status check_backward(const moert_pass *pass) {
  * a failure. */
 static moert_status check_order(const moert_pass *pass) {
     MOERT_REQUIRE(pass);
-    if (pass->stage != PASS_READY)
+    if (pass->state != PASS_READY)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
     if (pass->layer->unreduced)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce is missing between the last backward "
@@ -357,22 +359,18 @@ static moert_status check_order(const moert_pass *pass) {
 
 moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                  const moert_layer_losses *losses, moert_buffer *dx) {
-    const moert_layer_losses none = MOERT_LAYER_LOSSES_INIT;
     MOERT_TRY(check_order(pass));
     moert_layer *layer = pass->layer;
     pass->gradient = dy;
     pass->result = dx;
-    pass->status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &pass->losses,
-                                      losses != NULL ? losses : &none);
-    if (pass->status == MOERT_OK)
-        pass->status = check_backward(pass);
+    pass->status = take_losses(pass, losses);
     layer->unreduced = false;
     layer->batch = pass->batch;
     moert_round_begin(layer);
     MOERT_TRY(moert_pass_run(pass, to_experts, MOERT_COUNT(to_experts)));
-    pass->stage = PASS_BACKWARD;
+    pass->state = PASS_BACKWARD;
     const moert_status status = moert_pass_run(pass, from_experts, MOERT_COUNT(from_experts));
-    pass->stage = !layer->unreduced               ? PASS_FAILED
+    pass->state = !layer->unreduced               ? PASS_FAILED
                   : layer->options.deferred_wgrad ? PASS_OWES_WGRAD
                                                   : PASS_DONE;
     return status;

@@ -240,26 +240,25 @@ static moert_status await_sent(moert_handover *h) {
     return MOERT_OK;
 }
 
-/* Reads a piece of a link's slot, to send it. */
-static void load(const moert_handover *h, size_t number, const tensor *t, size_t piece) {
-    moert_note(h->status,
-               moert_buffer_read(t->buffer, offset_of(h, number, t, piece),
-                                 values_of(h, number, t, piece, true), bytes_of(t, piece)));
+/* Copies a piece of a link's slot to host memory, to send it, or back from there. */
+static void copy(const moert_handover *h, size_t number, const tensor *t, size_t piece, bool send) {
+    const size_t offset = offset_of(h, number, t, piece), bytes = bytes_of(t, piece);
+    float *values = values_of(h, number, t, piece, send);
+    moert_note(h->status, send ? moert_buffer_read(t->buffer, offset, values, bytes)
+                               : moert_buffer_write(t->buffer, offset, values, bytes));
 }
 
 /* Sends a piece of a link's slot to another member. */
 static moert_status give(const moert_layer *layer, moert_handover *h, size_t number,
                          const tensor *t, size_t piece, size_t member) {
-    load(h, number, t, piece);
+    copy(h, number, t, piece, true);
     return post(layer, h, number, true, member, t, piece);
 }
 
 /* Waits for a piece for a link, and writes it to the slot. */
 static moert_status take(moert_handover *h, size_t number, const tensor *t, size_t piece) {
     MOERT_TRY(await(h, received_by(number, t, piece)));
-    moert_note(h->status,
-               moert_buffer_write(t->buffer, offset_of(h, number, t, piece),
-                                  values_of(h, number, t, piece, false), bytes_of(t, piece)));
+    copy(h, number, t, piece, false);
     return MOERT_OK;
 }
 
@@ -269,7 +268,7 @@ static moert_status take(moert_handover *h, size_t number, const tensor *t, size
 static moert_status give_weight(const moert_layer *layer, moert_handover *h, size_t number,
                                 const tensor *t) {
     const link *l = &h->links[number];
-    load(h, number, t, 0);
+    copy(h, number, t, 0, true);
     for (size_t m = 0; m <= l->last; m++)
         if (m != l->own)
             MOERT_TRY(post(layer, h, number, true, m, t, 0));
@@ -350,7 +349,7 @@ static void run_slots(const moert_pass *pass, const moert_handover *h, const cha
     part.first_row = first > 0 ? ends[first - 1] : 0;
     part.end_row = end > 0 ? ends[end - 1] : 0;
     if (first < end && *h->status == MOERT_OK)
-        moert_note(h->status, c->run(c, &part, rows, accumulate));
+        *h->status = c->run(c, &part, rows, accumulate);
 }
 
 static bool is_link(const moert_handover *h, size_t slot) {
@@ -456,11 +455,12 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
     return await_sent(h);
 }
 
-static moert_status run(moert_pass *pass, const chained *c) {
-    if (pass->layer->placement->longest > 1)
-        return run_chains(pass, begin(pass->layer, &pass->status), c);
+static void run(moert_pass *pass, const chained *c) {
     const moert_row_groups all = moert_experts_groups(pass);
-    return pass->status == MOERT_OK ? c->run(c, &all, all_rows(c), c->accumulate) : pass->status;
+    if (pass->layer->placement->longest > 1)
+        moert_note(&pass->status, run_chains(pass, begin(pass->layer, &pass->status), c));
+    else if (pass->status == MOERT_OK)
+        pass->status = c->run(c, &all, all_rows(c), c->accumulate);
 }
 
 /* If few experts have clones, their weight gradients [N,K] are handed on in pieces. With many,
@@ -500,7 +500,7 @@ static moert_status run_gemm(const chained *c, const moert_row_groups *part, spa
     return rows.count < c->result.rows ? run_rows(&gemm, rows) : moert_gemm_run(&gemm);
 }
 
-moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm) {
+void moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm) {
     const size_t n = gemm->n, k = gemm->k;
     const tensor result = gemm->kind == MOERT_GEMM_WGRAD
                               ? (tensor){gemm->weight.buffer, n, k, pieces_of(pass->layer, n, k), 0}
@@ -518,7 +518,7 @@ static moert_status run_bias(const chained *c, const moert_row_groups *part, spa
     return moert_scaled_bias_gradient(&bias);
 }
 
-moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias) {
+void moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias) {
     const tensor result = {bias->dbias, 1, bias->n, 1, 0};
-    return run(pass, &(chained){run_bias, bias, result, bias->accumulate});
+    run(pass, &(chained){run_bias, bias, result, bias->accumulate});
 }

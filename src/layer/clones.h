@@ -19,11 +19,11 @@ moert_status moert_clones_prepare(moert_layer *layer);
 
 /*
  * moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot, and
- * moert_scaled_bias_gradient. A rank whose pass has failed sends and receives in the chains without
- * computing, so that no other rank blocks. A failure of the device becomes the status of the pass.
+ * moert_scaled_bias_gradient. A failure becomes the status of the pass. A rank whose pass has
+ * failed sends and receives in the chains without computing, so that no other rank blocks.
  */
-moert_status moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
-moert_status moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);
+void moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
+void moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);
 
 /* Begins to send the weights of experts to their clones, if they have changed since the last call.
  * Until moert_clones_take they must not change, and no other layer of the mesh may use its clones.

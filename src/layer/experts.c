@@ -49,36 +49,45 @@ static void add_glu(const moert_pass *pass, moert_gemm *gemm) {
                             .h = pass->h};
 }
 
-moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int block,
-                                const moert_row_groups *groups, const moert_result *result,
-                                moert_expert_gemm *planned) {
-    moert_layer *layer = pass->layer;
-    const moert_layer_options *o = &layer->options;
-    const moert_block_tensor *tensors = layer->block[block]->tensor;
+/* The GEMM without its matrices. */
+static void describe(const moert_pass *pass, moert_gemm_kind kind, int block,
+                     const moert_row_groups *groups, moert_expert_gemm *planned) {
+    const moert_layer_options *o = &pass->layer->options;
     const bool in = block == BLOCK_EXPERT_IN;
-    moert_gemm *gemm = &planned->gemm;
     *planned = (moert_expert_gemm){.gemm = {.kind = kind,
                                             .groups = *groups,
                                             .n = in ? 2 * o->intermediate : o->hidden,
                                             .k = in ? o->hidden : o->intermediate,
                                             .more = &planned->more}};
-    if (kind == MOERT_GEMM_WGRAD) {
-        const moert_layer_losses *losses = &pass->losses;
-        gemm->epilogue.addend = moert_accumulate(losses->accumulate);
-        gemm->weight.buffer = tensors[EXPERT_WEIGHT].gradient;
-        planned->more.rounded = in ? losses->w1_gradient : losses->w2_gradient;
-        return pass->status != MOERT_OK ? pass->status : take_operands(pass, block, planned);
-    }
+}
+
+moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int block,
+                                const moert_row_groups *groups, const moert_result *result,
+                                moert_expert_gemm *planned) {
+    const moert_block_tensor *tensors = pass->layer->block[block]->tensor;
+    moert_gemm *gemm = &planned->gemm;
+    describe(pass, kind, block, groups, planned);
     *(kind == MOERT_GEMM_FORWARD ? &planned->y : &planned->x) = result->rows;
     gemm->weight.buffer = tensors[EXPERT_WEIGHT].weight;
     planned->more.places = result->places;
     gemm->groups.runs = result->places != NULL ? pass->plan->plan->ranks : 0;
-    if (in && kind == MOERT_GEMM_FORWARD) {
+    if (block == BLOCK_EXPERT_IN && kind == MOERT_GEMM_FORWARD) {
         gemm->bias = tensors[EXPERT_BIAS].weight;
         add_glu(pass, gemm);
     }
     MOERT_TRY(take_operands(pass, block, planned));
-    return moert_round_take_weight(layer, block, gemm);
+    return moert_round_take_weight(pass->layer, block, gemm);
+}
+
+void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned) {
+    const moert_row_groups all = moert_experts_groups(pass);
+    const moert_layer_losses *losses = &pass->losses;
+    describe(pass, MOERT_GEMM_WGRAD, block, &all, planned);
+    planned->gemm.epilogue.addend = moert_accumulate(losses->accumulate);
+    planned->gemm.weight.buffer = pass->layer->block[block]->tensor[EXPERT_WEIGHT].gradient;
+    planned->more.rounded = block == BLOCK_EXPERT_IN ? losses->w1_gradient : losses->w2_gradient;
+    if (pass->status == MOERT_OK)
+        pass->status = take_operands(pass, block, planned);
 }
 
 moert_gemm moert_experts_bias_gradient(const moert_pass *pass) {

@@ -29,13 +29,15 @@ typedef struct moert_expert_gemm {
 moert_row_groups moert_experts_groups(const moert_pass *pass);
 
 /*
- * Prepares a GEMM by the weight of `block` on groups of rows: makes its operands, and chooses the copy of the weight that it reads. The operands are valid
- * until the next call. `result` is NULL for a wgrad, which writes the weight's gradient. If the
- * pass has failed, a wgrad has its shape and no operands.
+ * Prepares a forward or dgrad by the weight of `block` on groups of rows: makes its operands, and
+ * chooses the copy of the weight that it reads. The operands are valid until the next call.
  */
 moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int block,
                                 const moert_row_groups *groups, const moert_result *result,
                                 moert_expert_gemm *planned);
+/* Prepares the gradient of the weight of `block`. A failure is that of the pass; the GEMM then has
+ * its shape and no operands. */
+void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned);
 /* The gradient of the first projection's biases, on all rows. */
 moert_gemm moert_experts_bias_gradient(const moert_pass *pass);
 /* The scaled biases of the second projection, of rows y or dy. */

@@ -147,23 +147,27 @@ static moert_status take_clones(moert_pass *pass) {
     return moert_clones_take(pass->layer);
 }
 
-/* Makes the plan and starts the dispatch of x, which the device packs while the host makes the
- * plan. Reserves the window of the results. */
+/* Begins the plan. The device packs x while the host makes it. */
+static moert_status begin_plan(moert_pass *pass) {
+    const moert_layer *layer = pass->layer;
+    return moert_exchange_begin_plan(
+        layer->mesh->exchange,
+        &(moert_exchange_slots){.index = pass->index,
+                                .tokens = pass->batch.tokens,
+                                .topk = layer->options.router.topk,
+                                .experts = layer->options.router.experts,
+                                .placement = layer->placement},
+        pass->status);
+}
+
+static moert_status pack(moert_pass *pass) {
+    return moert_wire_pack(pass, pass->input, pass->batch.bf16, &pass->packed);
+}
+
+/* Ends the plan and starts the dispatch of x. Reserves the window of the results. */
 static moert_status dispatch(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     moert_exchange *exchange = layer->mesh->exchange;
-    const moert_router_options *router = &layer->options.router;
-    const moert_buffer *wire_rows = NULL;
-    moert_note(&pass->status,
-               moert_exchange_begin_plan(exchange,
-                                         &(moert_exchange_slots){.index = pass->index,
-                                                                 .tokens = pass->batch.tokens,
-                                                                 .topk = router->topk,
-                                                                 .experts = router->experts,
-                                                                 .placement = layer->placement},
-                                         pass->status));
-    if (pass->status == MOERT_OK)
-        pass->status = moert_wire_pack(pass, pass->input, pass->batch.bf16, &wire_rows);
     MOERT_TRY(moert_exchange_end_plan(exchange, pass->status, &pass->plan));
     moert_row_peak_add(&pass->peak, pass->plan->plan->rows, pass->plan->plan->largest_rows);
     MOERT_TRY(moert_wire_back(pass, true));
@@ -174,7 +178,7 @@ static moert_status dispatch(moert_pass *pass) {
     const moert_transfer there = {.plan = pass->plan,
                                   .window = pass->x,
                                   .slots = pass->prob,
-                                  .source = wire_rows,
+                                  .source = pass->packed,
                                   .slot_source = pass->weight};
     return moert_exchange_dispatch_start(exchange, &there, MOERT_OK);
 }
@@ -184,7 +188,6 @@ static moert_status compute_experts(moert_pass *pass) {
 }
 
 static moert_status combine(moert_pass *pass) {
-    moert_note(&pass->status, moert_wire_target(pass));
     return moert_exchange_combine_finish(pass->layer->mesh->exchange, &pass->back, pass->status);
 }
 
@@ -198,11 +201,17 @@ static moert_status finish(moert_pass *pass) {
                : MOERT_OK;
 }
 
-static const moert_stage stages[] = {
-    {send_clones, MOERT_STAGE_JOINT},  {route, MOERT_STAGE_LOCAL},
-    {dispatch, MOERT_STAGE_AGREED},    {compute_shared_expert, MOERT_STAGE_LOCAL},
-    {take_clones, MOERT_STAGE_ALWAYS}, {compute_experts, MOERT_STAGE_JOINT},
-    {combine, MOERT_STAGE_AGREED},     {finish, MOERT_STAGE_LOCAL}};
+static const moert_stage stages[] = {{send_clones, MOERT_STAGE_JOINT},
+                                     {route, MOERT_STAGE_LOCAL},
+                                     {begin_plan, MOERT_STAGE_JOINT},
+                                     {pack, MOERT_STAGE_LOCAL},
+                                     {dispatch, MOERT_STAGE_AGREED},
+                                     {compute_shared_expert, MOERT_STAGE_LOCAL},
+                                     {take_clones, MOERT_STAGE_ALWAYS},
+                                     {compute_experts, MOERT_STAGE_JOINT},
+                                     {moert_wire_target, MOERT_STAGE_LOCAL},
+                                     {combine, MOERT_STAGE_AGREED},
+                                     {finish, MOERT_STAGE_LOCAL}};
 
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y, moert_pass **pass) {
@@ -215,7 +224,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     moert_round_begin(layer);
     const moert_status status = moert_pass_run(taken, stages, MOERT_COUNT(stages));
     if (!taken->batch.forward_only)
-        taken->stage = PASS_READY;
+        taken->state = PASS_READY;
     if (status == MOERT_OK && pass != NULL)
         *pass = taken;
     else

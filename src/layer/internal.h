@@ -75,7 +75,7 @@ struct moert_pass {
         PASS_FAILED,     /* its backward has failed */
         PASS_OWES_WGRAD, /* a deferred one */
         PASS_DONE
-    } stage;
+    } state;
 
     moert_batch batch;
     const moert_buffer *input; /* the caller's x[T,H] */
@@ -93,6 +93,7 @@ struct moert_pass {
 
     /* the call under way */
     moert_status status;         /* its first failure */
+    const moert_buffer *packed;  /* x or dy in the wire's form */
     moert_transfer back;         /* the experts' results */
     moert_buffer *result;        /* the caller's y or dx [T,H] */
     moert_buffer *shared_result; /* [T,H] of the shared expert, in scratch */
@@ -112,14 +113,15 @@ static inline void moert_note(moert_status *status, moert_status now) {
 }
 
 /*
- * A stage of a forward or backward, and what becomes of it after a failure. The ranks of an EP
- * group wait for each other in all stages that are not local.
+ * A stage of a forward or backward, and what becomes of it after a failure. In a local stage the
+ * ranks do not wait for each other; in the others they may.
  */
 typedef enum moert_stage_kind {
-    MOERT_STAGE_LOCAL,  /* needs no other rank; skipped after a failure */
+    MOERT_STAGE_LOCAL,  /* skipped after a failure */
     MOERT_STAGE_JOINT,  /* a rank that has failed takes part without computing; skipped after a
-                           failure of the group */
-    MOERT_STAGE_AGREED, /* a joint stage, whose failure is that of all ranks of the group */
+                           failure of the EP group */
+    MOERT_STAGE_AGREED, /* a joint stage, whose failure is that of all ranks of the EP group, except
+                           after its last synchronisation (exchange.h) */
     MOERT_STAGE_ALWAYS  /* a rank takes part after any failure */
 } moert_stage_kind;
 typedef struct moert_stage {

@@ -211,7 +211,7 @@ static moert_status place(moert_layer *layer, const uint32_t *expert) {
     if (layer->options.slots == 0)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: the layer was created without slots");
     for (size_t i = 0; i < layer->passes->count; i++)
-        if (layer->passes->pass[i]->layer == layer && layer->passes->pass[i]->stage != PASS_FREE)
+        if (layer->passes->pass[i]->layer == layer && layer->passes->pass[i]->state != PASS_FREE)
             return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: a pass of the layer is alive");
     MOERT_TRY(moert_expert_map_assign(layer->placement, expert));
     return moert_clones_prepare(layer);

@@ -18,7 +18,7 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_SLOTS,     /* [T,K] */
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */
-    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats without gaps */
+    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats; with its gaps for results */
     MOERT_SCRATCH_WIRE,      /* payloads that quantizers write; rows in the wire's representation */
     MOERT_SCRATCH_SCALES,    /* scales that quantizers write */
     MOERT_SCRATCH_GLOBAL,    /* [L] global scales */

@@ -33,13 +33,13 @@ static moert_status add_pass(moert_layer *layer) {
 moert_status moert_pass_take(moert_layer *layer, moert_pass **pass) {
     moert_pass_list *list = layer->passes;
     size_t i = 0;
-    while (i < list->count && list->pass[i]->stage != PASS_FREE)
+    while (i < list->count && list->pass[i]->state != PASS_FREE)
         i++;
     if (i == list->count) {
         MOERT_TRY(moert_comm_agree(layer->mesh->world, add_pass(layer)));
         list->count++;
     }
-    list->pass[i]->stage = PASS_FORWARD;
+    list->pass[i]->state = PASS_FORWARD;
     list->pass[i]->layer = layer;
     *pass = list->pass[i];
     return MOERT_OK;
@@ -64,8 +64,8 @@ void moert_pass_destroy(moert_pass *pass) {
         return;
     moert_exchange_free_plan(pass->plan);
     pass->plan = NULL;
-    pass->layer->lost_wgrad |= pass->stage == PASS_OWES_WGRAD;
-    pass->stage = PASS_FREE;
+    pass->layer->lost_wgrad |= pass->state == PASS_OWES_WGRAD;
+    pass->state = PASS_FREE;
 }
 
 static void free_pass(moert_pass *pass) {
@@ -121,7 +121,7 @@ const moert_routing *moert_pass_routing(const moert_pass *pass) {
 }
 
 const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which) {
-    if (pass == NULL || pass->stage == PASS_FREE || (unsigned)which >= MOERT_PASS_VIEWS)
+    if (pass == NULL || pass->state == PASS_FREE || (unsigned)which >= MOERT_PASS_VIEWS)
         return NULL;
     const moert_routing *routing = &pass->routing;
     const moert_buffer *const views[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = routing->index,
@@ -143,7 +143,7 @@ const uint64_t *moert_pass_rank_counts(const moert_pass *pass) {
 /* ---- descriptors ---- */
 
 bool moert_pass_drops_v(const moert_pass *pass) {
-    return pass->stage != PASS_BACKWARD &&
+    return pass->state != PASS_BACKWARD &&
            (pass->batch.forward_only || pass->layer->options.recompute_experts);
 }
 

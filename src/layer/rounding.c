@@ -192,7 +192,7 @@ static moert_status take_amax(moert_pass *pass, const moert_gemm *gemm, const ma
                               float *value, moert_buffer **amax) {
     moert_layer *layer = pass->layer;
     const bool known = gemm->kind == MOERT_GEMM_WGRAD ||
-                       (gemm->kind == MOERT_GEMM_FORWARD && pass->stage == PASS_BACKWARD);
+                       (gemm->kind == MOERT_GEMM_FORWARD && pass->state == PASS_BACKWARD);
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_AMAX, 1, amax));
     if (!known) {
         const moert_quantizer plain = quantizer_of(layer->choices.format, MOERT_AXIS_ROW);

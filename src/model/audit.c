@@ -26,17 +26,17 @@ static moert_status gather_kinds(const moert_model *model, moert_checksum *kinds
 
 /* keys[R]: ranks with equal keys repeat each other's experts. They are of one EP group. As experts
  * are placed alike in all groups, their kinds must be equal in each. */
-static moert_status make_keys(const moert_checksum *kinds, const moert_mesh_place *places,
+static moert_status make_keys(const moert_checksum *kinds, const moert_mesh_place *place,
                               size_t ranks, moert_checksum *keys) {
     moert_checksum *of_member;
     MOERT_TRY(moert_alloc(&of_member, ranks + 1, sizeof *of_member));
     for (size_t r = 0; r < ranks; r++) {
         size_t groups = 0;
         for (size_t p = 0; p < ranks; p++) /* groups are met in the same order for all members */
-            if (places[p].member == places[r].member)
-                of_member[1 + places[p].group] = kinds[p], groups++;
+            if (place[p].member == place[r].member)
+                of_member[1 + place[p].group] = kinds[p], groups++;
         memset(&of_member[0], 0, sizeof of_member[0]);
-        memcpy(&of_member[0], &places[r].group, sizeof places[r].group);
+        memcpy(&of_member[0], &place[r].group, sizeof place[r].group);
         keys[r] = moert_checksum_of(of_member, (1 + groups) * sizeof *of_member);
     }
     free(of_member);
@@ -68,35 +68,36 @@ static moert_status create_ring(const moert_checksum *keys, size_t ranks, moert_
 
 /* Fills in the keys of the classes that depend on no device: each rank is alone, or with those of
  * its member of the EP groups. The keys of MOERT_AUDIT_EVERYONE stay equal. */
-static void number_ranks(const size_t *member, size_t ranks,
+static void number_ranks(const moert_mesh_place *place, size_t ranks,
                          moert_checksum *keys[MOERT_AUDIT_CLASSES]) {
     for (size_t r = 0; r < ranks; r++) {
         keys[MOERT_AUDIT_OWN][r] = moert_checksum_of(&r, sizeof r);
-        keys[MOERT_AUDIT_REPLICAS][r] = moert_checksum_of(&member[r], sizeof member[r]);
+        keys[MOERT_AUDIT_REPLICAS][r] = moert_checksum_of(&place[r].member, sizeof place[r].member);
     }
+}
+
+static moert_status allocate_rings(moert_audit *audit, size_t ranks,
+                                   moert_checksum *keys[MOERT_AUDIT_CLASSES]) {
+    for (int c = 0; c < MOERT_AUDIT_CLASSES; c++)
+        MOERT_TRY(MOERT_NEW_ARRAY(&keys[c], ranks));
+    return MOERT_NEW_ARRAY(&audit->place, ranks);
 }
 
 static moert_status create_rings(moert_audit *audit) {
     const moert_mesh *mesh = audit->model->mesh;
     const size_t ranks = moert_comm_size(mesh->world);
     moert_checksum *keys[MOERT_AUDIT_CLASSES] = {NULL};
-    moert_mesh_place *places = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&places, ranks);
-    for (int c = 0; c < MOERT_AUDIT_CLASSES && status == MOERT_OK; c++)
-        status = MOERT_NEW_ARRAY(&keys[c], ranks);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&audit->member, ranks);
-    MOERT_TRY_OR(done, moert_comm_agree(mesh->world, status));
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(mesh->world, allocate_rings(audit, ranks, keys)));
     MOERT_TRY_OR(done, gather_kinds(audit->model, keys[MOERT_AUDIT_TOKENS]));
-    moert_mesh_places(mesh->world, moert_comm_size(mesh->experts), places);
-    for (size_t r = 0; r < ranks; r++)
-        audit->member[r] = places[r].member;
-    number_ranks(audit->member, ranks, keys);
-    status = make_keys(keys[MOERT_AUDIT_TOKENS], places, ranks, keys[MOERT_AUDIT_EXPERTS]);
-    for (int c = 0; c < MOERT_AUDIT_CLASSES && status == MOERT_OK; c++)
-        status = create_ring(keys[c], ranks, &audit->ring[c]);
+    moert_mesh_places(mesh->world, moert_comm_size(mesh->experts), audit->place);
+    number_ranks(audit->place, ranks, keys);
+    MOERT_TRY_OR(
+        done, make_keys(keys[MOERT_AUDIT_TOKENS], audit->place, ranks, keys[MOERT_AUDIT_EXPERTS]));
+    for (int c = 0; c < MOERT_AUDIT_CLASSES; c++)
+        MOERT_TRY_OR(done, create_ring(keys[c], ranks, &audit->ring[c]));
 done:
-    MOERT_FREE(places, keys[0], keys[1], keys[2], keys[3], keys[4]);
+    MOERT_FREE(keys[0], keys[1], keys[2], keys[3], keys[4]);
     return status;
 }
 
@@ -184,7 +185,7 @@ void moert_audit_destroy(moert_audit *audit) {
     for (int c = 0; c < MOERT_AUDIT_CLASSES; c++)
         MOERT_FREE(audit->ring[c].order, audit->ring[c].at, audit->ring[c].first,
                    audit->ring[c].count);
-    MOERT_FREE(audit->member, audit->hash[0], audit->hash[1], audit);
+    MOERT_FREE(audit->place, audit->hash[0], audit->hash[1], audit);
 }
 
 size_t moert_audit_slots(const moert_audit *audit) {
@@ -265,7 +266,7 @@ bool moert_audit_compares(const moert_audit *audit, moert_audit_site site) {
 
 uint32_t moert_audit_expert(const moert_audit *audit, size_t rank, size_t slot) {
     const moert_expert_map *map = moert_layer_placement(audit->layer->moe);
-    const size_t member = audit->member[rank];
+    const size_t member = audit->place[rank].member;
     return slot < moert_expert_map_slots_of(map, member) ? map->expert[map->first[member] + slot]
                                                          : MOERT_LAYER_NO_EXPERT;
 }

@@ -32,7 +32,7 @@ struct moert_audit {
         *before[MOERT_AUDIT_EXPERT_BLOCKS]; /* gradients of the experts before the backward */
     moert_buffer *x, *received; /* [T,H] of another rank's tokens: the layer's input, and d */
     moert_buffer *positions;    /* int32 [T] of its documents */
-    size_t *member;             /* [R] each rank's index in its EP group */
+    moert_mesh_place *place;    /* [R] of each rank */
     moert_audit_ring ring[MOERT_AUDIT_CLASSES];
 };
 

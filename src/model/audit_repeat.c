@@ -48,44 +48,35 @@ static moert_status copy_weights(const moert_block *from, moert_block *to) {
 
 /* Places the experts of each owner on the rank that repeats its work. */
 static moert_status place(moert_audit *audit, size_t distance) {
-    const moert_model *model = audit->model;
-    const moert_mesh *mesh = model->mesh;
+    const moert_mesh *mesh = audit->model->mesh;
     const moert_expert_map *own = moert_layer_placement(audit->layer->moe);
-    const size_t ranks = moert_comm_size(mesh->world), members = moert_comm_size(mesh->experts);
-    moert_mesh_place *places = NULL;
+    const size_t ranks = moert_comm_size(mesh->world),
+                 slots = moert_comm_size(mesh->experts) * audit->slots;
     uint32_t *expert = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&places, ranks);
-    if (status == MOERT_OK)
-        status = moert_alloc(&expert, members * audit->slots, sizeof *expert);
-    MOERT_TRY_OR(done, moert_comm_agree(mesh->world, status));
-    moert_mesh_places(mesh->world, members, places);
-    for (size_t i = 0; i < members * audit->slots; i++)
+    MOERT_TRY(moert_comm_agree(mesh->world, moert_alloc(&expert, slots, sizeof *expert)));
+    for (size_t i = 0; i < slots; i++)
         expert[i] = MOERT_LAYER_NO_EXPERT;
     for (size_t r = 0; r < ranks; r++) {
         const size_t to = moert_audit_repeater(audit, MOERT_AUDIT_EXPERTS, r, distance);
-        const size_t member = places[r].member, slots = moert_expert_map_slots_of(own, member);
-        for (size_t s = 0; s < slots; s++)
-            expert[places[to].member * audit->slots + s] = own->expert[own->first[member] + s];
+        const size_t member = audit->place[r].member,
+                     count = moert_expert_map_slots_of(own, member);
+        for (size_t s = 0; s < count; s++)
+            expert[audit->place[to].member * audit->slots + s] =
+                own->expert[own->first[member] + s];
     }
-    status = moert_layer_place(audit->again.moe, expert);
-done:
-    MOERT_FREE(places, expert);
+    const moert_status status = moert_layer_place(audit->again.moe, expert);
+    free(expert);
     return status;
 }
 
 /* Hands on the experts' weights or, with `before`, the gradients to which the backward adds. */
 static moert_status hand_on_experts(moert_audit *audit, size_t distance, bool before) {
-    const moert_model *model = audit->model;
     const moert_layer *own = audit->layer->moe;
     const moert_expert_map *placement = moert_layer_placement(own);
-    const size_t ranks = moert_comm_size(model->mesh->world),
-                 rank = moert_comm_rank(model->mesh->world), local = moert_layer_local_experts(own);
+    const size_t rank = moert_comm_rank(audit->model->mesh->world),
+                 local = moert_layer_local_experts(own);
     const size_t from = moert_audit_repeated(audit, MOERT_AUDIT_EXPERTS, rank, distance);
-    moert_mesh_place *places = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&places, ranks);
-    MOERT_TRY_OR(done, moert_comm_agree(model->mesh->world, status));
-    moert_mesh_places(model->mesh->world, moert_comm_size(model->mesh->experts), places);
-    const size_t others = moert_expert_map_slots_of(placement, places[from].member);
+    const size_t others = moert_expert_map_slots_of(placement, audit->place[from].member);
     for (size_t b = 1; b <= MOERT_AUDIT_EXPERT_BLOCKS; b++) {
         const moert_block *block = moert_layer_block((moert_layer *)own, b),
                           *again = moert_layer_block(audit->again.moe, b);
@@ -95,13 +86,11 @@ static moert_status hand_on_experts(moert_audit *audit, size_t distance, bool be
                                                     block->tensor[i].offset),
                                  target = floats_of(before ? again->gradient : again->weight,
                                                     again->tensor[i].offset);
-            MOERT_TRY_OR(done, hand_on(audit, MOERT_AUDIT_EXPERTS, distance, source, local * floats,
-                                       target, others * floats));
+            MOERT_TRY(hand_on(audit, MOERT_AUDIT_EXPERTS, distance, source, local * floats, target,
+                              others * floats));
         }
     }
-done:
-    free(places);
-    return status;
+    return MOERT_OK;
 }
 
 static moert_status take_weights(moert_audit *audit, size_t distance) {

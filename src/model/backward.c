@@ -48,6 +48,7 @@ static void set_repeating(moert_model_layer *layer, bool repeats) {
 
 /* Computes a layer's activations again. */
 static moert_status run_again(moert_run *run, size_t index) {
+    run->discards = false;
     set_repeating(run->layer[index].of, true);
     const moert_status status = moert_model_run_layer(run, index);
     set_repeating(run->layer[index].of, false);

@@ -13,11 +13,12 @@ static moert_status link_tokens(moert_run *run, const int32_t *token) {
         return MOERT_OK;
     MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->links));
     MOERT_TRY(moert_alloc(&links, bytes, 1));
-    moert_status status =
-        moert_embedding_links(moert_batch_span(&run->batch), run->length, run->config->vocabulary,
-                              run->config->pad_token, token, links);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(run->links, 0, links, bytes);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_embedding_links(moert_batch_span(&run->batch), run->length,
+                                             run->config->vocabulary, run->config->pad_token, token,
+                                             links));
+    status = moert_buffer_write(run->links, 0, links, bytes);
+done:
     free(links);
     return status;
 }

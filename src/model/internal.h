@@ -228,7 +228,7 @@ static inline moert_status moert_model_reserve_rows(moert_run *run, const moert_
     return MOERT_OK;
 }
 
-/* Computes the losses of all tokens. Unless model->slope is 0, also dn[T,H], the gradient of
+/* Computes the losses of all tokens. Unless run->slope is 0, also dn[T,H], the gradient of
  * final_normed, and the gradient of an untied head. */
 moert_status moert_head_loss(moert_run *run);
 /* Collects the gradient of a tied embedding, from d and the head. */
@@ -255,7 +255,7 @@ moert_status moert_model_reserve_loss(moert_run *run);
 /* Takes the loads of a MoE layer's experts after its forward, and what the losses need of a pass
  * that does not last until then. */
 moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer);
-/* The offset in floats of the entropies [moe_layers,T] in model->loss_inputs, after a loss. */
+/* The offset in floats of the entropies [moe_layers,T] in run->loss_inputs, after a loss. */
 size_t moert_model_entropies_at(const moert_run *run);
 
 /* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */

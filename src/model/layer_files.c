@@ -180,13 +180,14 @@ static moert_status load_range(moert_layer *layer, const moert_layer_range *rang
     MOERT_TRY(moert_weight_find(files, range->name, range->rank, range->shape, &weight));
     MOERT_TRY(alloc_range(range, &values));
     const bool transposed = range->transposed != weight.transposed;
-    moert_status status = moert_weight_read(&weight, range->file_first, elements, values);
-    if (status == MOERT_OK && transposed)
+    moert_status status;
+    MOERT_TRY_OR(done, moert_weight_read(&weight, range->file_first, elements, values));
+    if (transposed)
         transpose(values, range->columns, range->rows, values + elements);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(
-            moert_layer_weight(layer, range->which), range->layer_first * sizeof(float),
-            transposed ? values + elements : values, elements * sizeof(float));
+    status = moert_buffer_write(moert_layer_weight(layer, range->which),
+                                range->layer_first * sizeof(float),
+                                transposed ? values + elements : values, elements * sizeof(float));
+done:
     free(values);
     return status;
 }
@@ -206,13 +207,14 @@ static moert_status put_gradient(const moert_buffer *gradient, const moert_layer
     float *values;
     snprintf(name, sizeof name, "grad.%s", range->name);
     MOERT_TRY(alloc_range(range, &values));
-    moert_status status = moert_buffer_read(gradient, range->layer_first * sizeof(float), values,
-                                            elements * sizeof(float));
+    moert_status status;
+    MOERT_TRY_OR(done, moert_buffer_read(gradient, range->layer_first * sizeof(float), values,
+                                         elements * sizeof(float)));
     if (range->transposed)
         transpose(values, range->rows, range->columns, values + elements);
-    if (status == MOERT_OK)
-        status = moert_writer_put(writer, name, range->file_first, elements,
-                                  range->transposed ? values + elements : values);
+    status = moert_writer_put(writer, name, range->file_first, elements,
+                              range->transposed ? values + elements : values);
+done:
     free(values);
     return status;
 }

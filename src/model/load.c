@@ -98,14 +98,14 @@ static moert_status read_all(moert_model *model, const moert_tensors *files) {
 moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest) {
     moert_tensors *files = NULL;
     moert_model_weights_changed(model);
-    moert_status status = moert_tensors_open(path, &files);
-    if (status == MOERT_OK && manifest != NULL)
+    moert_status status;
+    MOERT_TRY_OR(done, moert_tensors_open(path, &files));
+    if (manifest != NULL)
         moert_tensors_watch(files, manifest);
-    if (status == MOERT_OK) {
-        moert_model_join_experts(model, moert_files_join_experts(&model->config, files));
-        status = read_all(model, files);
-        moert_model_join_experts(model, false);
-    }
+    moert_model_join_experts(model, moert_files_join_experts(&model->config, files));
+    status = read_all(model, files);
+    moert_model_join_experts(model, false);
+done:
     moert_tensors_close(files);
     return moert_comm_agree(model->mesh->world, status);
 }

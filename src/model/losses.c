@@ -53,7 +53,7 @@ static size_t column_of_layer(const moert_run *run, size_t layer) {
     return 1 + layer * (1 + (balances_sequences(run) ? 1 : run->config->router.experts));
 }
 
-/* The offset of a layer's inputs of the losses in model->loss_inputs: the losses of the tokens come
+/* The offset of a layer's inputs of the losses in run->loss_inputs: the losses of the tokens come
  * first, then per layer lse[T], mass[sequences, E] and uint32 counts[sequences, E], which are used
  * with MOERT_AUX_SEQUENCE. The entropies of all layers, [layers, T], which a watch reads, come
  * last. */
@@ -78,7 +78,7 @@ static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_bu
     return moert_buffer_copy(from, 0, inputs, at * sizeof(float), count * sizeof(float));
 }
 
-/* Copies the inputs of a layer to model->loss_inputs, in which the host reads those of all layers
+/* Copies the inputs of a layer to run->loss_inputs, in which the host reads those of all layers
  * at once. Before a loss, its form is not known. */
 static moert_status gather_layer(moert_run *run, const moert_run_layer *layer, bool knows_form) {
     const moert_router_options *router = &run->config->router;
@@ -195,7 +195,7 @@ done:
     return status;
 }
 
-/* Sums model->counts over the replicas. Collective over these. */
+/* Sums run->counts over the replicas. Collective over these. */
 static moert_status gather_counts(moert_run *run) {
     uint64_t *counts = run->counts;
     size_t experts = run->config->router.experts, n = run->model->moe_layers * experts;

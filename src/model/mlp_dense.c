@@ -25,7 +25,7 @@ static moert_dense_glu glu_of(const moert_run *run, const moert_run_layer *layer
                              .form = c->glu,
                              .type = moert_model_type(run->model),
                              .batch = run->batch,
-                             .drop_v = run->batch.forward_only};
+                             .drop_v = run->batch.forward_only || run->discards};
 }
 
 static moert_status forward(moert_run *run, moert_run_layer *layer) {

@@ -69,16 +69,6 @@ moert_status moert_model_differentiate_weight(moert_run *run, moert_run_layer *l
                                       &run->batch, &gemm, partial_scratch(run->model));
 }
 
-moert_status moert_model_differentiate_dense(moert_run *run, moert_block *block, size_t index,
-                                             const moert_gemm *dense, moert_buffer *dx) {
-    moert_gemm gemm = *dense;
-    MOERT_TRY(
-        moert_block_dense_gradient(block, index, &run->batch, &gemm, partial_scratch(run->model)));
-    moert_gemm_set(&gemm, MOERT_GEMM_DGRAD, moert_gemm_type(dense));
-    gemm.x.buffer = dx;
-    return moert_block_gemm(block, index, &gemm);
-}
-
 moert_status moert_model_attended(moert_run *run, moert_attention *attention,
                                   moert_buffer **operand) {
     const size_t value = attention->value_size > 0 ? attention->value_size : attention->head_size,

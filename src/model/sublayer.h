@@ -121,7 +121,3 @@ moert_status moert_model_differentiate_norm(moert_run *run, moert_block *block, 
 moert_status moert_model_differentiate_rows(moert_run *run, moert_block *block, size_t index,
                                             const moert_buffer *x, const moert_buffer *rstd,
                                             bool accumulate);
-/* Backward of the dense GEMM `dense`, whose x and y are operands: collects the gradient of its
- * weight, tensor `index` of `block`, and sets dx = y weight. */
-moert_status moert_model_differentiate_dense(moert_run *run, moert_block *block, size_t index,
-                                             const moert_gemm *dense, moert_buffer *dx);

@@ -293,15 +293,16 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
     float *piece = values + whole;
     moert_status status = MOERT_OK;
     moert_file_runs runs = moert_file_runs_of(tensor, range, transposed);
-    while (status == MOERT_OK && moert_file_runs_next(&runs, PIECE)) {
-        status = moert_weight_read(&source, runs.first, runs.count, piece);
-        if (status == MOERT_OK && transposed)
+    while (moert_file_runs_next(&runs, PIECE)) {
+        MOERT_TRY_OR(done, moert_weight_read(&source, runs.first, runs.count, piece));
+        if (transposed)
             moert_file_runs_scatter(&runs, piece, values);
-        else if (status == MOERT_OK)
-            status = moert_elements_write(target, runs.done, runs.count, piece);
+        else
+            MOERT_TRY_OR(done, moert_elements_write(target, runs.done, runs.count, piece));
     }
-    if (status == MOERT_OK && transposed)
+    if (transposed)
         status = moert_elements_write(target, 0, whole, values);
+done:
     free(values);
     return status;
 }

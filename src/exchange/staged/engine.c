@@ -72,7 +72,7 @@ static moert_status copy_packed(const moert_inflight *inflight, moert_copy *copy
 }
 
 /* Enqueues the packing of rows and slots, and their copy to the host. */
-static moert_status pack(moert_stage *stage, const moert_transfer *t) {
+static moert_status pack(moert_staged *stage, const moert_transfer *t) {
     moert_device *device = stage->exchange->device;
     const size_t rows = moert_routes_packed_rows(t->plan->plan);
     moert_packed_move packed;
@@ -98,16 +98,16 @@ static moert_status pack(moert_stage *stage, const moert_transfer *t) {
 /* Either all ranks fail here, or all go through all chunks. */
 static moert_status dispatch_staged(moert_exchange *exchange, const moert_transfer *t,
                                     moert_status status) {
-    moert_stage *stage = exchange->state;
+    moert_staged *stage = exchange->state;
     stage->status = MOERT_OK;
     /* earlier messages may still read the packed rows */
-    status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
+    status = moert_first(status, moert_staged_await(stage, MOERT_STAGED_ALL));
     if (status == MOERT_OK)
         status = pack(stage, t);
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
     for (size_t c = 0; c < t->plan->chunks; c++)
         moert_inflight_record(stage, &stage->out);
-    moert_stage_advance(stage);
+    moert_staged_advance(stage);
     return MOERT_OK;
 }
 
@@ -120,9 +120,9 @@ static void clear_padding(const moert_window *window, size_t first, size_t end) 
 }
 
 static moert_status wait_staged(moert_exchange *exchange, size_t chunk) {
-    moert_stage *stage = exchange->state;
+    moert_staged *stage = exchange->state;
     const moert_chunk part = moert_exchange_chunk(stage->out.plan, chunk);
-    MOERT_TRY(moert_stage_await(stage, (int)chunk));
+    MOERT_TRY(moert_staged_await(stage, (int)chunk));
     for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
         if (stage->out.window[kind] != NULL)
             clear_padding(stage->out.window[kind], part.first_row, part.end_row);
@@ -130,7 +130,7 @@ static moert_status wait_staged(moert_exchange *exchange, size_t chunk) {
 }
 
 static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t chunk) {
-    moert_stage *stage = exchange->state;
+    moert_staged *stage = exchange->state;
     if (chunk == 0 && stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
     if (chunk == 0 && t->window->stride > stage->stride) {
@@ -143,17 +143,17 @@ static moert_status send_staged(moert_exchange *exchange, const moert_transfer *
     }
     if (chunk == 0)
         moert_inflight_begin(&stage->back, t);
-    moert_stage_note(stage, copy_chunk(&stage->back, chunk, moert_staging_copy_to_host));
+    moert_staged_note(stage, copy_chunk(&stage->back, chunk, moert_staging_copy_to_host));
     moert_inflight_record(stage, &stage->back);
-    moert_stage_advance(stage);
+    moert_staged_advance(stage);
     return stage->status;
 }
 
 static moert_status combine_staged(moert_exchange *exchange, const moert_transfer *t,
                                    moert_status status) {
-    moert_stage *stage = exchange->state;
+    moert_staged *stage = exchange->state;
     moert_packed_move packed;
-    status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
+    status = moert_first(status, moert_staged_await(stage, MOERT_STAGED_ALL));
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
     MOERT_TRY(copy_packed(&stage->back, moert_staging_copy_to_device));
     pack_move(&stage->back, t, &packed);
@@ -163,7 +163,7 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_transfe
 
 /* ---- the engine ---- */
 
-static void free_stage(moert_stage *stage) {
+static void free_stage(moert_staged *stage) {
     moert_inflight_free(&stage->out);
     moert_inflight_free(&stage->back);
     moert_mail_destroy(stage->mail);
@@ -171,10 +171,10 @@ static void free_stage(moert_stage *stage) {
 }
 
 static void open_staged(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    moert_stage *stage = NULL;
+    moert_staged *stage = NULL;
     moert_status status = MOERT_NEW(&stage);
     if (status == MOERT_OK) {
-        *stage = (moert_stage){.exchange = exchange};
+        *stage = (moert_staged){.exchange = exchange};
         stage->back.back = true;
         status = moert_mail_create(exchange->comm, &stage->mail);
     }
@@ -184,8 +184,8 @@ static void open_staged(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
 }
 
 static void close_staged(moert_exchange *exchange) {
-    moert_stage *stage = exchange->state;
-    moert_stage_await(stage, MOERT_STAGE_ALL);
+    moert_staged *stage = exchange->state;
+    moert_staged_await(stage, MOERT_STAGED_ALL);
     free_stage(stage);
 }
 

@@ -16,7 +16,7 @@ enum { PART_SENT = MOERT_INFLIGHT_CHUNKS, PART_BACK, PART_RETURNED };
 /* ---- messages ---- */
 
 /* Posts a chunk's messages of one kind to or from a peer. */
-static moert_status post_pair(moert_stage *stage, const moert_inflight *inflight, int kind,
+static moert_status post_pair(moert_staged *stage, const moert_inflight *inflight, int kind,
                               size_t chunk, bool send, size_t peer) {
     const moert_exchange_plan *plan = inflight->plan;
     const moert_window *window = inflight->window[kind];
@@ -38,7 +38,7 @@ static moert_status post_pair(moert_stage *stage, const moert_inflight *inflight
 }
 
 /* Posts a chunk's messages to or from all peers. Each rank begins with a different peer. */
-static moert_status post_chunk(moert_stage *stage, const moert_inflight *inflight, size_t chunk,
+static moert_status post_chunk(moert_staged *stage, const moert_inflight *inflight, size_t chunk,
                                bool send) {
     const size_t ranks = inflight->plan->plan->ranks, rank = inflight->plan->plan->rank;
     for (size_t k = 0; k < ranks; k++) {
@@ -52,27 +52,27 @@ static moert_status post_chunk(moert_stage *stage, const moert_inflight *infligh
 
 /* Posts the chunks whose events have completed. A dispatch sends one chunk at a time: messages in
  * flight together share the link, and the first chunk would arrive no earlier than the last. */
-static void post_ready(moert_stage *stage, moert_inflight *inflight) {
+static void post_ready(moert_staged *stage, moert_inflight *inflight) {
     while (inflight->posted < inflight->recorded) {
         bool passed = true;
         if (!inflight->back && moert_mail_left(stage->mail, PART_SENT) > 0)
             return;
         if (inflight->event[inflight->posted] != NULL)
-            moert_stage_note(stage, moert_event_test(inflight->event[inflight->posted], &passed));
+            moert_staged_note(stage, moert_event_test(inflight->event[inflight->posted], &passed));
         if (!passed)
             return;
         if (inflight->posted == 0) {
             inflight->began_ns = moert_clock_ns();
             for (size_t c = 0; c < inflight->plan->chunks; c++)
-                moert_stage_note(stage, post_chunk(stage, inflight, c, false));
+                moert_staged_note(stage, post_chunk(stage, inflight, c, false));
         }
         /* after a failure this rank still sends its rows, whatever they hold, so that no rank
          * waits */
-        moert_stage_note(stage, post_chunk(stage, inflight, inflight->posted++, true));
+        moert_staged_note(stage, post_chunk(stage, inflight, inflight->posted++, true));
     }
 }
 
-static bool has_arrived(const moert_stage *stage, const moert_inflight *inflight) {
+static bool has_arrived(const moert_staged *stage, const moert_inflight *inflight) {
     size_t left = inflight->posted < inflight->plan->chunks;
     for (size_t c = 0; c < inflight->plan->chunks && !inflight->back; c++)
         left += moert_mail_left(stage->mail, c);
@@ -80,7 +80,7 @@ static bool has_arrived(const moert_stage *stage, const moert_inflight *inflight
 }
 
 /* Reports to a profile how long rows were in flight, once all have arrived. */
-static void report_message(moert_stage *stage, moert_inflight *inflight) {
+static void report_message(moert_staged *stage, moert_inflight *inflight) {
     if (inflight->began_ns == 0 || !has_arrived(stage, inflight))
         return;
     moert_profile_message(stage->exchange->device,
@@ -92,7 +92,7 @@ static void report_message(moert_stage *stage, moert_inflight *inflight) {
 /* Posts all messages whose events have completed, and lets MPI make progress. With `wait`, it
  * returns when a message is complete, or at once if it has posted a chunk: the caller may wait only
  * for that. */
-static moert_status advance(moert_stage *stage, bool wait) {
+static moert_status advance(moert_staged *stage, bool wait) {
     const size_t before = stage->out.posted + stage->back.posted;
     post_ready(stage, &stage->out);
     post_ready(stage, &stage->back);
@@ -103,8 +103,8 @@ static moert_status advance(moert_stage *stage, bool wait) {
     return MOERT_OK;
 }
 
-void moert_stage_advance(moert_stage *stage) {
-    moert_stage_note(stage, advance(stage, false));
+void moert_staged_advance(moert_staged *stage) {
+    moert_staged_note(stage, advance(stage, false));
 }
 
 /* ---- waiting ---- */
@@ -114,10 +114,10 @@ static bool is_posted(const moert_inflight *inflight) {
 }
 
 /* Whether the rows of a chunk have arrived; for the last chunk, also whether this rank has posted
- * all its chunks. With MOERT_STAGE_ALL, whether all messages are complete. */
-static bool is_done(const moert_stage *stage, int chunk) {
+ * all its chunks. With MOERT_STAGED_ALL, whether all messages are complete. */
+static bool is_done(const moert_staged *stage, int chunk) {
     const moert_inflight *out = &stage->out;
-    if (chunk == MOERT_STAGE_ALL)
+    if (chunk == MOERT_STAGED_ALL)
         return is_posted(out) && is_posted(&stage->back) &&
                moert_mail_left_of_all(stage->mail) == 0;
     const size_t needed = (size_t)chunk + 1 == out->plan->chunks ? out->recorded : 1;
@@ -128,13 +128,13 @@ static bool is_done(const moert_stage *stage, int chunk) {
  * While the device works, the host polls messages and the device. When the device is idle, the host
  * waits in MPI. Only the wait in MPI counts for the watchdog and a profile.
  */
-moert_status moert_stage_await(moert_stage *stage, int chunk) {
+moert_status moert_staged_await(moert_staged *stage, int chunk) {
     const struct timespec nap = {0, NAP_NS};
     moert_event *end = NULL;
     bool idle = false, waiting = false;
     moert_status status = advance(stage, false);
     if (status == MOERT_OK && !is_done(stage, chunk))
-        moert_stage_note(stage, moert_event_record(stage->exchange->device, &end));
+        moert_staged_note(stage, moert_event_record(stage->exchange->device, &end));
     while (status == MOERT_OK && !is_done(stage, chunk)) {
         if (!idle && end != NULL && moert_event_test(end, &idle) != MOERT_OK)
             idle = true;
@@ -148,7 +148,7 @@ moert_status moert_stage_await(moert_stage *stage, int chunk) {
     if (waiting)
         moert_phase_wait_end();
     moert_event_free(end);
-    moert_stage_note(stage, status);
+    moert_staged_note(stage, status);
     return stage->status;
 }
 
@@ -170,8 +170,8 @@ void moert_inflight_begin(moert_inflight *inflight, const moert_transfer *t) {
     inflight->began_ns = 0;
 }
 
-void moert_inflight_record(moert_stage *stage, moert_inflight *inflight) {
-    moert_stage_note(
+void moert_inflight_record(moert_staged *stage, moert_inflight *inflight) {
+    moert_staged_note(
         stage, moert_event_record(stage->exchange->device, &inflight->event[inflight->recorded]));
     inflight->recorded++;
 }

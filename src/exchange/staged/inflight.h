@@ -30,17 +30,17 @@ typedef struct moert_inflight {
 } moert_inflight;
 
 /* exchange->state of the engine. */
-typedef struct moert_stage {
+typedef struct moert_staged {
     moert_exchange *exchange;
     moert_mail *mail;
     moert_routes routes;
     moert_inflight out, back;
     size_t stride;       /* the widest rows that back.packed has room for */
     moert_status status; /* the first failure since the dispatch began */
-} moert_stage;
+} moert_staged;
 
 /* Stores `status` unless stage->status is already a failure. */
-static inline void moert_stage_note(moert_stage *stage, moert_status status) {
+static inline void moert_staged_note(moert_staged *stage, moert_status status) {
     if (stage->status == MOERT_OK)
         stage->status = status;
 }
@@ -49,13 +49,13 @@ static inline void moert_stage_note(moert_stage *stage, moert_status status) {
 void moert_inflight_begin(moert_inflight *inflight, const moert_transfer *t);
 /* Records the event of the next chunk, after the work enqueued so far, which computes the chunk's
  * rows. Stores a failure in stage->status. */
-void moert_inflight_record(moert_stage *stage, moert_inflight *inflight);
+void moert_inflight_record(moert_staged *stage, moert_inflight *inflight);
 void moert_inflight_free(moert_inflight *inflight);
 
 /* Posts all messages whose events have completed, and lets MPI make progress. Stores a failure in
  * stage->status. */
-void moert_stage_advance(moert_stage *stage);
-/* Waits until a chunk's rows have arrived or, with MOERT_STAGE_ALL, until all messages are
+void moert_staged_advance(moert_staged *stage);
+/* Waits until a chunk's rows have arrived or, with MOERT_STAGED_ALL, until all messages are
  * complete. Returns stage->status. */
-enum { MOERT_STAGE_ALL = -1 };
-moert_status moert_stage_await(moert_stage *stage, int chunk);
+enum { MOERT_STAGED_ALL = -1 };
+moert_status moert_staged_await(moert_staged *stage, int chunk);
