@@ -278,15 +278,20 @@ static bool has_same_share(MPI_Comm half, bool given) {
     return device[0] == device[1] && strcmp(placement[0].cpus, placement[1].cpus) == 0;
 }
 
-/* They divide the cores and the devices of the host as all ranks of one context do. */
+/* They divide the cores and the devices of the host as all ranks of one context do, also if the
+ * launcher has bound no rank. */
 TEST(test_bound_and_unbound_halves_share_the_host) {
     MPI_Comm half;
+    cpu_set_t all;
+    memset(&all, 0xFF, sizeof all);
+    sched_setaffinity(0, sizeof all, &all);
     MPI_Comm_split(MPI_COMM_WORLD, test_rank < test_ranks / 2, 0, &half);
     for (int row = 0; row < 4; row++) {
         set_variable("MOERT_BIND", row < 2 ? "1" : "0");
         ASSERT_ON_ALL(has_same_share(half, row % 2 != 0));
     }
     set_variable("MOERT_BIND", NULL);
+    sched_setaffinity(0, sizeof at_start, &at_start);
     MPI_Comm_free(&half);
 }
 
