@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
-#include "train/cross_check_internal.h"
 
 /* ---- wrong bits for tests ---- */
 
@@ -49,57 +48,51 @@ static moert_status read_plant(moert_cross_check *check) {
 
 /* ---- create ---- */
 
-static moert_status create(const moert_cross_check_options *o, moert_cross_check **check) {
-    moert_cross_check *made;
-    MOERT_TRY(MOERT_NEW(&made));
-    *check = made;
-    made->options = *o;
-    made->model = o->optimizer->model;
-    made->world = moert_model_mesh(made->model)->world;
-    return read_plant(made);
+static bool wanted(const moert_trainer *t) {
+    return t->options->verify_every > 0;
 }
 
-moert_status moert_cross_check_create(const moert_cross_check_options *options,
-                                      moert_cross_check **check) {
-    moert_comm *world = moert_model_mesh(options->optimizer->model)->world;
-    moert_cross_check *made = NULL;
-    moert_status status;
-    MOERT_TRY_OR(fail, moert_comm_agree(world, create(options, &made)));
-    MOERT_TRY_OR(fail, moert_audit_create(options->run, &made->audit));
-    MOERT_TRY_OR(fail, moert_comm_agree(world, moert_check_update_create(made)));
-    *check = made;
-    return MOERT_OK;
-fail:
-    moert_cross_check_destroy(made);
-    return status;
-}
-
-void moert_cross_check_destroy(moert_cross_check *check) {
-    if (check == NULL)
-        return;
+static void close(void *self) {
+    moert_cross_check *check = self;
     moert_audit_destroy(check->audit);
     moert_check_update_destroy(check);
     free(check);
 }
 
+static moert_status open(moert_trainer *t, void **self) {
+    moert_cross_check *check;
+    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&check)));
+    *self = check;
+    check->options = t->options;
+    check->optimizer = t->optimizer;
+    check->model = t->model;
+    check->world = t->world;
+    check->layer = MOERT_AUDIT_NO_LAYER;
+    MOERT_TRY(moert_comm_agree(t->world, read_plant(check)));
+    MOERT_TRY(moert_audit_create(t->run, &check->audit));
+    return moert_comm_agree(t->world, moert_check_update_create(check));
+}
+
 /* ---- the check of a layer ---- */
 
-void moert_cross_check_begin(moert_cross_check *check, uint64_t step, size_t micro_batch) {
-    if (check == NULL)
-        return;
+static moert_status begin(void *self, moert_trainer *t) {
+    moert_cross_check *check = self;
+    const uint64_t step = t->state.step;
     check->step = step;
-    check->due = (step + 1) % check->options.every == 0;
+    check->due = (step + 1) % check->options->verify_every == 0;
     const size_t layers = moert_model_describe(check->model)->layers;
-    const bool here = check->due && moert_check_random(check, MOERT_CHECK_MICRO_BATCH, 0,
-                                                       check->options.micro_batches) == micro_batch;
+    const bool here =
+        check->due && moert_check_random(check, MOERT_CHECK_MICRO_BATCH, 0,
+                                         check->options->micro_batches) == t->micro_batch;
     check->layer = here ? (ptrdiff_t)moert_check_random(check, MOERT_CHECK_LAYER, 0, layers)
                         : MOERT_AUDIT_NO_LAYER;
-    const bool plants = check->plants && check->plant_step == step && micro_batch == 0;
+    const bool plants = check->plants && check->plant_step == step && t->micro_batch == 0;
     if (here)
         MOERT_INFO("verify: step %llu checks layer %td of micro-batch %zu",
-                   (unsigned long long)step, check->layer, micro_batch);
+                   (unsigned long long)step, check->layer, t->micro_batch);
     if (here || plants)
         moert_audit_begin(check->audit, check->layer, plants ? &check->plant : NULL);
+    return MOERT_OK;
 }
 
 static size_t count_hashes(const moert_cross_check *check) {
@@ -152,17 +145,19 @@ static void describe(const moert_cross_check *check, size_t rank, size_t index, 
 const moert_check_site moert_check_layer = {count_hashes, own_hashes, repeat_layer,
                                             class_of,     compares,   describe};
 
-void moert_cross_check_drop(moert_cross_check *check) {
-    if (check == NULL)
-        return;
+/* Gives up the check of a micro-batch whose forward has failed. */
+static moert_status drop(void *self, moert_trainer *t) {
+    moert_cross_check *check = self;
+    (void)t;
     check->layer = MOERT_AUDIT_NO_LAYER;
     moert_audit_end(check->audit);
+    return MOERT_OK;
 }
 
-moert_status moert_cross_check_end(moert_cross_check *check) {
-    if (check == NULL)
-        return MOERT_OK;
+static moert_status end(void *self, moert_trainer *t) {
+    moert_cross_check *check = self;
     moert_status status = MOERT_OK;
+    (void)t;
     if (check->layer != MOERT_AUDIT_NO_LAYER) {
         moert_phase_set(MOERT_PHASE_VERIFY);
         status = moert_check_run(check, &moert_check_layer);
@@ -171,3 +166,25 @@ moert_status moert_cross_check_end(moert_cross_check *check) {
     check->plants &= check->plant_step != check->step || check->plant.site >= MOERT_AUDIT_SITES;
     return status;
 }
+
+/* ---- the check of an update ---- */
+
+static moert_status keep(void *self, moert_trainer *t) {
+    moert_cross_check *check = self;
+    (void)t;
+    return check->due ? moert_check_update_keep(check) : MOERT_OK;
+}
+
+static moert_status compare(void *self, moert_trainer *t) {
+    moert_cross_check *check = self;
+    return check->due ? moert_check_update_compare(check, &t->coefficients) : MOERT_OK;
+}
+
+const moert_observer moert_observer_check = {wanted,
+                                             open,
+                                             close,
+                                             {[MOERT_EVENT_BATCH] = begin,
+                                              [MOERT_EVENT_GIVE_UP] = drop,
+                                              [MOERT_EVENT_BACKWARD] = end,
+                                              [MOERT_EVENT_UPDATE] = keep,
+                                              [MOERT_EVENT_UPDATED] = compare}};

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "layer/ship.h"
-#include "train/cross_check_internal.h"
+#include "train/cross_check.h"
 
 enum { WEIGHT, GRADIENT, FIRST_MOMENT, SECOND_MOMENT, KINDS, CHANGED = KINDS - 1 };
 
@@ -67,7 +67,7 @@ static void choose(moert_cross_check *check) {
         u->at = moert_min(chosen, last - 1); /* not in the padding behind the tensor */
         u->part = (moert_checked_part){
             .count = moert_min(last - u->at, MOERT_CHECKED_FLOATS),
-            .decay = moert_optimizer_decays(check->options.optimizer, &tensor[i]) ? 1.0 : 0.0,
+            .decay = moert_optimizer_decays(check->optimizer, &tensor[i]) ? 1.0 : 0.0,
             .first = u->at - tensor[i].offset,
             .key = moert_optimizer_key(&tensor[i])};
     }
@@ -77,7 +77,7 @@ static void choose(moert_cross_check *check) {
 static moert_status read_kinds(const moert_cross_check *check, bool gradient, float *values) {
     const moert_checked_update *u = &check->update;
     const moert_block *block = moert_model_block(check->model, u->block);
-    const moert_optimizer *optimizer = check->options.optimizer;
+    const moert_optimizer *optimizer = check->optimizer;
     if (u->part.count == 0)
         return MOERT_OK;
     const moert_elements kinds[KINDS] = {{block->weight, MOERT_DTYPE_F32, u->at},
@@ -93,9 +93,7 @@ static moert_status read_kinds(const moert_cross_check *check, bool gradient, fl
     return MOERT_OK;
 }
 
-moert_status moert_cross_check_keep(moert_cross_check *check) {
-    if (check == NULL || !check->due)
-        return MOERT_OK;
+moert_status moert_check_update_keep(moert_cross_check *check) {
     choose(check);
     return moert_comm_agree(check->world, read_kinds(check, true, check->update.values));
 }
@@ -274,9 +272,7 @@ static void describe_weights(const moert_cross_check *check, size_t rank, size_t
 const moert_check_site moert_check_weights = {count_weights, own_weights, held_weights,
                                               of_holders,    always,      describe_weights};
 
-moert_status moert_cross_check_compare(moert_cross_check *check, const moert_adamw *coefficients) {
-    if (check == NULL || !check->due)
-        return MOERT_OK;
+moert_status moert_check_update_compare(moert_cross_check *check, const moert_adamw *coefficients) {
     moert_phase_set(MOERT_PHASE_VERIFY);
     check->update.coefficients = coefficients;
     MOERT_TRY(moert_check_run(check, &moert_check_update));

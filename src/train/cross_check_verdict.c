@@ -3,11 +3,11 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "train/cross_check_internal.h"
+#include "train/cross_check.h"
 
 uint64_t moert_check_random(const moert_cross_check *check, uint64_t what, uint64_t rank,
                             uint64_t below) {
-    const moert_random random = moert_rng_block(check->options.seed ^ moert_rng_stream("verify"),
+    const moert_random random = moert_rng_block(check->options->seed ^ moert_rng_stream("verify"),
                                                 check->step, what << 32 | rank);
     return below > 0 ? ((uint64_t)random.word[0] << 32 | random.word[1]) % below : 0;
 }

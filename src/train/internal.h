@@ -1,17 +1,12 @@
 /* The trainer's struct and functions that its files share. */
 #pragma once
 
-#include "train/breakdown.h"
-#include "train/cross_check.h"
 #include "train/evaluate.h"
-#include "train/ledger.h"
 #include "train/loader.h"
-#include "train/monitor.h"
-#include "train/rebalance.h"
-#include "train/trace.h"
+#include "train/observer.h"
 #include "train/trainer.h"
 
-typedef struct moert_trainer {
+struct moert_trainer {
     moert_model *model;
     moert_run *run; /* of training and evaluation */
     const moert_data *data;
@@ -25,25 +20,23 @@ typedef struct moert_trainer {
     double held_s, save_s; /* for the next metrics row */
     moert_metrics *metrics;
     moert_run_state state;
-    uint64_t end;              /* the step at which the loop ends */
-    moert_breakdown breakdown; /* used if options->profile is set */
-    moert_ledger *ledger;      /* NULL unless options->profile and options->out are set */
-    moert_trace *trace;        /* NULL unless options->trace is set */
-    uint64_t *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate or
-                    options->watch is set */
-    moert_monitor *monitor; /* NULL unless options->watch is set */
-    moert_rebalance
-        *rebalance;           /* NULL unless options->rebalance_every is set and experts can move */
-    moert_rebalanced moved;   /* for the next metrics row */
-    moert_cross_check *check; /* NULL unless options->verify_every is set */
-    uint64_t wrong_step;      /* the last step with wrong bits, plus 1; 0: none */
+    uint64_t end;                    /* the step at which the loop ends */
+    void *observer[MOERT_OBSERVERS]; /* NULL: not wanted */
+    uint64_t wrong_step;             /* the last step with wrong bits, plus 1; 0: none */
     moert_evaluation *evaluation;
     moert_loader *loader;
     moert_loaded loaded; /* this rank's part of the step */
     uint64_t targets;    /* of the step that count, over all ranks */
     bool has_gradients;  /* those of the last step: its data count, its routing is finite */
-    bool collapsed;      /* a warning has said that a layer uses the same experts for all tokens */
-} moert_trainer;
+
+    /* for observers */
+    size_t micro_batch;
+    moert_model_result result; /* of the micro-batch */
+    uint64_t *counts;          /* [layers,E] slots of the step so far */
+    moert_adamw coefficients;  /* of the update */
+    moert_metrics_row *row;
+    double step_s;
+};
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options);
@@ -56,6 +49,19 @@ void moert_trainer_free(moert_trainer *t);
  * be one of them, unless the run has 0 steps. Errors: those of moert_checkpoint_load,
  * ERROR_MISMATCH (a checkpoint of another run), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
+
+/* Creates the run directory. Removes an older profile if this run writes one or starts at step 0.
+ * Not collective. */
+moert_status moert_trainer_open_directory(const moert_trainer *t);
+moert_status moert_trainer_create_saver(moert_trainer *t);
+/* Saves the state after the last step: beside training, or now if it is the last save or the run
+ * waits for its saves. */
+moert_status moert_trainer_save(moert_trainer *t, bool last);
+/* Lets a save in progress go on, or waits for its end. If it fails, training goes on. Collective. */
+void moert_trainer_poll_save(moert_trainer *t);
+void moert_trainer_end_save(moert_trainer *t);
+/* Whether something that is due every so many steps is due after `done` of `total` steps. */
+bool moert_trainer_due(uint64_t every, uint64_t done, uint64_t total);
 
 /* Loads the newest checkpoint of the run, after wrong bits. ERROR_HARDWARE, with the last message,
  * if there is none. Collective. */

@@ -7,7 +7,7 @@
  * "test_loss": 5.4, "save_held_s": 0.1, "save_s": 2.5, "moved_experts": 3, "move_s": 0.1,
  * "clones": 2, "skipped": true}. Those after expert_load are present only in runs and steps to
  * which they apply. The losses of a blend's sources (train/evaluate.h) and the numbers of a watched
- * run (train/monitor.h) follow.
+ * run (train/monitor.c) follow.
  * Numbers have 17 digits; one that is not finite is null. The same numbers go to an event file of
  * TensorBoard, if there is a directory for it.
  */

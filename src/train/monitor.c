@@ -1,6 +1,16 @@
-/* The numbers of a watched run. */
-#include "train/monitor.h"
-
+/*
+ * The observer of `--watch`. It adds to a step's metrics:
+ *
+ *   grad_norm/layer_N, grad_norm/outside   norms of the gradients of each layer's parameters before
+ *                                          clipping, and of embedding, last norm and head
+ *   activation_rms/layer_N                 root of the mean square of the residual behind the layer
+ *   router_entropy/layer_N                 of MoE layers: mean over the tokens, in nats
+ *   dead_experts                           experts of all layers without a row in the step
+ *   model_flops_per_s                      of all ranks (model/flops.h)
+ *   mfu                                    the same as a part of the peak of all ranks' devices
+ *
+ * All but the last two have the same digits on any number of ranks.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,10 +18,11 @@
 #include "device/profile/profile.h"
 #include "model/flops.h"
 #include "model/watch.h"
+#include "train/internal.h"
 
 enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: numbers that are not of a layer */
 
-struct moert_monitor {
+typedef struct moert_monitor {
     moert_model *model;
     moert_model_watch *watch;
     double step_flops, peak_flops; /* of all ranks */
@@ -19,17 +30,18 @@ struct moert_monitor {
     moert_scalar *number;          /* [count] */
     char (*name)[NAME_BYTES];      /* [count] */
     size_t count;
-};
+} moert_monitor;
 
 /* *sum = the peaks of all ranks' devices, in FLOP/s. Ranks that share a device each measure their
  * part of it. Collective. */
-static moert_status sum_peaks(const moert_monitor_options *o, double *sum) {
-    const moert_mesh *mesh = moert_model_mesh(moert_run_model(o->run));
+static moert_status sum_peaks(const moert_trainer *t, double *sum) {
+    const moert_mesh *mesh = moert_model_mesh(t->model);
     const size_t ranks = moert_comm_size(mesh->world);
-    moert_roof roof = {.gflops = 1e-9 * o->peak_flops};
+    const double peak_flops = t->options->peak_flops;
+    moert_roof roof = {.gflops = 1e-9 * peak_flops};
     double *all = NULL;
     moert_status status = MOERT_NEW_ARRAY(&all, ranks);
-    if (status == MOERT_OK && !(o->peak_flops > 0.0))
+    if (status == MOERT_OK && !(peak_flops > 0.0))
         status = moert_roof_measure(mesh->device, &roof);
     MOERT_TRY_OR(done, moert_comm_agree(mesh->world, status));
     MOERT_TRY_OR(done, moert_comm_allgather(mesh->world, &roof.gflops, sizeof roof.gflops, all));
@@ -41,42 +53,38 @@ done:
     return status;
 }
 
-static moert_status create(const moert_monitor_options *o, moert_monitor **monitor) {
-    const moert_model_config *config = moert_model_describe(moert_run_model(o->run));
-    const size_t most = 3 * config->layers + OTHERS;
-    moert_monitor *made;
-    MOERT_TRY(MOERT_NEW(&made));
-    *monitor = made;
-    made->model = moert_run_model(o->run);
-    made->step_flops = (double)o->sequences * moert_model_flops(config, o->length);
-    MOERT_TRY(MOERT_NEW_ARRAY(&made->norm, config->layers + 1));
-    MOERT_TRY(MOERT_NEW_ARRAY(&made->number, most));
-    MOERT_TRY(MOERT_NEW_ARRAY(&made->name, most));
-    return moert_model_watch_create(o->run, &made->watch);
+static bool wanted(const moert_trainer *t) {
+    return t->options->watch;
 }
 
-moert_status moert_monitor_create(const moert_monitor_options *options, moert_monitor **monitor) {
-    moert_monitor *made = NULL;
-    moert_status status;
-    MOERT_TRY_OR(failed, moert_comm_agree(moert_model_mesh(moert_run_model(options->run))->world,
-                                          create(options, &made)));
-    MOERT_TRY_OR(failed, sum_peaks(options, &made->peak_flops));
-    *monitor = made;
-    return MOERT_OK;
-failed:
-    moert_monitor_destroy(made);
-    return status;
-}
-
-void moert_monitor_destroy(moert_monitor *monitor) {
-    if (monitor == NULL)
-        return;
+static void close(void *self) {
+    moert_monitor *monitor = self;
     moert_model_watch_destroy(monitor->watch);
     MOERT_FREE(monitor->name, monitor->number, monitor->norm, monitor);
 }
 
-moert_status moert_monitor_take(moert_monitor *monitor, bool first) {
-    return monitor != NULL ? moert_model_watch_take(monitor->watch, first) : MOERT_OK;
+static moert_status create(moert_trainer *t, moert_monitor *made) {
+    const moert_model_config *config = moert_model_describe(t->model);
+    const size_t most = 3 * config->layers + OTHERS;
+    made->model = t->model;
+    made->step_flops = (double)t->options->batch * moert_model_flops(config, t->options->length);
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->norm, config->layers + 1));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->number, most));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->name, most));
+    return moert_model_watch_create(t->run, &made->watch);
+}
+
+static moert_status open(moert_trainer *t, void **self) {
+    moert_monitor *made;
+    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&made)));
+    *self = made;
+    MOERT_TRY(moert_comm_agree(t->world, create(t, made)));
+    return sum_peaks(t, &made->peak_flops);
+}
+
+static moert_status take(void *self, moert_trainer *t) {
+    const moert_monitor *monitor = self;
+    return moert_model_watch_take(monitor->watch, t->micro_batch == 0);
 }
 
 static void put(moert_monitor *monitor, const char *name, double value) {
@@ -100,13 +108,14 @@ static double count_dead(const moert_monitor *monitor, const uint64_t *counts) {
     return (double)dead;
 }
 
-size_t moert_monitor_list(moert_monitor *monitor, const moert_gradient_norm *norm,
-                          const uint64_t *counts, double seconds, const moert_scalar **numbers) {
+/* Adds the numbers of a step, from the last gradient norm. They are valid until the next step. */
+static moert_status report(void *self, moert_trainer *t) {
+    moert_monitor *monitor = self;
     const moert_model_config *config = moert_model_describe(monitor->model);
     const size_t layers = config->layers;
-    const double rate = monitor->step_flops / seconds;
+    const double rate = monitor->step_flops / t->step_s;
     monitor->count = 0;
-    moert_gradient_norm_layers(norm, monitor->norm);
+    moert_gradient_norm_layers(t->optimizer->norm, monitor->norm);
     for (size_t l = 0; l < layers; l++)
         put_layer(monitor, "grad_norm", l, monitor->norm[l]);
     put(monitor, "grad_norm/outside", monitor->norm[layers]);
@@ -116,9 +125,13 @@ size_t moert_monitor_list(moert_monitor *monitor, const moert_gradient_norm *nor
         if (moert_layer_is_moe(config, l))
             put_layer(monitor, "router_entropy", l,
                       moert_model_watch_entropy(monitor->watch, moe++));
-    put(monitor, "dead_experts", count_dead(monitor, counts));
+    put(monitor, "dead_experts", count_dead(monitor, t->counts));
     put(monitor, "model_flops_per_s", rate);
     put(monitor, "mfu", rate / monitor->peak_flops);
-    *numbers = monitor->number;
-    return monitor->count;
+    t->row->more[0].number = monitor->number;
+    t->row->more[0].count = monitor->count;
+    return MOERT_OK;
 }
+
+const moert_observer moert_observer_monitor = {
+    wanted, open, close, {[MOERT_EVENT_LOSS] = take, [MOERT_EVENT_ROW] = report}};

@@ -1,11 +1,17 @@
-/* Decides between steps which experts move. All ranks have the same counts, so they agree. */
-#include "train/rebalance.h"
-
+/*
+ * The observer that moves experts between the steps of a training, so that the ranks get equal
+ * numbers of rows. It moves those of a layer if the busiest rank's rows then fall by at least a
+ * thirtieth, or a thirtieth of all rows no longer travels between nodes. With clones, experts with
+ * more rows than the ranks' mean get clones in empty slots. All ranks have the same counts, so they
+ * agree.
+ */
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "plan/balance.h"
+#include "train/internal.h"
 #include "train/move.h"
 
 enum {
@@ -14,7 +20,15 @@ enum {
     MEMORY = 8  /* each later step takes one of so many off the rows of earlier steps */
 };
 
-struct moert_rebalance {
+/* What the last moves have done. Loads are the rows of the busiest rank / mean, in the worst layer.
+ */
+typedef struct moves {
+    size_t experts; /* experts and clones that have moved, in all layers */
+    double before, after;
+    double taken_s;
+} moves;
+
+typedef struct moert_rebalance {
     moert_optimizer *optimizer;
     moert_run *run;
     size_t layers, experts;
@@ -24,17 +38,27 @@ struct moert_rebalance {
     size_t nodes;          /* 0: experts do not move for the sake of nodes */
     uint32_t *node;        /* [ranks] */
     uint64_t *node_rows;   /* [layers,nodes,E] `rows` of the tokens of each node */
-};
+    moves last;            /* since the last row of metrics */
+} moert_rebalance;
 
-moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_run *run, bool clones,
-                                    moert_rebalance **rebalance) {
-    const moert_model *model = optimizer->model;
+static bool wanted(const moert_trainer *t) {
+    return t->options->rebalance_every > 0 &&
+           moert_comm_size(moert_model_mesh(t->model)->experts) > 1;
+}
+
+static void close(void *self) {
+    moert_rebalance *r = self;
+    MOERT_FREE(r->node_rows, r->node, r->expert, r->rows, r->step, r);
+}
+
+static moert_status create(const moert_trainer *t, moert_rebalance **rebalance) {
+    const moert_model *model = t->model;
     moert_rebalance *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    made->optimizer = optimizer;
-    made->run = run;
-    made->clones = clones;
+    made->optimizer = t->optimizer;
+    made->run = t->run;
+    made->clones = t->options->clones;
     made->layers = moert_model_moe_layers(model);
     made->experts = moert_model_describe(model)->router.experts;
     const moert_mesh *mesh = moert_model_mesh(model);
@@ -55,14 +79,15 @@ moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_run *run, 
     *rebalance = made;
     return MOERT_OK;
 fail:
-    moert_rebalance_destroy(made);
+    close(made);
     return status;
 }
 
-void moert_rebalance_destroy(moert_rebalance *rebalance) {
-    if (rebalance != NULL)
-        MOERT_FREE(rebalance->node_rows, rebalance->node, rebalance->expert, rebalance->rows,
-                   rebalance->step, rebalance);
+static moert_status open(moert_trainer *t, void **self) {
+    moert_rebalance *made = NULL;
+    MOERT_TRY(moert_comm_agree(t->world, create(t, &made)));
+    *self = made;
+    return MOERT_OK;
 }
 
 /* Adds counts[n] to smoothed sums. */
@@ -71,9 +96,11 @@ static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
         sums[i] += counts[i] - (first ? sums[i] / MEMORY : 0);
 }
 
-void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
-    if (rebalance == NULL)
-        return;
+/* Adds the rows of the last loss. At the first micro-batch of a step, the rows of earlier steps lose
+ * an eighth before. */
+static moert_status count(void *self, moert_trainer *t) {
+    moert_rebalance *rebalance = self;
+    const bool first = t->micro_batch == 0;
     const uint64_t *counts = moert_run_expert_counts(rebalance->run);
     const size_t n = rebalance->layers * rebalance->experts;
     for (size_t i = 0; i < n; i++)
@@ -82,9 +109,11 @@ void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
     if (rebalance->nodes > 0)
         add(rebalance->node_rows, moert_run_node_counts(rebalance->run), rebalance->nodes * n,
             first);
+    return MOERT_OK;
 }
 
-double moert_rebalance_load(const moert_rebalance *rebalance) {
+/* The rows of the busiest rank / mean, in the worst layer, of the step so far. */
+static double load_of(const moert_rebalance *rebalance) {
     double worst = 1.0;
     for (size_t l = 0; l < rebalance->layers; l++) {
         const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, l);
@@ -95,7 +124,8 @@ double moert_rebalance_load(const moert_rebalance *rebalance) {
     return worst;
 }
 
-size_t moert_rebalance_clones(const moert_rebalance *rebalance) {
+/* The clones in all layers. */
+static size_t count_clones(const moert_rebalance *rebalance) {
     size_t clones = 0;
     for (size_t l = 0; l < rebalance->layers; l++) {
         const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, l);
@@ -130,29 +160,56 @@ static moert_status find_placement(moert_rebalance *rebalance, size_t layer, dou
     return MOERT_OK;
 }
 
-static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moert_rebalanced *done) {
+static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moves *done) {
     const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
     const uint64_t *rows = rebalance->rows + layer * rebalance->experts;
     double saved;
     MOERT_TRY(find_placement(rebalance, layer, &saved));
     const double before = moert_expert_map_load(map, map->expert, rows);
     double after = moert_expert_map_load(map, rebalance->expert, rows);
-    const bool moves = before - after > before / WORTH || saved > 1.0 / WORTH;
-    after = moves ? after : before;
+    const bool pays = before - after > before / WORTH || saved > 1.0 / WORTH;
+    after = pays ? after : before;
     done->before = before > done->before ? before : done->before;
     done->after = after > done->after ? after : done->after;
-    if (!moves)
+    if (!pays)
         return MOERT_OK;
     done->experts += count_moved(map, rebalance->expert);
     return moert_move_experts(rebalance->optimizer, layer, rebalance->expert, NULL);
 }
 
-moert_status moert_rebalance_run(moert_rebalance *rebalance, moert_rebalanced *done) {
+/* Moves experts if that is due. A save in progress still has them in their old places. */
+static moert_status run(void *self, moert_trainer *t) {
+    moert_rebalance *rebalance = self;
+    moves *done = &rebalance->last;
     const uint64_t start = moert_clock_ns();
-    *done = (moert_rebalanced){.before = 1.0, .after = 1.0};
+    if (!moert_trainer_due(t->options->rebalance_every, t->state.step, t->options->steps))
+        return MOERT_OK;
+    moert_trainer_end_save(t);
+    *done = (moves){.before = 1.0, .after = 1.0};
     moert_run_end(rebalance->run);
     for (size_t l = 0; l < rebalance->layers; l++)
         MOERT_TRY(run_layer(rebalance, l, done));
     done->taken_s = (double)(moert_clock_ns() - start) * 1e-9;
+    if (done->experts > 0)
+        MOERT_INFO("%zu experts and clones have moved in %.3f s, there are %zu clones; the busiest "
+                   "rank's rows / mean: %.3f, were %.3f",
+                   done->experts, done->taken_s, count_clones(rebalance), done->after,
+                   done->before);
     return MOERT_OK;
 }
+
+static moert_status report(void *self, moert_trainer *t) {
+    moert_rebalance *rebalance = self;
+    t->row->rank_load = load_of(rebalance);
+    t->row->clones = (double)count_clones(rebalance);
+    t->row->moved_experts = (double)rebalance->last.experts;
+    t->row->move_s = rebalance->last.taken_s;
+    rebalance->last = (moves){0};
+    return MOERT_OK;
+}
+
+const moert_observer moert_observer_rebalance = {
+    wanted,
+    open,
+    close,
+    {[MOERT_EVENT_LOSS] = count, [MOERT_EVENT_ROW] = report, [MOERT_EVENT_BETWEEN] = run}};

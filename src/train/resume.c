@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "io/durable.h"
 #include "train/checksums.h"
+#include "train/ledger.h"
 
 /* X(name in messages, value): what makes a checkpoint's model the run's. */
 #define MODEL_TABLE(X, c)                                                                          \
@@ -280,4 +281,10 @@ moert_status moert_trainer_go_back(moert_trainer *t) {
 done:
     free(steps);
     return status;
+}
+
+moert_status moert_trainer_open_directory(const moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    MOERT_TRY(moert_make_directories(o->out));
+    return o->profile || t->state.step == 0 ? moert_ledger_clear(o->out) : MOERT_OK;
 }

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
+#include "device/profile/profile.h"
 #include "train/internal.h"
 #include "train/shared_file.h"
 #include "train/stop.h"
@@ -115,8 +116,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
     else if (o->out != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
-    if (o->bias_rate > 0.0 || o->watch)
-        MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
+    MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
     MOERT_TRY(moert_run_create(t->model, &t->run));
     const moert_evaluation_options evaluation = {.run = t->run,
                                                  .data = t->data,
@@ -178,47 +178,16 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
 /* Adds the slots of the last loss to those of the step. */
 static void add_counts(moert_trainer *t, bool first) {
     const uint64_t *counts = moert_run_expert_counts(t->run);
-    for (size_t i = 0; t->counts != NULL && i < count_experts(t); i++)
+    for (size_t i = 0; i < count_experts(t); i++)
         t->counts[i] = (first ? 0 : t->counts[i]) + counts[i];
 }
 
 /* Gives up a step whose routing scores are not finite, on all ranks alike: it has no gradients. */
-static void give_up(moert_trainer *t, moert_model_result *mean) {
+static moert_status give_up(moert_trainer *t, moert_model_result *mean) {
     mean->cross_entropy = NAN;
     if (t->first)
         MOERT_WARN("step %llu, %s", (unsigned long long)t->state.step, moert_last_error());
-    moert_cross_check_drop(t->check);
-}
-
-/* The number, among all layers, of MoE layer `index`. */
-static size_t layer_number(const moert_model_config *c, size_t index) {
-    size_t layer = 0;
-    while (!moert_layer_is_moe(c, layer) || index-- > 0)
-        layer++;
-    return layer;
-}
-
-/* Warns once if all tokens of a layer choose the same expert: its load is then E / K. With few
- * other experts or tokens that may be chance. */
-static void warn_of_collapse(moert_trainer *t, double load) {
-    const moert_model_config *c = moert_model_describe(t->model);
-    const size_t experts = c->router.experts, topk = c->router.topk;
-    const uint64_t *counts = moert_run_expert_counts(t->run);
-    const uint64_t tokens = t->options->batch / t->options->micro_batches * t->options->length;
-    if (t->collapsed || !t->first || experts < 2 * topk || tokens < 4 * experts ||
-        load < 0.999 * (double)experts / (double)topk)
-        return;
-    for (size_t i = 0; i < moert_model_moe_layers(t->model) * experts; i++) {
-        if (counts[i] < tokens)
-            continue;
-        t->collapsed = true;
-        MOERT_WARN(
-            "layer %zu has collapsed at step %llu: all %llu tokens choose expert %zu of %zu; "
-            "a higher --aux-coef or --bias-rate, or a lower --lr may help",
-            layer_number(c, i / experts), (unsigned long long)t->state.step,
-            (unsigned long long)tokens, i % experts, experts);
-        return;
-    }
+    return moert_observers_tell(t, MOERT_EVENT_GIVE_UP);
 }
 
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped) {
@@ -229,30 +198,26 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
     *stopped = t->has_gradients = false;
     MOERT_TRY(moert_trainer_load(t));
     for (size_t i = 0; i < pieces; i++) {
-        moert_model_result result;
+        moert_model_result *result = &t->result;
+        t->micro_batch = i;
         if (i > 0)
             MOERT_TRY(moert_stop_asked(t->world, stopped));
         if (*stopped)
             return MOERT_OK;
-        moert_cross_check_begin(t->check, t->state.step, i);
+        MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_BATCH));
         const moert_status status = moert_trainer_forward(t, i);
-        if (status == MOERT_ERROR_NUMERIC) {
-            give_up(t, mean);
-            return MOERT_OK;
-        }
+        if (status == MOERT_ERROR_NUMERIC)
+            return give_up(t, mean);
         MOERT_TRY(status);
-        MOERT_TRY(moert_run_loss(t->run, &o->losses, factor, &result));
-        warn_of_collapse(t, result.expert_load);
-        moert_ledger_count(t->ledger);
+        MOERT_TRY(moert_run_loss(t->run, &o->losses, factor, result));
         add_counts(t, i == 0);
-        moert_rebalance_count(t->rebalance, i == 0);
-        MOERT_TRY(moert_monitor_take(t->monitor, i == 0));
+        MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_LOSS));
         MOERT_TRY(moert_run_backward(t->run, i + 1 == pieces));
-        MOERT_TRY(moert_cross_check_end(t->check));
-        mean->cross_entropy += result.cross_entropy;
-        mean->aux += result.aux * factor;
-        mean->z += result.z * factor;
-        mean->expert_load = fmax(mean->expert_load, result.expert_load);
+        MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_BACKWARD));
+        mean->cross_entropy += result->cross_entropy;
+        mean->aux += result->aux * factor;
+        mean->z += result->z * factor;
+        mean->expert_load = fmax(mean->expert_load, result->expert_load);
     }
     t->has_gradients = true;
     return MOERT_OK;

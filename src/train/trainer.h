@@ -39,7 +39,7 @@ typedef struct moert_trainer_options {
     double save_bytes_per_s;    /* of all ranks, beside training; 0 = no limit */
     moert_keep keep;            /* checkpoints kept */
     double bias_rate;           /* of moert_model_update_correction after each step; 0 = fixed */
-    size_t rebalance_every;     /* steps between moves of experts (train/rebalance.h); 0 = none */
+    size_t rebalance_every;     /* steps between moves of experts (train/rebalance.c); 0 = none */
     bool clones;                /* with rebalance_every: experts with many rows get clones */
     size_t max_skipped;         /* stop after this many steps in a row with non-finite gradients */
     moert_step_ranges left_out; /* steps whose data are left out: they change nothing */
@@ -51,8 +51,8 @@ typedef struct moert_trainer_options {
     const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;  /* JSON lines, or NULL */
     bool tensorboard;     /* the metrics also as TensorBoard's events in `out` */
-    bool watch;           /* the metrics also have those of train/monitor.h */
-    double peak_flops;    /* of moert_monitor_options */
+    bool watch;           /* the metrics also have those of train/monitor.c */
+    double peak_flops;    /* with watch: of a rank's device; 0: measured */
     moert_resume resume;
     const char *checkpoint; /* of MOERT_RESUME_PATH */
     const char *settings;   /* options that change results, "--name value\n" each; a resume warns of

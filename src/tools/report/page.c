@@ -175,7 +175,7 @@ static void put_number(moert_markup *m, const moert_run_record *record, const ch
 }
 
 static void put_layers(moert_markup *m, const moert_run_record *record) {
-    /* as train/monitor.h names them */
+    /* as train/monitor.c names them */
     static const char *const keys[] = {"grad_norm", "activation_rms", "router_entropy"};
     static const char *const titles[] = {"layer", "gradient norm", "activation RMS",
                                          "router entropy"};

@@ -6,7 +6,7 @@
 #include "io/durable.h"
 #include "support/data.h"
 #include "train/checkpoint.h"
-#include "train/cross_check_internal.h"
+#include "train/cross_check.h"
 #include "train/loader.h"
 #include "train/metrics.h"
 #include "train/schedule.h"

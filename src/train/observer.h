@@ -1,0 +1,51 @@
+/*
+ * Observers: what a training does beside its loop, such as profiles, checks and moves of experts.
+ * The loop tells them of its events and knows none of them. A new observer is a file and a row of
+ * the table in observer.c.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "base/error.h"
+
+/* X(NAME): the events of a run, in order. Several batches form a step. */
+#define MOERT_EVENT_TABLE(X)                                                                       \
+    X(START)    /* all checks are done, and the run directory exists */                            \
+    X(STEP)     /* a step begins */                                                                \
+    X(BATCH)    /* a micro-batch, number t->micro_batch, begins */                                 \
+    X(GIVE_UP)  /* its forward has failed on all ranks alike; the step has no gradients */         \
+    X(LOSS)     /* it has its loss, t->result */                                                   \
+    X(BACKWARD) /* it has its gradients */                                                         \
+    X(STOP)     /* a signal drops the step between two micro-batches */                            \
+    X(UPDATE)   /* the optimizer is about to step, with t->coefficients */                         \
+    X(UPDATED)  /* it has stepped */                                                               \
+    X(DONE)     /* the device has done the step */                                                 \
+    X(ROW)      /* t->row gets the step's numbers; the step took t->step_s */                      \
+    X(BETWEEN)  /* another step follows */                                                         \
+    X(END)      /* the run has ended without an error */
+
+typedef enum moert_event {
+#define MOERT_EVENT_NAME(NAME) MOERT_EVENT_##NAME,
+    MOERT_EVENT_TABLE(MOERT_EVENT_NAME)
+#undef MOERT_EVENT_NAME
+        MOERT_EVENTS
+} moert_event;
+
+typedef struct moert_trainer moert_trainer;
+
+/* The functions are collective, and all ranks return the same status. */
+typedef struct moert_observer {
+    bool (*wanted)(const moert_trainer *t);
+    moert_status (*open)(moert_trainer *t, void **self); /* writes no file; START does */
+    void (*close)(void *self);
+    moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
+} moert_observer;
+
+enum { MOERT_OBSERVERS = 6 };
+
+/* Opens those that are wanted; closes all. */
+moert_status moert_observers_open(moert_trainer *t);
+void moert_observers_close(moert_trainer *t);
+/* Tells all of an event, in the order of the table. */
+moert_status moert_observers_tell(moert_trainer *t, moert_event event);
