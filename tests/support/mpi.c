@@ -1,6 +1,7 @@
 /* Start and end of tests on several ranks, and the agreement of ranks on a verdict. */
 #include "support/mpi.h"
 
+#include "base/phase.h"
 #include "base/rng.h"
 #include "comm/internal.h"
 #include "support/files.h"
@@ -46,11 +47,14 @@ int open_test_context(void **state) {
     return 0;
 }
 
+/* Fails if a wait was begun and not ended, or the other way round. */
 int close_test_context(void **state) {
     (void)state;
     moert_context_destroy(test_context);
     test_device = NULL;
-    return 0;
+    if (moert_phase_waiting() != 0)
+        print_error("%d waits have begun and not ended\n", moert_phase_waiting());
+    return moert_phase_waiting() != 0;
 }
 
 void deal_ranks(size_t hosts) {

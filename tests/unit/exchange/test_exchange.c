@@ -3,7 +3,10 @@
  * Every engine on hostile shapes, with growing windows, repeated exchanges and errors. Each engine
  * must give the bits of the oracle in round_trip.c, so all engines give the same bits.
  */
+#include <unistd.h>
+
 #include "base/config.h"
+#include "base/phase.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
 #include "support/suite.h"
@@ -223,6 +226,29 @@ EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable, BY_IMPATIENT) 
         strstr(moert_last_error(), pushes ? "in phase 'combine'" : "in phase 'dispatch'"));
     expect_usable(t);
     moert_flags_destroy(busy);
+}
+
+static void add_wait(void *sum, moert_phase phase, uint64_t ns) {
+    (void)phase;
+    *(uint64_t *)sum += ns;
+}
+
+/* The last rank comes 50 ms late to a combine. The others wait for it, and the watchdog and a
+ * profile know that. */
+EXCHANGE_TEST(test_waits_for_a_late_rank_count, BY_STAGED | BY_NODES) {
+    const shape c = {"late", 8, 4, 24, {25, 17, 40, 30}, RANDOM, 35};
+    const bool late = test_rank == test_ranks - 1;
+    uint64_t waited_ns = 0;
+    trip *t = open_trip(state, &c);
+    ASSERT_OK_ON_ALL(trip_dispatch(t, true, MOERT_OK));
+    moert_phase_listen(add_wait, &waited_ns);
+    if (late)
+        usleep(50000);
+    const moert_status status = trip_combine(t, false, false, MOERT_OK);
+    moert_phase_listen(NULL, NULL);
+    ASSERT_OK_ON_ALL(status);
+    ASSERT_ON_ALL(late || waited_ns > 30000000);
+    ASSERT_ON_ALL(moert_phase_waiting() == 0);
 }
 
 EXCHANGE_TEST(test_exchange_chooses_the_best_engine, 0) {
