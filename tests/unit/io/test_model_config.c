@@ -207,6 +207,25 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
 static const struct {
     const char *text, *words;
 } read[] = {
+    {MIXTRAL "'hidden_act':'silu'}",
+     "positions=131072 theta=1000000 eps=9.99999975e-06 init=0.0199999996 aux=0.00100000005"},
+    {QWEN3 "'moe_intermediate_size':32}",
+     "positions=32768 theta=10000 eps=9.99999997e-07 aux=0.00100000005 rope=default"},
+    {TWO("olmoe") EXPERTS "'hidden_act':'silu'}",
+     "positions=4096 theta=10000 eps=9.99999975e-06 aux=0.00999999978 renormalise=0"},
+    {TWO("qwen2_moe") "'num_experts':8, 'num_experts_per_tok':2, 'moe_intermediate_size':32}",
+     "positions=32768 theta=10000 eps=9.99999997e-07 aux=0.00100000005 renormalise=0 shared=5632 "
+     "window=0 rope=default"},
+    {TWO("glm4_moe") ROUTED "'moe_intermediate_size':32}",
+     "positions=131072 theta=10000 eps=9.99999975e-06 renormalise=1 scale=1 groups=1/1 shared=32 "
+     "correction=1 aux=0 rope=default"},
+    {DEEPSEEK "'moe_intermediate_size':32}",
+     "positions=4096 theta=10000 eps=9.99999997e-07 scale=2.5 groups=4/8 shared=32 aux=0"},
+    {DEEPSEEK2 "'moe_intermediate_size':32}",
+     "positions=2048 theta=10000 eps=9.99999997e-07 scale=1 groups=1/1 shared=64 aux=0"},
+    {GPT_OSS "'torch_dtype':'bfloat16'}",
+     "positions=131072 theta=150000 eps=9.99999975e-06 aux=0.00100000005 window=128 rope=yarn "
+     "factor=32 original=4096 truncate=0"},
     {MIXTRAL "'head_dim':null}",
      "heads=4/4 head=16 positions=131072 theta=1000000 eps=9.99999975e-06 renormalise=1"},
     /* use_sliding_window is not set */
