@@ -70,27 +70,6 @@ static moert_status complete(const moert_attention *attention, moert_attention *
     return check(complete);
 }
 
-/* Reports work to the profile: `key_products` matrix products with keys and `value_products` with
- * values, over the pairs of a query and a key that it sees; the bytes of q, k, v, out and lse, and
- * in the backward also those of their gradients. */
-static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
-                        bool backward) {
-    const double pairs = a->documents != NULL
-                             ? moert_documents_pairs(a->documents, a->window)
-                             : (double)a->sequences * moert_attention_pairs(a->length, a->window);
-    const double heads = (double)a->heads, kv_heads = (double)a->kv_heads,
-                 both = (double)(a->head_size + a->value_size);
-    const double operands = heads * (double)a->head_size + kv_heads * both,
-                 gradients = (heads + kv_heads) * both;
-    moert_profile_work(moert_buffer_device(a->q), "attention/attention",
-                       2.0 * heads * pairs *
-                           (double)(key_products * a->head_size + value_products * a->value_size),
-                       (double)(a->sequences * a->length) *
-                           ((double)moert_dtype_bits(a->operands) / 8.0 * operands +
-                            sizeof(float) * (heads * (double)a->value_size + heads +
-                                             (backward ? gradients : 0.0))));
-}
-
 /* Whether the tensor cores compute a call. The log says why not where the caller allows bf16. */
 static bool takes_nvidia(const moert_attention *a) {
     const char *taken = moert_attention_nvidia_supports(moert_buffer_device(a->q), a);
@@ -98,6 +77,28 @@ static bool takes_nvidia(const moert_attention *a) {
         MOERT_LOG(DEBUG, "attention of %zu heads of %zu runs in float32: tensor cores take %s",
                   a->heads, a->head_size, taken);
     return a->sequences * a->length > 0 && taken == NULL;
+}
+
+/* Reports work to the profile: `key_products` matrix products with keys and `value_products` with
+ * values, over the pairs of a query and a key that it sees; the bytes of q, k, v, out and lse, and
+ * in the backward also those of their gradients. */
+static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
+                        bool backward, bool tensor_cores) {
+    const double pairs = a->documents != NULL
+                             ? moert_documents_pairs(a->documents, a->window)
+                             : (double)a->sequences * moert_attention_pairs(a->length, a->window);
+    const double heads = (double)a->heads, kv_heads = (double)a->kv_heads,
+                 both = (double)(a->head_size + a->value_size);
+    const double operands = heads * (double)a->head_size + kv_heads * both,
+                 gradients = (heads + kv_heads) * both;
+    (tensor_cores ? moert_profile_bf16_work : moert_profile_work)(
+        moert_buffer_device(a->q), "attention/attention",
+        2.0 * heads * pairs *
+            (double)(key_products * a->head_size + value_products * a->value_size),
+        (double)(a->sequences * a->length) *
+            ((double)moert_dtype_bits(a->operands) / 8.0 * operands +
+             sizeof(float) *
+                 (heads * (double)a->value_size + heads + (backward ? gradients : 0.0))));
 }
 
 size_t moert_attention_scratch_bytes(const moert_device *device, const moert_attention *attention) {
@@ -123,16 +124,16 @@ static moert_status differentiate_sinks(const moert_attention *a) {
 moert_status moert_attention_forward(const moert_attention *attention) {
     moert_attention a;
     MOERT_TRY(complete(attention, &a));
-    report_work(&a, 1, 1, false);
-    return takes_nvidia(&a) ? moert_attention_nvidia_forward(&a)
-                            : moert_attention_portable_forward(&a);
+    const bool nvidia = takes_nvidia(&a);
+    report_work(&a, 1, 1, false, nvidia);
+    return nvidia ? moert_attention_nvidia_forward(&a) : moert_attention_portable_forward(&a);
 }
 
 moert_status moert_attention_backward(const moert_attention *attention) {
     moert_attention a;
     MOERT_TRY(complete(attention, &a));
-    report_work(&a, 4, 3, true);
-    MOERT_TRY(takes_nvidia(&a) ? moert_attention_nvidia_backward(&a)
-                               : moert_attention_portable_backward(&a));
+    const bool nvidia = takes_nvidia(&a);
+    report_work(&a, 4, 3, true, nvidia);
+    MOERT_TRY(nvidia ? moert_attention_nvidia_backward(&a) : moert_attention_portable_backward(&a));
     return a.dsinks != NULL ? differentiate_sinks(&a) : MOERT_OK;
 }

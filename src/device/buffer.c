@@ -14,6 +14,10 @@ size_t moert_device_peak_bytes(const moert_device *device) {
     return device->peak_bytes;
 }
 
+void moert_device_set_peak(moert_device *device, size_t bytes) {
+    device->peak_bytes = moert_max(bytes, device->counted_bytes);
+}
+
 void moert_device_count(moert_device *device, size_t more, size_t fewer) {
     const size_t now = atomic_fetch_add(&device->counted_bytes, more) + more;
     size_t peak = device->peak_bytes;

@@ -60,6 +60,8 @@ const moert_device_info *moert_device_describe(const moert_device *device);
 
 /* The most bytes that this rank's buffers and windows took of the device's memory at one time. */
 size_t moert_device_peak_bytes(const moert_device *device);
+/* Takes the peak back to `bytes`, one of before, for a measurement whose memory does not count. */
+void moert_device_set_peak(moert_device *device, size_t bytes);
 /* For memory that moert_buffer_create did not allocate: adds `more` bytes to those in use, then
  * subtracts `fewer`. */
 void moert_device_count(moert_device *device, size_t more, size_t fewer);

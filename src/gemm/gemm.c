@@ -178,8 +178,9 @@ static void report_work(const moert_gemm *full) {
     const size_t weights = full->groups.shared ? 1 : full->groups.end - full->groups.first;
     const double x = bytes_of(full->x.type), y = bytes_of(full->y.type);
     moert_device *device = moert_buffer_device(full->groups.ends);
-    moert_profile_work(device, "gemm/gemm", 2.0 * m * n * k,
-                       x * m * k + y * m * n + weight * (double)weights * n * k);
+    (moert_gemm_type(full) == MOERT_DTYPE_F32 ? moert_profile_work : moert_profile_bf16_work)(
+        device, "gemm/gemm", 2.0 * m * n * k,
+        x * m * k + y * m * n + weight * (double)weights * n * k);
     if (!full->glu.gated)
         return;
     /* add the bytes of h and prob, and subtract those of v if v is not kept */

@@ -305,6 +305,10 @@ bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
 /* The size to which forward, dgrad and wgrad of this shape let `split` grow. */
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
 
+/* *gflops = the best rate at which the device multiplies large bf16 matrices by a prepacked weight.
+ * Takes about a second, and memory for a while; blocks. Errors: ERROR_DEVICE, ERROR_MEMORY. */
+moert_status moert_gemm_peak(moert_device *device, double *gflops);
+
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);
 

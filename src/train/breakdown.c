@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "gemm/gemm.h"
 #include "io/durable.h"
 #include "io/json.h"
 
@@ -14,20 +15,33 @@ uint64_t moert_breakdown_from(uint64_t first, uint64_t end) {
     return first + moert_min(MOERT_BREAKDOWN_SKIPS, left - 1);
 }
 
-moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
-                                   uint64_t end, moert_breakdown *breakdown) {
+static moert_status measure(moert_device *device, bool bf16, moert_roof *roof) {
+    const size_t peak = moert_device_peak_bytes(device);
+    *roof = (moert_roof){0};
+    moert_status status = moert_roof_measure(device, roof);
+    if (status == MOERT_OK && bf16)
+        status = moert_gemm_peak(device, &roof->bf16_gflops);
+    moert_device_set_peak(device, peak);
+    return status;
+}
+
+moert_status moert_peaks_measure(moert_device *device, moert_comm *world, bool bf16,
+                                 moert_roof *roof) {
+    return moert_comm_agree(world, measure(device, bf16, roof));
+}
+
+moert_status moert_breakdown_start(moert_device *device, moert_comm *world, bool bf16,
+                                   uint64_t first, uint64_t end, moert_breakdown *breakdown) {
     *breakdown = (moert_breakdown){.from = moert_breakdown_from(first, end)};
-    /* all ranks measure at once, so ranks that share a device or its memory measure their part of
-     * it */
     MOERT_TRY(moert_comm_agree(world, moert_profile_enable(device)));
-    return moert_comm_agree(world, moert_roof_measure(device, &breakdown->roof));
+    return moert_peaks_measure(device, world, bf16, &breakdown->roof);
 }
 
 /* ---- sums ---- */
 
 /* Totals of an operation per step. */
 typedef struct sums {
-    double calls, ns, flops, bytes;
+    double calls, ns, flops, bf16_flops, bytes;
 } sums;
 
 typedef struct totals {
@@ -47,6 +61,7 @@ static void add(sums *to, sums x) {
     to->calls += x.calls;
     to->ns += x.ns;
     to->flops += x.flops;
+    to->bf16_flops += x.bf16_flops;
     to->bytes += x.bytes;
 }
 
@@ -75,8 +90,8 @@ static void add_rank(totals *t, const moert_profile *profile, double part) {
     t->in_flight.ns += (double)profile->message_ns * part;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
         const moert_profile_row *row = &profile->row[i];
-        add(&t->row[i],
-            (sums){(double)row->calls * part, ns[i] * part, row->flops * part, row->bytes * part});
+        add(&t->row[i], (sums){(double)row->calls * part, ns[i] * part, row->flops * part,
+                               row->bf16_flops * part, row->bytes * part});
     }
 }
 
@@ -91,6 +106,7 @@ static moert_status sum_up(const moert_device *device, moert_comm *world,
     for (size_t r = 0; status == MOERT_OK && r < t->ranks; r++) {
         t->roof.gflops += all[r].roof.gflops / ranks;
         t->roof.gbps += all[r].roof.gbps / ranks;
+        t->roof.bf16_gflops += all[r].roof.bf16_gflops / ranks;
         add_rank(t, &all[r].profile, part);
     }
     free(all);
@@ -112,11 +128,17 @@ static double rate(double work, double ns) {
     return work > 0.0 && ns > 0.0 ? work / ns : -1.0;
 }
 
+/* The time that the work would take at the peaks. */
+static double least_ns(const totals *t, const sums *row) {
+    const double bf16 = t->roof.bf16_gflops > 0.0 ? t->roof.bf16_gflops : t->roof.gflops;
+    return (row->flops - row->bf16_flops) / t->roof.gflops + row->bf16_flops / bf16;
+}
+
 static line line_of(const totals *t, const char *name, const sums *row) {
     line made = {.name = name, .calls = row->calls, .ms = row->ns * 1e-6};
     made.share = t->step.ns > 0.0 ? row->ns / t->step.ns : 0.0;
     made.gflops = rate(row->flops, row->ns);
-    made.peak_share = made.gflops < 0.0 ? -1.0 : made.gflops / t->roof.gflops;
+    made.peak_share = made.gflops < 0.0 ? -1.0 : least_ns(t, row) / row->ns;
     made.gbps = rate(row->bytes, row->ns);
     made.copy_share = made.gbps < 0.0 ? -1.0 : made.gbps / t->roof.gbps;
     return made;
@@ -158,12 +180,13 @@ static void print(FILE *file, const totals *t) {
     line lines[LINES];
     const size_t count = make_lines(t, lines);
     const line step = line_of(t, "step", &t->step), gemm = line_of(t, "", &t->gemm);
-    fprintf(file,
-            "\nprofile of %llu step%s, means of %zu rank%s; at best %.1f GFLOP/s (FMA), %.1f GB/s "
-            "(copy)\n  %-23s %7s %10s %8s %9s %8s %8s %8s\n",
+    fprintf(file, "\nprofile of %llu step%s, means of %zu rank%s; at best %.1f GFLOP/s (FMA), ",
             (unsigned long long)t->steps, t->steps > 1 ? "s" : "", t->ranks,
-            t->ranks > 1 ? "s" : "", t->roof.gflops, t->roof.gbps, "operation", "calls", "ms/step",
-            "share", "GFLOP/s", "of peak", "GB/s", "of copy");
+            t->ranks > 1 ? "s" : "", t->roof.gflops);
+    if (t->roof.bf16_gflops > 0.0)
+        fprintf(file, "%.1f GFLOP/s (GEMM in bf16), ", t->roof.bf16_gflops);
+    fprintf(file, "%.1f GB/s (copy)\n  %-23s %7s %10s %8s %9s %8s %8s %8s\n", t->roof.gbps,
+            "operation", "calls", "ms/step", "share", "GFLOP/s", "of peak", "GB/s", "of copy");
     for (size_t i = 0; i < count; i++)
         put_line(file, &lines[i]);
     put_line(file, &step);
@@ -205,6 +228,8 @@ static moert_status write_json(const char *path, const totals *t) {
     json_object_set_new(root, "steps", json_integer((json_int_t)t->steps));
     json_object_set_new(root, "ranks", json_integer((json_int_t)t->ranks));
     json_object_set_new(root, "fma_peak_gflops", json_real(t->roof.gflops));
+    json_object_set_new(root, "bf16_peak_gflops",
+                        number(t->roof.bf16_gflops > 0.0 ? t->roof.bf16_gflops : -1.0));
     json_object_set_new(root, "copy_roof_gbps", json_real(t->roof.gbps));
     json_object_set_new(root, "ms_per_step", json_real(t->step.ns * 1e-6));
     json_object_set_new(root, "gemm_share", json_real(line_of(t, "", &t->gemm).share));

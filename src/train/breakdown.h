@@ -4,7 +4,7 @@
  * Times and work are means over the ranks. The row "host" has the time outside kernels and
  * messages, so that all rows add up to the wall time of a step. The time in which a rank waits for
  * another is in the rows of messages. The table compares rates with the best that the device
- * reaches (roofs).
+ * reaches: multiply-adds in float32, or GEMMs of bf16 where operands are bf16, and copies.
  */
 #pragma once
 
@@ -23,13 +23,18 @@ typedef struct moert_breakdown {
     uint64_t steps; /* the number of steps counted so far */
 } moert_breakdown;
 
+/* Measures the peaks of the device, if `bf16` also that of bf16 GEMMs. The memory for that does not
+ * count. Collective, since ranks that share a device or its memory measure their part of it. */
+moert_status moert_peaks_measure(moert_device *device, moert_comm *world, bool bf16,
+                                 moert_roof *roof);
+
 /* The first of steps [first, end) that counts. The last step always counts. */
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 
-/* Prepares the device and measures its roofs, for steps [first, end). Collective. Errors:
+/* Prepares the device and measures its peaks, for steps [first, end). Collective. Errors:
  * ERROR_UNSUPPORTED, ERROR_DEVICE, ERROR_MEMORY. */
-moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
-                                   uint64_t end, moert_breakdown *breakdown);
+moert_status moert_breakdown_start(moert_device *device, moert_comm *world, bool bf16,
+                                   uint64_t first, uint64_t end, moert_breakdown *breakdown);
 
 /* Fits the times of a rank's operations, ns[MOERT_OPERATIONS], into the wall time and returns the
  * rest, the host's time. Waits are shortened to fit: a wait that overlaps a kernel counts as the
@@ -38,7 +43,7 @@ double moert_breakdown_fit(double *ns, double wall_ns);
 
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
- * "fma_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
+ * "fma_peak_gflops", "bf16_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
  * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"}.
  * Shares are fractions of 1. Rates without work or time are null. "flight" is the time in which
  * rows of the staged exchange were in flight, whether hidden behind other rows of the table or

@@ -38,6 +38,13 @@ struct moert_trainer {
     double step_s;
 };
 
+/* Whether any GEMM of the model has bf16 operands. */
+static inline bool moert_trainer_uses_bf16(const moert_trainer *t) {
+    const moert_model_config *c = moert_model_describe(t->model);
+    return c->dense != MOERT_PRECISION_F32 || c->precision == MOERT_PRECISION_BF16 ||
+           c->precision == MOERT_PRECISION_MXFP8;
+}
+
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options);
 /* Checks the options, allocates room for this rank's sequences and sets the state of a new run. Not

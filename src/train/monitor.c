@@ -18,6 +18,7 @@
 #include "device/profile/profile.h"
 #include "model/flops.h"
 #include "model/watch.h"
+#include "train/breakdown.h"
 #include "train/internal.h"
 
 enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: numbers that are not of a layer */
@@ -38,13 +39,16 @@ static moert_status sum_peaks(const moert_trainer *t, double *sum) {
     const moert_mesh *mesh = moert_model_mesh(t->model);
     const size_t ranks = moert_comm_size(mesh->world);
     const double peak_flops = t->options->peak_flops;
-    moert_roof roof = {.gflops = 1e-9 * peak_flops};
-    double *all = NULL;
-    moert_status status = MOERT_NEW_ARRAY(&all, ranks);
-    if (status == MOERT_OK && !(peak_flops > 0.0))
-        status = moert_roof_measure(mesh->device, &roof);
-    MOERT_TRY_OR(done, moert_comm_agree(mesh->world, status));
-    MOERT_TRY_OR(done, moert_comm_allgather(mesh->world, &roof.gflops, sizeof roof.gflops, all));
+    const bool bf16 = moert_trainer_uses_bf16(t);
+    moert_roof roof;
+    double own = 1e-9 * peak_flops, *all = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(mesh->world, MOERT_NEW_ARRAY(&all, ranks)));
+    if (!(peak_flops > 0.0)) {
+        MOERT_TRY_OR(done, moert_peaks_measure(mesh->device, mesh->world, bf16, &roof));
+        own = bf16 ? roof.bf16_gflops : roof.gflops;
+    }
+    MOERT_TRY_OR(done, moert_comm_allgather(mesh->world, &own, sizeof own, all));
     *sum = 0.0;
     for (size_t r = 0; r < ranks; r++)
         *sum += 1e9 * all[r];

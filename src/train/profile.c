@@ -30,9 +30,9 @@ static moert_status open(moert_trainer *t, void **self) {
     *self = p;
     p->device = moert_model_mesh(t->model)->device;
     p->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
-    return o->profile
-               ? moert_breakdown_start(p->device, t->world, t->state.step, o->steps, &p->breakdown)
-               : MOERT_OK;
+    return o->profile ? moert_breakdown_start(p->device, t->world, moert_trainer_uses_bf16(t),
+                                              t->state.step, o->steps, &p->breakdown)
+                      : MOERT_OK;
 }
 
 static void close(void *self) {

@@ -326,11 +326,24 @@ const moert_profile *moert_profile_get(const moert_device *device) {
     return device->profiler != NULL ? &device->profiler->sums : NULL;
 }
 
+static moert_profile_row *row_of(moert_device *device, const char *program) {
+    return device->profiler != NULL && device->profiler->counting
+               ? &device->profiler->sums.row[moert_operation_of(program, moert_phase_get())]
+               : NULL;
+}
+
 void moert_profile_work(moert_device *device, const char *program, double flops, double bytes) {
-    if (device->profiler == NULL || !device->profiler->counting)
+    moert_profile_row *row = row_of(device, program);
+    if (row == NULL)
         return;
-    moert_profile_row *row =
-        &device->profiler->sums.row[moert_operation_of(program, moert_phase_get())];
     row->flops += flops;
     row->bytes += bytes;
+}
+
+void moert_profile_bf16_work(moert_device *device, const char *program, double flops,
+                             double bytes) {
+    moert_profile_row *row = row_of(device, program);
+    moert_profile_work(device, program, flops, bytes);
+    if (row != NULL)
+        row->bf16_flops += flops;
 }

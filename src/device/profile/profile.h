@@ -56,8 +56,8 @@ bool moert_operation_is_gemm(moert_operation operation);
 moert_operation moert_operation_of(const char *program, moert_phase phase);
 
 typedef struct moert_profile_row {
-    uint64_t calls, ns; /* number and time of commands on the device, or of waits */
-    double flops, bytes;
+    uint64_t calls, ns;              /* number and time of commands on the device, or of waits */
+    double flops, bf16_flops, bytes; /* bf16_flops: those of `flops` with bf16 operands */
 } moert_profile_row;
 
 typedef struct moert_profile {
@@ -110,13 +110,16 @@ void moert_profile_host(moert_device *device, moert_operation operation, uint64_
 /* Reports the least work of a launch: floating-point operations, and bytes if every operand moves
  * once. Does nothing outside begin and end. */
 void moert_profile_work(moert_device *device, const char *program, double flops, double bytes);
+/* The same for operands of bf16. */
+void moert_profile_bf16_work(moert_device *device, const char *program, double flops, double bytes);
 
 /*
  * Measures the device's peak rates with kernels/lib/roof.cl: multiply-adds in registers (2 FLOPs
  * each), and a copy larger than the caches (read plus written bytes). Takes about half a second;
- * blocks. Errors: ERROR_DEVICE, ERROR_MEMORY.
+ * blocks. Sets all but bf16_gflops. Errors: ERROR_DEVICE, ERROR_MEMORY.
  */
 typedef struct moert_roof {
     double gflops, gbps;
+    double bf16_gflops; /* of moert_gemm_peak; 0: not measured */
 } moert_roof;
 moert_status moert_roof_measure(moert_device *device, moert_roof *roof);

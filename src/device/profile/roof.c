@@ -103,7 +103,7 @@ done:
 
 moert_status moert_roof_measure(moert_device *device, moert_roof *roof) {
     static const int chains[] = {6, 12};
-    moert_roof made = {0.0, 0.0};
+    moert_roof made = {0};
     moert_buffer *result = NULL;
     moert_status status;
     MOERT_TRY(moert_buffer_create(device, sizeof(float), &result));

@@ -35,6 +35,18 @@ static void span(bool waiting) {
     ASSERT_OK(moert_profile_end(test_device));
 }
 
+/* Reports the work of 1 ms at the peak of float32, and as much at that of bf16. */
+static void report_flops(const moert_roof *roof) {
+    moert_buffer *x = test_buffer(FLOATS * sizeof(float));
+    ASSERT_OK(moert_profile_begin(test_device));
+    moert_phase_set(MOERT_PHASE_ATTENTION);
+    ASSERT_OK(MOERT_RUN(test_device, "nn/elementwise", "add", ((moert_grid){FLOATS / 4096, 1, 1}),
+                        MOERT_ARG(x), MOERT_ARG(x), MOERT_ARG((size_t)FLOATS)));
+    moert_profile_work(test_device, "nn/elementwise", 1e6 * roof->gflops, 0.0);
+    moert_profile_bf16_work(test_device, "nn/elementwise", 1e6 * roof->bf16_gflops, 0.0);
+    ASSERT_OK(moert_profile_end(test_device));
+}
+
 static double number(const json_t *object, const char *key) {
     return json_number_value(json_object_get(object, key));
 }
@@ -45,13 +57,17 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     size_t bytes, i;
     FILE *console = open_memstream(&table, &bytes);
     moert_breakdown b;
-    ASSERT_OK_ON_ALL(moert_breakdown_start(test_device, test_comm, 0, 10, &b));
+    const size_t peak = moert_device_peak_bytes(test_device);
+    ASSERT_OK_ON_ALL(moert_breakdown_start(test_device, test_comm, true, 0, 10, &b));
+    assert_true(b.roof.bf16_gflops > 0.1 && b.roof.gflops > 0.1);
+    assert_int_equal(moert_device_peak_bytes(test_device), peak);
     assert_int_equal(b.from, MOERT_BREAKDOWN_SKIPS);
     assert_int_equal(b.steps, 0);
     ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, path));
     ASSERT_ON_ALL(access(path, F_OK) != 0); /* no step has been counted yet */
     span(true);
     span(false);
+    report_flops(&b.roof);
     b.steps = 4;
     ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, path));
     fclose(console);
@@ -59,7 +75,8 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     if (test_rank != 0)
         return;
     /* fractions and times add up, and the table has every row */
-    json_t *root = owned(json_load_file(path, 0, NULL), json_decref), *row, *combine = NULL;
+    json_t *root = owned(json_load_file(path, 0, NULL), json_decref), *row, *combine = NULL,
+           *adds = NULL;
     const double ms = number(root, "ms_per_step"), roof = number(root, "copy_roof_gbps");
     double shares = 0.0, times = 0.0;
     assert_true(ms > 0.0 && number(root, "steps") == 4.0);
@@ -71,7 +88,10 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
         shares += number(row, "share");
         times += number(row, "ms_per_step");
         combine = strcmp(name, "combine") == 0 ? row : combine;
+        adds = strcmp(name, "adds, rotations, biases") == 0 ? row : adds;
     }
+    const double least_ms = 2.0 / 4.0; /* of 4 steps */
+    assert_within(number(adds, "peak_share") * number(adds, "ms_per_step"), least_ms, 1e-3);
     assert_within(shares, 1.0, 1e-4);
     assert_within(times, ms, 1e-4 * ms);
     assert_true(number(combine, "calls") * 4.0 == 40.0 && number(combine, "share") > 0.0);
