@@ -100,4 +100,37 @@ TEST(test_destroyed_passes_leave_nothing) {
     ASSERT_ON_ALL(layer->passes->count == MICRO);
 }
 
+/* The hashes of the rows of a forward. */
+static uint64_t hash_rows(layer_run *run) {
+    moert_probe *probe;
+    uint64_t hash = 0;
+    ASSERT_OK_ON_ALL(moert_probe_create(run->layer->local_experts, &probe));
+    probe->takes = true;
+    moert_layer_set_probe(run->layer, probe);
+    ASSERT_OK_ON_ALL(layer_run_forward(run));
+    moert_layer_set_probe(run->layer, NULL);
+    for (size_t s = 0; s < run->layer->local_experts; s++)
+        hash ^= probe->hash[MOERT_PROBE_ROWS * run->layer->local_experts + s];
+    moert_probe_destroy(probe);
+    return hash;
+}
+
+TEST(test_a_probe_sees_a_single_row) {
+    const uint32_t end = 1;
+    moert_layer_options options = layer_form(20, 12);
+    options.router.topk = 1;
+    layer_run run = layer_run_of(options);
+    run.batch.total_sequences = 1;
+    run.batch.first_sequence = test_rank > 0;
+    run.batch.sequences = run.batch.tokens = test_rank == 0;
+    run.batch.ends = upload(&end, sizeof end);
+    run.x = upload_floats(random_floats(20, 1.0f, 1), 20);
+    const uint64_t first = hash_rows(&run), again = hash_rows(&run);
+    run.x = upload_floats(random_floats(20, 1.0f, 2), 20);
+    const uint64_t other = hash_rows(&run);
+    const size_t rows = run.pass->plan->plan->rows;
+    ASSERT_ON_ALL(first == again && (rows == 0 || first != other));
+    layer_run_end(&run);
+}
+
 MPI_TESTS(open_test_context, close_test_context)
