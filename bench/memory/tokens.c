@@ -5,6 +5,7 @@
 #include "base/dtype.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
+#include "nn/optimizer.h"
 
 /* out[0] = in[0], for kernels that work in place; clears the other results. */
 static moert_status copy_input(const bench_memory *b) {
@@ -50,13 +51,13 @@ static moert_status add_check(const bench_memory *b, double chosen, bench_pair *
     return bench_read(b->out[0], at, &r->got);
 }
 
-static const moert_adamw adamw = {.rate = 1e-3,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .epsilon = 1e-8,
-                                  .decay = 0.1,
-                                  .scale = 0.5,
-                                  .step = 1};
+static const moert_update adamw = {.rate = 1e-3,
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.95,
+                                   .epsilon = 1e-8,
+                                   .decay = 0.1,
+                                   .scale = 0.5,
+                                   .step = 1};
 
 static double adamw_bytes(const bench_sizes *s) {
     return 7.0 * bench_token_bytes(s);
@@ -64,10 +65,9 @@ static double adamw_bytes(const bench_sizes *s) {
 
 static moert_status adamw_run(const bench_memory *b) {
     const moert_elements gradient = {b->in[1], MOERT_DTYPE_F32, 0},
-                         first_moment = {b->out[1], MOERT_DTYPE_F32, 0},
-                         second_moment = {b->out[2], MOERT_DTYPE_F32, 0};
-    return moert_adamw_step(&adamw, b->of.tokens * b->of.hidden, b->out[0], &gradient,
-                            &first_moment, &second_moment);
+                         moments[] = {{b->out[1], MOERT_DTYPE_F32, 0},
+                                      {b->out[2], MOERT_DTYPE_F32, 0}};
+    return moert_update_weights(&adamw, b->of.tokens * b->of.hidden, b->out[0], &gradient, moments);
 }
 
 /* In the first step the moments are the gradient and its square. */

@@ -51,12 +51,12 @@ typedef struct moert_norm_args {
 } moert_norm_args;
 MOERT_ARGS_LAYOUT(moert_norm_args, accumulate, 56, 64)
 
-typedef struct moert_adamw_args {
+typedef struct moert_update_args {
     args_u64 at, gradient_at, state_at, n, part, first, first_part, keys_at;
     args_f32 scale, keep, beta1, rest1, beta2, rest2, step, root, epsilon;
     args_u32 random_low, random_high;
-} moert_adamw_args;
-MOERT_ARGS_LAYOUT(moert_adamw_args, random_high, 104, 112)
+} moert_update_args;
+MOERT_ARGS_LAYOUT(moert_update_args, random_high, 104, 112)
 
 typedef struct moert_tree_args {
     args_u64 n, stride, offset;

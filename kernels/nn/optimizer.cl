@@ -7,6 +7,12 @@
  *   p = p - step * m / (sqrt(v) / root + epsilon)                  step  = rate / (1 - beta1^t)
  *                                                                  root  = sqrt(1 - beta2^t)
  *
+ * With SGD, stochastic gradient descent with momentum as torch.optim.SGD has it:
+ *
+ *   g = gradient * scale + p * rest1     m = beta1 * m + g     p = p - step * m
+ *
+ * where rest1 = decay, beta1 = momentum, step = rate; there is no second_moment.
+ *
  * Shapes: n elements, from `at` on in parameter and rounded, from `gradient_at` on in gradient,
  * from `state_at` on in first_moment and second_moment. The host computes the scalars in float64.
  * If ROUNDED is 1, rounded[n] = bf16(the new parameters), to nearest even. GEMMs read these values;
@@ -63,10 +69,31 @@ typedef float moment;
 #define load_moments load_batch
 #endif
 
-KERNEL void adamw(global float *restrict parameter, global const gradient_type *restrict gradient,
-                  global moment *restrict first_moment, global moment *restrict second_moment,
-                  global ushort *restrict rounded, global const ulong *restrict keys,
-                  moert_adamw_args args) {
+#ifdef SGD
+#define OPTIMIZER sgd
+#else
+#define OPTIMIZER adamw
+#endif
+
+/* Updates parameters and their moments by a gradient. */
+static inline void update(moert_update_args args, vec g, vec *p, vec *m, vec *v) {
+#ifdef SGD
+    *m = *m * args.beta1 + (g * args.scale + *p * args.rest1);
+    *p -= *m * args.step;
+#else
+    g *= args.scale;
+    *m = *m * args.beta1 + g * args.rest1;
+    *v = *v * args.beta2 + (g * args.rest2) * g;
+    vec denominator = sqrt(*v) / (vec)(args.root) + (vec)(args.epsilon);
+    *p = *p * args.keep - *m * args.step / denominator;
+#endif
+}
+
+KERNEL void OPTIMIZER(global float *restrict parameter,
+                      global const gradient_type *restrict gradient,
+                      global moment *restrict first_moment, global moment *restrict second_moment,
+                      global ushort *restrict rounded, global const ulong *restrict keys,
+                      moert_update_args args) {
     const ulong index = args.first_part + get_group_id(1), part = index * args.part;
     const ulong block = part + get_group_id(0) * BLOCK, last = args.first + args.n;
     const ulong begin = max(block, args.first),
@@ -86,24 +113,25 @@ KERNEL void adamw(global float *restrict parameter, global const gradient_type *
         load_gradient(g, gradient + i, left);
         load_batch(p, parameter + i, left);
         load_moments(m, first_moment + i, left);
+#ifndef SGD
         load_moments(v, second_moment + i, left);
-        UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            g[k] *= args.scale;
-            m[k] = m[k] * args.beta1 + g[k] * args.rest1;
-            v[k] = v[k] * args.beta2 + (g[k] * args.rest2) * g[k];
-            vec denominator = sqrt(v[k]) / (vec)(args.root) + (vec)(args.epsilon);
-            p[k] = p[k] * args.keep - m[k] * args.step / denominator;
-        }
+#endif
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
+            update(args, g[k], &p[k], &m[k], &v[k]);
         store_batch(p, parameter + i, left);
 #if BF16_MOMENTS
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
             const uvec bits = random_bits(place - part + k * VEC, key);
             store_moment(m[k], bits & 0xFFFFu, first_moment + i + k * VEC, left - k * VEC);
+#ifndef SGD
             store_moment(v[k], bits >> 16, second_moment + i + k * VEC, left - k * VEC);
+#endif
         }
 #else
         store_batch(m, first_moment + i, left);
+#ifndef SGD
         store_batch(v, second_moment + i, left);
+#endif
 #endif
 #if ROUNDED
         UNROLL_FOR(int k = 0; k < BATCH; k++)

@@ -13,6 +13,7 @@
 #include "layer/operand.h"
 #include "layer/wire.h"
 #include "model/model.h"
+#include "nn/optimizer.h"
 #include "moert/plan.h"
 
 typedef struct parameters {
@@ -192,9 +193,10 @@ static size_t gradient_bytes(const moert_model_config *c, const parameters *outs
 
 /* Bytes of the moments, and of the keys of bf16 ones. */
 static size_t moment_bytes(const moert_model_config *c, size_t shards, size_t parts) {
+    const size_t moments = moert_optimizers[c->memory.optimizer].moments;
     return c->memory.moments == MOERT_STATE_BF16
-               ? 2 * shards * sizeof(uint16_t) + parts * sizeof(uint64_t)
-               : 2 * shards * sizeof(float);
+               ? moments * shards * sizeof(uint16_t) + parts * sizeof(uint64_t)
+               : moments * shards * sizeof(float);
 }
 
 /* moert_model_reserve_rows */
@@ -440,7 +442,8 @@ static size_t move_bytes(const moert_memory_setting *setting, const moert_memory
     size_t weights = 0;
     for (int b = 1; b < MOERT_LAYER_BLOCKS; b++)
         weights += layer.elements[b][0] + layer.elements[b][1];
-    const size_t moved = setting->moves ? 3 * weights : 0,
+    const size_t values = 1 + moert_optimizers[s->config->memory.optimizer].moments;
+    const size_t moved = setting->moves ? values * weights : 0,
                  handed = count_links(setting, s) * (weights / moert_max(s->experts, 1));
     return 2 * (moved + handed) * sizeof(float);
 }
@@ -486,7 +489,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .staging = exchange.staging * sizeof(float),
         .moves = s.moe_layers > 0 ? move_bytes(setting, &s) : 0,
         .saves = setting->saves_beside /* moert_saver_floats */
-                     ? 3 * shards * sizeof(float)
+                     ? (1 + moert_optimizers[c->memory.optimizer].moments) * shards * sizeof(float)
                      : 0,
         .checks = setting->verifies ? check_bytes(setting, &s, nodes) : 0,
         .windows = exchange.used * sizeof(float),

@@ -78,12 +78,11 @@ static moert_status check_part(const moert_gemm *gemm) {
     return MOERT_OK;
 }
 
-const moert_gemm_more moert_gemm_plain = {.row_multiple = 0};
-
 /* The GEMM with default strides, the part and the GLU's sizes filled in. */
 static moert_gemm completed(const moert_gemm *gemm) {
+    static const moert_gemm_more none = {.row_multiple = 0};
     moert_gemm full = *gemm;
-    full.more = gemm->more != NULL ? gemm->more : &moert_gemm_plain;
+    full.more = gemm->more != NULL ? gemm->more : &none;
     full.x.stride = gemm->x.stride > 0 ? gemm->x.stride : gemm->k;
     full.y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
     full.groups = moert_groups_filled(gemm->groups);

@@ -201,7 +201,6 @@ typedef struct moert_gemm_more {
     const moert_buffer *acc_scale;  /* float32 [G], MOERT_GATED_BACKWARD: multiplies the sums */
     moert_buffer *amax;             /* float32 [G], MOERT_GATED_BACKWARD: [G,2] */
 } moert_gemm_more;
-extern const moert_gemm_more moert_gemm_plain; /* nothing of it */
 
 /*
  * Types: rows that are operands are float32 or bf16, in wgrad both of the same type. The result

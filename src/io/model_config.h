@@ -51,8 +51,8 @@ static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
     set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
 }
 
-/* How training trades time for memory. On CPUs, only
- * `moments` and `gradients` change a bit. */
+/* How training trades time for memory. On CPUs, only `optimizer`, `moments` and `gradients` change
+ * a bit. */
 enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs add up to this number of rows at a time */
 /* What the backward computes again, instead of keeping it from the forward. */
 typedef enum moert_recompute {
@@ -75,7 +75,8 @@ typedef struct moert_memory_choice {
     unsigned recompute; /* a moert_recompute */
     size_t loss_chunk;  /* the most tokens whose logits a rank holds, a multiple of
                           MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
-    unsigned moments;   /* a moert_state_type: of AdamW's moments */
+    unsigned optimizer; /* a moert_optimizer_kind (nn/optimizer.h), which decides the moments */
+    unsigned moments;   /* a moert_state_type: of the optimizer's moments */
     unsigned gradients; /* a moert_state_type: of the layers' gradients between backwards */
     double imbalance;   /* rows that estimates assume, relative to balanced routing; below 1: 1 */
 } moert_memory_choice;

@@ -62,7 +62,7 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
  * a failure it only takes part in the chains of clones. */
 static moert_status compute_wgrad(moert_pass *pass) {
     const bool biased = pass->layer->choices.biases;
-    const moert_row_groups all = moert_experts_groups(pass);
+    const moert_row_groups all = moert_pass_groups(pass);
     moert_expert_gemm in, second;
     moert_phase_set(MOERT_PHASE_WGRAD);
     moert_experts_wgrad(pass, BLOCK_EXPERT_IN, &in);

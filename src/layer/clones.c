@@ -5,8 +5,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
-#include "comm/mail.h"
-#include "layer/experts.h"
+#include "layer/handover.h"
 
 /*
  * A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
@@ -14,32 +13,7 @@
  * that the next member begins while this one computes the next piece. Each link has a part of the
  * mail for each piece that it receives, and one for all that it sends.
  */
-enum {
-    FIRST_TAG = 20000,
-    MOST_LINKS = MOERT_MAIL_PARTS / 2,
-    MOST_PIECES = 8,
-    WEIGHTS = 2 * EXPERT_TENSORS
-};
-
-/* This rank's place in the chain of an expert with clones. */
-typedef struct link {
-    uint32_t expert;
-    int tag;
-    size_t slot; /* of this rank */
-    size_t member, last;
-    size_t own; /* the member that is the expert itself */
-} link;
-
-/* The messages of clones, and memory for them, of all layers of a mesh. */
-typedef struct moert_handover {
-    moert_mail *mail;
-    link links[MOST_LINKS]; /* of the layer at work */
-    size_t count;
-    float *in, *out; /* values that arrive, and that are sent: [count,elements] of each tensor */
-    size_t room;     /* floats of each */
-    moert_status *status; /* of the call under way: after a failure of this rank's device, messages
-                             still travel, so that no other rank blocks */
-} moert_handover;
+enum { FIRST_TAG = 20000, MOST_PIECES = 8, WEIGHTS = 2 * EXPERT_TENSORS };
 
 /* A tensor of the local slots: [L,rows,columns]; a slot is handed on in so many pieces. */
 typedef struct tensor {
@@ -60,22 +34,11 @@ typedef struct span {
     size_t first, count;
 } span;
 
-void moert_clones_free(moert_handover *handover) {
-    if (handover == NULL)
-        return;
-    moert_mail_destroy(handover->mail);
-    MOERT_FREE(handover->in, handover->out, handover);
-}
-
-size_t moert_clones_bytes(const moert_handover *handover) {
-    return handover != NULL ? 2 * handover->room * sizeof *handover->in : 0;
-}
-
 /* ---- preparation ---- */
 
 /* The slots of this rank whose experts have several members, in the order of the experts, which all
  * ranks have. Returns their number; `links`, unless NULL, gets them. */
-static size_t list_links(const moert_layer *layer, link *links) {
+static size_t list_links(const moert_layer *layer, moert_link *links) {
     const moert_expert_map *map = layer->placement;
     const size_t rank = moert_comm_rank(layer->mesh->experts);
     int tag = FIRST_TAG;
@@ -85,12 +48,13 @@ static size_t list_links(const moert_layer *layer, link *links) {
             if (moert_expert_map_at(map, s) != e)
                 continue;
             if (links != NULL)
-                links[count] = (link){.expert = e,
-                                      .tag = tag,
-                                      .slot = s - map->first[rank],
-                                      .member = map->member[s],
-                                      .last = map->chain[e] - 1,
-                                      .own = map->member[map->first[map->rank[e]] + map->slot[e]]};
+                links[count] =
+                    (moert_link){.expert = e,
+                                 .tag = tag,
+                                 .slot = s - map->first[rank],
+                                 .member = map->member[s],
+                                 .last = map->chain[e] - 1,
+                                 .own = map->member[map->first[map->rank[e]] + map->slot[e]]};
             count++;
         }
         tag += map->chain[e] > 1;
@@ -125,10 +89,10 @@ moert_status moert_clones_prepare(moert_layer *layer) {
     moert_mesh *mesh = layer->mesh;
     const size_t count = layer->placement->longest > 1 ? list_links(layer, NULL) : 0;
     const weight_list weights = list_weights(layer, count);
-    if (count > MOST_LINKS)
+    if (count > MOERT_LINKS_MOST)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a placement puts %zu experts with clones on one rank; the limit is %d",
-                          count, MOST_LINKS);
+                          count, MOERT_LINKS_MOST);
     if (layer->placement->longest > 1 && mesh->handover == NULL)
         MOERT_TRY(MOERT_NEW(&mesh->handover));
     moert_handover *h = mesh->handover;
@@ -155,13 +119,13 @@ static moert_handover *begin(const moert_layer *layer, moert_status *status) {
     return h;
 }
 
-static bool is_own(const link *l) {
+static bool is_own(const moert_link *l) {
     return l->member == l->own;
 }
 
 /* ---- messages ---- */
 
-static size_t rank_of(const moert_layer *layer, const link *l, size_t member) {
+static size_t rank_of(const moert_layer *layer, const moert_link *l, size_t member) {
     const moert_expert_map *map = layer->placement;
     return moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, member));
 }
@@ -200,7 +164,7 @@ static size_t bytes_of(const tensor *t, size_t piece) {
 
 /* The parts that count the messages which a link sends, and those with a piece for it. */
 static size_t sent_by(size_t number) {
-    return MOST_LINKS + number;
+    return MOERT_LINKS_MOST + number;
 }
 static size_t received_by(size_t number, const tensor *t, size_t piece) {
     return number * t->pieces + piece;
@@ -209,7 +173,7 @@ static size_t received_by(size_t number, const tensor *t, size_t piece) {
 /* Posts the message with a link's piece to or from another member of its chain. */
 static moert_status post(const moert_layer *layer, moert_handover *h, size_t number, bool send,
                          size_t member, const tensor *t, size_t piece) {
-    const link *l = &h->links[number];
+    const moert_link *l = &h->links[number];
     const moert_mail_rows rows = {values_of(h, number, t, piece, send), sizeof(float),
                                   sizeof(float)};
     const moert_mail_run all = {0, piece_of(t, piece).count * t->columns};
@@ -267,7 +231,7 @@ static moert_status take(moert_handover *h, size_t number, const tensor *t, size
 /* Sends a link's slot, which is an expert itself, to all other members. */
 static moert_status give_weight(const moert_layer *layer, moert_handover *h, size_t number,
                                 const tensor *t) {
-    const link *l = &h->links[number];
+    const moert_link *l = &h->links[number];
     copy(h, number, t, 0, true);
     for (size_t m = 0; m <= l->last; m++)
         if (m != l->own)
@@ -343,7 +307,7 @@ static span all_rows(const chained *c) {
 static void run_slots(const moert_pass *pass, const moert_handover *h, const chained *c,
                       size_t first, size_t end, span rows, bool accumulate) {
     const uint32_t *ends = pass->plan->plan->ends;
-    moert_row_groups part = moert_experts_groups(pass);
+    moert_row_groups part = moert_pass_groups(pass);
     part.first = first;
     part.end = end;
     part.first_row = first > 0 ? ends[first - 1] : 0;
@@ -372,13 +336,13 @@ static void run_others(const moert_pass *pass, const moert_handover *h, const ch
 
 /* Whether a link goes on from another member's values: the sums of the member before it, or, as the
  * first, the old gradient of the expert itself. */
-static bool waits(const link *l, const chained *c) {
+static bool waits(const moert_link *l, const chained *c) {
     return l->member > 0 || (c->accumulate && !is_own(l));
 }
 
 /* Whether a link hands its sums on, and to which member: to the next one, or from the last one to
  * the expert itself. */
-static bool hands_on(const link *l, size_t *to) {
+static bool hands_on(const moert_link *l, size_t *to) {
     *to = l->member < l->last ? l->member + 1 : l->own;
     return *to != l->member;
 }
@@ -386,7 +350,7 @@ static bool hands_on(const link *l, size_t *to) {
 /* Computes pieces [first, end) of a link: takes the sums so far, goes on, and hands them on. */
 static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t number,
                                const chained *c, span pieces) {
-    const link *l = &h->links[number];
+    const moert_link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t end = pieces.first + pieces.count;
     const span before = piece_of(t, pieces.first), last = piece_of(t, end - 1);
@@ -404,7 +368,7 @@ static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t
  * it busy. An expert itself that is not the last member then waits for the sums of that one. */
 static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t number,
                              const chained *c) {
-    const link *l = &h->links[number];
+    const moert_link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t together = moert_by_form(pass->layer->mesh->device, 1, t->pieces);
     MOERT_TRY(await(h, sent_by(number))); /* the old gradient */
@@ -434,12 +398,12 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
     const moert_layer *layer = pass->layer;
     const tensor *t = &c->result;
     for (size_t i = 0; i < h->count; i++) {
-        const link *l = &h->links[i];
+        const moert_link *l = &h->links[i];
         if (waits(l, c))
             MOERT_TRY(post_all(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, t));
     }
     for (size_t i = 0; i < h->count; i++) {
-        const link *l = &h->links[i];
+        const moert_link *l = &h->links[i];
         if (c->accumulate && is_own(l) && l->member > 0)
             MOERT_TRY(give_old(layer, h, i, t));
         if (!waits(l, c))
@@ -456,7 +420,7 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
 }
 
 static void run(moert_pass *pass, const chained *c) {
-    const moert_row_groups all = moert_experts_groups(pass);
+    const moert_row_groups all = moert_pass_groups(pass);
     if (pass->layer->placement->longest > 1)
         moert_note(&pass->status, run_chains(pass, begin(pass->layer, &pass->status), c));
     else if (pass->status == MOERT_OK)

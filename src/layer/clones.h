@@ -31,9 +31,3 @@ void moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias)
 moert_status moert_clones_send(moert_layer *layer);
 /* Waits for the weights that moert_clones_send sends. */
 moert_status moert_clones_take(moert_layer *layer);
-
-/* Frees what the layers of a mesh have needed for clones. NULL is legal. */
-typedef struct moert_handover moert_handover;
-void moert_clones_free(moert_handover *handover);
-/* The host memory for what they hand on. NULL: 0. */
-size_t moert_clones_bytes(const moert_handover *handover);

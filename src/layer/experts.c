@@ -5,12 +5,6 @@
 #include "layer/rounding.h"
 #include "layer/wire.h"
 
-moert_row_groups moert_experts_groups(const moert_pass *pass) {
-    return (moert_row_groups){.ends = pass->plan->ends,
-                              .count = pass->layer->local_experts,
-                              .rows = pass->plan->plan->rows};
-}
-
 /* Makes the row matrix that is operand x or y of a GEMM by `block`. */
 static moert_status take_rows(moert_pass *pass, int block, bool y, moert_matrix *rows) {
     const moert_layer_choices *c = &pass->layer->choices;
@@ -80,7 +74,7 @@ moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int bloc
 }
 
 void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned) {
-    const moert_row_groups all = moert_experts_groups(pass);
+    const moert_row_groups all = moert_pass_groups(pass);
     const moert_layer_losses *losses = &pass->losses;
     describe(pass, MOERT_GEMM_WGRAD, block, &all, planned);
     planned->gemm.epilogue.addend = moert_accumulate(losses->accumulate);
@@ -93,7 +87,7 @@ void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned
 moert_gemm moert_experts_bias_gradient(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
     return (moert_gemm){.kind = MOERT_GEMM_BIAS_GRAD,
-                        .groups = moert_experts_groups(pass),
+                        .groups = moert_pass_groups(pass),
                         .n = 2 * layer->options.intermediate,
                         .k = layer->options.hidden,
                         .bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient,

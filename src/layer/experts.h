@@ -25,9 +25,6 @@ typedef struct moert_expert_gemm {
     moert_matrix x, y;
 } moert_expert_gemm;
 
-/* The groups of the received rows; all are computed. */
-moert_row_groups moert_experts_groups(const moert_pass *pass);
-
 /*
  * Prepares a forward or dgrad by the weight of `block` on groups of rows: makes its operands, and
  * chooses the copy of the weight that it reads. The operands are valid until the next call.

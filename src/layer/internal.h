@@ -138,6 +138,8 @@ moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
 /* Leaves the layer's list of passes; the last layer frees them. */
 void moert_pass_leave_list(moert_layer *layer);
 
+/* The groups of the received rows; all are computed. */
+moert_row_groups moert_pass_groups(const moert_pass *pass);
 /* Whether v is not needed after the GLU. */
 bool moert_pass_drops_v(const moert_pass *pass);
 /* The descriptor of the shared expert. */

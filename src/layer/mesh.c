@@ -2,7 +2,7 @@
 #include "layer/mesh.h"
 
 #include "base/memory.h"
-#include "layer/clones.h"
+#include "layer/handover.h"
 
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group) {
     *group = ep == 0 ? ranks : ep;
@@ -111,7 +111,7 @@ void moert_mesh_destroy(moert_mesh *mesh) {
         moert_window_destroy(mesh->windows[i]);
     for (size_t i = 0; i < MOERT_SCRATCHES; i++)
         moert_buffer_destroy(mesh->scratch[i]);
-    moert_clones_free(mesh->handover);
+    moert_handover_free(mesh->handover);
     moert_peers_destroy(mesh->owners.peers);
     moert_peers_destroy(mesh->everyone.peers);
     moert_exchange_destroy(mesh->exchange);

@@ -62,7 +62,7 @@ struct moert_mesh {
     moert_buffer *scratch[MOERT_SCRATCHES];
     moert_gemm_more splitting;  /* of GEMMs whose split operands are in MOERT_SCRATCH_ROUNDED_X */
     moert_amax_report *reports; /* [R] */
-    struct moert_handover *handover; /* layer/clones.c; NULL until a layer has clones */
+    struct moert_handover *handover; /* layer/handover.h; NULL until a layer has clones */
     moert_span *spans;         /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
     moert_span *replica_spans; /* [EDP] one leaf for each replica */
 };

@@ -142,6 +142,12 @@ const uint64_t *moert_pass_rank_counts(const moert_pass *pass) {
 
 /* ---- descriptors ---- */
 
+moert_row_groups moert_pass_groups(const moert_pass *pass) {
+    return (moert_row_groups){.ends = pass->plan->ends,
+                              .count = pass->layer->local_experts,
+                              .rows = pass->plan->plan->rows};
+}
+
 bool moert_pass_drops_v(const moert_pass *pass) {
     return pass->state != PASS_BACKWARD &&
            (pass->batch.forward_only || pass->layer->options.recompute_experts);
@@ -205,7 +211,7 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
     moert_exchange *exchange = pass->layer->mesh->exchange;
     for (size_t c = 0; c < pass->plan->chunks; c++) {
         const moert_chunk chunk = moert_exchange_chunk(pass->plan, c);
-        moert_row_groups part = moert_experts_groups(pass);
+        moert_row_groups part = moert_pass_groups(pass);
         part.first = chunk.first;
         part.end = chunk.end;
         part.first_row = chunk.first_row;

@@ -43,8 +43,8 @@ static moert_status run_to(moert_run *run, moert_run_layer *layer, size_t index,
                            size_t columns, const moert_model_target *to) {
     moert_matrix *result = gemm->kind == MOERT_GEMM_FORWARD ? &gemm->y : &gemm->x;
     const bool cast = to->type == MOERT_DTYPE_BF16 && !moert_gemm_rounds(run->device, gemm);
-    *result = cast ? (moert_matrix){.buffer = to->floats}
-                   : (moert_matrix){.buffer = to->rows, .type = to->type};
+    *result = (moert_matrix){.buffer = cast ? to->floats : to->rows,
+                             .type = cast ? MOERT_DTYPE_F32 : to->type};
     MOERT_TRY(run_gemm(layer, index, gemm));
     return cast ? moert_model_round(run, columns, to->floats, to->rows) : MOERT_OK;
 }

@@ -1,7 +1,7 @@
 /*
- * The operations of a transformer other than GEMMs and attention: embedding, RMSNorm, rotary
- * positions, cross-entropy, sums and AdamW. Matrices are float32 and row-major, and kernels are
- * portable OpenCL (kernels/lib/common.h), unless said otherwise.
+ * The operations of a transformer other than GEMMs, attention and updates of weights (optimizer.h):
+ * embedding, RMSNorm, rotary positions, cross-entropy and sums. Matrices are float32 and row-major,
+ * and kernels are portable OpenCL (kernels/lib/common.h), unless said otherwise.
  *
  * Bits: the result of a row or a sequence depends only on that row or sequence. A parameter's
  * gradient has one partial per sequence, partial[S,...], summed over rows in order;
@@ -245,22 +245,3 @@ moert_status moert_digest_rows(const moert_digest *digest);
  * device. `scratch`: a growable buffer. Errors: ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_digest_floats(const moert_buffer *x, size_t at, size_t floats,
                                  moert_buffer **scratch, uint64_t *hash);
-
-/* ---- AdamW (decoupled weight decay), in place over n floats; padding must be zero ---- */
-typedef struct moert_adamw {
-    double rate, beta1, beta2, epsilon, decay;
-    double scale;          /* multiplies the gradient first (clipping) */
-    uint64_t step;         /* counts from 1 */
-    moert_buffer *rounded; /* gets the new parameters in bf16, to nearest even; or NULL */
-    size_t at;             /* offset of the first element in parameter and `rounded` */
-    /* BF16 moments are rounded up or down at random with the right mean. The random numbers depend
-     * on `step`, and on an element's place and key: elements belong to parts of equal size. */
-    size_t part, first;       /* elements of a part; the place of the first element, from the start
-                                 of the first part on */
-    const moert_buffer *keys; /* uint64 of each part, from `keys_at` on */
-    size_t keys_at;
-} moert_adamw;
-/* The moments are alike in type and offset. */
-moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
-                              const moert_elements *gradient, const moert_elements *first_moment,
-                              const moert_elements *second_moment);

@@ -105,7 +105,7 @@ moert_status moert_run_state_read(const char *path, moert_run_state *state) {
 
 /* ---- reading ---- */
 
-/* Second moments are means of squares; AdamW takes their root. */
+/* Of a moment whose root is taken. */
 static moert_status check_squares(const moert_tensors *files, const char *name,
                                   const moert_model_tensor *tensor, moert_model_range range) {
     enum { PIECE = 4096 };
@@ -131,17 +131,18 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path,
     MOERT_TRY(moert_tensors_open(path, &files));
     if (manifest != NULL)
         moert_tensors_watch(files, manifest);
-    for (moert_value_kind kind = MOERT_VALUES_FIRST_MOMENTS; kind <= MOERT_VALUES_SECOND_MOMENTS;
-         kind++)
+    const moert_optimizer_row *row = moert_optimizer_of(optimizer->model);
+    for (size_t m = 0; m < row->moments; m++)
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
+            const moert_value_kind kind = MOERT_VALUES_MOMENTS + (moert_value_kind)m;
             const moert_model_range shard = moert_model_shard(&tensor[i]);
             char name[128];
             const moert_elements values = shard.count > 0
                                               ? moert_values_of(optimizer, &tensor[i], kind)
                                               : (moert_elements){.buffer = NULL};
-            snprintf(name, sizeof name, "%s%s", moert_value_prefix(kind), tensor[i].name);
+            snprintf(name, sizeof name, "%s%s", row->moment[m].prefix, tensor[i].name);
             status = moert_model_read_values(files, name, &tensor[i], shard, &values);
-            if (status == MOERT_OK && kind == MOERT_VALUES_SECOND_MOMENTS)
+            if (status == MOERT_OK && row->moment[m].is_square)
                 status = check_squares(files, name, &tensor[i], shard);
         }
     moert_tensors_close(files);

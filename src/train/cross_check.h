@@ -15,7 +15,7 @@
 #include "model/audit.h"
 #include "train/internal.h"
 
-enum { MOERT_CHECKED_FLOATS = 65536 };
+enum { MOERT_CHECKED_FLOATS = 65536, MOERT_CHECKED_KINDS_MOST = 2 + MOERT_MOMENTS_MOST };
 
 /* Parameters of one tensor, as the rank that repeats their update must know them. */
 typedef struct moert_checked_part {
@@ -28,9 +28,9 @@ typedef struct moert_checked_part {
 typedef struct moert_checked_update {
     moert_checked_part part;
     size_t block, at; /* of the model; the offset in the block, in floats */
-    float *values;    /* [4, count] weight, gradient, moments, before the update, */
+    float *values;    /* [kinds, count] gradient, weight, moments, before the update, */
     float *again;     /* and those of the rank whose update this one repeats */
-    const moert_adamw *coefficients;
+    const moert_update *coefficients;
 } moert_checked_update;
 
 typedef struct moert_cross_check {
@@ -48,10 +48,10 @@ typedef struct moert_cross_check {
                                 the first weights */
 
     moert_checked_update update;
-    moert_buffer *values[4]; /* another rank's values on the device */
-    moert_buffer *key;       /* the key of their tensor */
-    moert_buffer *digests;   /* of weights */
-    uint64_t *hash;          /* [weights] of the blocks' tensors */
+    moert_buffer *values[MOERT_CHECKED_KINDS_MOST]; /* another rank's values on the device */
+    moert_buffer *key;                              /* the key of their tensor */
+    moert_buffer *digests;                          /* of weights */
+    uint64_t *hash;                                 /* [weights] of the blocks' tensors */
     size_t weights;
 } moert_cross_check;
 
@@ -97,4 +97,4 @@ void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third
 moert_status moert_check_update_create(moert_cross_check *check);
 void moert_check_update_destroy(moert_cross_check *check);
 moert_status moert_check_update_keep(moert_cross_check *check);
-moert_status moert_check_update_compare(moert_cross_check *check, const moert_adamw *coefficients);
+moert_status moert_check_update_compare(moert_cross_check *check, const moert_update *coefficients);

@@ -9,24 +9,30 @@
 #include "layer/ship.h"
 #include "train/cross_check.h"
 
-enum { WEIGHT, GRADIENT, FIRST_MOMENT, SECOND_MOMENT, KINDS, CHANGED = KINDS - 1 };
+/* The gradient, and what the update changes: the weight and the moments. */
+enum { GRADIENT, WEIGHT, MOMENTS };
+
+static size_t count_kinds(const moert_cross_check *check) {
+    return MOMENTS + moert_optimizer_of(check->model)->moments;
+}
 
 moert_status moert_check_update_create(moert_cross_check *check) {
     const moert_model *model = check->model;
     moert_device *device = moert_model_mesh(model)->device;
     const size_t bytes = MOERT_CHECKED_FLOATS * sizeof(float);
-    for (int k = 0; k < KINDS; k++)
+    const size_t kinds = count_kinds(check);
+    for (size_t k = 0; k < kinds; k++)
         MOERT_TRY(moert_buffer_create(device, bytes, &check->values[k]));
     MOERT_TRY(moert_buffer_create(device, sizeof(uint64_t), &check->key));
-    MOERT_TRY(moert_alloc(&check->update.values, KINDS * MOERT_CHECKED_FLOATS, sizeof(float)));
-    MOERT_TRY(moert_alloc(&check->update.again, KINDS * MOERT_CHECKED_FLOATS, sizeof(float)));
+    MOERT_TRY(moert_alloc(&check->update.values, kinds * MOERT_CHECKED_FLOATS, sizeof(float)));
+    MOERT_TRY(moert_alloc(&check->update.again, kinds * MOERT_CHECKED_FLOATS, sizeof(float)));
     for (size_t b = 0; b < moert_model_block_count(model); b++)
         check->weights += moert_model_block(model, b)->count;
     return moert_alloc(&check->hash, check->weights, sizeof *check->hash);
 }
 
 void moert_check_update_destroy(moert_cross_check *check) {
-    moert_buffers_destroy(check->values, KINDS);
+    moert_buffers_destroy(check->values, MOERT_CHECKED_KINDS_MOST);
     MOERT_DESTROY(check->digests, check->key);
     MOERT_FREE(check->update.values, check->update.again, check->hash);
 }
@@ -73,29 +79,24 @@ static void choose(moert_cross_check *check) {
     }
 }
 
-/* values[] = the chosen weights, their gradients if `gradient`, and both moments, in this order. */
-static moert_status read_kinds(const moert_cross_check *check, bool gradient, float *values) {
+/* values[kinds, count] = the chosen parameters, of the kinds from `kind` on. */
+static moert_status read_kinds(const moert_cross_check *check, size_t kind, float *values) {
     const moert_checked_update *u = &check->update;
     const moert_block *block = moert_model_block(check->model, u->block);
-    const moert_optimizer *optimizer = check->optimizer;
-    if (u->part.count == 0)
-        return MOERT_OK;
-    const moert_elements kinds[KINDS] = {{block->weight, MOERT_DTYPE_F32, u->at},
-                                         moert_block_gradient(block, u->at),
-                                         moert_optimizer_moments(optimizer, block, false, u->at),
-                                         moert_optimizer_moments(optimizer, block, true, u->at)};
-    for (int k = 0; k < KINDS; k++) {
-        if (k == GRADIENT && !gradient)
-            continue;
-        MOERT_TRY(moert_elements_read(&kinds[k], 0, u->part.count, values));
-        values += u->part.count;
+    for (; kind < count_kinds(check) && u->part.count > 0; kind++, values += u->part.count) {
+        const moert_elements of =
+            kind == GRADIENT ? moert_block_gradient(block, u->at)
+            : kind == WEIGHT
+                ? (moert_elements){block->weight, MOERT_DTYPE_F32, u->at}
+                : moert_optimizer_moment(check->optimizer, block, kind - MOMENTS, u->at);
+        MOERT_TRY(moert_elements_read(&of, 0, u->part.count, values));
     }
     return MOERT_OK;
 }
 
 moert_status moert_check_update_keep(moert_cross_check *check) {
     choose(check);
-    return moert_comm_agree(check->world, read_kinds(check, true, check->update.values));
+    return moert_comm_agree(check->world, read_kinds(check, GRADIENT, check->update.values));
 }
 
 static uint64_t hash_of(const float *values, size_t count) {
@@ -119,8 +120,8 @@ static moert_status hash_updated(moert_cross_check *check, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     MOERT_TRY(plant(check, MOERT_AUDIT_SITES, moert_model_block(check->model, u->block), u->at,
                     u->part.count));
-    MOERT_TRY(read_kinds(check, false, u->again));
-    *hash = hash_of(u->again, CHANGED * u->part.count);
+    MOERT_TRY(read_kinds(check, WEIGHT, u->again));
+    *hash = hash_of(u->again, (count_kinds(check) - WEIGHT) * u->part.count);
     return MOERT_OK;
 }
 
@@ -128,32 +129,30 @@ static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
     return moert_comm_agree(check->world, hash_updated(check, hash));
 }
 
-/* Repeats an update of parameters, in update.again[KINDS, count]. */
+/* Repeats an update of parameters, in update.again[kinds, count]. */
 static moert_status update_again(const moert_cross_check *check, const moert_checked_part *part,
                                  uint64_t *hash) {
     float *values = check->update.again;
+    const size_t count = part->count, kinds = count_kinds(check);
     const moert_dtype moments =
         moert_state_dtype(moert_model_describe(check->model)->memory.moments);
-    const moert_elements kinds[KINDS] = {{check->values[WEIGHT], MOERT_DTYPE_F32, 0},
-                                         {check->values[GRADIENT], MOERT_DTYPE_F32, 0},
-                                         {check->values[FIRST_MOMENT], moments, 0},
-                                         {check->values[SECOND_MOMENT], moments, 0}};
-    const size_t count = part->count;
-    moert_adamw adamw = *check->update.coefficients;
-    adamw.decay *= part->decay;
-    adamw.part = part->first + count;
-    adamw.first = part->first;
-    adamw.keys = check->key;
+    moert_elements of[MOERT_CHECKED_KINDS_MOST];
+    for (size_t k = 0; k < kinds; k++)
+        of[k] = (moert_elements){check->values[k], k < MOMENTS ? MOERT_DTYPE_F32 : moments, 0};
+    moert_update update = *check->update.coefficients;
+    update.decay *= part->decay;
+    update.part = part->first + count;
+    update.first = part->first;
+    update.keys = check->key;
     MOERT_TRY(moert_buffer_write(check->key, 0, &part->key, sizeof part->key));
-    for (int k = 0; k < KINDS && count > 0; k++)
-        MOERT_TRY(moert_elements_write(&kinds[k], 0, count, values + (size_t)k * count));
+    for (size_t k = 0; k < kinds && count > 0; k++)
+        MOERT_TRY(moert_elements_write(&of[k], 0, count, values + k * count));
     if (count > 0)
-        MOERT_TRY(moert_adamw_step(&adamw, count, check->values[WEIGHT], &kinds[GRADIENT],
-                                   &kinds[FIRST_MOMENT], &kinds[SECOND_MOMENT]));
-    for (int k = 0, at = 0; k < KINDS && count > 0; k++)
-        if (k != GRADIENT)
-            MOERT_TRY(moert_elements_read(&kinds[k], 0, count, values + (size_t)at++ * count));
-    *hash = hash_of(values, CHANGED * count);
+        MOERT_TRY(moert_update_weights(&update, count, check->values[WEIGHT], &of[GRADIENT],
+                                       &of[MOMENTS]));
+    for (size_t k = WEIGHT; k < kinds && count > 0; k++)
+        MOERT_TRY(moert_elements_read(&of[k], 0, count, values + (k - WEIGHT) * count));
+    *hash = hash_of(values, (kinds - WEIGHT) * count);
     return MOERT_OK;
 }
 
@@ -167,8 +166,9 @@ static moert_status repeat_update(moert_cross_check *check, size_t distance, uin
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(&parts, ranks)));
     MOERT_TRY_OR(done, moert_comm_allgather(check->world, &u->part, sizeof u->part, parts));
-    moert_parcel out = {to, KINDS * u->part.count, {NULL}, u->values},
-                 in = {from, KINDS * parts[from].count, {NULL}, u->again};
+    const size_t kinds = count_kinds(check);
+    moert_parcel out = {to, kinds * u->part.count, {NULL}, u->values},
+                 in = {from, kinds * parts[from].count, {NULL}, u->again};
     MOERT_TRY_OR(done, moert_ship(check->world, &(moert_parcels){&out, 1, 1},
                                   &(moert_parcels){&in, 1, 1}, MOERT_OK));
     status = moert_comm_agree(check->world, update_again(check, &parts[from], hash));
@@ -272,7 +272,8 @@ static void describe_weights(const moert_cross_check *check, size_t rank, size_t
 const moert_check_site moert_check_weights = {count_weights, own_weights, held_weights,
                                               of_holders,    always,      describe_weights};
 
-moert_status moert_check_update_compare(moert_cross_check *check, const moert_adamw *coefficients) {
+moert_status moert_check_update_compare(moert_cross_check *check,
+                                        const moert_update *coefficients) {
     moert_phase_set(MOERT_PHASE_VERIFY);
     check->update.coefficients = coefficients;
     MOERT_TRY(moert_check_run(check, &moert_check_update));

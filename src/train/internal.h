@@ -33,8 +33,8 @@ struct moert_trainer {
     size_t micro_batch;
     moert_model_result result; /* of the micro-batch */
     uint64_t *counts;          /* [layers,E] slots of the step so far */
-    moert_adamw coefficients;  /* of the update */
-    moert_metrics_row *row;
+    moert_update coefficients; /* of the update */
+    moert_metrics_row row;
     double step_s;
 };
 
@@ -64,11 +64,14 @@ moert_status moert_trainer_create_saver(moert_trainer *t);
 /* Saves the state after the last step: beside training, or now if it is the last save or the run
  * waits for its saves. */
 moert_status moert_trainer_save(moert_trainer *t, bool last);
-/* Lets a save in progress go on, or waits for its end. If it fails, training goes on. Collective. */
+/* Lets a save in progress go on, or waits for its end. If it fails, training goes on.
+ * Collective. */
 void moert_trainer_poll_save(moert_trainer *t);
 void moert_trainer_end_save(moert_trainer *t);
 /* Whether something that is due every so many steps is due after `done` of `total` steps. */
-bool moert_trainer_due(uint64_t every, uint64_t done, uint64_t total);
+static inline bool moert_trainer_due(uint64_t every, uint64_t done, uint64_t total) {
+    return every > 0 && (done % every == 0 || done == total);
+}
 
 /* Loads the newest checkpoint of the run, after wrong bits. ERROR_HARDWARE, with the last message,
  * if there is none. Collective. */

@@ -132,8 +132,8 @@ static moert_status report(void *self, moert_trainer *t) {
     put(monitor, "dead_experts", count_dead(monitor, t->counts));
     put(monitor, "model_flops_per_s", rate);
     put(monitor, "mfu", rate / monitor->peak_flops);
-    t->row->more[0].number = monitor->number;
-    t->row->more[0].count = monitor->count;
+    t->row.more[0].number = monitor->number;
+    t->row.more[0].count = monitor->count;
     return MOERT_OK;
 }
 

@@ -11,7 +11,7 @@
 #include "base/phase.h"
 #include "layer/ship.h"
 
-enum { WEIGHT, FIRST_MOMENT, SECOND_MOMENT, KINDS };
+enum { WEIGHT, MOMENTS }; /* what moves: the weight, and each moment */
 
 /* A tensor that moves. Offsets are in its block, which has the same shape on all ranks. */
 typedef struct moved {
@@ -75,11 +75,10 @@ static moert_model_range shard_of(const moved *of, size_t offset, size_t replica
 }
 
 /* Elements of a tensor, of this kind, if the tensor is at `offset`. */
-static moert_elements elements_of(const move *m, const moert_block *block, int kind,
+static moert_elements elements_of(const move *m, const moert_block *block, size_t kind,
                                   size_t offset) {
-    return kind == WEIGHT
-               ? (moert_elements){block->weight, MOERT_DTYPE_F32, offset}
-               : moert_optimizer_moments(m->optimizer, block, kind == SECOND_MOMENT, offset);
+    return kind == WEIGHT ? (moert_elements){block->weight, MOERT_DTYPE_F32, offset}
+                          : moert_optimizer_moment(m->optimizer, block, kind - MOMENTS, offset);
 }
 
 /* Lists what replica `source` of the old owner sends to replica `target` of the new one. */
@@ -90,7 +89,8 @@ static moert_status list_replicas(move *m, const moved *of, size_t source, size_
                  end = moert_min(old.first + old.count, new.first + new.count);
     const size_t from = m->rank_of[of->owner * m->replicas + source],
                  to = m->rank_of[of->tensor->owner * m->replicas + target];
-    for (int kind = WEIGHT; kind < KINDS; kind++) {
+    const size_t kinds = MOMENTS + moert_optimizer_of(m->optimizer->model)->moments;
+    for (size_t kind = WEIGHT; kind < kinds; kind++) {
         const size_t begin = kind == WEIGHT ? 0 : first;
         const size_t count = kind != WEIGHT ? (first < end ? end - first : 0)
                                             : (source == target ? of->tensor->elements : 0);

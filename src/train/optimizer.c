@@ -1,4 +1,4 @@
-/* AdamW over a model. */
+/* The optimizer of a model. */
 #include "train/optimizer.h"
 
 #include <stdlib.h>
@@ -8,20 +8,24 @@
 #include "base/phase.h"
 #include "base/rng.h"
 
+const moert_optimizer_row *moert_optimizer_of(const moert_model *model) {
+    return &moert_optimizers[moert_model_describe(model)->memory.optimizer];
+}
+
 static moert_dtype moment_type(const moert_model *model) {
     return moert_state_dtype(moert_model_describe(model)->memory.moments);
 }
 
-static moert_status create_moments(const moert_block *block, moert_dtype type,
+static moert_status create_moments(const moert_model *model, const moert_block *block,
                                    moert_moments *moments) {
     size_t first;
+    const moert_dtype type = moment_type(model);
     const size_t bytes = moert_block_shard(block, &first) * (moert_dtype_bits(type) / 8);
-    moert_buffer **const both[] = {&moments->first, &moments->second};
-    for (size_t i = 0; i < 2; i++) {
-        const moert_status status = moert_buffer_create(block->device, bytes, both[i]);
+    for (size_t i = 0; i < moert_optimizer_of(model)->moments; i++) {
+        const moert_status status = moert_buffer_create(block->device, bytes, &moments->moment[i]);
         if (status != MOERT_OK)
             return MOERT_FAIL(ERROR_MEMORY, "moments of %s: %s", block->what, moert_last_error());
-        MOERT_TRY(moert_buffer_clear(*both[i], 0, bytes));
+        MOERT_TRY(moert_buffer_clear(moments->moment[i], 0, bytes));
     }
     return type == MOERT_DTYPE_F32
                ? MOERT_OK
@@ -82,8 +86,7 @@ moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_op
     made->options = *options;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->moments, blocks));
     for (size_t i = 0; i < blocks; i++)
-        MOERT_TRY_OR(fail, create_moments(moert_model_block(model, i), moment_type(model),
-                                          &made->moments[i]));
+        MOERT_TRY_OR(fail, create_moments(model, moert_model_block(model, i), &made->moments[i]));
     MOERT_TRY_OR(fail, moert_optimizer_renew(made));
     *optimizer = made;
     return MOERT_OK;
@@ -97,23 +100,22 @@ void moert_optimizer_destroy(moert_optimizer *optimizer) {
         return;
     for (size_t i = 0; optimizer->moments != NULL && i < moert_model_block_count(optimizer->model);
          i++) {
-        MOERT_DESTROY(optimizer->moments[i].first, optimizer->moments[i].second,
-                      optimizer->moments[i].keys);
+        moert_buffers_destroy(optimizer->moments[i].moment, MOERT_MOMENTS_MOST);
+        MOERT_DESTROY(optimizer->moments[i].keys);
     }
     free(optimizer->moments);
     moert_gradient_norm_destroy(optimizer->norm);
     free(optimizer);
 }
 
-moert_elements moert_optimizer_moments(const moert_optimizer *optimizer, const moert_block *block,
-                                       bool second, size_t at) {
+moert_elements moert_optimizer_moment(const moert_optimizer *optimizer, const moert_block *block,
+                                      size_t which, size_t at) {
     size_t index = 0, first;
     while (moert_model_block(optimizer->model, index) != block)
         index++;
-    const moert_moments *moments = &optimizer->moments[index];
     moert_block_shard(block, &first);
-    return (moert_elements){second ? moments->second : moments->first,
-                            moment_type(optimizer->model), at - first};
+    return (moert_elements){optimizer->moments[index].moment[which], moment_type(optimizer->model),
+                            at - first};
 }
 
 bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_model_tensor *tensor) {
@@ -134,62 +136,64 @@ static const moert_model_tensor *find_tensor(const moert_model *model, const moe
 /* Updates the elements of a tensor in this rank's shard of its block. If several ranks hold the
  * block, it writes no rounded copy, since that would only cover this shard. */
 static moert_status update_tensor(const moert_optimizer *optimizer, const moert_block *block,
-                                  moert_block_tensor *tensor, const moert_adamw *step) {
+                                  moert_block_tensor *tensor, const moert_update *step) {
     size_t first;
     const size_t end = moert_block_shard(block, &first) + first;
     const size_t from = moert_max(first, tensor->offset),
                  to = moert_min(end, tensor->offset + tensor->elements);
-    moert_adamw adamw = *step;
+    moert_update update = *step;
     if (from >= to)
         return MOERT_OK;
-    const moert_elements gradient = moert_block_gradient(block, from),
-                         first_moment = moert_optimizer_moments(optimizer, block, false, from),
-                         second_moment = moert_optimizer_moments(optimizer, block, true, from);
-    adamw.at = adamw.first = from - tensor->offset;
-    adamw.part = tensor->elements / tensor->parts;
+    const moert_elements gradient = moert_block_gradient(block, from);
+    moert_elements moments[MOERT_MOMENTS_MOST];
+    for (size_t i = 0; i < moert_optimizer_of(optimizer->model)->moments; i++)
+        moments[i] = moert_optimizer_moment(optimizer, block, i, from);
+    update.at = update.first = from - tensor->offset;
+    update.part = tensor->elements / tensor->parts;
     if (moert_comm_size(block->comm) == 1)
-        adamw.rounded = moert_prepacks_copy(&tensor->prepacks, tensor->elements);
-    MOERT_TRY(moert_adamw_step(&adamw, to - from, tensor->weight, &gradient, &first_moment,
-                               &second_moment));
-    if (adamw.rounded != NULL)
+        update.rounded = moert_prepacks_copy(&tensor->prepacks, tensor->elements);
+    MOERT_TRY(moert_update_weights(&update, to - from, tensor->weight, &gradient, moments));
+    if (update.rounded != NULL)
         moert_prepacks_rounded(&tensor->prepacks);
     return MOERT_OK;
 }
 
 static moert_status update_block(const moert_optimizer *optimizer, size_t index,
-                                 const moert_adamw *step) {
+                                 const moert_update *step) {
     const moert_block *block = moert_model_block(optimizer->model, index);
-    moert_adamw adamw = *step;
-    adamw.keys = optimizer->moments[index].keys;
+    moert_update update = *step;
+    update.keys = optimizer->moments[index].keys;
     for (size_t i = 0; i < block->count; i++) {
         const moert_model_tensor *tensor = find_tensor(optimizer->model, block, &block->tensor[i]);
         const bool decays = tensor != NULL && moert_optimizer_decays(optimizer, tensor);
-        adamw.decay = decays ? step->decay : 0.0;
-        MOERT_TRY(update_tensor(optimizer, block, &block->tensor[i], &adamw));
-        adamw.keys_at += block->tensor[i].parts;
+        update.decay = decays ? step->decay : 0.0;
+        MOERT_TRY(update_tensor(optimizer, block, &block->tensor[i], &update));
+        update.keys_at += block->tensor[i].parts;
     }
     return moert_block_gather(block, block->weight);
 }
 
-moert_adamw moert_optimizer_coefficients(const moert_optimizer *optimizer, double rate, double norm,
-                                         uint64_t step) {
+moert_update moert_optimizer_coefficients(const moert_optimizer *optimizer, double rate,
+                                          double norm, uint64_t step) {
     const moert_optimizer_options *o = &optimizer->options;
-    return (moert_adamw){.rate = rate,
-                         .beta1 = o->beta1,
-                         .beta2 = o->beta2,
-                         .epsilon = o->epsilon,
-                         .decay = o->decay,
-                         .scale =
-                             o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6) : 1.0,
-                         .step = step};
+    return (moert_update){.optimizer = moert_model_describe(optimizer->model)->memory.optimizer,
+                          .rate = rate,
+                          .beta1 = o->beta1,
+                          .beta2 = o->beta2,
+                          .epsilon = o->epsilon,
+                          .momentum = o->momentum,
+                          .decay = o->decay,
+                          .scale = o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6)
+                                                                          : 1.0,
+                          .step = step};
 }
 
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step) {
-    const moert_adamw adamw = moert_optimizer_coefficients(optimizer, rate, norm, step);
+    const moert_update update = moert_optimizer_coefficients(optimizer, rate, norm, step);
     moert_phase_set(MOERT_PHASE_OPTIMIZER);
     moert_model_weights_changed(optimizer->model);
     for (size_t b = 0; b < moert_model_block_count(optimizer->model); b++)
-        MOERT_TRY(update_block(optimizer, b, &adamw));
+        MOERT_TRY(update_block(optimizer, b, &update));
     return MOERT_OK;
 }

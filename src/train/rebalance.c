@@ -200,10 +200,10 @@ static moert_status run(void *self, moert_trainer *t) {
 
 static moert_status report(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
-    t->row->rank_load = load_of(rebalance);
-    t->row->clones = (double)count_clones(rebalance);
-    t->row->moved_experts = (double)rebalance->last.experts;
-    t->row->move_s = rebalance->last.taken_s;
+    t->row.rank_load = load_of(rebalance);
+    t->row.clones = (double)count_clones(rebalance);
+    t->row.moved_experts = (double)rebalance->last.experts;
+    t->row.move_s = rebalance->last.taken_s;
     rebalance->last = (moves){0};
     return MOERT_OK;
 }

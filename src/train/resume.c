@@ -64,6 +64,33 @@ static moert_status check_model(const moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
+/* The line "--name value\n" of an option among `lines`, or their end. `name` ends like the text. */
+static const char *find_option(const char *lines, const char *name, size_t length) {
+    while (*lines != '\0' && (strncmp(lines, name, length) != 0 || lines[length] != ' ')) {
+        lines += strcspn(lines, "\n");
+        lines += *lines == '\n';
+    }
+    return lines;
+}
+
+/* Checks that the checkpoint has the moments of this run's optimizer. */
+static moert_status check_optimizer(const moert_trainer *t, const char *path,
+                                    const moert_run_state *s) {
+    static const char name[] = "--optimizer";
+    const char *given = moert_optimizer_of(t->model)->name, *saved = moert_optimizers[0].name;
+    const char *line = find_option(s->options, name, sizeof name - 1);
+    if (*line != '\0') /* older checkpoints are all of AdamW */
+        saved = line + sizeof name;
+    const size_t length = strcspn(saved, "\n");
+    if (strlen(given) == length && strncmp(saved, given, length) == 0)
+        return MOERT_OK;
+    return MOERT_FAIL(
+        ERROR_MISMATCH,
+        "%s has the moments of --optimizer %.*s, this run has --optimizer %s; give it "
+        "that of the checkpoint, or start a new run by --model",
+        path, (int)length, saved, given);
+}
+
 static moert_status check_state(const moert_trainer *t, const char *path,
                                 const moert_run_state *s) {
     const moert_trainer_options *o = t->options;
@@ -85,6 +112,7 @@ static moert_status check_state(const moert_trainer *t, const char *path,
                           "%llu out before it; give it the ranges of that run",
                           path, (unsigned long long)s->left_out, (unsigned long long)left_out);
     MOERT_TRY(check_model(t, path));
+    MOERT_TRY(check_optimizer(t, path, s));
     if (s->data[0] != '\0' && strcmp(s->data, t->state.data) != 0)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "%s was trained on %s, this run has %s; give it the --data, --order and "
@@ -141,11 +169,7 @@ static moert_status check_checkpoint(const moert_trainer *t, const char *path,
 static void warn_of_options(const char *path, const char *saved, const char *given) {
     for (const char *at = saved; *at != '\0'; at += strcspn(at, "\n"), at += *at == '\n') {
         const size_t name = strcspn(at, " \n"), whole = strcspn(at, "\n");
-        const char *now = given;
-        while (*now != '\0' && (strncmp(now, at, name) != 0 || now[name] != at[name])) {
-            now += strcspn(now, "\n");
-            now += *now == '\n';
-        }
+        const char *now = find_option(given, at, name);
         const size_t length = strcspn(now, "\n");
         if (*now != '\0' && (length != whole || memcmp(now, at, whole) != 0))
             MOERT_WARN("%s was trained with %.*s; this run goes on with %.*s", path, (int)whole, at,

@@ -95,7 +95,7 @@ static moert_status take_copy(moert_saver *s) {
     const size_t count = moert_model_tensor_count(s->model);
     const moert_model_tensor *tensor = moert_model_tensors(s->model);
     float *to = s->copy;
-    for (size_t e = 0; e < MOERT_CHECKPOINT_KINDS * count; e++) {
+    for (size_t e = 0; e < moert_checkpoint_kinds(s->model) * count; e++) {
         const moert_model_range shard = moert_model_shard(&tensor[e % count]);
         if (shard.count == 0)
             continue;
@@ -114,7 +114,7 @@ size_t moert_saver_floats(const moert_model *model) {
     size_t floats = 0, first;
     for (size_t i = 0; i < moert_model_block_count(model); i++)
         floats += moert_block_shard(moert_model_block(model, i), &first);
-    return MOERT_CHECKPOINT_KINDS * floats;
+    return moert_checkpoint_kinds(model) * floats;
 }
 
 moert_status moert_saver_create(const moert_saver_options *options, moert_saver **saver) {
@@ -123,8 +123,8 @@ moert_status moert_saver_create(const moert_saver_options *options, moert_saver 
     s->options = *options;
     s->model = options->optimizer->model;
     s->world = moert_model_mesh(s->model)->world;
-    moert_status status =
-        moert_value_specs(s->model, MOERT_VALUES_WEIGHTS, MOERT_CHECKPOINT_KINDS, &s->specs);
+    moert_status status = moert_value_specs(s->model, MOERT_VALUES_WEIGHTS,
+                                            moert_checkpoint_kinds(s->model), &s->specs);
     if (status == MOERT_OK)
         status = moert_saver_make_files(s, 0);
     const size_t floats = options->beside ? moert_saver_floats(s->model) : 0;
@@ -147,7 +147,7 @@ void moert_saver_destroy(moert_saver *s) {
         join(s);
         end_save(s, MOERT_ERROR_INTERNAL);
     }
-    moert_value_specs_free(s->model, MOERT_CHECKPOINT_KINDS, s->specs);
+    moert_value_specs_free(s->model, moert_checkpoint_kinds(s->model), s->specs);
     MOERT_FREE(s->path, s->copy, s->files, s);
 }
 

@@ -64,7 +64,8 @@ moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
             snprintf(s->files[i].name, sizeof s->files[i].name, "model-%05zu-of-%05zu.safetensors",
                      i + 1, weights);
     if (is_checkpoint(s))
-        s->files[weights] = (moert_saved_file){"optimizer.safetensors", tensors, 2 * tensors};
+        s->files[weights] = (moert_saved_file){"optimizer.safetensors", tensors,
+                                               (moert_checkpoint_kinds(s->model) - 1) * tensors};
     return MOERT_OK;
 }
 
@@ -223,7 +224,7 @@ static moert_status put_values(moert_saver *s, moert_tensor_writer *writer,
     const moert_model_tensor *tensor = moert_model_tensors(s->model);
     const size_t tensors = moert_model_tensor_count(s->model);
     const size_t files = moert_model_file_tensor_count(s->model);
-    const size_t kinds = is_checkpoint(s) ? MOERT_CHECKPOINT_KINDS : 1;
+    const size_t kinds = is_checkpoint(s) ? moert_checkpoint_kinds(s->model) : 1;
     for (size_t k = 0; k < kinds; k++)
         for (size_t i = 0; i < tensors; i++) {
             const size_t e = k * files + tensor[i].file;

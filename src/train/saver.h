@@ -6,8 +6,6 @@
 
 #include "train/save.h"
 
-enum { MOERT_CHECKPOINT_KINDS = 3 };
-
 /* A safetensors file: specs [first, first + count). */
 typedef struct moert_saved_file {
     char name[64];

@@ -40,10 +40,6 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
     return moert_comm_agree(t->world, status);
 }
 
-bool moert_trainer_due(uint64_t every, uint64_t done, uint64_t total) {
-    return every > 0 && (done % every == 0 || done == total);
-}
-
 /* Computes a step and waits for the device. If a signal comes between its micro-batches, sets
  * *stopped; the step then has no effect. */
 static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean,
@@ -86,28 +82,28 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     const size_t rows = moert_data_describe(t->data).rows;
     moert_model_result mean;
     uint64_t start = moert_clock_ns();
-    moert_metrics_row row = {.step = t->state.step,
-                             .lr = moert_schedule_rate(&o->schedule, t->state.step, o->steps)};
+    moert_metrics_row *row = &t->row;
+    *row = (moert_metrics_row){.step = t->state.step,
+                               .lr = moert_schedule_rate(&o->schedule, t->state.step, o->steps)};
     moert_phase_set_step(t->state.step);
-    MOERT_TRY(compute(t, &row, &mean, stopped));
+    MOERT_TRY(compute(t, row, &mean, stopped));
     if (*stopped)
         return MOERT_OK;
-    row.loss = mean.cross_entropy;
-    row.aux_loss = mean.aux;
-    row.expert_load = mean.expert_load;
+    row->loss = mean.cross_entropy;
+    row->aux_loss = mean.aux;
+    row->expert_load = mean.expert_load;
     if (rows > 0)
-        row.epoch = (double)((t->state.step + 1) * o->batch) / (double)rows;
-    row.save_held_s = t->held_s;
-    row.save_s = t->save_s;
+        row->epoch = (double)((t->state.step + 1) * o->batch) / (double)rows;
+    row->save_held_s = t->held_s;
+    row->save_s = t->save_s;
     t->held_s = t->save_s = 0.0;
     t->step_s = (double)(moert_clock_ns() - start) * 1e-9;
-    row.tokens_per_s = (double)(o->batch * o->length) / t->step_s;
-    t->row = &row;
+    row->tokens_per_s = (double)(o->batch * o->length) / t->step_s;
     MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_ROW));
     t->state.step++;
-    MOERT_TRY(evaluate(t, &row));
-    const bool writes = t->first && row.step >= o->replay.first;
-    return moert_comm_agree(t->world, writes ? moert_metrics_write(t->metrics, &row) : MOERT_OK);
+    MOERT_TRY(evaluate(t, row));
+    const bool writes = t->first && row->step >= o->replay.first;
+    return moert_comm_agree(t->world, writes ? moert_metrics_write(t->metrics, row) : MOERT_OK);
 }
 
 /* Goes past a step whose data are left out. */

@@ -10,13 +10,15 @@
 
 const char *const moert_value_metadata[] = {"format", "pt", NULL};
 
-const char *moert_value_prefix(moert_value_kind kind) {
-    static const char *const prefixes[] = {
-#define VALUE_PREFIX(name, prefix) prefix,
-        MOERT_VALUE_TABLE(VALUE_PREFIX)
-#undef VALUE_PREFIX
-    };
-    return prefixes[kind];
+const char *moert_value_prefix(const moert_model *model, moert_value_kind kind) {
+    return kind == MOERT_VALUES_GRADIENTS ? "grad."
+           : kind == MOERT_VALUES_WEIGHTS
+               ? ""
+               : moert_optimizer_of(model)->moment[kind - MOERT_VALUES_MOMENTS].prefix;
+}
+
+size_t moert_checkpoint_kinds(const moert_model *model) {
+    return 1 + moert_optimizer_of(model)->moments;
 }
 
 moert_elements moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
@@ -26,23 +28,23 @@ moert_elements moert_values_of(const moert_optimizer *optimizer, const moert_mod
         return (moert_elements){tensor->block->weight, MOERT_DTYPE_F32, at};
     if (kind == MOERT_VALUES_GRADIENTS)
         return moert_block_gradient(tensor->block, at);
-    return moert_optimizer_moments(optimizer, tensor->block, kind == MOERT_VALUES_SECOND_MOMENTS,
-                                   at);
+    return moert_optimizer_moment(optimizer, tensor->block, kind - MOERT_VALUES_MOMENTS, at);
 }
 
 static moert_file_type file_type(const moert_model *model, moert_value_kind kind) {
-    const bool moments = kind == MOERT_VALUES_FIRST_MOMENTS || kind == MOERT_VALUES_SECOND_MOMENTS;
     const bool bf16 = moert_model_describe(model)->memory.moments == MOERT_STATE_BF16;
+    const bool moments = kind != MOERT_VALUES_WEIGHTS && kind != MOERT_VALUES_GRADIENTS;
     return moments && bf16 ? MOERT_FILE_BF16 : MOERT_FILE_F32;
 }
 
 /* Fills in the spec of a tensor's values of a kind. */
 static moert_status name_spec(const moert_model *model, const moert_model_tensor *tensor,
                               moert_value_kind kind, moert_tensor_spec *spec) {
-    *spec = (moert_tensor_spec){moert_text_format("%s%s", moert_value_prefix(kind), tensor->name),
-                                file_type(model, kind),
-                                tensor->rank,
-                                {tensor->shape[0], tensor->shape[1], tensor->shape[2]}};
+    *spec = (moert_tensor_spec){
+        moert_text_format("%s%s", moert_value_prefix(model, kind), tensor->name),
+        file_type(model, kind),
+        tensor->rank,
+        {tensor->shape[0], tensor->shape[1], tensor->shape[2]}};
     return spec->name != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
 }
 

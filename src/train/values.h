@@ -8,20 +8,18 @@
 #include "io/safetensors.h"
 #include "train/optimizer.h"
 
-/* X(KIND, prefix of the tensors' names in files) */
-#define MOERT_VALUE_TABLE(X)                                                                       \
-    X(WEIGHTS, "")                                                                                 \
-    X(FIRST_MOMENTS, "first_moment.")                                                              \
-    X(SECOND_MOMENTS, "second_moment.")                                                            \
-    X(GRADIENTS, "grad.")
-
+/* What files hold: weights, gradients, or the optimizer's moments, the first of which is of kind
+ * MOERT_VALUES_MOMENTS. */
 typedef enum moert_value_kind {
-#define MOERT_VALUE_ENUM(kind, prefix) MOERT_VALUES_##kind,
-    MOERT_VALUE_TABLE(MOERT_VALUE_ENUM)
-#undef MOERT_VALUE_ENUM
+    MOERT_VALUES_WEIGHTS,
+    MOERT_VALUES_MOMENTS,
+    MOERT_VALUES_GRADIENTS = MOERT_VALUES_MOMENTS + MOERT_MOMENTS_MOST
 } moert_value_kind;
 
-const char *moert_value_prefix(moert_value_kind kind);
+/* The prefix of the tensors' names in files. */
+const char *moert_value_prefix(const moert_model *model, moert_value_kind kind);
+/* The number of kinds in a checkpoint, from MOERT_VALUES_WEIGHTS on. */
+size_t moert_checkpoint_kinds(const moert_model *model);
 
 /* A tensor's values of a kind in this rank's shard, which is not empty. The optimizer may be NULL
  * for weights and gradients. */

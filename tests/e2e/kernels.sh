@@ -82,7 +82,7 @@ options() { # FAMILY: the options of its programs, one a line
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
     nn/squares) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
-    nn/optimizer) printf '%s\n' '-DROUNDED='{0,1}' -DBF16_MOMENTS='{0,1}' -DBF16_GRADIENT='{0,1}{,' -DALIGNED'} ;;
+    nn/optimizer) printf '%s\n' '-DROUNDED='{0,1}' -DBF16_MOMENTS='{0,1}' -DBF16_GRADIENT='{0,1}{,' -DSGD'}{,' -DALIGNED'} ;;
     attention/sinks | nn/columns | nn/rope) printf '%s\n' '-DROUNDED='{0,1}{,' -DALIGNED'} ;;
     exchange/peers | exchange/route | nn/bias | nn/digest | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;

@@ -132,27 +132,27 @@ gpu_form() {
 # The tier check. Every two values of two columns meet in a row, unless they exclude each other; uncovered() proves it
 pairs() {
     cat <<'END'
-ranks engine precision dense dispatch combine form micro experts recompute states sync push order resume
-2 window bf16 f32 mxfp8 bf16 gpt-oss 1 move none f32 device on epochs no
-4 staged nvfp4 bf16 bf16 f32 qwen3-moe 1 clones experts bf16 host off stream yes
-3 node mxfp8 f32 f32 bf16 mixtral 2 fixed layer f32 host off stream yes
-3 window f32 bf16 bf16 f32 mixtral 3 fixed layer bf16 device on epochs no
-2 staged f32 bf16 f32 f32 gpt-oss 2 exact none bf16 host off stream no
-4 window nvfp4 f32 f32 bf16 qwen3-moe 3 exact experts f32 device on epochs yes
-4 node mxfp8 bf16 mxfp8 f32 gpt-oss 3 move experts bf16 host off epochs no
-2 window bf16 bf16 mxfp8 f32 qwen3-moe 2 clones layer f32 device on stream yes
-3 staged bf16 f32 mxfp8 bf16 mixtral 3 clones none bf16 host off epochs no
-4 node f32 f32 bf16 bf16 qwen3-moe 2 move none f32 host off epochs yes
-3 staged nvfp4 bf16 f32 bf16 gpt-oss 1 move layer f32 host off stream yes
-2 window nvfp4 f32 mxfp8 f32 mixtral 2 fixed experts f32 device off epochs no
-2 window mxfp8 f32 bf16 bf16 mixtral 1 exact layer f32 host on stream no
-4 node bf16 bf16 f32 bf16 qwen3-moe 1 fixed experts bf16 host off epochs no
-2 staged mxfp8 bf16 bf16 f32 gpt-oss 3 fixed none bf16 host off stream no
-3 node f32 f32 mxfp8 f32 qwen3-moe 1 clones experts bf16 host off stream no
-4 node bf16 bf16 mxfp8 bf16 mixtral 3 exact layer bf16 host off stream no
-4 window mxfp8 f32 f32 bf16 qwen3-moe 1 clones layer bf16 device on epochs no
-4 node nvfp4 f32 bf16 bf16 gpt-oss 2 clones none bf16 host off stream yes
-2 window bf16 bf16 bf16 bf16 mixtral 1 move experts f32 host on stream yes
+ranks engine precision dense dispatch combine form micro experts recompute states sync push order resume optimizer
+2 window bf16 f32 mxfp8 bf16 gpt-oss 1 move none f32 device on epochs no adamw
+4 staged nvfp4 bf16 bf16 f32 qwen3-moe 1 clones experts bf16 host off stream yes sgd
+3 node mxfp8 f32 f32 bf16 mixtral 2 fixed layer f32 host off stream yes adamw
+3 window f32 bf16 bf16 f32 mixtral 3 fixed layer bf16 device on epochs no sgd
+2 staged f32 bf16 f32 f32 gpt-oss 2 exact none bf16 host off stream no sgd
+4 window nvfp4 f32 f32 bf16 qwen3-moe 3 exact experts f32 device on epochs yes adamw
+4 node mxfp8 bf16 mxfp8 f32 gpt-oss 3 move experts bf16 host off epochs no sgd
+2 window bf16 bf16 mxfp8 f32 qwen3-moe 2 clones layer f32 device on stream yes sgd
+3 staged bf16 f32 mxfp8 bf16 mixtral 3 clones none bf16 host off epochs no sgd
+4 node f32 f32 bf16 bf16 qwen3-moe 2 move none f32 host off epochs yes sgd
+3 staged nvfp4 bf16 f32 bf16 gpt-oss 1 move layer f32 host off stream yes adamw
+2 window nvfp4 f32 mxfp8 f32 mixtral 2 fixed experts f32 device off epochs no sgd
+2 window mxfp8 f32 bf16 bf16 mixtral 1 exact layer f32 host on stream no adamw
+4 node bf16 bf16 f32 bf16 qwen3-moe 1 fixed experts bf16 host off epochs no sgd
+2 staged mxfp8 bf16 bf16 f32 gpt-oss 3 fixed none bf16 host off stream no sgd
+3 node f32 f32 mxfp8 f32 qwen3-moe 1 clones experts bf16 host off stream no adamw
+4 node bf16 bf16 mxfp8 bf16 mixtral 3 exact layer bf16 host off stream no sgd
+4 window mxfp8 f32 f32 bf16 qwen3-moe 1 clones layer bf16 device on epochs no sgd
+4 node nvfp4 f32 bf16 bf16 gpt-oss 2 clones none bf16 host off stream yes adamw
+2 window bf16 bf16 bf16 bf16 mixtral 1 move experts f32 host on stream yes sgd
 END
 }
 
@@ -181,11 +181,11 @@ uncovered() { # prints the pairs of values that could meet in a row of pairs, bu
 
 # A row of pairs: 4 steps must have the bits of 1 rank without what must not change them, and those after a resume on another number
 # of ranks too
-pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECOMPUTE STATES SYNC PUSH ORDER RESUME
+pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECOMPUTE STATES SYNC PUSH ORDER RESUME OPTIMIZER
     local run same free=() other=3
     run=pair-$(tr ' ' - <<<"$*")
     same=(--batch 6 --micro-batches "$8" --precision "$3" --dense "$4" --dispatch "$5" --combine "$6" --form "$7" --moments "${11}" --gradients "${11}"
-        --aux-coef 0 --z-coef 1e-3)
+        --aux-coef 0 --z-coef 1e-3 --optimizer "${16}")
     [ "$7" = mixtral ] || same+=(--kv-heads 2)
     [ "${14}" = stream ] || same+=(--order "${14}")
     case $9 in

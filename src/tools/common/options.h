@@ -19,6 +19,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "nn/optimizer.h"
 
 /* The words of a CHOICE: moert_precision for experts and for dense layers, moert_dispatch,
  * moert_combine. */
@@ -59,8 +60,10 @@ typedef struct moert_compute_choice {
     {"loss-chunk", MOERT_OPTION_UINT, &(choice).loss_chunk, "0", "0..1000000000",                  \
      "compute logits and loss for this number of tokens at a time, a multiple of 64; 0 = for all " \
      "tokens of a rank"},                                                                          \
+    {"optimizer", MOERT_OPTION_CHOICE, &(choice).optimizer, "adamw", MOERT_OPTIMIZER_WORDS,        \
+     "adamw has two moments for each weight; sgd, with momentum, has one"},                        \
     {"moments", MOERT_OPTION_CHOICE, &(choice).moments, "f32", MOERT_STATE_WORDS,                  \
-     "AdamW's moments; bf16, rounded at random so that their mean is right, halves them"},         \
+     "the optimizer's moments; bf16, rounded at random so that their mean is right, halves them"}, \
     {"gradients", MOERT_OPTION_CHOICE, &(choice).gradients, "f32", MOERT_STATE_WORDS,          \
      "gradients of the layers' parameters; bf16, rounded after each micro-batch, halves them"},    \
     {"imbalance", MOERT_OPTION_FLOAT, &(choice).imbalance, "1", "1..1000",                         \

@@ -125,14 +125,15 @@ static moert_status print_memory(const json_t *memory) {
     int fits;
     char texts[2][MOERT_TEXT_BYTES_SIZE];
     const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
-        *shown_combine, *recompute, *moments, *gradients;
-    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI sF ss ss ss ss ss ss ss ss sb sI sI sI}",
-                    "path", &path, "weights", &weights, "batch", &shown_batch, "length",
-                    &shown_length, "micro_batches", &pieces, "loss_chunk", &chunk, "imbalance",
-                    &imbalance, "recompute", &recompute, "moments", &moments, "gradients",
-                    &gradients, "precision", &shown_precision, "dense", &shown_dense, "dispatch",
-                    &shown_dispatch, "combine", &shown_combine, "engine", &engine, "fits", &fits,
-                    "least_room", &rank, "needed", &needed, "limit", &limit) != 0)
+        *shown_combine, *recompute, *optimizer, *moments, *gradients;
+    if (json_unpack((json_t *)memory,
+                    "{ss ss sI sI sI sI sF ss ss ss ss ss ss ss ss ss sb sI sI sI}", "path", &path,
+                    "weights", &weights, "batch", &shown_batch, "length", &shown_length,
+                    "micro_batches", &pieces, "loss_chunk", &chunk, "imbalance", &imbalance,
+                    "recompute", &recompute, "optimizer", &optimizer, "moments", &moments,
+                    "gradients", &gradients, "precision", &shown_precision, "dense", &shown_dense,
+                    "dispatch", &shown_dispatch, "combine", &shown_combine, "engine", &engine,
+                    "fits", &fits, "least_room", &rank, "needed", &needed, "limit", &limit) != 0)
         return incomplete();
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
@@ -148,6 +149,8 @@ static moert_status print_memory(const json_t *memory) {
                strcmp(recompute, "layer") == 0 ? "each layer" : "the experts' first projections");
     if (strcmp(moments, "f32") != 0 || strcmp(gradients, "f32") != 0)
         printf("moments in %s, gradients of layers in %s\n", moments, gradients);
+    if (strcmp(optimizer, "adamw") != 0)
+        printf("optimizer: %s\n", optimizer);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     moert_text_put_bytes((double)needed, texts[0]);
     moert_text_put_bytes((double)limit, texts[1]);

@@ -299,11 +299,12 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                   : moert_fit_compare(s->world, &setting, model->most, &fit));
     const char *method = model->config->quant_method;
     json_t *part = json_pack(
-        "{so ss sI sI sI sI sf so so so so so so so so sb sI sI sI}", "path", text(model->path),
+        "{so ss sI sI sI sI sf so so so so so so so so so sb sI sI sI}", "path", text(model->path),
         "weights", method != NULL ? method : "plain", "batch", number(model->batch), "length",
         number(model->length), "micro_batches", number(model->micro_batches), "loss_chunk",
         number(choice->loss_chunk), "imbalance", choice->imbalance, "recompute",
-        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute)), "moments",
+        text(moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute)), "optimizer",
+        text(moert_choice_word(MOERT_OPTIMIZER_WORDS, choice->optimizer)), "moments",
         text(moert_choice_word(MOERT_STATE_WORDS, choice->moments)), "gradients",
         text(moert_choice_word(MOERT_STATE_WORDS, choice->gradients)), "precision",
         text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)), "dense",

@@ -39,9 +39,9 @@ typedef struct moert_survey_model {
  *   measured     file ("" = none), rows (their number)
  *   variables[]  name, value, set, default, type, limits, help
  *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length,
- *                micro_batches, loss_chunk, recompute, moments, gradients, precision, dense,
- *                dispatch, combine, engine, fits, least_room, needed, limit: of the rank with the
- *                least room,
+ *                micro_batches, loss_chunk, recompute, optimizer, moments, gradients, precision,
+ *                dense, dispatch, combine, engine, fits, least_room, needed, limit: of the rank
+ *                with the least room,
  *                ranks[]: rank and the fields of estimate/memory.h
  *
  * ep as in moert_mesh_create. Collective; every rank gets an object. Errors: ERROR_USAGE,

@@ -97,12 +97,13 @@ static const moert_option options[] = {
     {"lr-decay", MOERT_OPTION_UINT, &trainer.schedule.decay, "0", "0..",
      "the rate falls only in these last steps (warm-up, stable, decay); 0 = from the warm-up on"},
     {"warmup", MOERT_OPTION_UINT, &trainer.schedule.warmup, "0", "0..", "steps of linear warm-up"},
-    {"weight-decay", MOERT_OPTION_FLOAT, &trainer.optimizer.decay, "0.1", "0..",
-     "of AdamW, on matrices"},
+    {"weight-decay", MOERT_OPTION_FLOAT, &trainer.optimizer.decay, "0.1", "0..", "on matrices"},
     {"decay-all", MOERT_OPTION_FLAG, &trainer.optimizer.decay_all, NULL, NULL, "also decay norms"},
     {"beta1", MOERT_OPTION_FLOAT, &trainer.optimizer.beta1, "0.9", "0..0.9999999", "of AdamW"},
     {"beta2", MOERT_OPTION_FLOAT, &trainer.optimizer.beta2, "0.95", "0..0.9999999", "of AdamW"},
     {"epsilon", MOERT_OPTION_FLOAT, &trainer.optimizer.epsilon, "1e-8", "1e-30..", "of AdamW"},
+    {"momentum", MOERT_OPTION_FLOAT, &trainer.optimizer.momentum, "0.9", "0..0.9999999",
+     "of --optimizer sgd"},
     {"grad-clip", MOERT_OPTION_FLOAT, &trainer.optimizer.clip, "1", "0..",
      "largest gradient norm; 0 = no clipping"},
     {"aux-coef", MOERT_OPTION_FLOAT, &trainer.losses.aux_coefficient, "0.01", "0..",
@@ -258,9 +259,10 @@ static moert_status check_steps(void) {
 
 /* The options beside those of the schedule and the data that change the results of a run. */
 static const char *const lasting[] = {
-    "weight-decay", "decay-all", "beta1",   "beta2",     "epsilon",       "grad-clip",
-    "aux-coef",     "aux-form",  "z-coef",  "bias-rate", "precision",     "dense",
-    "dispatch",     "combine",   "moments", "gradients", "micro-batches", "balanced-routing"};
+    "optimizer", "weight-decay", "decay-all", "beta1",         "beta2",
+    "epsilon",   "momentum",     "grad-clip", "aux-coef",      "aux-form",
+    "z-coef",    "bias-rate",    "precision", "dense",         "dispatch",
+    "combine",   "moments",      "gradients", "micro-batches", "balanced-routing"};
 
 static bool lasts(const char *line) {
     const char *name = line + strspn(line, "no "); /* "no --flag" */
@@ -296,6 +298,20 @@ static moert_status note_settings(void) {
     free(all);
     trainer.settings = settings;
     return whole ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no memory for the options");
+}
+
+/* Refuses options of the optimizer that was not chosen. */
+static moert_status check_optimizer(int argc, char **argv) {
+    const char *const of_adamw = moert_options_given(options, OPTIONS, argc, argv,
+                                                     &trainer.optimizer.beta1, 3 * sizeof(double));
+    const char *const of_sgd = moert_options_given(options, OPTIONS, argc, argv,
+                                                   &trainer.optimizer.momentum, sizeof(double));
+    const bool sgd = memory_choice.optimizer == MOERT_OPTIMIZER_SGD;
+    const char *const other = sgd ? of_adamw : of_sgd;
+    return other == NULL ? MOERT_OK
+                         : MOERT_FAIL(ERROR_USAGE, "--%s goes with --optimizer %s, not with %s",
+                                      other, moert_optimizers[!sgd].name,
+                                      moert_optimizers[memory_choice.optimizer].name);
 }
 
 static moert_status check(int argc, char **argv) {
@@ -339,6 +355,7 @@ static moert_status check(int argc, char **argv) {
     if (trains_not() && trainer.resume != MOERT_RESUME_NONE && trainer.resume != MOERT_RESUME_AUTO)
         return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a "
                                        "checkpoint directory works); --resume does not apply");
+    MOERT_TRY(check_optimizer(argc, argv));
     return check_steps();
 }
 

@@ -4,7 +4,7 @@
 #include "base/config.h"
 #include "estimate/memory.h"
 #include "exchange/internal.h"
-#include "layer/clones.h"
+#include "layer/handover.h"
 #include "layer/internal.h"
 #include "model/audit_internal.h"
 #include "support/mpi.h"
@@ -56,7 +56,7 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
         const moert_moments *moments = &optimizer->moments[i];
         found.weights += SUM(block->weight);
         found.gradients += SUM(block->gradient, block->kept);
-        found.moments += SUM(moments->first, moments->second, moments->keys);
+        found.moments += SUM(moments->moment[0], moments->moment[1], moments->keys);
         found.sums += SUM(block->nodes);
         found.copies += prepacked_bytes(block);
     }
@@ -202,6 +202,7 @@ typedef struct recipe {
     size_t loss_chunk;
     moert_recompute recompute;
     moert_state_type moments, gradients;
+    moert_optimizer_kind optimizer;
     bool sequences; /* the auxiliary loss is that of each sequence */
     bool tied, verifies, exact;
 } recipe;
@@ -231,6 +232,7 @@ static void run_model(const recipe *how) {
     config.tied_embeddings = how->tied;
     config.memory.recompute = how->recompute;
     config.memory.moments = how->moments;
+    config.memory.optimizer = how->optimizer;
     config.memory.gradients = how->gradients;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     deal_ranks(or_one(how->hosts));
@@ -267,7 +269,7 @@ static void run_model(const recipe *how) {
     ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
     moert_memory got = measure(model, optimizer);
     got.saves = moert_saver_floats(model) * sizeof(float);
-    got.moves = moert_clones_bytes(mesh->handover);
+    got.moves = moert_handover_bytes(mesh->handover);
     got.checks = audit != NULL ? audit_bytes(audit) : 0;
     got.staging = want.staging; /* not measured */
     got.total = want.total;
@@ -343,6 +345,7 @@ TEST(test_estimate_knows_what_is_computed_again_rounded_or_repeated) {
         run_model(&how);
         how = rows[i];
         how.moments = how.gradients = MOERT_STATE_BF16;
+        how.optimizer = i % 2 == 0 ? MOERT_OPTIMIZER_SGD : MOERT_OPTIMIZER_ADAMW;
         run_both_models(how);
     }
 }

@@ -1,45 +1,63 @@
 // run: check=1,1gpu all=1san
-/* AdamW against float64 over several steps. */
+/* Optimizers against float64 over several steps. */
 #include "base/dtype.h"
 #include "base/rng.h"
-#include "nn/nn.h"
+#include "nn/optimizer.h"
 #include "support/test.h"
 
 enum { STEPS = 5 };
 
-static const moert_adamw settings = {
-    .rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .decay = 0.1f, .scale = 0.5f};
+static const moert_update settings = {.rate = 1e-2f,
+                                      .beta1 = 0.9f,
+                                      .beta2 = 0.95f,
+                                      .epsilon = 1e-8f,
+                                      .momentum = 0.9f,
+                                      .decay = 0.1f,
+                                      .scale = 0.5f};
 
 /* Takes one step of one parameter in float64. */
-static void reference_step(const moert_adamw *adamw, double gradient, double *p, double *m,
+static void reference_step(const moert_update *update, double gradient, double *p, double *m,
                            double *v) {
-    double g = gradient * (double)adamw->scale, rate = adamw->rate, t = (double)adamw->step;
-    double beta1 = adamw->beta1, beta2 = adamw->beta2;
-    *p *= 1.0 - rate * (double)adamw->decay;
+    double g = gradient * update->scale, rate = update->rate, t = (double)update->step;
+    double beta1 = update->beta1, beta2 = update->beta2;
+    if (update->optimizer == MOERT_OPTIMIZER_SGD) {
+        *m = update->momentum * *m + g + update->decay * *p;
+        *p -= rate * *m;
+        return;
+    }
+    *p *= 1.0 - rate * update->decay;
     *m = beta1 * *m + (1.0 - beta1) * g;
     *v = beta2 * *v + (1.0 - beta2) * g * g;
     *p -= rate / (1.0 - pow(beta1, t)) * *m /
-          (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + (double)adamw->epsilon);
+          (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + update->epsilon);
 }
 
-/* p, m and v on the device. */
-typedef struct adam {
+/* A test of each optimizer. */
+#define EACH(name, check)                                                                          \
+    TEST(name) {                                                                                   \
+        for (unsigned o = 0; o < MOERT_OPTIMIZERS; o++)                                            \
+            check((moert_optimizer_kind)o);                                                        \
+    }
+
+/* p, m and v on the device; SGD has no v. */
+typedef struct weights {
     moert_buffer *p, *m, *v;
-} adam;
+} weights;
 
 /* The settings of step `step`, from 1 on. */
-static moert_adamw step_of(uint64_t step) {
-    moert_adamw adamw = settings;
-    adamw.step = step;
-    return adamw;
+static moert_update step_of(moert_optimizer_kind optimizer, uint64_t step) {
+    moert_update update = settings;
+    update.optimizer = optimizer;
+    update.step = step;
+    return update;
 }
 
 /* A step of n floats, with moments of a type from `state_at` on. */
-static void take_step(const moert_adamw *adamw, size_t n, adam of, moert_buffer *gradient,
-                      moert_dtype moments, size_t state_at) {
-    const moert_elements g = {gradient, MOERT_DTYPE_F32, adamw->at}, m = {of.m, moments, state_at},
-                         v = {of.v, moments, state_at};
-    ASSERT_OK(moert_adamw_step(adamw, n, of.p, &g, &m, &v));
+static void take_step(const moert_update *update, size_t n, weights of, moert_buffer *gradient,
+                      moert_dtype type, size_t state_at) {
+    const moert_elements g = {gradient, MOERT_DTYPE_F32, update->at},
+                         moments[] = {{of.m, type, state_at}, {of.v, type, state_at}};
+    ASSERT_OK(moert_update_weights(update, n, of.p, &g, moments));
 }
 
 /* A range of n parameters. Its moments begin at state_at in buffers that end with the range. */
@@ -49,26 +67,26 @@ typedef struct range {
 
 /* Computes p[n], m and v after STEPS steps with gradient[STEPS,n], in new arrays. `rounded` may be
  * NULL. */
-static void run(range of, const float *parameter, const float *gradient, moert_buffer *rounded,
-                float **result) {
-    const size_t state = of.state_at + of.count;
-    const float *zero = test_alloc(state * sizeof *zero);
-    const adam on = {upload_floats(parameter, of.n), upload_floats(zero, state),
-                     upload_floats(zero, state)};
+static void run(moert_optimizer_kind optimizer, range of, const float *parameter,
+                const float *gradient, moert_buffer *rounded, float **result) {
+    const size_t moments = of.state_at + of.count;
+    const float *zero = test_alloc(moments * sizeof *zero);
+    const weights on = {upload_floats(parameter, of.n), upload_floats(zero, moments),
+                        upload_floats(zero, moments)};
     for (size_t s = 0; s < STEPS; s++) {
-        moert_adamw adamw = step_of(s + 1);
-        adamw.at = of.at;
-        adamw.rounded = rounded;
-        take_step(&adamw, of.count, on, upload_floats(gradient + s * of.n, of.n), MOERT_DTYPE_F32,
+        moert_update update = step_of(optimizer, s + 1);
+        update.at = of.at;
+        update.rounded = rounded;
+        take_step(&update, of.count, on, upload_floats(gradient + s * of.n, of.n), MOERT_DTYPE_F32,
                   of.state_at);
     }
     result[0] = download_floats(on.p, of.n);
-    result[1] = download_floats(on.m, state);
-    result[2] = download_floats(on.v, state);
+    result[1] = download_floats(on.m, moments);
+    result[2] = download_floats(on.v, moments);
 }
 
 /* The last parameter of several is padding: zero, and without a gradient. It stays zero. */
-TEST(test_steps_match_float64) {
+static void compare_steps(moert_optimizer_kind optimizer) {
     const size_t lengths[] = {0, 1, 15, 17, 4097};
     for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
         const size_t n = lengths[l];
@@ -82,34 +100,42 @@ TEST(test_steps_match_float64) {
         for (size_t i = 0; i < n; i++) {
             want[0][i] = (double)parameter[i];
             for (size_t s = 0; s < STEPS; s++) {
-                const moert_adamw adamw = step_of(s + 1);
-                reference_step(&adamw, (double)gradient[s * n + i], &want[0][i], &want[1][i],
+                const moert_update update = step_of(optimizer, s + 1);
+                reference_step(&update, (double)gradient[s * n + i], &want[0][i], &want[1][i],
                                &want[2][i]);
             }
         }
-        run((range){n, 0, n, 0}, parameter, gradient, NULL, got);
+        run(optimizer, (range){n, 0, n, 0}, parameter, gradient, NULL, got);
         assert_close("state", got[0], want[0], n, 1e-6, 1e-6);
-        assert_close("state", got[1], want[1], n, 1e-8, 1e-6);
+        /* SGD's momentum is a sum, AdamW's a mean, a tenth of it */
+        assert_close("state", got[1], want[1], n, optimizer == MOERT_OPTIMIZER_SGD ? 1e-7 : 1e-8,
+                     1e-6);
         assert_close("state", got[2], want[2], n, 1e-10, 1e-6);
         for (size_t k = 0; k < 3 && n > 1; k++)
             assert_true(got[k][n - 1] == 0.0f);
     }
-    const moert_elements all = {unset_floats(1), MOERT_DTYPE_F32, 0}; /* there is no step 0 */
-    ASSERT_FAILS(moert_adamw_step(&settings, 1, all.buffer, &all, &all, &all), MOERT_ERROR_USAGE,
-                 "");
 }
 
-TEST(test_a_range_has_the_bits_of_the_whole) {
+EACH(test_steps_match_float64, compare_steps)
+
+TEST(test_there_is_no_step_0) {
+    const moert_elements all[] = {{unset_floats(1), MOERT_DTYPE_F32, 0},
+                                  {unset_floats(1), MOERT_DTYPE_F32, 0}};
+    ASSERT_FAILS(moert_update_weights(&settings, 1, all[0].buffer, all, all), MOERT_ERROR_USAGE,
+                 "steps count from 1");
+}
+
+static void compare_ranges(moert_optimizer_kind optimizer) {
     enum { N = 9001 };
     const range ranges[] = {{N, 0, 4096, 0},  {N, 4096, N - 4096, 0}, {N, 4096, 4096, 128},
                             {N, 21, 1003, 7}, {N, N - 1, 1, 3},       {N, 8, 64, 4}};
     float *parameter = random_floats(N, 1.0f, 710), *gradient = random_floats(STEPS * N, 1.0f, 9);
     float *whole[3], *got[3];
-    run((range){N, 0, N, 0}, parameter, gradient, NULL, whole);
+    run(optimizer, (range){N, 0, N, 0}, parameter, gradient, NULL, whole);
     for (size_t i = 0; i < MOERT_COUNT(ranges); i++) {
         const size_t at = ranges[i].at, end = at + ranges[i].count, state_at = ranges[i].state_at;
         const float *zero = test_alloc(state_at * sizeof *zero);
-        run(ranges[i], parameter, gradient, NULL, got);
+        run(optimizer, ranges[i], parameter, gradient, NULL, got);
         assert_same_bits("before", got[0], parameter, at);
         assert_same_bits("range", got[0] + at, whole[0] + at, end - at);
         assert_same_bits("behind", got[0] + end, parameter + end, N - end);
@@ -120,7 +146,9 @@ TEST(test_a_range_has_the_bits_of_the_whole) {
     }
 }
 
-TEST(test_rounded_parameters_are_the_cast_ones) {
+EACH(test_a_range_has_the_bits_of_the_whole, compare_ranges)
+
+static void compare_rounded(moert_optimizer_kind optimizer) {
     const size_t lengths[] = {1, 15, 33, 4096, 4097, 9000};
     for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
         const size_t n = lengths[l];
@@ -128,13 +156,15 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
         float *gradient = random_floats(STEPS * n, 1.0f, 900);
         gradient[n / 2] = NAN;
         moert_buffer *rounded = unset_bf16(n);
-        run((range){n, 0, n, 0}, parameter, gradient, NULL, want);
-        run((range){n, 0, n, 0}, parameter, gradient, rounded, got);
+        run(optimizer, (range){n, 0, n, 0}, parameter, gradient, NULL, want);
+        run(optimizer, (range){n, 0, n, 0}, parameter, gradient, rounded, got);
         assert_bf16("rounded parameter", rounded, got[0], n);
         for (size_t k = 0; k < 3; k++)
             assert_same_bits("state", got[k], want[k], n);
     }
 }
+
+EACH(test_rounded_parameters_are_the_cast_ones, compare_rounded)
 
 /* ---- bf16 moments ---- */
 
@@ -158,7 +188,8 @@ static uint16_t round_up_or_down(float x, uint32_t random) {
 
 /* Takes a step of n elements, which begin at place `first` of parts of `part` elements, with bf16
  * moments. Compares it with a step of the same moments in float32. */
-static void check_bf16_step(uint64_t step, size_t n, size_t part, size_t first) {
+static void check_bf16_step(moert_optimizer_kind optimizer, uint64_t step, size_t n, size_t part,
+                            size_t first) {
     const size_t parts = (first + n - 1) / part + 1, skipped = 3; /* keys before the first one */
     float *parameter = random_floats(n, 1.0f, 40 + step), *gradient = random_floats(n, 0.1f, 41);
     float *moments[2] = {random_floats(n, 0.1f, 42), random_floats(n, 0.1f, 43)};
@@ -168,18 +199,18 @@ static void check_bf16_step(uint64_t step, size_t n, size_t part, size_t first) 
     for (size_t k = 0; k < 2; k++)
         for (size_t i = 0; i < n; i++)
             moments[k][i] = round_to(MOERT_DTYPE_BF16, fabs((double)moments[k][i]));
-    const adam whole = {upload_floats(parameter, n), upload_floats(moments[0], n),
-                        upload_floats(moments[1], n)};
-    const adam small = {upload_floats(parameter, n), upload_as(moments[0], n, MOERT_DTYPE_BF16),
-                        upload_as(moments[1], n, MOERT_DTYPE_BF16)};
+    const weights whole = {upload_floats(parameter, n), upload_floats(moments[0], n),
+                           upload_floats(moments[1], n)};
+    const weights small = {upload_floats(parameter, n), upload_as(moments[0], n, MOERT_DTYPE_BF16),
+                           upload_as(moments[1], n, MOERT_DTYPE_BF16)};
     moert_buffer *g = upload_floats(gradient, n);
-    moert_adamw adamw = step_of(step);
-    take_step(&adamw, n, whole, g, MOERT_DTYPE_F32, 0);
-    adamw.part = part;
-    adamw.first = first;
-    adamw.keys = upload(key, (skipped + parts) * sizeof *key);
-    adamw.keys_at = skipped;
-    take_step(&adamw, n, small, g, MOERT_DTYPE_BF16, 0);
+    moert_update update = step_of(optimizer, step);
+    take_step(&update, n, whole, g, MOERT_DTYPE_F32, 0);
+    update.part = part;
+    update.first = first;
+    update.keys = upload(key, (skipped + parts) * sizeof *key);
+    update.keys_at = skipped;
+    take_step(&update, n, small, g, MOERT_DTYPE_BF16, 0);
     assert_same_bits_in("parameter", small.p, download_floats(whole.p, n), n);
     const float *want[] = {download_floats(whole.m, n), download_floats(whole.v, n)};
     const uint16_t *m = download(small.m, n * sizeof *m), *v = download(small.v, n * sizeof *v);
@@ -187,19 +218,23 @@ static void check_bf16_step(uint64_t step, size_t n, size_t part, size_t first) 
         const size_t place = first + i;
         const uint32_t random = random_bits(key[skipped + place / part], step, place % part);
         assert_int_equal(m[i], round_up_or_down(want[0][i], random & 0xFFFF));
-        assert_int_equal(v[i], round_up_or_down(want[1][i], random >> 16));
+        assert_int_equal(v[i], optimizer == MOERT_OPTIMIZER_SGD
+                                   ? moert_float_bits(want[1][i]) >> 16 /* not touched */
+                                   : round_up_or_down(want[1][i], random >> 16));
     }
 }
 
-TEST(test_bf16_moments_are_float32_ones_rounded_at_random) {
+static void compare_bf16(moert_optimizer_kind optimizer) {
     const struct {
         size_t n, part, first;
     } ranges[] = {{1, 1, 0},      {33, 33, 0},     {9000, 9000, 0}, {9000, 16384, 4096},
                   {4096, 512, 0}, {1003, 100, 42}, {5000, 7, 3},    {8192, 4096, 4096}};
     for (size_t i = 0; i < MOERT_COUNT(ranges); i++)
         for (uint64_t step = 1; step < 4; step++)
-            check_bf16_step(step, ranges[i].n, ranges[i].part, ranges[i].first);
+            check_bf16_step(optimizer, step, ranges[i].n, ranges[i].part, ranges[i].first);
 }
+
+EACH(test_bf16_moments_are_float32_ones_rounded_at_random, compare_bf16)
 
 /* The mean of many elements with the same moments follows the float32 moment, although each step
  * changes it by less than half a step of bf16. */
@@ -209,16 +244,16 @@ TEST(test_the_mean_of_bf16_moments_is_right) {
     for (size_t i = 0; i < N; i++)
         values[i] = 1.0f;
     const uint64_t key = moert_rng_stream("weight");
-    const adam of = {upload_floats(small, N), upload(small, N * sizeof(uint16_t)),
-                     upload(small, N * sizeof(uint16_t))};
+    const weights of = {upload_floats(small, N), upload(small, N * sizeof(uint16_t)),
+                        upload(small, N * sizeof(uint16_t))};
     moert_buffer *g = upload_floats(values, N);
     double m = 0.0, v = 0.0, sum[2] = {0.0, 0.0};
     for (uint64_t step = 1; step <= LATER; step++) {
-        moert_adamw adamw = step_of(step);
-        adamw.beta1 = adamw.beta2 = 0.999;
-        adamw.part = N;
-        adamw.keys = upload(&key, sizeof key);
-        take_step(&adamw, N, of, g, MOERT_DTYPE_BF16, 0);
+        moert_update update = step_of(MOERT_OPTIMIZER_ADAMW, step);
+        update.beta1 = update.beta2 = 0.999;
+        update.part = N;
+        update.keys = upload(&key, sizeof key);
+        take_step(&update, N, of, g, MOERT_DTYPE_BF16, 0);
         m += 0.001 * (0.5 - m);
         v += 0.001 * (0.25 - v);
     }

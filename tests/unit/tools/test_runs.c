@@ -87,6 +87,17 @@ TEST(test_a_resume_says_what_it_resumes) {
                         MOERT_ERROR_MISMATCH, "was made with number of experts 8, this run has 4");
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --layers 1"),
                         MOERT_ERROR_MISMATCH, "was made with num_hidden_layers 2, this run has 1");
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --optimizer sgd"),
+                        MOERT_ERROR_MISMATCH,
+                        "has the moments of --optimizer adamw, this run has --optimizer sgd");
+    /* a checkpoint of before --optimizer has those of AdamW */
+    assert_true(run_shell("sed -i \"s/--optimizer adamw.n//\" $DIR/run/checkpoints/*/state.json && "
+                          "! grep -q optimizer $DIR/run/checkpoints/*/state.json"));
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto "
+                              "--optimizer sgd"),
+                        MOERT_ERROR_MISMATCH,
+                        "has the moments of --optimizer adamw, this run has --optimizer sgd");
+    ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto"));
 }
 
 TEST(test_steps_without_finite_scores_are_skipped_on_all_ranks_alike) {

@@ -40,10 +40,10 @@ static const struct {
     {3, "staged", "--micro-batches 2"},
     {2, "window", "--precision bf16 --dense bf16 --dispatch bf16 --combine bf16 --micro-batches 4"},
     {3, "window", "--precision mxfp8 --dispatch mxfp8"},
-    {2, "staged", "--precision nvfp4 --recompute layer"},
+    {2, "staged", "--precision nvfp4 --recompute layer --optimizer sgd"},
     {2, "window", "--recompute experts --micro-batches 2"},
     {3, "window", "--document-end 10"},
-    {3, "window", "--rebalance 2"},
+    {3, "window", "--rebalance 2 --optimizer sgd --moments bf16"},
     {3, "staged", "--form deepseek-v3 --head-size 16"},
 };
 
@@ -94,6 +94,7 @@ static const struct {
     {3, 1, "d_input", "", OTHER("the gradients of the layer's inputs [(]layer 0[)]")},
     {3, 1, "attention_gradient", "", OTHER("the gradients of attention's weights [(]layer 0[)]")},
     {3, 1, "optimizer", "", OTHER("the update of [a-z0-9_.]*")},
+    {3, 1, "optimizer", "--optimizer sgd", OTHER("the update of [a-z0-9_.]*")},
     /* the step's bits are in the weights of all ranks when they are compared */
     {3, 2, "weights", "",
      "^rank 2 [(].*[)]: wrong bits at step 1 in the weights of [a-z0-9_.]*: other than those of "

@@ -220,7 +220,7 @@ static bool magnitudes(bool compare) {
         ASSERT_OK(moert_elements_read(&weights, 0, count, values));
         for (size_t v = 0; v < count; v++)
             values[v] = fabsf(values[v]);
-        for (int kind = MOERT_VALUES_FIRST_MOMENTS; kind <= MOERT_VALUES_SECOND_MOMENTS; kind++) {
+        for (size_t kind = MOERT_VALUES_MOMENTS; kind < moert_checkpoint_kinds(model); kind++) {
             const moert_elements moments =
                 moert_values_of(optimizer, tensor, (moert_value_kind)kind);
             if (!compare)

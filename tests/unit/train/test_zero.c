@@ -93,16 +93,16 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
     moert_buffer *p = upload(weight, bytes), *m = upload(zero, bytes), *v = upload(zero, bytes);
     for (size_t step = 0; step < STEPS; step++) {
         moert_buffer *gradient = upload_floats(gradient_of(tensor, step), tensor->elements);
-        const moert_adamw adamw = {.rate = rate,
-                                   .beta1 = settings.beta1,
-                                   .beta2 = settings.beta2,
-                                   .epsilon = settings.epsilon,
-                                   .decay = tensor->is_matrix ? settings.decay : 0.0,
-                                   .scale = settings.clip / (norm[step] + 1e-6),
-                                   .step = step + 1};
-        ASSERT_OK(moert_adamw_step(
-            &adamw, tensor->elements, p, &(moert_elements){gradient, MOERT_DTYPE_F32, 0},
-            &(moert_elements){m, MOERT_DTYPE_F32, 0}, &(moert_elements){v, MOERT_DTYPE_F32, 0}));
+        const moert_update adamw = {.rate = rate,
+                                    .beta1 = settings.beta1,
+                                    .beta2 = settings.beta2,
+                                    .epsilon = settings.epsilon,
+                                    .decay = tensor->is_matrix ? settings.decay : 0.0,
+                                    .scale = settings.clip / (norm[step] + 1e-6),
+                                    .step = step + 1};
+        const moert_elements g = {gradient, MOERT_DTYPE_F32, 0},
+                             moments[] = {{m, MOERT_DTYPE_F32, 0}, {v, MOERT_DTYPE_F32, 0}};
+        ASSERT_OK(moert_update_weights(&adamw, tensor->elements, p, &g, moments));
     }
     download_into(p, weight, bytes);
 }
@@ -138,9 +138,9 @@ static bool moments_are_sharded(run *r) {
     for (size_t b = 0; b < moert_model_block_count(r->model); b++) {
         const moert_block *block = moert_model_block(r->model, b);
         const size_t holders = moert_comm_size(block->comm);
-        size_t bytes[4], sum = 0, mine = moert_buffer_bytes(r->optimizer->moments[b].first);
+        size_t bytes[4], sum = 0, mine = moert_buffer_bytes(r->optimizer->moments[b].moment[0]);
         right = right && holders == (block->replicated ? test_ranks : test_ranks / r->ep) &&
-                moert_buffer_bytes(r->optimizer->moments[b].second) == mine;
+                moert_buffer_bytes(r->optimizer->moments[b].moment[1]) == mine;
         ASSERT_OK(moert_comm_allgather(block->comm, &mine, sizeof mine, bytes));
         for (size_t h = 0; h < holders; h++)
             sum += bytes[h];
