@@ -43,8 +43,9 @@ double moert_breakdown_fit(double *ns, double wall_ns);
 
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
- * "fma_peak_gflops", "bf16_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
- * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"}.
+ * "fma_peak_gflops", "bf16_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share",
+ * "rows": [{"name", "calls", "ms_per_step", "share", "gflops", "peak_share", "gbps",
+ * "copy_share"}], "flight_ms_per_step"}.
  * Shares are fractions of 1. Rates without work or time are null. "flight" is the time in which
  * rows of the staged exchange were in flight, whether hidden behind other rows of the table or
  * waited for. Does nothing if no step counted. Collective. Errors: ERROR_IO, ERROR_MEMORY.

@@ -1,5 +1,6 @@
 /*
- * The observer of `--verify N`: every N steps the ranks repeat a part of each other's work and compare the bits.
+ * The observer of `--verify N`: every N steps the ranks repeat a part of each other's work and
+ * compare the bits.
  *
  *   a layer      of one micro-batch, forward and backward, with its exchange (model/audit.h)
  *   the update   of up to MOERT_CHECKED_FLOATS consecutive parameters of each rank's shards

@@ -96,8 +96,8 @@ static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
         sums[i] += counts[i] - (first ? sums[i] / MEMORY : 0);
 }
 
-/* Adds the rows of the last loss. At the first micro-batch of a step, the rows of earlier steps lose
- * an eighth before. */
+/* Adds the rows of the last loss. At the first micro-batch of a step, the rows of earlier steps
+ * lose an eighth before. */
 static moert_status count(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
     const bool first = t->micro_batch == 0;

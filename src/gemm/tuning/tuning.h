@@ -55,7 +55,8 @@ typedef struct moert_tuning_key {
 /* The choices for a GEMM. The first call reads the rows; later ones neither allocate nor fail. */
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key);
 
-/* Makes every look-up return these choices until called with NULL. For measurements. ERROR_USAGE if a choice is missing or out of bounds. */
+/* Makes every look-up return these choices until called with NULL. For measurements. ERROR_USAGE if
+ * a choice is missing or out of bounds. */
 moert_status moert_tuning_force(const moert_choices *choices);
 
 /* Makes the next look-up read the rows again. */
