@@ -23,7 +23,7 @@ while IFS= read -r command <&3; do
     launch/tokenize*) verdict 0 "$command # SKIP tokenize.sh runs it" ;;
     launch/virtual-cluster*) verdict 0 "$command # SKIP cluster.sh runs it" ;;
     build/bin/moert-tune) # takes as long as it is let
-        logged timeout -s INT 20 bash -c "MOERT_CACHE_DIR=$tmp/cache $command"
+        logged timeout -s INT 20 bash -c "MOERT_CACHE_DIR=$tmp/cache $command --busy"
         [ $? -eq 124 ]
         verdict $? "$command"
         ;;

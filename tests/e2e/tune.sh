@@ -4,10 +4,10 @@
 . "$(dirname "$0")/../support/e2e.sh"
 rows=$tmp/rows
 export MOERT_TUNE_FILE=$rows
-tune() { alone "$bin/moert-tune" --seconds 0.001 "$@"; }
+tune() { alone "$bin/moert-tune" --busy --seconds 0.001 "$@"; } # beside other tests
 
 tune --shapes 2x5x34x20 --op prepacked_dgrad --dtype f32
-{ [ $? -eq 0 ] && [ ! -s "$tmp/none" ] && grep -q '^prepacked_dgrad f32 of 2 experts, 5 rows each, N 34, K 20$' "$log" &&
+{ [ $? -eq 0 ] && [ ! -s "$tmp/none" ] && grep -q '^\[1 of 1\] prepacked_dgrad f32 of 2 experts, 5 rows each, N 34, K 20$' "$log" &&
     [ "$(grep -c '^  \* ' "$log")" -eq 1 ] && [ "$(grep -c '^ .* panels=[0-9]* depth=[0-9]* split=[0-9]* lines=' "$log")" -gt 10 ]; }
 verdict $? "a shape is measured, and one candidate is chosen"
 { [ "$(wc -l <"$rows")" -eq 2 ] && grep -Eq '^device ".+" prepacked_dgrad f32 34 20 \* lines=[0-9]+ width=[0-9]+ # 20[0-9-]+, driver .+, moert .+: [0-9.]+ -> [0-9.]+ GFLOP/s$' "$rows" &&
@@ -18,10 +18,22 @@ tune --shapes 2x5x34x20 3x1x17x33 --dtype f32 --out "$tmp/others"
 { [ $? -eq 0 ] && [ "$(wc -l <"$tmp/others")" -eq 14 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
 verdict $? "--out names another file"
 tune --suite small --op wgrad --dtype f32 --no-write
-{ [ $? -eq 0 ] && [ "$(grep -c '^wgrad f32' "$log")" -eq 4 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
-verdict $? "--no-write only measures"
+{ [ $? -eq 0 ] && [ "$(grep -Ec '^\[[1-4] of 4(, [0-9]+:[0-9]{2} left)?\] wgrad f32' "$log")" -eq 4 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
+verdict $? "--no-write only measures, and says how much is left"
+tune --model tests/golden/model/qwen3-tiny --tokens 64 --ep 2 --no-write
+{ [ $? -eq 0 ] && [ "$(grep -c '^\[[1-6] of 6.*, tests/golden/model/qwen3-tiny$' "$log")" -eq 6 ] && ! grep -q 'bf16 of' "$log"; }
+verdict $? "--model measures what a training asks of its experts"
 alone "$bin/moert-info" && grep -q "there are 2 measured rows in $rows\$" "$log"
 verdict $? "moert-info counts the measured rows"
+
+# without --busy: by the load of the machine, unless that is too near the limit
+logged alone "$bin/moert-tune" --seconds 0.001 --shapes 2x5x34x20 --op wgrad --dtype f32 --out "$tmp/idle"
+status=$?
+case $(awk -v n="$(nproc)" '{ most = n * 0.1 > 0.5 ? n * 0.1 : 0.5; print $1 > most + 0.3 ? "busy" : $1 < most - 0.3 ? "idle" : "near" }' /proc/loadavg) in
+busy) [ $status -eq 2 ] && [ ! -s "$tmp/idle" ] && has_lines "$log" 'the machine is busy: load [0-9.]+ of the last minute, above' ;;
+idle) [ $status -eq 0 ] && [ -s "$tmp/idle" ] ;;
+esac
+verdict $? "a busy machine's choices are not written without --busy"
 
 MOERT_TUNE=off refused 2 '^moert-tune: .*no file for the rows' "MOERT_TUNE=off: a run that would write rows is bad usage" tune
 MOERT_BACKEND=reference refused 2 '^moert-tune: .*the backend reference has nothing to choose' "a backend without choices is bad usage" tune

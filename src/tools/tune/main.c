@@ -5,22 +5,30 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/files.h"
 #include "base/memory.h"
 #include "gemm/portable/gemm.h"
+#include "io/model_config.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
 #include "tools/tune/gemm.h"
 
 static unsigned suite, op, dtype, level;
 static moert_option_list words;
+static size_t tokens, ep;
 static double seconds;
-static const char *out_path;
-static bool writes;
+static const char *model_path, *out_path;
+static bool writes, busy;
 
-#define SHAPE_BOUND 1048576
+#define SHAPE_BOUND   1048576
+#define MODEL_SECONDS 0.4 /* so that a model takes less than a minute, with its compilations */
+/* Others' work that is too much: more than this part of the processors, and more than this load. */
+#define BUSY_PART   0.1
+#define BUSY_LOAD   0.5
 #define LEVEL_WORDS "default|vendor|family|device" /* in the order of moert_tuning_level */
 
 static const moert_option options[] = {
@@ -30,18 +38,28 @@ static const moert_option options[] = {
      "small ones"},
     {"shapes", MOERT_OPTION_LIST, &words, NULL, NULL,
      "instead: experts x rows of each x N x K of the weight, such as 8x32x1408x512"},
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+     "instead: what a training of this directory's model asks of its experts' GEMMs, in less than "
+     "a minute"},
+    {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576",
+     "with --model: tokens of a micro-batch on a rank"},
+    {"ep", MOERT_OPTION_UINT, &ep, "1", "1..1024", "with --model: ranks that share the experts"},
     {"op", MOERT_OPTION_CHOICE, &op, "all",
      "all|forward|dgrad|wgrad|prepacked_forward|prepacked_dgrad", "operation"},
-    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the operands"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "auto", "auto|f32|bf16|all",
+     "of the operands; auto: all, but with --model f32"},
     {.help = "How"},
-    {"seconds", MOERT_OPTION_FLOAT, &seconds, "1", "0..3600",
-     "for each of the three to five choices of a GEMM, without compilation"},
+    {"seconds", MOERT_OPTION_FLOAT, &seconds, NULL, "0..3600",
+     "for each of the three to five choices of a GEMM, without compilation; default: 1, with "
+     "--model 0.4"},
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
      "file to read rows from and add rows to; default is MOERT_TUNE_FILE, which every program "
      "reads"},
     {"for", MOERT_OPTION_CHOICE, &level, "device", LEVEL_WORDS,
      "devices that the rows apply to: all, those of this one's vendor or family, or only this one"},
     {"write", MOERT_OPTION_FLAG, &writes, "1", NULL, "add the rows to the file"},
+    {"busy", MOERT_OPTION_FLAG, &busy, NULL, NULL,
+     "add them although other programs keep the processors busy, which makes choices by chance"},
 };
 
 static const moert_column columns[] = {
@@ -70,9 +88,52 @@ static moert_status read_shape(const char *word, moert_gemm_shape *shape) {
     return MOERT_OK;
 }
 
+/* The experts of a model whose weights fit into 128 MiB in float32, but at least one. */
+static size_t fitting(size_t experts, size_t n, size_t k) {
+    const size_t most = ((size_t)128 << 20) / (n * k * sizeof(float));
+    return most == 0 ? 1 : moert_min(experts, most);
+}
+
+/* shapes[2] = those of the projections of a model's experts. */
+static moert_status read_model(moert_gemm_shape *shapes) {
+    moert_model_config c;
+    MOERT_TRY(moert_model_config_read(model_path, &c));
+    const size_t experts = c.router.experts, inner = c.intermediate, outer = c.hidden,
+                 rows = moert_ceil_div(tokens * ep * c.router.topk, moert_max(experts, 1)),
+                 local = moert_ceil_div(experts, ep);
+    moert_model_config_free(&c);
+    if (experts == 0)
+        return MOERT_FAIL(ERROR_USAGE, "--model %s has no experts", model_path);
+    if (ep > experts)
+        return MOERT_FAIL(ERROR_USAGE, "--ep %zu: %s has only %zu experts", ep, model_path,
+                          experts);
+    shapes[0] =
+        (moert_gemm_shape){fitting(local, 2 * inner, outer), rows, 2 * inner, outer, model_path};
+    shapes[1] = (moert_gemm_shape){fitting(local, outer, inner), rows, outer, inner, model_path};
+    return MOERT_OK;
+}
+
+/* Other programs' work makes choices by chance, which all later runs would read. */
+static moert_status check_load(void) {
+    const double processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    const double most = BUSY_PART * processors > BUSY_LOAD ? BUSY_PART * processors : BUSY_LOAD;
+    double load = 0.0;
+    if (!writes || busy || getloadavg(&load, 1) != 1 || load <= most)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_USAGE,
+                      "the machine is busy: load %.2f of the last minute, above %.2f for %.0f "
+                      "processors; wait, or give --no-write to only measure, or --busy to write "
+                      "nevertheless",
+                      load, most, processors);
+}
+
 static moert_status check(int argc, char **argv) {
     moert_gemm_shape shape;
     (void)argc, (void)argv;
+    if (words.count > 0 && model_path != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--shapes and --model both say what to measure; give one");
+    if (!(seconds >= 0.0)) /* not given */
+        seconds = model_path != NULL ? MODEL_SECONDS : 1.0;
     for (size_t i = 0; i < words.count; i++)
         MOERT_TRY(read_shape(words.words[i], &shape));
     if (strcmp(moert_backend_name(NULL), "portable") != 0)
@@ -89,7 +150,7 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "there is no file for the rows: MOERT_TUNE is off, or there "
                                        "is no cache directory and no --out; --no-write only "
                                        "measures");
-    return MOERT_OK;
+    return check_load();
 }
 
 /* Fails before hours of measuring if the file cannot be written. */
@@ -178,23 +239,44 @@ static moert_status write_rows(const moert_device *device, const moert_tune_gemm
 
 /* ---- the run ---- */
 
-static moert_status tune(moert_device *device, moert_tuned operation, moert_dtype type,
-                         const moert_gemm_shape *shape) {
+/* A GEMM to measure. */
+typedef struct job {
+    moert_tuned operation;
+    moert_dtype type;
+    moert_gemm_shape shape;
+} job;
+
+/* Prints "[k of n, m:ss left]", and the GEMM. */
+static void print_job(const job *of, size_t done, size_t count, uint64_t start_ns) {
+    const moert_gemm_shape *shape = &of->shape;
+    char left[32] = "";
+    if (done > 0) {
+        const double each = (double)(moert_clock_ns() - start_ns) * 1e-9 / (double)done;
+        const size_t rest = (size_t)(each * (double)(count - done) + 0.5);
+        snprintf(left, sizeof left, ", %zu:%02zu left", rest / 60, rest % 60);
+    }
+    printf("\n[%zu of %zu%s] %s %s of %zu experts, %zu rows each, N %zu, K %zu%s%s\n", done + 1,
+           count, left, moert_tuned_name(of->operation), moert_dtype_name(of->type), shape->experts,
+           shape->rows, shape->n, shape->k, shape->model != NULL ? ", " : "",
+           shape->model != NULL ? shape->model : "");
+    fflush(stdout);
+}
+
+static moert_status tune(moert_device *device, const job *of) {
     moert_tune_gemm p;
     moert_tune_result found;
     bool possible;
-    MOERT_TRY(moert_tune_gemm_create(device, operation, type, shape, &p, &possible));
+    MOERT_TRY(moert_tune_gemm_create(device, of->operation, of->type, &of->shape, &p, &possible));
     moert_status status = MOERT_OK;
-    if (!possible)
+    if (!possible) {
+        printf("this weight gains nothing from a prepacked copy\n");
         goto done;
+    }
     moert_choices first = moert_tuning_find(device, &p.key);
     if (p.prepacked != NULL) {
         first.lines = p.tile.lines;
         first.width = p.tile.width;
     }
-    printf("\n%s %s of %zu experts, %zu rows each, N %zu, K %zu%s%s\n", moert_tuned_name(operation),
-           moert_dtype_name(type), shape->experts, shape->rows, shape->n, shape->k,
-           shape->model != NULL ? ", " : "", shape->model != NULL ? shape->model : "");
     const moert_trial trial = moert_tune_gemm_trial(&p);
     MOERT_TRY_OR(
         done, moert_tune_search(&trial, &first, first_axis(&p), (uint64_t)(1e9 * seconds), &found));
@@ -208,28 +290,55 @@ done:
     return status;
 }
 
-static moert_status tune_shape(moert_device *device, const moert_gemm_shape *shape) {
+/* Whether an operation is to be measured: of a model, those of a training step. */
+static bool is_chosen(moert_tuned operation) {
+    if (op > 0)
+        return op - 1 == operation;
+    return model_path == NULL ||
+           (operation != MOERT_TUNED_FORWARD && operation != MOERT_TUNED_DGRAD);
+}
+
+/* Lists the GEMMs of a shape. */
+static size_t list_jobs(const moert_gemm_shape *shape, job *jobs) {
+    enum { AUTO, F32, BF16 };
     static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
-    for (unsigned t = 0; t < 2; t++)
+    const unsigned only = dtype == AUTO && model_path != NULL ? F32 : dtype;
+    size_t count = 0;
+    for (unsigned t = 0; t < MOERT_COUNT(types); t++)
         for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
-            if ((op == 0 || op - 1 == o) && (dtype == 0 || dtype - 1 == t))
-                MOERT_TRY(tune(device, o, types[t], shape));
-    return MOERT_OK;
+            if (is_chosen(o) && (only == t + 1 || only == AUTO || only > BF16))
+                jobs[count++] = (job){o, types[t], *shape};
+    return count;
 }
 
 static moert_status tune_all(moert_device *device) {
     moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES];
-    const bool given = words.count > 0;
-    const size_t count = given ? words.count : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
+    job *jobs;
+    size_t shape_count = 2, count = 0;
+    moert_status status = MOERT_OK;
     if (writes)
         MOERT_TRY(try_file());
-    print_header(moert_device_describe(device));
-    for (size_t i = 0; i < count; i++) {
-        if (given)
-            MOERT_TRY(read_shape(words.words[i], &shapes[0]));
-        MOERT_TRY(tune_shape(device, &shapes[given ? 0 : i]));
+    if (model_path != NULL)
+        MOERT_TRY(read_model(shapes));
+    else if (words.count == 0)
+        shape_count = moert_gemm_shapes((moert_gemm_suite)suite, shapes);
+    else
+        shape_count = words.count;
+    MOERT_TRY(MOERT_NEW_ARRAY(&jobs, shape_count * MOERT_TUNED_OPERATIONS * 2));
+    for (size_t i = 0; i < shape_count && status == MOERT_OK; i++) {
+        moert_gemm_shape given;
+        if (words.count > 0)
+            status = read_shape(words.words[i], &given);
+        count += list_jobs(words.count > 0 ? &given : &shapes[i], &jobs[count]);
     }
-    return MOERT_OK;
+    print_header(moert_device_describe(device));
+    const uint64_t start_ns = moert_clock_ns();
+    for (size_t i = 0; i < count && status == MOERT_OK; i++) {
+        print_job(&jobs[i], i, count, start_ns);
+        status = tune(device, &jobs[i]);
+    }
+    free(jobs);
+    return status;
 }
 
 static moert_status run(moert_context *context) {
@@ -249,7 +358,7 @@ static moert_status run(moert_context *context) {
 }
 
 const moert_program moert_tune_program = MOERT_PROGRAM_OF(
-    "moert-tune [--suite NAME | --shapes ExMxNxK...] [OPTION...]",
+    "moert-tune [--suite NAME | --shapes ExMxNxK... | --model DIR] [OPTION...]",
     "Measures tile sizes and other choices of grouped GEMMs on this device, for a list of shapes,\n"
     "and adds the fastest ones to the tuning rows that every program reads. The choices do not\n"
     "change the bits of a result.",
