@@ -97,7 +97,7 @@ $(BUILD)/commit.h: FORCE
 		[ -z "$$commit" ] && [ -e $@ ] || \
 		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
 		if [ ! -e $@.new ]; then :; elif cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-COMMITTED := $(BUILD)/bench/common/report.o $(BUILD)/src/tools/tune/main.o $(BUILD)/src/tools/preflight/main.o
+COMMITTED := $(BUILD)/bench/common/report.o $(BUILD)/src/tools/tune/main.o $(BUILD)/src/tools/train/record.o $(BUILD)/src/tools/preflight/main.o
 $(COMMITTED): $(BUILD)/commit.h
 $(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 

@@ -4,11 +4,13 @@
 #include "train/internal.h"
 
 extern const moert_observer moert_observer_collapse, moert_observer_profile,
-    moert_observer_rebalance, moert_observer_monitor, moert_observer_check, moert_observer_bias;
+    moert_observer_rebalance, moert_observer_monitor, moert_observer_check, moert_observer_bias,
+    moert_observer_run_file;
 
 static const moert_observer *const observers[MOERT_OBSERVERS] = {
     &moert_observer_collapse, &moert_observer_profile, &moert_observer_rebalance,
-    &moert_observer_monitor,  &moert_observer_check,   &moert_observer_bias};
+    &moert_observer_monitor,  &moert_observer_check,   &moert_observer_bias,
+    &moert_observer_run_file};
 
 moert_status moert_observers_open(moert_trainer *t) {
     for (size_t i = 0; i < MOERT_OBSERVERS; i++)

@@ -42,7 +42,7 @@ typedef struct moert_observer {
     moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
 } moert_observer;
 
-enum { MOERT_OBSERVERS = 6 };
+enum { MOERT_OBSERVERS = 7 };
 
 /* Opens those that are wanted; closes all. */
 moert_status moert_observers_open(moert_trainer *t);

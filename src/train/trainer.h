@@ -62,6 +62,8 @@ typedef struct moert_trainer_options {
                                 (train/cross_check.h); 0 = none */
     bool goes_back;         /* after wrong bits, go on from the last checkpoint */
     const char *config_text; /* config.json of the model */
+    const char *record;      /* JSON of the program and its options for OUT/run.json
+                                (train/run_file.h); NULL: no such file */
     size_t log_every;        /* steps between console lines; 0 = none */
     bool profile;            /* print a table of the steps' times at the end, and write it to
                                 OUT/profile.json */

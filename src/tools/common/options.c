@@ -236,8 +236,7 @@ static void print_list(const moert_option *option, FILE *file) {
     fputc(0, file);
 }
 
-/* The value of an option as text, perhaps in buffer[bytes]; NULL if it is not given or off. */
-static const char *value_text(const moert_option *option, char *buffer, size_t bytes) {
+const char *moert_option_text(const moert_option *option, char *buffer, size_t bytes) {
     switch (option->type) {
     case MOERT_OPTION_STRING:
         return *(const char **)option->target;
@@ -263,7 +262,7 @@ void moert_options_print(const moert_option *table, size_t count, FILE *file) {
             print_list(&table[i], file);
             continue;
         }
-        const char *value = value_text(&table[i], buffer, sizeof buffer);
+        const char *value = moert_option_text(&table[i], buffer, sizeof buffer);
         fprintf(file, "%s--%s%s%s%c", value != NULL ? "" : "no ", table[i].name,
                 value != NULL ? " " : "", value != NULL ? value : "", 0);
     }

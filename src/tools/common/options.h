@@ -115,6 +115,10 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
 const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
                                 const void *object, size_t bytes);
 
+/* The value of an option as text, perhaps in buffer[bytes], of which 64 are enough; NULL if it is
+ * not given or off. Not for a LIST. */
+const char *moert_option_text(const moert_option *option, char *buffer, size_t bytes);
+
 /* Prints the value of each option as "--name value" or "no --name", each with a final 0 byte. */
 void moert_options_print(const moert_option *table, size_t count, FILE *file);
 

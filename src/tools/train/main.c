@@ -14,6 +14,7 @@
 #include "tools/train/config.h"
 #include "tools/train/data.h"
 #include "tools/train/memory.h"
+#include "tools/train/record.h"
 #include "train/trainer.h"
 #include "train/values.h"
 #include "train/checksums.h"
@@ -221,7 +222,9 @@ static const moert_option options[] = {
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
-static char *default_metrics;
+static char *default_metrics, *record;
+static int word_count;
+static char **command;
 
 static bool replays(void) {
     return replay_steps != NULL;
@@ -355,6 +358,8 @@ static moert_status check(int argc, char **argv) {
     if (trains_not() && trainer.resume != MOERT_RESUME_NONE && trainer.resume != MOERT_RESUME_AUTO)
         return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a "
                                        "checkpoint directory works); --resume does not apply");
+    word_count = argc;
+    command = argv;
     MOERT_TRY(check_optimizer(argc, argv));
     return check_steps();
 }
@@ -627,6 +632,9 @@ static moert_status run(moert_context *context) {
     if (!trains_not())
         MOERT_TRY_OR(done, moert_train_fit(context, mesh, &trainer, most_bytes, &config, &memory));
     MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
+    MOERT_TRY_OR(done, moert_comm_agree(world, moert_train_record(options, OPTIONS, word_count,
+                                                                  command, &record)));
+    trainer.record = record;
     status = train(context, mesh, &config, data.data, &memory, manifest);
 done:
     moert_manifest_free(manifest);
@@ -635,7 +643,8 @@ done:
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);
-    MOERT_FREE(memory.places, data_paths.words, default_metrics);
+    MOERT_FREE(memory.places, data_paths.words, default_metrics, record);
+    record = NULL;
     return status;
 }
 

@@ -316,14 +316,14 @@ static moert_status tune_all(moert_device *device) {
     job *jobs;
     size_t shape_count = 2, count = 0;
     moert_status status = MOERT_OK;
-    if (writes)
-        MOERT_TRY(try_file());
     if (model_path != NULL)
         MOERT_TRY(read_model(shapes));
     else if (words.count == 0)
         shape_count = moert_gemm_shapes((moert_gemm_suite)suite, shapes);
     else
         shape_count = words.count;
+    if (writes)
+        MOERT_TRY(try_file());
     MOERT_TRY(MOERT_NEW_ARRAY(&jobs, shape_count * MOERT_TUNED_OPERATIONS * 2));
     for (size_t i = 0; i < shape_count && status == MOERT_OK; i++) {
         moert_gemm_shape given;

@@ -70,8 +70,10 @@ static bool refuses(const char *name, const char *words, int expected, const cha
     if (!right)
         print_error("%s %s\n  gives %d, %zu warnings and '%s'\n  not %d and '%s'\n", name, words,
                     code, warnings, moert_last_error(), expected, message);
-    right = on_all(right && (test_rank > 0 || rmdir(getenv("OUT")) == 0)); /* it is empty */
-    return right;
+    const bool empty = run_shell("[ -z \"$(ls -A $OUT)\" ] || ! ls -R $OUT >&2");
+    if (!empty)
+        print_error("%s %s\n  leaves files\n", name, words);
+    return on_all(right) && empty;
 }
 
 /* Tests a row if it is for this number of ranks; returns whether the program refuses it. */

@@ -100,6 +100,59 @@ TEST(test_a_resume_says_what_it_resumes) {
     ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto"));
 }
 
+/* The value of an option in a session of a run's record, as JSON, and its source. */
+static const char *recorded(const json_t *session, const char *name) {
+    const json_t *option = json_object_get(json_object_get(session, "options"), name);
+    char *value =
+        json_dumps(json_object_get(option, "value"), JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    const char *text = titled("%s %s", value, json_string_value(json_object_get(option, "source")));
+    free(value);
+    return text;
+}
+
+/* Reads the record of the run, and checks its numbers. */
+static json_t *read_record(const char *status, json_int_t step, size_t sessions) {
+    json_t *root;
+    const char *found;
+    json_int_t steps, tokens, parameters, last, best;
+    ASSERT_OK(moert_json_read(titled("%s/run/run.json", getenv("DIR")), "it", 1 << 20, &root));
+    assert_int_equal(json_unpack(root, "{ss sI sI s{sI} s{sI sI}}", "status", &found, "step",
+                                 &steps, "tokens", &tokens, "model", "parameters", &parameters,
+                                 "held_out", "last_step", &last, "best_step", &best),
+                     0);
+    assert_string_equal(found, status);
+    assert_int_equal(steps, step);
+    assert_int_equal(tokens, step * 4 * 32);
+    assert_int_equal(parameters,
+                     2 * (8 * 3 * 32 * 32 + 4 * 32 * 32 + 8 * 32 + 2 * 32) + 2 * 256 * 32 + 32);
+    assert_int_equal(last, step);
+    assert_int_equal(json_array_size(json_object_get(root, "sessions")), sessions);
+    return root;
+}
+
+TEST(test_a_record_says_what_ran_and_how_far) {
+    clear();
+    set_variable("MOERT_LOG", "warn");
+    ASSERT_OK_ON_ALL(train("--steps 2 --eval-every 1 --lr 0.002 --out $DIR/run"));
+    ASSERT_OK_ON_ALL(train("--steps 3 --eval-every 1 --lr 0.002 --out $DIR/run --resume auto"));
+    set_variable("MOERT_LOG", NULL);
+    if (test_rank > 0)
+        return;
+    json_t *root = read_record("ended", 3, 2);
+    const json_t *sessions = json_object_get(root, "sessions"),
+                 *session = json_array_get(sessions, 1);
+    assert_string_equal(recorded(session, "lr"), "0.002 given");
+    assert_string_equal(recorded(session, "beta1"), "0.9 default");
+    assert_string_equal(recorded(session, "length"), "32 given");
+    assert_string_equal(recorded(session, "metrics"),
+                        titled("\"%s/run/metrics.jsonl\" derived", getenv("DIR")));
+    assert_string_equal(recorded(session, "MOERT_LOG"), "\"warn\" environment");
+    assert_int_equal(json_integer_value(json_object_get(session, "from_step")), 2);
+    assert_true(json_is_string(json_object_get(session, "ended")));
+    assert_int_equal(json_array_size(json_object_get(session, "ranks")), test_ranks);
+    json_decref(root);
+}
+
 TEST(test_steps_without_finite_scores_are_skipped_on_all_ranks_alike) {
     moert_status status;
     const char *text = warnings_of(

@@ -1,0 +1,88 @@
+/* Writes the program's part of a run's record. */
+#include "tools/train/record.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "io/json.h"
+
+static json_t *value_of(const moert_option *option) {
+    char buffer[64];
+    if (option->type == MOERT_OPTION_LIST) {
+        const moert_option_list *list = option->target;
+        json_t *words = json_array();
+        for (size_t i = 0; i < list->count; i++)
+            json_array_append_new(words, json_string(list->words[i]));
+        return words;
+    }
+    const char *text = moert_option_text(option, buffer, sizeof buffer);
+    if (option->type == MOERT_OPTION_FLAG)
+        return json_boolean(text != NULL);
+    if (text == NULL)
+        return json_null();
+    return option->type == MOERT_OPTION_UINT ? json_integer((json_int_t) * (size_t *)option->target)
+           : option->type == MOERT_OPTION_FLOAT ? json_real(*(double *)option->target)
+                                                : json_string(text);
+}
+
+/* Whether an option that was not given has another value than its default. */
+static bool is_derived(const moert_option *option) {
+    char buffer[64];
+    const char *text = moert_option_text(option, buffer, sizeof buffer),
+               *standard = option->standard;
+    switch (option->type) {
+    case MOERT_OPTION_FLAG:
+        return (text != NULL) != (standard != NULL && strcmp(standard, "1") == 0);
+    case MOERT_OPTION_FLOAT:
+        return (text == NULL) != (standard == NULL) ||
+               (text != NULL && *(double *)option->target != strtod(standard, NULL));
+    case MOERT_OPTION_CHOICE: /* the first word is the default if there is none */
+        return standard != NULL ? strcmp(text, standard) != 0 : *(unsigned *)option->target != 0;
+    case MOERT_OPTION_LIST:
+        return false;
+    default:
+        return (text == NULL) != (standard == NULL) ||
+               (text != NULL && strcmp(text, standard) != 0);
+    }
+}
+
+/* Options whose target is that of another one have its source, too. */
+static const char *source_of(const moert_option *option, const moert_option *table, size_t count,
+                             int argc, char **argv) {
+    if (moert_options_given(table, count, argc, argv, option->target, 1) != NULL)
+        return "given";
+    return is_derived(option) ? "derived" : "default";
+}
+
+static json_t *list_options(const moert_option *table, size_t count, int argc, char **argv) {
+    json_t *all = json_object();
+    for (size_t i = 0; i < count; i++)
+        if (table[i].name != NULL)
+            json_object_set_new(all, table[i].name,
+                                json_pack("{so ss}", "value", value_of(&table[i]), "source",
+                                          source_of(&table[i], table, count, argc, argv)));
+    for (char **at = environ; *at != NULL; at++) {
+        const char *equals = strchr(*at, '=');
+        if (strncmp(*at, "MOERT_", 6) != 0 || equals == NULL)
+            continue;
+        json_t *name = json_stringn(*at, (size_t)(equals - *at));
+        json_object_set_new(all, name != NULL ? json_string_value(name) : "",
+                            json_pack("{ss ss}", "value", equals + 1, "source", "environment"));
+        json_decref(name);
+    }
+    return all;
+}
+
+moert_status moert_train_record(const moert_option *table, size_t count, int argc, char **argv,
+                                char **text) {
+    json_t *command = json_array();
+    for (int i = 0; i < argc; i++)
+        json_array_append_new(command, json_string(argv[i]));
+    json_t *root = json_pack("{ss ss so so}", "version", MOERT_VERSION, "commit", MOERT_COMMIT,
+                             "command", command, "options", list_options(table, count, argc, argv));
+    const moert_status status = moert_json_text(
+        "the run's record", root, JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(15), text);
+    json_decref(root);
+    return status;
+}

@@ -1,0 +1,13 @@
+/* What a run's record says of the program and its options (train/run_file.h). */
+#pragma once
+
+#include "base/error.h"
+#include "tools/common/options.h"
+
+/*
+ * *text = {"version", "commit", "command": [words], "options": {name: {"value", "source"}}}, to be
+ * freed by the caller. A source is "given" (on the command line), "default", "derived" (from the
+ * data, the model or the memory) or, of MOERT_* variables, "environment". Errors: ERROR_MEMORY.
+ */
+moert_status moert_train_record(const moert_option *table, size_t count, int argc, char **argv,
+                                char **text);
