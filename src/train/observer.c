@@ -3,14 +3,15 @@
 
 #include "train/internal.h"
 
-extern const moert_observer moert_observer_collapse, moert_observer_profile,
-    moert_observer_rebalance, moert_observer_monitor, moert_observer_check, moert_observer_bias,
-    moert_observer_run_file;
+#define DECLARE(NAME) extern const moert_observer moert_observer_##NAME;
+MOERT_OBSERVER_TABLE(DECLARE)
+#undef DECLARE
 
 static const moert_observer *const observers[MOERT_OBSERVERS] = {
-    &moert_observer_collapse, &moert_observer_profile, &moert_observer_rebalance,
-    &moert_observer_monitor,  &moert_observer_check,   &moert_observer_bias,
-    &moert_observer_run_file};
+#define ADDRESS(NAME) &moert_observer_##NAME,
+    MOERT_OBSERVER_TABLE(ADDRESS)
+#undef ADDRESS
+};
 
 moert_status moert_observers_open(moert_trainer *t) {
     for (size_t i = 0; i < MOERT_OBSERVERS; i++)

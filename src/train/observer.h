@@ -1,7 +1,7 @@
 /*
  * Observers: what a training does beside its loop, such as profiles, checks and moves of experts.
  * The loop tells them of its events and knows none of them. A new observer is a file and a row of
- * the table in observer.c.
+ * the table below.
  */
 #pragma once
 
@@ -42,7 +42,23 @@ typedef struct moert_observer {
     moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
 } moert_observer;
 
-enum { MOERT_OBSERVERS = 7 };
+/* X(NAME): a training's observers, moert_observer_NAME, in the order in which they learn of
+ * events. */
+#define MOERT_OBSERVER_TABLE(X)                                                                    \
+    X(collapse)                                                                                    \
+    X(profile)                                                                                     \
+    X(rebalance)                                                                                   \
+    X(monitor)                                                                                     \
+    X(check)                                                                                       \
+    X(bias)                                                                                        \
+    X(run_file)
+
+enum {
+#define MOERT_OBSERVER_NUMBER(NAME) MOERT_OBSERVER_##NAME,
+    MOERT_OBSERVER_TABLE(MOERT_OBSERVER_NUMBER)
+#undef MOERT_OBSERVER_NUMBER
+        MOERT_OBSERVERS
+};
 
 /* Opens those that are wanted; closes all. */
 moert_status moert_observers_open(moert_trainer *t);
