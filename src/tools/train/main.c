@@ -160,9 +160,8 @@ static const moert_option options[] = {
      "entropies, "
      "dead experts, and the model's FLOP/s, also as a part of the devices' peak (MFU)"},
     {"peak-tflops", MOERT_OPTION_FLOAT, &peak_tflops, "0", "0..",
-     "with --watch: the peak of a rank's device in TFLOP/s, for the MFU; 0 = measured "
-     "multiply-adds "
-     "in f32"},
+     "with --watch: the peak of a rank's device in TFLOP/s, for the MFU; 0 = measured: a GEMM in "
+     "bf16 if the model has such, else multiply-adds in f32"},
     {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
      "steps between checkpoints; 0 = none"},
     {"save-dir", MOERT_OPTION_STRING, &trainer.save_dir, NULL, NULL,
