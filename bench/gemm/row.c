@@ -70,8 +70,7 @@ moert_status bench_report_add(bench_rows *rows, const bench_row *row) {
     const double ratio = bench_row_ratio(row);
     json_t *object = json_pack(
         "{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s?, s:s, s:f, s:f, s:f, s:f, s:o, s:s?, s:o, s:o, "
-        "s:o, "
-        "s:I}",
+        "s:o, s:I}",
         "op", bench_op_name(row->op), "dtype", moert_dtype_name(row->type), "E",
         (json_int_t)row->shape.experts, "M", (json_int_t)row->shape.rows, "N",
         (json_int_t)row->shape.n, "K", (json_int_t)row->shape.k, "groups",

@@ -22,8 +22,7 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     if (options->router.experts < ep)
         return MOERT_FAIL(ERROR_USAGE,
                           "%zu experts cannot be spread over %zu ranks; use fewer ranks, or expert "
-                          "parallelism (ep) of at "
-                          "most %zu",
+                          "parallelism (ep) of at most %zu",
                           options->router.experts, ep, options->router.experts);
     if (options->recompute_experts && options->deferred_wgrad)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "recompute_experts of a layer with deferred_wgrad, "

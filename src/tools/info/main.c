@@ -259,10 +259,8 @@ done:
 }
 
 MOERT_PROGRAM_MAIN(
-    "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-    "[--micro-batches N] [--loss-chunk N] [--save-beside M] [--verify N] [--aux-form F] "
-    "[--precision P] "
-    "[--dense P] "
+    "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] [--micro-batches N] "
+    "[--loss-chunk N] [--save-beside M] [--verify N] [--aux-form F] [--precision P] [--dense P] "
     "[--dispatch D] [--combine C]] [--ep N] [--json], or moert-info --check DIR, or moert-info "
     "--data PATH [--documents FILE]",
     "Prints what moert finds and chooses on these ranks: devices, placement, whether digits are\n"

@@ -115,18 +115,15 @@ static const moert_option options[] = {
      "of the router's z-loss"},
     {"bias-rate", MOERT_OPTION_FLOAT, &trainer.bias_rate, NULL, "0..",
      "change of each correction bias per step, for routers that have them; 0 = fixed. Default: "
-     "1e-3 "
-     "for a new model, 0 for --model"},
+     "1e-3 for a new model, 0 for --model"},
     {"rebalance", MOERT_OPTION_UINT, &trainer.rebalance_every, "0", "0..",
      "steps after which experts move between ranks, so that the ranks get equal numbers of rows; "
-     "no "
-     "bit of the results changes; 0 = none"},
+     "no bit of the results changes; 0 = none"},
     {"spare-slots", MOERT_OPTION_UINT, &spare_slots, "1", "0..1024",
      "with --rebalance: each rank has room for so many experts of a layer more than its share"},
     {"clones", MOERT_OPTION_FLAG, &trainer.clones, NULL, NULL,
      "with --rebalance: several ranks share the rows of an expert that has more than a rank's "
-     "share, "
-     "in their spare slots. On CPUs no bit of the results changes"},
+     "share, in their spare slots. On CPUs no bit of the results changes"},
     {"balanced-routing", MOERT_OPTION_FLAG, &balanced_routing, NULL, NULL,
      "only to compare speeds: hashes of the routers' logits choose the experts, so that these get "
      "nearly equal numbers of rows; the model does not learn to route"},
@@ -142,8 +139,7 @@ static const moert_option options[] = {
      "which are then summed. Exact: all add to the same sums, with the bits of one set on CPUs"},
     {"skip-steps", MOERT_OPTION_STRING, &skip_steps, NULL, NULL,
      "A:B leaves out the data of the steps from A on and before B, which then change nothing; "
-     "several "
-     "with commas between them"},
+     "several with commas between them"},
     {.help = "Held-out loss, output, checkpoints"},
     {"eval-every", MOERT_OPTION_UINT, &trainer.eval_every, "0", "0..",
      "steps between held-out losses; 0 = none"},
@@ -157,8 +153,7 @@ static const moert_option options[] = {
      "also write the metrics as TensorBoard's events in OUT"},
     {"watch", MOERT_OPTION_FLAG, &trainer.watch, NULL, NULL,
      "the metrics also have norms of each layer's gradients and activations, the routers' "
-     "entropies, "
-     "dead experts, and the model's FLOP/s, also as a part of the devices' peak (MFU)"},
+     "entropies, dead experts, and the model's FLOP/s, also as a part of the devices' peak (MFU)"},
     {"peak-tflops", MOERT_OPTION_FLOAT, &peak_tflops, "0", "0..",
      "with --watch: the peak of a rank's device in TFLOP/s, for the MFU; 0 = measured: a GEMM in "
      "bf16 if the model has such, else multiply-adds in f32"},
@@ -191,10 +186,8 @@ static const moert_option options[] = {
      "error if there is none"},
     {"replay", MOERT_OPTION_STRING, &replay_steps, NULL, NULL,
      "STEP[:COUNT] computes these steps of the run in OUT again, with the same options, from its "
-     "last "
-     "checkpoint before them or from step 0, and writes their metrics to OUT/replay-STEP.jsonl; "
-     "with "
-     "--save-gradients also the gradients of the last of them"},
+     "last checkpoint before them or from step 0, and writes their metrics to "
+     "OUT/replay-STEP.jsonl; with --save-gradients also the gradients of the last of them"},
     {"checksums", MOERT_OPTION_FLAG, &trainer.checksums, "1", NULL,
      "compare what --model and --resume read with its checksums"},
     {"verify", MOERT_OPTION_UINT, &trainer.verify_every, "0", "0..",
