@@ -65,7 +65,7 @@ bad "1 2 4" 1 '/nosuch: .*No such file' layer --model "$work/nosuch" "${io[@]}"
 bad "2 4" 1 'rank (1|3) .*: token (17|5) has non-finite' layer --model $layer --input "$work/nan.safetensors" --output OUT/y.safetensors
 bad 2 1 'weights/model\.safetensors' "${text[@]}" --steps 3 --out OUT/run --resume "$work/weights"
 bad 2 2 '--out .*run has the model of an older run, which would be lost' "${text[@]}" --out "$work/run"
-bad 1 1 'pipe: is a pipe' tune --out "$work/pipe" --shapes 1x1x8x8
+bad 1 1 'pipe: is a pipe' tune --busy --out "$work/pipe" --shapes 1x1x8x8
 
 for program in info layer op preflight report train tune; do
     bad 1 2 'unknown option --nosuch; --help lists the options' $program --nosuch
