@@ -105,7 +105,7 @@ moert_status moert_run_state_read(const char *path, moert_run_state *state) {
 
 /* ---- reading ---- */
 
-/* Of a moment whose root is taken. */
+/* Checks that no value of a mean of squares is below 0: the optimizer takes its root. */
 static moert_status check_squares(const moert_tensors *files, const char *name,
                                   const moert_model_tensor *tensor, moert_model_range range) {
     enum { PIECE = 4096 };

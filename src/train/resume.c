@@ -64,7 +64,7 @@ static moert_status check_model(const moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
-/* The line "--name value\n" of an option among `lines`, or their end. `name` ends like the text. */
+/* The line "--name value\n" of the option name[length] among `lines`, or their end. */
 static const char *find_option(const char *lines, const char *name, size_t length) {
     while (*lines != '\0' && (strncmp(lines, name, length) != 0 || lines[length] != ' ')) {
         lines += strcspn(lines, "\n");

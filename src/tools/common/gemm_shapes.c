@@ -31,18 +31,20 @@ static const struct {
     {"Granite-3 3B-A800M", 1536, 512, 40},
 };
 
-/* Two shapes per model: gate and up in one GEMM, and down. */
+void moert_expert_shapes(const char *model, size_t hidden, size_t intermediate, size_t experts,
+                         size_t rows, moert_gemm_shape shapes[2]) {
+    for (int down = 0; down < 2; down++) {
+        const size_t n = down ? hidden : 2 * intermediate, k = down ? intermediate : hidden;
+        const size_t fit = moert_max(1, REAL_WEIGHTS / (n * k));
+        shapes[down] = (moert_gemm_shape){moert_min(fit, experts), rows, n, k, model};
+    }
+}
+
 static size_t real_shapes(moert_gemm_shape *shapes) {
-    size_t count = 0;
     for (size_t i = 0; i < MOERT_COUNT(models); i++)
-        for (int down = 0; down < 2; down++) {
-            const size_t n = down ? models[i].hidden : 2 * models[i].intermediate;
-            const size_t k = down ? models[i].intermediate : models[i].hidden;
-            const size_t fit = moert_max(1, REAL_WEIGHTS / (n * k));
-            shapes[count++] = (moert_gemm_shape){moert_min(fit, models[i].experts), REAL_ROWS, n, k,
-                                                 models[i].name};
-        }
-    return count;
+        moert_expert_shapes(models[i].name, models[i].hidden, models[i].intermediate,
+                            models[i].experts, REAL_ROWS, &shapes[2 * i]);
+    return 2 * MOERT_COUNT(models);
 }
 
 size_t moert_gemm_shapes(moert_gemm_suite suite, moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES]) {

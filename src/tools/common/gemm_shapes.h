@@ -18,5 +18,10 @@ typedef enum moert_gemm_suite {
     MOERT_GEMM_SUITE_SMALL
 } moert_gemm_suite;
 
+/* The shapes of a model's experts: gate and up in one GEMM, and down. Of `experts` experts, those
+ * that fit into 128 MiB of float32 weights, at least one. */
+void moert_expert_shapes(const char *model, size_t hidden, size_t intermediate, size_t experts,
+                         size_t rows, moert_gemm_shape shapes[2]);
+
 enum { MOERT_MOST_GEMM_SHAPES = 32 };
 size_t moert_gemm_shapes(moert_gemm_suite suite, moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES]);

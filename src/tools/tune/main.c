@@ -88,28 +88,20 @@ static moert_status read_shape(const char *word, moert_gemm_shape *shape) {
     return MOERT_OK;
 }
 
-/* The experts of a model whose weights fit into 128 MiB in float32, but at least one. */
-static size_t fitting(size_t experts, size_t n, size_t k) {
-    const size_t most = ((size_t)128 << 20) / (n * k * sizeof(float));
-    return most == 0 ? 1 : moert_min(experts, most);
-}
-
 /* shapes[2] = those of the projections of a model's experts. */
 static moert_status read_model(moert_gemm_shape *shapes) {
     moert_model_config c;
     MOERT_TRY(moert_model_config_read(model_path, &c));
-    const size_t experts = c.router.experts, inner = c.intermediate, outer = c.hidden,
-                 rows = moert_ceil_div(tokens * ep * c.router.topk, moert_max(experts, 1)),
-                 local = moert_ceil_div(experts, ep);
+    const size_t experts = c.router.experts, intermediate = c.intermediate, hidden = c.hidden,
+                 rows = moert_ceil_div(tokens * ep * c.router.topk, moert_max(experts, 1));
     moert_model_config_free(&c);
     if (experts == 0)
         return MOERT_FAIL(ERROR_USAGE, "--model %s has no experts", model_path);
     if (ep > experts)
         return MOERT_FAIL(ERROR_USAGE, "--ep %zu: %s has only %zu experts", ep, model_path,
                           experts);
-    shapes[0] =
-        (moert_gemm_shape){fitting(local, 2 * inner, outer), rows, 2 * inner, outer, model_path};
-    shapes[1] = (moert_gemm_shape){fitting(local, outer, inner), rows, outer, inner, model_path};
+    moert_expert_shapes(model_path, hidden, intermediate, moert_ceil_div(experts, ep), rows,
+                        shapes);
     return MOERT_OK;
 }
 
@@ -290,7 +282,7 @@ done:
     return status;
 }
 
-/* Whether an operation is to be measured: of a model, those of a training step. */
+/* Whether to measure an operation. Without --op, a model gets those that a training step uses. */
 static bool is_chosen(moert_tuned operation) {
     if (op > 0)
         return op - 1 == operation;
