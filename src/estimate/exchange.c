@@ -1,84 +1,90 @@
-/* The memory of a rank for the exchange. Sums are in floats. */
+/* The memory of a rank for the exchange. */
 #include "base/config.h"
 #include "base/memory.h"
 #include "estimate/parts.h"
 #include "exchange/peers.h"
 
+/* Whether ranks read and write the engine's windows in each other's memory. */
+static bool is_shared(const moert_memory_setting *setting) {
+    return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
+}
+
 /* Whether untouched rows of the engine's windows cost no memory. */
 static bool reserves_worst_case(const moert_memory_setting *setting) {
-    return (setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE) &&
+    return is_shared(setting) &&
            (setting->device == NULL || moert_device_describe(setting->device)->is_cpu);
 }
 
 /* Adds a window of so many floats per row. */
-static void add_window(const moert_memory_setting *setting, const moert_memory_shape *s,
-                       moert_row_peak peak, size_t width, moert_memory_exchange *sum) {
-    const size_t stride = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
-    const size_t limit = setting->largest_bytes / (stride * sizeof(float));
-    const size_t needed = moert_max(peak.largest, 1);
-    const size_t rows = reserves_worst_case(setting)
-                            ? moert_max(s->capacity_rows, needed)
-                            : moert_with_room(needed); /* moert_window_reserve */
-    sum->used += peak.rows * stride;
-    sum->reserved += stride * moert_min(rows, limit);
+static void add_window(const moert_memory_shape *s, moert_row_peak peak, size_t width,
+                       const char *name, moert_memory *memory) {
+    const moert_memory_setting *setting = s->setting;
+    const size_t floats = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS) * sizeof(float),
+                 with_word = floats + sizeof(uint32_t), /* moert_row_bytes */
+        row_bytes = is_shared(setting) ? with_word : floats;
+    const bool worst = reserves_worst_case(setting);
+    const size_t rows = moert_window_room(moert_max(peak.largest, 1), s->capacity_rows,
+                                          setting->largest_bytes / with_word, worst);
+    memory->reserved += rows * row_bytes;
+    MOERT_MEMORY_ADD(memory, windows, name, peak.rows * row_bytes);
+    memory->total += (worst ? peak.rows : rows) * row_bytes;
 }
 
-/* Two windows per pass (layer/pass.c) and three of the mesh: windows of received rows, of results,
- * and of width 1. */
-static void add_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
-                        moert_memory_exchange *sum) {
-    const size_t wire = s->choices.forth.width, count = moert_memory_kept_layers(s, s->moe_layers);
-    for (size_t i = 0; i <= count; i++) {
-        const moert_row_peak peak = i < count ? moert_memory_pass_peak(s, i) : s->peak;
-        add_window(setting, s, peak, wire, sum);
-        add_window(setting, s, peak, 1, sum);
+/* Two windows per pass (layer/pass.c) and three of the mesh. */
+static void add_windows(const moert_memory_shape *s, moert_memory *memory) {
+    const size_t width = s->choices.forth.width, count = moert_memory_kept_layers(s, s->moe_layers);
+    for (size_t i = 0; i < count; i++) {
+        const moert_row_peak peak = moert_memory_pass_peak(s, i);
+        add_window(s, peak, width, "rows that layers receive", memory);
+        add_window(s, peak, 1, "routing weights of rows", memory);
     }
-    add_window(setting, s, s->peak, s->choices.back.width, sum);
+    add_window(s, s->peak, width, "gradients that layers receive", memory);
+    add_window(s, s->peak, 1, "gradients of routing weights", memory);
+    add_window(s, s->peak, s->choices.back.width, "results of the experts", memory);
 }
 
-/* The packed rows and slots that exchange/staged/engine.c keeps in host memory, for dispatch and
- * combine. */
-static size_t count_staging(const moert_memory_shape *s) {
-    const size_t slots = s->tokens * s->config->router.topk;
+/* Bytes of a staging area (device/staging.c). */
+static size_t area_bytes(size_t floats) {
+    return moert_max(moert_with_room(floats * sizeof(float)), 1);
+}
+
+/* The staged engine's packed rows and slots (exchange/staged/engine.c), of a dispatch and of a
+ * combine, whose area is that of the widest rows. */
+static size_t staged_bytes(const moert_memory_shape *s) {
+    const size_t slots = s->layer.tokens * s->options.router.topk;
     const size_t forth = moert_round_up(s->choices.forth.width, MOERT_WINDOW_ROW_FLOATS);
     const size_t back = moert_round_up(s->choices.back.width, MOERT_WINDOW_ROW_FLOATS);
-    return moert_with_room(slots * forth) + moert_with_room(slots * back) +
-           2 * moert_with_room(slots * MOERT_WINDOW_ROW_FLOATS);
+    return area_bytes(slots * forth) + area_bytes(slots * moert_max(forth, back)) +
+           2 * area_bytes(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
-/* Messages that the node engine (exchange/node/node.h) sends and receives, of rows and of slots, if
- * every slot's result travels between hosts. */
-static size_t count_messages(const moert_memory_shape *s) {
-    const size_t slots = s->tokens * s->config->router.topk;
+/* The messages of the node engine (exchange/node/node.h), if every slot's result travels between
+ * hosts. */
+static size_t node_bytes(const moert_memory_shape *s) {
+    const size_t slots = s->layer.tokens * s->options.router.topk;
     const size_t widest = moert_max(s->choices.forth.width, s->choices.back.width);
     const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
-    return moert_with_room(s->peak.rows * wide) + moert_with_room(slots) +
-           moert_with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
+    return area_bytes(s->peak.rows * wide) + area_bytes(slots) +
+           area_bytes(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
 }
 
-/* The windows of sums and gathers between devices that wait for each other: of all ranks, and of
- * those with the same experts. */
-static size_t count_peers(const moert_memory_setting *setting) {
+/* Bytes of the windows of sums and gathers between devices that wait for each other: of all ranks,
+ * and of those with the same experts. */
+static size_t peers_bytes(const moert_memory_setting *setting) {
     const unsigned sync = moert_config_get()->sync;
     const bool waits = setting->device != NULL && moert_device_describe(setting->device)->is_gpu
                            ? sync != MOERT_SYNC_HOST
                            : sync == MOERT_SYNC_DEVICE;
     const size_t groups = 1 + (!setting->exact && setting->ranks > setting->ep);
-    return waits && setting->device != NULL
-               ? groups * moert_peers_bytes(setting->device) / sizeof(float)
-               : 0;
+    return waits && setting->device != NULL ? groups * moert_peers_bytes(setting->device) : 0;
 }
 
-moert_memory_exchange moert_memory_exchange_of(const moert_memory_setting *setting,
-                                               const moert_memory_shape *s) {
-    moert_memory_exchange sum = {0};
-    add_windows(setting, s, &sum);
-    sum.taken = reserves_worst_case(setting) ? sum.used : sum.reserved;
-    if (setting->engine == MOERT_EXCHANGE_WINDOW)
-        sum.staging = count_peers(setting);
-    else if (setting->engine == MOERT_EXCHANGE_STAGED)
-        sum.staging = count_staging(s);
-    else if (setting->engine == MOERT_EXCHANGE_NODE)
-        sum.staging = count_messages(s);
-    return sum;
+void moert_memory_add_exchange(const moert_memory_shape *s, moert_memory *memory) {
+    add_windows(s, memory);
+    if (s->setting->engine == MOERT_EXCHANGE_WINDOW)
+        MOERT_MEMORY_ADD(memory, staging, "sums between devices", peers_bytes(s->setting));
+    if (s->setting->engine == MOERT_EXCHANGE_STAGED)
+        MOERT_MEMORY_ADD(memory, staging, "packed rows", staged_bytes(s));
+    if (s->setting->engine == MOERT_EXCHANGE_NODE)
+        MOERT_MEMORY_ADD(memory, staging, "messages", node_bytes(s));
 }

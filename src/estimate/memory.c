@@ -1,26 +1,19 @@
-/* The memory that a rank allocates. Each function names the code whose allocations it adds up. Sums
- * are in floats unless their name says bytes. */
-#include "estimate/parts.h"
+/* The memory that a rank allocates, from the tables of its owners. */
+#include "estimate/memory.h"
 
 #include <math.h>
+#include <string.h>
 
-#include "attention/attention.h"
-#include "base/config.h"
-#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/tree.h"
-#include "layer/block.h"
-#include "layer/operand.h"
-#include "layer/wire.h"
-#include "model/model.h"
-#include "nn/optimizer.h"
+#include "estimate/parts.h"
+#include "layer/dense_glu.h"
+#include "layer/rounding.h"
+#include "model/layer_files.h"
 #include "moert/plan.h"
+#include "nn/optimizer.h"
 
-typedef struct parameters {
-    size_t floats, shards; /* floats of blocks, and of this rank's shards of them */
-    size_t open;  /* floats of those blocks of layers that are open at once (layer/block.h) */
-    size_t parts; /* tensors of the model's files in them */
-} parameters;
+/* ---- settings ---- */
 
 /* At least the columns of any projection of attention, and their sum within a factor of four. */
 static double widest_heads(const moert_model_config *c) {
@@ -72,19 +65,7 @@ static size_t count_sequences(const moert_memory_setting *setting, size_t group)
     return sum;
 }
 
-static void set_peaks(moert_memory_shape *s, const moert_row_peak *peaks) {
-    s->peaks = peaks;
-    s->peak = (moert_row_peak){0};
-    for (size_t l = 0; l < s->moe_layers; l++)
-        moert_row_peak_add(&s->peak, peaks[l].rows, peaks[l].largest);
-}
-
-/* The rows of a rank whose share is config->memory.imbalance times the balanced one. */
-static size_t uneven(const moert_model_config *c, size_t balanced_rows) {
-    return (size_t)ceil((double)balanced_rows * fmax(c->memory.imbalance, 1.0));
-}
-
-/* `tokens` are those of the rank's group, `held` its experts. */
+/* The bound of M; `tokens` are those of the rank's group, `held` its experts. */
 static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, size_t held) {
     size_t most = tokens;
     for (size_t g = 0; setting->exact && g < setting->ranks / setting->ep; g++)
@@ -93,56 +74,105 @@ static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, siz
                                   setting->exact ? setting->batch * setting->length : tokens, most);
 }
 
-static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
-    const moert_model_config *c = setting->config;
-    const size_t experts = c->router.experts, topk = c->router.topk;
-    const moert_mesh_place place = place_of(setting, rank);
-    const size_t tokens = count_sequences(setting, place.group) * setting->length;
-    moert_memory_shape s = {.config = c,
-                            .aux_form = setting->aux_form,
-                            .options = moert_layer_options_of(c),
-                            .total_sequences = setting->batch,
-                            .length = setting->length,
-                            .partial_floats =
-                                moert_block_partial_bytes(setting->device) / sizeof(float)};
-    size_t first, own, most;
-    moert_plan_experts(experts, setting->ep, place.member, &first, &own);
-    moert_plan_experts(experts, setting->ep, 0, &first, &most);
-    moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
-    s.tokens = s.sequences * setting->length;
-    s.experts = c->expert_slots > 0 ? c->expert_slots : own;
-    s.chain = setting->exact ? setting->ranks / setting->ep : setting->clones ? setting->ep : 1;
-    s.peak = (moert_row_peak){uneven(c, moert_ceil_div(tokens * topk * own, experts)),
-                              uneven(c, moert_ceil_div(tokens * topk * most, experts))};
-    s.capacity_rows = bound_rows(setting, tokens, most);
-    s.peak.rows = moert_min(s.peak.rows, tokens * moert_min(topk, own));
-    s.peak.largest = moert_min(s.peak.largest, s.capacity_rows);
-    s.attention = moert_attention_shape_of(c, setting->device);
-    for (size_t l = 0; l < c->layers; l++)
-        s.moe_layers += moert_layer_is_moe(c, l);
-    s.dense_layers = c->layers - s.moe_layers;
-    if (setting->peaks != NULL)
-        set_peaks(&s, setting->peaks);
-    s.dense = s.dense_layers > 0 ? c->dense_intermediate : 0;
-    s.dense_v_type =
-        moert_operand_between(setting->device, moert_operand_type(c->dense), 1, c->hidden, s.dense);
-    s.choices = moert_layer_choose(&s.options, setting->device, s.experts);
-    s.shared_v_type = moert_operand_between(setting->device, moert_operand_type(c->dense), 1,
-                                            c->hidden, c->shared_intermediate);
-    return s;
+/* The rows of a rank that holds `held` of the experts: its share of balanced routing, times
+ * config->memory.imbalance. */
+static size_t expected_rows(const moert_model_config *c, size_t tokens, size_t held) {
+    const size_t balanced = moert_ceil_div(tokens * c->router.topk * held, c->router.experts);
+    return (size_t)ceil((double)balanced * fmax(c->memory.imbalance, 1.0));
 }
 
-/* Adds `count` blocks, of which `open` are open at once, and the shard of rank `rank` of `ranks` in
- * each. */
-static void add_blocks(parameters *sum, size_t count, size_t open, const moert_block_shape *shape,
-                       size_t ranks, size_t rank) {
-    sum->floats += count * moert_block_border(shape, 1, 1);
-    sum->shards += count * (moert_block_border(shape, ranks, rank + 1) -
-                            moert_block_border(shape, ranks, rank));
-    sum->open += open * moert_block_border(shape, 1, 1);
-    for (size_t i = 0; i < shape->count; i++)
-        sum->parts += count * (shape->parts != NULL ? shape->parts[i] : 1);
+static void set_rows(const moert_memory_setting *setting, size_t rank, moert_memory_shape *s) {
+    const moert_model_config *c = setting->config;
+    const moert_mesh_place place = place_of(setting, rank);
+    const size_t tokens = count_sequences(setting, place.group) * setting->length;
+    size_t first, own, most;
+    moert_plan_experts(c->router.experts, setting->ep, place.member, &first, &own);
+    moert_plan_experts(c->router.experts, setting->ep, 0, &first, &most);
+    s->layer.local = c->expert_slots > 0 ? c->expert_slots : own;
+    s->capacity_rows = bound_rows(setting, tokens, most);
+    s->peak.rows =
+        moert_min(expected_rows(c, tokens, own), tokens * moert_min(c->router.topk, own));
+    s->peak.largest = moert_min(expected_rows(c, tokens, most), s->capacity_rows);
+    if (setting->peaks != NULL)
+        s->peak = (moert_row_peak){0};
+    for (size_t l = 0; setting->peaks != NULL && l < s->moe_layers; l++)
+        moert_row_peak_add(&s->peak, setting->peaks[l].rows, setting->peaks[l].largest);
+    s->layer.rows = s->peak.rows;
 }
+
+static void make_shape(const moert_memory_setting *setting, size_t rank, moert_memory_shape *s) {
+    const moert_model_config *c = setting->config;
+    *s = (moert_memory_shape){
+        .setting = setting,
+        .options = moert_layer_options_of(c),
+        .attention = moert_attention_shape_of(c, setting->device),
+        .chain = setting->exact    ? setting->ranks / setting->ep
+                 : setting->clones ? setting->ep
+                                   : 1,
+        .model = {.config = c,
+                  .attention = &s->attention,
+                  .device = setting->device,
+                  .layers = c->layers,
+                  .length = setting->length,
+                  .span.total = setting->batch,
+                  .aux_form = setting->aux_form},
+        .layer = {.options = &s->options, .choices = &s->choices, .device = setting->device}};
+    for (size_t l = 0; l < c->layers; l++)
+        s->moe_layers += moert_layer_is_moe(c, l);
+    s->dense_layers = c->layers - s->moe_layers;
+    moert_span *span = &s->model.span;
+    moert_model_partition(setting->batch, rank, setting->ranks, &span->first, &span->count);
+    s->model.tokens = s->layer.tokens = span->count * setting->length;
+    s->layer.sequences = span->count;
+    s->model.chunk = moert_head_rows(c, s->model.tokens, setting->length);
+    set_rows(setting, rank, s);
+    s->choices = moert_layer_choose(&s->options, setting->device, s->layer.local);
+    s->layer.given = c->dense != MOERT_PRECISION_F32;
+}
+
+size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
+    moert_memory_shape s;
+    make_shape(setting, rank, &s);
+    return s.peak.rows;
+}
+
+/* ---- sums ---- */
+
+#define ADD MOERT_MEMORY_ADD
+
+/* Adds the activations of a table, `count` times. */
+static void add_table(moert_memory *memory, moert_buffer_table *table, const void *sizes,
+                      size_t count) {
+    moert_buffer_row row[MOERT_BUFFER_TABLE_ROWS];
+    const size_t rows = table(sizes, row);
+    for (size_t i = 0; i < rows; i++)
+        if (row[i].bytes != MOERT_NO_BUFFER)
+            ADD(memory, activations, row[i].name, count * row[i].bytes);
+}
+
+static size_t table_bytes(moert_buffer_table *table, const void *sizes) {
+    moert_memory sum = {0};
+    add_table(&sum, table, sizes, 1);
+    return sum.activations;
+}
+
+/* ---- blocks ---- */
+
+typedef struct block_kind {
+    const char *name;
+    moert_block_shape shape;
+    size_t count, open;       /* blocks, and those whose gradients are open at once */
+    size_t holders, position; /* ranks that divide its shards; this rank's among them */
+    bool replicated;
+} block_kind;
+
+enum { BLOCK_KINDS = 3 + MOERT_LAYER_BLOCKS };
+
+typedef struct block_list {
+    size_t outer[OUTER_TENSORS], attention[MOERT_ATTENTION_MOST + 2], dense[2];
+    moert_layer_shapes layer;
+    block_kind kind[BLOCK_KINDS]; /* the first one is the model's outside */
+} block_list;
 
 /* How many layers of a kind have open blocks at once: the backward of a layer begins before that
  * of the layer above it has ended. */
@@ -154,349 +184,257 @@ static size_t open_layers(const moert_model_config *c, bool moe) {
     return most;
 }
 
-/* The blocks that create_parts and create_attention of model.c, create of mlp_dense.c, and
- * create_parts of layer.c allocate: of the model's outside, the layers and the experts. */
-static void count_parameters(const moert_memory_setting *setting, size_t rank,
-                             const moert_memory_shape *s, parameters *outside,
-                             parameters *replicated, parameters *owned) {
-    const moert_model_config *c = s->config;
-    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
-    const size_t h = c->hidden;
-    const size_t ranks = setting->ranks, replicas = setting->exact ? 1 : ranks / setting->ep,
-                 replica = setting->exact ? 0 : place_of(setting, rank).replica;
-    const size_t table = c->vocabulary * h;
-    const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
-    const size_t dense[] = {2 * s->dense * h, h * s->dense}, parts[] = {2, 1};
-    size_t attention[MOERT_ATTENTION_MOST + 2];
-    const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
-    *outside = *replicated = *owned = (parameters){.floats = 0};
-    add_blocks(outside, 1, 0, &(moert_block_shape){outer, MOERT_COUNT(outer), NULL}, ranks, rank);
-    add_blocks(replicated, c->layers, moert_min(c->layers, 2),
-               &(moert_block_shape){attention, count, NULL}, ranks, rank);
-    add_blocks(replicated, s->dense_layers, open_layers(c, false),
-               &(moert_block_shape){dense, MOERT_COUNT(dense), parts}, ranks, rank);
-    for (int b = 0; b < MOERT_LAYER_BLOCKS; b++)
-        add_blocks(b == 0 ? replicated : owned, s->moe_layers, open_layers(c, true),
-                   &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]},
-                   b == 0 ? ranks : replicas, b == 0 ? rank : replica);
+/* The blocks of a rank with `local` experts: those of model.c, mlp_dense.c and layer.c. */
+static void list_blocks(const moert_memory_shape *s, size_t rank, size_t local, block_list *b) {
+    static const size_t dense_parts[] = {2, 1};
+    static const char *const names[] = {"routers and shared experts",
+                                        "first projections of experts",
+                                        "second projections of experts"};
+    const moert_memory_setting *setting = s->setting;
+    const moert_model_config *c = setting->config;
+    const size_t h = c->hidden, table = c->vocabulary * h, ranks = setting->ranks;
+    const size_t owners = setting->exact ? 1 : ranks / setting->ep,
+                 owner = setting->exact ? 0 : place_of(setting, rank).replica;
+    *b = (block_list){.outer = {table, h, c->tied_embeddings ? 0 : table},
+                      .dense = {2 * c->dense_intermediate * h, h * c->dense_intermediate},
+                      .layer = moert_layer_shapes_of(&s->options, local)};
+    const size_t tensors = moert_model_replicated_shape(c, &s->attention, b->attention);
+    b->kind[0] = (block_kind){"embedding and head",
+                              {b->outer, OUTER_TENSORS, NULL},
+                              1,
+                              .holders = ranks,
+                              .position = rank,
+                              .replicated = true};
+    b->kind[1] = (block_kind){
+        "attention", {b->attention, tensors, NULL}, c->layers, moert_min(c->layers, 2), ranks, rank,
+        true};
+    b->kind[2] = (block_kind){"dense GLUs",
+                              {b->dense, 2, dense_parts},
+                              s->dense_layers,
+                              open_layers(c, false),
+                              ranks,
+                              rank,
+                              true};
+    for (int i = 0; i < MOERT_LAYER_BLOCKS; i++)
+        b->kind[3 + i] = (block_kind){names[i],
+                                      {b->layer.elements[i], b->layer.count[i], b->layer.parts[i]},
+                                      s->moe_layers,
+                                      open_layers(c, true),
+                                      i == 0 ? ranks : owners,
+                                      i == 0 ? rank : owner,
+                                      i == 0};
 }
 
-/* Bytes of the gradients; block_bf16.c keeps those of layers in bf16. */
-static size_t gradient_bytes(const moert_model_config *c, const parameters *outside,
-                             const parameters *replicated, const parameters *owned) {
-    const size_t layers = replicated->floats + owned->floats;
-    return outside->floats * sizeof(float) +
-           (c->memory.gradients == MOERT_STATE_BF16
-                ? layers * sizeof(uint16_t) + (replicated->open + owned->open) * sizeof(float)
-                : layers * sizeof(float));
+static size_t floats_of(const block_kind *kind) {
+    return moert_block_border(&kind->shape, 1, 1);
 }
 
-/* Bytes of the moments, and of the keys of bf16 ones. */
-static size_t moment_bytes(const moert_model_config *c, size_t shards, size_t parts) {
-    const size_t moments = moert_optimizers[c->memory.optimizer].moments;
-    return c->memory.moments == MOERT_STATE_BF16
-               ? moments * shards * sizeof(uint16_t) + parts * sizeof(uint64_t)
-               : moments * shards * sizeof(float);
+/* This rank's shard of each block of a kind. */
+static size_t shard_of(const block_kind *kind) {
+    return moert_block_border(&kind->shape, kind->holders, kind->position + 1) -
+           moert_block_border(&kind->shape, kind->holders, kind->position);
 }
 
-/* moert_model_reserve_rows */
-static size_t count_rows(const moert_model_rows *rows, size_t tokens) {
-    size_t floats = 0;
-    for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
-        floats += moert_operand_floats(rows[i].type, tokens * rows[i].width);
-    return floats;
+/* Adds the weights of a kind, and what belongs to them: block_bf16.c keeps the gradients of layers
+ * in bf16; bf16 moments have keys; a host copy of the shards is that of a save beside training. */
+static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool outside,
+                     size_t nodes, moert_memory *memory) {
+    const moert_memory_choice *choice = &s->setting->config->memory;
+    const size_t moments = moert_optimizers[choice->optimizer].moments, n = kind->count,
+                 floats = n * floats_of(kind), shards = n * shard_of(kind);
+    const bool kept = choice->gradients == MOERT_STATE_BF16 && !outside,
+               rounded = choice->moments == MOERT_STATE_BF16;
+    size_t parts = 0;
+    for (size_t i = 0; i < kind->shape.count; i++)
+        parts += n * (kind->shape.parts != NULL ? kind->shape.parts[i] : 1);
+    ADD(memory, weights, kind->name, floats * sizeof(float));
+    ADD(memory, gradients, kind->name,
+        kept ? floats * sizeof(uint16_t) + kind->open * floats_of(kind) * sizeof(float)
+             : floats * sizeof(float));
+    ADD(memory, moments, kind->name,
+        rounded ? moments * shards * sizeof(uint16_t) + parts * sizeof(uint64_t)
+                : moments * shards * sizeof(float));
+    if (kind->replicated)
+        ADD(memory, sums, kind->name, nodes * floats * sizeof(float));
+    if (s->setting->saves_beside) /* moert_saver_floats */
+        ADD(memory, saves, kind->name, (1 + moments) * shards * sizeof(float));
 }
 
-/* The activations of a layer's attention, without its result: reserve_layer in model/forward.c. */
-static size_t attention_bytes(const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    const size_t t = s->tokens;
-    return sizeof(float) * (moert_operand_floats(moert_operand_type(c->dense), t * c->hidden) +
-                            t * (2 * c->hidden + 2) + count_rows(s->attention.kept, t));
-}
+/* ---- activations ---- */
 
-/* The activations of a dense GLU: model/mlp_dense.c. */
-static size_t dense_bytes(const moert_memory_shape *s) {
-    return sizeof(float) *
-           (moert_operand_floats(s->dense_v_type, s->tokens * 2 * s->dense) +
-            moert_operand_floats(moert_operand_type(s->config->dense), s->tokens * s->dense));
-}
-
-/* v and h of the experts or of the shared expert: moert_pass_hidden. */
-typedef struct hidden_floats {
-    size_t v, h;
-} hidden_floats;
-
-static hidden_floats experts_hidden(const moert_memory_shape *s, size_t rows) {
-    const size_t n = rows * s->config->intermediate;
-    return (hidden_floats){moert_operand_floats(s->choices.v, 2 * n),
-                           moert_operand_floats(s->choices.h, n)};
-}
-
-static hidden_floats shared_hidden(const moert_memory_shape *s) {
-    const size_t n = s->tokens * s->config->shared_intermediate;
-    return (hidden_floats){moert_operand_floats(s->shared_v_type, 2 * n),
-                           moert_operand_floats(moert_operand_type(s->config->dense), n)};
-}
-
-static bool recomputes_experts(const moert_memory_shape *s) {
-    return s->config->memory.recompute == MOERT_RECOMPUTE_EXPERTS;
-}
-
-/* The activations of a MoE layer with so many rows: layer/forward.c. */
-static size_t moe_bytes(const moert_memory_shape *s, size_t rows, bool staged) {
-    const moert_model_config *c = s->config;
-    const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
-    const bool keeps = !recomputes_experts(s);
-    const hidden_floats own = experts_hidden(s, rows), shared = shared_hidden(s);
-    /* the plan on the device */
-    size_t floats =
-        moert_round_up(s->experts, 4) + 4 * s->chain * experts + (staged ? 4 : 2) * t * topk;
-    const size_t with_growth[] = {
-        t * experts,
-        t * experts,
-        t * topk,
-        t * topk,
-        t,
-        keeps ? own.v : 0,
-        keeps ? own.h : 0,
-        keeps ? shared.v : 0,
-        keeps ? shared.h : 0,
-        c->shared_gate ? t : 0, /* logits, scores, index, weight, lse of the gate */
-        c->shared_gate ? t : 0,
-        c->shared_gate ? t : 0,
-        c->shared_gate ? t : 0,
-        c->shared_gate ? t : 0,
-    };
-    size_t bytes = floats * sizeof(float);
-    for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
-        bytes += moert_with_room(with_growth[i] * sizeof(float)); /* moert_layer_activation */
-    return bytes;
-}
-
-static size_t passes_bytes(const moert_memory_shape *s, bool staged) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < moert_memory_kept_layers(s, s->moe_layers); i++)
-        bytes += moe_bytes(s, moert_memory_pass_peak(s, i).rows, staged);
-    return bytes;
-}
-
-/* The results of all layers, the inputs of the losses, and the gradients of the auxiliary loss. */
-static size_t results_bytes(const moert_memory_shape *s) {
-    const size_t t = s->tokens, experts = s->config->router.experts;
-    const size_t aux = s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->sequences, 1) : 1;
-    return sizeof(float) * (s->config->layers * t * s->config->hidden + t +
-                            s->moe_layers * (2 * t + (2 * s->sequences + aux) * experts));
-}
-
-static size_t head_rows(const moert_memory_shape *s) {
-    return moert_head_rows(s->config, s->tokens, s->length);
-}
-
-/* Whether logits exist in chunks. */
-static bool is_chunked(const moert_memory_shape *s) {
-    return head_rows(s) < s->tokens;
-}
-
-/* The buffers of model/head.c, but final_normed. `direct`: see moert_head_sums. */
-static size_t head_bytes(const moert_memory_shape *s, size_t direct) {
-    const moert_model_config *c = s->config;
-    const size_t rows = head_rows(s), h = c->hidden;
-    const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
-    const size_t results = sizeof(float) * (s->tokens + rows * c->vocabulary);
-    if (!is_chunked(s))
-        return results;
-    const size_t ends = s->length % rows == 0 ? 1 : 2;
-    return results + rows * h * moert_dtype_bits(moert_operand_type(c->dense)) / 8 +
-           sizeof(float) *
-               (rows * (h + 2) + ends + moert_head_sums(span, direct) * c->vocabulary * h);
-}
-
-/* The partials [sequences, some of n rows, k] that moert_block_dense_gradient takes at once. */
-static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
-    const size_t row = s->sequences * k;
-    return row * moert_min(n, moert_max(1, s->partial_floats / moert_max(row, 1)));
-}
-
-/* What attention computes for tensor cores: gqa.c, mla.c. */
-static size_t attention_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    const moert_latent_sizes *l = &c->latent;
-    const bool latent = l->kv_rank > 0;
-    const moert_attention a = {.sequences = s->sequences,
-                               .length = s->length,
-                               .heads = c->heads,
-                               .kv_heads = latent ? c->heads : c->kv_heads,
-                               .head_size = latent ? l->nope + l->rope : c->head_size,
-                               .value_size = latent ? l->value : c->head_size,
-                               .type = moert_operand_type(c->dense)};
-    const size_t bytes =
-        setting->device != NULL ? moert_attention_scratch_bytes(setting->device, &a) : 0;
-    return moert_ceil_div(bytes, sizeof(float));
-}
-
-/* The largest MOERT_SCRATCH_PARTIAL that the model and layer/backward.c reserve. */
-static size_t largest_partial(const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    const size_t h = c->hidden, shared = c->shared_intermediate;
-    const size_t head = is_chunked(s) ? 0 : c->vocabulary;
-    const size_t dense[][2] = {{head, h},         {2 * shared, h},
-                               {h, shared},       {c->router.experts, h},
-                               {2 * s->dense, h}, {h, s->dense}};
-    const size_t row = moert_max(s->sequences, 1) * h; /* partials of a tied embedding's row */
-    size_t most = s->sequences * h;                    /* partials of norms */
-    if (c->tied_embeddings && !is_chunked(s))
-        most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
-    const size_t sums = s->aux_form == MOERT_AUX_SEQUENCE ? 2 : 1;
-    const size_t inputs =
-        s->tokens + s->moe_layers * (s->tokens + sums * s->sequences * c->router.experts);
-    most = moert_max(most, inputs); /* inputs of the losses: sum_everything of model/losses.c */
-    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
-        most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
-    for (size_t i = 0; i < s->attention.parameters; i++) /* vectors: norms */
-        most = moert_max(most, s->attention.parameter[i].columns > 0
-                                   ? dense_partial(s, s->attention.parameter[i].rows,
-                                                   s->attention.parameter[i].columns)
-                                   : s->sequences * s->attention.parameter[i].rows);
-    return most;
-}
-
-/* The mesh's scratch buffers, and the buffers of moert_model_backward. */
-static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    const size_t t = s->tokens;
-    const moert_device *device = setting->device;
-    /* MOERT_SCRATCH_TOKENS: the shared expert's result, or the norms' partial sums */
-    size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
-    if (device != NULL)
-        most = moert_max(most, moert_norm_scratch_floats(device, s->sequences, t, c->hidden));
-    for (size_t i = 0; device != NULL && i < MOERT_COUNT(s->attention.norm); i++)
-        if (s->attention.norm[i].rows > 0)
-            most = moert_max(most, moert_norm_scratch_floats(device, s->sequences,
-                                                             t * s->attention.norm[i].rows,
-                                                             s->attention.norm[i].width));
-    size_t floats = moert_max(largest_partial(s), attention_scratch(setting, s)) + most +
-                    t * (c->router.experts + c->router.topk);
-    floats +=
-        moert_max(moert_operand_floats(s->choices.v, s->peak.rows * c->intermediate),
-                  moert_max(moert_operand_floats(s->shared_v_type, t * c->shared_intermediate),
-                            moert_operand_floats(s->dense_v_type, t * s->dense)));
-    if (recomputes_experts(s)) {
-        const hidden_floats own = experts_hidden(s, s->peak.rows), shared = shared_hidden(s);
-        floats += moert_max(own.v, shared.v) + moert_max(own.h, shared.h);
+/* The device buffers of a plan, and the activations of a MoE layer with `rows`. */
+static void add_pass(const moert_memory_shape *s, size_t rows, moert_memory *memory) {
+    static moert_buffer_table *const tables[] = {moert_pass_routing_buffers,
+                                                 moert_pass_hidden_buffers};
+    const moert_plan_sizes plan = {s->layer.local, s->chain * s->options.router.experts,
+                                   s->layer.tokens * s->options.router.topk,
+                                   s->setting->engine == MOERT_EXCHANGE_STAGED};
+    const size_t largest = s->setting->largest_bytes;
+    moert_layer_sizes sizes = s->layer;
+    moert_buffer_row row[MOERT_BUFFER_TABLE_ROWS];
+    sizes.rows = rows;
+    add_table(memory, moert_exchange_plan_buffers, &plan, 1);
+    for (size_t t = 0; t < MOERT_COUNT(tables); t++) {
+        const size_t count = tables[t](&sizes, row);
+        for (size_t i = 0; i < count; i++)
+            if (row[i].bytes != MOERT_NO_BUFFER)
+                ADD(memory, activations, row[i].name, moert_buffer_room(row[i].bytes, largest));
     }
-    floats += t * 2 * c->hidden + count_rows(s->attention.scratch, t);
-    return floats + moert_memory_rounding(setting, s);
+}
+
+/* The buffers of the head; `direct`: see moert_head_sums. */
+static void add_head(const moert_memory_shape *s, size_t direct, moert_memory *memory) {
+    const moert_model_sizes *m = &s->model;
+    const size_t table = m->config->vocabulary * m->config->hidden * sizeof(float);
+    add_table(memory, moert_run_head_buffers, m, 1);
+    if (m->chunk == m->tokens)
+        return;
+    add_table(memory, moert_head_chunk_buffers, m, 1);
+    ADD(memory, activations, "ends of chunks",
+        (m->length % m->chunk == 0 ? 1 : 2) * sizeof(uint32_t));
+    ADD(memory, activations, "sums of the head's gradient",
+        moert_head_sums(m->span, direct) * table);
+}
+
+static void add_activations(const moert_memory_shape *s, size_t direct, moert_memory *memory) {
+    const moert_model_sizes *m = &s->model;
+    const size_t layers = moert_memory_kept_layers(s, m->config->layers);
+    const moert_rope_scheme rope = moert_model_rope_scheme(m->config);
+    add_table(memory, moert_run_rows_buffers, m, 1);
+    add_table(memory, moert_run_batch_buffers, m, 1);
+    add_table(memory, moert_run_layer_buffers, m, m->config->layers);
+    add_table(memory, moert_run_moe_buffers, m, s->moe_layers);
+    add_table(memory, moert_activation_buffers, m, layers);
+    add_table(memory, moert_dense_buffers, m, moert_memory_kept_layers(s, s->dense_layers));
+    ADD(memory, activations, "rows of attention",
+        layers * moert_model_rows_floats(s->attention.kept, m->tokens) * sizeof(float));
+    ADD(memory, activations, "rotations", moert_rope_table_bytes(&rope, m->length));
+    for (size_t i = 0; i < moert_memory_kept_layers(s, s->moe_layers); i++)
+        add_pass(s, moert_memory_pass_peak(s, i).rows, memory);
+    add_head(s, direct, memory);
+}
+
+/* The most experts of a rank, which another one repeats with --verify. */
+static size_t most_experts(const moert_memory_shape *s) {
+    const moert_model_config *c = s->setting->config;
+    return moert_max(c->expert_slots, moert_ceil_div(c->router.experts, s->setting->ep));
+}
+
+/* The mesh's scratch buffers, and what the backward of all layers shares. */
+static void add_scratch(const moert_memory_shape *s, moert_memory *memory) {
+    static const char *const names[] = {
+#define NAME(buffer, text) text,
+        MOERT_SCRATCH_TABLE(NAME)
+#undef NAME
+    };
+    const moert_glu_sizes shared = moert_layer_shared_sizes(&s->layer),
+                          dense = moert_model_glu_sizes(&s->model);
+    moert_layer_sizes layer = s->layer;
+    size_t floats[MOERT_SCRATCHES] = {0};
+    moert_scratch which;
+    if (s->setting->verifies)
+        layer.local = most_experts(s);
+    for (unsigned use = 0; use < MOERT_LAYER_USES && s->moe_layers > 0; use++) {
+        const size_t need = moert_layer_use_floats(&layer, use, &which);
+        moert_scratch_need(floats, which, need);
+    }
+    if (s->moe_layers > 0) {
+        moert_round_scratch(&layer, floats);
+        moert_dense_glu_scratch(&shared, floats);
+    }
+    if (s->dense_layers > 0)
+        moert_dense_glu_scratch(&dense, floats);
+    moert_model_scratch(&s->model, floats);
+    for (size_t i = 0; i < MOERT_SCRATCHES; i++)
+        ADD(memory, scratch, names[i], floats[i] * sizeof(float));
+    ADD(memory, scratch, "gradients of the residual and of norms",
+        table_bytes(moert_run_backward_buffers, &s->model));
+    ADD(memory, scratch, "gradients of attention",
+        moert_model_rows_floats(s->attention.scratch, s->model.tokens) * sizeof(float));
 }
 
 /* ---- the second copy of a layer for --verify ---- */
 
 /* model/audit.h and train/cross_check.h; `nodes` as in moert_memory_estimate. */
-static size_t check_bytes(const moert_memory_setting *setting, const moert_memory_shape *s,
-                          size_t nodes) {
-    const moert_model_config *c = s->config;
-    moert_memory_shape most = *s;
-    moert_memory_setting once = *setting; /* each weight serves one forward and one dgrad */
-    size_t attention[MOERT_ATTENTION_MOST + 2], floats = 0;
-    most.experts = moert_max(c->expert_slots, moert_ceil_div(c->router.experts, setting->ep));
-    once.micro_batches = 1;
-    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, most.experts);
-    const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
-    const size_t dense[] = {2 * s->dense * c->hidden, c->hidden * s->dense}, parts[] = {2, 1};
-    parameters replicated = {.floats = 0}, owned = {.floats = 0};
-    add_blocks(&replicated, 1, 0, &(moert_block_shape){attention, count, NULL}, 1, 0);
+static size_t check_bytes(const moert_memory_shape *s, size_t rank, size_t nodes) {
+    const moert_model_config *c = s->setting->config;
+    const size_t experts = most_experts(s);
+    block_list blocks, own;
+    moert_model_sizes one = s->model;
+    list_blocks(s, rank, experts, &blocks);
+    list_blocks(s, rank, s->layer.local, &own);
+    one.layers = 1;
+    size_t bytes = moert_memory_check_copies(s, experts);
+    for (size_t i = 1; i < BLOCK_KINDS; i++) {
+        const block_kind *kind = &blocks.kind[i];
+        if (kind->count > 0)
+            bytes += (kind->replicated ? 2 + nodes : 2) * floats_of(kind) * sizeof(float);
+        if (kind->count > 0 && !kind->replicated && s->setting->micro_batches > 1)
+            bytes += floats_of(&own.kind[i]) * sizeof(float); /* gradients before a backward */
+    }
+    /* inputs of both runs: middle, d of two layers, x, received */
+    bytes += 5 * s->model.tokens * c->hidden * sizeof(float);
+    bytes += sizeof(float) * (moert_model_rows_floats(s->attention.scratch, one.tokens) +
+                              moert_model_rows_floats(s->attention.kept, one.tokens));
+    bytes +=
+        table_bytes(moert_run_rows_buffers, &one) + table_bytes(moert_run_backward_buffers, &one) +
+        table_bytes(moert_run_layer_buffers, &one) + table_bytes(moert_activation_buffers, &one);
     if (s->dense_layers > 0)
-        add_blocks(&replicated, 1, 0, &(moert_block_shape){dense, MOERT_COUNT(dense), parts}, 1, 0);
-    for (int b = 0; b < MOERT_LAYER_BLOCKS && s->moe_layers > 0; b++)
-        add_blocks(b == 0 ? &replicated : &owned, 1, 0,
-                   &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]}, 1, 0);
-    floats = (2 + nodes) * replicated.floats + 2 * owned.floats;
-    if (setting->micro_batches > 1)
-        floats += owned.floats; /* gradients of the experts before a backward */
-    /* inputs of both runs, and the second one's result, d and dn */
-    floats += 8 * s->tokens * c->hidden + count_rows(s->attention.scratch, s->tokens);
-    floats += s->sequences + /* ends, and the gradient of the auxiliary loss */
-              (s->aux_form == MOERT_AUX_SEQUENCE ? s->sequences : 1) * c->router.experts;
-    if (c->dense != MOERT_PRECISION_F32)
-        floats += moert_operand_floats(moert_operand_type(c->dense), s->tokens * c->hidden);
-    return floats * sizeof(float) + attention_bytes(s) +
-           (s->dense_layers > 0 ? dense_bytes(s) : 0) +
-           moert_memory_layer_copies(&once, &most, s->moe_layers > 0, s->dense_layers > 0);
+        bytes += table_bytes(moert_dense_buffers, &one);
+    return bytes + (s->moe_layers > 0 ? table_bytes(moert_run_moe_buffers, &one) : 0);
 }
 
 /* ---- experts that move, and clones ---- */
 
 /* The most experts of this rank whose chain has other members. */
-static size_t count_links(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const size_t share = moert_ceil_div(s->config->router.experts, setting->ep);
+static size_t count_links(const moert_memory_shape *s) {
+    const moert_memory_setting *setting = s->setting;
+    const size_t share = moert_ceil_div(setting->config->router.experts, setting->ep);
     if (setting->exact)
-        return s->experts;
-    return setting->clones ? moert_min(s->experts, (s->experts - share) * setting->ep) : 0;
+        return s->layer.local;
+    return setting->clones ? moert_min(s->layer.local, (s->layer.local - share) * setting->ep) : 0;
 }
 
 /* Host copies of the weights and moments of all experts of a layer, for those that leave and for
  * those that arrive (train/move.c). Also, for each link, an expert's weights to send and to receive
  * (layer/clones.c). */
-static size_t move_bytes(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
+static void add_moves(const moert_memory_shape *s, moert_memory *memory) {
+    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->layer.local);
+    const size_t values = 1 + moert_optimizers[s->setting->config->memory.optimizer].moments;
     size_t weights = 0;
     for (int b = 1; b < MOERT_LAYER_BLOCKS; b++)
         weights += layer.elements[b][0] + layer.elements[b][1];
-    const size_t values = 1 + moert_optimizers[s->config->memory.optimizer].moments;
-    const size_t moved = setting->moves ? values * weights : 0,
-                 handed = count_links(setting, s) * (weights / moert_max(s->experts, 1));
-    return 2 * (moved + handed) * sizeof(float);
-}
-
-size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
-    return make_shape(setting, rank).peak.rows;
+    if (s->setting->moves)
+        ADD(memory, moves, "experts that move", 2 * values * weights * sizeof(float));
+    ADD(memory, moves, "weights and gradients of clones",
+        2 * count_links(s) * (weights / moert_max(s->layer.local, 1)) * sizeof(float));
 }
 
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
                                    moert_memory *memory) {
-    MOERT_TRY(check(setting));
-    const moert_memory_shape s = make_shape(setting, rank);
-    const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
-    /* moert_block_begin; a single rank needs no nodes */
-    const moert_span span = {s.first_sequence, s.sequences, s.total_sequences};
+    moert_memory_shape s;
     moert_tree_node list[MOERT_TREE_MAX_NODES];
-    const size_t count = moert_max(moert_tree_nodes(span, list), 1);
+    block_list blocks;
+    MOERT_TRY(check(setting));
+    make_shape(setting, rank, &s);
+    *memory = (moert_memory){0};
+    /* moert_block_begin; a single rank needs no nodes */
+    const size_t count = moert_max(moert_tree_nodes(s.model.span, list), 1);
     const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
-    parameters outside, replicated, owned;
-    count_parameters(setting, rank, &s, &outside, &replicated, &owned);
-    const moert_memory_exchange exchange = moert_memory_exchange_of(setting, &s);
-    /* buffers of take_batch and moert_model_forward of model/forward.c */
-    const moert_model_config *c = s.config;
-    const size_t per_token = 3 + (c->tied_embeddings ? 0 : 2) + c->hidden;
     const bool adds = nodes == 0 && setting->micro_batches > 1; /* moert_block_nodes */
-    const moert_rope_scheme rope =
-        moert_model_rope_scheme(c); /* columns: moert_rope_table_create */
-    const size_t columns = rope.width * (rope.interleaved ? 2 : 1);
-    const size_t outer = s.sequences + s.length * columns + s.tokens * per_token +
-                         moert_operand_floats(moert_operand_type(c->dense), s.tokens * c->hidden);
-    const size_t shards = outside.shards + replicated.shards + owned.shards;
-    *memory = (moert_memory){
-        .weights = (outside.floats + replicated.floats + owned.floats) * sizeof(float),
-        .gradients = gradient_bytes(c, &outside, &replicated, &owned),
-        .moments = moment_bytes(c, shards, outside.parts + replicated.parts + owned.parts),
-        .copies = moert_memory_copies(setting, &s),
-        .sums = nodes * (outside.floats + replicated.floats) * sizeof(float),
-        .activations = moert_memory_kept_layers(&s, c->layers) * attention_bytes(&s) +
-                       passes_bytes(&s, staged) +
-                       moert_memory_kept_layers(&s, s.dense_layers) * dense_bytes(&s) +
-                       results_bytes(&s) + outer * sizeof(float) + head_bytes(&s, adds ? 0 : count),
-        .scratch = count_scratch(setting, &s) * sizeof(float),
-        .staging = exchange.staging * sizeof(float),
-        .moves = s.moe_layers > 0 ? move_bytes(setting, &s) : 0,
-        .saves = setting->saves_beside /* moert_saver_floats */
-                     ? (1 + moert_optimizers[c->memory.optimizer].moments) * shards * sizeof(float)
-                     : 0,
-        .checks = setting->verifies ? check_bytes(setting, &s, nodes) : 0,
-        .windows = exchange.used * sizeof(float),
-        .reserved = exchange.reserved * sizeof(float),
-    };
-    memory->total = memory->weights + memory->gradients + memory->moments + memory->copies +
-                    memory->sums + memory->activations + memory->scratch + memory->staging +
-                    memory->moves + memory->saves + memory->checks + exchange.taken * sizeof(float);
+    list_blocks(&s, rank, s.layer.local, &blocks);
+    for (size_t i = 0; i < BLOCK_KINDS; i++)
+        add_kind(&s, &blocks.kind[i], i == 0, nodes, memory);
+    moert_memory_add_copies(&s, memory);
+    add_activations(&s, adds ? 0 : count, memory);
+    add_scratch(&s, memory);
+    if (s.moe_layers > 0)
+        add_moves(&s, memory);
+    if (setting->verifies)
+        ADD(memory, checks, "a second copy of a layer", check_bytes(&s, rank, nodes));
+    moert_memory_add_exchange(&s, memory); /* and the windows to the total */
+    memory->total += memory->weights + memory->gradients + memory->moments + memory->copies +
+                     memory->sums + memory->activations + memory->scratch + memory->staging +
+                     memory->moves + memory->saves + memory->checks;
     return MOERT_OK;
 }

@@ -1,9 +1,9 @@
 /*
- * Computes the memory that a rank of a training run allocates, from config.json and the setting.
- * The estimate repeats in closed form the allocations of blocks (layer/block.h), activations
- * (layer, model) and windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the
- * result with the allocations of a real model. Memory of OpenCL, MPI and compiled kernels is not
- * included.
+ * Computes the memory that a rank of a training run allocates, from config.json and the setting. It
+ * adds up the tables by which the run reserves its buffers: of blocks (layer/block.h), of a layer's
+ * passes and scratch (layer/sizes.h), of a run (model/sizes.h) and of windows (exchange).
+ * tests/unit/estimate/test_memory_estimate.c compares the result with the allocations of real
+ * models. Memory of OpenCL, MPI and compiled kernels is not included.
  */
 #pragma once
 
@@ -59,10 +59,19 @@ typedef struct moert_memory_setting {
       "cost nothing")                                                                              \
     X(total, "total", "sum, with windows (window and node exchange) or reserved (others)")
 
+/* A part of the memory, such as "weights: attention". */
+typedef struct moert_memory_part {
+    const char *kind, *name; /* of the table above; of the buffers */
+    size_t bytes;
+} moert_memory_part;
+enum { MOERT_MEMORY_PARTS = 96 };
+
 typedef struct moert_memory {
 #define MOERT_MEMORY_FIELD(field, title, help) size_t field;
     MOERT_MEMORY_TABLE(MOERT_MEMORY_FIELD)
 #undef MOERT_MEMORY_FIELD
+    moert_memory_part part[MOERT_MEMORY_PARTS]; /* the largest first; all but "reserved" */
+    size_t parts;
 } moert_memory;
 
 /* M of rank `rank`: the most of its layers. */

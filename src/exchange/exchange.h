@@ -42,9 +42,13 @@
 #pragma once
 
 #include "base/config.h"
+#include "base/memory.h"
 #include "comm/comm.h"
-#include "device/device.h"
+#include "device/buffer_table.h"
 #include "plan/expert_map.h"
+
+/* Strides of windows in floats are multiples of this number, so rows consist of whole vectors. */
+enum { MOERT_WINDOW_ROW_FLOATS = 16 };
 
 typedef struct moert_exchange moert_exchange;
 typedef struct moert_window moert_window;
@@ -91,6 +95,17 @@ typedef struct moert_exchange_report {
 } moert_exchange_report;
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]);
+
+/*
+ * The rows that a window gets when it needs `needed` of at most `limit`. Growing costs far more
+ * than reserving. If untouched rows cost nothing in the engine (`worst`), it gets `capacity`, the
+ * largest number of rows that any plan of these token counts can need. In other engines it gets
+ * room for up to an eighth more rows.
+ */
+static inline size_t moert_window_room(size_t needed, size_t capacity, size_t limit, bool worst) {
+    const size_t wanted = worst ? moert_max(capacity, needed) : moert_with_room(needed);
+    return moert_min(wanted, limit);
+}
 
 /* Creates a window for rows of `width` floats, still without rows. Every rank calls it, but the
  * ranks do not communicate; the caller agrees on the status. */
@@ -140,6 +155,13 @@ typedef struct moert_exchange_slots {
 } moert_exchange_slots;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
+/* The sizes of a plan on the device: experts of this rank, with clones; lanes of all experts; slots
+ * of this rank's tokens; whether the engine packs rows. */
+typedef struct moert_plan_sizes {
+    size_t local, lanes, slots;
+    bool packs;
+} moert_plan_sizes;
+moert_buffer_table moert_exchange_plan_buffers; /* of a moert_exchange_plan */
 /*
  * moert_exchange_make_plan in two calls, begin and end. Between begin and end the caller may
  * enqueue work that needs no plan; the device does this work while the host makes the plan. The

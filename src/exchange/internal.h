@@ -129,7 +129,7 @@ struct moert_exchange {
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
 
-enum { MOERT_SLOT_STRIDE = 16 }; /* stride in floats of a window of width 1 */
+enum { MOERT_SLOT_STRIDE = MOERT_WINDOW_ROW_FLOATS }; /* of a window of width 1 */
 
 /* Bytes of a window for one row: the row at its stride, and a word that says which row holds its
  * contents. The words follow all rows (kernels/exchange/exchange.cl, dispatch_once). */

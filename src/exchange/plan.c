@@ -82,6 +82,16 @@ static size_t first_entry(size_t local) {
     return moert_ceil_div(local, ENTRY_WORDS);
 }
 
+static size_t entries_of(const moert_plan_sizes *s) {
+    return first_entry(s->local) + s->lanes;
+}
+
+#define PLAN(X)                                                                                    \
+    X(ends, "ends and lanes of plans", entries_of(s) * ENTRY_WORDS * sizeof(uint32_t))             \
+    X(destination, "destinations of slots", 2 * s->slots * sizeof(uint32_t))                       \
+    X(packed, "slots in packed order", s->packs ? 2 * s->slots * sizeof(uint32_t) : MOERT_NO_BUFFER)
+MOERT_BUFFER_TABLE(moert_exchange_plan_buffers, moert_exchange_plan, moert_plan_sizes, PLAN)
+
 static moert_status reserve_entries(moert_planner *planner, size_t entries) {
     if (entries <= planner->entries)
         return MOERT_OK;
@@ -101,20 +111,16 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
     moert_device *device = exchange->device;
     const size_t local =
         moert_expert_map_slots_of(choice->placement, moert_comm_rank(exchange->comm));
-    const size_t entries = first_entry(local) + choice->placement->longest * choice->experts;
+    const moert_plan_sizes sizes = {local, choice->placement->longest * choice->experts, slots,
+                                    exchange->engine->packs};
     int narrow;
     MOERT_TRY(moert_to_int(slots, "slots of a plan", &narrow));
-    MOERT_TRY(reserve_entries(planner, entries));
+    MOERT_TRY(reserve_entries(planner, entries_of(&sizes)));
     if (planner->spare == NULL)
         MOERT_TRY(MOERT_NEW(&planner->spare));
     planner->spare->planner = planner;
-    MOERT_TRY(
-        moert_buffer_reserve(device, entries * sizeof *planner->table, &planner->spare->ends));
-    MOERT_TRY(
-        moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
-    if (exchange->engine->packs)
-        MOERT_TRY(
-            moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->packed));
+    MOERT_TRY(moert_buffer_table_reserve(moert_exchange_plan_buffers, device, &sizes,
+                                         planner->spare, false));
     MOERT_TRY(moert_buffer_reserve(device, rows * chunks_of(choice) * sizeof(uint32_t),
                                    &planner->chunks));
     return moert_staging_reserve(device, rows * sizeof(uint32_t), &planner->totals);

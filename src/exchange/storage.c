@@ -6,8 +6,6 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-/* Strides are multiples of this number, so rows consist of whole vectors. */
-enum { ROW_FLOATS = MOERT_SLOT_STRIDE };
 enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
@@ -16,7 +14,7 @@ moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_w
     *made = (moert_window){.exchange = exchange,
                            .width = width,
                            .columns = width,
-                           .stride = moert_round_up(width, ROW_FLOATS)};
+                           .stride = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS)};
     exchange->widest = moert_max(exchange->widest, made->stride);
     *window = made;
     return MOERT_OK;
@@ -119,11 +117,7 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
     return moert_first(status, local);
 }
 
-/*
- * Growing costs far more than reserving. If untouched rows cost nothing in the engine, it reserves
- * the largest number of rows that any plan of these token counts can need. If that fails, and in
- * other engines, the window gets room for up to an eighth more rows than it needs now.
- */
+/* If there is no memory for the rows that any plan can need, there may be for those of this one. */
 static moert_status grow(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;
     if (window->capacity_rows >= needed)
@@ -136,9 +130,9 @@ static moert_status grow(moert_window *window, size_t needed) {
                        "a window of width %zu needs %zu rows; the largest allocation of the ranks' "
                        "devices, %zu bytes, has room for %zu",
                        window->width, needed, exchange->largest_bytes, limit));
-    size_t modest = moert_min(moert_with_room(needed), limit), rows = modest;
-    if (exchange->reserves_worst_case)
-        rows = moert_min(moert_max(exchange->capacity_rows, needed), limit);
+    const size_t modest = moert_window_room(needed, 0, limit, false);
+    size_t rows =
+        moert_window_room(needed, exchange->capacity_rows, limit, exchange->reserves_worst_case);
     moert_storage storage;
     bool everywhere;
     if (window->capacity_rows > 0)

@@ -29,17 +29,14 @@ static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
     moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
     const moert_layer_choices *c = &layer->choices;
-    const size_t n = pass->plan->plan->rows * o->intermediate;
     moert_result dh = {.rows = {.type = c->v}};
     moert_expert_gemm second;
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_operand_floats(c->v, n),
-                                 &dh.rows.buffer));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_DH, &dh.rows.buffer));
     MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part, &dh, &second));
     MOERT_TRY(moert_gemm_run(&second.gemm));
     pass->dv = pass->v;
     if (c->dv != c->v)
-        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_operand_floats(c->dv, 2 * n), &pass->dv));
+        MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_DV, &pass->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
                                               .rows = part->end_row,
@@ -153,8 +150,7 @@ static moert_status differentiate_router(moert_pass *pass) {
     if (layer->options.external_routing)
         return MOERT_OK;
     moert_phase_set(MOERT_PHASE_ROUTER_BACKWARD);
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts,
-                                 &pass->dlogits));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_DLOGITS, &pass->dlogits));
     MOERT_TRY(moert_router_backward(layer->mesh->device, router,
                                     &(moert_router_gradient){.tokens = tokens,
                                                              .logits = pass->logits,
@@ -190,7 +186,7 @@ static moert_status differentiate_gate(moert_pass *pass, const moert_buffer *dpr
     const moert_router_options gate = moert_pass_gate();
     const size_t tokens = pass->batch.tokens;
     moert_buffer *dlogits;
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_LOGITS, tokens, &dlogits));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GATE_DLOGITS, &dlogits));
     MOERT_TRY(moert_router_backward(mesh->device, &gate,
                                     &(moert_router_gradient){.tokens = tokens,
                                                              .logits = pass->gate_logits,
@@ -214,8 +210,7 @@ static moert_status differentiate_shared(moert_pass *pass) {
     moert_dense_glu glu = moert_pass_shared_expert(pass);
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     if (gated)
-        MOERT_TRY(
-            moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_SLOTS, pass->batch.tokens, &glu.dprob));
+        MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GATE_DPROB, &glu.dprob));
     MOERT_TRY(activate_again(pass, NULL));
     MOERT_TRY(moert_dense_glu_backward(&glu, pass->input, pass->shared_v, pass->shared_h,
                                        pass->gradient, pass->result, true));
@@ -245,9 +240,7 @@ static moert_status open_gradients(moert_pass *pass) {
     pass->back.slot_target = pass->losses.weight_gradient;
     return pass->losses.weight_gradient != NULL
                ? MOERT_OK
-               : moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_SLOTS,
-                                    pass->batch.tokens * layer->options.router.topk,
-                                    &pass->back.slot_target);
+               : moert_pass_scratch(pass, MOERT_USE_DWEIGHT, &pass->back.slot_target);
 }
 
 static moert_status pack(moert_pass *pass) {

@@ -183,22 +183,35 @@ size_t moert_block_partial_bytes(const moert_device *device) {
     return device != NULL ? moert_by_form(device, 64 * mib, 256 * mib) : 64 * mib;
 }
 
+/* The rows of a weight [n,k] whose gradients are computed at a time. */
+static size_t partial_rows(const moert_device *device, size_t sequences, size_t n, size_t k) {
+    const size_t row_bytes = sequences * k * sizeof(float);
+    size_t most = moert_max(1, moert_block_partial_bytes(device) / moert_max(row_bytes, 1));
+    if (most > PIECE_ROWS)
+        most -= most % PIECE_ROWS;
+    return moert_min(n, most);
+}
+
+size_t moert_block_partial_floats(const moert_device *device, size_t sequences, size_t n,
+                                  size_t k) {
+    const size_t rows = partial_rows(device, sequences, n, k);
+    return sequences * moert_max(rows * k, n); /* or of its bias */
+}
+
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch) {
     if (batch->sequences == 0)
         return MOERT_OK;
-    size_t row_bytes = batch->sequences * gemm->k * sizeof(float);
-    size_t most = moert_max(1, moert_block_partial_bytes(block->device) / row_bytes);
-    if (most > PIECE_ROWS)
-        most -= most % PIECE_ROWS;
-    size_t rows = moert_min(gemm->n, most);
+    const size_t rows = partial_rows(block->device, batch->sequences, gemm->n, gemm->k);
     moert_gemm part = *gemm;
     part.groups =
         (moert_row_groups){.ends = batch->ends, .count = batch->sequences, .rows = batch->tokens};
     part.y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
     part.epilogue.addend = MOERT_ADDEND_NONE;
     moert_gemm_set(&part, MOERT_GEMM_WGRAD, moert_gemm_type(gemm));
-    MOERT_TRY(moert_buffer_reserve(block->device, rows * row_bytes, scratch));
+    const size_t floats =
+        moert_block_partial_floats(block->device, batch->sequences, gemm->n, gemm->k);
+    MOERT_TRY(moert_buffer_reserve(block->device, floats * sizeof(float), scratch));
     for (size_t row = 0; row < gemm->n; row += rows) {
         part.n = moert_min(rows, gemm->n - row);
         part.y.first = gemm->y.first + row;
@@ -211,8 +224,6 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         return MOERT_OK;
     part.n = gemm->n;
     part.y.first = gemm->y.first;
-    MOERT_TRY(
-        moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
     part.bias = *scratch;
     part.kind = MOERT_GEMM_BIAS_GRAD;
     MOERT_TRY(moert_gemm_run(&part));

@@ -161,6 +161,8 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
 /* The most bytes of gradients per sequence to compute at once; one row of the weight is always
  * allowed. With device == NULL: the value for CPUs. */
 size_t moert_block_partial_bytes(const moert_device *device);
+/* The size in floats of `scratch` for a weight [n,k]. */
+size_t moert_block_partial_floats(const moert_device *device, size_t sequences, size_t n, size_t k);
 
 /* The size in floats of this rank's shard; sets *first to its offset. */
 size_t moert_block_shard(const moert_block *block, size_t *first);

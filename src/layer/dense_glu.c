@@ -3,9 +3,14 @@
 
 #include "base/memory.h"
 
-/* The dtype of v and dh. */
+static moert_glu_sizes sizes_of(const moert_dense_glu *glu) {
+    return (moert_glu_sizes){glu->mesh->device,    glu->type,   glu->batch.tokens,
+                             glu->batch.sequences, glu->hidden, glu->width};
+}
+
 static moert_dtype type_between(const moert_dense_glu *glu) {
-    return moert_operand_between(glu->mesh->device, glu->type, 1, glu->hidden, glu->width);
+    const moert_glu_sizes sizes = sizes_of(glu);
+    return moert_glu_between(&sizes);
 }
 
 static moert_glu_form form_of(const moert_dense_glu *glu) {
@@ -22,14 +27,27 @@ static moert_gemm gemm_of(const moert_dense_glu *glu, moert_gemm_kind kind, size
     return gemm;
 }
 
-size_t moert_dense_glu_v_floats(const moert_device *device, moert_dtype type, size_t tokens,
-                                size_t hidden, size_t width) {
-    return moert_operand_floats(moert_operand_between(device, type, 1, hidden, width),
-                                tokens * 2 * width);
+/* Floats of dh, and of dv if it does not replace v. */
+static size_t dh_floats(const moert_glu_sizes *s) {
+    return moert_operand_floats(moert_glu_between(s), s->tokens * s->width);
+}
+static size_t dv_floats(const moert_glu_sizes *s) {
+    return s->type != moert_glu_between(s) ? moert_operand_floats(s->type, s->tokens * 2 * s->width)
+                                           : 0;
 }
 
-size_t moert_dense_glu_h_floats(moert_dtype type, size_t tokens, size_t width) {
-    return moert_operand_floats(type, tokens * width);
+void moert_dense_glu_scratch(const moert_glu_sizes *s, size_t floats[MOERT_SCRATCHES]) {
+    const size_t operand = moert_operand_copy_floats(s->type, s->tokens * s->hidden);
+    if (s->width == 0)
+        return;
+    moert_scratch_need(floats, MOERT_SCRATCH_HIDDEN, dh_floats(s));
+    moert_scratch_need(floats, MOERT_SCRATCH_ROUNDED_X, operand);
+    moert_scratch_need(floats, MOERT_SCRATCH_ROUNDED_Y, moert_max(operand, dv_floats(s)));
+    moert_scratch_need(
+        floats, MOERT_SCRATCH_PARTIAL,
+        moert_block_partial_floats(s->device, s->sequences, 2 * s->width, s->hidden));
+    moert_scratch_need(floats, MOERT_SCRATCH_PARTIAL,
+                       moert_block_partial_floats(s->device, s->sequences, s->hidden, s->width));
 }
 
 moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,
@@ -59,14 +77,13 @@ moert_status moert_dense_glu_forward(const moert_dense_glu *glu, const moert_buf
 /* *dv = the gradient of v: v itself, or a scratch buffer for operands of another dtype. */
 static moert_status differentiate_activation(const moert_dense_glu *glu, moert_buffer *v,
                                              const moert_buffer *dh, moert_buffer **dv) {
-    const moert_dtype from = type_between(glu);
-    const size_t tokens = glu->batch.tokens;
+    const moert_glu_sizes sizes = sizes_of(glu);
+    const moert_dtype from = moert_glu_between(&sizes);
     *dv = v;
     if (glu->type != from)
-        MOERT_TRY(moert_mesh_scratch(glu->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_operand_floats(glu->type, tokens * 2 * glu->width), dv));
+        MOERT_TRY(moert_mesh_scratch(glu->mesh, MOERT_SCRATCH_ROUNDED_Y, dv_floats(&sizes), dv));
     return moert_glu_backward(&(moert_glu){.form = form_of(glu),
-                                           .rows = tokens,
+                                           .rows = sizes.tokens,
                                            .width = glu->width,
                                            .v = v,
                                            .prob = glu->prob,
@@ -82,16 +99,15 @@ moert_status moert_dense_glu_backward(const moert_dense_glu *glu, const moert_bu
                                       moert_buffer *dx, bool accumulate) {
     moert_mesh *mesh = glu->mesh;
     moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
-    const size_t tokens = glu->batch.tokens, n = tokens * glu->hidden;
+    const moert_glu_sizes sizes = sizes_of(glu);
+    const size_t n = sizes.tokens * glu->hidden;
     moert_gemm out = gemm_of(glu, MOERT_GEMM_DGRAD, glu->hidden, glu->width);
     moert_gemm in = gemm_of(glu, MOERT_GEMM_DGRAD, 2 * glu->width, glu->hidden);
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
-                                 moert_operand_floats(type_between(glu), tokens * glu->width),
-                                 &dh));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN, dh_floats(&sizes), &dh));
     out.x.buffer = h;
     MOERT_TRY(moert_operand_take(mesh, glu->type, n, dy, MOERT_SCRATCH_ROUNDED_Y, &out.y.buffer));
     MOERT_TRY(moert_block_dense_gradient(glu->block, glu->first + 1, &glu->batch, &out, partial));
-    out.x = (moert_matrix){.buffer = dh, .type = type_between(glu)};
+    out.x = (moert_matrix){.buffer = dh, .type = moert_glu_between(&sizes)};
     MOERT_TRY(moert_block_gemm(glu->block, glu->first + 1, &out));
     MOERT_TRY(differentiate_activation(glu, v, dh, &dv));
     in.y.buffer = dv;

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "layer/block.h"
-#include "layer/operand.h"
+#include "layer/sizes.h"
 
 typedef struct moert_dense_glu {
     moert_mesh *mesh;
@@ -24,10 +24,8 @@ typedef struct moert_dense_glu {
     bool drop_v; /* v is not needed after the activation */
 } moert_dense_glu;
 
-/* The sizes in floats of v and h. With device == NULL: those without bf16 results. */
-size_t moert_dense_glu_v_floats(const moert_device *device, moert_dtype type, size_t tokens,
-                                size_t hidden, size_t width);
-size_t moert_dense_glu_h_floats(moert_dtype type, size_t tokens, size_t width);
+/* Raises the scratch that a GLU takes to that of these sizes; width 0: no GLU. */
+void moert_dense_glu_scratch(const moert_glu_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
 /* v and h from x[T,H], float32. */
 moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,

@@ -33,17 +33,15 @@ static moert_status route(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     const moert_router_options *router = &layer->options.router;
     moert_block *dense = layer->block[BLOCK_DENSE];
-    size_t tokens = pass->batch.tokens, experts = router->experts, topk = router->topk;
+    const moert_layer_sizes sizes = moert_pass_sizes(pass);
+    const size_t tokens = pass->batch.tokens, experts = router->experts;
     moert_phase_set(MOERT_PHASE_ROUTE);
+    MOERT_TRY(moert_buffer_table_reserve(moert_pass_routing_buffers, layer->mesh->device, &sizes,
+                                         pass, true));
     pass->index = pass->batch.index;
     pass->weight = pass->batch.weight;
     if (layer->options.external_routing)
         return MOERT_OK;
-    MOERT_TRY(moert_pass_activation(pass, tokens, experts, &pass->logits));
-    MOERT_TRY(moert_pass_activation(pass, tokens, experts, &pass->routing.scores));
-    MOERT_TRY(moert_pass_activation(pass, tokens, topk, &pass->routing.index));
-    MOERT_TRY(moert_pass_activation(pass, tokens, topk, &pass->routing.weight));
-    MOERT_TRY(moert_pass_activation(pass, tokens, 1, &pass->routing.lse));
     pass->index = pass->routing.index;
     pass->weight = pass->routing.weight;
     moert_gemm gemm = moert_pass_router_gemm(pass, experts, x, pass->logits);
@@ -60,10 +58,8 @@ static moert_status route(moert_pass *pass) {
 
 moert_status moert_pass_activate(moert_pass *pass, const moert_row_groups *part) {
     const moert_layer_choices *c = &pass->layer->choices;
-    const size_t n = pass->plan->plan->rows * pass->layer->options.intermediate;
     moert_expert_gemm in;
-    MOERT_TRY(moert_pass_hidden(pass, moert_operand_floats(c->v, 2 * n),
-                                moert_operand_floats(c->h, n), &pass->v, &pass->h));
+    MOERT_TRY(moert_pass_hidden(pass));
     if (part->end == part->first)
         return MOERT_OK;
     const moert_result v = {.rows = {.buffer = pass->v, .type = c->v}};
@@ -99,28 +95,23 @@ static moert_status compute_chunk(moert_pass *pass, const moert_row_groups *part
 static moert_status open_gate(moert_pass *pass, const moert_buffer *x) {
     moert_block *dense = pass->layer->block[BLOCK_DENSE];
     const moert_router_options gate = moert_pass_gate();
-    moert_buffer **const buffers[] = {&pass->gate_logits, &pass->gate.scores, &pass->gate.index,
-                                      &pass->gate.weight, &pass->gate.lse};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        MOERT_TRY(moert_pass_activation(pass, pass->batch.tokens, 1, buffers[i]));
     const moert_gemm gemm = moert_pass_router_gemm(pass, 1, x, pass->gate_logits);
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_GATE, &gemm));
     return moert_router_forward(pass->layer->mesh->device, &gate, pass->batch.tokens,
                                 pass->gate_logits, NULL, &pass->gate);
 }
 
-/* Reserves v and h of the shared expert. */
-static moert_status reserve_shared(moert_pass *pass, const moert_dense_glu *glu) {
-    const size_t tokens = pass->batch.tokens;
-    return moert_pass_hidden(
-        pass,
-        moert_dense_glu_v_floats(glu->mesh->device, glu->type, tokens, glu->hidden, glu->width),
-        moert_dense_glu_h_floats(glu->type, tokens, glu->width), &pass->shared_v, &pass->shared_h);
+/* v and h of the shared expert are in scratch if the backward computes them again. */
+static moert_status take_shared(moert_pass *pass) {
+    if (!pass->layer->options.recompute_experts)
+        return MOERT_OK;
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_SHARED_V, &pass->shared_v));
+    return moert_pass_scratch(pass, MOERT_USE_SHARED_H, &pass->shared_h);
 }
 
 moert_status moert_pass_activate_shared(moert_pass *pass) {
     const moert_dense_glu glu = moert_pass_shared_expert(pass);
-    MOERT_TRY(reserve_shared(pass, &glu));
+    MOERT_TRY(take_shared(pass));
     return moert_dense_glu_activate(&glu, pass->input, pass->shared_v, pass->shared_h);
 }
 
@@ -132,9 +123,8 @@ static moert_status compute_shared_expert(moert_pass *pass) {
     if (pass->layer->options.shared_gate)
         MOERT_TRY(open_gate(pass, pass->input));
     const moert_dense_glu glu = moert_pass_shared_expert(pass);
-    MOERT_TRY(reserve_shared(pass, &glu));
-    MOERT_TRY(moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_TOKENS, pass->batch.tokens * glu.hidden,
-                                 &pass->shared_result));
+    MOERT_TRY(take_shared(pass));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_SHARED_Y, &pass->shared_result));
     return moert_dense_glu_forward(&glu, pass->input, pass->shared_v, pass->shared_h,
                                    pass->shared_result);
 }

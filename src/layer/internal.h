@@ -6,6 +6,7 @@
 #include "layer/dense_glu.h"
 #include "layer/mesh.h"
 #include "layer/probe.h"
+#include "layer/sizes.h"
 #include "nn/bias.h"
 #include "router/router.h"
 
@@ -155,12 +156,12 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 typedef moert_status moert_chunk_work(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
-/* Reserves an activation of `rows` by `width` floats, with room to grow. */
-moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
-                                   moert_buffer **buffer);
-/* Reserves v and h of a GLU: activations, or scratch if the backward computes them again. */
-moert_status moert_pass_hidden(const moert_pass *pass, size_t v_floats, size_t h_floats,
-                               moert_buffer **v, moert_buffer **h);
+/* The sizes of the pass's buffers; without a plan it has no rows. */
+moert_layer_sizes moert_pass_sizes(const moert_pass *pass);
+/* *buffer = the scratch buffer of a use, with room for it. */
+moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use, moert_buffer **buffer);
+/* Reserves v and h of the experts, in scratch if the backward computes them again. */
+moert_status moert_pass_hidden(moert_pass *pass);
 
 /* h = prob * glu(x W1^T): of the experts' rows in `part`, and of the shared expert. */
 moert_status moert_pass_activate(moert_pass *pass, const moert_row_groups *part);

@@ -51,7 +51,7 @@ static moert_status sum_tokens(const moert_pass *pass, sums *s) {
     moert_buffer *mass;
     if (b->sequences == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, masses, &mass));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_MASS, &mass));
     MOERT_TRY(moert_router_mass(&layer->options.router, b->tokens, pass->routing.scores, b->ends,
                                 b->sequences, mass));
     MOERT_TRY(moert_buffer_read(mass, 0, s->mass, masses * sizeof *s->mass));

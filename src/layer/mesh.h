@@ -9,25 +9,36 @@
 #include "layer/block.h"
 #include "moert/layer.h"
 
-/* Scratch buffers, valid until the next operation that uses the same one. */
+/* X(buffer, name): scratch buffers, valid until the next operation that uses the same one. */
+#define MOERT_SCRATCH_TABLE(X)                                                                     \
+    X(PARTIAL, "gradients per sequence")                                                           \
+    X(HIDDEN, "gradients of h")              /* [M or T, I] */                                     \
+    X(V, "v that is computed again")         /* [M or T, 2I] of layers with recompute_experts */   \
+    X(H, "h that is computed again")         /* [M or T, I] */                                     \
+    X(SLOTS, "gradients of routing weights") /* [T,K] */                                           \
+    X(LOGITS, "gradients of the routers' logits") /* [T,E] */                                      \
+    X(TOKENS, "results of shared experts")        /* [T,H] */                                      \
+    X(DENSE, "received rows in float32")          /* [M,H]; results with a window's gaps */        \
+    X(WIRE, "rows for the wire")                  /* payloads that quantizers write, too */        \
+    X(SCALES, "scales of payloads")                                                                \
+    X(GLOBAL, "global scales")          /* [L] */                                                  \
+    X(AMAX, "largest magnitudes")       /* [L] */                                                  \
+    X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
+    X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
+    X(ROUNDED_Y, "rounded operands y of GEMMs") /* and results rounded for the wire */
+
 typedef enum moert_scratch {
-    MOERT_SCRATCH_PARTIAL,   /* partial gradients per sequence */
-    MOERT_SCRATCH_HIDDEN,    /* [M or T, I] */
-    MOERT_SCRATCH_V,         /* [M or T, 2I] and */
-    MOERT_SCRATCH_H,         /* [M or T, I] of layers with recompute_experts */
-    MOERT_SCRATCH_SLOTS,     /* [T,K] */
-    MOERT_SCRATCH_LOGITS,    /* [T,E] */
-    MOERT_SCRATCH_TOKENS,    /* [T,H] */
-    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats; with its gaps for results */
-    MOERT_SCRATCH_WIRE,      /* payloads that quantizers write; rows in the wire's representation */
-    MOERT_SCRATCH_SCALES,    /* scales that quantizers write */
-    MOERT_SCRATCH_GLOBAL,    /* [L] global scales */
-    MOERT_SCRATCH_AMAX,      /* [L] */
-    MOERT_SCRATCH_ENDS,      /* uint32 [L] ends of the experts' rows in a weight */
-    MOERT_SCRATCH_ROUNDED_X, /* operand x of a GEMM, rounded */
-    MOERT_SCRATCH_ROUNDED_Y, /* operand y of a GEMM, rounded; results rounded for the wire */
-    MOERT_SCRATCHES
+#define MOERT_SCRATCH_INDEX(buffer, name) MOERT_SCRATCH_##buffer,
+    MOERT_SCRATCH_TABLE(MOERT_SCRATCH_INDEX)
+#undef MOERT_SCRATCH_INDEX
+        MOERT_SCRATCHES
 } moert_scratch;
+
+/* Raises the floats of a scratch buffer. */
+static inline void moert_scratch_need(size_t floats[MOERT_SCRATCHES], moert_scratch which,
+                                      size_t need) {
+    floats[which] = floats[which] > need ? floats[which] : need;
+}
 
 /* Windows whose contents no layer needs after the combine of a pass. */
 typedef enum moert_shared_window {

@@ -11,6 +11,10 @@
 moert_dtype moert_operand_type(moert_precision dense);
 /* The size of n operand values in floats, rounded up. */
 size_t moert_operand_floats(moert_dtype type, size_t n);
+/* The scratch of moert_operand_take for n operand values: none if they are float32. */
+static inline size_t moert_operand_copy_floats(moert_dtype type, size_t n) {
+    return type == MOERT_DTYPE_F32 ? 0 : moert_operand_floats(type, n);
+}
 
 /* The dtype of v and dh, the results between the GEMMs of `groups` weights [2I,H] and [H,I]: that
  * of the operands if both GEMMs can round to it (moert_gemm_rounds), else float32. With device ==

@@ -74,11 +74,10 @@ static void free_pass(moert_pass *pass) {
         moert_window_destroy(pass->dy);
     moert_window_destroy(pass->prob);
     moert_window_destroy(pass->x);
-    MOERT_DESTROY(pass->logits, pass->routing.scores, pass->routing.index, pass->routing.weight,
-                  pass->routing.lse, pass->gate_logits, pass->gate.scores, pass->gate.index,
-                  pass->gate.weight, pass->gate.lse);
-    if (!pass->layer->options.recompute_experts)
-        MOERT_DESTROY(pass->v, pass->h, pass->shared_v, pass->shared_h);
+    if (pass->layer->options.recompute_experts) /* these are scratch */
+        pass->v = pass->h = pass->shared_v = pass->shared_h = NULL;
+    moert_buffer_table_free(moert_pass_routing_buffers, pass);
+    moert_buffer_table_free(moert_pass_hidden_buffers, pass);
     free(pass);
 }
 
@@ -92,26 +91,6 @@ void moert_pass_leave_list(moert_layer *layer) {
             free_pass(list->pass[i]);
         }
     MOERT_FREE(list->pass, list);
-}
-
-moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
-                                   moert_buffer **buffer) {
-    moert_device *device = pass->layer->mesh->device;
-    size_t bytes = rows * width * sizeof(float);
-    if (*buffer != NULL && moert_buffer_bytes(*buffer) >= bytes)
-        return MOERT_OK;
-    size_t most = moert_max(bytes, moert_device_describe(device)->largest_bytes);
-    return moert_buffer_reserve(device, moert_min(moert_with_room(bytes), most), buffer);
-}
-
-moert_status moert_pass_hidden(const moert_pass *pass, size_t v_floats, size_t h_floats,
-                               moert_buffer **v, moert_buffer **h) {
-    if (!pass->layer->options.recompute_experts) {
-        MOERT_TRY(moert_pass_activation(pass, 1, v_floats, v));
-        return moert_pass_activation(pass, 1, h_floats, h);
-    }
-    MOERT_TRY(moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_V, v_floats, v));
-    return moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_H, h_floats, h);
 }
 
 /* ---- results ---- */

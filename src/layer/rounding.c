@@ -38,20 +38,47 @@ static moert_quantize quantize_of(const matrix *source, const moert_quantizer *h
                             .amax = amax};
 }
 
+/* The bytes of payload and scales of a matrix. */
+static size_t payload_bytes(const matrix *source, const moert_quantizer *how, size_t *scale_bytes) {
+    const moert_groups *groups = &source->groups;
+    const moert_quantized_shape shape = moert_quantized_shape_of(
+        how, groups->rows, source->columns,
+        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format)));
+    *scale_bytes = shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
+    return shape.q_lines * shape.q_bytes;
+}
+
+void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCHES]) {
+    const moert_layer_options *o = s->options;
+    const matrix matrices[] = {{{NULL, s->local, s->rows}, o->hidden, NULL},
+                               {{NULL, s->local, s->rows}, o->intermediate, NULL},
+                               {{NULL, s->local, s->rows}, 2 * o->intermediate, NULL},
+                               {{NULL, s->local, s->local * 2 * o->intermediate}, o->hidden, NULL},
+                               {{NULL, s->local, s->local * o->hidden}, o->intermediate, NULL}};
+    for (size_t i = 0; s->choices->quantizes && i < 2 * MOERT_COUNT(matrices); i++) {
+        const moert_quantizer how =
+            quantizer_of(s->choices->format, i % 2 == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN);
+        size_t scale_bytes;
+        const size_t bytes = payload_bytes(&matrices[i / 2], &how, &scale_bytes);
+        moert_scratch_need(floats, MOERT_SCRATCH_WIRE, moert_ceil_div(bytes, sizeof(float)));
+        moert_scratch_need(floats, MOERT_SCRATCH_SCALES,
+                           moert_ceil_div(scale_bytes, sizeof(float)));
+        moert_scratch_need(floats, MOERT_SCRATCH_GLOBAL, s->local);
+        moert_scratch_need(floats, MOERT_SCRATCH_ENDS, s->local);
+    }
+    if (s->choices->global_scales)
+        moert_scratch_need(floats, MOERT_SCRATCH_AMAX, moert_max(s->local, 1));
+}
+
 /* Quantizes a matrix to scratch buffers. NVFP4 needs `amax`, of the tensor or of each group. */
 static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
                              moert_buffer *amax, moert_quantize *op) {
-    const moert_groups *groups = &source->groups;
-    const size_t blocks =
-        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format));
-    const moert_quantized_shape shape =
-        moert_quantized_shape_of(how, groups->rows, source->columns, blocks);
-    const size_t scale_bytes =
-        shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
+    size_t scale_bytes;
+    const size_t bytes = payload_bytes(source, how, &scale_bytes);
     *op = quantize_of(source, how, amax);
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_WIRE, shape.q_lines * shape.q_bytes, &op->q));
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_WIRE, bytes, &op->q));
     MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op->scale));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, groups->count, &op->global));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, source->groups.count, &op->global));
     return moert_quantize_run(op);
 }
 
@@ -176,12 +203,12 @@ moert_status moert_round_tell_replicas(moert_layer *layer, moert_status status) 
 }
 
 /* *dense = rows without gaps: copies rows of a window that has gaps to scratch. */
-static moert_status close_gaps(moert_mesh *mesh, const moert_matrix *rows, size_t count,
+static moert_status close_gaps(const moert_pass *pass, const moert_matrix *rows, size_t count,
                                size_t columns, moert_buffer **dense) {
     *dense = rows->buffer;
     if (rows->stride <= columns)
         return MOERT_OK;
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, count * columns, dense));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GAPLESS, dense));
     return moert_buffer_copy_rows(rows->buffer, rows->stride * sizeof(float), *dense,
                                   columns * sizeof(float), count);
 }
@@ -208,26 +235,26 @@ moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int bloc
                               moert_matrix *rows) {
     moert_layer *layer = pass->layer;
     const moert_layer_choices *c = &layer->choices;
-    moert_mesh *mesh = layer->mesh;
     matrix values = {
         {gemm->groups.ends, gemm->groups.count, gemm->groups.rows}, y ? gemm->n : gemm->k, NULL};
-    const size_t n = values.groups.rows * values.columns;
+    const moert_layer_use use = block == BLOCK_EXPERT_IN ? (y ? MOERT_USE_Y_IN : MOERT_USE_X_IN)
+                                                         : (y ? MOERT_USE_Y_OUT : MOERT_USE_X_OUT);
     moert_buffer *target, *amax = NULL;
     moert_quantize op;
     if (!c->quantizes && rows->type == c->operand)
         return MOERT_OK;
-    MOERT_TRY(reserve_bytes(mesh, y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X,
-                            n * moert_dtype_bits(c->operand) / 8, &target));
-    MOERT_TRY(close_gaps(mesh, rows, values.groups.rows, values.columns, &values.values));
+    MOERT_TRY(moert_pass_scratch(pass, use, &target));
+    MOERT_TRY(close_gaps(pass, rows, values.groups.rows, values.columns, &values.values));
     *rows = (moert_matrix){.buffer = target, .type = c->operand};
     if (!c->quantizes)
-        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, c->operand, n,
-                                            values.values, target});
+        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, c->operand,
+                                            values.groups.rows * values.columns, values.values,
+                                            target});
     if (c->global_scales)
         MOERT_TRY(take_amax(pass, gemm, &values, &pass->amax[block][y], &amax));
     const moert_quantizer how = quantizer_of(
         c->format, gemm->kind == MOERT_GEMM_WGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-    MOERT_TRY(quantize(mesh, &values, &how, amax, &op));
+    MOERT_TRY(quantize(layer->mesh, &values, &how, amax, &op));
     op.x = target;
     op.x_type = c->operand;
     return moert_dequantize_run(&op);

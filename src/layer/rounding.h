@@ -31,6 +31,9 @@ moert_status moert_round_weights(moert_layer *layer);
 moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm);
 void moert_round_free(moert_layer *layer);
 
+/* Raises the scratch that quantizing takes to that of a layer of these sizes. */
+void moert_round_scratch(const moert_layer_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
+
 /* Rounds operand x or y of a GEMM by `block` to scratch; rows of the operands' dtype stay as they
  * are. Collective over the world with global scales, except for a wgrad. */
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,

@@ -33,7 +33,7 @@ moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows, const m
         *wire_rows = given;
         return MOERT_OK;
     }
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, tokens * hop->width, &payload));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_PACKED, &payload));
     *wire_rows = payload;
     if (hop->form == MOERT_DISPATCH_BF16)
         return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
@@ -50,8 +50,7 @@ moert_status moert_wire_target(moert_pass *pass) {
     pass->back.target = pass->result;
     return pass->batch.type == MOERT_DTYPE_F32
                ? MOERT_OK
-               : moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_TOKENS, token_elements(pass),
-                                    &pass->back.target);
+               : moert_pass_scratch(pass, MOERT_USE_RESULT, &pass->back.target);
 }
 
 moert_status moert_wire_round(const moert_pass *pass) {
@@ -77,15 +76,14 @@ moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moe
     if (bf16 || c->forth.form == MOERT_DISPATCH_F32)
         return MOERT_OK;
     moert_quantize op = quantize_of(layer, received, width, NULL, arrived);
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, received * hidden, &op.x));
+    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_UNPACKED, &op.x));
     *rows = (moert_matrix){.buffer = op.x, .stride = hidden};
     if (c->forth.form == MOERT_DISPATCH_MXFP8)
         return moert_dequantize_run(&op);
     const moert_buffer *payload = arrived;
     if (width * BF16_PER_FLOAT > hidden) { /* the window's rows have gaps */
         moert_buffer *dense;
-        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE,
-                                     received * hidden / BF16_PER_FLOAT, &dense));
+        MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GAPLESS_BF16, &dense));
         MOERT_TRY(moert_buffer_copy_rows(arrived, width * sizeof(float), dense,
                                          hidden * sizeof(uint16_t), received));
         payload = dense;
@@ -123,8 +121,7 @@ moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *re
     moert_mesh *mesh = layer->mesh;
     const moert_storing *gemm = forward ? &layer->choices.y : &layer->choices.dx;
     const bool bf16 = layer->choices.back.form == MOERT_DISPATCH_BF16, sent = back->cells != NULL;
-    const size_t rows = pass->plan->plan->rows, width = moert_window_stride(back->window),
-                 stride = width * (bf16 ? BF16_PER_FLOAT : 1);
+    const size_t stride = moert_window_stride(back->window) * (bf16 ? BF16_PER_FLOAT : 1);
     moert_buffer **buffer = &result->rows.buffer;
     *result = (moert_result){.rows = {.buffer = moert_window_rows(back->window), .stride = stride}};
     if (!bf16 && !sent)
@@ -132,14 +129,13 @@ moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *re
     const bool scatters =
         gemm->scatters && sent && !moert_exchange_sums(mesh->exchange) && layer->probe == NULL;
     if (!scatters && !gemm->rounds)
-        return moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, rows * stride, buffer);
+        return moert_pass_scratch(pass, MOERT_USE_Y_F32, buffer);
     /* the GEMM rounds its result and stores it to this rank's window, to the windows of all ranks
      * (scatter), or to scratch, from where it is sent */
     result->rows.type = MOERT_DTYPE_BF16;
     if (scatters)
         return moert_exchange_push(mesh->exchange, back, &result->places);
-    return sent ? moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y, rows * width, buffer)
-                : MOERT_OK;
+    return sent ? moert_pass_scratch(pass, MOERT_USE_Y_PUSHED, buffer) : MOERT_OK;
 }
 
 moert_status moert_wire_return(moert_pass *pass, const moert_result *result) {
@@ -153,7 +149,7 @@ moert_status moert_wire_return(moert_pass *pass, const moert_result *result) {
         return MOERT_OK;
     if (bf16 && result->rows.type == MOERT_DTYPE_F32) {
         if (sent)
-            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE, floats, &target));
+            MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_Y_BF16, &target));
         MOERT_TRY(
             moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
                                          floats * BF16_PER_FLOAT, rows, target}));

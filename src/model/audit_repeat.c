@@ -6,6 +6,7 @@
 #include "layer/ship.h"
 #include "model/audit_internal.h"
 #include "model/audit_points.h"
+#include "model/sizes.h"
 #include "model/sublayer.h"
 #include "moert/quantize.h"
 
@@ -114,11 +115,12 @@ static moert_status take_weights(moert_audit *audit, size_t distance) {
 static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
     const moert_run *first = audit->run;
     moert_run *run = audit->repeat;
-    MOERT_TRY(moert_buffer_reserve(run->device, batch->sequences * sizeof(uint32_t), &run->ends));
-    MOERT_TRY(moert_buffer_write_ends(batch->sequences, first->length, run->ends));
     run->batch = *batch;
-    run->batch.ends = run->ends;
     run->length = first->length;
+    const moert_model_sizes sizes = moert_run_sizes(run);
+    MOERT_TRY(moert_buffer_table_reserve(moert_run_rows_buffers, run->device, &sizes, run, false));
+    MOERT_TRY(moert_buffer_write_ends(batch->sequences, first->length, run->ends));
+    run->batch.ends = run->ends;
     run->packed = first->packed;
     run->losses = first->losses;
     run->factor = first->factor;
@@ -130,15 +132,11 @@ static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
 
 /* Makes room for what a run of one layer needs of the batch. */
 static moert_status reserve(moert_run *run) {
-    const size_t floats = run->batch.tokens * run->config->hidden;
+    const moert_model_sizes sizes = moert_run_sizes(run);
     MOERT_TRY(moert_model_reserve_layer(run, run->layer));
-    MOERT_TRY(moert_model_reserve(run->model, floats, &run->d));
-    MOERT_TRY(moert_model_reserve(run->model, floats, &run->dn));
-    MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
-    return moert_model_type(run->model) == MOERT_DTYPE_F32
-               ? MOERT_OK
-               : moert_model_reserve(run->model, moert_operand_floats(MOERT_DTYPE_BF16, floats),
-                                     &run->bf16);
+    MOERT_TRY(
+        moert_buffer_table_reserve(moert_run_backward_buffers, run->device, &sizes, run, false));
+    return moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch);
 }
 
 /* Gives the run the gradient that a sublayer's backward reads, also in bf16. */
@@ -221,8 +219,8 @@ static moert_status repeat_experts(moert_audit *audit) {
     const moert_buffer *aux = audit->run->layer[audit->layer->index].aux_gradient;
     MOERT_TRY(take_batch(audit, &audit->run->batch));
     MOERT_TRY(reserve(run));
-    MOERT_TRY(moert_buffer_reserve(run->device, moert_buffer_bytes(aux), &layer->aux_gradient));
-    MOERT_TRY(moert_buffer_copy(aux, 0, layer->aux_gradient, 0, moert_buffer_bytes(aux)));
+    MOERT_TRY(
+        moert_buffer_copy(aux, 0, layer->aux_gradient, 0, moert_buffer_bytes(layer->aux_gradient)));
     if (floats > 0)
         MOERT_TRY(moert_buffer_copy(audit->middle, 0, layer->activations->middle, 0,
                                     floats * sizeof(float)));

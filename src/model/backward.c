@@ -75,11 +75,7 @@ static moert_status differentiate_layer(moert_run *run, size_t index, bool last)
 
 moert_status moert_run_backward(moert_run *run, bool last) {
     const moert_model_config *c = run->config;
-    const size_t rows = run->batch.tokens * c->hidden;
-    MOERT_TRY(moert_model_reserve(run->model, rows, &run->d));
     MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
-    if (run->bf16 != NULL && moert_model_recomputes(run->model) && c->layers > 1)
-        MOERT_TRY(moert_buffer_reserve(run->device, moert_buffer_bytes(run->bf16), &run->d_bf16));
     MOERT_TRY(moert_mesh_gather_spans(run->mesh, &run->batch));
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
     MOERT_TRY(moert_model_differentiate_rows(

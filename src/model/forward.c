@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "model/sizes.h"
 #include "model/sublayer.h"
 
 /* Uploads the links between equal tokens that moert_embedding_gradient needs. */
@@ -11,7 +12,6 @@ static moert_status link_tokens(moert_run *run, const int32_t *token) {
     int32_t *links;
     if (run->config->tied_embeddings || run->batch.forward_only)
         return MOERT_OK;
-    MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->links));
     MOERT_TRY(moert_alloc(&links, bytes, 1));
     moert_status status;
     MOERT_TRY_OR(done, moert_embedding_links(moert_batch_span(&run->batch), run->length,
@@ -37,25 +37,25 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
                           moert_comm_size(run->mesh->world), &first, &count);
     size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
     MOERT_TRY(moert_model_config_check_length(run->config, length));
-    MOERT_TRY(moert_buffer_reserve(run->device, count * sizeof(uint32_t), &run->ends));
+    run->batch = (moert_batch){.size = sizeof run->batch,
+                               .tokens = tokens,
+                               .sequences = count,
+                               .first_sequence = first,
+                               .total_sequences = batch->total_sequences,
+                               .forward_only = batch->forward_only};
+    run->length = length;
+    const moert_model_sizes sizes = moert_run_sizes(run);
+    MOERT_TRY(moert_buffer_table_reserve(moert_run_rows_buffers, run->device, &sizes, run, false));
+    MOERT_TRY(moert_buffer_table_reserve(moert_run_batch_buffers, run->device, &sizes, run, false));
+    run->batch.ends = run->ends;
+    run->batch.token = has_padding(batch, tokens) ? run->tokens : NULL;
     MOERT_TRY(moert_buffer_write_ends(count, length, run->ends));
-    MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->tokens));
-    MOERT_TRY(moert_buffer_reserve(run->device, bytes, &run->targets));
     MOERT_TRY(moert_buffer_write(run->tokens, 0, batch->input, bytes));
     if (batch->target != NULL)
         MOERT_TRY(moert_buffer_write(run->targets, 0, batch->target, bytes));
     if (batch->positions != NULL)
         MOERT_TRY(moert_documents_set(run->documents, count, length, batch->positions));
     run->packed = batch->positions != NULL;
-    run->batch = (moert_batch){.size = sizeof run->batch,
-                               .tokens = tokens,
-                               .sequences = count,
-                               .first_sequence = first,
-                               .total_sequences = batch->total_sequences,
-                               .ends = run->ends,
-                               .forward_only = batch->forward_only,
-                               .token = has_padding(batch, tokens) ? run->tokens : NULL};
-    run->length = length;
     run->counted = batch->targets;
     run->accumulate = batch->accumulate;
     run->logits_rows = 0;
@@ -63,21 +63,15 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
 }
 
 moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer) {
+    const moert_model_sizes sizes = moert_run_sizes(run);
     moert_model_activations *a = layer->activations;
-    const size_t t = run->batch.tokens, h = run->config->hidden;
-    const struct {
-        moert_buffer **buffer;
-        size_t floats;
-    } rows[] = {
-        {&a->normed, moert_operand_floats(moert_model_type(run->model), t * h)},
-        {&a->rstd, t},
-        {&a->middle, t * h},
-        {&a->post_normed, t * h},
-        {&a->post_rstd, t},
-        {&layer->out, t * h},
-    };
-    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
-        MOERT_TRY(moert_model_reserve(run->model, rows[i].floats, rows[i].buffer));
+    MOERT_TRY(
+        moert_buffer_table_reserve(moert_run_layer_buffers, run->device, &sizes, layer, false));
+    MOERT_TRY(moert_buffer_table_reserve(moert_activation_buffers, run->device, &sizes, a, false));
+    MOERT_TRY(
+        layer->of->is_dense
+            ? moert_buffer_table_reserve(moert_dense_buffers, run->device, &sizes, a, false)
+            : moert_buffer_table_reserve(moert_run_moe_buffers, run->device, &sizes, layer, false));
     return moert_model_reserve_rows(run, run->model->attention.kept, a->kept);
 }
 
@@ -110,16 +104,9 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
         const moert_rope_scheme scheme = moert_model_rope_scheme(c);
         MOERT_TRY(moert_rope_table_create(run->device, &scheme, run->length, &run->model->rope));
     }
-    MOERT_TRY(moert_model_reserve(run->model, run->batch.tokens * c->hidden, &run->embedded));
-    if (moert_model_type(run->model) != MOERT_DTYPE_F32)
-        MOERT_TRY(moert_model_reserve(
-            run->model,
-            moert_operand_floats(moert_model_type(run->model), run->batch.tokens * c->hidden),
-            &run->bf16));
     MOERT_TRY(moert_embedding_forward(run->batch.tokens, c->hidden,
                                       run->model->outer->tensor[OUTER_EMBED].weight, run->tokens,
                                       run->embedded));
-    MOERT_TRY(moert_model_reserve_loss(run));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_reserve_layer(run, &run->layer[i]));
         /* the backward begins with the last layer, whose activations are still there then */
@@ -132,11 +119,6 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
     }
     const moert_buffer *x = run->layer[c->layers - 1].out;
     moert_phase_set(MOERT_PHASE_LOGITS);
-    MOERT_TRY(moert_model_reserve(
-        run->model,
-        moert_operand_floats(moert_model_type(run->model), run->batch.tokens * c->hidden),
-        &run->final_normed));
-    MOERT_TRY(moert_model_reserve(run->model, run->batch.tokens, &run->final_rstd));
     return moert_model_normalise(run, run->model->outer, OUTER_NORM, x, run->final_normed,
                                  run->final_rstd);
 }

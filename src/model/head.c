@@ -17,6 +17,7 @@
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "model/sizes.h"
 #include "model/sublayer.h"
 
 /* Tokens of this rank, and their rows of operands and results. */
@@ -45,21 +46,6 @@ static bool in_chunks(const moert_run *run) {
     return step_of(run) < run->batch.tokens;
 }
 
-size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length) {
-    const size_t most = config->memory.loss_chunk;
-    return most == 0 || most >= tokens ? tokens : moert_min(most, length);
-}
-
-size_t moert_head_sums(moert_span span, size_t direct) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    size_t most = 0, depth = 0;
-    for (size_t i = 0; i < span.count; i++) {
-        most = moert_max(most, depth + 1);
-        moert_tree_append(nodes, &depth, (moert_tree_node){span.first + i, 1}, span.total);
-    }
-    return most - moert_min(most, direct);
-}
-
 /* ---- chunks ---- */
 
 /* *end = a uint32 on the device with the value `rows`. */
@@ -78,8 +64,9 @@ static moert_status take_end(moert_run *run, size_t rows, moert_buffer **end) {
 static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk *taken) {
     const moert_batch *batch = &run->batch;
     moert_head_buffers *head = &run->head;
-    const size_t hidden = run->config->hidden;
-    const size_t row_bytes = hidden * moert_dtype_bits(moert_model_type(run->model)) / 8;
+    const size_t row_bytes =
+        run->config->hidden * moert_dtype_bits(moert_model_type(run->model)) / 8;
+    moert_model_sizes sizes = moert_run_sizes(run);
     moert_buffer *end = NULL;
     if (rows == batch->tokens) {
         *taken = (chunk){0,
@@ -91,10 +78,9 @@ static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk 
         return MOERT_OK;
     }
     MOERT_TRY(take_end(run, rows, &end));
-    MOERT_TRY(moert_buffer_reserve(run->device, rows * row_bytes, &head->x));
-    MOERT_TRY(moert_model_reserve(run->model, rows * hidden, &head->dx));
-    MOERT_TRY(moert_model_reserve(run->model, rows, &head->target));
-    MOERT_TRY(moert_model_reserve(run->model, rows, &head->loss));
+    sizes.chunk = rows;
+    MOERT_TRY(
+        moert_buffer_table_reserve(moert_head_chunk_buffers, run->device, &sizes, head, false));
     MOERT_TRY(
         moert_buffer_copy(run->final_normed, first * row_bytes, head->x, 0, rows * row_bytes));
     *taken =
@@ -134,9 +120,9 @@ static moert_status run_gemm(const moert_gemm *gemm, const chunk *rows, moert_bu
 }
 
 static moert_status begin_pass(moert_run *run, float slope, bool again, pass *p) {
+    const moert_model_sizes sizes = moert_run_sizes(run);
     *p = (pass){.run = run, .slope = slope, .again = again};
-    MOERT_TRY(
-        moert_model_reserve(run->model, step_of(run) * run->config->vocabulary, &run->logits));
+    MOERT_TRY(moert_buffer_table_reserve(moert_run_head_buffers, run->device, &sizes, run, false));
     if (!again) /* one pass over a weight, however many its chunks, prepacks nothing on CPUs */
         MOERT_TRY(make_gemm(run, MOERT_GEMM_FORWARD, &run->head.forward));
     p->forward = run->head.forward;
@@ -278,10 +264,12 @@ moert_status moert_head_loss(moert_run *run) {
     const size_t tokens = run->batch.tokens;
     pass p;
     chunk all;
-    MOERT_TRY(moert_model_reserve(run->model, tokens, &run->token_loss));
-    MOERT_TRY(moert_model_reserve(run->model, tokens * run->config->hidden, &run->dn));
-    if (run->slope != 0.0f)
+    if (run->slope != 0.0f) {
+        const moert_model_sizes sizes = moert_run_sizes(run);
+        MOERT_TRY(moert_buffer_table_reserve(moert_run_backward_buffers, run->device, &sizes, run,
+                                             false));
         MOERT_TRY(moert_block_begin(run->model->outer, &run->batch, run->accumulate));
+    }
     MOERT_TRY(begin_pass(run, run->slope, false, &p));
     if (in_chunks(run))
         return run_sequences(&p);
@@ -298,12 +286,11 @@ moert_status moert_head_loss(moert_run *run) {
  * in memory. */
 static moert_status collect_tied(moert_run *run) {
     const moert_model_config *c = run->config;
-    size_t sequences = run->batch.sequences, row_floats = moert_max(sequences, 1) * c->hidden;
-    size_t most = moert_block_partial_bytes(run->device) / (row_floats * sizeof(float));
-    size_t rows = moert_min(c->vocabulary, moert_max(1, most));
+    const moert_model_sizes sizes = moert_run_sizes(run);
+    const size_t sequences = run->batch.sequences, rows = moert_head_tied_rows(&sizes);
     moert_buffer **partial = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL];
     moert_gemm gemm;
-    MOERT_TRY(moert_model_reserve(run->model, rows * row_floats, partial));
+    MOERT_TRY(moert_model_reserve(run->model, rows * moert_max(sequences, 1) * c->hidden, partial));
     MOERT_TRY(make_gemm(run, MOERT_GEMM_WGRAD, &gemm));
     gemm.y.stride = gemm.y.stride > 0 ? gemm.y.stride : c->vocabulary;
     gemm.x.buffer = run->final_normed;

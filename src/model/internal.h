@@ -235,9 +235,6 @@ moert_status moert_head_loss(moert_run *run);
 moert_status moert_head_collect_tied(moert_run *run);
 /* The most rows of logits at once, for a rank with `tokens` in sequences of `length`. */
 size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length);
-/* The sums [V,H] over sequences that logits in chunks need, if `direct` nodes are collected in
- * place. */
-size_t moert_head_sums(moert_span span, size_t direct);
 
 /* Whether the backward computes layers again. */
 static inline bool moert_model_recomputes(const moert_model *model) {
@@ -250,8 +247,6 @@ static inline void moert_model_discard(moert_run_layer *layer) {
     layer->pass = NULL;
 }
 
-/* Makes room for the losses' inputs of the batch. */
-moert_status moert_model_reserve_loss(moert_run *run);
 /* Takes the loads of a MoE layer's experts after its forward, and what the losses need of a pass
  * that does not last until then. */
 moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer);

@@ -8,7 +8,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
-#include "model/internal.h"
+#include "model/sizes.h"
 
 moert_status moert_model_sum_sequences(const moert_run *run, const double *mine, size_t n,
                                        double *sum) {
@@ -65,12 +65,6 @@ static size_t inputs_of_layer(const moert_run *run, size_t layer) {
 
 size_t moert_model_entropies_at(const moert_run *run) {
     return inputs_of_layer(run, run->model->moe_layers);
-}
-
-moert_status moert_model_reserve_loss(moert_run *run) {
-    return moert_model_reserve(
-        run->model, moert_model_entropies_at(run) + run->model->moe_layers * run->batch.tokens,
-        &run->loss_inputs);
 }
 
 static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_buffer *inputs,
@@ -177,6 +171,7 @@ done:
 static moert_status balance_sequences(moert_run *run, const float *inputs, size_t columns,
                                       double *per_sequence) {
     const size_t sequences = run->batch.sequences, experts = run->config->router.experts;
+    const moert_model_sizes sizes = moert_run_sizes(run);
     float *gradient;
     MOERT_TRY(moert_alloc(&gradient, sequences * experts, sizeof *gradient));
     moert_status status = MOERT_OK;
@@ -187,7 +182,8 @@ static moert_status balance_sequences(moert_run *run, const float *inputs, size_
             status = balance_sequence(run, own, s, gradient + s * experts,
                                       &per_sequence[s * columns + column_of_layer(run, l) + 1]);
         MOERT_TRY_OR(done, status);
-        MOERT_TRY_OR(done, moert_model_reserve(run->model, sequences * experts, target));
+        MOERT_TRY_OR(done, moert_buffer_table_reserve(moert_run_moe_buffers, run->device, &sizes,
+                                                      run->moe[l], false));
         status = moert_buffer_write(*target, 0, gradient, sequences * experts * sizeof *gradient);
     }
 done:

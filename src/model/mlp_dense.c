@@ -30,12 +30,6 @@ static moert_dense_glu glu_of(const moert_run *run, const moert_run_layer *layer
 
 static moert_status forward(moert_run *run, moert_run_layer *layer) {
     const moert_dense_glu glu = glu_of(run, layer);
-    const size_t tokens = run->batch.tokens;
-    MOERT_TRY(moert_model_reserve(
-        run->model, moert_dense_glu_v_floats(run->device, glu.type, tokens, glu.hidden, glu.width),
-        &layer->activations->mlp_v));
-    MOERT_TRY(moert_model_reserve(run->model, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
-                                  &layer->activations->mlp_h));
     return moert_dense_glu_forward(&glu, layer->activations->post_normed, layer->activations->mlp_v,
                                    layer->activations->mlp_h, layer->out);
 }

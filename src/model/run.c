@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "model/internal.h"
+#include "model/sizes.h"
 
 static moert_status create(moert_run *run, moert_model_layer *layers) {
     const moert_model_config *c = run->config;
@@ -17,10 +17,8 @@ static moert_status create(moert_run *run, moert_model_layer *layers) {
         moert_run_layer *layer = &run->layer[i];
         layer->of = &layers[i];
         layer->activations = &run->activations[i % run->activation_count];
-        if (layers[i].is_dense)
-            continue;
-        run->moe[moe++] = layer;
-        MOERT_TRY(moert_buffer_create(run->device, experts * sizeof(float), &layer->aux_gradient));
+        if (!layers[i].is_dense)
+            run->moe[moe++] = layer;
     }
     MOERT_TRY(MOERT_NEW_ARRAY(&run->counts, moe_layers * experts));
     MOERT_TRY(MOERT_NEW_ARRAY(&run->own_counts, moe_layers * experts));
@@ -59,23 +57,28 @@ void moert_run_end(moert_run *run) {
 }
 
 static void free_activations(moert_model_activations *a) {
-    MOERT_DESTROY(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
+    moert_buffer_table_free(moert_activation_buffers, a);
+    moert_buffer_table_free(moert_dense_buffers, a);
     moert_buffers_destroy(a->kept, MOERT_ATTENTION_MOST);
 }
 
 void moert_run_destroy(moert_run *run) {
+    static moert_buffer_table *const of_run[] = {moert_run_rows_buffers, moert_run_batch_buffers,
+                                                 moert_run_backward_buffers,
+                                                 moert_run_head_buffers};
     if (run == NULL)
         return;
     for (size_t i = 0; run->layer != NULL && i < run->layers; i++) {
         moert_model_discard(&run->layer[i]);
-        MOERT_DESTROY(run->layer[i].aux_gradient, run->layer[i].out);
+        moert_buffer_table_free(moert_run_layer_buffers, &run->layer[i]);
+        moert_buffer_table_free(moert_run_moe_buffers, &run->layer[i]);
     }
     for (size_t i = 0; run->activations != NULL && i < run->activation_count; i++)
         free_activations(&run->activations[i]);
-    MOERT_DESTROY(run->loss_inputs, run->d_bf16, run->ends, run->tokens, run->targets, run->links,
-                  run->embedded, run->final_normed, run->final_rstd, run->bf16, run->logits,
-                  run->token_loss, run->d, run->dn, run->head.x, run->head.dx, run->head.target,
-                  run->head.loss, run->head.end[0], run->head.end[1]);
+    for (size_t i = 0; i < MOERT_COUNT(of_run); i++)
+        moert_buffer_table_free(of_run[i], run);
+    moert_buffer_table_free(moert_head_chunk_buffers, &run->head);
+    moert_buffers_destroy(run->head.end, MOERT_COUNT(run->head.end));
     moert_buffers_destroy(run->head.sum, MOERT_COUNT(run->head.sum));
     moert_buffers_destroy(run->scratch, MOERT_ATTENTION_MOST);
     moert_documents_destroy(run->documents);

@@ -121,6 +121,7 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
  */
 moert_status moert_rope_table_create(moert_device *device, const moert_rope_scheme *scheme,
                                      size_t length, moert_buffer **table);
+size_t moert_rope_table_bytes(const moert_rope_scheme *scheme, size_t length);
 /*
  * Rotates x[T,heads,head_size] in place, each token by its position. `inverse` rotates back, as the
  * backward pass needs. Errors: ERROR_USAGE (rotated elements odd or not inside the head, table

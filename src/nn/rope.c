@@ -36,6 +36,10 @@ static void fill_row(const moert_rope_scheme *scheme, const float *frequency, si
     }
 }
 
+size_t moert_rope_table_bytes(const moert_rope_scheme *scheme, size_t length) {
+    return length * table_columns(scheme->width, scheme->interleaved) * sizeof(float);
+}
+
 moert_status moert_rope_table_create(moert_device *device, const moert_rope_scheme *scheme,
                                      size_t length, moert_buffer **table) {
     const size_t columns = table_columns(scheme->width, scheme->interleaved);
@@ -48,7 +52,7 @@ moert_status moert_rope_table_create(moert_device *device, const moert_rope_sche
     moert_rope_frequencies(scheme, frequency);
     for (size_t t = 0; t < length; t++)
         fill_row(scheme, frequency, t, values + t * columns);
-    const size_t bytes = length * columns * sizeof *values;
+    const size_t bytes = moert_rope_table_bytes(scheme, length);
     MOERT_TRY_OR(done, moert_buffer_create(device, bytes, &made));
     MOERT_TRY_OR(done, moert_buffer_write(made, 0, values, bytes));
     *table = made;

@@ -316,7 +316,9 @@ static void check_gemms(moert_layer *layer) {
         GEMM(DGRAD, want_x, rounded(p, across, &w, true), rounded(p, along, &y, false))));
     ASSERT_OK_ON_ALL(moert_gemm_run(
         GEMM(WGRAD, rounded(p, across, &x, false), want_dw, rounded(p, across, &y, false))));
-    moert_pass pass = {.layer = layer};
+    moert_plan rows = {.rows = ROWS};
+    moert_exchange_plan plan = {.plan = &rows};
+    moert_pass pass = {.layer = layer, .plan = &plan};
     ASSERT_OK_ON_ALL(moert_round_weights(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_round_begin(layer);

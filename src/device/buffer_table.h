@@ -1,0 +1,46 @@
+/*
+ * Tables of the buffers that one kind of object owns: their names, and their bytes as functions of
+ * the object's sizes. The object reserves and frees its buffers by the table, and the estimate of
+ * memory adds up the same rows.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <string.h>
+
+#include "device/device.h"
+
+#define MOERT_NO_BUFFER SIZE_MAX /* the bytes of a row whose buffer these sizes do not need */
+
+typedef struct moert_buffer_row {
+    const char *name;
+    size_t at;    /* offset of the moert_buffer * in the owner */
+    size_t bytes; /* or MOERT_NO_BUFFER */
+} moert_buffer_row;
+
+enum { MOERT_BUFFER_TABLE_ROWS = 24 /* at most */ };
+
+/* Fills in the rows for some sizes and returns their number. Without sizes (NULL) the rows have
+ * names and offsets only. */
+typedef size_t moert_buffer_table(const void *sizes, moert_buffer_row *rows);
+
+/* Defines the table `id` from ROWS(X), rows X(member, name, bytes) in which `s` are the sizes. */
+#define MOERT_BUFFER_ROW(member, text, size)                                                       \
+    {text, offsetof(owner, member), s != NULL ? (size) : MOERT_NO_BUFFER},
+#define MOERT_BUFFER_TABLE(id, owner_type, sizes_type, ROWS)                                       \
+    size_t id(const void *sizes, moert_buffer_row *rows) {                                         \
+        typedef owner_type owner;                                                                  \
+        const sizes_type *s = sizes;                                                               \
+        const moert_buffer_row all[] = {ROWS(MOERT_BUFFER_ROW)};                                   \
+        memcpy(rows, all, sizeof all);                                                             \
+        return sizeof all / sizeof *all;                                                           \
+    }
+
+/* Makes room in the owner's buffers. With `grows`, a buffer that is too small gets room for up to
+ * an eighth more bytes than it needs (moert_buffer_room). */
+moert_status moert_buffer_table_reserve(moert_buffer_table *table, moert_device *device,
+                                        const void *sizes, void *owner, bool grows);
+void moert_buffer_table_free(moert_buffer_table *table, void *owner);
+
+/* The bytes of a buffer with room to grow, where the largest one has `largest` bytes. */
+size_t moert_buffer_room(size_t bytes, size_t largest);

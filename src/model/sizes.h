@@ -1,0 +1,44 @@
+/*
+ * The sizes of a run's buffers: activations, logits, and what the model puts into the mesh's
+ * scratch buffers. The run and the estimate of memory use the same tables.
+ */
+#pragma once
+
+#include "layer/sizes.h"
+#include "model/internal.h"
+
+typedef struct moert_model_sizes {
+    const moert_model_config *config;
+    const moert_attention_shape *attention;
+    const moert_device *device; /* NULL, in an estimate: one without tensor cores */
+    size_t layers;              /* of the run */
+    size_t tokens, length;      /* T, S */
+    moert_span span;            /* this rank's sequences among those of the batch */
+    size_t chunk;               /* tokens whose logits exist at a time (moert_head_rows) */
+    bool forward_only;
+    moert_aux_form aux_form;
+} moert_model_sizes;
+
+moert_model_sizes moert_run_sizes(const moert_run *run);
+
+/* The buffers of a run: of any run, of a run of all layers, of a backward, of logits. */
+moert_buffer_table moert_run_rows_buffers, moert_run_batch_buffers, moert_run_backward_buffers,
+    moert_run_head_buffers;
+/* Of its head (moert_head_buffers), if logits exist in chunks. */
+moert_buffer_table moert_head_chunk_buffers;
+/* Of its layers (moert_run_layer): all, and those of a MoE. */
+moert_buffer_table moert_run_layer_buffers, moert_run_moe_buffers;
+/* Activations (moert_model_activations): of any layer, and of a dense GLU. */
+moert_buffer_table moert_activation_buffers, moert_dense_buffers;
+
+/* The floats of a variant of attention's buffers `rows` [MOERT_ATTENTION_MOST]. */
+size_t moert_model_rows_floats(const moert_model_rows *rows, size_t tokens);
+/* The sizes of the GLU of a dense layer. */
+moert_glu_sizes moert_model_glu_sizes(const moert_model_sizes *sizes);
+/* The sums [V,H] over sequences that logits in chunks need, if `direct` nodes are collected in
+ * place. */
+size_t moert_head_sums(moert_span span, size_t direct);
+/* The rows of a tied embedding whose gradients are collected at a time. */
+size_t moert_head_tied_rows(const moert_model_sizes *sizes);
+/* Raises the scratch of the mesh to that of a model's replicated parts. */
+void moert_model_scratch(const moert_model_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
