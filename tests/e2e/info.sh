@@ -32,7 +32,7 @@ for ranks in 1 2 3; do
     [ $status -eq 0 ] && [ ! -s "$log" ] &&
         has_lines "$out" '^moert [0-9.]+, [^ ]' '^hosts' '^OpenCL devices' '^  \*  .* [0-9]+:[0-9]+ ' '^placement' \
             '^exchange engines' '^  +[* ] +staged +yes' '^backends' '^  +reference +yes' '^  \*  portable +yes' \
-            '^tuning of GEMMs' '^  forward +f32 +panels=[0-9]+ .* kernels/gemm/tuning.txt:[0-9]+' '^memory per rank' '^  total '
+            '^tuning of GEMMs' '^  forward +f32 +panels=[0-9]+ .* kernels/gemm/tuning.txt:[0-9]+' '^memory per rank' '^ +[0-9.]+ [KM]iB +activations +[a-z]' '^  total '
     verdict $? "$ranks ranks: every section is printed"
     [ "$(section placement | wc -l)" -eq $((ranks + 1)) ] && [ "$(section "memory per" | grep -Ec '^ +[0-9]+ ')" -eq "$ranks" ]
     verdict $? "$ranks ranks: each has a line of placement and a line of memory"

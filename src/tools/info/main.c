@@ -111,6 +111,12 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
 #undef MEMORY_COLUMN
 };
 
+static const moert_column largest_columns[] = {
+    {"bytes", "bytes", MOERT_COLUMN_BYTES},
+    {"kind", "kind", MOERT_COLUMN_TEXT},
+    {"name", "largest buffers", MOERT_COLUMN_TEXT},
+};
+
 #define PRINT(rows, columns) moert_table_print(stdout, (rows), (columns), MOERT_COUNT(columns))
 
 /* The failure of json_unpack, whose format is right. */
@@ -156,6 +162,8 @@ static moert_status print_memory(const json_t *memory) {
     moert_text_put_bytes((double)limit, texts[1]);
     printf("\nrank %lld has the least room: it takes %s and may take %s%s\n\n", (long long)rank,
            texts[0], texts[1], fits != 0 ? "" : ", so the run does not fit");
+    MOERT_TRY(PRINT(json_object_get(memory, "largest"), largest_columns));
+    printf("\n");
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
     MOERT_MEMORY_TABLE(EXPLAIN)
 #undef EXPLAIN

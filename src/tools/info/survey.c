@@ -23,6 +23,8 @@ typedef struct rank_report {
     size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
 } rank_report;
 
+enum { LARGEST = 10 }; /* buffers that are named */
+
 typedef struct survey {
     moert_comm *world;
     moert_device *device;
@@ -260,6 +262,16 @@ static json_t *memory_row(size_t rank, const moert_memory *memory) {
     return row;
 }
 
+static moert_status put_largest(json_t *object, const moert_memory *memory) {
+    json_t *rows = new_array(object, "largest");
+    for (size_t i = 0; i < moert_min(memory->parts, LARGEST); i++) {
+        const moert_memory_part *part = &memory->part[i];
+        MOERT_TRY(append(rows, json_pack("{sI ss ss}", "bytes", number(part->bytes), "kind",
+                                         part->kind, "name", part->name)));
+    }
+    return MOERT_OK;
+}
+
 /* The ranks that are asked about. */
 static moert_status set_ranks(const moert_survey_model *model, moert_memory_setting *setting) {
     if (model->ranks == 0)
@@ -320,6 +332,8 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
         moert_memory memory;
         MOERT_TRY(moert_memory_estimate(&setting, r, &memory));
         MOERT_TRY(append(rows, memory_row(r, &memory)));
+        if (r == fit.rank)
+            MOERT_TRY(put_largest(part, &memory));
     }
     return MOERT_OK;
 }

@@ -374,9 +374,15 @@ static void compare(const draw *d, const moert_model_config *config) {
     const bool idle = has_idle_layer(model);
     ASSERT_OK_ON_ALL(!idle || got.copies <= want.copies ? MOERT_OK : MOERT_ERROR_INTERNAL);
     got.copies = idle ? want.copies : got.copies;
-#define EXPECT(field, title, help) expect_equal(title, want.field, got.field);
+    size_t parts = 0, fields = 0;
+    for (size_t i = 0; i < want.parts; i++)
+        parts += i > 0 && want.part[i].bytes > want.part[i - 1].bytes ? 0 : want.part[i].bytes;
+#define EXPECT(field, title, help)                                                                 \
+    fields += want.field;                                                                          \
+    expect_equal(title, want.field, got.field);
     MOERT_MEMORY_TABLE(EXPECT)
 #undef EXPECT
+    expect_equal("sorted parts", parts, fields - want.reserved - want.total);
     moert_audit_destroy(audit);
 }
 
