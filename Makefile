@@ -49,7 +49,7 @@ SOURCES  := $(filter-out src/tools/%,$(call find,src,*.c))
 OBJECTS  := $(SOURCES:%.c=$(BUILD)/%.o) $(BUILD)/kernels.o
 MAINS    := $(wildcard src/tools/*/main.c)
 TOOLS    := $(MAINS:src/tools/%/main.c=$(BUILD)/bin/moert-%)
-TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/tools,*.c)))
+TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/tools,*.c))) $(BUILD)/page.o
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c))
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
@@ -105,9 +105,16 @@ $(BUILD)/embed: kernels/embed.c
 	$(Q)mkdir -p $(@D) && $(HOSTCC) -std=c11 -O1 $(WARNINGS) -o $@ $<
 
 $(BUILD)/kernels.c: $(BUILD)/embed $(KERNELS)
-	$(Q)$(BUILD)/embed kernels $(KERNELS:kernels/%=%) > $@
+	$(Q)$(BUILD)/embed embedded kernels $(KERNELS:kernels/%=%) > $@
 
-$(BUILD)/kernels.o: $(BUILD)/kernels.c
+# a line "@include FILE" stands for the lines of that file
+$(BUILD)/page.html: $(wildcard src/tools/report/*.html src/tools/report/*.css src/tools/report/*.js)
+	$(Q)mkdir -p $(@D) && cd src/tools/report && awk '/^@include / { file = $$2; while ((getline < file) > 0) print; next } 1' page.html > $(abspath $@)
+
+$(BUILD)/page.c: $(BUILD)/embed $(BUILD)/page.html
+	$(Q)$(BUILD)/embed page $(BUILD) page.html > $@
+
+$(BUILD)/kernels.o $(BUILD)/page.o: %.o: %.c
 	$(call say,CC)
 	$(Q)$(CC) -std=c11 -O1 -fPIC -fvisibility=hidden -c -o $@ $<
 

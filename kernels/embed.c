@@ -1,5 +1,5 @@
-/* Build tool: writes a C file with the names, relative to DIRECTORY, and the texts of kernel files:
- * embed DIRECTORY NAME... > kernels.c */
+/* Build tool: writes a C file with the names, relative to DIRECTORY, and the texts of files, as
+ * moert_WHAT_names and moert_WHAT_texts: embed WHAT DIRECTORY NAME... > WHAT.c */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -17,15 +17,15 @@ static int put_text(const char *path) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2 || chdir(argv[1]) != 0) {
-        fprintf(stderr, "embed: cannot change to the directory of the kernels\n");
+    if (argc < 3 || chdir(argv[2]) != 0) {
+        fprintf(stderr, "embed: cannot change to the directory of the files\n");
         return 1;
     }
-    printf("const char *const moert_embedded_names[] = {\n");
-    for (int i = 2; i < argc; i++)
+    printf("const char *const moert_%s_names[] = {\n", argv[1]);
+    for (int i = 3; i < argc; i++)
         printf("    \"%s\",\n", argv[i]);
-    printf("    0};\nconst char *const moert_embedded_texts[] = {\n");
-    for (int i = 2; i < argc; i++)
+    printf("    0};\nconst char *const moert_%s_texts[] = {\n", argv[1]);
+    for (int i = 3; i < argc; i++)
         if (!put_text(argv[i])) {
             fprintf(stderr, "embed: cannot read %s\n", argv[i]);
             return 1;

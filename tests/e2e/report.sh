@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
 # run: all
-# moert-report: it names a slow rank on the console and on the page, the page is well-formed XML, and bad input is named.
+# moert-report: it names a slow rank on the console and on the page, the page is one file with a record in JSON, and bad input is
+# named. What a browser shows is the matter of page.sh.
 . "$(dirname "$0")/../support/e2e.sh"
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 8
     --steps 20 --log-every 0 --eval-every 10)
 report() { logged "$bin/moert-report" "$@"; }
 
-# well_formed PAGE: true if a strict parser accepts it, it refers to no other file, and every figure has a title
-well_formed() {
-    ! grep -Eq '<script|<link|@import|url\([^#]|(src|href)=' "$1" || return 1
-    [ "$(grep -c 'role="img"' "$1")" -eq "$(grep -A 1 'role="img"' "$1" | grep -c '<title>')" ] || return 1
-    if command -v python3 >/dev/null; then
-        python3 -c 'import sys, xml.dom.minidom as xml; xml.parse(sys.argv[1])' "$1"
-    elif command -v xmllint >/dev/null; then
-        xmllint --noout "$1"
-    fi
+# whole PAGE: true if the page refers to no other file and to no host, holds the files of its parts, and its record is JSON
+whole() {
+    ! grep -Eq '<link|@import|@include|url\(|(src|href)=' "$1" || return 1
+    [ "$(grep -oE 'https?://[a-z0-9.]*' "$1" | sort -u)" = http://www.w3.org ] || return 1 # the name of SVG
+    [ "$(grep -cE '</(style|script|html)>$' "$1")" -eq 4 ] || return 1
+    ! command -v python3 >/dev/null ||
+        sed -n 's/^<script type="application\/json" id="record">\(.*\)<\/script>$/\1/p' "$1" | python3 -c 'import json, sys; json.load(sys.stdin)["steps"]["loss"]'
 }
 
 # once there are metrics, stops and continues a process so that it runs a quarter of the time
@@ -41,17 +40,17 @@ for engine in $engines; do
         grep -Eq '^! Rank 1 on .* is slow: the others wait [1-9][0-9] % of the step for it\.$' "$log"
     verdict $? "$engine: a rank that gets a quarter of the time is named"
     page=$run/report.html
-    grep -q 'class="who late">▶ 1' "$page" && grep -q 'is slow: the others wait' "$page"
+    grep -q '"late":1,' "$page" && grep -q 'is slow: the others wait' "$page"
     verdict $? "$engine: it is marked on the page"
-    grep -q 'One step in time' "$page" && grep -q '<title>rank 1 in step 6: ' "$page"
-    verdict $? "$engine: a trace is drawn"
-    check "$engine: the page is one well-formed XML file" well_formed "$page"
+    grep -q '"trace":{"name":"step 6",' "$page"
+    verdict $? "$engine: the last step of the trace is there"
+    check "$engine: the page is one file" whole "$page"
 done
 
 mkdir "$tmp/plain"
 cp "$run/metrics.jsonl" "$tmp/plain"
-report "$tmp/plain" --out "$tmp/page.html" && well_formed "$tmp/page.html" && grep -q 'Train with --profile' "$tmp/page.html"
-verdict $? "a run without a profile also has a page"
+report "$tmp/plain" --out "$tmp/page.html" && whole "$tmp/page.html" && grep -q '"run":null,.*"profile":null,"trace":null}' "$tmp/page.html"
+verdict $? "a run without a profile and run.json also has a page"
 
 # two watched runs on 1 and 2 ranks have the same losses, a third one with another seed has not
 for setting in "a 1 1" "b 2 1" "c 1 2"; do
@@ -61,8 +60,10 @@ done
 report "$tmp/a" --compare "$tmp/b" && grep -q '^= The losses of the 20 steps that are also in b, 0 to 19, are the same in every digit' "$log" &&
     grep -q '^= Part of the devices. peak (MFU): ' "$log" && grep -q 'same in every digit' "$tmp/a/report.html"
 verdict $? "a comparison finds the same digits on 2 ranks"
-grep -q 'router entropy' "$tmp/a/report.html" && well_formed "$tmp/a/report.html"
-verdict $? "the page of a watched run has its layers"
+grep -q '"last":{[^}]*"router_entropy/layer_1":' "$tmp/a/report.html" && whole "$tmp/a/report.html"
+verdict $? "the page of a watched run has the numbers of its layers"
+grep -q '"run":{"format":1,"status":"ended",.*"seed":{"value":1,"source":"given"}' "$tmp/a/report.html"
+verdict $? "the options and their sources are in the page"
 report "$tmp/a" --compare "$tmp/c" && grep -q '^= The losses differ from step 0 on: ' "$log"
 verdict $? "a comparison names the first step with another loss"
 
@@ -89,6 +90,9 @@ bad metrics.jsonl $'{"step": 0, "loss": 1, "tokens_per_s": 5}\n{"step": 1, "lo\n
 bad metrics.jsonl $'{"step": 0, "tokens_per_s": 5}\n' 'metrics.jsonl: line 1: there is no "loss"'
 bad profile-steps.jsonl $'{"step": 2, "step_ms": [1, "x"], "operations": {}}\n' 'profile-steps.jsonl: line 1: the value of "step_ms" is not'
 bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.json has 1 ranks, profile-steps.jsonl in the same directory has 2'
+bad run.json '{"sessions": 1}' 'run.json: the value of "sessions" is not an array'
+bad run.json '{"sessions": [{"options": {}}, {}]}' 'run.json: there is no "options" there'
+bad run.json '[1]' 'run.json: it is JSON, but not an object'
 bad profile-ranks.json '{"ranks"' 'profile-ranks.json: it is not valid JSON'
 bad profile.json '{}' 'profile.json: there is no "rows"'
 bad trace.json '{"traceEvents": [{"ph": "M"}]}' 'trace.json: holds no step; expected a trace of moert-train --trace'

@@ -35,36 +35,25 @@ static moert_status path_of(const char *run, const char *given, const char *name
 }
 
 static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
-                               const moert_verdict *verdict, const moert_comparison *comparison) {
-    moert_trace_step trace = {.length = 0.0}; /* none */
+                               const moert_verdict *verdict, const moert_verdict *comparison) {
     char *page = NULL, *trace_file;
+    json_t *trace = NULL;
     mode_t there;
     moert_status status;
     MOERT_TRY(path_of(run, trace_path, "trace.json", &trace_file));
     MOERT_TRY_OR(done, moert_file_mode(trace_file, true, &there));
     if (trace_path != NULL || there != 0)
         MOERT_TRY_OR(done, moert_trace_step_read(trace_file, &trace));
-    MOERT_TRY_OR(done, moert_report_page(name_of(run), record, verdict, comparison,
-                                         trace.length > 0.0 ? &trace : NULL, &page));
+    MOERT_TRY_OR(done, moert_report_page(name_of(run), record, verdict, comparison, trace, &page));
     status = moert_durable_write(path, page);
 done:
-    moert_trace_step_free(&trace);
+    json_decref(trace);
     MOERT_FREE(trace_file, page);
     return status;
 }
 
-static void print(const moert_verdict *verdict, const moert_comparison *comparison,
-                  const char *path) {
-    printf("%s\n", verdict->headline);
-    for (size_t i = 0; i < verdict->count; i++)
-        printf("%s %s\n", verdict->line[i].warns ? "!" : " ", verdict->line[i].text);
-    for (size_t i = 0; comparison != NULL && i < comparison->count; i++)
-        printf("= %s\n", comparison->line[i]);
-    printf("page    %s\n", path);
-}
-
 /* Compares the run with that of --compare. */
-static moert_status compare(const moert_run_record *record, moert_comparison *comparison) {
+static moert_status compare(const moert_run_record *record, moert_verdict *comparison) {
     moert_run_record other;
     const moert_status status = moert_run_record_read(other_run, &other);
     if (status == MOERT_OK)
@@ -75,17 +64,21 @@ static moert_status compare(const moert_run_record *record, moert_comparison *co
 
 static moert_status report(const char *run) {
     moert_run_record record;
-    moert_verdict verdict;
-    moert_comparison made = {0}, *comparison = other_run != NULL ? &made : NULL;
+    moert_verdict verdict, comparison = {.count = 0};
     moert_status status;
     char *path;
     MOERT_TRY(path_of(run, out_path, "report.html", &path));
     MOERT_TRY_OR(done, moert_run_record_read(run, &record));
     moert_verdict_make(&record, &verdict);
-    if (comparison != NULL)
-        MOERT_TRY_OR(done, compare(&record, comparison));
-    MOERT_TRY_OR(done, write_page(run, path, &record, &verdict, comparison));
-    print(&verdict, comparison, path);
+    if (other_run != NULL)
+        MOERT_TRY_OR(done, compare(&record, &comparison));
+    MOERT_TRY_OR(done, write_page(run, path, &record, &verdict, &comparison));
+    printf("%s\n", verdict.headline);
+    for (size_t i = 0; i < verdict.count; i++)
+        printf("%s %s\n", verdict.line[i].warns ? "!" : " ", verdict.line[i].text);
+    for (size_t i = 0; i < comparison.count; i++)
+        printf("= %s\n", comparison.line[i].text);
+    printf("page    %s\n", path);
 done:
     moert_run_record_free(&record);
     free(path);

@@ -13,6 +13,7 @@
 #include "device/profile/profile.h"
 #include "io/durable.h"
 #include "io/json.h"
+#include "train/run_file.h"
 
 enum { LIMIT_BYTES = 1 << 30 };
 
@@ -48,7 +49,7 @@ static moert_status fail_field(const source *from, const char *key, const char *
 
 static double number_or_nan(const source *from, const char *key) {
     const json_t *value = json_object_get(from->object, key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
+    return json_is_number(value) ? json_number_value(value) : json_is_true(value) ? 1.0 : NAN;
 }
 
 /* values[count] from an array; false if it is not an array of exactly `count` finite numbers. */
@@ -121,28 +122,18 @@ static moert_status read_lines(const char *path, take_line *take, moert_run_reco
 
 static moert_status take_metrics(moert_run_record *record, const source *from) {
     const json_t *loss = json_object_get(from->object, "loss");
-    moert_run_step step = {
-        .step = number_or_nan(from, "step"),
-        .loss = number_or_nan(from, "loss"),
-        .heldout_loss = number_or_nan(from, "heldout_loss"),
-        .tokens_per_s = number_or_nan(from, "tokens_per_s"),
-        .skipped = json_is_true(json_object_get(from->object, "skipped")),
-        .mfu = number_or_nan(from, "mfu"),
+    const moert_run_step step = {
+#define TAKE(name) .name = number_or_nan(from, #name),
+        MOERT_METRIC_TABLE(TAKE)
+#undef TAKE
     };
-    step.mfu = isfinite(step.mfu) ? step.mfu : 0.0;
     if (!isfinite(step.step))
         return fail_field(from, "step", "is not a number");
     if (!isfinite(step.loss) && !json_is_null(loss))
         return fail_field(from, "loss", "is neither a number nor null");
     if (!(step.tokens_per_s > 0.0))
         return fail_field(from, "tokens_per_s", "is not a number above 0");
-    if ((record->steps & (record->steps + 1)) == 0) { /* the room doubles at 0, 1, 3, 7... steps */
-        const size_t room = 2 * (record->steps + 1);
-        moert_run_step *grown = realloc(record->step, room * sizeof *grown);
-        if (grown == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "no room for the metrics of %zu steps", room);
-        record->step = grown;
-    }
+    MOERT_TRY(MOERT_GROW(&record->step, &record->room, record->steps + 1));
     record->step[record->steps++] = step;
     json_decref(record->last_step);
     record->last_step = json_incref((json_t *)from->object);
@@ -226,58 +217,43 @@ static moert_status read_names(moert_run_record *record, const source *from) {
         if (host == NULL || node < 0)
             return fail_field(from, "ranks", "does not give each rank a host and a node");
         record->rank[r].node = (size_t)node;
-        record->rank[r].host = strdup(host);
-        if (record->rank[r].host == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "no room for the name of a host");
+        record->rank[r].host = host;
     }
     return MOERT_OK;
 }
 
-static moert_status read_matrices(moert_run_record *record, const source *from) {
+static moert_status read_exchange(const char *path, moert_run_record *record) {
     const size_t ranks = record->ranks;
-    const char *engine = json_string_value(json_object_get(from->object, "engine"));
-    const json_t *rows = json_object_get(from->object, "expert_rows");
-    MOERT_TRY(read_names(record, from));
-    const json_t *group = json_object_get(from->object, "group");
-    if (!json_is_integer(group) || json_integer_value(group) < 1 ||
-        json_integer_value(group) > 1000000)
-        return fail_field(from, "group", "is not an integer from 1 to 1000000");
-    record->group = (size_t)json_integer_value(group);
-    if (ranks % record->group != 0)
-        return fail_field(from, "group", "does not divide the number of ranks");
-    if (engine == NULL)
-        return fail_field(from, "engine", "is not a string");
-    record->engine = strdup(engine);
-    if (record->engine == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the name of an engine");
-    MOERT_TRY(read_matrix(from, "waited_ms", ranks, ranks, &record->waited_ms));
-    MOERT_TRY(read_matrix(from, "dispatched_bytes", ranks, ranks, &record->dispatched_bytes));
-    MOERT_TRY(read_matrix(from, "combined_bytes", ranks, ranks, &record->combined_bytes));
-    record->layers = json_array_size(rows);
-    record->experts = json_array_size(json_array_get(rows, 0));
-    MOERT_TRY(
-        read_matrix(from, "expert_rows", record->layers, record->experts, &record->expert_rows));
-    if (json_object_get(from->object, "expert_ranks") == NULL)
+    if (ranks == 0)
         return MOERT_OK;
-    MOERT_TRY(
-        read_matrix(from, "expert_ranks", record->layers, record->experts, &record->expert_ranks));
-    for (size_t i = 0; i < record->layers * record->experts; i++)
-        if (!(record->expert_ranks[i] >= 0.0 && record->expert_ranks[i] < (double)record->group))
-            return fail_field(from, "expert_ranks", "names a rank outside its group");
+    MOERT_TRY(read_object(path, &record->exchange));
+    const source from = {path, 0, record->exchange};
+    if (record->exchange == NULL)
+        return MOERT_OK;
+    MOERT_TRY(read_names(record, &from));
+    const json_t *rows = json_object_get(from.object, "expert_rows");
+    const json_int_t group = json_integer_value(json_object_get(from.object, "group"));
+    if (group < 1 || group > (json_int_t)ranks || ranks % (size_t)group != 0)
+        return fail_field(&from, "group", "does not divide the number of ranks");
+    record->group = (size_t)group;
+    if (!json_is_string(json_object_get(from.object, "engine")))
+        return fail_field(&from, "engine", "is not a string");
+    const size_t layers = record->layers = json_array_size(rows);
+    const size_t experts = record->experts = json_array_size(json_array_get(rows, 0));
+    MOERT_TRY(read_matrix(&from, "waited_ms", ranks, ranks, &record->waited_ms));
+    MOERT_TRY(read_matrix(&from, "dispatched_bytes", ranks, ranks, &record->dispatched_bytes));
+    MOERT_TRY(read_matrix(&from, "combined_bytes", ranks, ranks, &record->combined_bytes));
+    MOERT_TRY(read_matrix(&from, "expert_rows", layers, experts, &record->expert_rows));
+    if (json_object_get(from.object, "expert_ranks") == NULL)
+        return MOERT_OK;
+    MOERT_TRY(read_matrix(&from, "expert_ranks", layers, experts, &record->expert_ranks));
+    for (size_t i = 0; i < layers * experts; i++)
+        if (!(record->expert_ranks[i] >= 0.0 && record->expert_ranks[i] < (double)group))
+            return fail_field(&from, "expert_ranks", "names a rank outside its group");
     return MOERT_OK;
 }
 
 /* ---- the run ---- */
-
-/* Calls `read` with the path RUN/name. */
-static moert_status with_path(const char *run, const char *name, moert_run_record *record,
-                              moert_status (*read)(const char *path, moert_run_record *record)) {
-    char *path;
-    MOERT_TRY(moert_text_path(&path, "%s/%s", run, name));
-    const moert_status status = read(path, record);
-    free(path);
-    return status;
-}
 
 static moert_status read_metrics(const char *path, moert_run_record *record) {
     if (access(path, F_OK) != 0)
@@ -305,18 +281,6 @@ static moert_status read_steps(const char *path, moert_run_record *record) {
     return MOERT_OK;
 }
 
-static moert_status read_ranks(const char *path, moert_run_record *record) {
-    json_t *object;
-    if (record->ranks == 0)
-        return MOERT_OK;
-    MOERT_TRY(read_object(path, &object));
-    if (object == NULL)
-        return MOERT_OK;
-    const moert_status status = read_matrices(record, &(source){path, 0, object});
-    json_decref(object);
-    return status;
-}
-
 static moert_status read_operations(const char *path, moert_run_record *record) {
     MOERT_TRY(read_object(path, &record->operations));
     const source from = {path, 0, record->operations};
@@ -325,20 +289,47 @@ static moert_status read_operations(const char *path, moert_run_record *record) 
     return MOERT_OK;
 }
 
+/* The page shows what it knows of run.json; only the shape of its sessions must be right. */
+static moert_status read_run(const char *path, moert_run_record *record) {
+    json_t *session;
+    size_t i;
+    MOERT_TRY(read_object(path, &record->run));
+    const source from = {path, 0, record->run};
+    const json_t *sessions = json_object_get(record->run, "sessions");
+    if (record->run != NULL && !json_is_array(sessions))
+        return fail_field(&from, "sessions", "is not an array");
+    json_array_foreach(sessions, i, session) {
+        if (!json_is_object(json_object_get(session, "options")))
+            return fail_field(&(source){path, 0, session}, "options", "is not an object");
+    }
+    return MOERT_OK;
+}
+
 moert_status moert_run_record_read(const char *run, moert_run_record *record) {
+    static const struct {
+        const char *name;
+        moert_status (*read)(const char *path, moert_run_record *record);
+    } files[] = {{"metrics.jsonl", read_metrics},
+                 {MOERT_RUN_FILE, read_run},
+                 {"profile-steps.jsonl", read_steps},
+                 {"profile-ranks.json", read_exchange},
+                 {"profile.json", read_operations}};
+    moert_status status = MOERT_OK;
     *record = (moert_run_record){0};
-    MOERT_TRY(with_path(run, "metrics.jsonl", record, read_metrics));
-    MOERT_TRY(with_path(run, "profile-steps.jsonl", record, read_steps));
-    MOERT_TRY(with_path(run, "profile-ranks.json", record, read_ranks));
-    return with_path(run, "profile.json", record, read_operations);
+    for (size_t i = 0; i < MOERT_COUNT(files) && status == MOERT_OK; i++) {
+        char *path;
+        MOERT_TRY(moert_text_path(&path, "%s/%s", run, files[i].name));
+        status = files[i].read(path, record);
+        free(path);
+    }
+    return status;
 }
 
 void moert_run_record_free(moert_run_record *record) {
-    for (size_t r = 0; record->rank != NULL && r < record->ranks; r++)
-        free(record->rank[r].host);
+    json_decref(record->exchange);
     json_decref(record->operations);
     json_decref(record->last_step);
+    json_decref(record->run);
     MOERT_FREE(record->expert_ranks, record->expert_rows, record->combined_bytes,
-               record->dispatched_bytes, record->waited_ms, record->engine, record->rank,
-               record->step);
+               record->dispatched_bytes, record->waited_ms, record->rank, record->step);
 }

@@ -1,6 +1,7 @@
 /*
- * Reads the records in a run directory: metrics.jsonl (train/metrics.h) and, after --profile,
- * profile-steps.jsonl and profile-ranks.json (train/ledger.h) and profile.json (train/breakdown.h).
+ * Reads the records in a run directory: metrics.jsonl (train/metrics.h), run.json
+ * (train/run_file.h; older runs have none) and, after --profile, profile-steps.jsonl and
+ * profile-ranks.json (train/ledger.h) and profile.json (train/breakdown.h).
  */
 #pragma once
 
@@ -29,33 +30,39 @@ const char *moert_time_text(moert_time time);
 /* The class of an operation of device/profile/profile.h, or of "host". */
 moert_time moert_time_of(const char *operation);
 
-/* A line of metrics.jsonl; NaN if a value is null or absent. */
+/* X(name): the numbers of a line of metrics.jsonl that the report shows as curves. */
+#define MOERT_METRIC_TABLE(X)                                                                      \
+    X(step)                                                                                        \
+    X(loss)                                                                                        \
+    X(heldout_loss) X(test_loss) X(lr) X(grad_norm) X(tokens_per_s) X(expert_load) X(mfu) X(skipped)
+
+/* A line of metrics.jsonl; 1 for true, NaN if a value is null or absent. */
 typedef struct moert_run_step {
-    double step, loss, heldout_loss, tokens_per_s;
-    bool skipped;
-    double mfu; /* 0: the run was not watched */
+#define MOERT_METRIC_FIELD(name) double name;
+    MOERT_METRIC_TABLE(MOERT_METRIC_FIELD)
+#undef MOERT_METRIC_FIELD
 } moert_run_step;
 
 /* A rank's mean step, in ms. */
 typedef struct moert_run_rank {
-    char *host;
+    const char *host; /* NULL: not recorded */
     size_t node;
     double step_ms, ms[MOERT_TIMES]; /* ms adds up to step_ms */
 } moert_run_rank;
 
 typedef struct moert_run_record {
-    size_t steps;
+    size_t steps, room;
     moert_run_step *step; /* [steps] */
     json_t *last_step;    /* the object of the last line of metrics.jsonl, or NULL */
+    json_t *run;          /* that of run.json, or NULL */
 
     size_t ranks, profiled_steps; /* 0 without a profile; then the fields below are 0 or NULL */
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
-    /* from profile-ranks.json, means over the steps; NULL or 0 until the run has ended */
-    char *engine;
-    size_t group;                              /* ranks that share one set of experts */
-    double *waited_ms;                         /* [ranks,ranks]: the row's rank waited for the
-                                                  column's */
+    json_t *exchange;             /* that of profile-ranks.json; NULL until the run has ended, as
+                                     all below, which are its means over the steps */
+    size_t group;                 /* ranks that share one set of experts */
+    double *waited_ms;            /* [ranks,ranks]: the row's rank waited for the column's */
     double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: from the row's rank to the
                                                   column's */
     size_t layers, experts;

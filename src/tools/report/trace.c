@@ -1,4 +1,4 @@
-/* Draws one step of a trace. */
+/* Reads one step of a trace. */
 #include "tools/report/trace.h"
 
 #include <math.h>
@@ -10,13 +10,12 @@
 
 enum { LIMIT_BYTES = 1 << 30, ROW_STEPS = 0, MOST_RANKS = 4096 };
 
-/* ---- reading ---- */
-
 /* A complete event, times in us. */
 typedef struct event {
     const char *name;
     size_t rank;
     bool is_step;
+    moert_time time;
     double start, end;
 } event;
 
@@ -29,121 +28,97 @@ static bool read_event(const json_t *object, event *e) {
         return false;
     e->rank = (size_t)rank;
     e->is_step = json_integer_value(json_object_get(object, "tid")) == ROW_STEPS;
+    e->time = moert_time_of(e->name);
     e->start = json_number_value(json_object_get(object, "ts"));
     e->end = e->start + json_number_value(json_object_get(object, "dur"));
     return e->end >= e->start;
 }
 
-/* Finds the last step: its name, and the first start and the last end over the ranks, in us. */
-static void find_step(const json_t *events, moert_trace_step *step, double *start, double *end) {
+/* A step: its name, the first start and the last end over the ranks in us, and its spans. */
+typedef struct step {
+    char name[32];
+    double start, end;
+    size_t ranks, count;
+    event *span; /* [count], times in us */
+} step;
+
+/* Finds the last step. */
+static void find_step(const json_t *events, step *s) {
     const json_t *object;
     size_t i;
     event e;
-    *start = *end = -INFINITY;
+    s->start = s->end = -INFINITY;
     json_array_foreach(events, i, object) {
-        if (!read_event(object, &e) || !e.is_step)
+        if (!read_event(object, &e))
             continue;
-        step->ranks = moert_max(step->ranks, e.rank + 1);
-        if (strcmp(e.name, step->name) == 0) {
-            *start = fmin(*start, e.start);
-            *end = fmax(*end, e.end);
-        } else if (e.start > *end - 1.0) {
-            snprintf(step->name, sizeof step->name, "%s", e.name);
-            *start = e.start;
-            *end = e.end;
+        s->ranks = moert_max(s->ranks, e.rank + 1);
+        if (e.is_step && strcmp(e.name, s->name) == 0) {
+            s->start = fmin(s->start, e.start);
+            s->end = fmax(s->end, e.end);
+        } else if (e.is_step && e.start > s->end - 1.0) {
+            snprintf(s->name, sizeof s->name, "%s", e.name);
+            s->start = e.start;
+            s->end = e.end;
         }
     }
 }
 
-static moert_status take_spans(const json_t *events, double start, double end,
-                               moert_trace_step *step) {
-    const json_t *object;
-    size_t i;
-    event e;
-    MOERT_TRY(moert_alloc(&step->span, json_array_size(events), sizeof *step->span));
-    json_array_foreach(events, i, object) {
-        if (read_event(object, &e) && !e.is_step && e.end > start && e.start < end)
-            step->span[step->count++] =
-                (moert_trace_span){e.rank, moert_time_of(e.name), fmax(e.start - start, 0.0) * 1e-3,
-                                   (fmin(e.end, end) - start) * 1e-3};
+/* Adds a span of the step, or joins it to `*open`, the number of the last span of its rank's device
+ * or messages, from 1 on. */
+static void add_span(step *s, const event *e, size_t *open) {
+    const double close = (s->end - s->start) * 5e-4;
+    event *one = *open > 0 ? &s->span[*open - 1] : NULL;
+    if (one != NULL && e->start - one->end < close &&
+        (e->time == one->time || e->end - e->start < close)) {
+        one->end = fmax(one->end, fmin(e->end, s->end));
+        return;
     }
-    step->length = (end - start) * 1e-3;
+    s->span[s->count] = *e;
+    s->span[s->count].start = fmax(e->start, s->start);
+    s->span[s->count].end = fmin(e->end, s->end);
+    *open = ++s->count;
+}
+
+static moert_status take_spans(const json_t *events, step *s) {
+    size_t(*open)[2], i; /* for each rank: its device, its messages */
+    const json_t *object;
+    event e;
+    MOERT_TRY(moert_alloc(&s->span, json_array_size(events), sizeof *s->span));
+    MOERT_TRY(moert_alloc(&open, s->ranks, sizeof *open));
+    json_array_foreach(events, i, object) {
+        if (read_event(object, &e) && !e.is_step && e.end > s->start && e.start < s->end)
+            add_span(s, &e, &open[e.rank][e.time == MOERT_TIME_MESSAGES]);
+    }
+    free(open);
     return MOERT_OK;
 }
 
-moert_status moert_trace_step_read(const char *path, moert_trace_step *step) {
+static json_t *describe(const step *s) {
+    json_t *spans = json_array();
+    for (size_t i = 0; i < s->count; i++)
+        json_array_append_new(spans,
+                              json_pack("[I i f f]", (json_int_t)s->span[i].rank,
+                                        (int)s->span[i].time, 1e-3 * (s->span[i].start - s->start),
+                                        1e-3 * (s->span[i].end - s->start)));
+    return json_pack("{ss sf sI so}", "name", s->name, "length", 1e-3 * (s->end - s->start),
+                     "ranks", (json_int_t)s->ranks, "spans", spans);
+}
+
+moert_status moert_trace_step_read(const char *path, json_t **made) {
+    step s = {.name = ""};
     moert_status status;
     json_t *root;
-    double start, end;
-    *step = (moert_trace_step){.name = ""};
     MOERT_TRY(moert_json_read(path, "the trace", LIMIT_BYTES, &root));
     const json_t *events = json_object_get(root, "traceEvents");
-    find_step(events, step, &start, &end);
-    if (end > start)
-        status = take_spans(events, start, end, step);
+    find_step(events, &s);
+    if (s.end > s.start)
+        status = take_spans(events, &s);
     else
         status = MOERT_FAIL(ERROR_FORMAT,
                             "%s: holds no step; expected a trace of moert-train --trace", path);
+    if (status == MOERT_OK)
+        *made = describe(&s);
+    free(s.span);
     json_decref(root);
     return status;
-}
-
-void moert_trace_step_free(moert_trace_step *step) {
-    free(step->span);
-}
-
-/* ---- drawing ---- */
-
-static bool is_message(const moert_trace_span *span) {
-    return span->time == MOERT_TIME_MESSAGES;
-}
-
-static void put_span(moert_markup *m, const moert_trace_step *step, const moert_trace_span *span) {
-    moert_markup_leaf(m, "rect",
-                      "class=\"t%d\" x=\"%.2f%%\" width=\"%.2f%%\" y=\"%s\" height=\"%s\"",
-                      (int)span->time, 100.0 * span->start / step->length,
-                      100.0 * (span->end - span->start) / step->length,
-                      is_message(span) ? "66%" : "0", is_message(span) ? "34%" : "62%");
-}
-
-/* Draws the spans of a rank's device, or those of its messages. Joins a span to the previous one if
- * the gap is tiny, and the class is the same or the span is tiny. */
-static void put_lane(moert_markup *m, const moert_trace_step *step, size_t rank, bool messages) {
-    const double close = step->length * 5e-4;
-    moert_trace_span one = {.end = -1.0};
-    for (size_t i = 0; i < step->count; i++) {
-        const moert_trace_span *span = &step->span[i];
-        if (span->rank != rank || is_message(span) != messages)
-            continue;
-        const bool joins = one.end >= 0.0 && span->start - one.end < close &&
-                           (span->time == one.time || span->end - span->start < close);
-        if (joins) {
-            one.end = fmax(one.end, span->end);
-            continue;
-        }
-        if (one.end >= 0.0)
-            put_span(m, step, &one);
-        one = *span;
-    }
-    if (one.end >= 0.0)
-        put_span(m, step, &one);
-}
-
-void moert_chart_trace(moert_markup *m, const moert_trace_step *step) {
-    moert_markup_open(m, "div", "class=\"lanes\"");
-    for (size_t r = 0; r < step->ranks; r++) {
-        moert_markup_element(m, "span", "class=\"who\"", "%zu", r);
-        moert_markup_open(m, "svg", "class=\"bar\" role=\"img\"");
-        moert_markup_element(m, "title", "", "rank %zu in %s: its device above, messages below", r,
-                             step->name);
-        put_lane(m, step, r, false);
-        put_lane(m, step, r, true);
-        moert_markup_close(m, 1);
-    }
-    moert_markup_begin(m, "span");
-    moert_markup_close(m, 1);
-    moert_markup_open(m, "div", "class=\"xlabels\"");
-    moert_markup_element(m, "span", "", "0 ms");
-    moert_markup_element(m, "span", "", "%.1f ms", step->length);
-    moert_markup_close(m, 2);
 }

@@ -1,5 +1,6 @@
 // run: check=1 all=1san device=0
-/* Reports on made-up records: their sentences, and their pages, which must be well-formed XML. */
+/* Reports on made-up records: their sentences, and the records in their pages. What a browser makes
+ * of a page is the matter of tests/e2e/page.sh. */
 #include <jansson.h>
 
 #include "support/test.h"
@@ -8,24 +9,27 @@
 /* ---- records ---- */
 
 enum { STEPS = 20 };
+#define NOTHING                                                                                    \
+    .heldout_loss = NAN, .test_loss = NAN, .lr = NAN, .grad_norm = NAN, .expert_load = NAN,        \
+    .mfu = NAN, .skipped = NAN
 
 /* `ranks` ranks on nodes of four, whose steps take 100 ms each; `layers` layers with evenly loaded
  * experts. */
 static moert_run_record make_record(size_t ranks, size_t layers, size_t experts) {
+    static const char *const hosts[] = {"node1", "</script><!--\xE2\x80\xA8&", "a<\x01\xFF"};
     moert_run_record record = {.steps = STEPS, .ranks = ranks, .profiled_steps = STEPS - 2};
     record.step = test_alloc(STEPS * sizeof *record.step);
     for (size_t i = 0; i < STEPS; i++)
-        record.step[i] =
-            (moert_run_step){(double)i, 5.0 - 0.1 * (double)i, NAN, 1000.0, false, 0.0};
+        record.step[i] = (moert_run_step){
+            .step = (double)i, .loss = 5.0 - 0.1 * (double)i, .tokens_per_s = 1000.0, NOTHING};
     record.rank = test_alloc(ranks * sizeof *record.rank);
     for (size_t r = 0; r < ranks; r++) {
-        record.rank[r] =
-            (moert_run_rank){.host = r < 4 ? "node1" : "a<b>&\"\x7F\x01\xFF\xED\xA0\x80",
-                             .node = r / 4,
-                             .step_ms = 100.0,
-                             .ms = {60.0, 20.0, 5.0, 5.0, 0.0, 10.0}};
+        record.rank[r] = (moert_run_rank){.host = hosts[r / 4 < 3 ? r / 4 : 2],
+                                          .node = r / 4,
+                                          .step_ms = 100.0,
+                                          .ms = {60.0, 20.0, 5.0, 5.0, 0.0, 10.0}};
     }
-    record.engine = owned(strdup("window"), free);
+    record.exchange = owned(json_pack("{ss}", "engine", "window"), json_decref);
     record.group = ranks;
     record.waited_ms = test_alloc(ranks * ranks * sizeof(double));
     record.dispatched_bytes = test_alloc(ranks * ranks * sizeof(double));
@@ -122,7 +126,7 @@ TEST(test_speed_parts_and_loss_are_reported) {
     moert_run_record record = make_record(8, 1, 8);
     moert_verdict verdict;
     record.step[0].tokens_per_s = 10.0; /* the first step is slow, since it compiles kernels */
-    record.step[4].skipped = true;
+    record.step[4].skipped = 1.0;
     record.step[9].heldout_loss = 4.25;
     moert_verdict_make(&record, &verdict);
     assert_string_equal(verdict.headline, "1000 tokens/s on 8 ranks of 2 hosts");
@@ -137,124 +141,148 @@ TEST(test_speed_parts_and_loss_are_reported) {
     assert_says(&record, "! 1 step was skipped: its gradients were not finite.");
 }
 
-/* ---- pages ---- */
-
-/* Checks that every closing tag matches the last open tag, that attributes are quoted, and that
- * nothing follows the root element. */
-static void assert_well_formed(const char *page) {
-    const char *open[64];
-    size_t depth = 0, roots = 0;
-    for (const char *at = strchr(page + 1, '<'); at != NULL; at = strchr(at + 1, '<')) {
-        const char *end = strchr(at, '>'), *name = at + (at[1] == '/' ? 2 : 1);
-        const size_t length = strcspn(name, " />");
-        assert_non_null(end);
-        if (at[1] == '/') {
-            assert_true(depth > 0);
-            depth--;
-            assert_int_equal(strcspn(open[depth], " >"), length);
-            assert_int_equal(strncmp(open[depth], name, length), 0);
-        } else if (end[-1] != '/') {
-            roots += depth == 0 ? 1 : 0;
-            assert_true(depth < 64);
-            open[depth++] = name;
-        }
-        size_t quotes = 0;
-        for (const char *c = at; c < end; c++)
-            quotes += *c == '"' ? 1 : 0;
-        assert_int_equal(quotes % 2, 0);
+TEST(test_the_step_is_named_at_which_held_out_and_training_loss_part) {
+    static const struct {
+        double heldout[4]; /* of steps 4, 9, 14 and 19 */
+        double fall;       /* of the training loss a step */
+        double parts;
+    } rows[] = {
+        {{4.0, 3.0, 3.5, 4.0}, 0.1, 9.0},   {{4.0, 3.0, 3.0, 3.0}, 0.1, 9.0},
+        {{3.0, 4.0, 4.0, 4.0}, 0.1, 4.0},   {{3.0, 4.0, 5.0, 2.9}, 0.1, NAN}, /* falls at last */
+        {{4.0, 3.0, 2.5, 4.0}, 0.1, NAN},   {{4.0, 3.0, NAN, 4.0}, 0.1, NAN}, /* one is too few */
+        {{4.0, 3.0, 3.5, 4.0}, 0.0, NAN},   {{NAN, NAN, NAN, NAN}, 0.1, NAN},
+        {{4.0, 3.0, 3.5, 4.0}, 0.005, NAN}, {{4.0, 3.0, 3.5, 4.0}, 0.012, 9.0},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_run_record record = make_record(1, 1, 4);
+        moert_verdict verdict;
+        for (size_t k = 0; k < STEPS; k++)
+            record.step[k].loss = 5.0 - rows[i].fall * (double)k;
+        for (size_t k = 0; k < 4; k++)
+            record.step[4 + 5 * k].heldout_loss = rows[i].heldout[k];
+        moert_verdict_make(&record, &verdict);
+        if (!(verdict.parts == rows[i].parts || (isnan(verdict.parts) && isnan(rows[i].parts))))
+            fail_msg("row %zu: they part at %g, not %g", i, verdict.parts, rows[i].parts);
     }
-    assert_int_equal(depth, 0);
-    assert_int_equal(roots, 1);
-    for (const unsigned char *c = (const unsigned char *)page; *c != '\0'; c++)
-        assert_true(*c >= ' ' || *c == '\n');
+    moert_run_record record = make_record(1, 1, 4);
+    for (size_t k = 0; k < 4; k++)
+        record.step[4 + 5 * k].heldout_loss = rows[0].heldout[k];
+    record.step[12].loss = NAN; /* does not count */
+    assert_says(&record,
+                "! Held-out and training loss part at step 9: held out has not fallen below "
+                "3.0000 since, training fell from 3.8000 to 3.3000.");
 }
 
-static char *compared_page(const moert_run_record *record, const moert_comparison *comparison) {
+/* ---- pages ---- */
+
+/* The record in the page of a run, after checks that no text of it can end its element. */
+static json_t *record_of(const moert_run_record *record, const moert_verdict *comparison) {
+    static const char before[] = "<script type=\"application/json\" id=\"record\">";
     moert_verdict verdict;
     char *page = NULL;
     moert_verdict_make(record, &verdict);
     ASSERT_OK(moert_report_page("a & b", record, &verdict, comparison, NULL, &page));
     owned(page, free);
-    assert_well_formed(page);
-    assert_non_null(strstr(page, "<title>a &#38; b: 1000 tokens/s"));
-    return page;
+    char *text = strstr(page, before);
+    assert_non_null(text);
+    text += strlen(before);
+    const size_t length = strcspn(text, "<");
+    assert_int_equal(strncmp(text + length, "</script>\n<script>\n", 19), 0);
+    assert_non_null(strstr(text + length, "</html>"));
+    for (size_t i = 0; i < length; i++)
+        assert_true(text[i] >= ' ' && text[i] < 0x7F && strchr("<>&", text[i]) == NULL);
+    json_t *object = owned(json_loadb(text, length, 0, NULL), json_decref);
+    assert_true(json_is_object(object));
+    return object;
 }
 
-static char *page_of(const moert_run_record *record) {
-    return compared_page(record, NULL);
+static const moert_verdict alone = {.count = 0};
+
+static void assert_json(const json_t *value, const char *expected) {
+    char *text =
+        owned(json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6)), free);
+    assert_string_equal(text != NULL ? text : "(none)", expected);
 }
 
-static void assert_page_has(const moert_run_record *record, const char *text) {
-    char *page = page_of(record);
-    if (strstr(page, text) == NULL)
-        fail_msg("the page has no %s", text);
+static json_t *at(const json_t *object, const char *key) {
+    return json_object_get(object, key);
 }
 
-TEST(test_pages_of_any_size_are_well_formed) {
+TEST(test_pages_of_any_size_hold_the_record) {
     static const size_t sizes[][3] = {{1, 1, 1}, {1, 2, 8}, {2, 2, 8}, {13, 3, 17}, {64, 48, 128}};
     for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
         moert_run_record record = make_record(sizes[i][0], sizes[i][1], sizes[i][2]);
-        assert_page_has(&record, "Load of the experts");
+        const json_t *root = record_of(&record, &alone), *profile = at(root, "profile");
+        assert_json(at(root, "name"), "\"a & b\"");
+        assert_json(at(root, "late"), "null");
+        assert_json(at(root, "parts"), "null");
+        assert_json(at(root, "run"), "null");
+        assert_json(at(profile, "steps"), "18");
+        assert_int_equal(json_array_size(at(profile, "ranks")), sizes[i][0]);
+        assert_json(json_array_get(at(profile, "ranks"), 0),
+                    "{\"host\":\"node1\",\"node\":0,\"step_ms\":100.0,"
+                    "\"ms\":[60.0,20.0,5.0,5.0,0.0,10.0]}");
+        assert_json(at(profile, "exchange"), "{\"engine\":\"window\"}");
+        assert_int_equal(json_array_size(at(root, "times")), MOERT_TIMES);
     }
 }
 
-TEST(test_text_from_outside_is_escaped) {
-    moert_run_record record = make_record(8, 1, 8);
-    assert_page_has(&record, "a&#60;b&#62;&#38;&#34;\x7F????"
-                             "?</small>");
+TEST(test_text_from_outside_stays_text) {
+    moert_run_record record = make_record(9, 1, 8);
+    record.run =
+        owned(json_pack("{s{ss}}", "</script>", "<&", "\xE2\x80\xA9</script>"), json_decref);
+    const json_t *root = record_of(&record, &alone), *ranks = at(at(root, "profile"), "ranks");
+    assert_json(at(root, "run"), "{\"</script>\":{\"<&\":\"\xE2\x80\xA9</script>\"}}");
+    assert_json(at(json_array_get(ranks, 4), "host"), "\"</script><!--\xE2\x80\xA8&\"");
+    assert_json(at(json_array_get(ranks, 8), "host"), "\"a<%01%FF\""); /* no UTF-8 */
 }
 
-TEST(test_the_late_rank_and_hot_experts_are_marked) {
+TEST(test_the_late_rank_and_the_sentences_are_in_the_record) {
     moert_run_record record = make_record(4, 2, 8);
     make_late(&record, 3, 41.0);
-    record.expert_rows[8 + 5] = 430.0;
-    assert_page_has(&record, "class=\"who late\">\xE2\x96\xB6 3");
-    assert_page_has(&record,
-                    "hot\">\n<title>layer 1, expert 5: 430 rows a step, 38.1 %, 3.04 times");
-    char *page = page_of(&record);
-    const char *hot = strstr(page, "class=\"cell deep hot\"");
-    assert_true(hot != NULL && strstr(hot + 1, "class=\"cell deep hot\"") == NULL);
+    const json_t *root = record_of(&record, &alone);
+    assert_json(at(root, "late"), "3");
+    assert_json(at(root, "headline"), "\"1000 tokens/s on 4 ranks of 1 host\"");
+    assert_json(json_array_get(at(root, "verdict"), 0),
+                "{\"text\":\"Rank 3 on node1 is slow: the others wait 41 % of the step for it.\","
+                "\"warns\":true}");
+    assert_json(at(root, "comparison"), "[]");
 }
 
-TEST(test_steps_without_a_loss_break_the_curve) {
+TEST(test_columns_of_steps_have_null_for_missing_numbers) {
     moert_run_record record = make_record(2, 1, 8);
-    assert_page_has(&record, "M0.0 0.0L1.0");
+    record.steps = 4;
     record.step[0].loss = record.step[3].loss = NAN;
-    assert_page_has(&record, "class=\"line\" d=\"M1.0");
-    for (size_t i = 0; i < STEPS; i++)
-        record.step[i].loss = NAN;
-    assert_page_has(&record, "class=\"line\" d=\"\"");
+    record.step[2].skipped = 1.0;
+    record.step[1].mfu = 0.25;
+    assert_json(at(record_of(&record, &alone), "steps"),
+                "{\"step\":[0.0,1.0,2.0,3.0],\"loss\":[null,4.9,4.8,null],"
+                "\"tokens_per_s\":[1000.0,1000.0,1000.0,1000.0],\"mfu\":[null,0.25,null,null],"
+                "\"skipped\":[null,null,1.0,null]}");
+    record.step[1].loss = record.step[2].loss = NAN;
+    assert_null(at(at(record_of(&record, &alone), "steps"), "loss"));
 }
 
-/* ---- watched runs, and two runs ---- */
-
-TEST(test_the_page_of_a_watched_run_has_its_layers) {
+TEST(test_numbers_of_the_last_step_are_in_the_record) {
     moert_run_record record = make_record(1, 2, 8);
-    assert_null(strstr(page_of(&record), "router entropy"));
-    for (size_t i = 0; i < STEPS; i++)
-        record.step[i].mfu = 0.25;
-    record.last_step = owned(json_loads("{\"grad_norm/layer_0\": 0.5, \"grad_norm/layer_1\": 0.125,"
-                                        "\"activation_rms/layer_0\": 3.5,"
-                                        "\"activation_rms/layer_1\": 4.5,"
-                                        "\"router_entropy/layer_1\": 1.75, \"dead_experts\": 3}",
-                                        0, NULL),
-                             json_decref);
-    assert_page_has(&record, "Experts without a row: 3.");
-    assert_page_has(&record, "<th scope=\"row\">0</th>\n<td>0.5</td>\n<td>3.5</td>"
-                             "\n<td>\xE2\x80\x93</td>"); /* layer 0 is dense */
-    assert_page_has(&record, "\n<td>0.125</td>\n<td>4.5</td>\n<td>1.75</td>");
-    assert_page_has(&record, "Part of the devices' peak");
+    assert_json(at(record_of(&record, &alone), "last"), "null");
+    record.last_step =
+        owned(json_pack("{sf si}", "grad_norm/layer_0", 0.5, "dead_experts", 3), json_decref);
+    assert_json(at(record_of(&record, &alone), "last"),
+                "{\"grad_norm/layer_0\":0.5,\"dead_experts\":3}");
 }
+
+/* ---- two runs ---- */
 
 TEST(test_two_runs_are_compared_where_their_steps_are_the_same) {
     moert_run_record a = make_record(1, 1, 4), b = make_record(1, 1, 4);
-    moert_comparison found;
+    moert_verdict found;
     moert_comparison_make(&a, &b, "other", &found);
     assert_int_equal(found.count, 2);
-    assert_string_equal(found.line[0],
+    assert_string_equal(found.line[0].text,
                         "The losses of the 20 steps that are also in other, 0 to 19, "
                         "are the same in every digit.");
-    assert_string_equal(found.line[1],
+    assert_string_equal(found.line[1].text,
                         "Tokens per second: 1000, in other 1000 (1.00 times as many).");
     for (size_t i = 0; i < STEPS; i++) { /* b lacks steps 0 to 4 */
         b.step[i].step += 5.0;
@@ -269,17 +297,22 @@ TEST(test_two_runs_are_compared_where_their_steps_are_the_same) {
         b.step[i - 5].loss = i == 8 ? 4.25 : a.step[i].loss;
     moert_comparison_make(&a, &b, "other", &found);
     assert_int_equal(found.count, 4);
-    assert_string_equal(found.line[0], "The losses differ from step 8 on: 3.5, in other 4.25. 15 "
-                                       "steps, 5 to 19, are in both runs.");
-    assert_string_equal(found.line[1], "The loss of step 19 is 3.1000, in other 3.1000 (+0.0000).");
-    assert_string_equal(found.line[2],
+    assert_string_equal(found.line[0].text,
+                        "The losses differ from step 8 on: 3.5, in other 4.25. 15 "
+                        "steps, 5 to 19, are in both runs.");
+    assert_string_equal(found.line[1].text,
+                        "The loss of step 19 is 3.1000, in other 3.1000 (+0.0000).");
+    assert_string_equal(found.line[2].text,
                         "Tokens per second: 1000, in other 500 (2.00 times as many).");
-    assert_string_equal(found.line[3], "Part of the devices' peak (MFU): 50.0 %, in other 25.0 %.");
-    assert_non_null(strstr(compared_page(&a, &found), "\n<p>The losses differ from step 8 on"));
+    assert_string_equal(found.line[3].text,
+                        "Part of the devices' peak (MFU): 50.0 %, in other 25.0 %.");
+    assert_json(json_array_get(at(record_of(&a, &found), "comparison"), 3),
+                "{\"text\":\"Part of the devices' peak (MFU): 50.0 %, in other 25.0 %.\","
+                "\"warns\":false}");
     for (size_t i = 0; i < STEPS; i++)
         b.step[i].step += 100.0;
     moert_comparison_make(&a, &b, "other", &found);
-    assert_string_equal(found.line[0], "No step is both in this run and in other.");
+    assert_string_equal(found.line[0].text, "No step is both in this run and in other.");
 }
 
 TESTS(NULL, NULL)

@@ -242,7 +242,7 @@ static void check(size_t ep, size_t hosts) {
     /* every layer has K rows per token, and the hot expert one */
     assert_true(record.layers == LAYERS && record.experts == EXPERTS);
     for (size_t l = 0; l < LAYERS; l++)
-        assert_relative(moert_layer_rows(&record, l), TOKENS * TOPK, 1e-5);
+        assert_relative(sum_of(record.expert_rows + l * EXPERTS, EXPERTS), TOKENS * TOPK, 1e-5);
     assert_true(record.expert_rows[HOT_LAYER * EXPERTS + HOT_EXPERT] == TOKENS);
     check_bytes(&record, hosts);
     check_times(&record);
