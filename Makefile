@@ -282,7 +282,7 @@ install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, sc
 	for program in $(TOOLS:$(BUILD)/bin/%=%) moert-launch; do \
 		install -m 644 launch/completion.bash $(TO)/share/bash-completion/completions/$$program || exit 1; done
 	install -m 644 tests/examples/* $(TO)/share/moert/examples
-	install -m 644 README.md LICENSE docs/*.md docs/*.svg $(TO)/share/doc/moert
+	install -m 644 README.md LICENSE docs/*.md docs/*.png $(TO)/share/doc/moert
 
 uninstall: ## removes the installed files
 	rm -rf $(addprefix $(TO)/,$(INSTALLED))

@@ -1,4 +1,4 @@
-/* JSON lines, event files, console lines and the progress bar. The plots are in plot.c. */
+/* JSON lines, event files, console lines and the progress bar. */
 #include "train/metrics.h"
 
 #include <errno.h>
@@ -26,21 +26,6 @@ struct moert_metrics {
     bool terminal;
     uint64_t began_ns;
 };
-
-bool moert_metrics_field(const char *line, const char *field, double *value) {
-    char key[64];
-    snprintf(key, sizeof key, "\"%s\": ", field);
-    const char *at = strstr(line, key);
-    if (at == NULL)
-        return false;
-    char *end;
-    at += strlen(key);
-    double number = strtod(at, &end);
-    if (end == at || !isfinite(number))
-        return false;
-    *value = number;
-    return true;
-}
 
 /* Copies the complete lines of steps below `start`. Returns false if they cannot all be read. */
 static bool copy_lines(FILE *from, FILE *to, uint64_t start) {

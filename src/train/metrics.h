@@ -1,6 +1,6 @@
 /*
- * The metrics of a run: JSON lines in a file, console lines with a progress bar, and plots at the
- * end. One rank uses it.
+ * The metrics of a run: JSON lines in a file, and console lines with a progress bar. One rank
+ * uses it.
  *
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
  * "tokens_per_s": 81234, "expert_load": 1.3, "epoch": 0.2, "rank_load": 1.1, "heldout_loss": 5.4,
@@ -66,13 +66,3 @@ moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row
 void moert_metrics_discard(moert_metrics *metrics);
 /* Removes the bar and closes the file; NULL is legal. Errors: ERROR_IO. */
 moert_status moert_metrics_close(moert_metrics *metrics);
-
-/*
- * Plots a file of JSON lines with gnuplot: NAME.jsonl gives NAME-loss.svg (training and held-out)
- * and NAME-load.svg. A missing or failing gnuplot is a warning: *drawn = false. Errors: ERROR_IO
- * (the file), ERROR_MEMORY.
- */
-moert_status moert_metrics_plot(const char *path, bool *drawn);
-
-/* The number of `field` in a line of the file; false when it is absent or null. */
-bool moert_metrics_field(const char *line, const char *field, double *value);

@@ -27,6 +27,10 @@ while IFS= read -r command <&3; do
         [ $? -eq 124 ]
         verdict $? "$command"
         ;;
+    launch/quickstart*)
+        logged bash -c "$command" && has_lines "$log" '^page    build/quickstart/report\.html$' && grep -q '"profile":{"steps":298,' build/quickstart/report.html
+        verdict $? "$command, with its page"
+        ;;
     launch/preflight*) # other programs may make a rank slow
         logged bash -c "$command" || grep -q ': slow: ' "$log"
         verdict $? "$command"

@@ -18,7 +18,6 @@
 #include "io/safetensors.h"
 #include "tools/check.h"
 #include "tools/common/options.h"
-#include "train/metrics.h"
 
 enum { LINE_BYTES = 4096 };
 static const double zero_norm = 1e-12; /* the largest norm that counts as 0 if 0 is expected */
@@ -126,6 +125,22 @@ static void compare_tensors(worst *w) {
 
 /* ---- curves ---- */
 
+/* The number of `field` in a line of metrics.jsonl; false when it is absent or null. */
+static bool find_number(const char *line, const char *field, double *value) {
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\": ", field);
+    const char *at = strstr(line, key);
+    if (at == NULL)
+        return false;
+    char *end;
+    at += strlen(key);
+    double number = strtod(at, &end);
+    if (end == at || !isfinite(number))
+        return false;
+    *value = number;
+    return true;
+}
+
 static void compare_field(const json_t *curve, const char *key, const char *line, const char *field,
                           size_t step, worst *w) {
     const json_t *value = json_array_get(json_object_get(curve, key), step);
@@ -133,7 +148,7 @@ static void compare_field(const json_t *curve, const char *key, const char *line
     char where[64];
     if (!json_is_number(value))
         check(MOERT_FAIL(ERROR_FORMAT, "%s has no '%s' of step %zu", expected_path, key, step));
-    if (!moert_metrics_field(line, field, &got))
+    if (!find_number(line, field, &got))
         check(MOERT_FAIL(ERROR_FORMAT, "%s has no finite '%s' of step %zu", metrics_path, field,
                          step));
     snprintf(where, sizeof where, "%s of step %zu", field, step);
@@ -153,7 +168,7 @@ static void compare_curve(worst *w) {
         check(MOERT_FAIL(ERROR_IO, "cannot read %s", curve == NULL ? expected_path : metrics_path));
     const size_t steps = json_array_size(json_object_get(curve, "ce"));
     for (; fgets(line, sizeof line, metrics) != NULL; step++) {
-        if (!moert_metrics_field(line, "step", &number) || number != (double)step)
+        if (!find_number(line, "step", &number) || number != (double)step)
             check(MOERT_FAIL(ERROR_FORMAT, "line %zu of %s is not of step %zu", step + 1,
                              metrics_path, step));
         for (size_t i = 0; i < (with_aux ? 3 : 2); i++)

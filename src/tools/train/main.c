@@ -146,7 +146,7 @@ static const moert_option options[] = {
     {"eval-sequences", MOERT_OPTION_UINT, &trainer.eval_sequences, "32", "1..1000000",
      "sequences of the held-out loss"},
     {"out", MOERT_OPTION_STRING, &trainer.out, NULL, NULL,
-     "directory for metrics.jsonl, plots, checkpoints/ and model/"},
+     "directory for metrics.jsonl, run.json, checkpoints/ and model/"},
     {"metrics", MOERT_OPTION_STRING, &trainer.metrics, NULL, NULL,
      "JSON lines, one a step; default OUT/metrics.jsonl"},
     {"tensorboard", MOERT_OPTION_FLAG, &trainer.tensorboard, NULL, NULL,
@@ -463,21 +463,11 @@ static moert_status show_sample(moert_context *context, moert_model *model) {
     return MOERT_OK;
 }
 
-/* Writes plots, a sample and the model in Hugging Face form, and prints their paths. */
+/* Writes a sample and the model in Hugging Face form, and prints the paths of a run's files. */
 static moert_status finish(moert_context *context, moert_model *model) {
-    moert_comm *world = moert_context_comm(context);
-    bool first = moert_context_rank(context) == 0, drawn = false;
-    if (trainer.metrics != NULL && trainer.steps > 0)
-        MOERT_TRY(moert_comm_agree(world,
-                                   first ? moert_metrics_plot(trainer.metrics, &drawn) : MOERT_OK));
     MOERT_TRY(show_sample(context, model));
     if (trainer.metrics != NULL)
         moert_program_say(context, "metrics %s\n", trainer.metrics);
-    if (drawn)
-        moert_program_say(context, "plots   %.*s-{loss,load}.svg\n",
-                          (int)(strlen(trainer.metrics) -
-                                (moert_text_ends_with(trainer.metrics, ".jsonl") ? 6 : 0)),
-                          trainer.metrics);
     if (trainer.out == NULL)
         return MOERT_OK;
     const moert_export how = {.config_text = trainer.config_text,
