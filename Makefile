@@ -164,7 +164,8 @@ check-all: ## all other tests that need no other machine: lint, sanitizers, ever
 	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
 	$(Q)for target in $(FUZZ_READERS); do $(MAKE) --no-print-directory fuzz TARGET=$$target RUNS=1000 SEED=1 || exit 1; done
 
-check-night: ## hours: injected failures, compilers, drivers, hosts, Oclgrind, torch, soak; continues where it was stopped; ROWS= some of them
+check-night: ## hours: injected failures, compilers, drivers, hosts, Oclgrind, torch, a browser, soak; continues where it was stopped; ROWS= some of them
+	$(Q)launch/install-deps --if-missing --night
 	$(Q)tests/night --build $(BUILD) $(ROWS)
 
 check-kernels: tests ## kernel unit tests in Oclgrind: no invalid accesses, races or uses of uninitialised values (minutes)
@@ -274,7 +275,7 @@ install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, sc
 	install -m 755 $(BENCHES) $(TO)/libexec/moert/bin
 	ln -sf $(TOOLS:$(BUILD)/bin/%=../../../bin/%) $(TO)/libexec/moert/bin
 	install -m 755 $(LAUNCH:%=launch/%) launch/moert-launch $(TO)/libexec/moert/launch
-	install -m 644 launch/environment launch/python $(TO)/libexec/moert/launch
+	install -m 644 launch/environment launch/python launch/curves.awk $(TO)/libexec/moert/launch
 	install -m 644 launch/dataset/*.py $(TO)/libexec/moert/launch/dataset
 	install -m 755 launch/slurm/* $(TO)/libexec/moert/launch/slurm
 	ln -sf ../libexec/moert/launch/moert-launch $(TO)/bin

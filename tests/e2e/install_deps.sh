@@ -22,11 +22,11 @@ system() {
 }
 
 apt=(gcc libc6-dev make pkg-config libopenmpi-dev openmpi-bin ocl-icd-opencl-dev opencl-c-headers pocl-opencl-icd libhwloc-dev libjansson-dev
-    libxxhash-dev libcmocka-dev procps gnuplot-nox iproute2 util-linux hostname hwloc-nox)
+    libxxhash-dev libcmocka-dev procps iproute2 util-linux hostname hwloc-nox)
 dnf=(gcc glibc-devel make pkgconf-pkg-config openmpi-devel 'pkgconfig\(OpenCL\)' opencl-headers pocl hwloc-devel jansson-devel xxhash-devel
-    libcmocka-devel procps-ng gnuplot iproute iproute-tc util-linux hostname hwloc)
+    libcmocka-devel procps-ng iproute iproute-tc util-linux hostname hwloc)
 zypper=(gcc glibc-devel make pkg-config openmpi-devel ocl-icd-devel opencl-headers pocl hwloc-devel libjansson-devel xxhash-devel
-    libcmocka-devel procps gnuplot iproute2 util-linux hostname hwloc)
+    libcmocka-devel procps iproute2 util-linux hostname hwloc)
 system "Debian 12" "apt-get apt-get" $'ID=debian\nVERSION_ID="12"' "${apt[@]}"
 system "Debian 13" "apt-get apt-get" $'VERSION_ID="13"\nID=debian' "${apt[@]}"
 system "Ubuntu 22.04" "apt-get apt-get" $'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="22.04"' "${apt[@]}"
@@ -41,6 +41,12 @@ system "openSUSE Tumbleweed" "zypper" $'ID="opensuse-tumbleweed"\nID_LIKE="opens
 system "SLES" "zypper" $'ID="sles"\nID_LIKE="suse"' "${zypper[@]}"
 system "a relative of SLES" "zypper" $'ID=other\nID_LIKE=\'suse\'' "${zypper[@]}"
 
+for id in debian:chromium ubuntu:chromium-browser; do
+    echo "ID=${id%:*}" >"$tmp/os-release"
+    logged launch/install-deps --dry-run --night --os-release "$tmp/os-release"
+    tail -n 1 "$log" | grep -q " ${id#*:}$"
+    verdict $? "${id%:*}: the package of the browser is ${id#*:}"
+done
 echo ID=arch >"$tmp/os-release"
 refused 1 "names no known system; .*Debian packages: ${apt[*]}$" "an unknown system gets the list of Debian's packages" \
     logged launch/install-deps --dry-run --os-release "$tmp/os-release"
@@ -77,7 +83,7 @@ machine() { # ID DIRECTORY: a bare one, whose package of Open MPI has its files 
     for program in apt-get dnf zypper crb; do
         stub root/bin/$program "echo ${program} \"\$*\" >>$root/calls; [[ \" \$* \" != *' install '* ]] || cp -R $tmp/packages/. $root/"
     done
-    for program in gcc make gnuplot ps ip tc unshare hostname lstopo-no-graphics; do stub packages/bin/$program; done
+    for program in gcc make ps ip tc unshare hostname lstopo-no-graphics; do stub packages/bin/$program; done
     stub packages/bin/pkg-config 'IFS=:; for d in ${PKG_CONFIG_PATH:-} $PKG_CONFIG_LIBDIR; do [ ! -e "$d/$2.pc" ] || exit 0; done; exit 1'
     library packages/pc OpenCL hwloc jansson libxxhash cmocka
     case $1 in
@@ -108,6 +114,11 @@ outcome 0 "a bare Debian gets all packages" "$install_deps --if-missing" '^insta
     '^install-deps: not found: program gcc, header stdio.h, program make, .*program hostname$' \
     "^apt-get .* install --no-install-recommends ${apt[*]}$"
 outcome 0 "--if-missing is silent when nothing is missing" "$install_deps --if-missing"
+for program in clang clang-format clang-tidy cppcheck; do stub root/bin/$program; done
+stub packages/bin/chromium
+outcome 0 "the browser of the night's tests is installed for them alone" "$install_deps --if-missing --checks && $install_deps --if-missing --night" \
+    '^install-deps: not found: program chromium$' ' install --no-install-recommends chromium$'
+outcome 0 "and found" "$install_deps --if-missing --checks --night"
 rm "$root/bin/lstopo-no-graphics"
 outcome 0 "--if-missing does not need lstopo" "$install_deps --if-missing"
 outcome 0 "without --if-missing, lstopo is installed alone" "$install_deps" ' install --no-install-recommends hwloc-nox$'
@@ -155,8 +166,8 @@ stub root/bin/dnf 'echo "No match for argument: pocl"; exit 1'
 outcome 1 "a failure of the package manager shows its output and the packages" "$install_deps" '^No match for argument: pocl$' \
     '^install-deps: dnf failed; have these packages installed: gcc .* pocl '
 machine debian .
-rm "$tmp/packages/bin/gnuplot"
+rm "$tmp/packages/bin/unshare"
 library packages/pc ompi-c
 outcome 1 "what is still missing after the installation is named" "$install_deps" \
-    '^install-deps: the packages are installed, yet not found: program gnuplot; '
+    '^install-deps: the packages are installed, yet not found: program unshare; '
 finish

@@ -3,7 +3,8 @@
 # The page of moert-report in Chromium: each curve, tick, mark, fact, option, bar and shade is that of the run's files (by
 # tests/tools/page_oracle.py), the controls work, and text stands out on narrow and wide screens, light and dark.
 . "$(dirname "$0")/../support/e2e.sh"
-if ! command -v chromium >/dev/null || ! command -v python3 >/dev/null; then
+browser=$(command -v chromium || command -v chromium-browser)
+if [ -z "$browser" ] || ! command -v python3 >/dev/null; then
     verdict 0 "pages in a browser # SKIP no chromium or no python3; launch/install-deps --night installs the browser"
     finish
 fi
@@ -12,7 +13,7 @@ export TMPDIR=$tmp HOME=$tmp # Chromium writes to both
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 6 --log-every 0)
 report() { logged alone "$bin/moert-report" "$@"; }
 judged() { # TITLE KIND ARGUMENT...
-    logged python3 tests/tools/page_oracle.py "${@:2}"
+    BROWSER=$browser logged python3 tests/tools/page_oracle.py "${@:2}"
     verdict $? "$1"
 }
 # shown NAME TITLE [SMOOTHING]: the verdict on the figures of a run's page

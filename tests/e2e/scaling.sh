@@ -13,8 +13,13 @@ if [ "${TEST_BUILD:-build}" -ef build ]; then
     verdict $? "tokens/s agree with the time; the first number of ranks has efficiency 1"
     [ "$(grep -c '"efficiency": [0-9.]*}' "$tmp/scaling/scaling.json")" -eq 4 ] && [ "$(tail -n 1 "$tmp/scaling/scaling.json")" = ']' ]
     verdict $? "the rows are a JSON array"
-    [ -s "$tmp/scaling/weak.svg" ] && [ -s "$tmp/scaling/strong.svg" ]
-    verdict $? "both plots are there"
+    for mode in weak strong; do
+        # a point for each row, whose efficiency its height gives: 1 is at the height of the tick 1
+        awk -F, -v mode=$mode 'NR > 1 && $2 == mode { print $3 ": " $9 }' "$tmp/scaling/scaling.csv" | diff - <(
+            sed -n 's/.*<circle.*<title>\(.*\)<\/title>.*/\1/p' "$tmp/scaling/$mode.svg") &&
+            [ "$(sed -n 's/.*<circle.* cy="\([0-9.]*\)".*<title>1: .*/\1/p' "$tmp/scaling/$mode.svg")" = "$(awk -F'"' '/>1<.text>$/ && $6 == "end" { printf "%.1f", $4 - 4 }' "$tmp/scaling/$mode.svg")" ]
+    done >"$log" 2>&1
+    verdict $? "both plots have the rows"
 fi
 refused 2 "^scaling: 'none' is not a positive number" "a bad number of ranks is refused" logged launch/scaling --ranks "1 none"
 refused 2 "^scaling: --hosts: cannot read .* as a regular file" "a missing file of hosts is refused" logged launch/scaling --hosts "$tmp/missing"

@@ -79,7 +79,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def document(page, fragment="", options=()):
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--window-size=1280,2000", *options]
+    command = [os.environ.get("BROWSER", "chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--window-size=1280,2000", *options]
     text = subprocess.run([*command, "--dump-dom", "file://" + os.path.abspath(page) + fragment], capture_output=True, timeout=100).stdout
     reader = Reader()
     reader.feed(text.decode("utf-8"))
