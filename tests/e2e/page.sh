@@ -62,6 +62,27 @@ made long 5000 250
 shown long "more steps than pixels"
 judged "its controls" controls "$tmp/long" "$tmp/long/report.html"
 
+# 20 ranks on hosts of 8, 17 experts: maps without numbers in their cells, and the same maps with numbers
+mkdir "$tmp/many"
+cp "$tmp/parted/metrics.jsonl" "$tmp/full/profile.json" "$tmp/many"
+python3 - "$tmp/many" <<'END'
+import json, random, sys
+random.seed(1)
+ranks, draw = 20, random.uniform
+matrix = lambda most: [[0 if r == c else draw(0, most) for c in range(ranks)] for r in range(ranks)]
+with open(sys.argv[1] + "/profile-steps.jsonl", "w") as file:
+    for step in range(2, 6):
+        operations = {name: [draw(0.8, 1.2) * ms for _ in range(ranks)] for name, ms in {"experts dgrad": 40, "GLU": 10, "combine": 5, "other messages": 20, "host": 15}.items()}
+        print(json.dumps({"step": step, "step_ms": [sum(ms[r] for ms in operations.values()) for r in range(ranks)],
+                          "waited_ms": [draw(0, 15) for _ in range(ranks)], "operations": operations}), file=file)
+with open(sys.argv[1] + "/profile-ranks.json", "w") as file:
+    json.dump({"steps": 4, "engine": "node", "group": ranks, "ranks": [{"host": f"a-long-host-name-{r // 8}.cluster.example.org", "node": r // 8} for r in range(ranks)],
+               "waited_ms": matrix(20), "dispatched_bytes": matrix(1e6), "combined_bytes": matrix(1e6),
+               "expert_rows": [[random.expovariate(1) for _ in range(17)] for _ in range(4)]}, file)
+END
+shown many "many ranks and experts"
+judged "their narrow and dark page" looks "$tmp/many/report.html"
+
 # text that would be markup, if the page took it for that, in each file and in the names of directories and hosts
 hostile="</script><script>document.body.dataset.drawn='no'</script><b>&amp;\"'"$'\u2028'
 cp -r "$tmp/full" "$tmp/${hostile//\//|}"

@@ -41,7 +41,7 @@ const tickText = (value, gap) => {
     const exact = Number(value.toPrecision(8))
     if (value === 0) return '0'
     if (gap < 1e-3) return exact.toExponential()
-    if (gap >= 1e6) return exact / 1e6 + 'M'
+    if (gap >= 1e5) return exact / 1e6 + 'M'
     if (gap >= 1e3) return exact / 1e3 + 'k'
     return exact.toFixed(Math.max(0, -Math.floor(Math.log10(gap) + 1e-9)))
 }

@@ -215,12 +215,13 @@ const heat = (parent, map, dense) => {
     const style = dense ? 'maps dense' : 'maps'
     const made = element(wide, 'table', { class: style, 'data-map': map.name })
     const head = element(made, 'tr'), every = dense ? 8 : 1
+    made.style.setProperty('--cell', Math.max(Math.min(800 / columns, 12), 6) + 'px')
     element(head, 'th', {}, `${map.row} ↓ ${map.column} →`)
     for (let c = 0; c < columns; c += every)
         element(head, 'th', { scope: 'col', colspan: dense ? Math.min(every, columns - c) : '' }, c)
     map.values.forEach((values, r) => {
         const row = element(made, 'tr')
-        element(row, 'th', { scope: 'row' }, r)
+        element(row, 'th', { scope: 'row' }, r % every ? '' : r)
         values.forEach((value, c) => {
             const cell = element(row, 'td', { title: map.tip(value, r, c) }, map.text(value, r))
             shade(cell, map.part(value, r))
