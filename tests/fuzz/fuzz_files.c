@@ -28,7 +28,7 @@
 #include "io/model_config.h"
 #include "io/safetensors.h"
 #include "tests/fuzz/fuzz_files.h"
-#include "tools/report/run_record.h"
+#include "tools/report/page.h"
 #include "train/checkpoint.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -135,9 +135,19 @@ static moert_status read_state(void) {
     return moert_run_state_read(fuzz_path, &state);
 }
 
+/* A run that is read also has a verdict and a page. */
 static moert_status read_record(void) {
+    static const moert_verdict none = {.count = 0};
     moert_run_record record;
-    const moert_status status = moert_run_record_read(directory, &record);
+    moert_verdict verdict;
+    char *page;
+    moert_status status = moert_run_record_read(directory, &record);
+    if (status == MOERT_OK) {
+        moert_verdict_make(&record, &verdict);
+        if (moert_report_page("fuzz", &record, &verdict, &none, NULL, &page) != MOERT_OK)
+            fuzz_fail("no page: %s", moert_last_error());
+        free(page);
+    }
     moert_run_record_free(&record);
     return status;
 }
@@ -207,7 +217,8 @@ static const char small_tensors[] =
     "{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"
     "          \0\0\0\0";
 static const char small_tokens[64] = "the tokens of the dataset";
-static const char small_metrics[] = "{\"step\": 0, \"loss\": 5.5, \"skipped\": false}\n";
+static const char small_metrics[] =
+    "{\"step\": 0, \"loss\": 5.5, \"tokens_per_s\": 9, \"skipped\": false}\n";
 static const char small_steps[] =
     "{\"step\":1,\"step_ms\":[9.5],\"operations\":{\"norms\":[0.5],\"host\":[9]}}\n";
 
@@ -218,6 +229,7 @@ static const char small_steps[] =
     X(config, "config.json", read_config)                                                          \
     X(manifest, "manifest.json", read_manifest)                                                    \
     X(metrics, "metrics.jsonl", read_record)                                                       \
+    X(run, "run.json", read_record)                                                                \
     X(profile_steps, "profile-steps.jsonl", read_record)                                           \
     X(profile_ranks, "profile-ranks.json", read_record)                                            \
     X(profile, "profile.json", read_record)                                                        \
@@ -248,6 +260,7 @@ static const struct {
     {"index", "a.safetensors", small_tensors, sizeof small_tensors - 1},
     {"dataset", "x.bin", small_tokens, sizeof small_tokens},
     {"manifest", "config.json", small_config, sizeof small_config - 1},
+    {"run", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
     {"profile_steps", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
     {"profile_ranks", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
     {"profile_ranks", "profile-steps.jsonl", small_steps, sizeof small_steps - 1},
