@@ -29,6 +29,9 @@ shown full "smoothed" 11
 judged "the slider and the pointer" controls "$tmp/full" "$tmp/full/report.html"
 judged "narrow, wide, light and dark" looks "$tmp/full/report.html"
 
+MOERT_EXCHANGE=staged ranks 2 "${train[@]}" --steps 8 --profile --out "$tmp/staged" --trace "$tmp/staged/trace.json" || cat "$log"
+shown staged "a trace with rows in flight"
+
 mkdir "$tmp/old"
 cp "$tmp/full/metrics.jsonl" "$tmp/old"
 shown old "a run of an older version, without run.json and profile"

@@ -396,17 +396,17 @@ def check_trace(root, trace):
     lanes = list(root.all(data_lane=any))
     expect(len(lanes) == 1 + max(e["pid"] for e in events), f"{len(lanes)} lanes")
     for rank, lane in enumerate(lanes):
-        for messages in (False, True):
+        for row in range(1, 5):
             drawn = []
             for span in lane.children:
-                if span.has_class("message") == messages:
+                if span.has_class(f"row{row}"):
                     left, width = (float(re.search(key + r": *([\d.]+)%", span.get("style")).group(1)) / 100 for key in ("left", "width"))
                     drawn.append((left, left + width, int(span.get("class")[1])))
             own = sorted((max((e["ts"] - start) / (end - start), 0), min((e["ts"] + e["dur"] - start) / (end - start), 1), CLASS.get(e["name"], 1))
-                         for e in events if e["tid"] and e["pid"] == rank and start < e["ts"] + e["dur"] and e["ts"] < end and (CLASS.get(e["name"], 1) == 3) == messages)
+                         for e in events if e["tid"] == row and e["pid"] == rank and start < e["ts"] + e["dur"] and e["ts"] < end)
             for a, b, kind in own:
                 covers = [d for d in drawn if d[0] <= a + 2e-5 and b <= d[1] + 2e-5]
-                expect(covers and (b - a < 5e-4 or any(d[2] == kind for d in covers)), f"a span of rank {rank} is missing: {a} to {b}")
+                expect(covers and (b - a < 5e-4 or any(d[2] == kind for d in covers)), f"a span of rank {rank}, row {row} is missing: {a} to {b}")
             ends = 0.0
             for a, b, _ in own:
                 if a - ends > 6e-4:

@@ -188,17 +188,16 @@ const showTimes = () => {
 
 const showTrace = () => {
     const here = section('One step in time', 'From the trace. Upper bars: what each rank\u2019s '
-        + 'device computes, in the colours of a step\u2019s classes. Lower bars: when the rank '
-        + 'waits for messages.')
+        + 'device computes, in the colours of a step\u2019s classes. Thin bars: rows in flight in '
+        + 'the staged exchange. Lower bars: when the rank waits for messages.')
     const lanes = element(here, 'div', { class: 'bars' }), of = (ms) => 100 * ms / trace.length
     for (let r = 0; r < trace.ranks; r++) {
         element(lanes, 'span', { class: 'who' }, r)
         const lane = element(lanes, 'div', { class: 'lane', role: 'img', 'data-lane': r,
             'aria-label': `rank ${r} in ${trace.name}: its device above, messages below` })
-        for (const [rank, kind, start, end] of trace.spans) {
+        for (const [rank, row, kind, start, end] of trace.spans) {
             if (rank !== r) continue
-            const messages = record.times[kind] === 'messages'
-            const span = element(lane, 'i', { class: messages ? `t${kind} message` : `t${kind}` })
+            const span = element(lane, 'i', { class: `t${kind} row${row}` })
             span.style.left = of(start).toFixed(3) + '%'
             span.style.width = of(end - start).toFixed(3) + '%'
         }

@@ -8,13 +8,12 @@
 #include "base/memory.h"
 #include "io/json.h"
 
-enum { LIMIT_BYTES = 1 << 30, ROW_STEPS = 0, MOST_RANKS = 4096 };
+enum { LIMIT_BYTES = 1 << 30, STEPS = 0, ROWS = 5, MOST_RANKS = 4096 };
 
 /* A complete event, times in us. */
 typedef struct event {
     const char *name;
-    size_t rank;
-    bool is_step;
+    size_t rank, row; /* the row of a rank's steps is STEPS */
     moert_time time;
     double start, end;
 } event;
@@ -23,11 +22,13 @@ typedef struct event {
 static bool read_event(const json_t *object, event *e) {
     const char *kind = json_string_value(json_object_get(object, "ph"));
     const json_int_t rank = json_integer_value(json_object_get(object, "pid"));
+    const json_int_t row = json_integer_value(json_object_get(object, "tid"));
     e->name = json_string_value(json_object_get(object, "name"));
-    if (e->name == NULL || kind == NULL || strcmp(kind, "X") != 0 || rank < 0 || rank >= MOST_RANKS)
+    if (e->name == NULL || kind == NULL || strcmp(kind, "X") != 0 || rank < 0 ||
+        rank >= MOST_RANKS || row < 0 || row >= ROWS)
         return false;
     e->rank = (size_t)rank;
-    e->is_step = json_integer_value(json_object_get(object, "tid")) == ROW_STEPS;
+    e->row = (size_t)row;
     e->time = moert_time_of(e->name);
     e->start = json_number_value(json_object_get(object, "ts"));
     e->end = e->start + json_number_value(json_object_get(object, "dur"));
@@ -52,10 +53,10 @@ static void find_step(const json_t *events, step *s) {
         if (!read_event(object, &e))
             continue;
         s->ranks = moert_max(s->ranks, e.rank + 1);
-        if (e.is_step && strcmp(e.name, s->name) == 0) {
+        if (e.row == STEPS && strcmp(e.name, s->name) == 0) {
             s->start = fmin(s->start, e.start);
             s->end = fmax(s->end, e.end);
-        } else if (e.is_step && e.start > s->end - 1.0) {
+        } else if (e.row == STEPS && e.start > s->end - 1.0) {
             snprintf(s->name, sizeof s->name, "%s", e.name);
             s->start = e.start;
             s->end = e.end;
@@ -63,8 +64,8 @@ static void find_step(const json_t *events, step *s) {
     }
 }
 
-/* Adds a span of the step, or joins it to `*open`, the number of the last span of its rank's device
- * or messages, from 1 on. */
+/* Adds a span of the step, or joins it to `*open`, the number of the last span of its row, from 1
+ * on. */
 static void add_span(step *s, const event *e, size_t *open) {
     const double close = (s->end - s->start) * 5e-4;
     event *one = *open > 0 ? &s->span[*open - 1] : NULL;
@@ -80,14 +81,14 @@ static void add_span(step *s, const event *e, size_t *open) {
 }
 
 static moert_status take_spans(const json_t *events, step *s) {
-    size_t(*open)[2], i; /* for each rank: its device, its messages */
+    size_t(*open)[ROWS], i; /* of each rank */
     const json_t *object;
     event e;
     MOERT_TRY(moert_alloc(&s->span, json_array_size(events), sizeof *s->span));
     MOERT_TRY(moert_alloc(&open, s->ranks, sizeof *open));
     json_array_foreach(events, i, object) {
-        if (read_event(object, &e) && !e.is_step && e.end > s->start && e.start < s->end)
-            add_span(s, &e, &open[e.rank][e.time == MOERT_TIME_MESSAGES]);
+        if (read_event(object, &e) && e.row != STEPS && e.end > s->start && e.start < s->end)
+            add_span(s, &e, &open[e.rank][e.row]);
     }
     free(open);
     return MOERT_OK;
@@ -96,10 +97,10 @@ static moert_status take_spans(const json_t *events, step *s) {
 static json_t *describe(const step *s) {
     json_t *spans = json_array();
     for (size_t i = 0; i < s->count; i++)
-        json_array_append_new(spans,
-                              json_pack("[I i f f]", (json_int_t)s->span[i].rank,
-                                        (int)s->span[i].time, 1e-3 * (s->span[i].start - s->start),
-                                        1e-3 * (s->span[i].end - s->start)));
+        json_array_append_new(spans, json_pack("[I i i f f]", (json_int_t)s->span[i].rank,
+                                               (int)s->span[i].row, (int)s->span[i].time,
+                                               1e-3 * (s->span[i].start - s->start),
+                                               1e-3 * (s->span[i].end - s->start)));
     return json_pack("{ss sf sI so}", "name", s->name, "length", 1e-3 * (s->end - s->start),
                      "ranks", (json_int_t)s->ranks, "spans", spans);
 }
