@@ -255,9 +255,7 @@ moert_status moert_op_load_operands(moert_op *op, const moert_op_buffers *b) {
 }
 
 moert_status moert_op_store_results(moert_op *op, const moert_op_buffers *b) {
-    const moert_op_buffer result = moert_op_has_glu(op) ? MOERT_OP_BUFFER_d
-                                   : op->x.output       ? MOERT_OP_BUFFER_x
-                                                        : MOERT_OP_BUFFER_y;
+    const moert_op_buffer result = moert_op_roles_of(op->options.kind).result;
     for (size_t i = 0; i < op->quantized_count; i++) {
         const moert_op_quantized *q = &op->quantized[i];
         if (q->result)

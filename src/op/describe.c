@@ -1,5 +1,6 @@
 /* Checks each field of an op's description and derives the sizes of its buffers. */
 #include <stdint.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/options.h"
@@ -64,43 +65,25 @@ static moert_status check_weight(moert_op *op) {
 /* Two plain operands must have the same type. */
 static moert_status check_pair(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    const moert_operand *second = wgrad ? &o->y : &o->weight, *first = op->x.input ? &o->x : &o->y;
+    const moert_op_roles is = moert_op_roles_of(o->kind);
+    const moert_operand *first = moert_op_operand(o, is.first),
+                        *second = moert_op_operand(o, is.second);
     if (first->how.size == 0 && second->how.size == 0 && first->type != second->type)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s.type is %s; %s, the type of %s",
-                          moert_op_kind_name(o->kind), wgrad ? "y" : "weight",
+                          moert_op_kind_name(o->kind), moert_op_buffer_name(is.second),
                           moert_dtype_name(second->type), moert_dtype_name(first->type),
-                          op->x.input ? "x" : "y");
+                          moert_op_buffer_name(is.first));
     return MOERT_OK;
 }
 
 /* Switches that only some kinds have. */
 static moert_status check_switches(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    const unsigned forward = 1u << MOERT_OP_GEMM_FORWARD, glu = 1u << MOERT_OP_GLU;
-    const unsigned dglu = 1u << MOERT_OP_DGLU, wgrad = 1u << MOERT_OP_GEMM_WGRAD;
-    const unsigned gemm = forward | 1u << MOERT_OP_GEMM_DGRAD | wgrad, rows = ~wgrad;
-    const struct {
-        const char *field, *legal;
-        bool set;
-        unsigned kinds;
-    } switches[] = {
-        {"beta", "false, except in a GEMM and dglu", o->beta, gemm | dglu},
-        {"accumulate", "false, except in a GEMM", o->accumulate, gemm},
-        {"bias", "false, except in gemm_forward and glu", o->bias, forward | glu},
-        {"bias_scale", "false, except in gemm_forward", o->bias_scale, forward},
-        {"row_weight", "false, except in gemm_forward", o->row_weight, forward},
-        {"save_c", "false, except in glu", o->save_c, glu},
-        {"prob", "false in gemm_wgrad", o->prob, rows},
-        {"amax", "false in gemm_wgrad", o->amax, rows},
-        {"dprob", "false, except in dglu", o->dprob, dglu},
-        {"dbias", "false, except in dglu", o->dbias, dglu},
-        {"linear_first", "false, except in glu and dglu", o->linear_first, glu | dglu},
-    };
-    for (size_t i = 0; i < MOERT_COUNT(switches); i++)
-        if (switches[i].set && (switches[i].kinds >> o->kind & 1) == 0)
-            return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, switches[i].field,
-                                   switches[i].legal, "%s", "true");
+    for (size_t i = 0; i < MOERT_OP_FIELDS; i++) {
+        const moert_op_field *f = &moert_op_fields[i];
+        if (*moert_op_flag(o, f) && !moert_op_has_field(o->kind, f))
+            return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, f->name, f->legal, "%s", "true");
+    }
     const bool glus = moert_op_has_glu(op);
     return MOERT_OP_CHECK_RULES(
         op, NULL, {o->beta && o->accumulate, usage, "accumulate", "false with beta", "true", 0},
@@ -157,36 +140,45 @@ static moert_status check_glu(moert_op *op) {
                       o->kind == MOERT_OP_GLU ? op->glu_width : columns);
 }
 
+/* The size of a buffer of `shape`: its last letter is the width, the others are lines. */
+static moert_op_need need_of(const moert_op_options *o, bool needed, moert_dtype type,
+                             const char *shape) {
+    size_t lines = 1;
+    for (; shape[1] != '\0'; shape++)
+        lines *= moert_op_size(o, shape[0]);
+    const size_t width = moert_op_size(o, shape[0]);
+    return (moert_op_need){needed, type, lines, width, width};
+}
+
 static void fill_needs(moert_op *op) {
     const moert_op_options *o = &op->options;
-    const size_t g = o->groups, m = o->rows, wide = 2 * op->glu_width;
-    const moert_dtype f32 = MOERT_DTYPE_F32;
-    const bool dglu = o->kind == MOERT_OP_DGLU, has_glu = moert_op_has_glu(op);
-    const size_t amaxes = dglu ? 2 : 1, d_width = dglu ? wide : op->glu_width;
-    const bool gather = o->permute != MOERT_OP_PERMUTE_NONE;
-    const moert_op_need needs[MOERT_OP_BUFFERS] = {
-        [MOERT_OP_BUFFER_ends] = {true, f32, 1, g, g},
-        [MOERT_OP_BUFFER_x] = {op->x.input || op->x.output, o->x.type,
-                               moert_ceil_div(m, op->x.divisor), o->k, (size_t)o->x.stride},
-        [MOERT_OP_BUFFER_weight] = {!o->weight.discrete, o->weight.type, g * o->n, o->k, o->k},
-        [MOERT_OP_BUFFER_y] = {op->y.input || op->y.output, o->y.type, m, o->n,
-                               (size_t)o->y.stride},
-        [MOERT_OP_BUFFER_c] = {moert_op_takes_c(op), o->c.type, m, wide, (size_t)o->c.stride},
-        [MOERT_OP_BUFFER_d] = {has_glu, o->d.type, m, d_width, (size_t)o->d.stride},
-        [MOERT_OP_BUFFER_alpha] = {o->alpha, f32, 1, g, g},
-        [MOERT_OP_BUFFER_beta] = {o->beta, f32, 1, g, g},
-        [MOERT_OP_BUFFER_bias] = {o->bias, o->bias_type, g, o->n, o->n},
-        [MOERT_OP_BUFFER_bias_scale] = {o->bias_scale, f32, 1, m, m},
-        [MOERT_OP_BUFFER_gather] = {gather, f32, 1, m, m},
-        [MOERT_OP_BUFFER_row_weight] = {o->row_weight, f32, 1, m, m},
-        [MOERT_OP_BUFFER_prob] = {o->prob, f32, 1, m, m},
-        [MOERT_OP_BUFFER_amax] = {o->amax, f32, g, amaxes, amaxes},
-        [MOERT_OP_BUFFER_dprob] = {o->dprob, f32, 1, m, m},
-        [MOERT_OP_BUFFER_dbias] = {o->dbias, o->bias_type, g, wide, wide},
-    };
-    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
-        op->needs[i] = needs[i];
-    op->weights = (moert_op_need){o->weight.discrete, o->weight.type, o->n, o->k, o->k};
+    memset(op->needs, 0, sizeof op->needs);
+    op->needs[MOERT_OP_BUFFER_ends] = need_of(o, true, MOERT_DTYPE_F32, "G");
+    op->needs[MOERT_OP_BUFFER_gather] =
+        need_of(o, o->permute != MOERT_OP_PERMUTE_NONE, MOERT_DTYPE_F32, "M");
+    for (size_t i = 0; i < MOERT_OP_FIELDS; i++) {
+        const moert_op_field *f = &moert_op_fields[i];
+        if (f->buffer != MOERT_OP_BUFFER_none)
+            op->needs[f->buffer] =
+                need_of(o, *moert_op_flag(o, f),
+                        f->type == MOERT_OP_BIAS ? o->bias_type : MOERT_DTYPE_F32, f->shape);
+    }
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
+        const moert_op_matrix *m = &moert_op_matrices[i];
+        const moert_operand *operand = moert_op_operand(o, m->payload);
+        moert_op_need *need = &op->needs[m->payload];
+        if (m->payload == MOERT_OP_BUFFER_column) /* always quantized */
+            continue;
+        const bool needed = m->payload == MOERT_OP_BUFFER_c
+                                ? moert_op_takes_c(op)
+                                : moert_op_has_role(o->kind, m->payload);
+        *need = need_of(o, needed, operand->type, m->shape);
+        if (operand->stride != 0)
+            need->stride = (size_t)operand->stride;
+    }
+    op->needs[MOERT_OP_BUFFER_x].lines = moert_ceil_div(o->rows, op->x.divisor);
+    op->weights = need_of(o, o->weight.discrete, o->weight.type, "NK");
+    op->needs[MOERT_OP_BUFFER_weight].needed = !o->weight.discrete;
 }
 
 moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
@@ -199,11 +191,11 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
     MOERT_TRY(check_size(op, "rows", o->rows, 0));
     MOERT_TRY(check_size(op, "n", o->n, 1));
     MOERT_TRY(check_size(op, "k", o->k, 1));
-    const moert_op_kind kind = o->kind;
-    const bool forward = kind == MOERT_OP_GEMM_FORWARD, dgrad = kind == MOERT_OP_GEMM_DGRAD;
-    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
-    op->x = (moert_op_rows){forward || wgrad || kind == MOERT_OP_GLU, dgrad, .width = o->k};
-    op->y = (moert_op_rows){dgrad || wgrad || kind == MOERT_OP_DGLU, forward, .width = o->n};
+    const moert_op_roles is = moert_op_roles_of(o->kind);
+    op->x = (moert_op_rows){is.first == MOERT_OP_BUFFER_x, is.result == MOERT_OP_BUFFER_x,
+                            .width = o->k};
+    op->y = (moert_op_rows){is.first == MOERT_OP_BUFFER_y || is.second == MOERT_OP_BUFFER_y,
+                            is.result == MOERT_OP_BUFFER_y, .width = o->n};
     if (op->x.input || op->x.output)
         MOERT_TRY(check_rows(op, "x.type", "x.stride", &o->x, o->k));
     if (op->y.input || op->y.output)

@@ -7,46 +7,17 @@
 #include "quant/quantize.h"
 #include "quant/scales.h"
 
-/* A moert_operand of the options that may be quantized, and its buffers. */
-typedef struct part {
-    const char *name;
-    size_t at; /* offset of the operand in the options */
-    moert_op_buffer payload, scale, global;
-} part;
-
-/* clang-format off */
-#define PART(member, global)                                                                       \
-    {#member, offsetof(moert_op_options, member), MOERT_OP_BUFFER_##member,                        \
-     MOERT_OP_BUFFER_##member##_scale, global}
-/* clang-format on */
-enum { X, WEIGHT, Y, D, COLUMN, PARTS };
-static const part parts[PARTS] = {
-    [X] = PART(x, MOERT_OP_BUFFER_x_global),
-    [WEIGHT] = PART(weight, MOERT_OP_BUFFER_weight_global),
-    [Y] = PART(y, MOERT_OP_BUFFER_y_global),
-    [D] = PART(d, MOERT_OP_BUFFERS),
-    [COLUMN] = PART(column, MOERT_OP_BUFFERS),
-};
-#undef PART
-
-static const moert_operand *operand_of(const moert_op *op, size_t i) {
-    return (const moert_operand *)(const void *)((const char *)&op->options + parts[i].at);
-}
-
-/* How the op uses an operand. */
+/* How the op uses a matrix. */
 typedef struct role {
     bool used, result, gathered;
 } role;
 
-static role role_of(const moert_op *op, size_t i) {
-    const role roles[PARTS] = {
-        [X] = {op->x.input || op->x.output, op->x.output, op->x.gathered},
-        [WEIGHT] = {true, op->options.kind == MOERT_OP_GEMM_WGRAD, false},
-        [Y] = {op->y.input || op->y.output, op->y.output, op->y.gathered},
-        [D] = {moert_op_has_glu(op), true, false},
-        [COLUMN] = {true, true, false},
-    };
-    return roles[i];
+static role role_of(const moert_op *op, moert_op_buffer which) {
+    const bool second = which == MOERT_OP_BUFFER_column;
+    const bool result = second || which == moert_op_roles_of(op->options.kind).result;
+    return (role){second || moert_op_has_role(op->options.kind, which), result,
+                  (which == MOERT_OP_BUFFER_x && op->x.gathered) ||
+                      (which == MOERT_OP_BUFFER_y && op->y.gathered)};
 }
 
 /* ---- checks ---- */
@@ -71,14 +42,14 @@ static moert_status check_plain(const moert_op *op, const char *name, const moer
 }
 
 /* A quantized operand has no stride, and only a weight may be discrete. */
-static moert_status check_memory(const moert_op *op, size_t i, const moert_operand *o) {
+static moert_status check_memory(const moert_op *op, const moert_op_matrix *m,
+                                 const moert_operand *o) {
     char stride[24];
     snprintf(stride, sizeof stride, "%td", o->stride);
     return MOERT_OP_CHECK_RULES(
-        op, parts[i].name,
-        {o->stride != 0, usage, "stride", "0 with a quantized operand", stride, 0},
-        {o->discrete && i != WEIGHT, unsupported, "discrete", "false; only weight may be discrete",
-         "true", 0});
+        op, m->name, {o->stride != 0, usage, "stride", "0 with a quantized operand", stride, 0},
+        {o->discrete && m->payload != MOERT_OP_BUFFER_weight, unsupported, "discrete",
+         "false; only weight may be discrete", "true", 0});
 }
 
 static moert_status check_ranges(const moert_op *op, const char *name, const moert_operand *o) {
@@ -101,15 +72,18 @@ static moert_status check_ranges(const moert_op *op, const char *name, const moe
 }
 
 /* Checks combinations of fields. */
-static moert_status check_operand(const moert_op *op, size_t i, const moert_operand *o) {
+static moert_status check_operand(const moert_op *op, const moert_op_matrix *m,
+                                  const moert_operand *o) {
     const moert_quantizer *how = &o->how;
-    const bool weight = i == WEIGHT, result = role_of(op, i).result, tiled = o->scales != 0;
+    const role as = role_of(op, m->payload);
+    const bool weight = m->payload == MOERT_OP_BUFFER_weight, result = as.result;
+    const bool second = m->payload == MOERT_OP_BUFFER_column, tiled = o->scales != 0;
     const bool column = how->axis == MOERT_AXIS_COLUMN, nvfp4 = how->format == MOERT_FORMAT_NVFP4;
     const bool bytes = moert_format_element_bits(how->format) == 8;
     const bool tile = how->axis == MOERT_AXIS_TILE, fp8 = how->format == MOERT_FORMAT_FP8_BLOCK;
     const bool transposed = weight ? !tile || fp8 : column;
     return MOERT_OP_CHECK_RULES(
-        op, parts[i].name,
+        op, m->name,
         {weight && result, unsupported, "how.size", "0, the result of gemm_wgrad is plain", NULL,
          how->size},
         {how->transposed && !transposed, usage, "how.transposed",
@@ -128,17 +102,17 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
          "false, except in results of nvfp4 in blocks along columns", "true", 0},
         {how->rounding > MOERT_ROUNDING_NEAREST && bytes, usage, "how.rounding",
          "0 or 1, except with elements of 4 bits", NULL, how->rounding},
-        {role_of(op, i).gathered && !result && column, unsupported, "how.axis",
+        {as.gathered && !result && column, unsupported, "how.axis",
          "row (0) or tile (2) where rows are gathered", NULL, how->axis},
-        {i == COLUMN && !column, usage, "how.axis", "column (1)", NULL, how->axis});
+        {second && !column, usage, "how.axis", "column (1)", NULL, how->axis});
 }
 
 /* Checks the options against the result, if that is quantized. */
 static moert_status check_results(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool second = o->column.how.size != 0;
-    const size_t i = moert_op_has_glu(op) ? D : op->x.output ? X : Y;
-    const moert_quantizer *how = &operand_of(op, i)->how;
+    const moert_op_buffer result = moert_op_roles_of(o->kind).result;
+    const moert_quantizer *how = &moert_op_operand(o, result)->how;
     const bool quantized = how->size != 0 && o->kind != MOERT_OP_GEMM_WGRAD;
     const bool floats = how->format == MOERT_FORMAT_FP8_BLOCK ||
                         (second && o->column.how.format == MOERT_FORMAT_FP8_BLOCK);
@@ -148,7 +122,7 @@ static moert_status check_results(const moert_op *op) {
          NULL, o->column.how.size},
         {o->norm && !quantized, usage, "norm", "false unless the result is quantized", "true", 0},
         {o->norm && floats, usage, "norm", "false with a result of fp8-block", "true", 0},
-        {quantized && role_of(op, i).gathered, unsupported, "permute",
+        {quantized && role_of(op, result).gathered, unsupported, "permute",
          "none (0), or that of the input, with a quantized result", NULL, o->permute},
         {quantized && o->kind != MOERT_OP_DGLU && o->beta, unsupported, "beta",
          "false with a quantized result", "true", 0},
@@ -166,18 +140,19 @@ moert_status moert_op_check_quantized(const moert_op *op) {
             {o->c.how.size != 0, unsupported, "how.size", "0, c is plain", NULL, o->c.how.size}));
         MOERT_TRY(check_plain(op, "c", &o->c));
     }
-    for (size_t i = 0; i < PARTS; i++) {
-        const moert_operand *operand = operand_of(op, i);
-        if (!role_of(op, i).used)
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
+        const moert_op_matrix *m = &moert_op_matrices[i];
+        const moert_operand *operand = moert_op_operand(o, m->payload);
+        if (!role_of(op, m->payload).used)
             continue;
-        if (operand->how.size != 0 || i == COLUMN)
-            MOERT_TRY(check_memory(op, i, operand));
+        if (operand->how.size != 0 || m->payload == MOERT_OP_BUFFER_column)
+            MOERT_TRY(check_memory(op, m, operand));
         if (operand->how.size == 0) {
-            MOERT_TRY(check_plain(op, parts[i].name, operand));
+            MOERT_TRY(check_plain(op, m->name, operand));
             continue;
         }
-        MOERT_TRY(check_ranges(op, parts[i].name, operand));
-        MOERT_TRY(check_operand(op, i, operand));
+        MOERT_TRY(check_ranges(op, m->name, operand));
+        MOERT_TRY(check_operand(op, m, operand));
     }
     return check_results(op);
 }
@@ -209,31 +184,30 @@ static void shape_weight(const moert_op *op, moert_op_quantized *q) {
     q->how.transposed = false;
 }
 
-static void shape_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
-    const bool gathered = role_of(op, i).gathered, dglu = op->options.kind == MOERT_OP_DGLU;
-    const bool x = i == X || (i == COLUMN && op->x.output);
+static void shape_rows(const moert_op *op, moert_op_quantized *q) {
+    const moert_op_options *o = &op->options;
+    const bool gathered = role_of(op, q->payload).gathered;
     q->by_ends = !gathered;
-    q->groups = gathered ? 1 : op->options.groups;
-    q->rows = moert_ceil_div(op->options.rows, i == X ? op->x.divisor : 1);
-    q->columns = moert_op_has_glu(op) && (i == D || i == COLUMN) ? op->glu_width * (dglu ? 2 : 1)
-                 : x                                             ? op->options.k
-                                                                 : op->options.n;
+    q->groups = gathered ? 1 : o->groups;
+    q->rows = moert_ceil_div(o->rows, q->payload == MOERT_OP_BUFFER_x ? op->x.divisor : 1);
+    q->columns = moert_op_columns(o, q->payload);
 }
 
-static moert_op_quantized shape_of(const moert_op *op, size_t i) {
-    const moert_operand *operand = operand_of(op, i);
+static moert_op_quantized shape_of(const moert_op *op, const moert_op_matrix *m) {
+    const moert_operand *operand = moert_op_operand(&op->options, m->payload);
     const size_t block = moert_format_block(operand->how.format);
-    const bool norm = op->options.norm && role_of(op, i).result;
-    moert_op_quantized q = {.payload = parts[i].payload,
-                            .scale = parts[i].scale,
-                            .global = operand->global ? parts[i].global : MOERT_OP_BUFFERS,
-                            .result = role_of(op, i).result,
-                            .how = moert_quantizer_settled(&operand->how, norm),
+    const bool result = role_of(op, m->payload).result;
+    moert_op_quantized q = {.payload = m->payload,
+                            .scale = m->scale,
+                            .global = operand->global ? m->global : MOERT_OP_BUFFER_none,
+                            .result = result,
+                            .how =
+                                moert_quantizer_settled(&operand->how, op->options.norm && result),
                             .scales = operand->scales};
-    if (i == WEIGHT)
+    if (m->payload == MOERT_OP_BUFFER_weight)
         shape_weight(op, &q);
     else
-        shape_rows(op, i, &q);
+        shape_rows(op, &q);
     const bool column = q.how.axis == MOERT_AXIS_COLUMN;
     q.blocks = room(op, &q, block);
     if (q.scales == MOERT_SCALES_TILED)
@@ -267,13 +241,14 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
 }
 
 moert_status moert_op_shape_quantized(moert_op *op) {
-    op->needs[MOERT_OP_BUFFER_norm] = (moert_op_need){op->options.norm, MOERT_DTYPE_F32, 1, 1, 1};
     op->quantized_count = 0;
     op->weight_scales.needed = false;
-    for (size_t i = 0; i < PARTS; i++) {
-        if (!role_of(op, i).used || operand_of(op, i)->how.size == 0)
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
+        const moert_op_matrix *m = &moert_op_matrices[i];
+        if (!role_of(op, m->payload).used ||
+            moert_op_operand(&op->options, m->payload)->how.size == 0)
             continue;
-        const moert_op_quantized q = shape_of(op, i);
+        const moert_op_quantized q = shape_of(op, m);
         if (q.rows > INT32_MAX)
             return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",
                                    "fewer, as all rows of a quantized weight are below 2^31", "%zu",

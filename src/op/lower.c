@@ -14,13 +14,12 @@ static const moert_conversion *conversion_of(const moert_op *op, moert_op_buffer
     return NULL;
 }
 
-/* The operands of an op: x or y (in wgrad x), and the weight (in wgrad y). */
 static const moert_operand *first_of(const moert_op *op) {
-    return op->x.input ? &op->options.x : &op->options.y;
+    return moert_op_operand(&op->options, moert_op_roles_of(op->options.kind).first);
 }
 
 static const moert_operand *second_of(const moert_op *op) {
-    return op->options.kind == MOERT_OP_GEMM_WGRAD ? &op->options.y : &op->options.weight;
+    return moert_op_operand(&op->options, moert_op_roles_of(op->options.kind).second);
 }
 
 /* The operands' dtype: that of the plain operand or, if both are quantized, that of
@@ -41,10 +40,7 @@ static moert_dtype value_type(const moert_op *op, const moert_operand *operand) 
 }
 
 moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q) {
-    return q->result                              ? MOERT_DTYPE_F32
-           : q->payload == MOERT_OP_BUFFER_weight ? value_type(op, &op->options.weight)
-           : q->payload == MOERT_OP_BUFFER_x      ? value_type(op, &op->options.x)
-                                                  : value_type(op, &op->options.y);
+    return q->result ? MOERT_DTYPE_F32 : value_type(op, moert_op_operand(&op->options, q->payload));
 }
 
 /* The buffer that the GEMM gets: the caller's or, if quantized, that of the values; NULL if the
@@ -55,8 +51,8 @@ static moert_buffer *gemm_buffer(const moert_op *op, const moert_op_buffers *b,
 }
 
 static moert_matrix lower_operand(const moert_op *op, const moert_op_buffers *b,
-                                  const moert_operand *operand, moert_op_buffer which,
-                                  size_t width) {
+                                  moert_op_buffer which, size_t width) {
+    const moert_operand *operand = moert_op_operand(&op->options, which);
     moert_matrix m = {.buffer = gemm_buffer(op, b, which),
                       .type = operand->type,
                       .stride = (size_t)operand->stride};
@@ -71,7 +67,8 @@ static moert_matrix lower_operand(const moert_op *op, const moert_op_buffers *b,
 }
 
 static moert_matrix lower_result(const moert_op *op, const moert_op_buffers *b,
-                                 const moert_operand *result, moert_op_buffer which, size_t width) {
+                                 moert_op_buffer which, size_t width) {
+    const moert_operand *result = moert_op_operand(&op->options, which);
     moert_matrix m = {.buffer = gemm_buffer(op, b, which), .stride = width};
     if (!is_quantized(result)) {
         m.type = result->type;
@@ -82,10 +79,9 @@ static moert_matrix lower_result(const moert_op *op, const moert_op_buffers *b,
 
 /* Rows x or y. */
 static moert_matrix lower_rows(const moert_op *op, const moert_op_buffers *b,
-                               const moert_op_rows *rows, const moert_operand *o,
-                               moert_op_buffer which) {
-    moert_matrix m = rows->input    ? lower_operand(op, b, o, which, rows->width)
-                     : rows->output ? lower_result(op, b, o, which, rows->width)
+                               const moert_op_rows *rows, moert_op_buffer which) {
+    moert_matrix m = rows->input    ? lower_operand(op, b, which, rows->width)
+                     : rows->output ? lower_result(op, b, which, rows->width)
                                     : (moert_matrix){.stride = 0};
     m.gather = rows->gathered ? b->gather : NULL;
     return m;
@@ -108,7 +104,7 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     if (!forward && !backward)
         return glu;
     const moert_matrix d =
-        lower_result(op, b, &o->d, MOERT_OP_BUFFER_d, backward ? 2 * op->glu_width : op->glu_width);
+        lower_result(op, b, MOERT_OP_BUFFER_d, moert_op_columns(o, MOERT_OP_BUFFER_d));
     glu.gated = forward ? MOERT_GATED : MOERT_GATED_BACKWARD;
     glu.rows = o->rows;
     glu.width = op->glu_width;
@@ -165,8 +161,8 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
         .groups = {b->ends, o->groups, o->rows},
         .n = o->n,
         .k = o->k,
-        .x = lower_rows(op, b, &op->x, &o->x, MOERT_OP_BUFFER_x),
-        .y = lower_rows(op, b, &op->y, &o->y, MOERT_OP_BUFFER_y),
+        .x = lower_rows(op, b, &op->x, MOERT_OP_BUFFER_x),
+        .y = lower_rows(op, b, &op->y, MOERT_OP_BUFFER_y),
         .weight = {.buffer = gemm_buffer(op, b, MOERT_OP_BUFFER_weight), .type = o->weight.type},
         .bias = b->bias,
         .glu = lower_glu(op, b),
@@ -175,7 +171,7 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
         .more = more,
     };
     if (o->kind != MOERT_OP_GEMM_WGRAD)
-        gemm.weight = lower_operand(op, b, &o->weight, MOERT_OP_BUFFER_weight, o->k);
+        gemm.weight = lower_operand(op, b, MOERT_OP_BUFFER_weight, o->k);
     if (o->kind == MOERT_OP_GLU)
         gemm.y = (moert_matrix){b->c, o->c.type, .stride = (size_t)o->c.stride};
     return gemm;

@@ -1,4 +1,4 @@
-/* Names of ops and of their buffers, messages that refuse a field, and checks of the buffers. */
+/* Names of ops, messages that refuse a field, and checks of the buffers. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,25 +39,6 @@ static const char *const names[] = {
 
 const char *moert_op_kind_name(moert_op_kind kind) {
     return (unsigned)kind < MOERT_OP_KINDS ? names[kind] : NULL;
-}
-
-static const size_t buffer_offsets[] = {
-#define BUFFER_OFFSET(name) [MOERT_OP_BUFFER_##name] = offsetof(moert_op_buffers, name),
-    MOERT_OP_BUFFER_TABLE(BUFFER_OFFSET)
-#undef BUFFER_OFFSET
-};
-static const char *const buffer_names[] = {
-#define BUFFER_NAME(name) [MOERT_OP_BUFFER_##name] = #name,
-    MOERT_OP_BUFFER_TABLE(BUFFER_NAME)
-#undef BUFFER_NAME
-};
-
-const char *moert_op_buffer_name(moert_op_buffer which) {
-    return buffer_names[which];
-}
-
-moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which) {
-    return (moert_buffer **)((char *)buffers + buffer_offsets[which]);
 }
 
 /* ---- the buffers of an execute ---- */

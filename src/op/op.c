@@ -221,10 +221,8 @@ moert_status moert_op_compile(moert_op *op) {
     MOERT_REQUIRE(op);
     enum { SMALL = 128 }; /* some kernels need multiples of 16, or of four blocks of 32 */
     moert_op_options options = op->options;
-    moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
-                                       &options.d};
-    for (size_t i = 0; i < MOERT_COUNT(operands); i++)
-        operands[i]->stride = 0;
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++)
+        moert_op_operand(&options, moert_op_matrices[i].payload)->stride = 0;
     options.caller_workspace = false;
     options.rows = SMALL;
     options.groups = options.topk = 1;

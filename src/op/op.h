@@ -5,15 +5,8 @@
 #include "base/dtype.h"
 #include "device/device.h"
 #include "gemm/backend.h"
-#include "moert/ops.h"
+#include "op/fields.h"
 #include "quant/backend.h"
-
-typedef enum moert_op_buffer {
-#define MOERT_OP_BUFFER_ENUM(name) MOERT_OP_BUFFER_##name,
-    MOERT_OP_BUFFER_TABLE(MOERT_OP_BUFFER_ENUM)
-#undef MOERT_OP_BUFFER_ENUM
-        MOERT_OP_BUFFERS
-} moert_op_buffer;
 
 /* The required size of a buffer of execute: `lines` lines of `width` elements, `stride` apart. */
 #define MOERT_OP_BYTE MOERT_DTYPE_E4M3
@@ -141,10 +134,6 @@ size_t moert_op_need_bytes(const moert_op_need *need);
 
 /* Checks the buffers of an execute. */
 moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *buffers);
-
-/* The name of a buffer, and its field in `buffers`. */
-const char *moert_op_buffer_name(moert_op_buffer which);
-moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which);
 
 static inline bool moert_op_has_glu(const moert_op *op) {
     return op->options.kind == MOERT_OP_GLU || op->options.kind == MOERT_OP_DGLU;
