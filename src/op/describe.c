@@ -140,45 +140,42 @@ static moert_status check_glu(moert_op *op) {
                       o->kind == MOERT_OP_GLU ? op->glu_width : columns);
 }
 
-/* The size of a buffer of `shape`: its last letter is the width, the others are lines. */
+/* The size of a buffer: the last letter of its shape is the width, the others are lines. */
 static moert_op_need need_of(const moert_op_options *o, bool needed, moert_dtype type,
                              const char *shape) {
     size_t lines = 1;
-    for (; shape[1] != '\0'; shape++)
+    for (; shape[0] != '\0' && shape[1] != '\0'; shape++)
         lines *= moert_op_size(o, shape[0]);
     const size_t width = moert_op_size(o, shape[0]);
     return (moert_op_need){needed, type, lines, width, width};
 }
 
+/* The buffers except those of quantized operands, which describe_quantized.c adds. */
+static bool is_needed(const moert_op *op, moert_op_buffer which) {
+    const moert_op_options *o = &op->options;
+    const moert_op_field *field = moert_op_field_of(which);
+    return field != NULL                     ? *moert_op_flag(o, field)
+           : which == MOERT_OP_BUFFER_gather ? o->permute != MOERT_OP_PERMUTE_NONE
+           : which == MOERT_OP_BUFFER_weight ? !o->weight.discrete
+           : which == MOERT_OP_BUFFER_c
+               ? moert_op_takes_c(op)
+               : which == MOERT_OP_BUFFER_ends || moert_op_has_role(o->kind, which);
+}
+
 static void fill_needs(moert_op *op) {
     const moert_op_options *o = &op->options;
-    memset(op->needs, 0, sizeof op->needs);
-    op->needs[MOERT_OP_BUFFER_ends] = need_of(o, true, MOERT_DTYPE_F32, "G");
-    op->needs[MOERT_OP_BUFFER_gather] =
-        need_of(o, o->permute != MOERT_OP_PERMUTE_NONE, MOERT_DTYPE_F32, "M");
-    for (size_t i = 0; i < MOERT_OP_FIELDS; i++) {
-        const moert_op_field *f = &moert_op_fields[i];
-        if (f->buffer != MOERT_OP_BUFFER_none)
-            op->needs[f->buffer] =
-                need_of(o, *moert_op_flag(o, f),
-                        f->type == MOERT_OP_BIAS ? o->bias_type : MOERT_DTYPE_F32, f->shape);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const moert_op_field *field = moert_op_field_of(i);
+        const moert_op_matrix *m = moert_op_matrix_of(i);
+        const moert_operand *operand = m != NULL ? moert_op_operand(o, i) : NULL;
+        const moert_dtype type = operand != NULL                                 ? operand->type
+                                 : field != NULL && field->type == MOERT_OP_BIAS ? o->bias_type
+                                                                                 : MOERT_DTYPE_F32;
+        op->needs[i] = need_of(o, is_needed(op, i), type, moert_op_shape(o, i));
+        if (operand != NULL && operand->stride != 0)
+            op->needs[i].stride = (size_t)operand->stride;
     }
-    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
-        const moert_op_matrix *m = &moert_op_matrices[i];
-        const moert_operand *operand = moert_op_operand(o, m->payload);
-        moert_op_need *need = &op->needs[m->payload];
-        if (m->payload == MOERT_OP_BUFFER_column) /* always quantized */
-            continue;
-        const bool needed = m->payload == MOERT_OP_BUFFER_c
-                                ? moert_op_takes_c(op)
-                                : moert_op_has_role(o->kind, m->payload);
-        *need = need_of(o, needed, operand->type, m->shape);
-        if (operand->stride != 0)
-            need->stride = (size_t)operand->stride;
-    }
-    op->needs[MOERT_OP_BUFFER_x].lines = moert_ceil_div(o->rows, op->x.divisor);
     op->weights = need_of(o, o->weight.discrete, o->weight.type, "NK");
-    op->needs[MOERT_OP_BUFFER_weight].needed = !o->weight.discrete;
 }
 
 moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {

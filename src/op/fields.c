@@ -87,9 +87,23 @@ size_t moert_op_size(const moert_op_options *o, char letter) {
                            : 1;
 }
 
+const char *moert_op_shape(const moert_op_options *o, moert_op_buffer which) {
+    const moert_op_field *field = moert_op_field_of(which);
+    const moert_op_matrix *m = moert_op_matrix_of(which);
+    const moert_op_roles is = moert_op_roles_of(o->kind);
+    const bool tokens = o->permute == MOERT_OP_PERMUTE_X && is.result != MOERT_OP_BUFFER_x;
+    if (field != NULL)
+        return field->shape;
+    if (m == NULL)
+        return which == MOERT_OP_BUFFER_ends ? "G" : which == MOERT_OP_BUFFER_gather ? "M" : "";
+    return which == m->scale                      ? ""
+           : which == m->global                   ? "G"
+           : which == MOERT_OP_BUFFER_column      ? moert_op_matrix_of(is.result)->shape
+           : which == MOERT_OP_BUFFER_x && tokens ? "TK"
+                                                  : m->shape;
+}
+
 size_t moert_op_columns(const moert_op_options *o, moert_op_buffer which) {
-    const moert_op_buffer shaped =
-        which == MOERT_OP_BUFFER_column ? moert_op_roles_of(o->kind).result : which;
-    const char *shape = moert_op_matrix_of(shaped)->shape;
+    const char *shape = moert_op_shape(o, which);
     return moert_op_size(o, shape[strlen(shape) - 1]);
 }

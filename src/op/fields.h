@@ -20,9 +20,13 @@ typedef enum moert_op_buffer {
 const char *moert_op_buffer_name(moert_op_buffer which);
 moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which);
 
-/* The sizes that the letters of a shape stand for: the options' groups, rows, n and k; T tokens,
- * ceil(M/topk); V columns of gate and up; D columns of d; A values of amax for a group; 1. */
+/* The shape of a buffer, one letter for each dimension; "" if it depends on blocks. A row of x is
+ * one of its tokens if it is gathered. */
+const char *moert_op_shape(const moert_op_options *options, moert_op_buffer which);
+/* What a letter stands for: the options' groups, rows, n and k; T tokens, ceil(M/topk); V columns
+ * of gate and up; D columns of d; A values of amax for a group; 1. */
 size_t moert_op_size(const moert_op_options *options, char letter);
+size_t moert_op_columns(const moert_op_options *options, moert_op_buffer which);
 
 /* ---- roles ---- */
 
@@ -69,8 +73,6 @@ extern const moert_op_matrix moert_op_matrices[MOERT_OP_MATRICES];
 /* The matrix that a buffer of values, scales or a global scale belongs to; NULL if none. */
 const moert_op_matrix *moert_op_matrix_of(moert_op_buffer which);
 moert_operand *moert_op_operand(const moert_op_options *options, moert_op_buffer which);
-/* The columns of a matrix. */
-size_t moert_op_columns(const moert_op_options *options, moert_op_buffer which);
 
 /* ---- fields ---- */
 

@@ -51,14 +51,15 @@ static bool is_input(moert_gemm_role role) {
     return role <= MOERT_GEMM_INDEX;
 }
 
-static bool is_quantized(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+static bool is_quantized(const moert_gemm_job *job, const moert_gemm_row *row) {
     return moert_gemm_quantized(moert_gemm_operand_of(job, row));
 }
 
 /* Whether the op reads or writes the tensor of a table row. If so, sets the option that the row
  * enables. */
-static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    bool *enables = row->enables != 0 ? moert_gemm_at(job, row->enables) : NULL;
+static bool is_used(const moert_gemm_job *job, const moert_gemm_row *row) {
+    const moert_op_field *field = moert_op_field_of(row->buffer);
+    bool *enables = field != NULL ? moert_op_flag(job->options, field) : NULL;
     const bool present = moert_tensors_find(job->file->input, row->name) != NULL;
     switch (row->role) {
     case MOERT_GEMM_SCALE:
@@ -87,11 +88,11 @@ static moert_status survey(moert_gemm_job *job) {
     o->groups = o->rows = o->n = o->k = MOERT_GEMM_UNKNOWN;
     for (int pairs = 0; pairs < 2; pairs++)
         for (size_t i = 0; i < job->count; i++) {
-            const moert_gemm_tensor *row = &job->tensors[i];
+            const moert_gemm_row *row = &job->rows[i];
             const moert_tensor *tensor;
             if (!is_used(job, row) || !is_input(row->role))
                 continue;
-            MOERT_TRY(moert_file_op_find(job->file, row->name, strlen(row->shape), &tensor));
+            MOERT_TRY(moert_file_op_find(job->file, row->name, row->rank, &tensor));
             MOERT_TRY(moert_gemm_check_type(job, row, tensor));
             if (row->role == MOERT_GEMM_GLOBAL) {
                 moert_gemm_operand_of(job, row)->global = true;
@@ -104,7 +105,7 @@ static moert_status survey(moert_gemm_job *job) {
 }
 
 /* Loads the groups' ends. row_multiple = the greatest common divisor of their numbers of rows. */
-static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row) {
+static moert_status load_ends(moert_gemm_job *job, const moert_gemm_row *row) {
     moert_op_options *o = job->options;
     moert_groups groups;
     MOERT_TRY(moert_file_op_load_groups(job->file, row->name, o->rows, &groups));
@@ -124,7 +125,7 @@ static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row)
 /* ---- inputs ---- */
 
 /* Creates the buffer of a row, with at least `bytes` and at least as much as the op needs. */
-static moert_status make(moert_gemm_job *job, const moert_gemm_tensor *row, size_t bytes,
+static moert_status make(moert_gemm_job *job, const moert_gemm_row *row, size_t bytes,
                          moert_buffer **buffer) {
     const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
     MOERT_TRY(moert_file_op_buffer(job->file, moert_max(bytes, need), buffer));
@@ -151,7 +152,7 @@ static void transpose(const char *from, char *to, size_t count, size_t rows, siz
 /* Loads a matrix as the op reads it. Transposes a plain matrix that is stored transposed. Lines
  * of a transposed quantized matrix run over the rows of all groups; changes their length to the
  * op's. */
-static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *row,
+static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_row *row,
                                 const moert_tensor *tensor) {
     const moert_operand *operand = moert_gemm_operand_of(job, row);
     const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
@@ -178,7 +179,7 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *ro
 
 /* Loads float32 values; multiplies them by the buffer's values if another tensor was loaded
  * there. */
-static moert_status load_values(moert_gemm_job *job, const moert_gemm_tensor *row,
+static moert_status load_values(moert_gemm_job *job, const moert_gemm_row *row,
                                 const moert_tensor *tensor) {
     moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
     float *values, *old;
@@ -199,7 +200,7 @@ release:
     return status;
 }
 
-static moert_status load_index(moert_gemm_job *job, const moert_gemm_tensor *row,
+static moert_status load_index(moert_gemm_job *job, const moert_gemm_row *row,
                                const moert_tensor *tensor) {
     moert_buffer *buffer;
     int32_t *values;
@@ -212,7 +213,7 @@ static moert_status load_index(moert_gemm_job *job, const moert_gemm_tensor *row
     return status;
 }
 
-static moert_status load(moert_gemm_job *job, const moert_gemm_tensor *row) {
+static moert_status load(moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_tensor *tensor;
     moert_buffer *buffer;
     MOERT_TRY(moert_gemm_check_shape(job, row, &tensor));
@@ -246,7 +247,7 @@ static moert_status fill(moert_buffer *buffer, float value) {
 }
 
 /* Creates the buffer of a result with the initial values that the op needs. */
-static moert_status begin(moert_gemm_job *job, const moert_gemm_tensor *row) {
+static moert_status begin(moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_op_options *o = job->options;
     const moert_tensor *old;
     moert_buffer *buffer;
@@ -255,7 +256,7 @@ static moert_status begin(moert_gemm_job *job, const moert_gemm_tensor *row) {
         MOERT_TRY(fill(buffer, -INFINITY));
     if (row->role != MOERT_GEMM_RESULT || o->kind == MOERT_OP_DGLU || !(o->beta || o->accumulate))
         return MOERT_OK;
-    MOERT_TRY(moert_file_op_find(job->file, row->name, strlen(row->shape), &old));
+    MOERT_TRY(moert_file_op_find(job->file, row->name, row->rank, &old));
     MOERT_TRY(moert_gemm_check_type(job, row, old));
     MOERT_TRY(moert_gemm_check_shape(job, row, &old));
     return moert_buffer_write(buffer, 0, old->data, old->bytes);
@@ -263,11 +264,11 @@ static moert_status begin(moert_gemm_job *job, const moert_gemm_tensor *row) {
 
 static moert_status execute(moert_gemm_job *job) {
     for (size_t i = 0; i < job->count; i++)
-        if (is_used(job, &job->tensors[i]))
-            MOERT_TRY((is_input(job->tensors[i].role) ? load : begin)(job, &job->tensors[i]));
+        if (is_used(job, &job->rows[i]))
+            MOERT_TRY((is_input(job->rows[i].role) ? load : begin)(job, &job->rows[i]));
     MOERT_TRY(moert_op_execute(job->op, &job->buffers));
     for (size_t i = 0; i < job->count; i++) {
-        const moert_gemm_tensor *row = &job->tensors[i];
+        const moert_gemm_row *row = &job->rows[i];
         if (is_used(job, row) && !is_input(row->role))
             MOERT_TRY(moert_gemm_result(job, row, *moert_op_buffer_at(&job->buffers, row->buffer)));
     }
@@ -276,17 +277,21 @@ static moert_status execute(moert_gemm_job *job) {
 
 moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *options,
                                 const moert_gemm_tensor *tensors, size_t count) {
-    moert_gemm_job job = {file, options, tensors, count, NULL, MOERT_OP_BUFFERS_INIT};
+    moert_gemm_job job = {
+        .file = file, .options = options, .count = count, .buffers = MOERT_OP_BUFFERS_INIT};
+    for (size_t i = 0; i < count; i++)
+        job.rows[i] = moert_gemm_row_of(options, tensors[i]);
     MOERT_TRY(survey(&job));
     MOERT_TRY(moert_gemm_check_tensors(&job));
     for (size_t i = 0; i < count; i++)
-        if (tensors[i].role == MOERT_GEMM_ENDS)
-            MOERT_TRY(load_ends(&job, &tensors[i]));
+        if (job.rows[i].role == MOERT_GEMM_ENDS)
+            MOERT_TRY(load_ends(&job, &job.rows[i]));
     moert_op_options created = *options;
-    moert_operand *const operands[] = {&created.x, &created.weight, &created.y};
-    for (size_t i = 0; i < MOERT_COUNT(operands); i++)
-        if (operands[i]->how.size == 0) /* plain: load_matrix() has undone the transposition */
-            operands[i]->how = (moert_quantizer){0};
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
+        moert_operand *operand = moert_op_operand(&created, moert_op_matrices[i].payload);
+        if (operand->how.size == 0) /* plain: load_matrix() has undone the transposition */
+            operand->how = (moert_quantizer){0};
+    }
     MOERT_TRY(moert_op_create(file->device, &created, &job.op));
     const moert_status status = execute(&job);
     moert_op_destroy(job.op);

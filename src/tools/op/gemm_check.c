@@ -15,13 +15,13 @@ bool moert_gemm_tileable(const moert_operand *operand) {
 }
 
 /* Stores the dtype of a tensor of any plain dtype; a bias must have more than 8 bits. */
-static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
+static moert_status find_type(const moert_gemm_job *job, const moert_gemm_row *row,
                               const moert_tensor *tensor) {
     const bool bias = row->buffer == MOERT_OP_BUFFER_bias;
     const moert_dtype last = bias ? MOERT_DTYPE_BF16 : MOERT_DTYPE_E5M2;
     for (moert_dtype type = 0; type <= last; type++)
         if (moert_file_type_of(type) == tensor->type) {
-            *(moert_dtype *)moert_gemm_at(job, row->offset) = type;
+            *(bias ? &job->options->bias_type : &moert_gemm_operand_of(job, row)->type) = type;
             return MOERT_OK;
         }
     return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' is %s, not F32, F16%s", tensor->file,
@@ -30,7 +30,7 @@ static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor
 }
 
 /* The dtype that the file should store for a tensor. E2M1 stands for any dtype of one byte. */
-static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_row *row) {
     if (row->role == MOERT_GEMM_SCALE)
         return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_DTYPE_E2M1
                                                                     : MOERT_DTYPE_F32;
@@ -41,7 +41,7 @@ static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_ten
                                          : operand->type;
 }
 
-moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
+moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_row *row,
                                    const moert_tensor *tensor) {
     if (row->role == MOERT_GEMM_DTYPES)
         return find_type(job, row, tensor);
@@ -63,16 +63,9 @@ moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_t
 
 /* ---- tensors ---- */
 
-static const moert_operand *result_of(const moert_gemm_job *job) {
-    const moert_gemm_tensor *row = job->tensors;
-    while (row->role != MOERT_GEMM_RESULT || row->buffer == MOERT_OP_BUFFER_c)
-        row++;
-    return moert_gemm_operand_of(job, row);
-}
-
 moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const moert_op_options *o = job->options;
-    const moert_operand *result = result_of(job);
+    const moert_operand *result = moert_op_operand(o, moert_op_roles_of(o->kind).result);
     const bool quantized = moert_gemm_quantized(result);
     const bool nvfp4 = quantized && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
@@ -106,8 +99,8 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     };
     for (size_t i = 0; i < MOERT_COUNT(rules); i++)
         for (size_t t = 0; rules[i].broken && t < job->count; t++)
-            if (job->tensors[t].buffer == rules[i].buffer)
-                return MOERT_FAIL(ERROR_MISMATCH, "tensor '%s' %s", job->tensors[t].name,
+            if (job->rows[t].buffer == rules[i].buffer)
+                return MOERT_FAIL(ERROR_MISMATCH, "tensor '%s' %s", job->rows[t].name,
                                   rules[i].text);
     return MOERT_OK;
 }
@@ -116,11 +109,11 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
 
 moert_status moert_gemm_check_scales(const moert_op_options *o, bool given,
                                      moert_scale_layout layout) {
-    const moert_operand *const operands[] = {&o->x, &o->weight, &o->y, &o->d};
     bool quantized = false, tileable = false;
-    for (size_t i = 0; i < MOERT_COUNT(operands); i++) {
-        quantized = quantized || moert_gemm_quantized(operands[i]);
-        tileable = tileable || moert_gemm_tileable(operands[i]);
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
+        const moert_operand *operand = moert_op_operand(o, moert_op_matrices[i].payload);
+        quantized = quantized || moert_gemm_quantized(operand);
+        tileable = tileable || moert_gemm_tileable(operand);
     }
     return MOERT_FILE_OP_CHECK(
         {given && !quantized, "scales", "goes with quantized operands; all are plain"},

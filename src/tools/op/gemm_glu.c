@@ -51,59 +51,24 @@ static const moert_option gemm_quant_options[] = {INPUT_OPTIONS, D_OPTIONS};
 
 /* ---- tensors ---- */
 
+#define T MOERT_GEMM_TENSOR
 /* clang-format off */
-#define FORWARD_INPUTS                                                                             \
-    MOERT_GEMM_GROUPS("padded_offsets"),                                                           \
-    MOERT_GEMM_OPERAND("a", INPUT, x, "MK"),                                                      \
-    MOERT_GEMM_SCALES("sfa", SCALE, x),                                                            \
-    MOERT_GEMM_OPERAND("b", INPUT, weight, "GNK"),                                                \
-    MOERT_GEMM_SCALES("sfb", SCALE, weight),                                                       \
-    MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),                                                   \
-    MOERT_GEMM_VALUES("norm_const", F32, norm, "1"),                                               \
-    MOERT_GEMM_BIAS
-
-#define RESULTS(d, wide)                                                                           \
-    MOERT_GEMM_OPERAND("d", RESULT, d, wide),                                                      \
-    MOERT_GEMM_SCALES("sfd_row", RESULT_SCALE, d),                                                 \
-    MOERT_GEMM_OPERAND("d_col", RESULT, column, wide),                                             \
-    MOERT_GEMM_SCALES("sfd_col", RESULT_SCALE, column)
+#define INPUTS(a)                                                                                  \
+    T("padded_offsets", ends), T("a", a), T("sfa", a##_scale), T("b", weight),                     \
+    T("sfb", weight_scale), T("alpha", alpha), T("norm_const", norm)
+#define RESULTS(d)                                                                                 \
+    T("d", d), T("sfd_row", d##_scale), T("d_col", column), T("sfd_col", column_scale)
 /* clang-format on */
-
-static const moert_gemm_tensor glu_tensors[] = {
-    FORWARD_INPUTS,
-    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
-    MOERT_GEMM_OPERAND("c", RESULT, c, "MN"),
-    RESULTS(d, "MH"),
-    MOERT_GEMM_VALUES("amax", MOST, amax, "G"),
-};
-
+static const moert_gemm_tensor glu_tensors[] = {INPUTS(x), T("bias", bias), T("prob", prob),
+                                                T("c", c), RESULTS(d),      T("amax", amax)};
 static const moert_gemm_tensor dglu_tensors[] = {
-    MOERT_GEMM_GROUPS("padded_offsets"),
-    MOERT_GEMM_OPERAND("a", INPUT, y, "MN"),
-    MOERT_GEMM_SCALES("sfa", SCALE, y),
-    MOERT_GEMM_OPERAND("b", INPUT, weight, "GNK"),
-    MOERT_GEMM_SCALES("sfb", SCALE, weight),
-    {"c", MOERT_GEMM_DTYPES, MOERT_OP_BUFFER_c, "MW", MOERT_GEMM_OFFSET(c.type), 0},
-    MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),
-    MOERT_GEMM_VALUES("beta", F32, beta, "G"),
-    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
-    MOERT_GEMM_VALUES("norm_const", F32, norm, "1"),
-    RESULTS(d, "MW"),
-    MOERT_GEMM_VALUES("dprob", SUM, dprob, "M"),
-    MOERT_GEMM_VALUES("dbias", SUM, dbias, "GW"),
-    MOERT_GEMM_VALUES("amax", MOST, amax, "G2"),
-};
-
+    INPUTS(y),  T("c", c),         T("beta", beta),   T("prob", prob),
+    RESULTS(d), T("dprob", dprob), T("dbias", dbias), T("amax", amax)};
 /* prob multiplies the result of the GEMM or, with a bias, only the bias. */
-/* clang-format off */
-#define QUANT_TENSORS(scaled)                                                                      \
-    FORWARD_INPUTS,                                                                                \
-    MOERT_GEMM_VALUES("prob", F32, scaled, "M"),                                                   \
-    RESULTS(y, "MN"),                                                                              \
-    MOERT_GEMM_VALUES("amax", MOST, amax, "G")
-/* clang-format on */
-static const moert_gemm_tensor quant_tensors[] = {QUANT_TENSORS(prob)};
-static const moert_gemm_tensor quant_bias_tensors[] = {QUANT_TENSORS(bias_scale)};
+static const moert_gemm_tensor quant_tensors[] = {INPUTS(x), T("bias", bias), T("prob", prob),
+                                                  RESULTS(y), T("amax", amax)};
+static const moert_gemm_tensor quant_bias_tensors[] = {
+    INPUTS(x), T("bias", bias), T("prob", bias_scale), RESULTS(y), T("amax", amax)};
 
 /* ---- operations ---- */
 

@@ -1,6 +1,4 @@
 /* moert-op grouped-gemm, with the names of moert/ops.h, and grouped-gemm-wgrad, with cuDNN's. */
-#include <string.h>
-
 #include "base/memory.h"
 #include "tools/op/gemm.h"
 
@@ -8,7 +6,8 @@ static unsigned operation, format, out_format, axes[3], permute, scales;
 static bool transposed[3], accumulate;
 static size_t topk;
 
-enum { X, WEIGHT, Y }; /* indices into `axes` and `transposed` */
+/* indices into `axes` and `transposed` */
+enum { X = MOERT_OP_MATRIX_x, WEIGHT = MOERT_OP_MATRIX_weight, Y = MOERT_OP_MATRIX_y };
 
 /* ---- grouped-gemm ---- */
 
@@ -38,61 +37,36 @@ static const moert_option gemm_options[] = {
      "add to the result's old value, which the file holds"},
 };
 
-/* clang-format off */
-#define INPUT_ROWS(text, operand, shape)                                                          \
-    MOERT_GEMM_OPERAND(text, INPUT, operand, shape),                                              \
-    MOERT_GEMM_SCALES(text "_scale", SCALE, operand),                                              \
-    MOERT_GEMM_GLOBALS(text "_global", operand)
-#define RESULT_ROWS(text, operand, shape)                                                          \
-    MOERT_GEMM_OPERAND(text, RESULT, operand, shape),                                              \
-    MOERT_GEMM_SCALES(text "_scale", RESULT_SCALE, operand),                                       \
-    MOERT_GEMM_OPERAND("column", RESULT, column, shape),                                           \
-    MOERT_GEMM_SCALES("column_scale", RESULT_SCALE, column)
-#define COMMON_ROWS                                                                                \
-    MOERT_GEMM_GROUPS("ends"),                                                                     \
-    MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),                                                   \
-    MOERT_GEMM_VALUES("beta", F32, beta, "G"),                                                     \
-    MOERT_GEMM_VALUES("norm", F32, norm, "1"),                                                     \
-    {"gather", MOERT_GEMM_INDEX, MOERT_OP_BUFFER_gather, "M", 0, 0}
-/* clang-format on */
+/* Appends tensors that are named like their buffers. */
+static size_t add(moert_gemm_tensor *tensors, size_t count, moert_op_buffer buffer) {
+    if (buffer == MOERT_OP_BUFFER_none)
+        return count;
+    tensors[count] = (moert_gemm_tensor){moert_op_buffer_name(buffer), buffer};
+    return count + 1;
+}
 
-static const moert_gemm_tensor fprop_tensors[] = {
-    COMMON_ROWS,
-    INPUT_ROWS("x", x, "MK"),
-    INPUT_ROWS("weight", weight, "GNK"),
-    MOERT_GEMM_BIAS,
-    MOERT_GEMM_VALUES("bias_scale", F32, bias_scale, "M"),
-    MOERT_GEMM_VALUES("row_weight", F32, row_weight, "M"),
-    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
-    RESULT_ROWS("y", y, "MN"),
-};
-static const moert_gemm_tensor dgrad_tensors[] = {
-    COMMON_ROWS,
-    INPUT_ROWS("y", y, "MN"),
-    INPUT_ROWS("weight", weight, "GNK"),
-    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
-    RESULT_ROWS("x", x, "MK"),
-};
-static const moert_gemm_tensor wgrad_tensors[] = {
-    COMMON_ROWS,
-    INPUT_ROWS("y", y, "MN"),
-    INPUT_ROWS("x", x, "MK"),
-    MOERT_GEMM_OPERAND("weight", RESULT, weight, "GNK"),
-};
+static size_t add_matrix(moert_gemm_tensor *tensors, size_t count, moert_op_buffer payload,
+                         bool result) {
+    const moert_op_matrix *m = moert_op_matrix_of(payload);
+    count = add(tensors, count, payload);
+    count = add(tensors, count, m->scale);
+    return result ? count : add(tensors, count, m->global);
+}
 
-/* The operations of --op: their tensors, the index of the result, and whether the summed dimension
- * of x, weight and y runs along columns. */
-static const struct {
-    moert_op_kind kind;
-    const moert_gemm_tensor *tensors;
-    size_t count;
-    int result;
-    bool column[3];
-} operations[] = {
-    {MOERT_OP_GEMM_FORWARD, fprop_tensors, MOERT_COUNT(fprop_tensors), Y, {false, false, false}},
-    {MOERT_OP_GEMM_DGRAD, dgrad_tensors, MOERT_COUNT(dgrad_tensors), X, {false, true, false}},
-    {MOERT_OP_GEMM_WGRAD, wgrad_tensors, MOERT_COUNT(wgrad_tensors), WEIGHT, {true, false, true}},
-};
+/* All tensors of a GEMM, except sums and maxima. */
+static size_t list_tensors(moert_op_kind kind, moert_gemm_tensor *tensors) {
+    const moert_op_roles is = moert_op_roles_of(kind);
+    size_t count = add(tensors, 0, MOERT_OP_BUFFER_ends);
+    count = add(tensors, count, MOERT_OP_BUFFER_gather);
+    count = add_matrix(tensors, count, is.first, false);
+    count = add_matrix(tensors, count, is.second, false);
+    for (size_t i = 0; i < MOERT_OP_FIELDS; i++)
+        if (moert_op_has_field(kind, &moert_op_fields[i]) &&
+            moert_op_fields[i].use == MOERT_OP_READ)
+            count = add(tensors, count, moert_op_fields[i].buffer);
+    count = add_matrix(tensors, count, is.result, true);
+    return add_matrix(tensors, count, MOERT_OP_BUFFER_column, true);
+}
 
 /* Refuses options of x, weight or y (index i) that do not apply to this operand. */
 static moert_status check_operand(int i, const moert_operand *operand, bool result) {
@@ -121,41 +95,37 @@ static moert_status check_operand(int i, const moert_operand *operand, bool resu
 }
 
 static moert_status gemm(moert_file_op_job *job) {
-    enum { MOST_TENSORS = MOERT_COUNT(fprop_tensors) };
     static const moert_scale_layout layouts[] = {MOERT_SCALES_LINEAR, MOERT_SCALES_TILED,
                                                  MOERT_SCALES_TILED_WHOLE};
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     moert_operand *const operands[] = {&o.x, &o.weight, &o.y};
-    moert_gemm_tensor tensors[MOST_TENSORS];
-    const size_t count = operations[operation].count;
-    const int result = operations[operation].result;
-    o.kind = operations[operation].kind;
+    moert_gemm_tensor tensors[MOERT_GEMM_MOST_TENSORS];
+    o.kind = (moert_op_kind)operation;
+    const moert_operand *result = moert_op_operand(&o, moert_op_roles_of(o.kind).result);
     for (int i = X; i <= Y; i++) {
-        const moert_axis axis = axes[i] > 0                       ? (moert_axis)(axes[i] - 1)
-                                : operations[operation].column[i] ? MOERT_AXIS_COLUMN
-                                                                  : MOERT_AXIS_ROW;
+        /* the sum runs along columns */
+        const bool column = o.kind == (i == WEIGHT ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_WGRAD);
+        const bool written = operands[i] == result;
+        const moert_axis axis = axes[i] > 0          ? (moert_axis)(axes[i] - 1)
+                                : column && !written ? MOERT_AXIS_COLUMN
+                                                     : MOERT_AXIS_ROW;
         /* scales of weights are tiled separately for each group */
         const moert_scale_layout layout = i == WEIGHT && layouts[scales] != MOERT_SCALES_LINEAR
                                               ? MOERT_SCALES_TILED
                                               : layouts[scales];
         *operands[i] = (i == WEIGHT ? moert_gemm_weight : moert_gemm_operand)(
-            i == result ? out_format : format, axis, i != result && transposed[i], layout);
+            written ? out_format : format, axis, !written && transposed[i], layout);
     }
-    if (moert_gemm_quantized(operands[result]) && result != WEIGHT)
+    if (moert_gemm_quantized(result) && result != &o.weight)
         o.column = moert_gemm_column(out_format, layouts[scales]);
     o.accumulate = accumulate;
     o.permute = (moert_op_permute)permute;
     o.topk = topk;
     for (int i = X; i <= Y; i++)
-        MOERT_TRY(check_operand(i, operands[i], i == result));
+        MOERT_TRY(check_operand(i, operands[i], operands[i] == result));
     MOERT_TRY(MOERT_FILE_OP_CHECK({topk != 1 && permute == 0, "topk", "goes with --permute"}));
     MOERT_TRY(moert_gemm_check_scales(&o, scales != 0, layouts[scales]));
-    memcpy(tensors, operations[operation].tensors, count * sizeof tensors[0]);
-    for (size_t i = 0; i < count; i++) /* with --permute x, the rows of x are those of tokens */
-        if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_INPUT &&
-            o.permute == MOERT_OP_PERMUTE_X)
-            tensors[i].shape = "TK";
-    return moert_gemm_job_run(job, &o, tensors, count);
+    return moert_gemm_job_run(job, &o, tensors, list_tensors(o.kind, tensors));
 }
 
 /* ---- grouped-gemm-wgrad ---- */
@@ -174,14 +144,10 @@ static const moert_option wgrad_options[] = {
 };
 
 static const moert_gemm_tensor cudnn_wgrad_tensors[] = {
-    MOERT_GEMM_GROUPS("offsets"),
-    MOERT_GEMM_OPERAND("a", INPUT, y, "MN"),
-    MOERT_GEMM_SCALES("sfa", SCALE, y),
-    MOERT_GEMM_OPERAND("b_t", INPUT, x, "MK"),
-    MOERT_GEMM_SCALES("sfb", SCALE, x),
-    MOERT_GEMM_VALUES("global_scale_a", F32, alpha, "G"),
-    MOERT_GEMM_VALUES("global_scale_b", F32, alpha, "G"),
-    MOERT_GEMM_OPERAND("wgrad", RESULT, weight, "GNK"),
+    MOERT_GEMM_TENSOR("offsets", ends),         MOERT_GEMM_TENSOR("a", y),
+    MOERT_GEMM_TENSOR("sfa", y_scale),          MOERT_GEMM_TENSOR("b_t", x),
+    MOERT_GEMM_TENSOR("sfb", x_scale),          MOERT_GEMM_TENSOR("global_scale_a", alpha),
+    MOERT_GEMM_TENSOR("global_scale_b", alpha), MOERT_GEMM_TENSOR("wgrad", weight),
 };
 
 static moert_status wgrad(moert_file_op_job *job) {

@@ -7,12 +7,45 @@
 #include "moert/quantize.h"
 #include "quant/scales.h"
 
-void *moert_gemm_at(const moert_gemm_job *job, size_t offset) {
-    return (char *)job->options + offset;
+moert_operand *moert_gemm_operand_of(const moert_gemm_job *job, const moert_gemm_row *row) {
+    return moert_op_operand(job->options, row->buffer);
 }
 
-moert_operand *moert_gemm_operand_of(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    return moert_gemm_at(job, row->offset);
+/* ---- rows ---- */
+
+static moert_gemm_role matrix_role(moert_op_kind kind, const moert_op_matrix *m,
+                                   moert_op_buffer buffer) {
+    const bool result = m->payload == moert_op_roles_of(kind).result ||
+                        m->payload == MOERT_OP_BUFFER_column ||
+                        (m->payload == MOERT_OP_BUFFER_c && kind == MOERT_OP_GLU);
+    return buffer == m->global           ? MOERT_GEMM_GLOBAL
+           : buffer == m->scale          ? result ? MOERT_GEMM_RESULT_SCALE : MOERT_GEMM_SCALE
+           : result                      ? MOERT_GEMM_RESULT
+           : buffer == MOERT_OP_BUFFER_c ? MOERT_GEMM_DTYPES
+                                         : MOERT_GEMM_INPUT;
+}
+
+static moert_gemm_role field_role(const moert_op_field *field) {
+    return field->use == MOERT_OP_ADD_TO  ? MOERT_GEMM_SUM
+           : field->use == MOERT_OP_RAISE ? MOERT_GEMM_MOST
+           : field->type == MOERT_OP_BIAS ? MOERT_GEMM_DTYPES
+                                          : MOERT_GEMM_F32;
+}
+
+moert_gemm_row moert_gemm_row_of(const moert_op_options *o, moert_gemm_tensor tensor) {
+    const moert_op_matrix *m = moert_op_matrix_of(tensor.buffer);
+    const moert_op_field *field = moert_op_field_of(tensor.buffer);
+    const char *shape = moert_op_shape(o, tensor.buffer);
+    /* one maximum for each group has one dimension */
+    const bool flat = tensor.buffer == MOERT_OP_BUFFER_amax && o->kind != MOERT_OP_DGLU;
+    return (moert_gemm_row){.name = tensor.name,
+                            .buffer = tensor.buffer,
+                            .role = m != NULL       ? matrix_role(o->kind, m, tensor.buffer)
+                                    : field != NULL ? field_role(field)
+                                    : tensor.buffer == MOERT_OP_BUFFER_gather ? MOERT_GEMM_INDEX
+                                                                              : MOERT_GEMM_ENDS,
+                            .shape = shape,
+                            .rank = flat ? 1 : strlen(shape)};
 }
 
 /* ---- letters ---- */
@@ -27,16 +60,6 @@ static size_t *known_size(const moert_gemm_job *job, char letter) {
                            : NULL;
 }
 
-static size_t size_of(const moert_gemm_job *job, char letter) {
-    const moert_op_options *o = job->options;
-    const size_t *known = known_size(job, letter);
-    return known != NULL   ? *known
-           : letter == 'T' ? moert_ceil_div(o->rows, o->topk)
-           : letter == 'H' ? o->n / 2
-           : letter == 'W' ? 2 * o->k
-                           : (size_t)(letter - '0');
-}
-
 /* The letters of a tensor in the order of its dimensions. `paired` = the dimension that counts
  * pairs of 4-bit elements, or `rank` if none does. */
 typedef struct layout {
@@ -44,8 +67,8 @@ typedef struct layout {
     char letters[MOERT_GEMM_LETTERS];
 } layout;
 
-static layout layout_of(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    layout l = {.rank = strlen(row->shape)};
+static layout layout_of(const moert_gemm_job *job, const moert_gemm_row *row) {
+    layout l = {.rank = row->rank};
     const size_t last = l.rank - 1;
     l.paired = l.rank;
     memcpy(l.letters, row->shape, l.rank);
@@ -63,7 +86,7 @@ static layout layout_of(const moert_gemm_job *job, const moert_gemm_tensor *row)
     return l;
 }
 
-void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const moert_tensor *tensor,
+void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_row *row, const moert_tensor *tensor,
                       bool pairs) {
     const layout l = layout_of(job, row);
     for (size_t i = 0; i < l.rank; i++) {
@@ -76,8 +99,7 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const m
 /* ---- quantized matrices ---- */
 
 /* The quantized matrix that a payload or scales belong to. */
-static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
-                                           const moert_gemm_tensor *row) {
+static const moert_op_quantized *matrix_of(const moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_op_quantized *q = job->op->quantized;
     while (q->payload != row->buffer && q->scale != row->buffer)
         q++;
@@ -110,7 +132,7 @@ static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q
 
 /* ---- checks ---- */
 
-static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_tensor *row,
+static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_row *row,
                                 const moert_tensor *tensor) {
     const moert_op_quantized *q = matrix_of(job, row);
     const moert_quantized_shape shape = shape_of(job, q);
@@ -130,7 +152,7 @@ static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_tens
 
 /* The number of lines of a payload whose pairs of 4-bit elements run along columns; each group
  * fills whole blocks. 0 if pairs run along rows. */
-static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_op_quantized *q = matrix_of(job, row);
     if (q->how.axis != MOERT_AXIS_COLUMN)
         return 0;
@@ -138,7 +160,7 @@ static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *r
     return q->by_ends ? lines : lines / moert_max(q->groups, 1);
 }
 
-moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_tensor *row,
+moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_row *row,
                                     const moert_tensor **tensor) {
     const layout l = layout_of(job, row);
     size_t shape[MOERT_GEMM_LETTERS];
@@ -146,7 +168,7 @@ moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_
     if (row->role == MOERT_GEMM_SCALE)
         return check_scale(job, row, *tensor);
     for (size_t i = 0; i < l.rank; i++) {
-        shape[i] = size_of(job, l.letters[i]);
+        shape[i] = moert_op_size(job->options, l.letters[i]);
         if (i == l.paired)
             shape[i] = moert_ceil_div(shape[i], 2);
     }
@@ -160,7 +182,7 @@ moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_
 /* ---- results ---- */
 
 /* Type and shape of a quantized result's payload or scales. */
-static void describe_quantized(const moert_gemm_job *job, const moert_gemm_tensor *row,
+static void describe_quantized(const moert_gemm_job *job, const moert_gemm_row *row,
                                moert_tensor_spec *spec) {
     const moert_op_quantized *q = matrix_of(job, row);
     const bool scale = row->role == MOERT_GEMM_RESULT_SCALE;
@@ -176,13 +198,13 @@ static void describe_quantized(const moert_gemm_job *job, const moert_gemm_tenso
     }
 }
 
-moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tensor *row,
+moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_row *row,
                                const moert_buffer *buffer) {
     const layout l = layout_of(job, row);
     const bool is_operand = row->role == MOERT_GEMM_RESULT || row->role == MOERT_GEMM_RESULT_SCALE;
     moert_tensor_spec spec = {row->name, MOERT_FILE_F32, l.rank, {0}};
     for (size_t i = 0; i < l.rank; i++)
-        spec.shape[i] = size_of(job, l.letters[i]);
+        spec.shape[i] = moert_op_size(job->options, l.letters[i]);
     if (is_operand && moert_gemm_operand_of(job, row)->how.size > 0)
         describe_quantized(job, row, &spec);
     else if (is_operand)
