@@ -6,14 +6,11 @@
 
 #include "base/memory.h"
 #include "fuzz/fuzz_op.h"
+#include "op/fields.h"
 
 #define PICK(table, byte) ((table)[(byte) % MOERT_COUNT(table)])
 
 /* ---- legal by construction ---- */
-
-static const unsigned kinds_gemm =
-    1u << MOERT_OP_GEMM_FORWARD | 1u << MOERT_OP_GEMM_DGRAD | 1u << MOERT_OP_GEMM_WGRAD;
-static const unsigned kinds_glu = 1u << MOERT_OP_GLU | 1u << MOERT_OP_DGLU;
 
 static void choose_sizes(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t groups[] = {2, 1, 3, 4, 5, 8, 2, 0};
@@ -37,36 +34,20 @@ static void choose_permute(const fuzz_input *in, moert_op_options *o) {
         o->permute = MOERT_OP_PERMUTE_NONE;
 }
 
+/* Each field is a bit; the last two bits are the fallback and discrete weights. */
 static void choose_switches(const fuzz_input *in, moert_op_options *o) {
     const unsigned bits = in->switches[0] | (unsigned)in->switches[1] << 8;
-    const unsigned forward = 1u << MOERT_OP_GEMM_FORWARD, glu = 1u << MOERT_OP_GLU;
-    const unsigned dglu = 1u << MOERT_OP_DGLU, all = kinds_gemm | kinds_glu;
-    const unsigned with_rows = all & ~(1u << MOERT_OP_GEMM_WGRAD);
-    const struct {
-        bool *field;
-        unsigned kinds;
-    } rows[] = {
-        {&o->alpha, all},
-        {&o->beta, kinds_gemm | dglu},
-        {&o->accumulate, kinds_gemm},
-        {&o->bias, forward | glu},
-        {&o->bias_scale, forward},
-        {&o->row_weight, forward},
-        {&o->prob, with_rows},
-        {&o->amax, with_rows},
-        {&o->save_c, glu},
-        {&o->dprob, dglu},
-        {&o->dbias, dglu},
-        {&o->linear_first, kinds_glu},
-        {&o->fallback, all},
-        {&o->weight.discrete, all},
-    };
-    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
-        *rows[i].field = (bits >> i & 1) != 0 && (rows[i].kinds >> o->kind & 1) != 0;
+    _Static_assert(MOERT_OP_FIELDS <= 14, "the bits of switches");
+    for (size_t i = 0; i < MOERT_OP_FIELDS; i++)
+        *moert_op_flag(o, &moert_op_fields[i]) =
+            (bits >> i & 1) != 0 && moert_op_has_field(o->kind, &moert_op_fields[i]);
+    o->fallback = (bits >> 14 & 1) != 0;
+    o->weight.discrete = (bits >> 15 & 1) != 0;
+    o->norm = false; /* see choose_quantized */
     o->accumulate = o->accumulate && !o->beta;
     o->bias_scale = o->bias_scale && o->bias;
     o->row_weight = o->row_weight && o->permute == MOERT_OP_PERMUTE_Y;
-    if ((kinds_gemm >> o->kind & 1) != 0)
+    if (o->kind <= MOERT_OP_GEMM_WGRAD)
         o->prob = o->prob && !o->beta && !o->accumulate && !o->bias;
 }
 
@@ -75,11 +56,8 @@ static void choose_types(const fuzz_input *in, moert_op_options *o) {
     static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_F16, MOERT_DTYPE_BF16,
                                         MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
     const unsigned first = in->types[0], second = in->types[1];
-    const moert_dtype factor = PICK(types, first), result = PICK(types, first / 5);
-    o->x.type = o->kind == MOERT_OP_GEMM_DGRAD ? result : factor;
-    o->y.type = o->kind == MOERT_OP_GEMM_FORWARD ? result : factor;
-    o->weight.type = o->kind == MOERT_OP_GEMM_WGRAD ? result : factor;
-    o->d.type = result;
+    o->x.type = o->y.type = o->weight.type = PICK(types, first);
+    moert_op_operand(o, moert_op_roles_of(o->kind).result)->type = PICK(types, first / 5);
     o->c.type = PICK(types, second);
     o->bias_type = types[second / 5 % 3]; /* bias never has an 8-bit dtype */
 }
@@ -114,15 +92,12 @@ static void choose_glu(const fuzz_input *in, moert_op_options *o) {
 static void choose_strides(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t gaps[] = {0, 1, 3, 8};
     const unsigned byte = in->strides;
-    const bool is_glu = o->kind == MOERT_OP_GLU;
-    const size_t c = is_glu ? o->n : 2 * o->k, d = is_glu ? o->n / 2 : c;
-    const struct {
-        moert_operand *operand;
-        size_t width;
-    } rows[] = {{&o->x, o->k}, {&o->y, o->n}, {&o->c, c}, {&o->d, d}};
+    static const moert_op_buffer rows[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_c,
+                                           MOERT_OP_BUFFER_d};
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const unsigned bits = byte >> (2 * i) & 3;
-        rows[i].operand->stride = bits == 0 ? 0 : (ptrdiff_t)(rows[i].width + gaps[bits]);
+        const size_t width = moert_op_columns(o, rows[i]);
+        moert_op_operand(o, rows[i])->stride = bits == 0 ? 0 : (ptrdiff_t)(width + gaps[bits]);
     }
 }
 
@@ -181,13 +156,11 @@ static void quantize_result(const fuzz_input *in, size_t which, moert_operand *o
 static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
     const unsigned byte = in->quantized;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    const bool y_read = o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU;
-    moert_operand *const result = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
-                                  : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
-                                                                   : &o->d;
+    const moert_op_roles is = moert_op_roles_of(o->kind);
+    moert_operand *const result = moert_op_operand(o, is.result);
     if ((byte & 3) == 1) {
-        quantize_operand(in, 0, o, y_read ? &o->y : &o->x);
-        quantize_operand(in, 1, o, wgrad ? &o->y : &o->weight);
+        quantize_operand(in, 0, o, moert_op_operand(o, is.first));
+        quantize_operand(in, 1, o, moert_op_operand(o, is.second));
     }
     if ((byte >> 2 & 3) != 1 || wgrad || (result != &o->d && o->permute != MOERT_OP_PERMUTE_NONE))
         return;
@@ -211,32 +184,26 @@ static void choose_backend(const fuzz_input *in, moert_op_options *o) {
 
 typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
 
-/* X(type, name): the fields of a description. */
-#define OPERAND(X, o)                                                                              \
-    X(ENUM, o.type), X(WORD, o.stride), X(BOOL, o.discrete), X(WORD, o.how.size),                  \
-        X(ENUM, o.how.format), X(ENUM, o.how.axis), X(ENUM, o.how.scale_rounding),                 \
-        X(ENUM, o.how.nvfp4_rule), X(ENUM, o.how.rounding), X(WORD, o.how.seed),                   \
-        X(BOOL, o.how.transposed), X(BOOL, o.how.hadamard), X(BOOL, o.how.group_scales),           \
-        X(ENUM, o.scales), X(BOOL, o.global)
-#define FIELDS(X)                                                                                  \
-    OPERAND(X, x), OPERAND(X, weight), OPERAND(X, y), OPERAND(X, c), OPERAND(X, d),                \
-        OPERAND(X, column), X(WORD, size), X(ENUM, kind), X(BOOL, fallback), X(WORD, groups),      \
-        X(WORD, rows), X(WORD, n), X(WORD, k), X(WORD, row_multiple), X(BOOL, norm),               \
-        X(BOOL, alpha), X(BOOL, beta), X(BOOL, accumulate), X(BOOL, bias), X(BOOL, bias_scale),    \
-        X(ENUM, bias_type), X(ENUM, permute), X(WORD, topk), X(BOOL, row_weight),                  \
-        X(BOOL, glu.interleaved), X(FLOAT, glu.limit), X(FLOAT, glu.alpha), X(FLOAT, glu.offset),  \
-        X(WORD, interleave), X(BOOL, linear_first), X(BOOL, save_c), X(BOOL, prob), X(BOOL, amax), \
-        X(BOOL, dprob), X(BOOL, dbias)
-
+/* clang-format off */
+#define ROW(type, name) {type, offsetof(moert_op_options, name)},
+#define OPERAND(o, ...)                                                                            \
+    ROW(ENUM, o.type) ROW(WORD, o.stride) ROW(BOOL, o.discrete) ROW(WORD, o.how.size)              \
+    ROW(ENUM, o.how.format) ROW(ENUM, o.how.axis) ROW(ENUM, o.how.scale_rounding)                  \
+    ROW(ENUM, o.how.nvfp4_rule) ROW(ENUM, o.how.rounding) ROW(WORD, o.how.seed)                    \
+    ROW(BOOL, o.how.transposed) ROW(BOOL, o.how.hadamard) ROW(BOOL, o.how.group_scales)            \
+    ROW(ENUM, o.scales) ROW(BOOL, o.global)
+#define SWITCH(name, ...) ROW(BOOL, name)
 static const struct {
     field_type type;
     size_t offset;
 } fields[] = {
-#define ROW(type, name)                                                                            \
-    { type, offsetof(moert_op_options, name) }
-    FIELDS(ROW)
-#undef ROW
+    MOERT_OP_OPERAND_TABLE(OPERAND) MOERT_OP_FIELD_TABLE(SWITCH)
+    ROW(WORD, size) ROW(ENUM, kind) ROW(BOOL, fallback) ROW(WORD, groups) ROW(WORD, rows)
+    ROW(WORD, n) ROW(WORD, k) ROW(WORD, row_multiple) ROW(ENUM, bias_type) ROW(ENUM, permute)
+    ROW(WORD, topk) ROW(BOOL, glu.interleaved) ROW(FLOAT, glu.limit) ROW(FLOAT, glu.alpha)
+    ROW(FLOAT, glu.offset) ROW(WORD, interleave)
 };
+/* clang-format on */
 
 /* Returns a power of two, one less, one more, its negative, or the size of a struct. */
 static uint64_t word_of(unsigned byte) {
@@ -278,7 +245,7 @@ bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
     choose_permute(in, options);
     choose_switches(in, options);
     choose_types(in, options);
-    if ((kinds_glu >> options->kind & 1) != 0)
+    if (options->kind >= MOERT_OP_GLU)
         choose_glu(in, options);
     choose_strides(in, options);
     choose_quantized(in, options);
