@@ -9,22 +9,14 @@
 
 enum { SEED = 31 };
 
-static const moert_op_buffer matrices[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight,
-                                           MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_d,
-                                           MOERT_OP_BUFFER_column};
-enum { MATRICES = MOERT_COUNT(matrices) };
-
 static ops_operand find(const ops_bytes *data, moert_op_buffer payload) {
     return ops_find(&data->shape, ops_bytes_ends(data), payload);
 }
 
 static bool takes(const ops_bytes *data, moert_op_buffer which) {
     const moert_op *op = &data->shape;
-    if (which == MOERT_OP_BUFFER_weight)
-        return op->needs[which].needed || op->weights.needed;
-    if (which == MOERT_OP_BUFFER_weight_scale)
-        return op->needs[which].needed || op->weight_scales.needed;
-    return op->needs[which].needed;
+    return op->needs[which].needed || (which == MOERT_OP_BUFFER_weight && op->weights.needed) ||
+           (which == MOERT_OP_BUFFER_weight_scale && op->weight_scales.needed);
 }
 
 /* ---- elements ---- */
@@ -76,28 +68,18 @@ static double value_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
                         betas[] = {1.0, -0.5, 2.0, 0.5, 0.0},
                         globals[] = {1.0, 2.0, 0.5, 0.25, 4.0},
                         probs[] = {0.5, 1.0, 0.0, -2.0, 0.75};
-    switch (which) {
-    case MOERT_OP_BUFFER_norm:
-        return (double)0.37f;
-    case MOERT_OP_BUFFER_amax:
-        return -INFINITY;
-    case MOERT_OP_BUFFER_row_weight:
-        return random_once(moert_rng_uniform, SEED, which, i);
-    case MOERT_OP_BUFFER_bias:
-    case MOERT_OP_BUFFER_dprob:
-    case MOERT_OP_BUFFER_dbias:
-        return element_of(data, which, i);
-    case MOERT_OP_BUFFER_alpha:
-        return alphas[i % MOERT_COUNT(alphas)];
-    case MOERT_OP_BUFFER_beta:
-        return betas[i % MOERT_COUNT(betas)];
-    case MOERT_OP_BUFFER_x_global:
-    case MOERT_OP_BUFFER_y_global:
-    case MOERT_OP_BUFFER_weight_global: /* negative ones would change the sign of zeros */
+    const moert_op_field *field = moert_op_field_of(which);
+    if (field == NULL) /* a global scale: a negative one would change the sign of zeros */
         return globals[(i + which) % MOERT_COUNT(globals)];
-    default:
-        return probs[i % MOERT_COUNT(probs)];
-    }
+    if (field->use == MOERT_OP_RAISE)
+        return -INFINITY;
+    if (field->use == MOERT_OP_ADD_TO || field->type == MOERT_OP_BIAS)
+        return element_of(data, which, i);
+    return which == MOERT_OP_BUFFER_norm         ? (double)0.37f
+           : which == MOERT_OP_BUFFER_row_weight ? random_once(moert_rng_uniform, SEED, which, i)
+           : which == MOERT_OP_BUFFER_alpha      ? alphas[i % MOERT_COUNT(alphas)]
+           : which == MOERT_OP_BUFFER_beta       ? betas[i % MOERT_COUNT(betas)]
+                                                 : probs[i % MOERT_COUNT(probs)];
 }
 
 /* Makes a random permutation, which differs from its inverse. */
@@ -194,30 +176,18 @@ static void fill_matrix(ops_bytes *data, moert_op_buffer which) {
 
 static void fill(ops_bytes *data, moert_op_buffer which) {
     const moert_op_options *o = &data->shape.options;
-    switch (which) {
-    case MOERT_OP_BUFFER_x:
-    case MOERT_OP_BUFFER_y:
-    case MOERT_OP_BUFFER_weight:
-    case MOERT_OP_BUFFER_d:
-    case MOERT_OP_BUFFER_column:
-        fill_matrix(data, which);
-        break;
-    case MOERT_OP_BUFFER_c:
+    const moert_op_matrix *m = moert_op_matrix_of(which);
+    if (which == MOERT_OP_BUFFER_workspace || (m != NULL && which == m->scale))
+        return; /* scales are filled with their matrices */
+    if (which == MOERT_OP_BUFFER_gather) {
+        permute(ops_gather(data), o->rows);
+    } else if (which == MOERT_OP_BUFFER_c) {
         if (o->kind == MOERT_OP_DGLU && o->groups > 0)
             fill_rows(data, which, data->shape.needs[which].width, 0,
                       ops_bytes_ends(data)[o->groups - 1]);
-        break;
-    case MOERT_OP_BUFFER_gather:
-        permute(ops_gather(data), o->rows);
-        break;
-    case MOERT_OP_BUFFER_x_scale: /* filled with their matrices */
-    case MOERT_OP_BUFFER_y_scale:
-    case MOERT_OP_BUFFER_weight_scale:
-    case MOERT_OP_BUFFER_d_scale:
-    case MOERT_OP_BUFFER_column_scale:
-    case MOERT_OP_BUFFER_workspace:
-        break;
-    default:
+    } else if (m != NULL && which == m->payload) {
+        fill_matrix(data, which);
+    } else {
         for (size_t i = 0; i < ops_bytes_count(data, which); i++)
             ops_bytes_put(data, which, i, value_of(data, which, i));
     }
@@ -283,11 +253,11 @@ static void decode_operand(const ops_bytes *data, const ops_operand *o, float *v
 
 static moert_op_options plain_of(const ops_bytes *data) {
     moert_op_options plain = data->shape.options;
-    moert_operand *const operands[] = {&plain.x, &plain.weight, &plain.y, &plain.d, &plain.column};
-    for (size_t i = 0; i < MATRICES; i++)
-        if (operands[i]->how.size != 0)
-            *operands[i] =
-                (moert_operand){.type = MOERT_DTYPE_F32, .discrete = operands[i]->discrete};
+    for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
+        moert_operand *operand = moert_op_operand(&plain, moert_op_matrices[i].payload);
+        if (operand->how.size != 0)
+            *operand = (moert_operand){.type = MOERT_DTYPE_F32, .discrete = operand->discrete};
+    }
     plain.row_multiple = 0;
     plain.norm = false;
     return plain;
@@ -295,8 +265,9 @@ static moert_op_options plain_of(const ops_bytes *data) {
 
 ops_bytes ops_bytes_decode(const ops_bytes *data) {
     moert_op_options options = plain_of(data);
-    moert_operand *second = options.kind == MOERT_OP_GEMM_WGRAD ? &options.y : &options.weight;
-    moert_operand *first = data->shape.x.input ? &options.x : &options.y;
+    const moert_op_roles is = moert_op_roles_of(options.kind);
+    const moert_op_buffer read[] = {is.first, is.second};
+    moert_operand *first = ops_first_operand(&options), *second = ops_second_operand(&options);
     /* if only one operand is quantized, float32 holds the values of both exactly */
     if (second->type != first->type)
         first->type = second->type = MOERT_DTYPE_F32;
@@ -305,10 +276,8 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
         if (plain.bytes[i] == data->bytes[i] &&
             plain.shape.needs[i].type == data->shape.needs[i].type)
             memcpy(plain.at[i], data->at[i], data->bytes[i]);
-    for (size_t i = 0; i < 3; i++) {
-        const ops_operand o = find(data, matrices[i]);
-        if (!takes(data, o.payload) || o.result)
-            continue;
+    for (size_t i = 0; i < MOERT_COUNT(read); i++) {
+        const ops_operand o = find(data, read[i]);
         if (o.as.how.size != 0)
             decode_operand(data, &o, ops_floats(&plain, o.payload));
         else

@@ -77,15 +77,9 @@ moert_op_options ops_glu_case(moert_op_kind kind, size_t i) {
 _Static_assert(OPS_GLU_CASES == 2 * FORMS * LAYOUTS, "every form, order and layout");
 
 void ops_switch_on(moert_op_options *o, unsigned switches) {
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    o->alpha = (switches & OPS_ALPHA) != 0;
-    o->beta = (switches & OPS_BETA) != 0;
-    o->accumulate = (switches & OPS_ACCUMULATE) != 0;
-    o->bias = (switches & OPS_BIAS) != 0 && (forward || o->kind == MOERT_OP_GLU);
-    o->bias_scale = (switches & OPS_BIAS_SCALE) != 0 && forward;
-    o->prob = (switches & OPS_PROB) != 0 && !wgrad;
-    o->amax = (switches & OPS_AMAX) != 0 && !wgrad;
-    o->row_weight = (switches & OPS_ROW_WEIGHT) != 0 && forward;
+    for (size_t i = 0; i < MOERT_OP_FIELDS; i++)
+        if ((switches >> i & 1) != 0 && moert_op_has_field(o->kind, &moert_op_fields[i]))
+            *moert_op_flag(o, &moert_op_fields[i]) = true;
 }
 
 void ops_add_everything(moert_op_options *o) {
@@ -93,26 +87,6 @@ void ops_add_everything(moert_op_options *o) {
     o->interleave = o->kind == MOERT_OP_GLU ? 8 : 32;
     o->save_c = o->kind == MOERT_OP_GLU;
     o->dprob = o->dbias = o->beta = o->kind == MOERT_OP_DGLU;
-}
-
-moert_operand *ops_first_operand(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
-}
-
-moert_operand *ops_second_operand(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_WGRAD ? &o->y : &o->weight;
-}
-
-moert_operand *ops_result(moert_op_options *o) {
-    moert_operand *const results[MOERT_OP_KINDS] = {&o->y, &o->x, &o->weight, &o->d, &o->d};
-    return results[o->kind];
-}
-
-moert_op_buffer ops_result_buffer(moert_op_kind kind) {
-    static const moert_op_buffer results[MOERT_OP_KINDS] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
-                                                            MOERT_OP_BUFFER_weight,
-                                                            MOERT_OP_BUFFER_d, MOERT_OP_BUFFER_d};
-    return results[kind];
 }
 
 const uint32_t ops_usual_ends[OPS_GROUPS] = {0, 33, 33, 70, 131, 131};

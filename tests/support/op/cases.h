@@ -46,29 +46,30 @@ extern const uint32_t ops_glu_ends[OPS_GLU_GROUPS];
  * and layout of gate and up; dtypes and options vary with i. */
 moert_op_options ops_glu_case(moert_op_kind kind, size_t i);
 
-/* Options of an epilogue. ops_switch_on() sets those of them that the op's kind has. */
+/* Fields of an op, as bits. ops_switch_on() sets those of them that the op's kind has. */
 enum {
-    OPS_ALPHA = 1,
-    OPS_BETA = 2,
-    OPS_ACCUMULATE = 4,
-    OPS_BIAS = 8,
-    OPS_BIAS_SCALE = 16,
-    OPS_PROB = 32,
-    OPS_AMAX = 64,
-    OPS_ROW_WEIGHT = 128
+#define OPS_BIT(field, ...) OPS_##field = 1 << MOERT_OP_FIELD_##field,
+    MOERT_OP_FIELD_TABLE(OPS_BIT)
+#undef OPS_BIT
 };
 void ops_switch_on(moert_op_options *options, unsigned switches);
 
 /* Switches on all options of a GLU or dGLU except bias. */
 void ops_add_everything(moert_op_options *options);
 
-/* The first operand is x, or y in dgrad and dGLU. The second is the weight, or y in wgrad. */
-moert_operand *ops_first_operand(moert_op_options *options);
-moert_operand *ops_second_operand(moert_op_options *options);
-
-/* The result: y, x, weight or d. */
-moert_operand *ops_result(moert_op_options *options);
-moert_op_buffer ops_result_buffer(moert_op_kind kind);
+/* The operands of the GEMM, and the result. */
+static inline moert_operand *ops_first_operand(moert_op_options *o) {
+    return moert_op_operand(o, moert_op_roles_of(o->kind).first);
+}
+static inline moert_operand *ops_second_operand(moert_op_options *o) {
+    return moert_op_operand(o, moert_op_roles_of(o->kind).second);
+}
+static inline moert_op_buffer ops_result_buffer(moert_op_kind kind) {
+    return moert_op_roles_of(kind).result;
+}
+static inline moert_operand *ops_result(moert_op_options *o) {
+    return moert_op_operand(o, ops_result_buffer(o->kind));
+}
 
 /* The default groups of tests, and an op over them. The first, a middle and the last group are
  * empty. No size is a multiple of a tile. Some rows lie past the last end. */

@@ -15,9 +15,10 @@ static const moert_op_quantized *quantized_of(const moert_op *op, moert_op_buffe
 /* The op writes the buffer, or adds to it. */
 static bool is_written(const moert_op *op, moert_op_buffer which) {
     const moert_op_kind kind = op->options.kind;
-    return which == ops_result_buffer(kind) || quantized_of(op, which) != NULL ||
-           (which == MOERT_OP_BUFFER_c && kind == MOERT_OP_GLU) || which == MOERT_OP_BUFFER_amax ||
-           which == MOERT_OP_BUFFER_dprob || which == MOERT_OP_BUFFER_dbias;
+    const moert_op_field *field = moert_op_field_of(which);
+    return field != NULL ? field->use != MOERT_OP_READ
+                         : which == ops_result_buffer(kind) || quantized_of(op, which) != NULL ||
+                               (which == MOERT_OP_BUFFER_c && kind == MOERT_OP_GLU);
 }
 
 /* ---- with float64 ---- */

@@ -34,36 +34,26 @@ static bool each_element(const ops_pair *p, moert_op_buffer payload, bool copy) 
     return all;
 }
 
-static const struct {
-    moert_op_buffer which;
-    /* MATRIX: rows, or a quantized matrix; PER_ROW: one value per row; GROUPED: an equal part per
-     * group */
-    enum { MATRIX, PER_ROW, GROUPED } by;
-} buffers[] = {
-    {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
-    {MOERT_OP_BUFFER_c, MATRIX},         {MOERT_OP_BUFFER_d, MATRIX},
-    {MOERT_OP_BUFFER_column, MATRIX},    {MOERT_OP_BUFFER_weight, GROUPED},
-    {MOERT_OP_BUFFER_prob, PER_ROW},     {MOERT_OP_BUFFER_dprob, PER_ROW},
-    {MOERT_OP_BUFFER_alpha, GROUPED},    {MOERT_OP_BUFFER_beta, GROUPED},
-    {MOERT_OP_BUFFER_bias, GROUPED},     {MOERT_OP_BUFFER_bias_scale, PER_ROW},
-    {MOERT_OP_BUFFER_x_global, GROUPED}, {MOERT_OP_BUFFER_y_global, GROUPED},
-    {MOERT_OP_BUFFER_amax, GROUPED},     {MOERT_OP_BUFFER_weight_global, GROUPED},
-    {MOERT_OP_BUFFER_dbias, GROUPED},
-};
-
-/* Copies or compares the group's part of buffer i. */
-static bool each_of(const ops_pair *p, size_t i, bool copy) {
-    const moert_op_buffer which = buffers[i].which;
+/* Copies or compares the group's part of a buffer: rows, one value for each row, or an equal part
+ * for each group. Scales belong to their payload. */
+static bool each_of(const ops_pair *p, moert_op_buffer which, bool copy) {
+    const char *shape = moert_op_shape(&p->few->shape.options, which);
     const moert_op_need *need = &p->few->shape.needs[which];
     unsigned char *few = p->few->at[which], *many = p->many->at[which];
+    if (p->few->bytes[which] == 0 || which == MOERT_OP_BUFFER_ends ||
+        which == MOERT_OP_BUFFER_gather)
+        return true;
     for (size_t q = 0; q < p->few->shape.quantized_count; q++)
         if (p->few->shape.quantized[q].payload == which)
             return each_element(p, which, copy);
-    if (buffers[i].by == GROUPED) {
+    if (shape[0] == 'G') {
         const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
         return each_byte(few + p->h * part, many + p->g * part, part, copy);
     }
-    const size_t value = moert_dtype_bits(need->type) / 8, one = buffers[i].by == PER_ROW;
+    if (shape[0] != 'M')
+        return true;
+    const bool one = shape[1] == '\0';
+    const size_t value = moert_dtype_bits(need->type) / 8;
     const size_t stride = value * (one ? 1 : need->stride), width = value * (one ? 1 : need->width);
     const size_t to = ops_group_start(ops_bytes_ends(p->few), p->h),
                  from = ops_group_start(ops_bytes_ends(p->many), p->g) + p->skipped;
@@ -74,16 +64,14 @@ static bool each_of(const ops_pair *p, size_t i, bool copy) {
 }
 
 void ops_copy_rows(const ops_pair *p) {
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        if (p->few->bytes[buffers[i].which] > 0)
-            each_of(p, i, true);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        each_of(p, i, true);
 }
 
 void ops_assert_same_rows(const char *title, const ops_pair *p) {
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        if (p->few->bytes[buffers[i].which] > 0 && !each_of(p, i, false))
-            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(buffers[i].which),
-                     p->g);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (!each_of(p, i, false))
+            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(i), p->g);
 }
 
 void ops_check_alone(const char *title, const char *backend, moert_op_options options,

@@ -8,38 +8,20 @@
 ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload) {
     const moert_op_options *p = &op->options;
     const moert_op_rows plain = {.divisor = 1};
-    const size_t result_columns = moert_op_has_glu(op)
-                                      ? op->glu_width * (p->kind == MOERT_OP_DGLU ? 2 : 1)
-                                  : op->x.output ? p->k
-                                                 : p->n;
-    const struct {
-        moert_op_buffer payload, scale, global;
-        const moert_operand *as;
-        const moert_op_rows *rows; /* NULL if the matrix is a weight */
-        bool result;
-        size_t columns;
-    } matrices[] = {
-#define MATRIX(name, ...) {MOERT_OP_BUFFER_##name, MOERT_OP_BUFFER_##name##_scale, __VA_ARGS__}
-        MATRIX(x, MOERT_OP_BUFFER_x_global, &p->x, &op->x, op->x.output, p->k),
-        MATRIX(y, MOERT_OP_BUFFER_y_global, &p->y, &op->y, op->y.output, p->n),
-        MATRIX(weight, MOERT_OP_BUFFER_weight_global, &p->weight, NULL,
-               p->kind == MOERT_OP_GEMM_WGRAD, p->k),
-        MATRIX(d, MOERT_OP_BUFFERS, &p->d, &plain, true, result_columns),
-        MATRIX(column, MOERT_OP_BUFFERS, &p->column, &plain, true, result_columns),
-#undef MATRIX
-    };
-    size_t i = 0;
-    while (matrices[i].payload != payload)
-        i++;
-    const moert_op_rows *rows = matrices[i].rows;
-    ops_operand o = {.as = *matrices[i].as,
+    const moert_op_matrix *m = moert_op_matrix_of(payload);
+    const moert_op_rows *rows = payload == MOERT_OP_BUFFER_weight ? NULL
+                                : payload == MOERT_OP_BUFFER_x    ? &op->x
+                                : payload == MOERT_OP_BUFFER_y    ? &op->y
+                                                                  : &plain;
+    ops_operand o = {.as = *moert_op_operand(p, payload),
                      .payload = payload,
-                     .scale = matrices[i].scale,
-                     .global = matrices[i].global,
+                     .scale = m->scale,
+                     .global = m->global,
                      .weight = rows == NULL,
-                     .result = matrices[i].result,
+                     .result =
+                         payload == MOERT_OP_BUFFER_column || payload == ops_result_buffer(p->kind),
                      .groups = rows != NULL && rows->gathered ? 1 : p->groups,
-                     .columns = matrices[i].columns};
+                     .columns = moert_op_columns(p, payload)};
     for (size_t g = 0; g < o.groups; g++)
         o.ends[g] = rows == NULL     ? (g + 1) * p->n
                     : rows->gathered ? moert_ceil_div(p->rows, rows->divisor)

@@ -81,23 +81,23 @@ static const struct variant {
     moert_dtype bias;
 } variants[] = {
     {F32, 0, F32},
-    {F32, OPS_ACCUMULATE, F32},
-    {BF16, OPS_ACCUMULATE | OPS_ALPHA, F32},
-    {F16, OPS_ALPHA | OPS_BETA, F32},
-    {F32, OPS_ALPHA | OPS_BETA | OPS_AMAX, F32},
-    {F16, OPS_PROB | OPS_AMAX, F32},
-    {BF16, OPS_ALPHA | OPS_PROB, F32},
-    {F32, OPS_BIAS, F32},
-    {BF16, OPS_BIAS | OPS_BIAS_SCALE | OPS_AMAX, BF16},
-    {F32, OPS_ALPHA | OPS_BETA | OPS_BIAS | OPS_BIAS_SCALE, F16},
+    {F32, OPS_accumulate, F32},
+    {BF16, OPS_accumulate | OPS_alpha, F32},
+    {F16, OPS_alpha | OPS_beta, F32},
+    {F32, OPS_alpha | OPS_beta | OPS_amax, F32},
+    {F16, OPS_prob | OPS_amax, F32},
+    {BF16, OPS_alpha | OPS_prob, F32},
+    {F32, OPS_bias, F32},
+    {BF16, OPS_bias | OPS_bias_scale | OPS_amax, BF16},
+    {F32, OPS_alpha | OPS_beta | OPS_bias | OPS_bias_scale, F16},
 };
 enum { VARIANTS = MOERT_COUNT(variants) };
 
 /* Returns false if ops of this kind do not have one of the variant's switches. */
 static bool add_variant(moert_op_options *o, const struct variant *v) {
-    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & OPS_BIAS) != 0) ||
-        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & (OPS_PROB | OPS_AMAX)) != 0) ||
-        (o->rows == 0 && (v->switches & OPS_BETA) != 0))
+    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & OPS_bias) != 0) ||
+        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & (OPS_prob | OPS_amax)) != 0) ||
+        (o->rows == 0 && (v->switches & OPS_beta) != 0))
         return false;
     ops_switch_on(o, v->switches);
     ops_result(o)->type = v->result;
@@ -134,21 +134,21 @@ static const struct recipe {
     moert_dtype c;
     moert_glu_form form;
 } recipes[] = {
-    {0, false, OPS_PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
-    {0, true, OPS_BIAS | OPS_PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {0, false, OPS_prob, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
+    {0, true, OPS_bias | OPS_prob, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
     {0,
      false,
-     OPS_ALPHA | OPS_BIAS | OPS_AMAX,
+     OPS_alpha | OPS_bias | OPS_amax,
      BF16,
      BF16,
      BF16,
      true,
      BF16,
      {false, 7.0f, 1.702f, 1.0f, 0}},
-    {1, false, OPS_BIAS | OPS_PROB | OPS_AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
+    {1, false, OPS_bias | OPS_prob | OPS_amax, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
     {1, true, 0, BF16, BF16, F32, false, F32, MOERT_GLU_SWIGLU},
-    {8, true, OPS_ALPHA | OPS_BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
-    {32, false, OPS_PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
+    {8, true, OPS_alpha | OPS_bias, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {32, false, OPS_prob, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
 };
 enum {
     GLU_LAYOUTS = MOERT_COUNT(layouts),
