@@ -143,7 +143,7 @@ static void fill_quantized(ops_bytes *data, const ops_operand *o) {
     const bool spread = data->values == OPS_SPREAD;
     const size_t scale_bytes = moert_format_scale_bytes(o->as.how.format);
     for (size_t g = 0; g < o->groups; g++)
-        for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
+        for (size_t line = 0; line < ops_lines(o, g); line++)
             for (size_t j = 0; j < o->columns; j++) {
                 const size_t at = (ops_first(o, g) + line) * o->columns + j;
                 const ops_place p = ops_locate(o, g, line, j);
@@ -170,7 +170,7 @@ static void fill_matrix(ops_bytes *data, moert_op_buffer which) {
         fill_quantized(data, &o);
     } else {
         for (size_t g = 0; g < o.groups; g++)
-            fill_rows(data, which, o.columns, ops_first(&o, g), o.ends[g]);
+            fill_rows(data, which, o.columns, ops_first(&o, g), ops_end(&o, g));
     }
 }
 
@@ -238,7 +238,7 @@ static void decode_operand(const ops_bytes *data, const ops_operand *o, float *v
     const moert_dtype element = moert_format_element(o->as.how.format);
     const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
     for (size_t g = 0; g < o->groups; g++)
-        for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
+        for (size_t line = 0; line < ops_lines(o, g); line++)
             for (size_t j = 0; j < o->columns; j++) {
                 const ops_place p = ops_locate(o, g, line, j);
                 const unsigned byte = data->at[o->payload][p.byte];
@@ -291,7 +291,7 @@ void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values)
     const ops_operand o = find(data, which);
     uint32_t ends[OPS_MOST_GROUPS];
     for (size_t g = 0; g < o.groups; g++)
-        ends[g] = (uint32_t)o.ends[g];
+        ends[g] = (uint32_t)ops_end(&o, g);
     assert_true(o.as.scales == MOERT_SCALES_LINEAR && !o.as.how.transposed);
     const matrix m = {values, ends[o.groups - 1], o.columns, ends, o.groups};
     quantized z = quantize("portable", &o.as.how, &m);

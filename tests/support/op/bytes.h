@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/op/cases.h"
+#include "support/op/place.h"
 #include "support/test.h"
 
 /*
@@ -101,33 +102,3 @@ void ops_assert_same_rows(const char *title, const ops_pair *p);
  * that group. `start`: the op before the execute. */
 void ops_check_alone(const char *title, const char *backend, moert_op_options options,
                      const ops_bytes *start, const ops_bytes *all);
-
-/* ---- places: a second implementation of the layouts that moert/ops.h describes ---- */
-
-/* A quantized or plain matrix of an op, in groups of lines of `columns` elements. A line is a row
- * of x, y or d, or one of a weight's N rows, in whichever order they are stored. */
-typedef struct ops_operand {
-    moert_operand as;
-    moert_op_buffer payload, scale, global;
-    bool weight, result;
-    size_t groups, lines, columns;
-    size_t room; /* AXIS_COLUMN: the number of row blocks for which scales have room */
-    size_t ends[OPS_MOST_GROUPS]; /* ends[g]: the line that follows group g */
-} ops_operand;
-
-/* Describes operand x, weight, y, d or column of an op; ends[G] are on the host. */
-ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload);
-
-static inline size_t ops_first(const ops_operand *o, size_t g) {
-    return g > 0 ? o->ends[g - 1] : 0;
-}
-
-/* The address of an element and of its scale. */
-typedef struct ops_place {
-    size_t byte, scale; /* scale: the index of the scale, which has 1 or 4 bytes */
-    unsigned shift;     /* bit position within the byte, for elements of 4 bits */
-} ops_place;
-
-/* Returns the address of element (line, j) of group g; `line` counts from the group's first
- * line. */
-ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j);

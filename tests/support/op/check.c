@@ -148,7 +148,7 @@ static void expect(const ops_operand *o, const quantized *z, unsigned char *q,
     linear.as.scales = MOERT_SCALES_LINEAR;
     for (int fill = 0; fill < 2; fill++)
         for (size_t g = 0; g < o->groups; g++)
-            for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
+            for (size_t line = 0; line < ops_lines(o, g); line++)
                 for (size_t j = 0; j < o->columns; j++) {
                     const ops_place to = ops_locate(o, g, line, j),
                                     from = ops_locate(&linear, g, line, j);
@@ -171,10 +171,10 @@ static void compare_result(const char *title, const ops_bytes *got, const ops_by
                   *scale = test_alloc(got->bytes[o->scale]);
     memset(q, OPS_UNSET, got->bytes[o->payload]);
     memset(scale, OPS_UNSET, got->bytes[o->scale]);
-    if (o->groups > 0 && o->ends[o->groups - 1] > 0) {
+    if (o->groups > 0 && ops_end(o, o->groups - 1) > 0) {
         moert_quantizer how = o->as.how;
         how.transposed = false;
-        const matrix m = {values, o->ends[o->groups - 1], o->columns, ops_bytes_ends(want),
+        const matrix m = {values, ops_end(o, o->groups - 1), o->columns, ops_bytes_ends(want),
                           o->groups};
         const quantized z = quantize_by(norm, "reference", &how, &m);
         set_variable("MOERT_BACKEND", NULL);

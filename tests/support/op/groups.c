@@ -21,7 +21,7 @@ static bool each_element(const ops_pair *p, moert_op_buffer payload, bool copy) 
                       b = ops_find(&p->many->shape, ops_bytes_ends(p->many), payload);
     const unsigned mask = moert_format_element_bits(a.as.how.format) == 4 ? 0xF : 0xFF;
     bool all = true;
-    for (size_t line = 0; line < (a.weight ? a.ends[0] : p->rows); line++)
+    for (size_t line = 0; line < (a.weight ? ops_end(&a, 0) : p->rows); line++)
         for (size_t j = 0; j < a.columns; j++) {
             const ops_place to = ops_locate(&a, p->h, line, j),
                             from = ops_locate(&b, p->g, line, j);

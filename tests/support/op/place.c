@@ -1,5 +1,5 @@
-/* The addresses of elements and scales (bytes.h). */
-#include "support/op/bytes.h"
+/* The addresses of elements and scales (place.h). */
+#include "tests/support/op/place.h"
 
 #include "moert/quantize.h"
 
@@ -18,14 +18,16 @@ ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer p
                      .scale = m->scale,
                      .global = m->global,
                      .weight = rows == NULL,
-                     .result =
-                         payload == MOERT_OP_BUFFER_column || payload == ops_result_buffer(p->kind),
+                     .result = payload == MOERT_OP_BUFFER_column ||
+                               payload == moert_op_roles_of(p->kind).result,
                      .groups = rows != NULL && rows->gathered ? 1 : p->groups,
                      .columns = moert_op_columns(p, payload)};
-    for (size_t g = 0; g < o.groups; g++)
-        o.ends[g] = rows == NULL     ? (g + 1) * p->n
-                    : rows->gathered ? moert_ceil_div(p->rows, rows->divisor)
-                                     : ends[g];
+    if (rows == NULL)
+        o.each = p->n;
+    else if (rows->gathered)
+        o.each = moert_ceil_div(p->rows, rows->divisor);
+    else
+        o.ends = ends;
     if (rows != NULL && o.as.how.size != 0) {
         const size_t block = moert_format_block(o.as.how.format);
         const bool promised = p->row_multiple > 0 && p->row_multiple % block == 0;
@@ -49,7 +51,7 @@ static size_t tiled_at(const ops_operand *o, size_t g, size_t r, size_t c) {
     const size_t block = moert_format_block(o->as.how.format);
     size_t base = 0, scales = 0, before = 0;
     for (size_t i = 0; i <= g; i++) {
-        const size_t lines = o->ends[i] - ops_first(o, i);
+        const size_t lines = ops_lines(o, i);
         scales = moert_ceil_div(column ? lines : o->columns, block);
         if (i == g)
             break;
@@ -70,11 +72,10 @@ ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
     const size_t across = moert_ceil_div(o->columns, block), w = o->columns;
     const bool halves = moert_format_element_bits(how->format) == 4;
     const bool column = how->axis == MOERT_AXIS_COLUMN, transposed = o->weight && how->transposed;
-    const size_t lines = o->ends[g] - ops_first(o, g), n = lines, pair = block / 2;
-    size_t before = 0;
-    for (size_t i = 0; i < g; i++)
-        before += moert_ceil_div(o->ends[i] - ops_first(o, i), block);
-    const size_t slot = before + line / block; /* index among all row blocks */
+    const size_t n = ops_lines(o, g), pair = block / 2;
+    size_t slot = line / block; /* index among all row blocks */
+    for (size_t i = 0; i < g && how->axis != MOERT_AXIS_ROW; i++)
+        slot += moert_ceil_div(ops_lines(o, i), block);
     const size_t bytes_across = halves ? moert_ceil_div(w, 2) : w;
     ops_place p = {halves ? row * bytes_across + j / 2 : row * w + j, row * across + j / block,
                    halves ? 4 * (j % 2) : 0};
