@@ -51,7 +51,7 @@ MAINS    := $(wildcard src/tools/*/main.c)
 TOOLS    := $(MAINS:src/tools/%/main.c=$(BUILD)/bin/moert-%)
 TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/tools,*.c))) $(BUILD)/page.o
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
-BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c))
+BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c) tests/support/op/place.c)
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
 PRELOADS := $(addprefix tests/tools/,inject.c oclgrind.c small_allocations.c)
 TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \

@@ -38,23 +38,24 @@ static const op_form forms[] = {
     QUANTIZED("mxfp4", E2M1, MXFP4), QUANTIZED("nvfp4", E2M1, NVFP4)};
 enum { FORMS = MOERT_COUNT(forms) };
 
+#define ON(field) (1u << MOERT_OP_FIELD_##field)
 static const op_variant plain[] = {{"gemm_forward", MOERT_OP_GEMM_FORWARD, .f32 = false},
                                    {"gemm_dgrad", MOERT_OP_GEMM_DGRAD, .f32 = false},
                                    {"gemm_wgrad", MOERT_OP_GEMM_WGRAD, .f32 = false}};
 static const op_variant with_epilogues[] = {
     {"forward", MOERT_OP_GEMM_FORWARD, .f32 = false},
     {"forward, f32", MOERT_OP_GEMM_FORWARD, .f32 = true},
-    {"forward, f32, bias", MOERT_OP_GEMM_FORWARD, .f32 = true, .bias = true},
-    {"forward, prob, amax", MOERT_OP_GEMM_FORWARD, .prob = true, .amax = true},
+    {"forward, f32, bias", MOERT_OP_GEMM_FORWARD, .f32 = true, ON(bias)},
+    {"forward, prob, amax", MOERT_OP_GEMM_FORWARD, .fields = ON(prob) | ON(amax)},
     {"dgrad", MOERT_OP_GEMM_DGRAD, .f32 = false},
     {"dgrad, f32", MOERT_OP_GEMM_DGRAD, .f32 = true},
-    {"dgrad, f32, added", MOERT_OP_GEMM_DGRAD, .f32 = true, .accumulate = true},
+    {"dgrad, f32, added", MOERT_OP_GEMM_DGRAD, .f32 = true, ON(accumulate)},
     {"wgrad", MOERT_OP_GEMM_WGRAD, .f32 = false},
     {"wgrad, f32", MOERT_OP_GEMM_WGRAD, .f32 = true},
-    {"wgrad, f32, added", MOERT_OP_GEMM_WGRAD, .f32 = true, .accumulate = true},
-    {"glu, prob", MOERT_OP_GLU, .prob = true},
-    {"glu, prob, v kept", MOERT_OP_GLU, .prob = true, .save_c = true},
-    {"glu, f32, prob, v kept", MOERT_OP_GLU, .f32 = true, .prob = true, .save_c = true},
+    {"wgrad, f32, added", MOERT_OP_GEMM_WGRAD, .f32 = true, ON(accumulate)},
+    {"glu, prob", MOERT_OP_GLU, .fields = ON(prob)},
+    {"glu, prob, v kept", MOERT_OP_GLU, .fields = ON(prob) | ON(save_c)},
+    {"glu, f32, prob, v kept", MOERT_OP_GLU, .f32 = true, ON(prob) | ON(save_c)},
     {"glu, interleaved", MOERT_OP_GLU, .interleaved = true},
 };
 
@@ -116,12 +117,9 @@ static void describe_quantized(const op_form *form, moert_op_options *o) {
     weights.axis = form->blocks ? MOERT_AXIS_TILE : forward ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
     weights.transposed = form->transposed;
     o->row_multiple = form->blocks ? 16 : 0;
-    if (o->kind != MOERT_OP_GEMM_DGRAD)
-        o->x.how = rows;
-    if (!forward)
-        o->y.how = rows;
-    if (!wgrad)
-        o->weight.how = weights;
+    const moert_op_roles is = moert_op_roles_of(o->kind);
+    moert_op_operand(o, is.first)->how = rows;
+    moert_op_operand(o, is.second)->how = wgrad ? rows : weights;
 }
 
 static moert_op_options describe(const op_operands *data, const op_variant *v) {
@@ -137,16 +135,10 @@ static moert_op_options describe(const op_operands *data, const op_variant *v) {
     o.rows = data->of.rows;
     o.n = data->of.n;
     o.k = data->of.k;
-    o.x.type = v->kind == MOERT_OP_GEMM_DGRAD ? result : form->operand;
-    o.weight.type = v->kind == MOERT_OP_GEMM_WGRAD ? result : form->operand;
-    o.y.type = v->kind == MOERT_OP_GEMM_FORWARD ? result : form->operand;
-    o.c.type = o.d.type = result;
-    o.accumulate = v->accumulate;
-    o.bias = v->bias;
-    o.bias_type = MOERT_DTYPE_F32;
-    o.prob = v->prob;
-    o.amax = v->amax;
-    o.save_c = v->save_c;
+    o.x.type = o.weight.type = o.y.type = form->operand;
+    moert_op_operand(&o, moert_op_roles_of(v->kind).result)->type = o.c.type = result;
+    for (size_t i = 0; i < MOERT_OP_FIELDS; i++)
+        *moert_op_flag(&o, &moert_op_fields[i]) = (v->fields >> i & 1) != 0;
     o.glu.interleaved = v->interleaved;
     if (form->blocks || form->quantized)
         describe_quantized(form, &o);
@@ -162,9 +154,9 @@ static moert_status run_variant(const op_operands *data, const op_variant *v) {
     double tflops = 0.0;
     size_t wrong = 0;
     MOERT_TRY(moert_op_create(data->device, &o, &op));
-    MOERT_TRY_OR(release, op_buffers_make(data, &o, op, &buffers));
+    MOERT_TRY_OR(release, op_buffers_make(data, op, &buffers));
     MOERT_TRY_OR(release, moert_op_execute(op, &buffers));
-    MOERT_TRY_OR(release, op_count_wrong(data, v, &buffers, &wrong));
+    MOERT_TRY_OR(release, op_count_wrong(data, op, &buffers, &wrong));
     MOERT_TRY_OR(release,
                  bench_rate_op(data->device, op, &buffers,
                                2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));

@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "bench/gemm/check.h"
 #include "gemm/gemm.h"
 #include "tools/common/gemm_shapes.h"
 
@@ -34,9 +35,7 @@ typedef struct bench_problem {
     moert_buffer *ends_buffer, *x_buffer, *y_buffer, *weight_buffer;
 } bench_problem;
 
-/* Groups are balanced or ragged. Ragged: an expert has 0.25 to 1.75 times the average rows, the
- * second of every five has none, and M is that of the balanced groups. The seed determines sizes
- * and data. */
+/* Groups are balanced or ragged, with the same M. The seed determines sizes and data. */
 moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem);
 void bench_problem_destroy(bench_problem *problem);
@@ -57,11 +56,6 @@ moert_status bench_run_create(const bench_problem *problem, bench_op op, bool pr
 void bench_run_destroy(bench_run *run);
 size_t bench_result_count(const bench_problem *problem, bench_op op); /* elements of the result */
 
-/*
- * Compares sampled elements of the result (in `buffer` or, if that is NULL, in `memory`) with
- * float64 sums over the rounded operands. *wrong = number of elements that are off by more than
- * 1e-5 of the sum of their summands' magnitudes. For the GLU that bound is propagated through its
- * derivatives.
- */
-moert_status bench_count_wrong(const bench_problem *problem, bench_op op,
-                               const moert_buffer *buffer, const float *memory, size_t *wrong);
+/* bench_count_wrong() for the result of an operation on the rounded operands. */
+moert_status bench_problem_check(const bench_problem *problem, bench_op op,
+                                 const moert_buffer *buffer, const float *memory, size_t *wrong);

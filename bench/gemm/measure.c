@@ -51,13 +51,13 @@ static moert_status verify(contest *c, size_t *wrong) {
     size_t rival_wrong;
     MOERT_TRY(moert_gemm_run(&c->run.gemm));
     MOERT_TRY(moert_device_finish(bench->device));
-    MOERT_TRY(bench_count_wrong(p, c->run.op, c->run.result, NULL, wrong));
+    MOERT_TRY(bench_problem_check(p, c->run.op, c->run.result, NULL, wrong));
     if (bench->rival == NULL)
         return MOERT_OK;
     bench_rival_run(bench->rival, p, c->run.op, c->result, c->between);
     if (p->type != MOERT_DTYPE_F32) /* the rival does not round its operands */
         return MOERT_OK;
-    MOERT_TRY(bench_count_wrong(p, c->run.op, NULL, c->result, &rival_wrong));
+    MOERT_TRY(bench_problem_check(p, c->run.op, NULL, c->result, &rival_wrong));
     if (rival_wrong > 0)
         return MOERT_FAIL(ERROR_NUMERIC, "the rival's %s has %zu wrong samples",
                           bench_op_name(c->run.op), rival_wrong);

@@ -1,7 +1,7 @@
 /* The operands of bench_op's GEMMs (patterns of random numbers), and the check of their results. */
 #pragma once
 
-#include "moert/ops.h"
+#include "bench/gemm/check.h"
 
 /* Dtypes and formats of the operands and the result. */
 typedef struct op_form {
@@ -17,8 +17,9 @@ typedef struct op_form {
 typedef struct op_variant {
     const char *title;
     moert_op_kind kind;
-    bool f32; /* the result is float32 */
-    bool accumulate, bias, prob, amax, save_c, interleaved;
+    bool f32;        /* the result is float32 */
+    unsigned fields; /* bits of MOERT_OP_FIELD_* */
+    bool interleaved;
 } op_variant;
 
 typedef struct op_shape {
@@ -47,11 +48,10 @@ void op_operands_release(op_operands *o);
 size_t op_operand_bytes(const op_form *form);
 
 /* Creates and fills all buffers that the op has, the result included (accumulate adds to it). */
-moert_status op_buffers_make(const op_operands *o, const moert_op_options *options,
-                             const moert_op *op, moert_op_buffers *buffers);
+moert_status op_buffers_make(const op_operands *o, const moert_op *op, moert_op_buffers *buffers);
 void op_buffers_release(moert_op_buffers *buffers);
 
-/* *wrong = sampled elements of the result that are off by more than the rounding to 16 bits and
- * 1e-5 of the summands' magnitudes; 1e-4 for plain FP8, which tensor cores add less exactly. */
-moert_status op_count_wrong(const op_operands *o, const op_variant *v,
+/* bench_count_wrong() for the result. Sums may be off by 1e-5 of the summands' magnitudes; by 1e-4
+ * for plain FP8, which tensor cores add less exactly. */
+moert_status op_count_wrong(const op_operands *o, const moert_op *op,
                             const moert_op_buffers *buffers, size_t *wrong);
