@@ -116,10 +116,7 @@ static double value(const void *context, moert_op_buffer which, size_t g, size_t
     const ops_operand *operand = which == of->first.payload ? &of->first : &of->second;
     if (which != operand->payload)
         return plain_value(of, which, g, line, column);
-    if (operand->as.how.size == 0)
-        return (double)
-            o->values[((ops_first(operand, g) + line) * operand->columns + column) % BENCH_PATTERN];
-    const ops_place at = ops_locate(operand, g, line, column);
+    const ops_place at = ops_locate(operand, g, line, column); /* plain ones have scales of 1 */
     const size_t byte = at.byte % BENCH_PATTERN;
     const float element =
         o->form->operand == MOERT_DTYPE_E2M1
