@@ -81,7 +81,7 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_row *row) {
     }
 }
 
-/* Finds the tensors that the op uses, checks their types, and learns M, N, K and G from them: first
+/* Finds the inputs that the op uses, checks their types, and learns M, N, K and G from them: first
  * from dimensions that count elements, then from those that count pairs of elements. */
 static moert_status survey(moert_gemm_job *job) {
     moert_op_options *o = job->options;
@@ -90,7 +90,7 @@ static moert_status survey(moert_gemm_job *job) {
         for (size_t i = 0; i < job->count; i++) {
             const moert_gemm_row *row = &job->rows[i];
             const moert_tensor *tensor;
-            if (!is_used(job, row) || !is_input(row->role))
+            if (!row->used || !is_input(row->role))
                 continue;
             MOERT_TRY(moert_file_op_find(job->file, row->name, row->rank, &tensor));
             MOERT_TRY(moert_gemm_check_type(job, row, tensor));
@@ -133,6 +133,13 @@ static moert_status make(moert_gemm_job *job, const moert_gemm_row *row, size_t 
     return MOERT_OK;
 }
 
+static moert_status put(moert_gemm_job *job, const moert_gemm_row *row, const void *values,
+                        size_t bytes) {
+    moert_buffer *buffer;
+    MOERT_TRY(make(job, row, bytes, &buffer));
+    return moert_buffer_write(buffer, 0, values, bytes);
+}
+
 /* Copies lines of from_bytes to lines of to_bytes; truncates them, or leaves the rest at zero. */
 static void copy_lines(const char *from, size_t from_bytes, char *to, size_t to_bytes,
                        size_t lines) {
@@ -161,18 +168,16 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_row *row,
     const bool tiled = row->role == MOERT_GEMM_SCALE && operand->scales != MOERT_SCALES_LINEAR;
     const size_t last = tensor->rank - 1;
     const size_t lines = operand == &job->options->x ? job->options->k : job->options->n;
-    moert_buffer *buffer;
     char *values;
-    MOERT_TRY(make(job, row, tensor->bytes, &buffer));
     if (!transposed || tiled || (weight && !plain) || (!plain && need == tensor->bytes))
-        return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
+        return put(job, row, tensor->data, tensor->bytes);
     MOERT_TRY(moert_alloc(&values, moert_max(need, tensor->bytes), 1));
     if (plain)
         transpose(tensor->data, values, last == 2 ? tensor->shape[0] : 1, tensor->shape[last - 1],
                   tensor->shape[last], moert_file_type_bytes(tensor->type));
     else
         copy_lines(tensor->data, tensor->bytes / lines, values, need / lines, lines);
-    const moert_status status = moert_buffer_write(buffer, 0, values, plain ? tensor->bytes : need);
+    const moert_status status = put(job, row, values, plain ? tensor->bytes : need);
     free(values);
     return status;
 }
@@ -184,10 +189,8 @@ static moert_status load_values(moert_gemm_job *job, const moert_gemm_row *row,
     moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
     float *values, *old;
     moert_status status;
-    if (buffer == NULL) {
-        MOERT_TRY(make(job, row, tensor->bytes, &buffer));
-        return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
-    }
+    if (buffer == NULL)
+        return put(job, row, tensor->data, tensor->bytes);
     MOERT_TRY(MOERT_NEW_ARRAY(&values, 2 * tensor->elements));
     old = values + tensor->elements;
     MOERT_TRY_OR(release, moert_tensor_read_f32(tensor, 0, tensor->elements, values));
@@ -202,20 +205,17 @@ release:
 
 static moert_status load_index(moert_gemm_job *job, const moert_gemm_row *row,
                                const moert_tensor *tensor) {
-    moert_buffer *buffer;
     int32_t *values;
-    MOERT_TRY(make(job, row, tensor->elements * sizeof *values, &buffer));
     MOERT_TRY(MOERT_NEW_ARRAY(&values, tensor->elements));
     moert_status status = moert_tensor_read_i32(tensor, 0, tensor->elements, values);
     if (status == MOERT_OK)
-        status = moert_buffer_write(buffer, 0, values, tensor->elements * sizeof *values);
+        status = put(job, row, values, tensor->elements * sizeof *values);
     free(values);
     return status;
 }
 
 static moert_status load(moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_tensor *tensor;
-    moert_buffer *buffer;
     MOERT_TRY(moert_gemm_check_shape(job, row, &tensor));
     switch (row->role) {
     case MOERT_GEMM_ENDS:
@@ -228,8 +228,7 @@ static moert_status load(moert_gemm_job *job, const moert_gemm_row *row) {
     case MOERT_GEMM_F32:
         return load_values(job, row, tensor);
     default:
-        MOERT_TRY(make(job, row, tensor->bytes, &buffer));
-        return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
+        return put(job, row, tensor->data, tensor->bytes);
     }
 }
 
@@ -264,14 +263,12 @@ static moert_status begin(moert_gemm_job *job, const moert_gemm_row *row) {
 
 static moert_status execute(moert_gemm_job *job) {
     for (size_t i = 0; i < job->count; i++)
-        if (is_used(job, &job->rows[i]))
+        if (job->rows[i].used)
             MOERT_TRY((is_input(job->rows[i].role) ? load : begin)(job, &job->rows[i]));
     MOERT_TRY(moert_op_execute(job->op, &job->buffers));
-    for (size_t i = 0; i < job->count; i++) {
-        const moert_gemm_row *row = &job->rows[i];
-        if (is_used(job, row) && !is_input(row->role))
-            MOERT_TRY(moert_gemm_result(job, row, *moert_op_buffer_at(&job->buffers, row->buffer)));
-    }
+    for (size_t i = 0; i < job->count; i++)
+        if (job->rows[i].used && !is_input(job->rows[i].role))
+            MOERT_TRY(moert_gemm_result(job, &job->rows[i]));
     return MOERT_OK;
 }
 
@@ -279,8 +276,10 @@ moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *optio
                                 const moert_gemm_tensor *tensors, size_t count) {
     moert_gemm_job job = {
         .file = file, .options = options, .count = count, .buffers = MOERT_OP_BUFFERS_INIT};
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         job.rows[i] = moert_gemm_row_of(options, tensors[i]);
+        job.rows[i].used = is_used(&job, &job.rows[i]);
+    }
     MOERT_TRY(survey(&job));
     MOERT_TRY(moert_gemm_check_tensors(&job));
     for (size_t i = 0; i < count; i++)

@@ -72,6 +72,7 @@ typedef struct moert_gemm_row {
     moert_gemm_role role;
     const char *shape; /* letters of moert_op_size(), one for each dimension */
     size_t rank;
+    bool used; /* the op reads or writes the tensor */
 } moert_gemm_row;
 
 moert_gemm_row moert_gemm_row_of(const moert_op_options *options, moert_gemm_tensor tensor);
@@ -111,5 +112,4 @@ moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_r
 moert_status moert_gemm_check_tensors(const moert_gemm_job *job);
 
 /* Adds the buffer of a table row to the results that the job writes. */
-moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_row *row,
-                               const moert_buffer *buffer);
+moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_row *row);

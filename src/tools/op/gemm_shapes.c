@@ -198,8 +198,7 @@ static void describe_quantized(const moert_gemm_job *job, const moert_gemm_row *
     }
 }
 
-moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_row *row,
-                               const moert_buffer *buffer) {
+moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_row *row) {
     const layout l = layout_of(job, row);
     const bool is_operand = row->role == MOERT_GEMM_RESULT || row->role == MOERT_GEMM_RESULT_SCALE;
     moert_tensor_spec spec = {row->name, MOERT_FILE_F32, l.rank, {0}};
@@ -209,5 +208,5 @@ moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_row *
         describe_quantized(job, row, &spec);
     else if (is_operand)
         spec.type = moert_file_type_of(moert_gemm_operand_of(job, row)->type);
-    return moert_file_op_result(job->file, spec, buffer);
+    return moert_file_op_result(job->file, spec, *moert_op_buffer_at(&job->buffers, row->buffer));
 }
