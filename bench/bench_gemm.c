@@ -62,16 +62,16 @@ static size_t experts_of(const bench_shape *of, bool ragged) {
 static double goal_of(const bench_row *row) {
     static const size_t at[] = {32, 128, 512};
     static const struct {
-        bench_op op;
+        moert_op_kind op;
         moert_dtype type;
         double ratio[3];
     } balanced[] = {
-        {BENCH_FPROP, MOERT_DTYPE_F32, {1.5, 1.15, 1.03}},
-        {BENCH_DGRAD, MOERT_DTYPE_F32, {1.5, 1.15, 1.03}},
-        {BENCH_WGRAD, MOERT_DTYPE_F32, {1.2, 1.0, 0.95}},
-        {BENCH_FPROP, MOERT_DTYPE_BF16, {3.0, 2.2, 2.0}},
-        {BENCH_DGRAD, MOERT_DTYPE_BF16, {1.8, 1.8, 1.8}},
-        {BENCH_WGRAD, MOERT_DTYPE_BF16, {1.6, 1.6, 1.6}},
+        {MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, {1.5, 1.15, 1.03}},
+        {MOERT_OP_GEMM_DGRAD, MOERT_DTYPE_F32, {1.5, 1.15, 1.03}},
+        {MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_F32, {1.2, 1.0, 0.95}},
+        {MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16, {3.0, 2.2, 2.0}},
+        {MOERT_OP_GEMM_DGRAD, MOERT_DTYPE_BF16, {1.8, 1.8, 1.8}},
+        {MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_BF16, {1.6, 1.6, 1.6}},
     };
     if (row->ragged)
         return 1.1;
@@ -135,7 +135,7 @@ static moert_status finish_row(totals *sum, bench_row *row) {
 
 /* Measures an operation on the chosen backend, and reports the row. */
 static moert_status run_op(const bench_setup *bench, const bench_problem *problem,
-                           bench_op operation, totals *sum) {
+                           moert_op_kind operation, totals *sum) {
     bench_row row;
     MOERT_TRY(bench_measure(bench, problem, operation, &row));
     if (suite == MOERT_GEMM_SUITE_CPU && shape.experts == 0)
@@ -146,7 +146,7 @@ static moert_status run_op(const bench_setup *bench, const bench_problem *proble
 
 /* Measures an operation on all backends, and reports them in one line. */
 static moert_status run_backends(const bench_setup *bench, const bench_problem *problem,
-                                 bench_op operation, totals *sum) {
+                                 moert_op_kind operation, totals *sum) {
     moert_backend_report report;
     for (size_t i = 0; moert_backend_survey(bench->device, i, &report); i++) {
         bench_row row;
@@ -166,6 +166,8 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
 
 static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_dtype type,
                                 bool ragged, totals *sum) {
+    static const moert_op_kind ops[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GLU, MOERT_OP_GEMM_DGRAD,
+                                        MOERT_OP_GEMM_WGRAD}; /* the words of --op */
     bench_shape run_shape = *of;
     bench_problem *problem;
     moert_status status = MOERT_OK;
@@ -174,9 +176,9 @@ static moert_status run_problem(const bench_setup *bench, const bench_shape *of,
     if (run_shape.experts == 0)
         return MOERT_OK;
     MOERT_TRY(bench_problem_create(bench->device, &run_shape, type, ragged, seed, &problem));
-    for (unsigned i = 0; i < BENCH_OPS && status == MOERT_OK; i++)
+    for (unsigned i = 0; i < MOERT_COUNT(ops) && status == MOERT_OK; i++)
         if (op == 0 || op == i + 1)
-            status = (compare ? run_backends : run_op)(bench, problem, (bench_op)i, sum);
+            status = (compare ? run_backends : run_op)(bench, problem, ops[i], sum);
     bench_problem_destroy(problem);
     return status;
 }

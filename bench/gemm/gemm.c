@@ -10,10 +10,11 @@
 
 enum { ALIGNMENT = 4096, STREAM_X = 1, STREAM_Y, STREAM_WEIGHT };
 
-const char *bench_op_name(bench_op op) {
-#define BENCH_OP_TEXT(name, text) text,
-    static const char *const names[] = {BENCH_OP_TABLE(BENCH_OP_TEXT)};
-#undef BENCH_OP_TEXT
+const char *bench_op_name(moert_op_kind op) {
+    static const char *const names[] = {[MOERT_OP_GEMM_FORWARD] = "fprop",
+                                        [MOERT_OP_GEMM_DGRAD] = "dgrad",
+                                        [MOERT_OP_GEMM_WGRAD] = "wgrad",
+                                        [MOERT_OP_GLU] = "glu"};
     return names[op];
 }
 
@@ -81,20 +82,12 @@ double bench_problem_flops(const bench_problem *p) {
     return 2.0 * (double)p->rows * (double)p->shape.n * (double)p->shape.k;
 }
 
-static const moert_op_kind kinds[] = {[BENCH_FPROP] = MOERT_OP_GEMM_FORWARD,
-                                      [BENCH_GLU] = MOERT_OP_GLU,
-                                      [BENCH_DGRAD] = MOERT_OP_GEMM_DGRAD,
-                                      [BENCH_WGRAD] = MOERT_OP_GEMM_WGRAD};
-
-static moert_op_options describe(const bench_problem *p, bench_op op) {
-    return (moert_op_options){.kind = kinds[op],
-                              .groups = p->shape.experts,
-                              .rows = p->rows,
-                              .n = p->shape.n,
-                              .k = p->shape.k};
+static moert_op_options describe(const bench_problem *p, moert_op_kind op) {
+    return (moert_op_options){
+        .kind = op, .groups = p->shape.experts, .rows = p->rows, .n = p->shape.n, .k = p->shape.k};
 }
 
-size_t bench_result_count(const bench_problem *p, bench_op op) {
+size_t bench_result_count(const bench_problem *p, moert_op_kind op) {
     const moert_op_options o = describe(p, op);
     size_t count = 1;
     for (const char *shape = moert_op_shape(&o, moert_op_roles_of(o.kind).result); *shape != '\0';
@@ -103,35 +96,32 @@ size_t bench_result_count(const bench_problem *p, bench_op op) {
     return count;
 }
 
-moert_status bench_run_create(const bench_problem *p, bench_op op, bool prepacked, bench_run *run) {
-    static const moert_gemm_kind gemms[] = {[BENCH_FPROP] = MOERT_GEMM_FORWARD,
-                                            [BENCH_GLU] = MOERT_GEMM_FORWARD,
-                                            [BENCH_DGRAD] = MOERT_GEMM_DGRAD,
-                                            [BENCH_WGRAD] = MOERT_GEMM_WGRAD};
+moert_status bench_run_create(const bench_problem *p, moert_op_kind op, bool prepacked,
+                              bench_run *run) {
     moert_device *device = moert_buffer_device(p->x_buffer);
     const size_t bytes = bench_result_count(p, op) * sizeof(float);
     moert_status status;
     *run = (bench_run){.problem = p, .op = op};
     MOERT_TRY_OR(fail, bench_upload(device, NULL, bytes, &run->result));
-    if (op == BENCH_GLU)
+    if (op == MOERT_OP_GLU)
         MOERT_TRY_OR(
             fail, moert_buffer_create(device, p->rows * p->shape.n * sizeof(float), &run->between));
-    run->gemm =
-        (moert_gemm){.groups = {p->ends_buffer, p->shape.experts, p->rows},
-                     .n = p->shape.n,
-                     .k = p->shape.k,
-                     .x = {.buffer = op == BENCH_DGRAD ? run->result : p->x_buffer},
-                     .weight = {.buffer = op == BENCH_WGRAD ? run->result : p->weight_buffer},
-                     .y = {.buffer = op == BENCH_FPROP ? run->result
-                                     : op == BENCH_GLU ? run->between
-                                                       : p->y_buffer},
-                     .glu = {.gated = op == BENCH_GLU ? MOERT_GATED : MOERT_UNGATED,
-                             .form = MOERT_GLU_SWIGLU,
-                             .h = run->result}};
-    moert_gemm_set(&run->gemm, gemms[op], p->type);
+    run->gemm = (moert_gemm){
+        .groups = {p->ends_buffer, p->shape.experts, p->rows},
+        .n = p->shape.n,
+        .k = p->shape.k,
+        .x = {.buffer = op == MOERT_OP_GEMM_DGRAD ? run->result : p->x_buffer},
+        .weight = {.buffer = op == MOERT_OP_GEMM_WGRAD ? run->result : p->weight_buffer},
+        .y = {.buffer = op == MOERT_OP_GEMM_FORWARD ? run->result
+                        : op == MOERT_OP_GLU        ? run->between
+                                                    : p->y_buffer},
+        .glu = {.gated = op == MOERT_OP_GLU ? MOERT_GATED : MOERT_UNGATED,
+                .form = MOERT_GLU_SWIGLU,
+                .h = run->result}};
+    moert_gemm_set(&run->gemm, moert_op_roles_of(op).gemm, p->type);
     const moert_prepacked_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
                                          moert_prepacked_use_of(&run->gemm), p->type};
-    if (prepacked && op != BENCH_WGRAD)
+    if (prepacked && op != MOERT_OP_GEMM_WGRAD)
         MOERT_TRY_OR(fail, moert_prepacked_create(device, &shape, &run->prepacked));
     if (run->prepacked != NULL)
         MOERT_TRY_OR(fail, moert_prepacked_fill(run->prepacked, p->weight_buffer));
@@ -160,8 +150,8 @@ static double value(const void *of, moert_op_buffer which, size_t e, size_t line
                : (double)moert_dtype_decode(p->type, moert_dtype_encode(p->type, v));
 }
 
-moert_status bench_problem_check(const bench_problem *p, bench_op op, const moert_buffer *buffer,
-                                 const float *memory, size_t *wrong) {
+moert_status bench_problem_check(const bench_problem *p, moert_op_kind op,
+                                 const moert_buffer *buffer, const float *memory, size_t *wrong) {
     const bench_check check = {
         .op = describe(p, op), .ends = p->ends, .value = value, .of = p, .slack = 1e-5};
     return bench_count_wrong(&check, buffer, memory, wrong);

@@ -12,16 +12,7 @@
 #include "gemm/gemm.h"
 #include "tools/common/gemm_shapes.h"
 
-#define BENCH_OP_TABLE(X) X(FPROP, "fprop") X(GLU, "glu") X(DGRAD, "dgrad") X(WGRAD, "wgrad")
-
-typedef enum bench_op {
-#define BENCH_OP_ENUM(name, text) BENCH_##name,
-    BENCH_OP_TABLE(BENCH_OP_ENUM)
-#undef BENCH_OP_ENUM
-        BENCH_OPS
-} bench_op;
-
-const char *bench_op_name(bench_op op);
+const char *bench_op_name(moert_op_kind op);
 
 typedef moert_gemm_shape bench_shape;
 
@@ -44,18 +35,19 @@ double bench_problem_flops(const bench_problem *problem); /* FLOPs of one operat
 /* An operation on a problem, prepared for the backend in use; run `gemm` any number of times. */
 typedef struct bench_run {
     const bench_problem *problem;
-    bench_op op;
+    moert_op_kind op;
     moert_gemm gemm;
     moert_prepacked *prepacked;
     moert_buffer *result, *between; /* between: y, of the GLU only */
 } bench_run;
 
 /* prepacked: forward and dgrad read prepacked weights if the backend has them. */
-moert_status bench_run_create(const bench_problem *problem, bench_op op, bool prepacked,
+moert_status bench_run_create(const bench_problem *problem, moert_op_kind op, bool prepacked,
                               bench_run *run);
 void bench_run_destroy(bench_run *run);
-size_t bench_result_count(const bench_problem *problem, bench_op op); /* elements of the result */
+size_t bench_result_count(const bench_problem *problem,
+                          moert_op_kind op); /* elements of the result */
 
 /* bench_count_wrong() for the result of an operation on the rounded operands. */
-moert_status bench_problem_check(const bench_problem *problem, bench_op op,
+moert_status bench_problem_check(const bench_problem *problem, moert_op_kind op,
                                  const moert_buffer *buffer, const float *memory, size_t *wrong);

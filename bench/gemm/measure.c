@@ -25,7 +25,7 @@ static void release(contest *c) {
     MOERT_FREE(c->result, c->between, c->ours, c->theirs);
 }
 
-static moert_status prepare(const bench_setup *bench, const bench_problem *p, bench_op op,
+static moert_status prepare(const bench_setup *bench, const bench_problem *p, moert_op_kind op,
                             contest *c) {
     const size_t weights = p->shape.experts * p->shape.n * p->shape.k;
     const bool cold = weights * sizeof(float) > 2 * bench_pool_cache_bytes(bench->pool);
@@ -39,7 +39,7 @@ static moert_status prepare(const bench_setup *bench, const bench_problem *p, be
     if (bench->rival == NULL)
         return MOERT_OK;
     MOERT_TRY(MOERT_NEW_ARRAY(&c->result, bench_result_count(p, op)));
-    if (op == BENCH_GLU)
+    if (op == MOERT_OP_GLU)
         MOERT_TRY(MOERT_NEW_ARRAY(&c->between, p->rows * p->shape.n));
     return MOERT_OK;
 }
@@ -143,7 +143,7 @@ static void summarise(contest *c, bench_row *row) {
     }
 }
 
-moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, bench_op op,
+moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, moert_op_kind op,
                            bench_row *row) {
     contest c;
     moert_status status;

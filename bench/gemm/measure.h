@@ -25,5 +25,5 @@ typedef struct bench_setup {
 
 /* Verifies both contenders' results, then times them. Fills the row, except its goal. ERROR_NUMERIC
  * if the rival is wrong; moert's wrong elements are counted in the row. */
-moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, bench_op op,
+moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, moert_op_kind op,
                            bench_row *row);

@@ -186,28 +186,28 @@ static void glu(const bench_rival *rival, const float *v, size_t rows, size_t wi
     bench_pool_run(rival->pool, glu_rows, &work);
 }
 
-void bench_rival_run(const bench_rival *rival, const bench_problem *p, bench_op op, float *result,
-                     float *between) {
+void bench_rival_run(const bench_rival *rival, const bench_problem *p, moert_op_kind op,
+                     float *result, float *between) {
     const int N = (int)p->shape.n, K = (int)p->shape.k;
     const size_t weights = p->shape.n * p->shape.k;
-    float *y = op == BENCH_GLU ? between : result;
+    float *y = op == MOERT_OP_GLU ? between : result;
     for (size_t e = 0; e < p->shape.experts; e++) {
         const size_t first = e > 0 ? p->ends[e - 1] : 0;
         const int m = (int)(p->ends[e] - first);
         const float *xs = p->x + first * p->shape.k, *ys = p->y + first * p->shape.n;
         const float *w = p->weight + e * weights;
-        if (m == 0 && op == BENCH_WGRAD)
+        if (m == 0 && op == MOERT_OP_GEMM_WGRAD)
             memset(result + e * weights, 0, weights * sizeof(float));
-        else if (m > 0 && op == BENCH_WGRAD)
+        else if (m > 0 && op == MOERT_OP_GEMM_WGRAD)
             rival->multiply(ROW_MAJOR, TRANSPOSED, PLAIN, N, K, m, 1.0f, ys, N, xs, K, 0.0f,
                             result + e * weights, K);
-        else if (m > 0 && op == BENCH_DGRAD)
+        else if (m > 0 && op == MOERT_OP_GEMM_DGRAD)
             rival->multiply(ROW_MAJOR, PLAIN, PLAIN, m, K, N, 1.0f, ys, N, w, K, 0.0f,
                             result + first * p->shape.k, K);
         else if (m > 0)
             rival->multiply(ROW_MAJOR, PLAIN, TRANSPOSED, m, N, K, 1.0f, xs, K, w, K, 0.0f,
                             y + first * p->shape.n, N);
     }
-    if (op == BENCH_GLU)
+    if (op == MOERT_OP_GLU)
         glu(rival, between, p->rows, p->shape.n / 2, result);
 }

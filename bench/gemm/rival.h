@@ -31,5 +31,5 @@ double bench_rival_restless(const bench_rival *rival);
 
 /* Runs the operation in float32, whatever the problem's dtype; `between` is y[M,N] of the GLU. An
  * expert without rows gets a weight gradient of zeros. */
-void bench_rival_run(const bench_rival *rival, const bench_problem *problem, bench_op op,
+void bench_rival_run(const bench_rival *rival, const bench_problem *problem, moert_op_kind op,
                      float *result, float *between);

@@ -6,7 +6,7 @@
 
 typedef struct bench_row {
     bench_shape shape;
-    bench_op op;
+    moert_op_kind op;
     moert_dtype type;
     bool ragged;
     const char *backend, *rival; /* rival: its description, or NULL */

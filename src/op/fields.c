@@ -29,7 +29,8 @@ moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buff
 /* ---- kinds, matrices, fields ---- */
 
 moert_op_roles moert_op_roles_of(moert_op_kind kind) {
-#define ROLES(name, a, b, c) {MOERT_OP_BUFFER_##a, MOERT_OP_BUFFER_##b, MOERT_OP_BUFFER_##c},
+#define ROLES(name, gemm, a, b, c)                                                                 \
+    {MOERT_GEMM_##gemm, MOERT_OP_BUFFER_##a, MOERT_OP_BUFFER_##b, MOERT_OP_BUFFER_##c},
     static const moert_op_roles roles[] = {MOERT_OP_ROLE_TABLE(ROLES)};
 #undef ROLES
     return roles[kind];

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "gemm/gemm.h"
 #include "moert/ops.h"
 
 typedef enum moert_op_buffer {
@@ -30,15 +31,17 @@ size_t moert_op_columns(const moert_op_options *options, moert_op_buffer which);
 
 /* ---- roles ---- */
 
-/* X(KIND, first, second, result): the operands of the GEMM, and the matrix that the op writes. */
+/* X(KIND, GEMM, first, second, result): the GEMM of an op, its operands, and the matrix that the op
+ * writes. */
 #define MOERT_OP_ROLE_TABLE(X)                                                                     \
-    X(GEMM_FORWARD, x, weight, y)                                                                  \
-    X(GEMM_DGRAD, y, weight, x)                                                                    \
-    X(GEMM_WGRAD, x, y, weight)                                                                    \
-    X(GLU, x, weight, d)                                                                           \
-    X(DGLU, y, weight, d)
+    X(GEMM_FORWARD, FORWARD, x, weight, y)                                                         \
+    X(GEMM_DGRAD, DGRAD, y, weight, x)                                                             \
+    X(GEMM_WGRAD, WGRAD, x, y, weight)                                                             \
+    X(GLU, FORWARD, x, weight, d)                                                                  \
+    X(DGLU, DGRAD, y, weight, d)
 
 typedef struct moert_op_roles {
+    moert_gemm_kind gemm;
     moert_op_buffer first, second, result;
 } moert_op_roles;
 moert_op_roles moert_op_roles_of(moert_op_kind kind);

@@ -145,11 +145,6 @@ static moert_gemm_more lower_more(const moert_op *op, const moert_op_buffers *b,
 
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
                           moert_gemm_more *more) {
-    static const moert_gemm_kind kinds[] = {[MOERT_OP_GEMM_FORWARD] = MOERT_GEMM_FORWARD,
-                                            [MOERT_OP_GEMM_DGRAD] = MOERT_GEMM_DGRAD,
-                                            [MOERT_OP_GEMM_WGRAD] = MOERT_GEMM_WGRAD,
-                                            [MOERT_OP_GLU] = MOERT_GEMM_FORWARD,
-                                            [MOERT_OP_DGLU] = MOERT_GEMM_DGRAD};
     const moert_op_options *o = &op->options;
     const moert_op_buffers substitutes = stand_ins(op);
     const moert_op_buffers *b = buffers != NULL ? buffers : &substitutes;
@@ -157,7 +152,7 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
     const moert_buffer *alpha = op->alphas != NULL && !dglu ? op->alphas : b->alpha;
     *more = lower_more(op, b, scales);
     moert_gemm gemm = {
-        .kind = kinds[o->kind],
+        .kind = moert_op_roles_of(o->kind).gemm,
         .groups = {b->ends, o->groups, o->rows},
         .n = o->n,
         .k = o->k,
