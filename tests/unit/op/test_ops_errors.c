@@ -67,6 +67,25 @@ TEST(test_a_wrong_field_is_named_with_its_value) {
     PLAIN(dglu, usage, "c.stride is 63", o.c.stride = 63);
 }
 
+TEST(test_fields_are_refused_in_kinds_that_lack_them) {
+    for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++)
+        for (size_t i = 0; i < MOERT_OP_FIELDS; i++) {
+            const moert_op_field *f = &moert_op_fields[i];
+            if (!moert_op_has_field(kind, f))
+                REFUSED(plain(kind), unsupported, titled("%s is true; %s", f->name, f->legal),
+                        *moert_op_flag(&o, f) = true);
+        }
+}
+
+TEST(test_each_buffer_is_described_once) {
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const int others = i == MOERT_OP_BUFFER_ends || i == MOERT_OP_BUFFER_gather ||
+                           i == MOERT_OP_BUFFER_workspace;
+        assert_int_equal(others + (moert_op_field_of(i) != NULL) + (moert_op_matrix_of(i) != NULL),
+                         1);
+    }
+}
+
 TEST(test_fields_that_do_not_go_together_are_refused) {
     PLAIN(forward, usage, "accumulate is true", o.beta = o.accumulate = true);
     PLAIN(dgrad, usage, "prob is true; false with beta", o.prob = o.beta = true);
