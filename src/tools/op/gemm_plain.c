@@ -58,8 +58,9 @@ static size_t list_tensors(moert_op_kind kind, moert_gemm_tensor *tensors) {
     const moert_op_roles is = moert_op_roles_of(kind);
     size_t count = add(tensors, 0, MOERT_OP_BUFFER_ends);
     count = add(tensors, count, MOERT_OP_BUFFER_gather);
-    count = add_matrix(tensors, count, is.first, false);
-    count = add_matrix(tensors, count, is.second, false);
+    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD; /* y^T x */
+    count = add_matrix(tensors, count, wgrad ? is.second : is.first, false);
+    count = add_matrix(tensors, count, wgrad ? is.first : is.second, false);
     for (size_t i = 0; i < MOERT_OP_FIELDS; i++)
         if (moert_op_has_field(kind, &moert_op_fields[i]) &&
             moert_op_fields[i].use == MOERT_OP_READ)
