@@ -45,6 +45,11 @@ static inline bool moert_trainer_uses_bf16(const moert_trainer *t) {
            c->precision == MOERT_PRECISION_MXFP8;
 }
 
+/* The experts of all MoE layers. */
+static inline size_t moert_trainer_experts(const moert_trainer *t) {
+    return moert_model_moe_layers(t->model) * moert_model_describe(t->model)->router.experts;
+}
+
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options);
 /* Checks the options, allocates room for this rank's sequences and sets the state of a new run. Not

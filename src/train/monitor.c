@@ -103,21 +103,13 @@ static void put_layer(moert_monitor *monitor, const char *what, size_t layer, do
     put(monitor, name, value);
 }
 
-static double count_dead(const moert_monitor *monitor, const uint64_t *counts) {
-    const size_t slots = moert_model_moe_layers(monitor->model) *
-                         moert_model_describe(monitor->model)->router.experts;
-    size_t dead = 0;
-    for (size_t i = 0; i < slots; i++)
-        dead += counts[i] == 0;
-    return (double)dead;
-}
-
 /* Adds the numbers of a step, from the last gradient norm. They are valid until the next step. */
 static moert_status report(void *self, moert_trainer *t) {
     moert_monitor *monitor = self;
     const moert_model_config *config = moert_model_describe(monitor->model);
     const size_t layers = config->layers;
     const double rate = monitor->step_flops / t->step_s;
+    size_t dead = 0;
     monitor->count = 0;
     moert_gradient_norm_layers(t->optimizer->norm, monitor->norm);
     for (size_t l = 0; l < layers; l++)
@@ -129,7 +121,9 @@ static moert_status report(void *self, moert_trainer *t) {
         if (moert_layer_is_moe(config, l))
             put_layer(monitor, "router_entropy", l,
                       moert_model_watch_entropy(monitor->watch, moe++));
-    put(monitor, "dead_experts", count_dead(monitor, t->counts));
+    for (size_t e = 0; e < moert_trainer_experts(t); e++)
+        dead += t->counts[e] == 0;
+    put(monitor, "dead_experts", (double)dead);
     put(monitor, "model_flops_per_s", rate);
     put(monitor, "mfu", rate / monitor->peak_flops);
     t->row.more[0].number = monitor->number;

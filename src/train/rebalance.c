@@ -5,6 +5,7 @@
  * more rows than the ranks' mean get clones in empty slots. All ranks have the same counts, so they
  * agree.
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -33,12 +34,12 @@ typedef struct moert_rebalance {
     moert_run *run;
     size_t layers, experts;
     bool clones;
-    uint64_t *step, *rows; /* [layers,E] rows of the step so far, and smoothed over earlier steps */
-    uint32_t *expert;      /* [slots of all ranks] */
-    size_t nodes;          /* 0: experts do not move for the sake of nodes */
-    uint32_t *node;        /* [ranks] */
-    uint64_t *node_rows;   /* [layers,nodes,E] `rows` of the tokens of each node */
-    moves last;            /* since the last row of metrics */
+    uint64_t *rows;      /* [layers,E], smoothed over earlier steps */
+    uint32_t *expert;    /* [slots of all ranks] */
+    size_t nodes;        /* 0: experts do not move for the sake of nodes */
+    uint32_t *node;      /* [ranks] */
+    uint64_t *node_rows; /* [layers,nodes,E] `rows` of the tokens of each node */
+    moves last;          /* since the last row of metrics */
 } moert_rebalance;
 
 static bool wanted(const moert_trainer *t) {
@@ -48,7 +49,7 @@ static bool wanted(const moert_trainer *t) {
 
 static void close(void *self) {
     moert_rebalance *r = self;
-    MOERT_FREE(r->node_rows, r->node, r->expert, r->rows, r->step, r);
+    MOERT_FREE(r->node_rows, r->node, r->expert, r->rows, r);
 }
 
 static moert_status create(const moert_trainer *t, moert_rebalance **rebalance) {
@@ -68,7 +69,6 @@ static moert_status create(const moert_trainer *t, moert_rebalance **rebalance) 
     made->nodes = nodes > 1 && moert_comm_size(mesh->replicas) == 1 ? nodes : 0;
     const size_t slots =
         made->layers > 0 ? moert_expert_map_slots(moert_model_placement(model, 0)) : 0;
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->step, made->layers * made->experts));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->rows, made->layers * made->experts));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->expert, slots));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->node, ranks));
@@ -101,25 +101,20 @@ static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
 static moert_status count(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
     const bool first = t->micro_batch == 0;
-    const uint64_t *counts = moert_run_expert_counts(rebalance->run);
     const size_t n = rebalance->layers * rebalance->experts;
-    for (size_t i = 0; i < n; i++)
-        rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
-    add(rebalance->rows, counts, n, first);
+    add(rebalance->rows, moert_run_expert_counts(rebalance->run), n, first);
     if (rebalance->nodes > 0)
         add(rebalance->node_rows, moert_run_node_counts(rebalance->run), rebalance->nodes * n,
             first);
     return MOERT_OK;
 }
 
-/* The rows of the busiest rank / mean, in the worst layer, of the step so far. */
-static double load_of(const moert_rebalance *rebalance) {
+/* The rows of the busiest rank / mean, in the worst layer. counts [layers,E] */
+static double load_of(const moert_rebalance *rebalance, const uint64_t *counts) {
     double worst = 1.0;
     for (size_t l = 0; l < rebalance->layers; l++) {
         const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, l);
-        const uint64_t *rows = rebalance->step + l * rebalance->experts;
-        const double load = moert_expert_map_load(map, map->expert, rows);
-        worst = load > worst ? load : worst;
+        worst = fmax(worst, moert_expert_map_load(map, map->expert, counts + l * map->experts));
     }
     return worst;
 }
@@ -169,8 +164,8 @@ static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moves *d
     double after = moert_expert_map_load(map, rebalance->expert, rows);
     const bool pays = before - after > before / WORTH || saved > 1.0 / WORTH;
     after = pays ? after : before;
-    done->before = before > done->before ? before : done->before;
-    done->after = after > done->after ? after : done->after;
+    done->before = fmax(done->before, before);
+    done->after = fmax(done->after, after);
     if (!pays)
         return MOERT_OK;
     done->experts += count_moved(map, rebalance->expert);
@@ -200,7 +195,7 @@ static moert_status run(void *self, moert_trainer *t) {
 
 static moert_status report(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
-    t->row.rank_load = load_of(rebalance);
+    t->row.rank_load = load_of(rebalance, t->counts);
     t->row.clones = (double)count_clones(rebalance);
     t->row.moved_experts = (double)rebalance->last.experts;
     t->row.move_s = rebalance->last.taken_s;

@@ -43,7 +43,7 @@ static moert_status look_for_collapse(void *self, moert_trainer *t) {
     if (one->warned || !t->first || tokens < 4 * experts ||
         t->result.expert_load < 0.999 * (double)experts / (double)c->router.topk)
         return MOERT_OK;
-    for (size_t i = 0; i < moert_model_moe_layers(t->model) * experts && !one->warned; i++) {
+    for (size_t i = 0; i < moert_trainer_experts(t) && !one->warned; i++) {
         if (counts[i] < tokens)
             continue;
         one->warned = true;

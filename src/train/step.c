@@ -1,6 +1,7 @@
 /* Forward and backward over the batches of a training run; export of gradients and logits. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -83,11 +84,6 @@ static moert_status check_options(const moert_trainer_options *o, bool exact,
     return moert_data_check_length(data, o->length);
 }
 
-/* The experts of all MoE layers. */
-static size_t count_experts(const moert_trainer *t) {
-    return moert_model_moe_layers(t->model) * moert_model_describe(t->model)->router.experts;
-}
-
 moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const moert_data_info info = moert_data_describe(t->data);
@@ -116,7 +112,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
     else if (o->out != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
-    MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
+    MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, moert_trainer_experts(t)));
     MOERT_TRY(moert_run_create(t->model, &t->run));
     const moert_evaluation_options evaluation = {.run = t->run,
                                                  .data = t->data,
@@ -175,13 +171,6 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
     return moert_run_forward(t->run, &batch);
 }
 
-/* Adds the slots of the last loss to those of the step. */
-static void add_counts(moert_trainer *t, bool first) {
-    const uint64_t *counts = moert_run_expert_counts(t->run);
-    for (size_t i = 0; i < count_experts(t); i++)
-        t->counts[i] = (first ? 0 : t->counts[i]) + counts[i];
-}
-
 /* Gives up a step whose routing scores are not finite, on all ranks alike: it has no gradients. */
 static moert_status give_up(moert_trainer *t, moert_model_result *mean) {
     mean->cross_entropy = NAN;
@@ -196,6 +185,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
     double factor = 1.0 / (double)pieces;
     *mean = (moert_model_result){0};
     *stopped = t->has_gradients = false;
+    memset(t->counts, 0, moert_trainer_experts(t) * sizeof *t->counts);
     MOERT_TRY(moert_trainer_load(t));
     for (size_t i = 0; i < pieces; i++) {
         moert_model_result *result = &t->result;
@@ -210,7 +200,8 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
             return give_up(t, mean);
         MOERT_TRY(status);
         MOERT_TRY(moert_run_loss(t->run, &o->losses, factor, result));
-        add_counts(t, i == 0);
+        for (size_t e = 0; e < moert_trainer_experts(t); e++)
+            t->counts[e] += moert_run_expert_counts(t->run)[e];
         MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_LOSS));
         MOERT_TRY(moert_run_backward(t->run, i + 1 == pieces));
         MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_BACKWARD));
