@@ -36,13 +36,8 @@ uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, bool bf16,
                                    uint64_t first, uint64_t end, moert_breakdown *breakdown);
 
-/* Fits the times of a rank's operations, ns[MOERT_OPERATIONS], into the wall time and returns the
- * rest, the host's time. Waits are shortened to fit: a wait that overlaps a kernel counts as the
- * kernel. */
-double moert_breakdown_fit(double *ns, double wall_ns);
-
 /*
- * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
+ * Rank 0 prints the table and, unless `out` is NULL, writes OUT/profile.json: {"steps", "ranks",
  * "fma_peak_gflops", "bf16_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share",
  * "rows": [{"name", "calls", "ms_per_step", "share", "gflops", "peak_share", "gbps",
  * "copy_share"}], "flight_ms_per_step"}.
@@ -52,4 +47,4 @@ double moert_breakdown_fit(double *ns, double wall_ns);
  */
 moert_status moert_breakdown_report(const moert_device *device, moert_comm *world,
                                     const moert_breakdown *breakdown, FILE *console,
-                                    const char *path);
+                                    const char *out);

@@ -20,9 +20,22 @@
  */
 #pragma once
 
+#include <stdio.h>
+
 #include "model/model.h"
 
-typedef struct moert_ledger moert_ledger;
+typedef struct moert_ledger {
+    moert_model *model; /* NULL: not open */
+    moert_comm *world;
+    const char *out;
+    FILE *file; /* rank 0: the open profile-steps.jsonl */
+    size_t steps, ranks, layers, experts;
+    struct moert_ledger_account *accounts; /* [R] times in the last step */
+    double *waited_ns;                     /* [R] */
+    uint64_t *bytes;                       /* [2,EP] storage of `tally` */
+    moert_exchange_tally tally;            /* bytes to the ranks of the EP group */
+    double *rows;                          /* [layers,E] rows of experts in all steps */
+} moert_ledger;
 
 /* Removes the files of an older run from the run directory `out`, with its profile.json. Not
  * collective. Errors: ERROR_IO, ERROR_MEMORY. */
@@ -30,17 +43,15 @@ moert_status moert_ledger_clear(const char *out);
 
 /* Opens a ledger in directory `out`. The device's profile must be enabled. Collective. Errors:
  * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
-moert_status moert_ledger_open(moert_run *run, const char *out, moert_ledger **ledger);
-/* NULL is legal, here and below: the calls do nothing. */
-void moert_ledger_destroy(moert_ledger *ledger);
+moert_status moert_ledger_open(moert_ledger *ledger, moert_model *model, const char *out);
+/* Legal if the opening has failed, or has not been called. */
+void moert_ledger_close(moert_ledger *ledger);
 
 /* Begins a step. All ranks call it between the same two collective calls. Not collective. */
 void moert_ledger_begin(moert_ledger *ledger);
-/* Adds the experts' rows of the run's last loss. Not collective. */
-void moert_ledger_count(moert_ledger *ledger);
-/* Ends the step, after moert_profile_end. Collective. Errors: ERROR_IO, ERROR_MEMORY,
- * ERROR_COMM. */
-moert_status moert_ledger_end(moert_ledger *ledger, uint64_t step);
+/* Ends the step, after moert_profile_end. rows[layers,E]: the experts' rows in the step.
+ * Collective. Errors: ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
+moert_status moert_ledger_end(moert_ledger *ledger, uint64_t step, const uint64_t *rows);
 
 /* Writes profile-ranks.json. Collective. Errors: ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_ledger_write(moert_ledger *ledger);

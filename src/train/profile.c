@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "base/text.h"
 #include "train/breakdown.h"
 #include "train/internal.h"
 #include "train/ledger.h"
@@ -13,10 +12,10 @@
 typedef struct profile {
     moert_device *device;
     moert_breakdown breakdown;
-    moert_ledger *ledger; /* NULL: no files */
-    moert_trace *trace;   /* NULL: no trace */
-    bool counts, traced;  /* of the step */
-    uint64_t start;       /* when it began */
+    moert_ledger ledger;
+    moert_trace trace;
+    bool counts, logs, traced; /* of the step: at all, in the ledger, in the trace */
+    uint64_t start;            /* when it began */
 } profile;
 
 static bool wanted(const moert_trainer *t) {
@@ -37,8 +36,8 @@ static moert_status open(moert_trainer *t, void **self) {
 
 static void close(void *self) {
     profile *p = self;
-    moert_trace_destroy(p->trace);
-    moert_ledger_destroy(p->ledger);
+    moert_trace_close(&p->trace);
+    moert_ledger_close(&p->ledger);
     free(p);
 }
 
@@ -47,30 +46,23 @@ static moert_status start(void *self, moert_trainer *t) {
     profile *p = self;
     if (o->trace != NULL) {
         MOERT_TRY(moert_comm_agree(t->world, moert_profile_enable(p->device)));
-        MOERT_TRY(moert_trace_start(p->device, t->world, o->trace, &p->trace));
+        MOERT_TRY(moert_trace_start(&p->trace, p->device, t->world, o->trace));
     }
-    return o->profile && o->out != NULL ? moert_ledger_open(t->run, o->out, &p->ledger) : MOERT_OK;
+    return o->profile && o->out != NULL ? moert_ledger_open(&p->ledger, t->model, o->out)
+                                        : MOERT_OK;
 }
 
 static moert_status begin_step(void *self, moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
     profile *p = self;
     const bool late = t->state.step >= p->breakdown.from;
-    p->traced = late && p->trace != NULL && t->state.step - p->breakdown.from < MOERT_TRACE_STEPS;
-    p->counts = p->traced || (late && t->options->profile);
+    p->traced = late && o->trace != NULL && p->trace.steps < MOERT_TRACE_STEPS;
+    p->logs = late && o->profile && o->out != NULL;
+    p->counts = p->traced || (late && o->profile);
     p->start = moert_clock_ns();
-    if (!p->counts)
-        return MOERT_OK;
-    if (p->ledger != NULL)
-        moert_ledger_begin(p->ledger);
-    return moert_profile_begin(p->device);
-}
-
-static moert_status count(void *self, moert_trainer *t) {
-    const profile *p = self;
-    (void)t;
-    if (p->ledger != NULL)
-        moert_ledger_count(p->ledger);
-    return MOERT_OK;
+    if (p->logs)
+        moert_ledger_begin(&p->ledger);
+    return p->counts ? moert_profile_begin(p->device) : MOERT_OK;
 }
 
 /* The profile has the times of a step that is dropped. */
@@ -87,27 +79,18 @@ static moert_status end_step(void *self, moert_trainer *t) {
     p->breakdown.steps++;
     MOERT_TRY(moert_profile_end(p->device));
     if (p->traced)
-        moert_trace_step(p->trace, t->state.step, p->start, moert_clock_ns());
-    return p->ledger != NULL ? moert_ledger_end(p->ledger, t->state.step) : MOERT_OK;
-}
-
-static moert_status report(const profile *p, moert_trainer *t) {
-    const char *out = t->options->out;
-    char *path = NULL;
-    MOERT_TRY(moert_comm_agree(
-        t->world, out != NULL ? moert_text_path(&path, "%s/profile.json", out) : MOERT_OK));
-    const moert_status status =
-        moert_breakdown_report(p->device, t->world, &p->breakdown, stdout, path);
-    free(path);
-    MOERT_TRY(status);
-    return p->ledger != NULL ? moert_ledger_write(p->ledger) : MOERT_OK;
+        moert_trace_step(&p->trace, t->state.step, p->start, moert_clock_ns());
+    return p->logs ? moert_ledger_end(&p->ledger, t->state.step, t->counts) : MOERT_OK;
 }
 
 static moert_status end(void *self, moert_trainer *t) {
-    const profile *p = self;
-    if (t->options->profile)
-        MOERT_TRY(report(p, t));
-    return p->trace != NULL ? moert_trace_write(p->trace) : MOERT_OK;
+    const moert_trainer_options *o = t->options;
+    profile *p = self;
+    if (o->profile)
+        MOERT_TRY(moert_breakdown_report(p->device, t->world, &p->breakdown, stdout, o->out));
+    if (o->profile && o->out != NULL)
+        MOERT_TRY(moert_ledger_write(&p->ledger));
+    return o->trace != NULL ? moert_trace_write(&p->trace) : MOERT_OK;
 }
 
 const moert_observer moert_observer_profile = {wanted,
@@ -115,7 +98,6 @@ const moert_observer moert_observer_profile = {wanted,
                                                close,
                                                {[MOERT_EVENT_START] = start,
                                                 [MOERT_EVENT_STEP] = begin_step,
-                                                [MOERT_EVENT_LOSS] = count,
                                                 [MOERT_EVENT_STOP] = stop,
                                                 [MOERT_EVENT_DONE] = end_step,
                                                 [MOERT_EVENT_END] = end}};

@@ -6,18 +6,32 @@
  */
 #pragma once
 
+#include <stdio.h>
+
 #include "comm/comm.h"
 #include "device/profile/profile.h"
 
 enum { MOERT_TRACE_STEPS = 5 };
 
-typedef struct moert_trace moert_trace;
+typedef struct moert_trace {
+    moert_device *device; /* NULL: not started */
+    moert_comm *world;
+    uint64_t zero_ns;
+    size_t steps;
+    struct moert_trace_event *events; /* [count] */
+    size_t count, room;
+    bool full; /* there was no memory for an event */
+    const char *path;
+    char *temporary; /* name of rank 0's file until it is complete */
+    FILE *file;      /* rank 0's */
+} moert_trace;
 
 /* Starts a trace; rank 0 opens PATH.tmp. The device's profile must be enabled and not be counting.
  * Collective. Errors, on all ranks alike: ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
-moert_status moert_trace_start(moert_device *device, moert_comm *world, const char *path,
-                               moert_trace **trace);
-void moert_trace_destroy(moert_trace *trace); /* removes an unfinished file; NULL is legal */
+moert_status moert_trace_start(moert_trace *trace, moert_device *device, moert_comm *world,
+                               const char *path);
+/* Removes an unfinished file. Legal if the start has failed, or has not been called. */
+void moert_trace_close(moert_trace *trace);
 
 /* Records a step from start_ns to end_ns of moert_clock_ns(). After MOERT_TRACE_STEPS steps the
  * trace records no more spans. */

@@ -1,8 +1,8 @@
-/* Assigns commands to operations, and times the commands by events. */
+/* Times commands by their events, and adds up spans by operation. */
 #include "device/profile/profile.h"
 
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -19,7 +19,7 @@ typedef struct pending {
 } pending;
 
 struct moert_profiler {
-    moert_profile sums;
+    moert_profile sums, last; /* of all spans that have ended; of the present or last one */
     bool counting;
     cl_int failure; /* first failure of reading events */
     uint64_t began_ns;
@@ -30,107 +30,6 @@ struct moert_profiler {
     size_t used;
     pending ring[RING];
 };
-
-/* ---- operations ---- */
-
-static const struct {
-    const char *text;
-    bool gemm;
-} operations[] = {
-#define OPERATION_ROW(name, text, gemm) {text, gemm},
-    MOERT_OPERATION_TABLE(OPERATION_ROW)
-#undef OPERATION_ROW
-};
-
-const char *moert_operation_text(moert_operation operation) {
-    return operations[operation].text;
-}
-
-bool moert_operation_is_gemm(moert_operation operation) {
-    return operations[operation].gemm;
-}
-
-#define OF(name) MOERT_OPERATION_##name
-
-/* Kernel directories or families whose kernels belong to one operation in all phases. */
-static const struct {
-    const char *start;
-    moert_operation operation;
-} families[] = {
-    {"attention/", OF(ATTENTION)},
-    {"gemm/glu", OF(GLU)},
-    {"quant/", OF(QUANTIZE)},
-    {"nn/norm", OF(NORM)},
-    {"router/", OF(ROUTER)},
-    {"exchange/plan", OF(DISPATCH)},
-    {"nn/embedding", OF(EMBEDDING)},
-    {"nn/loss", OF(LOSS)},
-    {"nn/elementwise", OF(ELEMENTWISE)},
-    {"nn/columns", OF(ELEMENTWISE)},
-    {"nn/rope", OF(ELEMENTWISE)},
-    {"nn/bias", OF(ELEMENTWISE)},
-    {"nn/reduce", OF(SUMS)},
-    {"nn/squares", OF(SUMS)},
-    {"exchange/peers", OF(SUMS)},
-    {"nn/optimizer", OF(OPTIMIZER)},
-};
-
-typedef struct purpose {
-    moert_phase phase;
-    moert_operation operation;
-} purpose;
-
-/* Operations of the GEMMs of a phase. */
-static const purpose gemms[] = {
-    {MOERT_PHASE_EXPERTS, OF(EXPERTS_FPROP)},
-    {MOERT_PHASE_EXPERTS_BACKWARD, OF(EXPERTS_DGRAD)},
-    {MOERT_PHASE_WGRAD, OF(EXPERTS_WGRAD)},
-    {MOERT_PHASE_SHARED_EXPERT, OF(SHARED_EXPERT)},
-    {MOERT_PHASE_ATTENTION, OF(PROJECTIONS)},
-    {MOERT_PHASE_ATTENTION_BACKWARD, OF(PROJECTIONS)},
-    {MOERT_PHASE_LOGITS, OF(HEAD)},
-    {MOERT_PHASE_LOGITS_BACKWARD, OF(HEAD)},
-    {MOERT_PHASE_EMBEDDING_BACKWARD, OF(HEAD)}, /* of a tied head */
-    {MOERT_PHASE_ROUTE, OF(ROUTER_GEMM)},
-    {MOERT_PHASE_ROUTER_BACKWARD, OF(ROUTER_GEMM)},
-};
-
-/* Operations of the exchange's kernels and copies in a phase. */
-static const purpose moves[] = {
-    {MOERT_PHASE_PLAN, OF(DISPATCH)},
-    {MOERT_PHASE_DISPATCH, OF(DISPATCH)},
-    {MOERT_PHASE_COMBINE, OF(COMBINE)},
-};
-
-static moert_operation purpose_of(moert_phase phase, const purpose *list, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (list[i].phase == phase)
-            return list[i].operation;
-    return OF(OTHER);
-}
-
-static moert_operation move_of(moert_phase phase) {
-    return purpose_of(phase, moves, MOERT_COUNT(moves));
-}
-
-/* Whether a program's family is `start` or, if that ends in a slash, is in that directory. */
-static bool is_of(const char *program, const char *start) {
-    const size_t length = strlen(start);
-    return strncmp(program, start, length) == 0 &&
-           (start[length - 1] == '/' || program[length] == ' ' || program[length] == '\0');
-}
-
-moert_operation moert_operation_of(const char *program, moert_phase phase) {
-    for (size_t i = 0; i < MOERT_COUNT(families); i++)
-        if (is_of(program, families[i].start))
-            return families[i].operation;
-    const moert_operation move = move_of(phase);
-    if (is_of(program, "gemm/"))
-        return purpose_of(phase, gemms, MOERT_COUNT(gemms));
-    if (is_of(program, MOERT_FAMILY_COPY))
-        return move != OF(OTHER) ? move : OF(COPIES);
-    return is_of(program, "exchange/exchange") ? move : OF(OTHER);
-}
 
 /* ---- events ---- */
 
@@ -144,7 +43,22 @@ static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
     return code;
 }
 
-static void report(const struct moert_profiler *profiler, moert_profile_span span) {
+/* ---- spans ---- */
+
+/* Adds a span to the sums, and shows it to the observer. Messages of a dispatch and of a combine
+ * may be in flight at the same time, which counts once. */
+static void record(struct moert_profiler *profiler, moert_profile_span span) {
+    if (span.kind == MOERT_SPAN_MESSAGE) {
+        const uint64_t from =
+            span.start_ns > profiler->arrived_ns ? span.start_ns : profiler->arrived_ns;
+        if (span.end_ns > from) {
+            profiler->last.message_ns += (double)(span.end_ns - from);
+            profiler->arrived_ns = span.end_ns;
+        }
+    } else {
+        profiler->last.row[span.operation].calls++;
+        profiler->last.row[span.operation].ns += (double)(span.end_ns - span.start_ns);
+    }
     if (profiler->observer != NULL)
         profiler->observer(profiler->context, &span);
 }
@@ -153,7 +67,6 @@ static void report(const struct moert_profiler *profiler, moert_profile_span spa
 static void read_ring(struct moert_profiler *profiler) {
     for (size_t i = 0; i < profiler->used; i++) {
         const pending *command = &profiler->ring[i];
-        moert_profile_row *row = &profiler->sums.row[command->operation];
         cl_ulong start, end;
         if (command->event == NULL)
             continue;
@@ -161,9 +74,7 @@ static void read_ring(struct moert_profiler *profiler) {
         if (code != CL_SUCCESS && profiler->failure == CL_SUCCESS)
             profiler->failure = code;
         clReleaseEvent(command->event);
-        row->calls++;
-        row->ns += end - start;
-        report(profiler, (moert_profile_span){MOERT_SPAN_DEVICE, command->operation, command->phase,
+        record(profiler, (moert_profile_span){MOERT_SPAN_DEVICE, command->operation, command->phase,
                                               start + (uint64_t)profiler->ahead_ns,
                                               end + (uint64_t)profiler->ahead_ns});
     }
@@ -184,38 +95,88 @@ cl_event *moert_profile_new_event(moert_device *device, const char *program) {
     return &command->event;
 }
 
-static void add_wait(void *context, moert_phase phase, uint64_t ns) {
-    struct moert_profiler *profiler = context;
-    const moert_operation operation = move_of(phase) != OF(OTHER) ? OF(EXCHANGE_WAIT) : OF(WAIT);
-    moert_profile_row *row = &profiler->sums.row[operation];
+static void add_wait(void *profiler, moert_phase phase, uint64_t ns) {
+    const bool exchange = moert_operation_of("exchange/exchange", phase) != MOERT_OPERATION_OTHER;
     const uint64_t end = moert_clock_ns();
-    row->calls++;
-    row->ns += ns;
-    report(profiler, (moert_profile_span){MOERT_SPAN_WAIT, operation, phase, end - ns, end});
+    record(profiler,
+           (moert_profile_span){MOERT_SPAN_WAIT,
+                                exchange ? MOERT_OPERATION_EXCHANGE_WAIT : MOERT_OPERATION_WAIT,
+                                phase, end - ns, end});
 }
 
-/* Counts a time only once if messages of a dispatch and of a combine were in flight. */
+/* NULL outside begin and end. */
+static struct moert_profiler *counting(moert_device *device) {
+    return device->profiler != NULL && device->profiler->counting ? device->profiler : NULL;
+}
+
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns) {
-    struct moert_profiler *profiler = device->profiler;
-    if (profiler == NULL || !profiler->counting)
-        return;
-    const uint64_t start = start_ns > profiler->arrived_ns ? start_ns : profiler->arrived_ns;
-    profiler->sums.message_ns += end_ns > start ? end_ns - start : 0;
-    profiler->arrived_ns = end_ns > start ? end_ns : profiler->arrived_ns;
-    report(profiler, (moert_profile_span){MOERT_SPAN_MESSAGE, operation, moert_phase_get(),
-                                          start_ns, end_ns});
+    struct moert_profiler *profiler = counting(device);
+    if (profiler != NULL)
+        record(profiler, (moert_profile_span){MOERT_SPAN_MESSAGE, operation, moert_phase_get(),
+                                              start_ns, end_ns});
+}
+
+/* ---- sums ---- */
+
+void moert_profile_add(moert_profile *to, const moert_profile *from, double factor) {
+    double *sum = (double *)to;
+    for (size_t i = 0; i < sizeof *to / sizeof *sum; i++)
+        sum[i] += factor * ((const double *)from)[i];
 }
 
 void moert_profile_host(moert_device *device, moert_operation operation, uint64_t ns) {
-    struct moert_profiler *profiler = device->profiler;
-    if (profiler == NULL || !profiler->counting)
+    struct moert_profiler *profiler = counting(device);
+    if (profiler == NULL)
         return;
-    profiler->sums.row[operation].calls++;
-    profiler->sums.row[operation].ns += ns;
+    profiler->last.row[operation].calls++;
+    profiler->last.row[operation].ns += (double)ns;
 }
 
-/* ---- spans ---- */
+static void add_work(moert_device *device, const char *program, double flops, double bf16_flops,
+                     double bytes) {
+    struct moert_profiler *profiler = counting(device);
+    if (profiler == NULL)
+        return;
+    moert_profile_row *row = &profiler->last.row[moert_operation_of(program, moert_phase_get())];
+    row->flops += flops;
+    row->bf16_flops += bf16_flops;
+    row->bytes += bytes;
+}
+
+void moert_profile_work(moert_device *device, const char *program, double flops, double bytes) {
+    add_work(device, program, flops, 0.0, bytes);
+}
+
+void moert_profile_bf16_work(moert_device *device, const char *program, double flops,
+                             double bytes) {
+    add_work(device, program, flops, flops, bytes);
+}
+
+const moert_profile *moert_profile_get(const moert_device *device) {
+    return device->profiler != NULL ? &device->profiler->sums : NULL;
+}
+
+const moert_profile *moert_profile_last(const moert_device *device) {
+    return device->profiler != NULL ? &device->profiler->last : NULL;
+}
+
+/* Fits the times into the wall time: shortens waits, and makes the rest the host's. */
+static void fit(moert_profile *profile) {
+    moert_profile_row *row = profile->row;
+    const double waits = row[MOERT_OPERATION_WAIT].ns + row[MOERT_OPERATION_EXCHANGE_WAIT].ns;
+    double room = profile->wall_ns + waits;
+    for (size_t i = 0; i < MOERT_OPERATIONS; i++)
+        room -= row[i].ns;
+    room = fmax(room, 0.0);
+    if (waits > room) {
+        row[MOERT_OPERATION_EXCHANGE_WAIT].ns *= room / waits;
+        row[MOERT_OPERATION_WAIT].ns = room - row[MOERT_OPERATION_EXCHANGE_WAIT].ns;
+    }
+    row[MOERT_OPERATION_HOST].ns = fmax(room - waits, 0.0);
+}
+
+/* ---- begin and end ---- */
 
 /* Replaces the queue by one with profiling, unless it is the caller's. */
 static moert_status profiling_queue(moert_device *device) {
@@ -303,6 +264,7 @@ moert_status moert_profile_begin(moert_device *device) {
     if (device->profiler->observer != NULL)
         MOERT_TRY(compare_clocks(device));
     set_counting(device, true);
+    device->profiler->last = (moert_profile){0};
     device->profiler->began_ns = moert_clock_ns();
     moert_phase_listen(add_wait, device->profiler);
     return MOERT_OK;
@@ -314,36 +276,12 @@ moert_status moert_profile_end(moert_device *device) {
     moert_phase_listen(NULL, NULL);
     set_counting(device, false);
     const cl_int code = moert_queue_finish(device);
-    profiler->sums.wall_ns += moert_clock_ns() - profiler->began_ns;
+    profiler->last.wall_ns = (double)(moert_clock_ns() - profiler->began_ns);
     read_ring(profiler);
+    fit(&profiler->last);
+    moert_profile_add(&profiler->sums, &profiler->last, 1.0);
     MOERT_CL(device, code);
     if (profiler->failure != CL_SUCCESS)
         return MOERT_CL_FAIL(device, profiler->failure, "clGetEventProfilingInfo");
     return MOERT_OK;
-}
-
-const moert_profile *moert_profile_get(const moert_device *device) {
-    return device->profiler != NULL ? &device->profiler->sums : NULL;
-}
-
-static moert_profile_row *row_of(moert_device *device, const char *program) {
-    return device->profiler != NULL && device->profiler->counting
-               ? &device->profiler->sums.row[moert_operation_of(program, moert_phase_get())]
-               : NULL;
-}
-
-void moert_profile_work(moert_device *device, const char *program, double flops, double bytes) {
-    moert_profile_row *row = row_of(device, program);
-    if (row == NULL)
-        return;
-    row->flops += flops;
-    row->bytes += bytes;
-}
-
-void moert_profile_bf16_work(moert_device *device, const char *program, double flops,
-                             double bytes) {
-    moert_profile_row *row = row_of(device, program);
-    moert_profile_work(device, program, flops, bytes);
-    if (row != NULL)
-        row->bf16_flops += flops;
 }

@@ -6,42 +6,49 @@
  * Outside moert_profile_begin and _end, a launch costs one more branch. Between the two calls each
  * command has an event. The profile reads the events when its ring is full, and at the end. Without
  * an observer only one in-order queue is used, so no two commands overlap and their times add up.
- * The rest of the wall time is host time.
+ * moert_profile_end makes the rest of the wall time the operation HOST. So all rows add up.
  */
 #pragma once
 
 #include "base/phase.h"
 #include "device/device.h"
 
-/* X(NAME, text in tables, 1 for GEMMs) */
+/*
+ * X(NAME, text in tables, phases, starts...): an operation has the kernels of programs that begin
+ * with a start, in these phases. A start is a family, or a directory with its slash. The longest
+ * start that fits counts, of several rows the first one. A tied head has its GEMMs in the
+ * embedding's backward.
+ */
 #define MOERT_OPERATION_TABLE(X)                                                                   \
-    X(EXPERTS_FPROP, "experts fprop", 1)                                                           \
-    X(EXPERTS_DGRAD, "experts dgrad", 1)                                                           \
-    X(EXPERTS_WGRAD, "experts wgrad", 1)                                                           \
-    X(SHARED_EXPERT, "shared expert", 1)                                                           \
-    X(PROJECTIONS, "attention projections", 1)                                                     \
-    X(HEAD, "head", 1)                                                                             \
-    X(ROUTER_GEMM, "router projection", 1)                                                         \
-    X(ATTENTION, "attention core", 0)                                                              \
-    X(GLU, "GLU", 0)                                                                               \
-    X(QUANTIZE, "quantize", 0)                                                                     \
-    X(NORM, "norms", 0)                                                                            \
-    X(ROUTER, "router", 0)                                                                         \
-    X(DISPATCH, "dispatch", 0)                                                                     \
-    X(COMBINE, "combine", 0)                                                                       \
-    X(EMBEDDING, "embedding", 0)                                                                   \
-    X(LOSS, "loss", 0)                                                                             \
-    X(ELEMENTWISE, "adds, rotations, biases", 0)                                                   \
-    X(SUMS, "gradient sums, norm", 0)                                                              \
-    X(OPTIMIZER, "optimizer", 0)                                                                   \
-    X(COPIES, "other copies", 0)                                                                   \
-    X(OTHER, "other kernels", 0)                                                                   \
-    X(DATA, "training data", 0)               /* reading a batch, or waiting until it is read */   \
-    X(EXCHANGE_WAIT, "exchange: messages", 0) /* waits in MPI for rows and their plan */           \
-    X(WAIT, "other messages", 0)              /* all other waits in MPI */
+    X(EXPERTS_FPROP, "experts fprop", IN(EXPERTS), "gemm/")                                        \
+    X(EXPERTS_DGRAD, "experts dgrad", IN(EXPERTS_BACKWARD), "gemm/")                               \
+    X(EXPERTS_WGRAD, "experts wgrad", IN(WGRAD), "gemm/")                                          \
+    X(SHARED_EXPERT, "shared expert", IN(SHARED_EXPERT), "gemm/")                                  \
+    X(PROJECTIONS, "attention projections", IN(ATTENTION) | IN(ATTENTION_BACKWARD), "gemm/")       \
+    X(HEAD, "head", IN(LOGITS) | IN(LOGITS_BACKWARD) | IN(EMBEDDING_BACKWARD), "gemm/")            \
+    X(ROUTER_GEMM, "router projection", IN(ROUTE) | IN(ROUTER_BACKWARD), "gemm/")                  \
+    X(ATTENTION, "attention core", ANY, "attention/")                                              \
+    X(GLU, "GLU", ANY, "gemm/glu")                                                                 \
+    X(QUANTIZE, "quantize", ANY, "quant/")                                                         \
+    X(NORM, "norms", ANY, "nn/norm")                                                               \
+    X(ROUTER, "router", ANY, "router/")                                                            \
+    X(DISPATCH, "dispatch", IN(PLAN) | IN(DISPATCH), "exchange/plan", "exchange/exchange", COPY)   \
+    X(COMBINE, "combine", IN(COMBINE), "exchange/exchange", COPY)                                  \
+    X(EMBEDDING, "embedding", ANY, "nn/embedding")                                                 \
+    X(LOSS, "loss", ANY, "nn/loss")                                                                \
+    X(ELEMENTWISE, "adds, rotations, biases", ANY, "nn/elementwise", "nn/columns", "nn/rope",      \
+      "nn/bias")                                                                                   \
+    X(SUMS, "gradient sums, norm", ANY, "nn/reduce", "nn/squares", "exchange/peers")               \
+    X(OPTIMIZER, "optimizer", ANY, "nn/optimizer")                                                 \
+    X(COPIES, "other copies", ANY, COPY)                                                           \
+    X(OTHER, "other kernels", ANY, NULL)                                                           \
+    X(DATA, "training data", ANY, NULL) /* reading a batch, or waiting until it is read */         \
+    X(EXCHANGE_WAIT, "exchange: messages", ANY, NULL) /* waits in MPI for rows and their plan */   \
+    X(WAIT, "other messages", ANY, NULL)              /* all other waits in MPI */                 \
+    X(HOST, "host", ANY, NULL) /* no kernel runs, and the thread does not wait */
 
 typedef enum moert_operation {
-#define MOERT_OPERATION_ENUM(name, text, gemm) MOERT_OPERATION_##name,
+#define MOERT_OPERATION_ENUM(name, ...) MOERT_OPERATION_##name,
     MOERT_OPERATION_TABLE(MOERT_OPERATION_ENUM)
 #undef MOERT_OPERATION_ENUM
         MOERT_OPERATIONS
@@ -55,17 +62,21 @@ bool moert_operation_is_gemm(moert_operation operation);
 #define MOERT_FAMILY_COPY "lib/copy"
 moert_operation moert_operation_of(const char *program, moert_phase phase);
 
+/* Sums over commands or waits. All fields of both structs are doubles, for moert_profile_add. */
 typedef struct moert_profile_row {
-    uint64_t calls, ns;              /* number and time of commands on the device, or of waits */
+    double calls, ns;                /* number and time of commands on the device, or of waits */
     double flops, bf16_flops, bytes; /* bf16_flops: those of `flops` with bf16 operands */
 } moert_profile_row;
 
 typedef struct moert_profile {
-    uint64_t wall_ns;
-    uint64_t message_ns; /* time in which messages with rows were in flight, including overlap with
-                            other work */
+    double wall_ns;
+    double message_ns; /* time in which messages with rows were in flight, including overlap with
+                          other work */
     moert_profile_row row[MOERT_OPERATIONS];
 } moert_profile;
+
+/* Adds every field of `from`, times `factor`. */
+void moert_profile_add(moert_profile *to, const moert_profile *from, double factor);
 
 /*
  * Prepares the device's queue for profiling. No recording may exist. A second call does nothing.
@@ -79,8 +90,10 @@ moert_status moert_profile_enable(moert_device *device);
 moert_status moert_profile_begin(moert_device *device);
 moert_status moert_profile_end(moert_device *device);
 
-/* The sums so far; NULL if not enabled. */
+/* The sums of all spans that have ended, and those of the last one; NULL if not enabled. A wait
+ * that overlaps a kernel counts as the kernel: waits are shortened to fit into the wall time. */
 const moert_profile *moert_profile_get(const moert_device *device);
+const moert_profile *moert_profile_last(const moert_device *device);
 
 /* A span of time in which a command ran on the device, the thread waited in MPI (..._WAIT), or
  * messages with rows were in flight (DISPATCH, COMBINE). Times are those of moert_clock_ns(). The

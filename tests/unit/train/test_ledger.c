@@ -63,13 +63,13 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     assert_int_equal(moert_device_peak_bytes(test_device), peak);
     assert_int_equal(b.from, MOERT_BREAKDOWN_SKIPS);
     assert_int_equal(b.steps, 0);
-    ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, path));
+    ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, test_directory));
     ASSERT_ON_ALL(access(path, F_OK) != 0); /* no step has been counted yet */
     span(true);
     span(false);
     report_flops(&b.roof);
     b.steps = 4;
-    ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, path));
+    ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, test_directory));
     fclose(console);
     owned(table, free);
     if (test_rank != 0)
@@ -112,9 +112,9 @@ TEST(test_a_missing_directory_fails_on_all_ranks) {
     ASSERT_OK_ON_ALL(moert_profile_enable(test_device));
     span(false);
     FILE *console = fopen("/dev/null", "w");
-    ASSERT_FAILS_ON_ALL(moert_breakdown_report(test_device, test_comm, &breakdown, console,
-                                               in_directory("none/profile.json")),
-                        MOERT_ERROR_IO, "none/profile.json.tmp: cannot be created: No such file");
+    ASSERT_FAILS_ON_ALL(
+        moert_breakdown_report(test_device, test_comm, &breakdown, console, in_directory("none")),
+        MOERT_ERROR_IO, "none/profile.json.tmp: cannot be created: No such file");
     fclose(console);
 }
 
