@@ -35,16 +35,6 @@ static moert_status end_save(moert_saver *s, moert_status status) {
     return status;
 }
 
-/* Runs all stages of a save in this thread. Collective. */
-static moert_status run_stages(moert_saver *s) {
-    moert_status status = MOERT_OK;
-    for (s->stage = 0; status == MOERT_OK && s->stage < MOERT_SAVE_STAGES;)
-        status = end_stage(s, moert_save_stages[s->stage].work(s));
-    return end_save(s, status);
-}
-
-/* ---- a save beside training ---- */
-
 static void work(moert_saver *s) {
     s->status = moert_save_stages[s->stage].work(s);
     s->message = s->status != MOERT_OK ? moert_error_keep() : NULL;
@@ -57,15 +47,15 @@ static void *work_beside(void *argument) {
     return NULL;
 }
 
-/* Starts a thread that works on the stage. If the system allows none, this thread does. */
+/* Works on the stage: beside training in a thread, if the system allows one. */
 static void begin_stage(moert_saver *s) {
     s->ended = false;
-    s->has_thread = pthread_create(&s->thread, NULL, work_beside, s) == 0;
+    s->has_thread = s->beside && pthread_create(&s->thread, NULL, work_beside, s) == 0;
     if (!s->has_thread)
         work(s);
 }
 
-/* Waits for the thread; returns its result. The watchdog sees its progress. */
+/* Waits for the stage; returns its result. The watchdog sees its progress. */
 static moert_status join(moert_saver *s) {
     const uint64_t from = moert_clock_ns();
     for (uint64_t seen = 0; !s->ended; moert_clock_pause(from)) {
@@ -86,6 +76,16 @@ static moert_status go_on(moert_saver *s) {
     const moert_status status = end_stage(s, join(s));
     if (status != MOERT_OK || s->stage == MOERT_SAVE_STAGES)
         return end_save(s, status);
+    begin_stage(s);
+    return MOERT_OK;
+}
+
+/* Begins a save that has been prepared with the result `status`, the same on all ranks. */
+static moert_status begin_save(moert_saver *s, moert_status status, bool beside) {
+    if (status != MOERT_OK)
+        return end_save(s, status);
+    s->beside = beside;
+    s->busy = true;
     begin_stage(s);
     return MOERT_OK;
 }
@@ -167,19 +167,15 @@ static moert_status prepare(moert_saver *s, const moert_run_state *state) {
 }
 
 moert_status moert_saver_write(moert_saver *s, const moert_run_state *state) {
-    const moert_status status = prepare(s, state);
-    return status == MOERT_OK ? run_stages(s) : end_save(s, status);
+    MOERT_TRY(begin_save(s, prepare(s, state), false));
+    return moert_saver_wait(s);
 }
 
 moert_status moert_saver_begin(moert_saver *s, const moert_run_state *state) {
     moert_status status = prepare(s, state);
     if (status == MOERT_OK)
         status = moert_comm_agree(s->world, take_copy(s));
-    if (status != MOERT_OK)
-        return end_save(s, status);
-    s->busy = true;
-    begin_stage(s);
-    return MOERT_OK;
+    return begin_save(s, status, true);
 }
 
 bool moert_saver_is_busy(const moert_saver *s) {
@@ -230,8 +226,9 @@ moert_status moert_model_save(moert_model *model, const moert_export *how, const
         status = moert_text_path(&s.path, "%s", path);
     if (status == MOERT_OK)
         status = moert_text_path(&s.temporary, "%s.tmp", path);
-    status = moert_comm_agree(s.world, status);
-    status = status == MOERT_OK ? run_stages(&s) : end_save(&s, status);
+    status = begin_save(&s, moert_comm_agree(s.world, status), false);
+    if (status == MOERT_OK)
+        status = moert_saver_wait(&s);
     moert_value_specs_free(model, 1, s.specs);
     MOERT_FREE(text, s.path, s.files);
     return status;

@@ -212,7 +212,7 @@ static moert_status put_tensor(moert_saver *s, moert_tensor_writer *writer, cons
                                const moert_model_tensor *tensor, moert_value_kind kind) {
     if (moert_model_shard(tensor).count == 0)
         return MOERT_OK;
-    if (s->busy)
+    if (s->beside)
         return put_copy(s, writer, name, tensor);
     const moert_elements values = moert_values_of(s->options.optimizer, tensor, kind);
     return moert_values_put(writer, name, tensor, &values);

@@ -29,12 +29,13 @@ struct moert_saver {
     moert_manifest *manifest;
     size_t stage, next_value; /* next_value: the place in `copy` from which to write */
     uint64_t begun_ns, ended_ns;
-    bool busy; /* in progress, beside training */
+    bool busy;   /* in progress */
+    bool beside; /* training: writes the copy, in a thread */
 
     /* its thread, which works on one stage */
     pthread_t thread;
     bool has_thread;
-    moert_status status; /* the thread's result, once it has ended */
+    moert_status status; /* the stage's result, once it has ended */
     char *message;
     atomic_bool ended, dropped; /* dropped: the thread shall end soon, since the save has failed */
     uint64_t written_bytes, writing_ns;
