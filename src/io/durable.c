@@ -168,6 +168,14 @@ moert_status moert_durable_write(const char *path, const char *text) {
     return status;
 }
 
+moert_status moert_durable_write_in(const char *directory, const char *name, const char *text) {
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, name));
+    const moert_status status = moert_durable_write(path, text);
+    free(path);
+    return status;
+}
+
 /* Writes the rest of an open file. */
 static moert_status copy_content(const char *from, int file, FILE *to) {
     char piece[1 << 16];

@@ -23,6 +23,8 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
  * flushes the directory. On failure an older `path` is unchanged. Writes directly to a device or
  * pipe. ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
+/* The same for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
+moert_status moert_durable_write_in(const char *directory, const char *name, const char *text);
 
 /* Copies a file to `path` in the same way. ERROR_IO, ERROR_MEMORY. */
 moert_status moert_durable_copy(const char *from, const char *path);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "io/durable.h"
 
 static void *(*allocate)(size_t bytes);
@@ -47,6 +48,18 @@ moert_status moert_json_write(const char *path, const json_t *root, size_t flags
     MOERT_TRY(moert_json_text(path, root, flags, &text));
     const moert_status status = moert_durable_write(path, text);
     free(text);
+    return status;
+}
+
+moert_status moert_json_write_new(const char *directory, const char *name, json_t *root,
+                                  size_t flags) {
+    char *path;
+    moert_status status = moert_text_path(&path, "%s/%s", directory, name);
+    if (status == MOERT_OK) {
+        status = moert_json_write(path, root, flags);
+        free(path);
+    }
+    json_decref(root);
     return status;
 }
 

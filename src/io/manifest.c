@@ -341,15 +341,13 @@ moert_status moert_manifest_write(const moert_manifest *m) {
                                           JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
     json_decref(root);
     MOERT_TRY(status);
-    char ending[ENDING_BYTES + 1], *path = NULL;
+    char ending[ENDING_BYTES + 1];
     text[strlen(text) - strlen("\n}")] = '\0'; /* the ending closes the object */
     make_ending(text, strlen(text), ending);
     char *all = moert_text_format("%s%s", text, ending);
-    status = all != NULL ? moert_text_path(&path, "%s/%s", m->directory, file_name)
+    status = all != NULL ? moert_durable_write_in(m->directory, file_name, all)
                          : MOERT_FAIL(ERROR_MEMORY, "no room for %s", file_name);
-    if (status == MOERT_OK)
-        status = moert_durable_write(path, all);
-    MOERT_FREE(path, all, text);
+    MOERT_FREE(all, text);
     return status;
 }
 
@@ -423,8 +421,10 @@ static moert_status parse(const char *directory, const char *path, const char *t
                             (long long)format, FORMAT);
     else
         status = moert_manifest_create(directory, made);
-    json_object_foreach(files, name, entry) if (status == MOERT_OK) status =
-        parse_file(*made, path, name, entry);
+    json_object_foreach(files, name, entry) {
+        if (status == MOERT_OK)
+            status = parse_file(*made, path, name, entry);
+    }
     json_decref(root);
     return status;
 }

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/text.h"
 #include "gemm/gemm.h"
 #include "io/json.h"
 
@@ -198,13 +197,7 @@ static moert_status write_json(const char *out, const means *m) {
                   m->roof.gbps, "ms_per_step", m->step.ns * 1e-6, "gemm_share",
                   line_of(m, "", &m->gemm).share, "flight_ms_per_step",
                   m->profile.message_ns * 1e-6, "rows", rows);
-    char *path = NULL;
-    moert_status status = moert_text_path(&path, "%s/profile.json", out);
-    if (status == MOERT_OK)
-        status = moert_json_write(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
-    json_decref(root);
-    free(path);
-    return status;
+    return moert_json_write_new(out, "profile.json", root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
 }
 
 moert_status moert_breakdown_report(const moert_device *device, moert_comm *world,

@@ -30,17 +30,8 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
     json_object_set_new(root, "split", json_string(state->split));
     json_object_set_new(root, "schedule", json_string(state->schedule));
     json_object_set_new(root, "options", json_string(state->options));
-    char *text;
-    moert_status status =
-        moert_json_text("state.json", root, JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
-    json_decref(root);
-    MOERT_TRY(status);
-    char *path = NULL;
-    MOERT_TRY_OR(free_text, moert_text_path(&path, "%s/state.json", directory));
-    status = moert_durable_write(path, text);
-free_text:
-    MOERT_FREE(path, text);
-    return status;
+    return moert_json_write_new(directory, "state.json", root,
+                                JSON_INDENT(1) | JSON_PRESERVE_ORDER);
 }
 
 static moert_status read_number(const json_t *root, const char *path, const char *key,

@@ -229,13 +229,7 @@ static moert_status write_ranks(const moert_ledger *l, const pair *all) {
         matrix(&all->combined_bytes, n, n, PAIR, 1.0), "expert_rows",
         matrix(l->rows, l->layers, l->experts, 1, 1.0 / (double)moert_max(l->steps, 1)),
         "expert_ranks", expert_ranks(l));
-    char *path = NULL;
-    moert_status status = moert_text_path(&path, "%s/%s", l->out, RANKS_NAME);
-    if (status == MOERT_OK)
-        status = moert_json_write(path, root, FLAGS);
-    json_decref(root);
-    free(path);
-    return status;
+    return moert_json_write_new(l->out, RANKS_NAME, root, FLAGS);
 }
 
 moert_status moert_ledger_write(moert_ledger *l) {

@@ -30,42 +30,38 @@ static size_t spec_bytes(const moert_tensor_spec *spec) {
     return bytes;
 }
 
-/* Counts the files of the weights: one, or as many as the model's tensors fill in their order with
- * at most file_bytes each; a larger tensor has a file of its own. Sets their specs, if `files` is
- * not NULL. */
-static size_t split_weights(const moert_saver *s, size_t file_bytes, moert_saved_file *files) {
-    size_t count = 0, room = 0;
-    for (size_t i = 0; i < moert_model_file_tensor_count(s->model); i++) {
-        const size_t bytes = spec_bytes(&s->specs[i]);
-        if (count == 0 || (file_bytes > 0 && bytes > room)) {
-            count++;
-            room = file_bytes;
-            if (files != NULL)
-                files[count - 1] = (moert_saved_file){.first = i};
-        }
-        room -= moert_min(bytes, room);
-        if (files != NULL)
-            files[count - 1].count++;
-    }
-    return count;
+static moert_status add_file(moert_saver *s, size_t *room, size_t first) {
+    MOERT_TRY(MOERT_GROW(&s->files, room, s->file_count + 1));
+    s->files[s->file_count++].first = first;
+    return MOERT_OK;
 }
 
-/* Names the files as transformers does, and adds that of the moments for a checkpoint. */
+/* The weights have one file, or as many as the model's tensors fill in their order with at most
+ * file_bytes each; a larger tensor has a file of its own. They have the names that transformers
+ * gives. A checkpoint also has the file of the moments. */
 moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
     const size_t tensors = moert_model_file_tensor_count(s->model);
-    const size_t weights = split_weights(s, file_bytes, NULL);
-    s->file_count = weights + is_checkpoint(s);
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->files, s->file_count));
-    split_weights(s, file_bytes, s->files);
-    for (size_t i = 0; i < weights; i++)
-        if (weights == 1)
+    size_t room = 0, left_bytes = 0;
+    for (size_t i = 0; i < tensors; i++) {
+        const size_t bytes = spec_bytes(&s->specs[i]);
+        if (i == 0 || (file_bytes > 0 && bytes > left_bytes)) {
+            MOERT_TRY(add_file(s, &room, i));
+            left_bytes = file_bytes;
+        }
+        left_bytes -= moert_min(bytes, left_bytes);
+        s->files[s->file_count - 1].count++;
+    }
+    for (size_t i = 0; i < s->file_count; i++)
+        if (s->file_count == 1)
             snprintf(s->files[i].name, sizeof s->files[i].name, "model.safetensors");
         else
             snprintf(s->files[i].name, sizeof s->files[i].name, "model-%05zu-of-%05zu.safetensors",
-                     i + 1, weights);
-    if (is_checkpoint(s))
-        s->files[weights] = (moert_saved_file){"optimizer.safetensors", tensors,
-                                               (moert_checkpoint_kinds(s->model) - 1) * tensors};
+                     i + 1, s->file_count);
+    if (!is_checkpoint(s))
+        return MOERT_OK;
+    MOERT_TRY(add_file(s, &room, tensors));
+    s->files[s->file_count - 1] = (moert_saved_file){
+        "optimizer.safetensors", tensors, (moert_checkpoint_kinds(s->model) - 1) * tensors};
     return MOERT_OK;
 }
 
@@ -92,14 +88,6 @@ static moert_status create_file(const moert_saver *s, const moert_saved_file *fi
     return moert_writer_close(writer);
 }
 
-static moert_status write_text(const moert_saver *s, const char *name, const char *text) {
-    char *path;
-    MOERT_TRY(moert_text_path(&path, "%s/%s", s->temporary, name));
-    const moert_status status = moert_durable_write(path, text);
-    free(path);
-    return status;
-}
-
 /* Writes the index: {"metadata": {"total_size": bytes}, "weight_map": {tensor: file, ...}}. */
 static moert_status write_index(const moert_saver *s) {
     json_t *map = json_object();
@@ -113,14 +101,11 @@ static moert_status write_index(const moert_saver *s) {
         }
     json_t *root =
         json_pack("{s{sI} so}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
-    char *text = NULL;
-    moert_status status = whole ? moert_json_text(index_name, root, JSON_INDENT(2), &text)
-                                : MOERT_FAIL(ERROR_MEMORY, "no room for %s", index_name);
-    json_decref(root);
-    MOERT_TRY(status);
-    status = write_text(s, index_name, text);
-    free(text);
-    return status;
+    if (!whole) {
+        json_decref(root);
+        return MOERT_FAIL(ERROR_MEMORY, "no room for %s", index_name);
+    }
+    return moert_json_write_new(s->temporary, index_name, root, JSON_INDENT(2));
 }
 
 /* Copies the files that belong to a model and hold no weights, of those that are there. */
@@ -159,7 +144,7 @@ static moert_status create_files(moert_saver *s) {
         return MOERT_OK;
     MOERT_TRY(moert_remove_tree(s->temporary));
     MOERT_TRY(moert_make_directories(s->temporary));
-    MOERT_TRY(write_text(s, "config.json", s->options.config_text));
+    MOERT_TRY(moert_durable_write_in(s->temporary, "config.json", s->options.config_text));
     if (s->companions != NULL)
         MOERT_TRY(copy_companions(s));
     if (has_index(s))
