@@ -157,13 +157,6 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                       directory, (unsigned long long)newest);
 }
 
-/* Reads the state of a checkpoint, and checks that this run can go on from it. */
-static moert_status check_checkpoint(const moert_trainer *t, const char *path,
-                                     moert_run_state *saved) {
-    MOERT_TRY(moert_checkpoint_state(path, saved));
-    return check_state(t, path, saved);
-}
-
 /* Warns of each option, "--name value\n", that this run has otherwise. Older checkpoints have
  * none. */
 static void warn_of_options(const char *path, const char *saved, const char *given) {
@@ -185,8 +178,12 @@ static moert_status load(moert_trainer *t, const char *path) {
     moert_status status = MOERT_OK;
     if (t->options->checksums)
         status = moert_checksums_begin(t->world, path, &manifest);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(t->world, check_checkpoint(t, path, &saved));
+    if (status == MOERT_OK) {
+        status = moert_checkpoint_state(path, &saved);
+        if (status == MOERT_OK)
+            status = check_state(t, path, &saved);
+        status = moert_comm_agree(t->world, status);
+    }
     if (status == MOERT_OK)
         status = moert_checkpoint_load(t->optimizer, path, manifest);
     status = moert_checksums_finish(t->world, manifest, status);
@@ -213,14 +210,16 @@ static moert_status load(moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
-/* Resumes from the newest undamaged checkpoint; does nothing if there are no checkpoints.
- * Collective. */
-static moert_status load_newest(moert_trainer *t, const char *directory, const uint64_t *steps,
-                                size_t count) {
+/* Resumes from the newest undamaged checkpoint at or before step `last`; does nothing if there is
+ * none. Collective. */
+static moert_status load_newest(moert_trainer *t, const uint64_t *steps, size_t count,
+                                uint64_t last) {
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < count; i++) {
         char *path;
-        MOERT_TRY(moert_checkpoint_path(directory, steps[i], &path));
+        if (steps[i] > last)
+            continue;
+        MOERT_TRY(moert_checkpoint_path(t->checkpoints, steps[i], &path));
         status = load(t, path);
         free(path);
         if (status != MOERT_ERROR_IO && status != MOERT_ERROR_FORMAT)
@@ -247,15 +246,6 @@ static moert_status check_moved(const moert_trainer *t) {
     return status;
 }
 
-/* Loads the newest undamaged checkpoint at or before the first step to replay; without one, the run
- * begins at step 0. Collective. */
-static moert_status load_before(moert_trainer *t, const uint64_t *steps, size_t count) {
-    size_t later = 0;
-    while (later < count && steps[later] > t->options->replay.first)
-        later++;
-    return load_newest(t, t->checkpoints, steps + later, count - later);
-}
-
 moert_status moert_trainer_resume(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const bool replays = o->replay.end > 0, must = o->resume == MOERT_RESUME_MUST,
@@ -274,10 +264,10 @@ moert_status moert_trainer_resume(moert_trainer *t) {
         printf("no checkpoint in %s; starting at step 0\n", directory);
     if (status != MOERT_OK)
         goto done;
-    if (replays)
-        status = load_before(t, steps, count);
+    if (replays) /* without a checkpoint, from step 0 */
+        status = load_newest(t, steps, count, o->replay.first);
     else if (newest)
-        status = load_newest(t, directory, steps, count);
+        status = load_newest(t, steps, count, UINT64_MAX);
     else {
         const bool refuses = t->first && count > 0;
         MOERT_TRY_OR(done,
@@ -299,7 +289,7 @@ moert_status moert_trainer_go_back(moert_trainer *t) {
     if (t->checkpoints != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, t->checkpoints, &steps, &count));
     if (count > 0)
-        status = load_newest(t, t->checkpoints, steps, count);
+        status = load_newest(t, steps, count, UINT64_MAX);
     else
         status = moert_error_pass(MOERT_ERROR_HARDWARE, __func__, __LINE__);
 done:
