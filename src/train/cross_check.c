@@ -56,13 +56,10 @@ static void close(void *self) {
     moert_cross_check *check = self;
     moert_audit_destroy(check->audit);
     moert_check_update_destroy(check);
-    free(check);
 }
 
-static moert_status open(moert_trainer *t, void **self) {
-    moert_cross_check *check;
-    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&check)));
-    *self = check;
+static moert_status open(void *self, moert_trainer *t) {
+    moert_cross_check *check = self;
     check->options = t->options;
     check->optimizer = t->optimizer;
     check->model = t->model;
@@ -181,6 +178,7 @@ static moert_status compare(void *self, moert_trainer *t) {
 }
 
 const moert_observer moert_observer_check = {wanted,
+                                             sizeof(moert_cross_check),
                                              open,
                                              close,
                                              {[MOERT_EVENT_BATCH] = begin,

@@ -64,7 +64,7 @@ static bool wanted(const moert_trainer *t) {
 static void close(void *self) {
     moert_monitor *monitor = self;
     moert_model_watch_destroy(monitor->watch);
-    MOERT_FREE(monitor->name, monitor->number, monitor->norm, monitor);
+    MOERT_FREE(monitor->name, monitor->number, monitor->norm);
 }
 
 static moert_status create(moert_trainer *t, moert_monitor *made) {
@@ -78,10 +78,8 @@ static moert_status create(moert_trainer *t, moert_monitor *made) {
     return moert_model_watch_create(t->run, &made->watch);
 }
 
-static moert_status open(moert_trainer *t, void **self) {
-    moert_monitor *made;
-    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&made)));
-    *self = made;
+static moert_status open(void *self, moert_trainer *t) {
+    moert_monitor *made = self;
     MOERT_TRY(moert_comm_agree(t->world, create(t, made)));
     return sum_peaks(t, &made->peak_flops);
 }
@@ -132,4 +130,8 @@ static moert_status report(void *self, moert_trainer *t) {
 }
 
 const moert_observer moert_observer_monitor = {
-    wanted, open, close, {[MOERT_EVENT_LOSS] = take, [MOERT_EVENT_ROW] = report}};
+    wanted,
+    sizeof(moert_monitor),
+    open,
+    close,
+    {[MOERT_EVENT_LOSS] = take, [MOERT_EVENT_ROW] = report}};

@@ -1,6 +1,9 @@
 /* The observers of a training. */
 #include "train/observer.h"
 
+#include <stdlib.h>
+
+#include "base/memory.h"
 #include "train/internal.h"
 
 #define DECLARE(NAME) extern const moert_observer moert_observer_##NAME;
@@ -14,16 +17,23 @@ static const moert_observer *const observers[MOERT_OBSERVERS] = {
 };
 
 moert_status moert_observers_open(moert_trainer *t) {
-    for (size_t i = 0; i < MOERT_OBSERVERS; i++)
-        if (observers[i]->wanted(t))
-            MOERT_TRY(observers[i]->open(t, &t->observer[i]));
+    for (size_t i = 0; i < MOERT_OBSERVERS; i++) {
+        const moert_observer *o = observers[i];
+        if (!o->wanted(t))
+            continue;
+        MOERT_TRY(moert_comm_agree(t->world, moert_alloc(&t->observer[i], o->bytes, 1)));
+        if (o->open != NULL)
+            MOERT_TRY(o->open(t->observer[i], t));
+    }
     return MOERT_OK;
 }
 
 void moert_observers_close(moert_trainer *t) {
-    for (size_t i = MOERT_OBSERVERS; i-- > 0;)
-        if (t->observer[i] != NULL)
+    for (size_t i = MOERT_OBSERVERS; i-- > 0;) {
+        if (t->observer[i] != NULL && observers[i]->close != NULL)
             observers[i]->close(t->observer[i]);
+        free(t->observer[i]);
+    }
 }
 
 moert_status moert_observers_tell(moert_trainer *t, moert_event event) {

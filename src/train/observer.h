@@ -6,6 +6,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/error.h"
 
@@ -37,8 +38,9 @@ typedef struct moert_trainer moert_trainer;
 /* The functions are collective, and all ranks return the same status. */
 typedef struct moert_observer {
     bool (*wanted)(const moert_trainer *t);
-    moert_status (*open)(moert_trainer *t, void **self); /* writes no file; START does */
-    void (*close)(void *self);
+    size_t bytes; /* of its state, `self`, which is all zeros before `open` */
+    moert_status (*open)(void *self, moert_trainer *t); /* writes no file; START does. Or NULL */
+    void (*close)(void *self); /* also after `open` has failed; does not free `self`. Or NULL */
     moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
 } moert_observer;
 

@@ -1,9 +1,6 @@
 /* The observer that profiles steps: a table of their times (breakdown.h), files for moert-report
  * (ledger.h), and a trace (trace.h). */
-#include <stdlib.h>
-
 #include "base/clock.h"
-#include "base/memory.h"
 #include "train/breakdown.h"
 #include "train/internal.h"
 #include "train/ledger.h"
@@ -22,11 +19,9 @@ static bool wanted(const moert_trainer *t) {
     return t->options->profile || t->options->trace != NULL;
 }
 
-static moert_status open(moert_trainer *t, void **self) {
+static moert_status open(void *self, moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    profile *p;
-    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&p)));
-    *self = p;
+    profile *p = self;
     p->device = moert_model_mesh(t->model)->device;
     p->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
     return o->profile ? moert_breakdown_start(p->device, t->world, moert_trainer_uses_bf16(t),
@@ -38,7 +33,6 @@ static void close(void *self) {
     profile *p = self;
     moert_trace_close(&p->trace);
     moert_ledger_close(&p->ledger);
-    free(p);
 }
 
 static moert_status start(void *self, moert_trainer *t) {
@@ -94,6 +88,7 @@ static moert_status end(void *self, moert_trainer *t) {
 }
 
 const moert_observer moert_observer_profile = {wanted,
+                                               sizeof(profile),
                                                open,
                                                close,
                                                {[MOERT_EVENT_START] = start,

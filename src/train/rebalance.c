@@ -49,14 +49,11 @@ static bool wanted(const moert_trainer *t) {
 
 static void close(void *self) {
     moert_rebalance *r = self;
-    MOERT_FREE(r->node_rows, r->node, r->expert, r->rows, r);
+    MOERT_FREE(r->node_rows, r->node, r->expert, r->rows);
 }
 
-static moert_status create(const moert_trainer *t, moert_rebalance **rebalance) {
+static moert_status create(moert_rebalance *made, const moert_trainer *t) {
     const moert_model *model = t->model;
-    moert_rebalance *made;
-    moert_status status;
-    MOERT_TRY(MOERT_NEW(&made));
     made->optimizer = t->optimizer;
     made->run = t->run;
     made->clones = t->options->clones;
@@ -69,25 +66,17 @@ static moert_status create(const moert_trainer *t, moert_rebalance **rebalance) 
     made->nodes = nodes > 1 && moert_comm_size(mesh->replicas) == 1 ? nodes : 0;
     const size_t slots =
         made->layers > 0 ? moert_expert_map_slots(moert_model_placement(model, 0)) : 0;
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->rows, made->layers * made->experts));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->expert, slots));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->node, ranks));
-    MOERT_TRY_OR(fail,
-                 MOERT_NEW_ARRAY(&made->node_rows, made->layers * made->nodes * made->experts));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->rows, made->layers * made->experts));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->expert, slots));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->node, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made->node_rows, made->layers * made->nodes * made->experts));
     for (size_t r = 0; r < ranks; r++)
         made->node[r] = (uint32_t)moert_comm_node(mesh->experts, r);
-    *rebalance = made;
     return MOERT_OK;
-fail:
-    close(made);
-    return status;
 }
 
-static moert_status open(moert_trainer *t, void **self) {
-    moert_rebalance *made = NULL;
-    MOERT_TRY(moert_comm_agree(t->world, create(t, &made)));
-    *self = made;
-    return MOERT_OK;
+static moert_status open(void *self, moert_trainer *t) {
+    return moert_comm_agree(t->world, create(self, t));
 }
 
 /* Adds counts[n] to smoothed sums. */
@@ -205,6 +194,7 @@ static moert_status report(void *self, moert_trainer *t) {
 
 const moert_observer moert_observer_rebalance = {
     wanted,
+    sizeof(moert_rebalance),
     open,
     close,
     {[MOERT_EVENT_LOSS] = count, [MOERT_EVENT_ROW] = report, [MOERT_EVENT_BETWEEN] = run}};

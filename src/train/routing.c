@@ -1,9 +1,6 @@
 /* Observers of the routing: a warning of layers that collapse, and the balance by correction
  * biases. */
-#include <stdlib.h>
-
 #include "base/log.h"
-#include "base/memory.h"
 #include "train/internal.h"
 
 /* ---- collapse ---- */
@@ -15,13 +12,6 @@ typedef struct collapse {
 static bool has_experts(const moert_trainer *t) {
     const moert_model_config *c = moert_model_describe(t->model);
     return c->router.experts >= 2 * c->router.topk;
-}
-
-static moert_status open_collapse(moert_trainer *t, void **self) {
-    collapse *made;
-    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&made)));
-    *self = made;
-    return MOERT_OK;
 }
 
 /* The number, among all layers, of MoE layer `index`. */
@@ -57,21 +47,12 @@ static moert_status look_for_collapse(void *self, moert_trainer *t) {
 }
 
 const moert_observer moert_observer_collapse = {
-    has_experts, open_collapse, free, {[MOERT_EVENT_LOSS] = look_for_collapse}};
+    has_experts, sizeof(collapse), NULL, NULL, {[MOERT_EVENT_LOSS] = look_for_collapse}};
 
 /* ---- correction biases ---- */
 
 static bool has_rate(const moert_trainer *t) {
     return t->options->bias_rate > 0.0;
-}
-
-static moert_status open_bias(moert_trainer *t, void **self) {
-    *self = t; /* it has no state */
-    return MOERT_OK;
-}
-
-static void close_bias(void *self) {
-    (void)self;
 }
 
 static moert_status update_bias(void *self, moert_trainer *t) {
@@ -80,4 +61,4 @@ static moert_status update_bias(void *self, moert_trainer *t) {
 }
 
 const moert_observer moert_observer_bias = {
-    has_rate, open_bias, close_bias, {[MOERT_EVENT_UPDATED] = update_bias}};
+    has_rate, 0, NULL, NULL, {[MOERT_EVENT_UPDATED] = update_bias}};

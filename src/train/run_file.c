@@ -33,7 +33,7 @@ static bool wanted(const moert_trainer *t) {
 static void close(void *self) {
     run_file *f = self;
     json_decref(f->root);
-    MOERT_FREE(f->path, f);
+    free(f->path);
 }
 
 static json_t *utc_now(void) {
@@ -159,10 +159,8 @@ static moert_status update(run_file *f, const moert_trainer *t, const char *stat
 
 /* ---- the observer ---- */
 
-static moert_status open(moert_trainer *t, void **self) {
-    run_file *f;
-    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW(&f)));
-    *self = f;
+static moert_status open(void *self, moert_trainer *t) {
+    run_file *f = self;
     return moert_comm_agree(t->world,
                             moert_text_path(&f->path, "%s/" MOERT_RUN_FILE, t->options->out));
 }
@@ -192,6 +190,7 @@ static moert_status end(void *self, moert_trainer *t) {
 
 const moert_observer moert_observer_run_file = {
     wanted,
+    sizeof(run_file),
     open,
     close,
     {[MOERT_EVENT_START] = start, [MOERT_EVENT_BETWEEN] = between, [MOERT_EVENT_END] = end}};
