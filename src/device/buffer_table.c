@@ -31,3 +31,12 @@ void moert_buffer_table_free(moert_buffer_table *table, void *owner) {
         *buffer = NULL;
     }
 }
+
+size_t moert_buffer_table_bytes(moert_buffer_table *table, const void *sizes) {
+    moert_buffer_row row[MOERT_BUFFER_TABLE_ROWS];
+    const size_t count = table(sizes, row);
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        bytes += row[i].bytes != MOERT_NO_BUFFER ? row[i].bytes : 0;
+    return bytes;
+}

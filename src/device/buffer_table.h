@@ -42,5 +42,8 @@ moert_status moert_buffer_table_reserve(moert_buffer_table *table, moert_device 
                                         const void *sizes, void *owner, bool grows);
 void moert_buffer_table_free(moert_buffer_table *table, void *owner);
 
+/* The sum of the rows. */
+size_t moert_buffer_table_bytes(moert_buffer_table *table, const void *sizes);
+
 /* The bytes of a buffer with room to grow, where the largest one has `largest` bytes. */
 size_t moert_buffer_room(size_t bytes, size_t largest);

@@ -60,12 +60,16 @@ destroy:
     return status;
 }
 
+size_t moert_staging_room(size_t bytes) {
+    return moert_max(moert_with_room(bytes), 1);
+}
+
 moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging) {
     if (*staging != NULL && moert_buffer_bytes((*staging)->buffer) >= bytes)
         return MOERT_OK;
     moert_staging_destroy(*staging);
     *staging = NULL;
-    return moert_staging_create(device, moert_with_room(bytes), staging);
+    return moert_staging_create(device, moert_staging_room(bytes), staging);
 }
 
 void moert_staging_destroy(moert_staging *staging) {

@@ -15,6 +15,8 @@ typedef struct moert_staging moert_staging;
 /* Creates a staging area of `bytes`, whose host memory is zero. Errors: ERROR_MEMORY, ERROR_DEVICE.
  * */
 moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging);
+/* The bytes of an area that moert_staging_reserve makes for `bytes`. */
+size_t moert_staging_room(size_t bytes);
 /* Replaces *staging (NULL at first) if it holds less than `bytes`. Replacing loses the content, and
  * blocks until enqueued work is done. */
 moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging);

@@ -19,7 +19,7 @@ static bool reserves_worst_case(const moert_memory_setting *setting) {
 static void add_window(const moert_memory_shape *s, moert_row_peak peak, size_t width,
                        const char *name, moert_memory *memory) {
     const moert_memory_setting *setting = s->setting;
-    const size_t floats = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS) * sizeof(float),
+    const size_t floats = moert_window_stride_of(width) * sizeof(float),
                  with_word = floats + sizeof(uint32_t), /* moert_row_bytes */
         row_bytes = is_shared(setting) ? with_word : floats;
     const bool worst = reserves_worst_case(setting);
@@ -43,31 +43,6 @@ static void add_windows(const moert_memory_shape *s, moert_memory *memory) {
     add_window(s, s->peak, s->choices.back.width, "results of the experts", memory);
 }
 
-/* Bytes of a staging area (device/staging.c). */
-static size_t area_bytes(size_t floats) {
-    return moert_max(moert_with_room(floats * sizeof(float)), 1);
-}
-
-/* The staged engine's packed rows and slots (exchange/staged/engine.c), of a dispatch and of a
- * combine, whose area is that of the widest rows. */
-static size_t staged_bytes(const moert_memory_shape *s) {
-    const size_t slots = s->layer.tokens * s->options.router.topk;
-    const size_t forth = moert_round_up(s->choices.forth.width, MOERT_WINDOW_ROW_FLOATS);
-    const size_t back = moert_round_up(s->choices.back.width, MOERT_WINDOW_ROW_FLOATS);
-    return area_bytes(slots * forth) + area_bytes(slots * moert_max(forth, back)) +
-           2 * area_bytes(slots * MOERT_WINDOW_ROW_FLOATS);
-}
-
-/* The messages of the node engine (exchange/node/node.h), if every slot's result travels between
- * hosts. */
-static size_t node_bytes(const moert_memory_shape *s) {
-    const size_t slots = s->layer.tokens * s->options.router.topk;
-    const size_t widest = moert_max(s->choices.forth.width, s->choices.back.width);
-    const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
-    return area_bytes(s->peak.rows * wide) + area_bytes(slots) +
-           area_bytes(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
-}
-
 /* Bytes of the windows of sums and gathers between devices that wait for each other: of all ranks,
  * and of those with the same experts. */
 static size_t peers_bytes(const moert_memory_setting *setting) {
@@ -83,8 +58,12 @@ void moert_memory_add_exchange(const moert_memory_shape *s, moert_memory *memory
     add_windows(s, memory);
     if (s->setting->engine == MOERT_EXCHANGE_WINDOW)
         MOERT_MEMORY_ADD(memory, staging, "sums between devices", peers_bytes(s->setting));
+    const moert_hop *forth = &s->choices.forth, *back = &s->choices.back;
+    const size_t slots = s->layer.tokens * s->options.router.topk;
     if (s->setting->engine == MOERT_EXCHANGE_STAGED)
-        MOERT_MEMORY_ADD(memory, staging, "packed rows", staged_bytes(s));
+        MOERT_MEMORY_ADD(memory, staging, "packed rows",
+                         moert_staged_bytes(slots, forth->width, back->width));
     if (s->setting->engine == MOERT_EXCHANGE_NODE)
-        MOERT_MEMORY_ADD(memory, staging, "messages", node_bytes(s));
+        MOERT_MEMORY_ADD(memory, staging, "messages",
+                         moert_node_bytes(slots, s->peak.rows, forth->width, back->width));
 }

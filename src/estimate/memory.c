@@ -150,29 +150,16 @@ static void add_table(moert_memory *memory, moert_buffer_table *table, const voi
             ADD(memory, activations, row[i].name, count * row[i].bytes);
 }
 
-static size_t table_bytes(moert_buffer_table *table, const void *sizes) {
-    moert_memory sum = {0};
-    add_table(&sum, table, sizes, 1);
-    return sum.activations;
-}
-
 /* ---- blocks ---- */
 
+/* The blocks of one kind. */
 typedef struct block_kind {
     const char *name;
-    moert_block_shape shape;
+    const moert_block_shape *shape;
     size_t count, open;       /* blocks, and those whose gradients are open at once */
     size_t holders, position; /* ranks that divide its shards; this rank's among them */
     bool replicated;
 } block_kind;
-
-enum { BLOCK_KINDS = 3 + MOERT_LAYER_BLOCKS };
-
-typedef struct block_list {
-    size_t outer[OUTER_TENSORS], attention[MOERT_ATTENTION_MOST + 2], dense[2];
-    moert_layer_shapes layer;
-    block_kind kind[BLOCK_KINDS]; /* the first one is the model's outside */
-} block_list;
 
 /* How many layers of a kind have open blocks at once: the backward of a layer begins before that
  * of the layer above it has ended. */
@@ -184,55 +171,32 @@ static size_t open_layers(const moert_model_config *c, bool moe) {
     return most;
 }
 
-/* The blocks of a rank with `local` experts: those of model.c, mlp_dense.c and layer.c. */
-static void list_blocks(const moert_memory_shape *s, size_t rank, size_t local, block_list *b) {
-    static const size_t dense_parts[] = {2, 1};
-    static const char *const names[] = {"routers and shared experts",
-                                        "first projections of experts",
-                                        "second projections of experts"};
+static block_kind kind_of(const moert_memory_shape *s, size_t rank,
+                          const moert_model_shapes *shapes, size_t kind) {
     const moert_memory_setting *setting = s->setting;
     const moert_model_config *c = setting->config;
-    const size_t h = c->hidden, table = c->vocabulary * h, ranks = setting->ranks;
-    const size_t owners = setting->exact ? 1 : ranks / setting->ep,
-                 owner = setting->exact ? 0 : place_of(setting, rank).replica;
-    *b = (block_list){.outer = {table, h, c->tied_embeddings ? 0 : table},
-                      .dense = {2 * c->dense_intermediate * h, h * c->dense_intermediate},
-                      .layer = moert_layer_shapes_of(&s->options, local)};
-    const size_t tensors = moert_model_replicated_shape(c, &s->attention, b->attention);
-    b->kind[0] = (block_kind){"embedding and head",
-                              {b->outer, OUTER_TENSORS, NULL},
-                              1,
-                              .holders = ranks,
-                              .position = rank,
-                              .replicated = true};
-    b->kind[1] = (block_kind){
-        "attention", {b->attention, tensors, NULL}, c->layers, moert_min(c->layers, 2), ranks, rank,
-        true};
-    b->kind[2] = (block_kind){"dense GLUs",
-                              {b->dense, 2, dense_parts},
-                              s->dense_layers,
-                              open_layers(c, false),
-                              ranks,
-                              rank,
-                              true};
-    for (int i = 0; i < MOERT_LAYER_BLOCKS; i++)
-        b->kind[3 + i] = (block_kind){names[i],
-                                      {b->layer.elements[i], b->layer.count[i], b->layer.parts[i]},
-                                      s->moe_layers,
-                                      open_layers(c, true),
-                                      i == 0 ? ranks : owners,
-                                      i == 0 ? rank : owner,
-                                      i == 0};
+    const bool owned = kind > MOERT_MODEL_MOE, moe = kind >= MOERT_MODEL_MOE;
+    block_kind k = {
+        moert_model_block_names[kind], &shapes->of[kind], 1, 0, setting->ranks, rank, !owned};
+    if (owned)
+        k.holders = setting->exact ? 1 : setting->ranks / setting->ep;
+    if (owned)
+        k.position = setting->exact ? 0 : place_of(setting, rank).replica;
+    if (kind == MOERT_MODEL_OUTER)
+        return k;
+    k.count = moe ? s->moe_layers : kind == MOERT_MODEL_ATTENTION ? c->layers : s->dense_layers;
+    k.open = kind == MOERT_MODEL_ATTENTION ? moert_min(c->layers, 2) : open_layers(c, moe);
+    return k;
 }
 
 static size_t floats_of(const block_kind *kind) {
-    return moert_block_border(&kind->shape, 1, 1);
+    return moert_block_border(kind->shape, 1, 1);
 }
 
 /* This rank's shard of each block of a kind. */
 static size_t shard_of(const block_kind *kind) {
-    return moert_block_border(&kind->shape, kind->holders, kind->position + 1) -
-           moert_block_border(&kind->shape, kind->holders, kind->position);
+    return moert_block_border(kind->shape, kind->holders, kind->position + 1) -
+           moert_block_border(kind->shape, kind->holders, kind->position);
 }
 
 /* Adds the weights of a kind, and what belongs to them: block_bf16.c keeps the gradients of layers
@@ -245,8 +209,8 @@ static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool o
     const bool kept = choice->gradients == MOERT_STATE_BF16 && !outside,
                rounded = choice->moments == MOERT_STATE_BF16;
     size_t parts = 0;
-    for (size_t i = 0; i < kind->shape.count; i++)
-        parts += n * (kind->shape.parts != NULL ? kind->shape.parts[i] : 1);
+    for (size_t i = 0; i < kind->shape->count; i++)
+        parts += n * (kind->shape->parts != NULL ? kind->shape->parts[i] : 1);
     ADD(memory, weights, kind->name, floats * sizeof(float));
     ADD(memory, gradients, kind->name,
         kept ? floats * sizeof(uint16_t) + kind->open * floats_of(kind) * sizeof(float)
@@ -258,6 +222,19 @@ static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool o
         ADD(memory, sums, kind->name, nodes * floats * sizeof(float));
     if (s->setting->saves_beside) /* moert_saver_floats */
         ADD(memory, saves, kind->name, (1 + moments) * shards * sizeof(float));
+}
+
+static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
+    const size_t times = s->setting->micro_batches;
+    moert_layer_sizes layer = s->layer;
+    for (size_t l = 0; l < s->moe_layers; l++) {
+        layer.rows = moert_memory_pass_peak(s, l).rows;
+        ADD(memory, copies, "experts", moert_copies_of_experts(&layer, times));
+        ADD(memory, copies, "routers and shared experts", moert_copies_of_router(&layer, times));
+    }
+    ADD(memory, copies, "attention", s->model.layers * moert_copies_of_attention(&s->model, times));
+    ADD(memory, copies, "dense GLUs", s->dense_layers * moert_copies_of_dense(&s->model, times));
+    ADD(memory, copies, "head", moert_copies_of_head(&s->model, times));
 }
 
 /* ---- activations ---- */
@@ -348,40 +325,9 @@ static void add_scratch(const moert_memory_shape *s, moert_memory *memory) {
     for (size_t i = 0; i < MOERT_SCRATCHES; i++)
         ADD(memory, scratch, names[i], floats[i] * sizeof(float));
     ADD(memory, scratch, "gradients of the residual and of norms",
-        table_bytes(moert_run_backward_buffers, &s->model));
+        moert_buffer_table_bytes(moert_run_backward_buffers, &s->model));
     ADD(memory, scratch, "gradients of attention",
         moert_model_rows_floats(s->attention.scratch, s->model.tokens) * sizeof(float));
-}
-
-/* ---- the second copy of a layer for --verify ---- */
-
-/* model/audit.h and train/cross_check.h; `nodes` as in moert_memory_estimate. */
-static size_t check_bytes(const moert_memory_shape *s, size_t rank, size_t nodes) {
-    const moert_model_config *c = s->setting->config;
-    const size_t experts = most_experts(s);
-    block_list blocks, own;
-    moert_model_sizes one = s->model;
-    list_blocks(s, rank, experts, &blocks);
-    list_blocks(s, rank, s->layer.local, &own);
-    one.layers = 1;
-    size_t bytes = moert_memory_check_copies(s, experts);
-    for (size_t i = 1; i < BLOCK_KINDS; i++) {
-        const block_kind *kind = &blocks.kind[i];
-        if (kind->count > 0)
-            bytes += (kind->replicated ? 2 + nodes : 2) * floats_of(kind) * sizeof(float);
-        if (kind->count > 0 && !kind->replicated && s->setting->micro_batches > 1)
-            bytes += floats_of(&own.kind[i]) * sizeof(float); /* gradients before a backward */
-    }
-    /* inputs of both runs: middle, d of two layers, x, received */
-    bytes += 5 * s->model.tokens * c->hidden * sizeof(float);
-    bytes += sizeof(float) * (moert_model_rows_floats(s->attention.scratch, one.tokens) +
-                              moert_model_rows_floats(s->attention.kept, one.tokens));
-    bytes +=
-        table_bytes(moert_run_rows_buffers, &one) + table_bytes(moert_run_backward_buffers, &one) +
-        table_bytes(moert_run_layer_buffers, &one) + table_bytes(moert_activation_buffers, &one);
-    if (s->dense_layers > 0)
-        bytes += table_bytes(moert_dense_buffers, &one);
-    return bytes + (s->moe_layers > 0 ? table_bytes(moert_run_moe_buffers, &one) : 0);
 }
 
 /* ---- experts that move, and clones ---- */
@@ -414,7 +360,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
                                    moert_memory *memory) {
     moert_memory_shape s;
     moert_tree_node list[MOERT_TREE_MAX_NODES];
-    block_list blocks;
+    moert_model_shapes shapes;
     MOERT_TRY(check(setting));
     make_shape(setting, rank, &s);
     *memory = (moert_memory){0};
@@ -422,16 +368,20 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     const size_t count = moert_max(moert_tree_nodes(s.model.span, list), 1);
     const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
     const bool adds = nodes == 0 && setting->micro_batches > 1; /* moert_block_nodes */
-    list_blocks(&s, rank, s.layer.local, &blocks);
-    for (size_t i = 0; i < BLOCK_KINDS; i++)
-        add_kind(&s, &blocks.kind[i], i == 0, nodes, memory);
-    moert_memory_add_copies(&s, memory);
+    moert_model_list_shapes(setting->config, &s.attention, s.layer.local, &shapes);
+    for (size_t i = 0; i < MOERT_MODEL_SHAPES; i++) {
+        const block_kind kind = kind_of(&s, rank, &shapes, i);
+        add_kind(&s, &kind, i == MOERT_MODEL_OUTER, nodes, memory);
+    }
+    add_copies(&s, memory);
     add_activations(&s, adds ? 0 : count, memory);
     add_scratch(&s, memory);
     if (s.moe_layers > 0)
         add_moves(&s, memory);
     if (setting->verifies)
-        ADD(memory, checks, "a second copy of a layer", check_bytes(&s, rank, nodes));
+        ADD(memory, checks, "a second copy of a layer",
+            moert_audit_bytes(&s.model, &s.layer, most_experts(&s), nodes,
+                              setting->micro_batches > 1));
     moert_memory_add_exchange(&s, memory); /* and the windows to the total */
     memory->total += memory->weights + memory->gradients + memory->moments + memory->copies +
                      memory->sums + memory->activations + memory->scratch + memory->staging +

@@ -35,8 +35,3 @@ void moert_memory_add(moert_memory *memory, const char *kind, size_t *sum, const
 
 /* The windows of the exchange, those of sums between devices, and rows packed into messages. */
 void moert_memory_add_exchange(const moert_memory_shape *shape, moert_memory *memory);
-/* Rounded and prepacked copies of weights. */
-void moert_memory_add_copies(const moert_memory_shape *shape, moert_memory *memory);
-/* Bytes of these copies for the second copy of a layer with `experts`. Its weights serve one
- * forward and one dgrad. */
-size_t moert_memory_check_copies(const moert_memory_shape *shape, size_t experts);

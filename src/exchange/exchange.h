@@ -96,6 +96,10 @@ typedef struct moert_exchange_report {
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]);
 
+/* The floats from row to row of a window. */
+static inline size_t moert_window_stride_of(size_t width) {
+    return moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
+}
 /*
  * The rows that a window gets when it needs `needed` of at most `limit`. Growing costs far more
  * than reserving. If untouched rows cost nothing in the engine (`worst`), it gets `capacity`, the
@@ -106,6 +110,12 @@ static inline size_t moert_window_room(size_t needed, size_t capacity, size_t li
     const size_t wanted = worst ? moert_max(capacity, needed) : moert_with_room(needed);
     return moert_min(wanted, limit);
 }
+
+/* Bytes that an engine packs rows into, for a rank with so many slots of tokens and so many rows,
+ * which are `forth` floats wide in a dispatch and `back` in a combine. Of the node engine it is a
+ * bound: every slot's result travels between hosts. */
+size_t moert_staged_bytes(size_t slots, size_t forth, size_t back);
+size_t moert_node_bytes(size_t slots, size_t rows, size_t forth, size_t back);
 
 /* Creates a window for rows of `width` floats, still without rows. Every rank calls it, but the
  * ranks do not communicate; the caller agrees on the status. */

@@ -14,7 +14,7 @@ moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_w
     *made = (moert_window){.exchange = exchange,
                            .width = width,
                            .columns = width,
-                           .stride = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS)};
+                           .stride = moert_window_stride_of(width)};
     exchange->widest = moert_max(exchange->widest, made->stride);
     *window = made;
     return MOERT_OK;

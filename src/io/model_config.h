@@ -59,7 +59,7 @@ typedef enum moert_recompute {
     MOERT_RECOMPUTE_NONE,
     MOERT_RECOMPUTE_EXPERTS, /* the experts' first projections and GLUs (moert_layer_options) */
     MOERT_RECOMPUTE_LAYER,   /* whole layers, of which only the inputs are kept */
-    MOERT_RECOMPUTE_AUTO     /* the first of these that fits (estimate/fit.h); not for a model */
+    MOERT_RECOMPUTE_AUTO     /* the first of these that fits; not for a model */
 } moert_recompute;
 #define MOERT_RECOMPUTE_WORDS "none|experts|layer|auto"
 

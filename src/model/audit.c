@@ -132,8 +132,9 @@ static moert_status create_again(moert_audit *audit) {
     const size_t members = moert_comm_size(model->mesh->experts);
     options.slots = audit->slots =
         moert_max(options.slots, moert_ceil_div(options.router.experts, members));
-    MOERT_TRY(moert_comm_agree(model->mesh->world,
-                               moert_model_create_attention(model, &audit->again.attention)));
+    MOERT_TRY(
+        moert_comm_agree(model->mesh->world, moert_model_create_block(model, MOERT_MODEL_ATTENTION,
+                                                                      &audit->again.attention)));
     if (model->moe_layers < model->config.layers)
         MOERT_TRY(moert_model_dense.create(model, &audit->again));
     if (model->moe_layers == 0)

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "attention/attention.h"
+#include "layer/choices.h"
 #include "layer/operand.h"
 #include "model/model.h"
 #include "moert/quantize.h"
@@ -47,10 +48,21 @@ typedef struct moert_attention_shape {
 moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
                                                const moert_device *device);
 
-/* elements[] of the tensors of a layer's replicated block; returns their number. */
-size_t moert_model_replicated_shape(const moert_model_config *config,
-                                    const moert_attention_shape *attention,
-                                    size_t elements[MOERT_ATTENTION_MOST + 2]);
+/*
+ * The kinds of blocks of a model, and the shapes that a rank's blocks have: those of the outside,
+ * of each layer's attention, of a dense layer, and of a MoE layer with `local` experts on the rank.
+ */
+enum { MOERT_MODEL_OUTER, MOERT_MODEL_ATTENTION, MOERT_MODEL_DENSE, MOERT_MODEL_MOE };
+enum { MOERT_MODEL_SHAPES = MOERT_MODEL_MOE + MOERT_LAYER_BLOCKS };
+typedef struct moert_model_shapes {
+    moert_block_shape of[MOERT_MODEL_SHAPES]; /* of the arrays below */
+    size_t outer[OUTER_TENSORS], attention[MOERT_ATTENTION_MOST + 2], dense[2];
+    moert_layer_shapes layer;
+} moert_model_shapes;
+extern const char *const moert_model_block_names[MOERT_MODEL_SHAPES];
+void moert_model_list_shapes(const moert_model_config *config,
+                             const moert_attention_shape *attention, size_t local,
+                             moert_model_shapes *shapes);
 
 /* The activations of a layer that its backward reads; T rows each. */
 typedef struct moert_model_activations {

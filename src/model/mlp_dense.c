@@ -3,13 +3,8 @@
 #include "model/sublayer.h"
 
 static moert_status create(moert_model *model, moert_model_layer *layer) {
-    const size_t matrix = model->config.hidden * model->config.dense_intermediate;
-    const size_t elements[] = {2 * matrix, matrix};
-    static const size_t parts[] = {2, 1};
     return moert_comm_agree(model->mesh->world,
-                            moert_block_create(&model->mesh->everyone, "the GLU of a dense layer",
-                                               true, &(moert_block_shape){elements, 2, parts},
-                                               &layer->mlp));
+                            moert_model_create_block(model, MOERT_MODEL_DENSE, &layer->mlp));
 }
 
 static void destroy(moert_model_layer *layer) {

@@ -8,24 +8,6 @@
 #include "base/rng.h"
 #include "layer/choices.h"
 
-size_t moert_model_replicated_shape(const moert_model_config *config,
-                                    const moert_attention_shape *attention,
-                                    size_t elements[MOERT_ATTENTION_MOST + 2]) {
-    const size_t last = MOERT_ATTENTION_FIRST + attention->parameters;
-    elements[MOERT_ATTENTION_NORM] = elements[last] = config->hidden;
-    for (size_t i = 0; i < attention->parameters; i++)
-        elements[MOERT_ATTENTION_FIRST + i] =
-            attention->parameter[i].rows * moert_max(attention->parameter[i].columns, 1);
-    return last + 1;
-}
-
-moert_status moert_model_create_attention(moert_model *model, moert_block **block) {
-    size_t elements[MOERT_ATTENTION_MOST + 2];
-    const size_t count = moert_model_replicated_shape(&model->config, &model->attention, elements);
-    return moert_block_create(&model->mesh->everyone, "the attention of a layer", true,
-                              &(moert_block_shape){elements, count, NULL}, block);
-}
-
 static void list_blocks(moert_model *model) {
     model->block[model->blocks++] = model->outer;
     for (size_t l = 0; l < model->config.layers; l++) {
@@ -53,12 +35,7 @@ static moert_status keep_bf16(moert_model *model, const moert_model_layer *layer
 /* What a rank creates without the others: all but the MLPs. */
 static moert_status create_own(moert_model *model) {
     const moert_model_config *c = &model->config;
-    const size_t table = c->vocabulary * c->hidden;
-    const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = table,
-                                         [OUTER_NORM] = c->hidden,
-                                         [OUTER_HEAD] = c->tied_embeddings ? 0 : table};
-    MOERT_TRY(moert_block_create(&model->mesh->everyone, "embedding, head and final norm", true,
-                                 &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer));
+    MOERT_TRY(moert_model_create_block(model, MOERT_MODEL_OUTER, &model->outer));
     MOERT_TRY(MOERT_NEW_ARRAY(&model->layer, c->layers));
     MOERT_TRY(MOERT_NEW_ARRAY(&model->moe, c->layers));
     MOERT_TRY(MOERT_NEW_ARRAY(&model->block, 1 + c->layers * (1 + MOERT_LAYER_BLOCKS)));
@@ -69,7 +46,7 @@ static moert_status create_own(moert_model *model) {
         layer->moe_index = model->moe_layers;
         if (!layer->is_dense)
             model->moe[model->moe_layers++] = layer;
-        MOERT_TRY(moert_model_create_attention(model, &layer->attention));
+        MOERT_TRY(moert_model_create_block(model, MOERT_MODEL_ATTENTION, &layer->attention));
     }
     return MOERT_OK;
 }

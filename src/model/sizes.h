@@ -42,3 +42,19 @@ size_t moert_head_sums(moert_span span, size_t direct);
 size_t moert_head_tied_rows(const moert_model_sizes *sizes);
 /* Raises the scratch of the mesh to that of a model's replicated parts. */
 void moert_model_scratch(const moert_model_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
+
+/*
+ * Bytes of the rounded and prepacked copies of weights, if a weight serves `times` forwards and
+ * dgrads between its changes: of the experts and of the router of a MoE layer, of a layer's
+ * attention, of a dense GLU, of the head.
+ */
+size_t moert_copies_of_experts(const moert_layer_sizes *sizes, size_t times);
+size_t moert_copies_of_router(const moert_layer_sizes *sizes, size_t times);
+size_t moert_copies_of_attention(const moert_model_sizes *sizes, size_t times);
+size_t moert_copies_of_dense(const moert_model_sizes *sizes, size_t times);
+size_t moert_copies_of_head(const moert_model_sizes *sizes, size_t times);
+
+/* The memory of an audit (audit.h) on a rank: `experts` of the layer's copy, `nodes` of sums over
+ * tokens, and whether backwards add to earlier gradients. Without digests of rows. */
+size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes *layer,
+                         size_t experts, size_t nodes, bool adds);

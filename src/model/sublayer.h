@@ -62,8 +62,8 @@ static inline const moert_buffer *moert_model_input(const moert_run *run, size_t
     return layer > 0 ? run->layer[layer - 1].out : run->embedded;
 }
 
-/* Creates a layer's block of attention and norms. Not collective. */
-moert_status moert_model_create_attention(moert_model *model, moert_block **block);
+/* Creates a replicated block of a kind, but not of a MoE layer. Not collective. */
+moert_status moert_model_create_block(moert_model *model, size_t kind, moert_block **block);
 
 /* Makes room for a layer's activations of the batch. */
 moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer);

@@ -4,6 +4,13 @@
 #include "base/phase.h"
 #include "exchange/node/node.h"
 
+size_t moert_node_bytes(size_t slots, size_t rows, size_t forth, size_t back) {
+    const size_t wide = moert_window_stride_of(moert_max(forth, back));
+    return moert_staging_room(rows * wide * sizeof(float)) +
+           moert_staging_room(slots * sizeof(float)) +
+           moert_staging_room(slots * (wide + MOERT_SLOT_STRIDE) * sizeof(float));
+}
+
 moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,
                                         size_t width, moert_node_message *message) {
     MOERT_TRY(moert_staging_reserve(device, rows_out * width * sizeof(float), &message->out));

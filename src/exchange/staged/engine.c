@@ -71,6 +71,14 @@ static moert_status copy_packed(const moert_inflight *inflight, moert_copy *copy
     return MOERT_OK;
 }
 
+size_t moert_staged_bytes(size_t slots, size_t forth, size_t back) {
+    const size_t out = moert_window_stride_of(forth),
+                 widest = moert_max(out, moert_window_stride_of(back));
+    return moert_staging_room(slots * out * sizeof(float)) +
+           moert_staging_room(slots * widest * sizeof(float)) +
+           2 * moert_staging_room(slots * MOERT_SLOT_STRIDE * sizeof(float));
+}
+
 /* Enqueues the packing of rows and slots, and their copy to the host. */
 static moert_status pack(moert_staged *stage, const moert_transfer *t) {
     moert_device *device = stage->exchange->device;

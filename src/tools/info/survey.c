@@ -7,7 +7,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-#include "estimate/fit.h"
+#include "tools/common/fit.h"
 #include "exchange/exchange.h"
 #include "gemm/gemm.h"
 #include "layer/mesh.h"

@@ -1,7 +1,7 @@
 /* The memory of a training run: what will be enough, and what was taken. */
 #pragma once
 
-#include "estimate/fit.h"
+#include "tools/common/fit.h"
 #include "train/trainer.h"
 
 /* What the estimate is made from, and what it says before the run. */

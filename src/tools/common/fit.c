@@ -1,5 +1,5 @@
 /* Compares the estimated memory with what the ranks may take. */
-#include "estimate/fit.h"
+#include "tools/common/fit.h"
 
 #include <string.h>
 

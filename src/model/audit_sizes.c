@@ -1,0 +1,52 @@
+/* The memory of an audit. */
+#include "base/memory.h"
+#include "model/sizes.h"
+
+/* The copy of a MoE or dense layer without its attention: blocks, copies of weights, activations.
+ * `experts` are those of the copy. With `adds`, the gradients of this rank's own are kept. */
+static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *layer,
+                         size_t experts, size_t nodes, bool adds, bool moe) {
+    const size_t first = moe ? MOERT_MODEL_MOE : MOERT_MODEL_DENSE,
+                 end = moe ? MOERT_MODEL_SHAPES : MOERT_MODEL_MOE;
+    moert_model_shapes again, own;
+    moert_layer_sizes of = *layer;
+    size_t floats = 0;
+    of.local = experts;
+    moert_model_list_shapes(one->config, one->attention, experts, &again);
+    moert_model_list_shapes(one->config, one->attention, layer->local, &own);
+    for (size_t i = first; i < end; i++) {
+        const bool owned = i > MOERT_MODEL_MOE;
+        floats += (owned ? 2 : 2 + nodes) * moert_block_border(&again.of[i], 1, 1);
+        floats += owned && adds ? moert_block_border(&own.of[i], 1, 1) : 0;
+    }
+    return floats * sizeof(float) +
+           (moe ? moert_copies_of_experts(&of, 1) + moert_copies_of_router(&of, 1) +
+                      moert_buffer_table_bytes(moert_run_moe_buffers, one)
+                : moert_copies_of_dense(one, 1) +
+                      moert_buffer_table_bytes(moert_dense_buffers, one));
+}
+
+size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes *layer,
+                         size_t experts, size_t nodes, bool adds) {
+    static moert_buffer_table *const tables[] = {moert_run_rows_buffers, moert_run_backward_buffers,
+                                                 moert_run_layer_buffers, moert_activation_buffers};
+    const moert_model_config *c = model->config;
+    moert_model_sizes one = *model; /* the second run, of one layer */
+    moert_model_shapes shapes;
+    bool has[2] = {false, false};
+    one.layers = 1;
+    moert_model_list_shapes(c, one.attention, experts, &shapes);
+    size_t floats =
+        (2 + nodes) * moert_block_border(&shapes.of[MOERT_MODEL_ATTENTION], 1, 1) +
+        5 * one.tokens * c->hidden + /* inputs of both runs: middle, d of two layers, x, received */
+        moert_model_rows_floats(one.attention->scratch, one.tokens) +
+        moert_model_rows_floats(one.attention->kept, one.tokens);
+    size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1);
+    for (size_t i = 0; i < MOERT_COUNT(tables); i++)
+        bytes += moert_buffer_table_bytes(tables[i], &one);
+    for (size_t l = 0; l < c->layers; l++)
+        has[moert_layer_is_moe(c, l)] = true;
+    for (int moe = 0; moe < 2; moe++)
+        bytes += has[moe] ? kind_bytes(&one, layer, experts, nodes, adds, moe != 0) : 0;
+    return bytes;
+}
