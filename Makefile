@@ -1,12 +1,13 @@
 # moert: `make` builds everything, `make check` tests it, `make help` lists the rest.
 #
-# Variables: BUILD (output directory), CC, HOSTCC (a compiler for this machine if CC is a cross compiler), CFLAGS, MPI (ompi-c or
-# mpich, a package of pkg-config), MPICC (an MPI compiler instead), SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show
-# commands), PREFIX, DESTDIR.
+# Variables: BUILD (output directory), CC, HOSTCC (a compiler for this machine if CC is a cross
+# compiler), CFLAGS, MPI (ompi-c or mpich, a package of pkg-config), MPICC (an MPI compiler in its
+# place), SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands), PREFIX, DESTDIR.
 
 MAKEFLAGS += -r # no built-in rules: make would try them for every header, seconds a call
 
-VERSION  := $(shell awk '/^.define MOERT_VERSION_(MAJOR|MINOR|PATCH) / {v = v dot $$3; dot = "."} END {print v}' include/moert/version.h)
+VERSION  := $(shell awk '/^.define MOERT_VERSION_(MAJOR|MINOR|PATCH) / {v = v dot $$3; dot = "."} \
+	END {print v}' include/moert/version.h)
 BUILD    ?= build
 PREFIX   ?= /usr/local
 CC       := gcc
@@ -33,13 +34,19 @@ endif
 
 ifeq ($(SANITIZE),1)
 override BUILD := $(BUILD)/sanitize
-CFLAGS   := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+CFLAGS   := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
+	-fno-sanitize-recover=undefined
 endif
 
+# pkg-config is asked once, when a command first needs its answer
+once = $(eval $1 := $(shell pkg-config $2 $(PACKAGES)))$($1)
+PACKAGE_CFLAGS = $(call once,PACKAGE_CFLAGS,--cflags)
+PACKAGE_LIBS   = $(call once,PACKAGE_LIBS,--libs)
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off -pthread $(WARNINGS) \
-	-Iinclude -Isrc -Ikernels -DMOERT_VERSION='"$(VERSION)"' $(subst -I,-isystem ,$(MPI_CFLAGS) $(shell pkg-config --cflags $(PACKAGES))) $(CFLAGS)
-LIBS      = $(MPI_LIBS) $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off -pthread \
+	$(WARNINGS) -Iinclude -Isrc -Ikernels -DMOERT_VERSION='"$(VERSION)"' \
+	$(subst -I,-isystem ,$(MPI_CFLAGS) $(PACKAGE_CFLAGS)) $(CFLAGS)
+LIBS      = $(MPI_LIBS) $(PACKAGE_LIBS) -lm -ldl -pthread
 
 # $(call find,DIRECTORY,PATTERN): matching files, also in subdirectories
 find = $(shell find $1 -name '$2' | LC_ALL=C sort)
@@ -49,19 +56,21 @@ SOURCES  := $(filter-out src/tools/%,$(call find,src,*.c))
 OBJECTS  := $(SOURCES:%.c=$(BUILD)/%.o) $(BUILD)/kernels.o
 MAINS    := $(wildcard src/tools/*/main.c)
 TOOLS    := $(MAINS:src/tools/%/main.c=$(BUILD)/bin/moert-%)
-TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/tools,*.c))) $(BUILD)/page.o
+TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/tools,*.c))) \
+	$(BUILD)/page.o
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c) tests/support/op/place.c)
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
 PRELOADS := $(addprefix tests/tools/,inject.c oclgrind.c small_allocations.c)
-TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \
+TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%, \
+	$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \
 	$(PRELOADS:tests/tools/%.c=$(BUILD)/tests/%.so)
 TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-night check-inject check-kernels check-layers check-python soak install uninstall dist wheel \
-	info help format lint mutate clean
+.PHONY: FORCE all tests fuzz check check-all check-night check-inject check-kernels check-layers \
+	check-python soak install uninstall dist wheel info help format lint mutate clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -80,24 +89,32 @@ $(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from c
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: $(if $(MPICC),,$(MPI)) OpenCL' 'Requires.private: hwloc jansson libxxhash' \
-		'Cflags: -I$${prefix}/include -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(MPI_CFLAGS)' 'Libs: -L$${libdir} -lmoert $(MPI_LIBS)' \
+		'Cflags: -I$${prefix}/include -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(MPI_CFLAGS)' \
+		'Libs: -L$${libdir} -lmoert $(MPI_LIBS)' \
 		'Libs.private: -lm -ldl -pthread' > $@
 
-$(BUILD)/%.o: %.c | $(BUILD)/packages
+# the compiler and its flags; objects are built again when they change
+$(BUILD)/flags: FORCE | $(BUILD)/packages
+	$(file >$@.new,$(CC) $(ALL_CFLAGS))
+	$(Q)if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
 $(BUILD)/tests/%.o: ALL_CFLAGS += -Itests -I.
 $(BUILD)/bench/%.o: ALL_CFLAGS += -I.
 
-# defines the commit, from $COMMIT, git, or the archive of `make dist`. It is written only when the commit changes; a copy without git
-# keeps the old file
+# defines the commit, from $COMMIT, git, or the archive of `make dist`. It is written only when the
+# commit changes; a copy without git keeps the old file
 $(BUILD)/commit.h: FORCE
-	$(Q)mkdir -p $(@D) && commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null || grep -v '\$$' .commit)}; \
+	$(Q)mkdir -p $(@D) && \
+		commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null || grep -v '\$$' .commit)}; \
 		[ -z "$$commit" ] && [ -e $@ ] || \
 		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
 		if [ ! -e $@.new ]; then :; elif cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-COMMITTED := $(BUILD)/bench/common/report.o $(BUILD)/src/tools/tune/main.o $(BUILD)/src/tools/train/record.o $(BUILD)/src/tools/preflight/main.o
+COMMITTED := $(patsubst %,$(BUILD)/%.o,bench/common/report src/tools/preflight/main \
+	src/tools/train/record src/tools/tune/main)
 $(COMMITTED): $(BUILD)/commit.h
 $(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 
@@ -108,8 +125,9 @@ $(BUILD)/kernels.c: $(BUILD)/embed $(KERNELS)
 	$(Q)$(BUILD)/embed embedded kernels $(KERNELS:kernels/%=%) > $@
 
 # a line "@include FILE" stands for the lines of that file
-$(BUILD)/page.html: $(wildcard src/tools/report/*.html src/tools/report/*.css src/tools/report/*.js)
-	$(Q)mkdir -p $(@D) && cd src/tools/report && awk '/^@include / { file = $$2; while ((getline < file) > 0) print; next } 1' page.html > $(abspath $@)
+$(BUILD)/page.html: $(foreach kind,html css js,$(wildcard src/tools/report/*.$(kind)))
+	$(Q)mkdir -p $(@D) && cd src/tools/report && \
+		awk '/^@include / { while ((getline < $$2) > 0) print; next } 1' page.html > $(abspath $@)
 
 $(BUILD)/page.c: $(BUILD)/embed $(BUILD)/page.html
 	$(Q)$(BUILD)/embed page $(BUILD) page.html > $@
@@ -138,9 +156,12 @@ $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $(filter %.o,$^) $(STATIC) $(LIBS) -lcmocka
 
-$(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o common/tokens.o)
-$(BUILD)/tests/unit/tools/test_refusals: $(patsubst %,$(BUILD)/src/tools/%/main.o,layer op train tune)
-$(addprefix $(BUILD)/tests/unit/tools/,test_edges test_golden test_models test_runs test_verify): $(BUILD)/src/tools/train/main.o
+$(BUILD)/tests/unit/bench/test_predict: $(patsubst %,$(BUILD)/bench/%.o, \
+	predict/machine predict/predict predict/spread common/tokens)
+$(BUILD)/tests/unit/tools/test_refusals: $(patsubst %,$(BUILD)/src/tools/%/main.o, \
+	layer op train tune)
+$(patsubst %,$(BUILD)/tests/unit/tools/test_%,edges golden models runs verify): \
+	$(BUILD)/src/tools/train/main.o
 $(BUILD)/tests/unit/tools/test_models: $(BUILD)/src/tools/layer/main.o
 
 # reports missing libraries before the first compilation fails
@@ -150,63 +171,71 @@ $(BUILD)/packages $(BUILD)/packages-tests:
 		{ echo 'moert: libraries are missing; run launch/install-deps' >&2; exit 1; }
 	$(Q)touch $@
 
-check: ## builds all and runs the tests that find most faults, in minutes (first installs missing packages)
+check: ## builds all and runs the tests that find most faults, in minutes (installs what is missing)
 	$(Q)launch/install-deps --if-missing
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS)
 
-check-all: ## all other tests that need no other machine: lint, sanitizers, every variant, fuzz (after check)
+check-all: ## all other tests for one machine: lint, sanitizers, every variant, fuzz (after check)
 	$(Q)launch/install-deps --if-missing --checks
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
 	$(Q)$(MAKE) --no-print-directory lint
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --tier all
 	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
-	$(Q)for target in $(FUZZ_READERS); do $(MAKE) --no-print-directory fuzz TARGET=$$target RUNS=1000 SEED=1 || exit 1; done
+	$(Q)for target in $(FUZZ_READERS); do \
+		$(MAKE) --no-print-directory fuzz TARGET=$$target RUNS=1000 SEED=1 || exit 1; done
 
-check-night: ## hours: injected failures, compilers, drivers, hosts, Oclgrind, torch, a browser, soak; continues where it was stopped; ROWS= some of them
+check-night: ## hours: compilers, drivers, hosts, injected failures, torch, soak; ROWS= for some
 	$(Q)launch/install-deps --if-missing --night
 	$(Q)tests/night --build $(BUILD) $(ROWS)
 
-check-kernels: tests ## kernel unit tests in Oclgrind: no invalid accesses, races or uses of uninitialised values (minutes)
+check-kernels: tests ## kernel tests in Oclgrind: invalid accesses, races, uninitialised values
 	$(Q)tests/check_kernels --build $(BUILD)
 
-check-inject: ## every call that can fail fails once, in every program on 1 to 3 ranks (hours; continues where it was stopped)
+check-inject: ## every call that can fail fails once, on 1 to 3 ranks (hours; goes on if stopped)
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
 	$(Q)tests/inject --build $(BUILD)
 
 PYTHON ?= python3
-wheel: $(SHARED) ## the Python package with the library, $(BUILD)/python/moert-$(VERSION)-*.whl, by $(PYTHON)
-	$(Q)rm -rf $(BUILD)/python/source $(BUILD)/python/*.whl && mkdir -p $(BUILD)/python/source
-	$(Q)cp -r src/python/moert src/python/pyproject.toml $(BUILD)/python/source
-	$(Q)mkdir $(BUILD)/python/source/moert/lib && cp $(SHARED) $(BUILD)/python/source/moert/lib
-	$(Q)$(PYTHON) -c 'import sysconfig; print("[bdist_wheel]\nplat_name =", sysconfig.get_platform())' >$(BUILD)/python/source/setup.cfg
-	$(Q)$(PYTHON) -m pip wheel --quiet --no-deps -w $(BUILD)/python $(BUILD)/python/source
+WHEEL := $(BUILD)/python/source
+wheel: $(SHARED) ## the Python package with the library, $(BUILD)/python/moert-*.whl, by $(PYTHON)
+	$(Q)rm -rf $(WHEEL) $(BUILD)/python/*.whl && mkdir -p $(WHEEL)
+	$(Q)cp -r src/python/moert src/python/pyproject.toml $(WHEEL)
+	$(Q)mkdir $(WHEEL)/moert/lib && cp $(SHARED) $(WHEEL)/moert/lib
+	$(Q)$(PYTHON) -c 'import sysconfig; \
+		print("[bdist_wheel]\nplat_name =", sysconfig.get_platform())' >$(WHEEL)/setup.cfg
+	$(Q)$(PYTHON) -m pip wheel --quiet --no-deps -w $(BUILD)/python $(WHEEL)
 	@ls $(BUILD)/python/*.whl
 
 VENV := $(BUILD)/python/venv
-check-python: all ## tests of the Python package, also with torch and transformers, in a virtual environment that pip fills
+check-python: all ## the Python package, also with torch and transformers, in a virtual environment
 	$(Q)[ -e $(VENV)/bin/pip ] || $(PYTHON) -m venv $(VENV)
 	$(Q)$(MAKE) --no-print-directory wheel PYTHON=$(VENV)/bin/python
-	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers trl megatron-core pyarrow jinja2 zstandard tensorboard
+	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers trl megatron-core pyarrow \
+		jinja2 zstandard tensorboard
 	$(Q)$(VENV)/bin/pip install --quiet --force-reinstall --no-deps $(BUILD)/python/*.whl
 	$(Q)PYTHON=$(VENV)/bin/python tests/python/run --build $(BUILD) --installed --all
 	$(Q)$(MAKE) --no-print-directory $(TESTTOOLS) $(BUILD)/tests/unit/tools/test_edges
-	$(Q)for test in parity/families parity/sft parity/masks parity/edges parity/megatron parity/events parity/states e2e/tokenize.sh; do \
-	    PYTHON=$(VENV)/bin/python TEST_BUILD=$(BUILD) TEST_DOCUMENTS=10000 bash tests/$$test || exit 1; done
+	$(Q)for test in $(addprefix parity/,families sft masks edges megatron events states) \
+		e2e/tokenize.sh; do PYTHON=$(VENV)/bin/python TEST_BUILD=$(BUILD) TEST_DOCUMENTS=10000 \
+		bash tests/$$test || exit 1; done
 
 MINUTES ?= 20
-soak: ## MINUTES of training under random faults, then the same steps without faults; memory must stay flat
+soak: ## MINUTES of training under random faults, then the same without; memory must stay flat
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
 	$(Q)tests/soak --build $(BUILD) --minutes $(MINUTES)
 
 N ?= 40
-mutate: ## N mutants by SEED; lists those that no test finds (hours; continues where it was stopped)
+mutate: ## N mutants by SEED; lists those that no test finds (hours; goes on if stopped)
 	$(Q)command -v $(PYTHON) >/dev/null || { echo 'mutate: no $(PYTHON)' >&2; exit 1; }
-	$(Q)$(PYTHON) tests/tools/mutate --build $(BUILD) --number $(N) --seed $(SEED) $(if $(TIER),--tier $(TIER)) $(if $(FILES),--files '$(FILES)')
+	$(Q)$(PYTHON) tests/tools/mutate --build $(BUILD) --number $(N) --seed $(SEED) \
+		$(if $(TIER),--tier $(TIER)) $(if $(FILES),--files '$(FILES)')
 
-FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
-FUZZ_RUN   := -print_funcs=0 -rss_limit_mb=4096 -report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
+FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined \
+	-fno-sanitize-recover=undefined
+FUZZ_RUN   := -print_funcs=0 -rss_limit_mb=4096 -report_slow_units=600 \
+	-verbosity=$(if $(filter 1,$(V)),1,0)
 RUNS       ?= 100000
 SEED       ?= 0
 
@@ -214,36 +243,44 @@ SEED       ?= 0
 TARGET     ?= op
 FUZZ_READERS := $(shell sed -nE 's/^    X.([a-z_]+), ".*/\1/p' tests/fuzz/fuzz_files.c)
 FUZZER     := fuzz_$(if $(filter op,$(TARGET)),op,files)
-FUZZ_RUN   += $(if $(filter op,$(TARGET)),-max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0,-max_len=4096 $(BUILD)/fuzz/corpus/$(TARGET) tests/fuzz/corpus/$(TARGET))
+FUZZ_RUN   += $(if $(filter op,$(TARGET)), \
+	-max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0, \
+	-max_len=4096 $(BUILD)/fuzz/corpus/$(TARGET) tests/fuzz/corpus/$(TARGET))
 
-fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: another one each time) under ASan and UBSan
+fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: always another) under ASan and UBSan
 	$(Q)if ! printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
 		clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
-		echo 'fuzz: skipped: no clang with libFuzzer; launch/install-deps --checks installs it'; [ -z "$$CI" ]; \
+		echo 'fuzz: skipped: no clang with libFuzzer; launch/install-deps --checks installs it'; \
+		[ -z "$$CI" ]; \
 	else \
 		mkdir -p $(BUILD)/fuzz/corpus/$(TARGET); \
-		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/$(FUZZER) && \
+		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz \
+			CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/$(FUZZER) && \
 		MOERT_CACHE_DIR="$${MOERT_CACHE_DIR:-$(CURDIR)/$(BUILD)/cache}" \
 			LSAN_OPTIONS=suppressions=tests/support/lsan.supp:print_suppressions=0 \
-			FUZZ_TARGET=$(TARGET) $(BUILD)/fuzz/$(FUZZER) $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
+			FUZZ_TARGET=$(TARGET) $(BUILD)/fuzz/$(FUZZER) $(FUZZ_RUN) \
+			-artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
 			>$(BUILD)/fuzz/log 2>&1 || { cat $(BUILD)/fuzz/log; exit 1; }; \
 		tail -n 1 $(BUILD)/fuzz/log; \
 	fi
 
-$(BUILD)/fuzz_op: $(patsubst %,$(BUILD)/tests/%.o,fuzz/fuzz_op fuzz/buffers fuzz/describe support/keep_modules) $(STATIC)
-$(BUILD)/fuzz_files: $(patsubst %,$(BUILD)/tests/fuzz/%.o,fuzz_files hosts notes) $(TOOLPART) $(STATIC)
+$(BUILD)/fuzz_op: $(patsubst %,$(BUILD)/tests/%.o, \
+	fuzz/fuzz_op fuzz/buffers fuzz/describe support/keep_modules) $(STATIC)
+$(BUILD)/fuzz_files: $(patsubst %,$(BUILD)/tests/fuzz/%.o, \
+	fuzz_files hosts notes) $(TOOLPART) $(STATIC)
 $(BUILD)/fuzz_%:
 	$(call say,LINK)
 	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
-check-layers: $(STATIC) $(TOOLS) ## proves by includes and symbols that lower files never use higher ones
+check-layers: $(STATIC) $(TOOLS) ## proves by includes and symbols that no file uses higher ones
 	$(Q)tests/layers $(BUILD)
 
 lint: $(BUILD)/commit.h ## clang-format, clang-tidy and cppcheck, each where it is installed
 	$(Q)tests/lint $(ALL_CFLAGS) -include $<
 
 format: ## clang-format over all C and kernel files
-	$(Q)clang-format -i $(foreach kind,*.c *.h *.cl,$(call find,include src kernels tests bench,$(kind)))
+	$(Q)clang-format -i $(foreach kind,*.c *.h *.cl, \
+		$(call find,include src kernels tests bench,$(kind)))
 
 $(BUILD)/man/moert-launch-%.1: launch/% launch/moert-launch docs/manpage.awk
 	$(Q)mkdir -p $(@D) && launch/moert-launch $* --help | $(call manpage,moert-launch-$*)
@@ -256,15 +293,18 @@ $(BUILD)/man/%.1: $(BUILD)/bin/% docs/manpage.awk
 
 manpage = awk -v name=$1 -v version=$(VERSION) -f docs/manpage.awk >$@
 LAUNCH := train preflight scaling virtual-cluster tokenize detokenize
-MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 $(LAUNCH:%=$(BUILD)/man/moert-launch-%.1)
+MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 \
+	$(LAUNCH:%=$(BUILD)/man/moert-launch-%.1)
 
-# bin/moert-launch runs the scripts of libexec/moert/launch, which find all programs in libexec/moert/bin
+# bin/moert-launch runs the scripts of libexec/moert/launch, which find all programs in
+# libexec/moert/bin
 TO        = $(DESTDIR)$(PREFIX)
-INSTALLED = bin/moert-* lib/libmoert.* lib/pkgconfig/moert.pc include/moert libexec/moert share/moert share/doc/moert \
-	share/man/man1/moert-* share/bash-completion/completions/moert-*
-install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, scripts, man pages, completion, examples
+INSTALLED = bin/moert-* lib/libmoert.* lib/pkgconfig/moert.pc include/moert libexec/moert \
+	share/moert share/doc/moert share/man/man1/moert-* share/bash-completion/completions/moert-*
+install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, scripts, man pages
 	install -d $(addprefix $(TO)/,bin lib/pkgconfig include/moert libexec/moert/bin \
-		libexec/moert/launch/slurm libexec/moert/launch/dataset share/moert/examples share/doc/moert share/man/man1 share/bash-completion/completions)
+		libexec/moert/launch/slurm libexec/moert/launch/dataset share/moert/examples \
+		share/doc/moert share/man/man1 share/bash-completion/completions)
 	install -m 644 include/moert/*.h $(TO)/include/moert
 	install -m 644 $(STATIC) $(TO)/lib
 	install -m 755 $(SHARED) $(TO)/lib/libmoert.so.$(VERSION)
@@ -281,7 +321,8 @@ install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, sc
 	ln -sf ../libexec/moert/launch/moert-launch $(TO)/bin
 	install -m 644 $(MANUAL) $(TO)/share/man/man1
 	for program in $(TOOLS:$(BUILD)/bin/%=%) moert-launch; do \
-		install -m 644 launch/completion.bash $(TO)/share/bash-completion/completions/$$program || exit 1; done
+		install -m 644 launch/completion.bash $(TO)/share/bash-completion/completions/$$program || \
+			exit 1; done
 	install -m 644 tests/examples/* $(TO)/share/moert/examples
 	install -m 644 README.md LICENSE docs/*.md docs/*.png $(TO)/share/doc/moert
 
@@ -292,9 +333,10 @@ dist: ## archive of the last commit, $(BUILD)/moert-$(VERSION).tar.gz
 	git archive --prefix=moert-$(VERSION)/ -o $(BUILD)/moert-$(VERSION).tar.gz HEAD
 
 info: ## settings of this build
-	@printf '%-10s %s\n' version '$(VERSION)' compiler "$$($(CC) --version | head -1)" cflags '$(CFLAGS)' \
-		build '$(BUILD)' prefix '$(PREFIX)'
-	@for p in $(PACKAGES) cmocka; do printf '%-10s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo missing)"; done
+	@printf '%-10s %s\n' version '$(VERSION)' compiler "$$($(CC) --version | head -1)" \
+		cflags '$(CFLAGS)' build '$(BUILD)' prefix '$(PREFIX)'
+	@for p in $(PACKAGES) cmocka; do \
+		printf '%-10s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo missing)"; done
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

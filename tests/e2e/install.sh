@@ -7,6 +7,12 @@
 export MAKEFLAGS= # drops the flags of a make that runs the tests
 build=$(realpath "${TEST_BUILD:-build}") prefix=$tmp/opt/moert source=$tmp/source
 
+compiled() { # CFLAGS: whether make compiles an object again
+    make --no-print-directory BUILD="$tmp/flags" CFLAGS="$1" "$tmp/flags/src/base/text.o" | grep -q ' CC '
+}
+compiled -O0 && ! compiled -O0 && compiled -O1
+verdict $? "make compiles again if the flags change, and only then"
+
 mkdir "$source" # with objects that are newer than all sources
 if git rev-parse HEAD >/dev/null 2>&1; then
     check "make dist" make --no-print-directory BUILD="$build" dist
@@ -18,7 +24,7 @@ fi
 cp -r Makefile docs include kernels launch src tests bench README.md LICENSE "$source"
 find "$source" -exec touch -d 2000-01-01 {} +
 mkdir "$source/build"
-cp -a "$build/bin" "$build/lib" "$build/src" "$build/bench" "$build"/{embed,kernels.c,kernels.o,page.c,page.o,packages,commit.h} "$source/build"
+cp -a "$build/bin" "$build/lib" "$build/src" "$build/bench" "$build"/{embed,kernels.c,kernels.o,page.c,page.o,packages,flags,commit.h} "$source/build"
 check "make install" make --no-print-directory -C "$source" PREFIX="$prefix" install
 check "make install with DESTDIR" make --no-print-directory -C "$source" PREFIX=/usr DESTDIR="$tmp/root" install
 [ "$(cd "$tmp/root/usr" && find . | sort)" = "$(cd "$prefix" && find . | sort)" ] && [ "$(ls "$tmp/root")" = usr ]
