@@ -81,9 +81,16 @@ $(STATIC): $(OBJECTS)
 	$(call say,AR)
 	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) qcs $@ $^
 
-$(SHARED): $(OBJECTS)
+# exports what the headers declare, and nothing else
+$(BUILD)/moert.map: $(wildcard include/moert/*.h)
+	$(Q)mkdir -p $(@D) && { echo 'MOERT_0 { global:'; \
+		cat $^ | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\(' | \
+		tr '(' ';'; echo 'local: *; };'; } > $@
+
+$(SHARED): $(OBJECTS) $(BUILD)/moert.map
 	$(call say,LINK)
-	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 -o $@ $^ $(LIBS)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 \
+		-Wl,--version-script=$(BUILD)/moert.map -o $@ $(OBJECTS) $(LIBS)
 
 $(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from call to call
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'Name: moert' \

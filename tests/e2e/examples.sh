@@ -59,6 +59,9 @@ if command -v g++ >/dev/null; then
     verdict $? "modern gives the same digits on 1 and 2 ranks"
 fi
 nm -D --defined-only "$prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | sort -u >exported
+[ "$(wc -l <exported)" -gt 50 ] && ! grep -v '@@MOERT_0$' exported
+verdict $? "every exported function has the library's version"
+sed -i 's/@@MOERT_0$//' exported
 cat "$prefix"/include/moert/*.h | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\($' | tr -d '(' | sort -u >declared
 check "the library exports what the headers declare, and nothing else" diff declared exported
 finish

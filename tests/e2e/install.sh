@@ -24,7 +24,7 @@ fi
 cp -r Makefile docs include kernels launch src tests bench README.md LICENSE "$source"
 find "$source" -exec touch -d 2000-01-01 {} +
 mkdir "$source/build"
-cp -a "$build/bin" "$build/lib" "$build/src" "$build/bench" "$build"/{embed,kernels.c,kernels.o,page.c,page.o,packages,flags,commit.h} "$source/build"
+cp -a "$build/bin" "$build/lib" "$build/src" "$build/bench" "$build"/{embed,kernels.c,kernels.o,page.c,page.o,packages,flags,moert.map,commit.h} "$source/build"
 check "make install" make --no-print-directory -C "$source" PREFIX="$prefix" install
 check "make install with DESTDIR" make --no-print-directory -C "$source" PREFIX=/usr DESTDIR="$tmp/root" install
 [ "$(cd "$tmp/root/usr" && find . | sort)" = "$(cd "$prefix" && find . | sort)" ] && [ "$(ls "$tmp/root")" = usr ]
