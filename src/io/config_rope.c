@@ -77,6 +77,12 @@ static moert_status read_type(const char *path, const char *name, const json_t *
                       path, name, json_string_value(value));
 }
 
+/* The value of a key of a scheme, or NULL; writes the key's name in messages to `full`. */
+static const json_t *find(const json_t *rope, const char *name, const char *key, char full[96]) {
+    snprintf(full, 96, "%s.%s", name, key);
+    return moert_field_value(rope, key);
+}
+
 static moert_status read_scheme(const char *path, const char *name, json_t *rope,
                                 moert_model_config *config) {
     moert_rope_scheme scheme = {
@@ -85,37 +91,24 @@ static moert_status read_scheme(const char *path, const char *name, json_t *rope
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not an object", path, name);
     MOERT_TRY(check_keys(path, name, rope));
     MOERT_TRY(read_type(path, name, rope, &scheme.type));
+    char key[96];
     for (size_t i = 0; i < MOERT_COUNT(doubles); i++) {
-        const json_t *value = moert_field_value(rope, doubles[i].key);
+        const json_t *value = find(rope, name, doubles[i].key, key);
         void *target = (char *)&scheme + doubles[i].offset;
-        char number_key[96];
-        snprintf(number_key, sizeof number_key, "%s.%s", name, doubles[i].key);
         if (value != NULL)
-            MOERT_TRY(
-                moert_field_double(path, number_key, value, doubles[i].offset == THETA, target));
+            MOERT_TRY(moert_field_double(path, key, value, doubles[i].offset == THETA, target));
         else if (doubles[i].needed >> scheme.type & 1)
             return MOERT_FAIL(ERROR_FORMAT, "%s: the key %s of %s is missing", path, doubles[i].key,
                               name);
     }
-    const json_t *original = moert_field_value(rope, "original_max_position_embeddings"),
-                 *truncate = moert_field_value(rope, "truncate"),
-                 *partial = moert_field_value(rope, "partial_rotary_factor");
+    const json_t *value = find(rope, name, "original_max_position_embeddings", key);
     scheme.original = config->max_positions;
-    char key[96];
-    if (original != NULL) {
-        snprintf(key, sizeof key, "%s.original_max_position_embeddings", name);
-        MOERT_TRY(moert_field_size(path, key, original, 1, &scheme.original));
-    }
-    if (truncate != NULL) {
-        snprintf(key, sizeof key, "%s.truncate", name);
-        MOERT_TRY(moert_field_bool(path, key, truncate, &scheme.truncate));
-    }
-    if (partial != NULL) {
-        double part;
-        snprintf(key, sizeof key, "%s.partial_rotary_factor", name);
-        MOERT_TRY(moert_field_double(path, key, partial, true, &part));
-        config->partial_rotary = (float)part;
-    }
+    if (value != NULL)
+        MOERT_TRY(moert_field_size(path, key, value, 1, &scheme.original));
+    if ((value = find(rope, name, "truncate", key)) != NULL)
+        MOERT_TRY(moert_field_bool(path, key, value, &scheme.truncate));
+    if ((value = find(rope, name, "partial_rotary_factor", key)) != NULL)
+        MOERT_TRY(moert_field_float(path, key, value, true, &config->partial_rotary));
     if (scheme.type == MOERT_ROPE_YARN && scheme.factor == 0.0)
         scheme.factor = (double)config->max_positions / (double)scheme.original;
     config->rope = scheme;

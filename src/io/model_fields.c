@@ -29,86 +29,84 @@ typedef enum field_kind {
     FIELD_BOOL
 } field_kind;
 
+typedef enum field_need { OPTIONAL, REQUIRED, AGREED } field_need;
+
 typedef struct config_field {
     const char *keys[4]; /* the first present key is read; null counts as absent */
     field_kind kind;
     size_t offset;
     int smallest;
-    bool required, agree; /* agree: all present keys must have the same value */
-    unsigned families;    /* bit mask of the families whose configs have the key */
+    field_need need;   /* AGREED: required, and all present keys must have the same value */
+    unsigned families; /* bit mask of the families whose configs have the key */
 } config_field;
 
 #define FIELD(field) offsetof(moert_model_config, field)
+#define KEYS(kind, field, smallest, need, families, ...)                                           \
+    { {__VA_ARGS__}, FIELD_##kind, FIELD(field), smallest, need, families }
 
 /* clang-format off */
 static const config_field fields[] = {
-    {{"vocab_size"}, FIELD_SIZE, FIELD(vocabulary), 1, true, false, EVERY},
-    {{"hidden_size"}, FIELD_SIZE, FIELD(hidden), 1, true, false, EVERY},
-    {{"num_hidden_layers"}, FIELD_SIZE, FIELD(layers), 1, true, false, EVERY},
-    {{"num_attention_heads"}, FIELD_SIZE, FIELD(heads), 1, true, false, EVERY},
-    {{"num_key_value_heads"}, FIELD_SIZE, FIELD(kv_heads), 1, false, false, EVERY},
-    {{"head_dim"}, FIELD_SIZE, FIELD(head_size), 1, false, false, EVERY},
-    {{"max_position_embeddings"}, FIELD_SIZE, FIELD(max_positions), 1, false, false, EVERY},
-    {{"moe_intermediate_size", "intermediate_size"},
-                         FIELD_SIZE, FIELD(intermediate), 1, true, false,
-                         QWEN2 | QWEN3 | DEEPSEEK | GLM},
-    {{"intermediate_size", "moe_intermediate_size"},
-                         FIELD_SIZE, FIELD(intermediate), 1, true, false,
-                         MIXTRAL | OLMOE | GPT_OSS},
-    {{"intermediate_size"},
-                         FIELD_SIZE, FIELD(dense_intermediate), 1, false, false,
-                         QWEN2 | QWEN3 | DEEPSEEK | GLM},
-    {{"n_shared_experts"}, FIELD_SIZE, FIELD(shared_experts), 0, false, false, DEEPSEEK | GLM},
-    {{"shared_expert_intermediate_size"},
-                         FIELD_SIZE, FIELD(shared_intermediate), 1, false, false, QWEN2},
-    {{"num_local_experts", "num_experts", "n_routed_experts"},
-                         FIELD_SIZE, FIELD(router.experts), 1, true, true,
-                         MIXTRAL | QWEN3 | GPT_OSS},
-    {{"num_experts", "num_local_experts", "n_routed_experts"},
-                         FIELD_SIZE, FIELD(router.experts), 1, true, true, QWEN2 | OLMOE},
-    {{"n_routed_experts", "num_experts", "num_local_experts"},
-                         FIELD_SIZE, FIELD(router.experts), 1, true, true, DEEPSEEK | GLM},
-    {{"num_experts_per_tok", "experts_per_token"},
-                         FIELD_SIZE, FIELD(router.topk), 1, true, true, EVERY},
-    {{"norm_topk_prob"}, FIELD_BOOL, FIELD(router.renormalise), 0, false, false,
-                         QWEN2 | QWEN3 | OLMOE | DEEPSEEK_V3 | GLM},
-    {{"routed_scaling_factor"},
-                         FIELD_FLOAT, FIELD(router.scale), 1, false, false, DEEPSEEK | GLM},
-    {{"n_group"}, FIELD_SIZE, FIELD(router.groups), 1, false, false, DEEPSEEK | GLM},
-    {{"topk_group"}, FIELD_SIZE, FIELD(router.kept_groups), 1, false, false, DEEPSEEK | GLM},
-    {{"swiglu_limit"}, FIELD_FLOAT, FIELD(glu.limit), 1, false, false, GPT_OSS},
-    {{"swiglu_alpha"}, FIELD_FLOAT, FIELD(glu.alpha), 1, false, false, GPT_OSS},
-    {{"rms_norm_eps"}, FIELD_FLOAT, FIELD(norm_epsilon), 1, false, false, EVERY},
-    {{"rope_theta"}, FIELD_DOUBLE, FIELD(rope.theta), 1, false, false, EVERY},
-    {{"partial_rotary_factor"}, FIELD_FLOAT, FIELD(partial_rotary), 1, false, false, GLM},
-    {{"rope_interleave"}, FIELD_BOOL, FIELD(rope.interleaved), 0, false, false, DEEPSEEK_V3},
-    {{"initializer_range"}, FIELD_FLOAT, FIELD(initializer_range), 0, false, false, EVERY},
-    {{"router_aux_loss_coef"}, FIELD_FLOAT, FIELD(aux_coefficient), 0, false, false,
-                         MIXTRAL | QWEN2 | QWEN3 | OLMOE | GPT_OSS},
-    {{"tie_word_embeddings"}, FIELD_BOOL, FIELD(tied_embeddings), 0, false, false, EVERY},
-    {{"attention_bias"}, FIELD_BOOL, FIELD(attention_bias), 0, false, false,
-                         QWEN3 | OLMOE | DEEPSEEK | GLM | GPT_OSS},
-    {{"qkv_bias"}, FIELD_BOOL, FIELD(attention_bias), 0, false, false, QWEN2},
-    {{"use_qk_norm"}, FIELD_BOOL, FIELD(qk_norm), 0, false, false, GLM},
-    {{"q_lora_rank"}, FIELD_SIZE, FIELD(latent.q_rank), 1, false, false, DEEPSEEK},
-    {{"kv_lora_rank"}, FIELD_SIZE, FIELD(latent.kv_rank), 1, false, false, DEEPSEEK},
-    {{"qk_nope_head_dim"}, FIELD_SIZE, FIELD(latent.nope), 1, false, false, DEEPSEEK},
-    {{"qk_rope_head_dim"}, FIELD_SIZE, FIELD(latent.rope), 1, false, false, DEEPSEEK},
-    {{"v_head_dim"}, FIELD_SIZE, FIELD(latent.value), 1, false, false, DEEPSEEK},
-    {{"clip_qkv"}, FIELD_FLOAT, FIELD(clip_qkv), 1, false, false, OLMOE},
-    {{"sliding_window"}, FIELD_SIZE, FIELD(sliding_window), 0, false, false,
-                         MIXTRAL | QWEN2 | QWEN3 | GPT_OSS},
-    {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 1, false, false, QWEN2 | QWEN3},
-    {{"num_nextn_predict_layers", "num_mtp_layers"},
-                         FIELD_SIZE, FIELD(prediction_layers), 0, false, false, DEEPSEEK_V3 | GLM},
-    {{"first_k_dense_replace"}, FIELD_SIZE, FIELD(first_dense), 0, false, false, DEEPSEEK | GLM},
+    KEYS(SIZE, vocabulary, 1, REQUIRED, EVERY, "vocab_size"),
+    KEYS(SIZE, hidden, 1, REQUIRED, EVERY, "hidden_size"),
+    KEYS(SIZE, layers, 1, REQUIRED, EVERY, "num_hidden_layers"),
+    KEYS(SIZE, heads, 1, REQUIRED, EVERY, "num_attention_heads"),
+    KEYS(SIZE, kv_heads, 1, OPTIONAL, EVERY, "num_key_value_heads"),
+    KEYS(SIZE, head_size, 1, OPTIONAL, EVERY, "head_dim"),
+    KEYS(SIZE, max_positions, 1, OPTIONAL, EVERY, "max_position_embeddings"),
+    KEYS(SIZE, intermediate, 1, REQUIRED, QWEN2 | QWEN3 | DEEPSEEK | GLM,
+         "moe_intermediate_size", "intermediate_size"),
+    KEYS(SIZE, intermediate, 1, REQUIRED, MIXTRAL | OLMOE | GPT_OSS,
+         "intermediate_size", "moe_intermediate_size"),
+    KEYS(SIZE, dense_intermediate, 1, OPTIONAL, QWEN2 | QWEN3 | DEEPSEEK | GLM,
+         "intermediate_size"),
+    KEYS(SIZE, shared_experts, 0, OPTIONAL, DEEPSEEK | GLM, "n_shared_experts"),
+    KEYS(SIZE, shared_intermediate, 1, OPTIONAL, QWEN2, "shared_expert_intermediate_size"),
+    KEYS(SIZE, router.experts, 1, AGREED, MIXTRAL | QWEN3 | GPT_OSS,
+         "num_local_experts", "num_experts", "n_routed_experts"),
+    KEYS(SIZE, router.experts, 1, AGREED, QWEN2 | OLMOE,
+         "num_experts", "num_local_experts", "n_routed_experts"),
+    KEYS(SIZE, router.experts, 1, AGREED, DEEPSEEK | GLM,
+         "n_routed_experts", "num_experts", "num_local_experts"),
+    KEYS(SIZE, router.topk, 1, AGREED, EVERY, "num_experts_per_tok", "experts_per_token"),
+    KEYS(BOOL, router.renormalise, 0, OPTIONAL, QWEN2 | QWEN3 | OLMOE | DEEPSEEK_V3 | GLM,
+         "norm_topk_prob"),
+    KEYS(FLOAT, router.scale, 1, OPTIONAL, DEEPSEEK | GLM, "routed_scaling_factor"),
+    KEYS(SIZE, router.groups, 1, OPTIONAL, DEEPSEEK | GLM, "n_group"),
+    KEYS(SIZE, router.kept_groups, 1, OPTIONAL, DEEPSEEK | GLM, "topk_group"),
+    KEYS(FLOAT, glu.limit, 1, OPTIONAL, GPT_OSS, "swiglu_limit"),
+    KEYS(FLOAT, glu.alpha, 1, OPTIONAL, GPT_OSS, "swiglu_alpha"),
+    KEYS(FLOAT, norm_epsilon, 1, OPTIONAL, EVERY, "rms_norm_eps"),
+    KEYS(DOUBLE, rope.theta, 1, OPTIONAL, EVERY, "rope_theta"),
+    KEYS(FLOAT, partial_rotary, 1, OPTIONAL, GLM, "partial_rotary_factor"),
+    KEYS(BOOL, rope.interleaved, 0, OPTIONAL, DEEPSEEK_V3, "rope_interleave"),
+    KEYS(FLOAT, initializer_range, 0, OPTIONAL, EVERY, "initializer_range"),
+    KEYS(FLOAT, aux_coefficient, 0, OPTIONAL, MIXTRAL | QWEN2 | QWEN3 | OLMOE | GPT_OSS,
+         "router_aux_loss_coef"),
+    KEYS(BOOL, tied_embeddings, 0, OPTIONAL, EVERY, "tie_word_embeddings"),
+    KEYS(BOOL, attention_bias, 0, OPTIONAL, QWEN3 | OLMOE | DEEPSEEK | GLM | GPT_OSS,
+         "attention_bias"),
+    KEYS(BOOL, attention_bias, 0, OPTIONAL, QWEN2, "qkv_bias"),
+    KEYS(BOOL, qk_norm, 0, OPTIONAL, GLM, "use_qk_norm"),
+    KEYS(SIZE, latent.q_rank, 1, OPTIONAL, DEEPSEEK, "q_lora_rank"),
+    KEYS(SIZE, latent.kv_rank, 1, OPTIONAL, DEEPSEEK, "kv_lora_rank"),
+    KEYS(SIZE, latent.nope, 1, OPTIONAL, DEEPSEEK, "qk_nope_head_dim"),
+    KEYS(SIZE, latent.rope, 1, OPTIONAL, DEEPSEEK, "qk_rope_head_dim"),
+    KEYS(SIZE, latent.value, 1, OPTIONAL, DEEPSEEK, "v_head_dim"),
+    KEYS(FLOAT, clip_qkv, 1, OPTIONAL, OLMOE, "clip_qkv"),
+    KEYS(SIZE, sliding_window, 0, OPTIONAL, MIXTRAL | QWEN2 | QWEN3 | GPT_OSS, "sliding_window"),
+    KEYS(SIZE, sparse_step, 1, OPTIONAL, QWEN2 | QWEN3, "decoder_sparse_step"),
+    KEYS(SIZE, prediction_layers, 0, OPTIONAL, DEEPSEEK_V3 | GLM,
+         "num_nextn_predict_layers", "num_mtp_layers"),
+    KEYS(SIZE, first_dense, 0, OPTIONAL, DEEPSEEK | GLM, "first_k_dense_replace"),
 };
 
-/* Keys that model_config.c reads. */
-static const struct {
+typedef struct listed_key {
     const char *key;
     unsigned families;
-} other_keys[] = {
+} listed_key;
+
+/* Keys that model_config.c reads. */
+static const listed_key other_keys[] = {
     {"model_type", EVERY},
     {"bos_token_id", EVERY},
     {"eos_token_id", EVERY},
@@ -135,28 +133,21 @@ static const char *const harmless[] = {
     "use_cache",
 };
 
-/* Keys that must have this value: a number, or a bool if it is 0 or 1. */
-static const struct {
-    const char *key;
-    int value;
-    unsigned families;
-} neutral[] = {
-    {"add_cross_attention", 0, EVERY}, {"attention_dropout", 0, EVERY}, {"attn_pdrop", 0, EVERY},
-    {"chunk_size_feed_forward", 0, EVERY}, {"dropout", 0, EVERY}, {"embd_pdrop", 0, EVERY},
-    {"hidden_dropout", 0, EVERY}, {"hidden_dropout_prob", 0, EVERY}, {"is_decoder", 0, EVERY},
-    {"is_encoder_decoder", 0, EVERY}, {"mlp_bias", 0, EVERY}, {"norm_topk_prob", 0, EVERY},
-    {"moe_layer_freq", 1, EVERY}, {"pretraining_tp", 1, EVERY}, {"resid_pdrop", 0, EVERY},
-    {"router_jitter_noise", 0, EVERY}, {"tie_encoder_decoder", 0, EVERY},
-    {"torchscript", 0, EVERY},
-    /* Qwen3-Coder says what Qwen3-MoE always and never has */
-    {"qkv_bias", 0, QWEN3}, {"shared_expert_intermediate_size", 0, QWEN3},
-    {"use_qk_norm", 1, QWEN3},
+/* Keys that must be 0 or false, and those that must be 1 or true. Of Qwen3, Qwen3-Coder says what
+ * Qwen3-MoE always and never has. */
+static const listed_key zeros[] = {
+    {"add_cross_attention", EVERY}, {"attention_dropout", EVERY}, {"attn_pdrop", EVERY},
+    {"chunk_size_feed_forward", EVERY}, {"dropout", EVERY}, {"embd_pdrop", EVERY},
+    {"hidden_dropout", EVERY}, {"hidden_dropout_prob", EVERY}, {"is_decoder", EVERY},
+    {"is_encoder_decoder", EVERY}, {"mlp_bias", EVERY}, {"norm_topk_prob", EVERY},
+    {"resid_pdrop", EVERY}, {"router_jitter_noise", EVERY}, {"tie_encoder_decoder", EVERY},
+    {"torchscript", EVERY}, {"qkv_bias", QWEN3}, {"shared_expert_intermediate_size", QWEN3},
+};
+static const listed_key ones[] = {
+    {"moe_layer_freq", EVERY}, {"pretraining_tp", EVERY}, {"use_qk_norm", QWEN3},
 };
 /* Keys whose value may be null, which transformers takes for "none" or for its default. */
-static const struct {
-    const char *key;
-    unsigned families;
-} nullable[] = {
+static const listed_key nullable[] = {
     {"bos_token_id", EVERY}, {"clip_qkv", EVERY}, {"eos_token_id", EVERY},
     {"head_dim", MIXTRAL | OLMOE | QWEN2 | DEEPSEEK}, {"layer_types", EVERY},
     {"mlp_only_layers", EVERY}, {"n_group", DEEPSEEK}, {"norm_topk_prob", DEEPSEEK},
@@ -199,8 +190,8 @@ moert_status moert_field_double(const char *path, const char *key, const json_t 
     return MOERT_OK;
 }
 
-static moert_status store_float(const char *path, const char *key, const json_t *value,
-                                bool positive, float *out) {
+moert_status moert_field_float(const char *path, const char *key, const json_t *value,
+                               bool positive, float *out) {
     double number;
     MOERT_TRY(moert_field_double(path, key, value, positive, &number));
     *out = (float)number;
@@ -225,12 +216,12 @@ static moert_status read_field(const char *path, const json_t *root, const confi
         if (value == NULL) {
             key = field->keys[i];
             value = other;
-        } else if (field->agree && !json_equal(value, other)) {
+        } else if (field->need == AGREED && !json_equal(value, other)) {
             return MOERT_FAIL(ERROR_FORMAT, "%s: %s and %s are given and differ", path, key,
                               field->keys[i]);
         }
     }
-    if (value == NULL && field->required)
+    if (value == NULL && field->need != OPTIONAL)
         return MOERT_FAIL(ERROR_FORMAT, "%s: the key %s is missing", path, field->keys[0]);
     if (value == NULL)
         return MOERT_OK;
@@ -239,7 +230,7 @@ static moert_status read_field(const char *path, const json_t *root, const confi
     case FIELD_SIZE:
         return moert_field_size(path, key, value, field->smallest, target);
     case FIELD_FLOAT:
-        return store_float(path, key, value, field->smallest > 0, target);
+        return moert_field_float(path, key, value, field->smallest > 0, target);
     case FIELD_DOUBLE:
         return moert_field_double(path, key, value, field->smallest > 0, target);
     default:
@@ -249,15 +240,20 @@ static moert_status read_field(const char *path, const json_t *root, const confi
 
 /* ---- the keys that may be there ---- */
 
+static bool lists(const listed_key *table, size_t count, const char *key, moert_family family) {
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(table[i].key, key) == 0 && table[i].families >> family & 1)
+            return true;
+    return false;
+}
+#define LISTS(table, key, family) lists(table, MOERT_COUNT(table), key, family)
+
 static bool is_used(const char *key, moert_family family) {
     for (size_t i = 0; i < MOERT_COUNT(fields); i++)
         for (size_t k = 0; k < 4 && fields[i].keys[k] != NULL; k++)
             if (fields[i].families >> family & 1 && strcmp(fields[i].keys[k], key) == 0)
                 return true;
-    for (size_t i = 0; i < MOERT_COUNT(other_keys); i++)
-        if (other_keys[i].families >> family & 1 && strcmp(other_keys[i].key, key) == 0)
-            return true;
-    return false;
+    return LISTS(other_keys, key, family);
 }
 
 static bool is_harmless(const char *key) {
@@ -269,39 +265,23 @@ static bool is_harmless(const char *key) {
 
 static bool equals(const json_t *value, int expected) {
     if (json_is_boolean(value))
-        return expected <= 1 && json_is_true(value) == (expected == 1);
+        return json_is_true(value) == (expected == 1);
     return json_is_number(value) && json_number_value(value) == (double)expected;
-}
-
-static bool is_neutral(const char *key, moert_family family) {
-    for (size_t i = 0; i < MOERT_COUNT(neutral); i++)
-        if (strcmp(neutral[i].key, key) == 0 && neutral[i].families >> family & 1)
-            return true;
-    return false;
-}
-
-static bool may_be_null(const char *key, moert_family family) {
-    for (size_t i = 0; i < MOERT_COUNT(nullable); i++)
-        if (strcmp(nullable[i].key, key) == 0 && nullable[i].families >> family & 1)
-            return true;
-    return !is_used(key, family) && !is_neutral(key, family);
 }
 
 static moert_status check_key(const char *path, const char *key, const json_t *value,
                               moert_family family) {
-    if (json_is_null(value) && !may_be_null(key, family))
+    const bool used = is_used(key, family), one = LISTS(ones, key, family),
+               neutral = one || LISTS(zeros, key, family);
+    if (json_is_null(value) && !LISTS(nullable, key, family) && (used || neutral))
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is null; without the key it has its default", path,
                           key);
-    if (json_is_null(value) || is_used(key, family) || is_harmless(key))
+    if (json_is_null(value) || used || is_harmless(key) || (neutral && equals(value, one)))
         return MOERT_OK;
-    for (size_t i = 0; i < MOERT_COUNT(neutral); i++)
-        if (strcmp(neutral[i].key, key) == 0 && neutral[i].families >> family & 1)
-            return equals(value, neutral[i].value)
-                       ? MOERT_OK
-                       : MOERT_FAIL(ERROR_UNSUPPORTED,
-                                    "%s: %s has a value other than %d, the only one that is "
-                                    "supported",
-                                    path, key, neutral[i].value);
+    if (neutral)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: %s has a value other than %d, the only one that is supported", path,
+                          key, one);
     return MOERT_FAIL(
         ERROR_UNSUPPORTED,
         "%s: moert does not know the key %.64s of a %s config; remove it if the model "

@@ -31,6 +31,8 @@ moert_status moert_field_size(const char *path, const char *key, const json_t *v
                               size_t *out);
 moert_status moert_field_double(const char *path, const char *key, const json_t *value,
                                 bool positive, double *out);
+moert_status moert_field_float(const char *path, const char *key, const json_t *value,
+                               bool positive, float *out);
 moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);
 
 /* Read the rotary scheme; and the layers with a sliding window and with a dense GLU. */
