@@ -135,7 +135,7 @@ moert_status moert_corpus_read(const moert_corpus_file *file, size_t offset, siz
                                void *content) {
     const int descriptor = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
-        return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", file->path, strerror(errno));
+        return fail_on(file->path, "read");
     moert_status status = check_unchanged(file, descriptor);
     if (status == MOERT_OK)
         status = read_range(file, descriptor, offset, bytes, content);

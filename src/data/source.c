@@ -28,19 +28,23 @@ static moert_status load_text(moert_source *s, const char *const *paths, size_t 
     return MOERT_OK;
 }
 
-/* Adds a file, which must not be a directory. */
-static moert_status add_file(moert_source *s, const char *path) {
+/* Adds the file NAME + ending, which must not be a directory. */
+static moert_status add_file(moert_source *s, const char *name, const char *ending) {
     const size_t before = s->corpus.count;
-    MOERT_TRY(moert_corpus_add(&s->corpus, path));
-    if (s->corpus.count != before + 1 || strcmp(s->corpus.files[before].path, path) != 0)
-        return MOERT_FAIL(ERROR_IO, "%s is a directory; a token file is one regular file", path);
-    return MOERT_OK;
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s%s", name, ending));
+    moert_status status = moert_corpus_add(&s->corpus, path);
+    if (status == MOERT_OK &&
+        (s->corpus.count != before + 1 || strcmp(s->corpus.files[before].path, path) != 0))
+        status = MOERT_FAIL(ERROR_IO, "%s is a directory; a token file is one regular file", path);
+    free(path);
+    return status;
 }
 
 static moert_status load_raw(moert_source *s, const char *path, unsigned bits) {
     if (bits != 16 && bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "tokens of %u bits: expected 16 or 32", bits);
-    MOERT_TRY(add_file(s, path));
+    MOERT_TRY(add_file(s, path, ""));
     const size_t bytes = s->corpus.files[0].bytes;
     s->type = bits == 16 ? "uint16" : "uint32";
     s->width = bits / 8;
@@ -55,14 +59,10 @@ static moert_status load_raw(moert_source *s, const char *path, unsigned bits) {
 /* Adds NAME.mask.bin, if it exists. */
 static moert_status add_mask(moert_source *s, const char *name) {
     const size_t tokens = s->corpus.files[0].bytes / s->index.width;
-    char *path;
     MOERT_TRY(moert_file_exists(&s->masked, "%s.mask.bin", name));
     if (!s->masked)
         return MOERT_OK;
-    MOERT_TRY(moert_text_path(&path, "%s.mask.bin", name));
-    const moert_status status = add_file(s, path);
-    free(path);
-    MOERT_TRY(status);
+    MOERT_TRY(add_file(s, name, ".mask.bin"));
     return s->corpus.files[2].bytes == tokens
                ? MOERT_OK
                : MOERT_FAIL(ERROR_FORMAT,
@@ -96,11 +96,11 @@ static moert_status read_about(moert_source *s, const char *name) {
     if (!exists)
         return MOERT_OK;
     MOERT_TRY(moert_text_path(&path, "%s.dataset.json", name));
-    moert_status status = moert_json_read(path, "the dataset's tokenizer", MOST_BYTES, &object);
-    if (status == MOERT_OK)
-        status = read_number(path, object, "vocabulary", &vocabulary);
-    if (status == MOERT_OK)
-        status = read_number(path, object, "end", &end);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_json_read(path, "the dataset's tokenizer", MOST_BYTES, &object));
+    MOERT_TRY_OR(done, read_number(path, object, "vocabulary", &vocabulary));
+    MOERT_TRY_OR(done, read_number(path, object, "end", &end));
+done:
     json_decref(object);
     free(path);
     s->vocabulary_made = vocabulary > 0 ? (size_t)vocabulary : 0;
@@ -109,14 +109,8 @@ static moert_status read_about(moert_source *s, const char *name) {
 }
 
 static moert_status load_indexed(moert_source *s, const char *name) {
-    static const char *const endings[] = {".bin", ".idx"};
-    for (size_t i = 0; i < MOERT_COUNT(endings); i++) {
-        char *path;
-        MOERT_TRY(moert_text_path(&path, "%s%s", name, endings[i]));
-        const moert_status status = add_file(s, path);
-        free(path);
-        MOERT_TRY(status);
-    }
+    MOERT_TRY(add_file(s, name, ".bin"));
+    MOERT_TRY(add_file(s, name, ".idx"));
     MOERT_TRY(moert_index_read(&s->corpus.files[1], &s->corpus.files[0], &s->index));
     MOERT_TRY(add_mask(s, name));
     MOERT_TRY(read_about(s, name));
@@ -130,24 +124,22 @@ static moert_status load_indexed(moert_source *s, const char *name) {
     return MOERT_OK;
 }
 
-static moert_status make(moert_source_kind kind, const char *name, moert_source **source) {
+static moert_status load(moert_source *s, const char *const *paths, size_t count, unsigned bits) {
+    MOERT_TRY(moert_text_path(&s->name, "%s", count > 0 ? paths[0] : "nothing"));
+    MOERT_TRY(s->kind == MOERT_SOURCE_TEXT  ? load_text(s, paths, count)
+              : s->kind == MOERT_SOURCE_RAW ? load_raw(s, paths[0], bits)
+                                            : load_indexed(s, paths[0]));
+    return moert_source_identify(s);
+}
+
+static moert_status open_kind(moert_source_kind kind, const char *const *paths, size_t count,
+                              unsigned bits, moert_source **source) {
     moert_source *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->kind = kind;
     made->end_made = -1;
     made->vocabulary = (uint64_t)INT32_MAX + 1;
-    const moert_status status = moert_text_path(&made->name, "%s", name);
-    if (status == MOERT_OK)
-        *source = made;
-    else
-        moert_source_close(made);
-    return status;
-}
-
-/* Returns a new source if loading it succeeded, else closes it. */
-static moert_status finish(moert_source *made, moert_status status, moert_source **source) {
-    if (status == MOERT_OK)
-        status = moert_source_identify(made);
+    const moert_status status = load(made, paths, count, bits);
     if (status == MOERT_OK)
         *source = made;
     else
@@ -156,21 +148,11 @@ static moert_status finish(moert_source *made, moert_status status, moert_source
 }
 
 moert_status moert_source_open_text(const char *const *paths, size_t count, moert_source **source) {
-    moert_source *made;
-    MOERT_TRY(make(MOERT_SOURCE_TEXT, count > 0 ? paths[0] : "nothing", &made));
-    return finish(made, load_text(made, paths, count), source);
+    return open_kind(MOERT_SOURCE_TEXT, paths, count, 0, source);
 }
 
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source) {
-    moert_source *made;
-    MOERT_TRY(make(MOERT_SOURCE_RAW, path, &made));
-    return finish(made, load_raw(made, path, bits), source);
-}
-
-moert_status moert_source_open_indexed(const char *name, moert_source **source) {
-    moert_source *made;
-    MOERT_TRY(make(MOERT_SOURCE_INDEXED, name, &made));
-    return finish(made, load_indexed(made, name), source);
+    return open_kind(MOERT_SOURCE_RAW, &path, 1, bits, source);
 }
 
 /* *name = the name without ending, for the caller to free, if `path` names a Megatron dataset, else
@@ -179,11 +161,11 @@ static moert_status find_dataset(const char *path, char **name) {
     const bool ends = moert_text_ends_with(path, ".bin") || moert_text_ends_with(path, ".idx");
     bool itself = false, binary = false, index = false;
     MOERT_TRY(moert_text_path(name, "%.*s", (int)(strlen(path) - (ends ? 4 : 0)), path));
-    moert_status status = moert_file_exists(&itself, "%s", path);
-    if (status == MOERT_OK)
-        status = moert_file_exists(&binary, "%s.bin", *name);
-    if (status == MOERT_OK)
-        status = moert_file_exists(&index, "%s.idx", *name);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_file_exists(&itself, "%s", path));
+    MOERT_TRY_OR(done, moert_file_exists(&binary, "%s.bin", *name));
+    MOERT_TRY_OR(done, moert_file_exists(&index, "%s.idx", *name));
+done:
     if (status != MOERT_OK || !binary || !index || itself != ends) {
         free(*name);
         *name = NULL;
@@ -213,7 +195,8 @@ moert_status moert_source_open(const char *const *paths, size_t count, unsigned 
     if (count == 1)
         MOERT_TRY(find_dataset(paths[0], &name));
     if (name != NULL) {
-        const moert_status status = moert_source_open_indexed(name, source);
+        const char *const names[] = {name};
+        const moert_status status = open_kind(MOERT_SOURCE_INDEXED, names, 1, 0, source);
         free(name);
         return status;
     }

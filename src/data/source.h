@@ -57,16 +57,14 @@ moert_status moert_source_open_text(const char *const *paths, size_t count, moer
  * ERROR_FORMAT (the file is empty or its size is not a multiple of a token's). */
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
 
-/* A Megatron dataset by its name without ending. NAME.mask.bin, if it exists, has one byte for each
- * token of NAME.bin: 1 if it counts as a target, else 0. NAME.dataset.json, if it exists, tells the
- * tokenizer's vocabulary and end token. Errors: those of moert_index_read and moert_json_read,
- * ERROR_FORMAT (it has no tokens, a value of NAME.dataset.json). */
-moert_status moert_source_open_indexed(const char *name, moert_source **source);
-
 /*
  * Opens what `paths` name: one Megatron dataset (NAME, NAME.bin or NAME.idx, where both files
- * exist), one raw file NAME.bin without NAME.idx, with tokens of `bits`, or else text. Errors: as
- * above, ERROR_USAGE (more than one path, and not all are text).
+ * exist), one raw file NAME.bin without NAME.idx, with tokens of `bits`, or else text. Beside a
+ * dataset, NAME.mask.bin, if it exists, has one byte for each token of NAME.bin: 1 if it counts as
+ * a target, else 0. NAME.dataset.json, if it exists, tells the tokenizer's vocabulary and end
+ * token. Errors: as above, those of moert_index_read and moert_json_read, ERROR_FORMAT (a dataset
+ * has no tokens, a value of NAME.dataset.json), ERROR_USAGE (more than one path, and not all are
+ * text).
  */
 moert_status moert_source_open(const char *const *paths, size_t count, unsigned bits,
                                moert_source **source);
