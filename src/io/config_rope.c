@@ -4,17 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/config.h"
 #include "base/memory.h"
 #include "io/internal.h"
 #include "io/model_fields.h"
 
-static const struct {
-    const char *name;
-    moert_rope_type type;
-} types[] = {{"default", MOERT_ROPE_DEFAULT},
-             {"linear", MOERT_ROPE_LINEAR},
-             {"yarn", MOERT_ROPE_YARN},
-             {"llama3", MOERT_ROPE_LLAMA3}};
+/* In the order of moert_rope_type. */
+#define TYPES "default|linear|yarn|llama3"
 
 /* The numbers of a scheme, with the types that need them. */
 enum { THETA = offsetof(moert_rope_scheme, theta) };
@@ -66,15 +62,14 @@ static moert_status read_type(const char *path, const char *name, const json_t *
         return MOERT_OK;
     if (!json_is_string(value))
         return MOERT_FAIL(ERROR_FORMAT, "%s: the rope_type in %s is not a string", path, name);
-    for (size_t i = 0; i < MOERT_COUNT(types); i++)
-        if (strcmp(types[i].name, json_string_value(value)) == 0) {
-            *type = types[i].type;
-            return MOERT_OK;
-        }
-    return MOERT_FAIL(ERROR_UNSUPPORTED,
-                      "%s: rope_type of %s is '%.64s'; supported are default, linear, yarn and "
-                      "llama3",
-                      path, name, json_string_value(value));
+    const int index = moert_choice_index(TYPES, json_string_value(value));
+    if (index < 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: rope_type of %s is '%.64s'; supported are default, linear, yarn and "
+                          "llama3",
+                          path, name, json_string_value(value));
+    *type = (moert_rope_type)index;
+    return MOERT_OK;
 }
 
 /* The value of a key of a scheme, or NULL; writes the key's name in messages to `full`. */

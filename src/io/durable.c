@@ -18,42 +18,40 @@
 /* The two usual reasons why a write fails, for messages. */
 static const char room_hint[] = "is there room, and may you write there?";
 
-/* Reads `bytes` of an open file, and closes it. */
-static moert_status read_content(const char *path, FILE *file, char *content, size_t bytes) {
+/* *text = the content of an open file of `bytes` bytes. */
+static moert_status read_content(const char *path, FILE *file, size_t bytes, char **text) {
+    moert_status status = MOERT_OK;
+    char *content;
+    MOERT_TRY(moert_alloc(&content, bytes + 1, 1));
     const size_t read = fread(content, 1, bytes, file);
-    const bool failed = ferror(file) != 0;
-    const int reason = errno;
-    fclose(file);
-    if (failed)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s (is the disk intact?)", path,
-                          strerror(reason));
-    if (memchr(content, '\0', read) != NULL)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: is not text: byte %zu is NUL", path, strlen(content));
-    return MOERT_OK;
+    if (ferror(file))
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s (is the disk intact?)", path,
+                            strerror(errno));
+    else if (memchr(content, '\0', read) != NULL)
+        status =
+            MOERT_FAIL(ERROR_FORMAT, "%s: is not text: byte %zu is NUL", path, strlen(content));
+    if (status == MOERT_OK)
+        *text = content;
+    else
+        free(content);
+    return status;
 }
 
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text) {
-    char *content = NULL;
     size_t bytes;
     int handle;
     MOERT_TRY(moert_file_open(path, &handle, &bytes));
-    moert_status status = MOERT_OK;
-    FILE *file = NULL;
-    if (bytes > limit_bytes)
-        status = MOERT_FAIL(ERROR_FORMAT, "%s: has %zu bytes, above the limit %zu", path, bytes,
-                            limit_bytes);
-    else
-        status = moert_alloc(&content, bytes + 1, 1);
-    if (status == MOERT_OK && (file = fdopen(handle, "r")) == NULL)
-        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", path, strerror(errno));
-    if (status == MOERT_OK)
-        status = read_content(path, file, content, bytes);
-    else
+    FILE *file = fdopen(handle, "r");
+    if (file == NULL) {
+        const int reason = errno;
         close(handle);
-    if (status != MOERT_OK)
-        free(content);
-    else
-        *text = content;
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", path, strerror(reason));
+    }
+    const moert_status status =
+        bytes <= limit_bytes ? read_content(path, file, bytes, text)
+                             : MOERT_FAIL(ERROR_FORMAT, "%s: has %zu bytes, above the limit %zu",
+                                          path, bytes, limit_bytes);
+    fclose(file);
     return status;
 }
 
@@ -193,17 +191,17 @@ moert_status moert_durable_copy(const char *from, const char *path) {
     size_t bytes;
     int source;
     MOERT_TRY(moert_file_open(from, &source, &bytes));
-    moert_status status = create_temporary(path, &temporary, &file);
+    moert_status status;
+    MOERT_TRY_OR(close_source, create_temporary(path, &temporary, &file));
+    status = copy_content(from, source, file);
     if (status == MOERT_OK) {
-        status = copy_content(from, source, file);
-        if (status == MOERT_OK) {
-            status = moert_durable_finish(file, temporary, path);
-        } else {
-            fclose(file);
-            unlink(temporary);
-        }
-        free(temporary);
+        status = moert_durable_finish(file, temporary, path);
+    } else {
+        fclose(file);
+        unlink(temporary);
     }
+    free(temporary);
+close_source:
     close(source);
     return status;
 }

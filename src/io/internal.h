@@ -37,3 +37,5 @@ moert_status moert_check_elements(const char *file, const char *name, size_t ele
 
 /* Compares structs whose first field is a string, by that string. */
 int moert_compare_names(const void *left, const void *right);
+/* Compares tensors of a file by their positions there. */
+int moert_compare_positions(const void *left, const void *right);

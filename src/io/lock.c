@@ -24,14 +24,6 @@ struct moert_lock {
     size_t old; /* bytes of `directory` that name what existed before */
 };
 
-static moert_status open_file(moert_lock *lock) {
-    lock->handle = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-    if (lock->handle < 0)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (may you write there?)", lock->path,
-                          strerror(errno));
-    return MOERT_OK;
-}
-
 static moert_status refuse(const moert_lock *lock) {
     char holder[128] = "";
     const ssize_t bytes = pread(lock->handle, holder, sizeof holder - 1, 0);
@@ -56,7 +48,11 @@ static bool is_current(const moert_lock *lock) {
 
 static moert_status take(moert_lock *lock) {
     for (;;) {
-        MOERT_TRY(open_file(lock));
+        lock->handle =
+            open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+        if (lock->handle < 0)
+            return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (may you write there?)",
+                              lock->path, strerror(errno));
         if (flock(lock->handle, LOCK_EX | LOCK_NB) != 0) {
             if (errno == EWOULDBLOCK)
                 return refuse(lock);

@@ -89,7 +89,7 @@ static moert_status add_file(moert_manifest *m, const char *name) {
 }
 
 /* Adds a part to the last file. */
-static moert_status add_part(moert_manifest *m, const char *name, size_t bytes, part **added) {
+static moert_status add_part(moert_manifest *m, const char *name, size_t bytes) {
     listed_file *file = &m->files[m->file_count - 1];
     MOERT_TRY(MOERT_GROW(&m->parts, &m->part_room, m->part_count + 1));
     const part *last = file->parts > 0 ? &m->parts[m->part_count - 1] : NULL;
@@ -108,15 +108,7 @@ static moert_status add_part(moert_manifest *m, const char *name, size_t bytes, 
     m->part_count++;
     m->pieces += p->pieces;
     file->parts++;
-    if (added != NULL)
-        *added = p;
     return name != NULL ? moert_text_path(&p->name, "%s", name) : MOERT_OK;
-}
-
-static int compare_places(const void *left, const void *right) {
-    const moert_tensor *a = left, *b = right;
-    const uintptr_t x = (uintptr_t)a->data, y = (uintptr_t)b->data;
-    return x != y ? (x < y ? -1 : 1) : a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
 }
 
 /* Adds the header and the tensors of a safetensors file as parts. */
@@ -126,10 +118,10 @@ static moert_status add_tensors(moert_manifest *m, const listed_file *file) {
     size_t data = 0;
     for (size_t i = 0; i < shard.count; i++)
         data += shard.tensors[i].bytes;
-    qsort(shard.tensors, shard.count, sizeof *shard.tensors, compare_places);
-    moert_status status = add_part(m, NULL, file->bytes - data, NULL);
+    qsort(shard.tensors, shard.count, sizeof *shard.tensors, moert_compare_positions);
+    moert_status status = add_part(m, NULL, file->bytes - data);
     for (size_t i = 0; i < shard.count && status == MOERT_OK; i++)
-        status = add_part(m, shard.tensors[i].name, shard.tensors[i].bytes, NULL);
+        status = add_part(m, shard.tensors[i].name, shard.tensors[i].bytes);
     moert_shard_close(&shard);
     return status;
 }
@@ -138,7 +130,7 @@ moert_status moert_manifest_add(moert_manifest *m, const char *name) {
     MOERT_TRY(add_file(m, name));
     const listed_file *file = &m->files[m->file_count - 1];
     return moert_text_ends_with(name, ".safetensors") ? add_tensors(m, file)
-                                                      : add_part(m, NULL, file->bytes, NULL);
+                                                      : add_part(m, NULL, file->bytes);
 }
 
 /* ---- checksums ---- */
@@ -221,14 +213,6 @@ static void sum_pieces(void *context, size_t first, size_t end) {
     free(data);
 }
 
-static void close_files(moert_manifest *m) {
-    for (size_t i = 0; i < m->file_count; i++)
-        if (m->files[i].handle >= 0) {
-            close(m->files[i].handle);
-            m->files[i].handle = -1;
-        }
-}
-
 /* Opens the files of the pieces that are not summed yet. A file that other hosts wrote must be
  * opened after they closed it. */
 static moert_status open_files(moert_manifest *m, size_t first, size_t count) {
@@ -256,7 +240,8 @@ moert_status moert_manifest_sum(moert_manifest *m, size_t first, size_t count) {
                                   s.reason != 0 ? strerror(s.reason) : "it became shorter");
     }
 done:
-    close_files(m);
+    for (size_t i = 0; i < m->file_count; i++)
+        moert_close_files(&m->files[i].handle, 1);
     return status;
 }
 
@@ -389,13 +374,12 @@ static moert_status parse_file(moert_manifest *m, const char *path, const char *
                           file->path, file->bytes, file_name, (long long)json_integer_value(bytes));
     json_array_foreach(list, index, entry) {
         const json_int_t size = json_integer_value(json_object_get(entry, "bytes"));
-        part *added;
         if (size < 0)
             return MOERT_FAIL(ERROR_FORMAT, "%s: part %zu of %s has %lld bytes", path, index, name,
                               (long long)size);
-        MOERT_TRY(
-            add_part(m, json_string_value(json_object_get(entry, "name")), (size_t)size, &added));
-        if (!parse_checksum(json_string_value(json_object_get(entry, "xxh3")), &added->sum))
+        MOERT_TRY(add_part(m, json_string_value(json_object_get(entry, "name")), (size_t)size));
+        if (!parse_checksum(json_string_value(json_object_get(entry, "xxh3")),
+                            &m->parts[m->part_count - 1].sum))
             return MOERT_FAIL(ERROR_FORMAT, "%s: part %zu of %s has no checksum", path, index,
                               name);
         total += (size_t)size;

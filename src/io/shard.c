@@ -184,7 +184,7 @@ static moert_status read_entries(const data_part *data, json_t *header, moert_sh
     return MOERT_OK;
 }
 
-static int compare_positions(const void *left, const void *right) {
+int moert_compare_positions(const void *left, const void *right) {
     const moert_tensor *a = left, *b = right;
     const unsigned char *a_start = a->data, *b_start = b->data;
     if (a_start != b_start)
@@ -195,7 +195,7 @@ static int compare_positions(const void *left, const void *right) {
 static moert_status check_coverage(const data_part *data, moert_shard *shard) {
     size_t covered = 0;
     const char *previous = "the start";
-    qsort(shard->tensors, shard->count, sizeof *shard->tensors, compare_positions);
+    qsort(shard->tensors, shard->count, sizeof *shard->tensors, moert_compare_positions);
     for (size_t i = 0; i < shard->count; i++) {
         const moert_tensor *tensor = &shard->tensors[i];
         size_t begin = (size_t)((const unsigned char *)tensor->data - data->start);
