@@ -167,36 +167,21 @@ const char *moert_options_given(const moert_option *table, size_t count, int arg
 /* Makes an option that has no default one that is not given. */
 static void unset(const moert_option *option) {
     switch (option->type) {
-    case MOERT_OPTION_STRING:
-        *(const char **)option->target = NULL;
+#define MOERT_OPTION_UNSET(type, shown, of, none)                                                  \
+    case MOERT_OPTION_##type:                                                                      \
+        *(of *)option->target = (none);                                                            \
         break;
-    case MOERT_OPTION_UINT:
-        *(size_t *)option->target = SIZE_MAX;
-        break;
-    case MOERT_OPTION_FLOAT:
-        *(double *)option->target = NAN;
-        break;
-    case MOERT_OPTION_FLAG:
-        *(bool *)option->target = false;
-        break;
-    case MOERT_OPTION_CHOICE:
-        *(unsigned *)option->target = 0;
-        break;
-    default:
-        break;
+        MOERT_OPTION_TABLE(MOERT_OPTION_UNSET)
+#undef MOERT_OPTION_UNSET
     }
 }
 
 static moert_status store_defaults(const moert_option *table, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const moert_option *option = &table[i];
-        if (option->type == MOERT_OPTION_LIST)
-            *(moert_option_list *)option->target = (moert_option_list){0};
-        else if (option->name != NULL && option->standard != NULL)
-            MOERT_TRY(store(option, option->standard));
-        else
-            unset(option);
-    }
+    for (size_t i = 0; i < count; i++)
+        if (table[i].name != NULL && table[i].standard != NULL)
+            MOERT_TRY(store(&table[i], table[i].standard));
+        else if (table[i].name != NULL)
+            unset(&table[i]);
     return MOERT_OK;
 }
 
@@ -211,9 +196,8 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
     }
     for (size_t i = 0; status != MOERT_OK && i < count; i++)
         if (table[i].type == MOERT_OPTION_LIST) {
-            moert_option_list *list = table[i].target;
-            free(list->words);
-            *list = (moert_option_list){0};
+            free(((moert_option_list *)table[i].target)->words);
+            unset(&table[i]);
         }
     return status;
 }
@@ -301,7 +285,7 @@ static void put_help(FILE *file, int column, const char *text) {
 
 static void put_option(FILE *file, const moert_option *option) {
     static const char *const shown[] = {
-#define MOERT_OPTION_SHOWN(type, text) text,
+#define MOERT_OPTION_SHOWN(type, text, of, none) text,
         MOERT_OPTION_TABLE(MOERT_OPTION_SHOWN)
 #undef MOERT_OPTION_SHOWN
     };

@@ -70,18 +70,20 @@ typedef struct moert_compute_choice {
      "rows of a rank that the estimate of the memory assumes, relative to balanced routing"}
 /* clang-format on */
 
-/* X(TYPE, value shown by --help): the type decides the type of *target. */
+/* X(TYPE, value shown by --help, type of *target, value if not given and without a default) */
+/* clang-format off */
 #define MOERT_OPTION_TABLE(X)                                                                      \
-    X(HEADING, "")     /* a line of the usage text; only `help` is set */                          \
-    X(STRING, "TEXT")  /* const char *: from argv, or the default, or NULL */                      \
-    X(LIST, "WORD...") /* moert_option_list; limits and default unused */                          \
-    X(UINT, "N")       /* size_t; limits "low..high", either may be absent */                      \
-    X(FLOAT, "X")      /* double; limits "low..high", as for size_t */                             \
-    X(FLAG, "")        /* bool; default "0" or "1" */                                              \
-    X(CHOICE, "")      /* unsigned: index in limits, "word|word|..." */
+    X(HEADING, "", char, 0)       /* a line of the usage text; only `help` is set */               \
+    X(STRING, "TEXT", const char *, NULL)        /* from argv, or the default */                   \
+    X(LIST, "WORD...", moert_option_list, (moert_option_list){0}) /* no limits, no default */      \
+    X(UINT, "N", size_t, SIZE_MAX)               /* limits "low..high", either may be absent */    \
+    X(FLOAT, "X", double, NAN)                   /* limits "low..high", as for size_t */           \
+    X(FLAG, "", bool, false)                     /* default "0" or "1" */                          \
+    X(CHOICE, "", unsigned, 0)                   /* index in limits, "word|word|..." */
+/* clang-format on */
 
 typedef enum moert_option_type {
-#define MOERT_OPTION_ENUM(type, shown) MOERT_OPTION_##type,
+#define MOERT_OPTION_ENUM(type, shown, of, none) MOERT_OPTION_##type,
     MOERT_OPTION_TABLE(MOERT_OPTION_ENUM)
 #undef MOERT_OPTION_ENUM
 } moert_option_type;
@@ -96,8 +98,7 @@ typedef struct moert_option {
     const char *name; /* without dashes; NULL for a heading */
     moert_option_type type;
     void *target;
-    const char *standard; /* the default as text; NULL: "not given", which is NULL, SIZE_MAX, NaN,
-                           * false or the first word */
+    const char *standard; /* the default as text; NULL: "not given", a value of the table above */
     const char *limits;   /* NULL = none */
     const char *help;
 } moert_option;
