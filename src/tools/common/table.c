@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -116,4 +117,12 @@ moert_status moert_table_print(FILE *file, const json_t *rows, const moert_colum
 done:
     MOERT_FREE(cell, widths);
     return status;
+}
+
+moert_status moert_table_json(const char *what, const json_t *root) {
+    char *text;
+    MOERT_TRY(moert_json_text(what, root, JSON_INDENT(2), &text));
+    puts(text);
+    free(text);
+    return MOERT_OK;
 }

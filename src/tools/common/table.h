@@ -27,3 +27,6 @@ typedef struct moert_column {
  * ERROR_MEMORY. */
 moert_status moert_table_print(FILE *file, const json_t *rows, const moert_column *columns,
                                size_t count);
+
+/* Prints `root` as indented JSON; `what` starts the message. Errors: ERROR_MEMORY. */
+moert_status moert_table_json(const char *what, const json_t *root);

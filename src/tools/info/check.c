@@ -15,9 +15,11 @@ typedef struct tally {
     size_t checked, damaged;
 } tally;
 
-/* Compares one directory of files with its checksums; frees `path`. */
-static moert_status check_one(char *path, tally *t) {
+/* Compares one directory of files, DIRECTORY + name, with its checksums. */
+static moert_status check_one(const char *directory, const char *name, tally *t) {
     size_t bytes;
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s%s", directory, name));
     const moert_status status = moert_manifest_check(path, &bytes);
     if (status != MOERT_OK)
         printf("damaged  %s\n", moert_last_error());
@@ -39,8 +41,10 @@ static moert_status check_list(const char *checkpoints, tally *t) {
     for (; status == MOERT_OK && count > 0; count--) {
         char *path;
         status = moert_checkpoint_path(checkpoints, steps[count - 1], &path);
-        if (status == MOERT_OK)
-            status = check_one(path, t);
+        if (status == MOERT_OK) {
+            status = check_one(path, "", t);
+            free(path);
+        }
     }
     free(steps);
     return status;
@@ -56,24 +60,14 @@ static moert_status check_run(const char *directory, tally *t) {
     free(path);
     if (status == MOERT_OK)
         status = moert_file_exists(&has_model, "%s/model", directory);
-    if (has_model) {
-        MOERT_TRY(moert_text_path(&path, "%s/model", directory));
-        status = check_one(path, t);
-    }
-    return status;
+    return has_model ? check_one(directory, "/model", t) : status;
 }
 
 moert_status moert_info_check(const char *directory) {
     tally t = {0, 0};
     bool is_one;
     MOERT_TRY(moert_file_exists(&is_one, "%s/manifest.json", directory));
-    if (is_one) {
-        char *path;
-        MOERT_TRY(moert_text_path(&path, "%s", directory));
-        MOERT_TRY(check_one(path, &t));
-    } else {
-        MOERT_TRY(check_run(directory, &t));
-    }
+    MOERT_TRY(is_one ? check_one(directory, "", &t) : check_run(directory, &t));
     if (t.checked == 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "--check %s: holds no manifest.json, no checkpoints and no model/",

@@ -9,7 +9,7 @@
 
 #include "base/memory.h"
 #include "data/source.h"
-#include "io/json.h"
+#include "tools/common/table.h"
 
 /* Lengths of the documents, in tokens. */
 typedef struct lengths {
@@ -44,14 +44,6 @@ static moert_status describe(const moert_source *source, json_t **described) {
     return *described != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room to describe the data");
 }
 
-static moert_status print_object(const json_t *described) {
-    char *text;
-    MOERT_TRY(moert_json_text("the description", described, JSON_INDENT(2), &text));
-    puts(text);
-    free(text);
-    return MOERT_OK;
-}
-
 static void print_lines(const json_t *described) {
     const char *name;
     const json_t *value;
@@ -68,7 +60,7 @@ static moert_status print(const moert_source *source, bool as_json) {
     MOERT_TRY(describe(source, &described));
     moert_status status = MOERT_OK;
     if (as_json)
-        status = print_object(described);
+        status = moert_table_json("the description", described);
     else
         print_lines(described);
     json_decref(described);

@@ -119,50 +119,43 @@ static const moert_column largest_columns[] = {
 
 #define PRINT(rows, columns) moert_table_print(stdout, (rows), (columns), MOERT_COUNT(columns))
 
-/* The failure of json_unpack, whose format is right. */
-static moert_status incomplete(void) {
-    MOERT_TRY(moert_json_memory("the report"));
-    return MOERT_FAIL(ERROR_MEMORY, "no room to print the report");
+static const char *word(const json_t *object, const char *key) {
+    return json_string_value(json_object_get(object, key));
 }
 
-static moert_status print_memory(const json_t *memory) {
-    json_int_t shown_batch, shown_length, pieces, chunk, rank, needed, limit;
-    double imbalance;
-    int fits;
-    char texts[2][MOERT_TEXT_BYTES_SIZE];
-    const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
-        *shown_combine, *recompute, *optimizer, *moments, *gradients;
-    if (json_unpack((json_t *)memory,
-                    "{ss ss sI sI sI sI sF ss ss ss ss ss ss ss ss ss sb sI sI sI}", "path", &path,
-                    "weights", &weights, "batch", &shown_batch, "length", &shown_length,
-                    "micro_batches", &pieces, "loss_chunk", &chunk, "imbalance", &imbalance,
-                    "recompute", &recompute, "optimizer", &optimizer, "moments", &moments,
-                    "gradients", &gradients, "precision", &shown_precision, "dense", &shown_dense,
-                    "dispatch", &shown_dispatch, "combine", &shown_combine, "engine", &engine,
-                    "fits", &fits, "least_room", &rank, "needed", &needed, "limit", &limit) != 0)
-        return incomplete();
+static long long number(const json_t *object, const char *key) {
+    return json_integer_value(json_object_get(object, key));
+}
+
+static moert_status print_memory(const json_t *m) {
+    const double imbalance = json_real_value(json_object_get(m, "imbalance"));
+    const char *recompute = word(m, "recompute"), *moments = word(m, "moments"),
+               *gradients = word(m, "gradients");
+    char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE];
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
            "micro-batches in a step: %lld\n",
-           path, weights, (long long)shown_batch, (long long)shown_length, shown_precision,
-           shown_dense, engine, shown_dispatch, shown_combine, (long long)pieces);
+           word(m, "path"), word(m, "weights"), number(m, "batch"), number(m, "length"),
+           word(m, "precision"), word(m, "dense"), word(m, "engine"), word(m, "dispatch"),
+           word(m, "combine"), number(m, "micro_batches"));
     if (imbalance > 1.0)
         printf("rows of a rank: %.3g times those of balanced routing\n", imbalance);
-    if (chunk > 0)
-        printf("logits of %lld tokens at a time\n", (long long)chunk);
+    if (number(m, "loss_chunk") > 0)
+        printf("logits of %lld tokens at a time\n", number(m, "loss_chunk"));
     if (strcmp(recompute, "none") != 0)
         printf("the backward computes %s again\n",
                strcmp(recompute, "layer") == 0 ? "each layer" : "the experts' first projections");
     if (strcmp(moments, "f32") != 0 || strcmp(gradients, "f32") != 0)
         printf("moments in %s, gradients of layers in %s\n", moments, gradients);
-    if (strcmp(optimizer, "adamw") != 0)
-        printf("optimizer: %s\n", optimizer);
-    MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
-    moert_text_put_bytes((double)needed, texts[0]);
-    moert_text_put_bytes((double)limit, texts[1]);
-    printf("\nrank %lld has the least room: it takes %s and may take %s%s\n\n", (long long)rank,
-           texts[0], texts[1], fits != 0 ? "" : ", so the run does not fit");
-    MOERT_TRY(PRINT(json_object_get(memory, "largest"), largest_columns));
+    if (strcmp(word(m, "optimizer"), "adamw") != 0)
+        printf("optimizer: %s\n", word(m, "optimizer"));
+    MOERT_TRY(PRINT(json_object_get(m, "ranks"), memory_columns));
+    moert_text_put_bytes((double)number(m, "needed"), needed);
+    moert_text_put_bytes((double)number(m, "limit"), limit);
+    printf("\nrank %lld has the least room: it takes %s and may take %s%s\n\n",
+           number(m, "least_room"), needed, limit,
+           json_is_true(json_object_get(m, "fits")) ? "" : ", so the run does not fit");
+    MOERT_TRY(PRINT(json_object_get(m, "largest"), largest_columns));
     printf("\n");
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
     MOERT_MEMORY_TABLE(EXPLAIN)
@@ -171,53 +164,38 @@ static moert_status print_memory(const json_t *memory) {
 }
 
 static moert_status print_tuning(const json_t *survey) {
-    const char *file;
-    json_int_t rows;
-    const json_t *tuning = json_object_get(survey, "tuning");
+    const json_t *tuning = json_object_get(survey, "tuning"),
+                 *measured = json_object_get(survey, "measured");
     if (json_array_size(tuning) == 0) {
         printf("\ntuning: none; kernels in GPU form choose their tiles by the shape\n");
         return MOERT_OK;
     }
-    if (json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows) != 0)
-        return incomplete();
+    const char *file = word(measured, "file");
     printf("\ntuning of GEMMs of any shape; for single shapes there are %lld measured rows in %s\n",
-           (long long)rows, file[0] != '\0' ? file : "no file");
+           number(measured, "rows"), file[0] != '\0' ? file : "no file");
     return PRINT(tuning, tuning_columns);
 }
 
 static moert_status print_text(const json_t *survey) {
-    const json_t *hosts = json_object_get(survey, "hosts"), *memory;
-    json_int_t ranks, group;
-    const char *version, *mpi;
-    if (json_unpack((json_t *)survey, "{ss ss sI sI}", "version", &version, "mpi", &mpi, "ranks",
-                    &ranks, "group", &group) != 0)
-        return incomplete();
-    printf("moert %s, %s\n\nhosts\n", version, mpi);
-    MOERT_TRY(PRINT(hosts, host_columns));
+    const json_t *memory = json_object_get(survey, "memory");
+    MOERT_TRY(moert_json_memory("the report")); /* so no value is missing */
+    printf("moert %s, %s\n\nhosts\n", word(survey, "version"), word(survey, "mpi"));
+    MOERT_TRY(PRINT(json_object_get(survey, "hosts"), host_columns));
     printf("\nOpenCL devices (* = in use)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "devices"), device_columns));
     printf("\nplacement\n");
     MOERT_TRY(PRINT(json_object_get(survey, "placement"), placement_columns));
     printf("\ndigits (portable: those of every CPU whose OpenCL driver is portable)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "digits"), digits_columns));
-    printf("\nexchange engines in groups of %lld of %lld ranks (* = auto)\n", (long long)group,
-           (long long)ranks);
+    printf("\nexchange engines in groups of %lld of %lld ranks (* = auto)\n",
+           number(survey, "group"), number(survey, "ranks"));
     MOERT_TRY(PRINT(json_object_get(survey, "engines"), choice_columns));
     printf("\nbackends (* = auto)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "backends"), choice_columns));
     MOERT_TRY(print_tuning(survey));
     printf("\nvariables (* = set in the environment; ranks: all have the same value, or any)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "variables"), variable_columns));
-    memory = json_object_get(survey, "memory");
     return memory != NULL ? print_memory(memory) : MOERT_OK;
-}
-
-static moert_status print_json(const json_t *survey) {
-    char *text;
-    MOERT_TRY(moert_json_text("the report", survey, JSON_INDENT(2), &text));
-    puts(text);
-    free(text);
-    return MOERT_OK;
 }
 
 static moert_status check(int argc, char **argv) {
@@ -258,7 +236,7 @@ static moert_status run(moert_context *context) {
     config.memory = memory_choice;
     MOERT_TRY_OR(done, moert_survey(context, asked_ranks > 0 ? 0 : ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
-        status = as_json ? print_json(survey) : print_text(survey);
+        status = as_json ? moert_table_json("the report", survey) : print_text(survey);
     status = moert_comm_agree(world, status);
 done:
     json_decref(survey);
