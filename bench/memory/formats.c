@@ -147,36 +147,26 @@ static const bench_kernel quantize = {quantize_bytes, quantize_begin, quantize_r
 static const bench_kernel dequantize = {quantize_bytes, dequantize_begin, dequantize_run,
                                         dequantize_check};
 
+#define CASE(name, kernel, form, along, ...)                                                       \
+    {                                                                                              \
+        name, &(kernel), {                                                                         \
+            .format = MOERT_FORMAT_##form, .axis = MOERT_AXIS_##along, __VA_ARGS__                 \
+        }                                                                                          \
+    }
 static const bench_case cases[] = {
-    {"quantize MXFP8", &quantize, {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_ROW}},
-    {"quantize MXFP8 columns",
-     &quantize,
-     {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN}},
-    {"quantize NVFP4", &quantize, {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_ROW}},
-    {"quantize NVFP4 columns",
-     &quantize,
-     {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN}},
-    {"quantize FP8 blocks", &quantize, {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_ROW}},
-    {"quantize FP8 columns",
-     &quantize,
-     {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_COLUMN}},
-    {"quantize FP8 tiles", &quantize, {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE}},
-    {"dequantize MXFP8", &dequantize, {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_ROW}},
-    {"dequantize MXFP8 columns",
-     &dequantize,
-     {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN}},
-    {"dequantize MXFP8 to bf16",
-     &dequantize,
-     {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_ROW, .type = MOERT_DTYPE_BF16}},
-    {"dequantize NVFP4", &dequantize, {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_ROW}},
-    {"dequantize NVFP4 columns",
-     &dequantize,
-     {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN}},
-    {"dequantize FP8 blocks",
-     &dequantize,
-     {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_ROW}},
-    {"dequantize FP8 tiles",
-     &dequantize,
-     {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE}},
+    CASE("quantize MXFP8", quantize, MXFP8_E4M3, ROW),
+    CASE("quantize MXFP8 columns", quantize, MXFP8_E4M3, COLUMN),
+    CASE("quantize NVFP4", quantize, NVFP4, ROW),
+    CASE("quantize NVFP4 columns", quantize, NVFP4, COLUMN),
+    CASE("quantize FP8 blocks", quantize, FP8_BLOCK, ROW),
+    CASE("quantize FP8 columns", quantize, FP8_BLOCK, COLUMN),
+    CASE("quantize FP8 tiles", quantize, FP8_BLOCK, TILE),
+    CASE("dequantize MXFP8", dequantize, MXFP8_E4M3, ROW),
+    CASE("dequantize MXFP8 columns", dequantize, MXFP8_E4M3, COLUMN),
+    CASE("dequantize MXFP8 to bf16", dequantize, MXFP8_E4M3, ROW, .type = MOERT_DTYPE_BF16),
+    CASE("dequantize NVFP4", dequantize, NVFP4, ROW),
+    CASE("dequantize NVFP4 columns", dequantize, NVFP4, COLUMN),
+    CASE("dequantize FP8 blocks", dequantize, FP8_BLOCK, ROW),
+    CASE("dequantize FP8 tiles", dequantize, FP8_BLOCK, TILE),
 };
 const bench_cases bench_format_cases = {cases, MOERT_COUNT(cases)};

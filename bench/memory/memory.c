@@ -15,10 +15,6 @@ double bench_value(const bench_memory *b, size_t input, size_t index) {
     return (double)b->pattern[(index + input * APART) % BENCH_PATTERN];
 }
 
-double bench_token_bytes(const bench_sizes *s) {
-    return 4.0 * (double)(s->tokens * s->hidden);
-}
-
 size_t bench_index(double chosen, size_t count) {
     return (size_t)(chosen * (double)count);
 }

@@ -52,13 +52,17 @@ void bench_memory_release(bench_memory *memory);
 
 double bench_value(const bench_memory *memory, size_t input, size_t index);
 
-double bench_token_bytes(const bench_sizes *of); /* of T rows of H float32 */
-
 /* The index below `count` that a random number in [0, 1) chooses. */
 size_t bench_index(double chosen, size_t count);
 /* Reads an element, of float32 or of `type`. */
 moert_status bench_read(const moert_buffer *buffer, size_t index, double *x);
 moert_status bench_read_as(const moert_buffer *buffer, moert_dtype type, size_t index, double *x);
+
+/* Defines NAME_bytes(s), the bytes of a kernel that moves so many float32 elements. */
+#define BENCH_FLOATS(name, floats)                                                                 \
+    static double name##_bytes(const bench_sizes *s) {                                             \
+        return 4.0 * (double)(floats);                                                             \
+    }
 
 typedef struct bench_pair {
     double got, want;

@@ -16,9 +16,7 @@ static size_t norm_rows(const bench_sizes *s) {
     return s->tokens * s->hidden / norm_width(s);
 }
 
-static double norm_bytes(const bench_sizes *s) {
-    return 2.0 * bench_token_bytes(s) + 4.0 * (double)(norm_rows(s) + norm_width(s));
-}
+BENCH_FLOATS(norm, 2 * s->tokens * s->hidden + norm_rows(s) + norm_width(s))
 
 static moert_status norm_run(const bench_memory *b) {
     return moert_norm_run(&(moert_norm){.rows = norm_rows(&b->of),
@@ -44,10 +42,8 @@ static moert_status norm_check(const bench_memory *b, double chosen, bench_pair 
     return bench_read(b->out[0], at, &r->got);
 }
 
-static double norm_backward_bytes(const bench_sizes *s) {
-    return (s->how.added ? 4.0 : 3.0) * bench_token_bytes(s) +
-           4.0 * (double)(norm_rows(s) + 2 * norm_width(s));
-}
+BENCH_FLOATS(norm_backward,
+             (s->how.added ? 4 : 3) * s->tokens * s->hidden + norm_rows(s) + 2 * norm_width(s))
 
 /* Makes rstd, and the old value of the result if the gradient is added. */
 static moert_status norm_backward_begin(const bench_memory *b) {

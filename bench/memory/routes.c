@@ -30,9 +30,7 @@ static void take_pair(const bench_memory *b, size_t at, double *gate, double *up
     *up = bench_value(b, 0, index + width);
 }
 
-static double glu_bytes(const bench_sizes *s) {
-    return 12.0 * (double)(s->tokens * s->topk * s->intermediate);
-}
+BENCH_FLOATS(glu, 3 * s->tokens * s->topk * s->intermediate)
 
 static moert_status glu_run(const bench_memory *b) {
     const moert_glu glu = glu_of(b);
@@ -47,9 +45,7 @@ static moert_status glu_check(const bench_memory *b, double chosen, bench_pair *
     return bench_read(b->out[0], at, &r->got);
 }
 
-static double dglu_bytes(const bench_sizes *s) {
-    return 20.0 * (double)(s->tokens * s->topk * s->intermediate);
-}
+BENCH_FLOATS(dglu, 5 * s->tokens * s->topk * s->intermediate)
 
 static moert_status dglu_run(const bench_memory *b) {
     const moert_glu glu = glu_of(b);
@@ -68,9 +64,7 @@ static moert_status dglu_check(const bench_memory *b, double chosen, bench_pair 
 
 /* ---- rows of in[0] to the experts, one copy for each slot, and back with weights of in[2] ---- */
 
-static double exchange_bytes(const bench_sizes *s) {
-    return 4.0 * (double)(s->tokens * s->hidden * (1 + s->topk));
-}
+BENCH_FLOATS(exchange, s->tokens * s->hidden * (1 + s->topk))
 
 static moert_status dispatch_run(const bench_memory *b) {
     const moert_transfer forth = {.plan = b->plan, .window = b->window, .source = b->in[0]};
@@ -102,9 +96,7 @@ static moert_status combine_check(const bench_memory *b, double chosen, bench_pa
 
 /* ---- an op's permuted input rows ---- */
 
-static double permute_bytes(const bench_sizes *s) {
-    return 8.0 * (double)(s->tokens * s->topk * s->hidden);
-}
+BENCH_FLOATS(permute, 2 * s->tokens * s->topk * s->hidden)
 
 static moert_status permute_run(const bench_memory *b) {
     const size_t rows = rows_of(b), width = b->of.hidden;
@@ -142,9 +134,7 @@ static moert_routing routing_of(const bench_memory *b) {
         .scores = b->out[0], .index = b->out[2], .weight = b->out[1], .lse = b->out[3]};
 }
 
-static double router_bytes(const bench_sizes *s) {
-    return 4.0 * (double)(routed(s) * (2 * s->experts + 2 * s->topk + 1));
-}
+BENCH_FLOATS(router, routed(s) * (2 * s->experts + 2 * s->topk + 1))
 
 static moert_status router_run(const bench_memory *b) {
     const moert_router_options options = router_of(b);
@@ -153,9 +143,7 @@ static moert_status router_run(const bench_memory *b) {
 }
 
 /* Scores and gradients, without losses; the logits are not read. */
-static double router_backward_bytes(const bench_sizes *s) {
-    return 4.0 * (double)(routed(s) * (2 * s->experts + 3 * s->topk + 1));
-}
+BENCH_FLOATS(router_backward, routed(s) * (2 * s->experts + 3 * s->topk + 1))
 
 static moert_status router_backward_run(const bench_memory *b) {
     const moert_router_options options = router_of(b);

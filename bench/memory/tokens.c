@@ -16,9 +16,7 @@ static moert_status copy_input(const bench_memory *b) {
 
 /* ---- kernels that work in place, on a copy of in[0] ---- */
 
-static double in_place_bytes(const bench_sizes *s) {
-    return 2.0 * bench_token_bytes(s);
-}
+BENCH_FLOATS(in_place, 2 * s->tokens * s->hidden)
 
 static moert_status rope_run(const bench_memory *b) {
     const moert_rotation rotation = {
@@ -37,9 +35,7 @@ static moert_status rope_check(const bench_memory *b, double chosen, bench_pair 
     return bench_read(b->out[0], at, &r->got);
 }
 
-static double add_bytes(const bench_sizes *s) {
-    return 3.0 * bench_token_bytes(s);
-}
+BENCH_FLOATS(add, 3 * s->tokens * s->hidden)
 
 static moert_status add_run(const bench_memory *b) {
     return moert_add(b->of.tokens * b->of.hidden, b->in[1], b->out[0]);
@@ -59,9 +55,7 @@ static const moert_update adamw = {.rate = 1e-3,
                                    .scale = 0.5,
                                    .step = 1};
 
-static double adamw_bytes(const bench_sizes *s) {
-    return 7.0 * bench_token_bytes(s);
-}
+BENCH_FLOATS(adamw, 7 * s->tokens * s->hidden)
 
 static moert_status adamw_run(const bench_memory *b) {
     const moert_elements gradient = {b->in[1], MOERT_DTYPE_F32, 0},
@@ -85,9 +79,7 @@ static size_t loss_width(const bench_sizes *s) {
     return s->how.large ? s->large_vocabulary : s->vocabulary;
 }
 
-static double loss_bytes(const bench_sizes *s) {
-    return 8.0 * (double)(s->predicted * (loss_width(s) + 1));
-}
+BENCH_FLOATS(loss, 2 * s->predicted * (loss_width(s) + 1))
 
 static moert_status loss_run(const bench_memory *b) {
     return moert_cross_entropy(&(moert_prediction){.tokens = b->of.predicted,
@@ -111,9 +103,7 @@ static moert_status loss_check(const bench_memory *b, double chosen, bench_pair 
 
 /* ---- casts, embedding ---- */
 
-static double cast_bytes(const bench_sizes *s) {
-    return bench_token_bytes(s) * (1.0 + (double)moert_dtype_bits(s->how.type) / 32.0);
-}
+BENCH_FLOATS(cast, s->tokens * s->hidden * (32 + moert_dtype_bits(s->how.type)) / 32)
 
 static moert_status cast_run(const bench_memory *b) {
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
@@ -161,9 +151,7 @@ static moert_status embedding_check(const bench_memory *b, double chosen, bench_
 }
 
 /* The gradient of all V rows, from a sequence of T tokens with dx = in[1]. */
-static double embedding_backward_bytes(const bench_sizes *s) {
-    return 4.0 * (double)((s->tokens + s->vocabulary) * s->hidden);
-}
+BENCH_FLOATS(embedding_backward, (s->tokens + s->vocabulary) * s->hidden)
 
 static moert_status embedding_backward_run(const bench_memory *b) {
     return moert_embedding_backward(&(moert_embedding_part){
