@@ -13,7 +13,6 @@
  * its own, of 3/2 head_size; as many heads make the forward's FLOPs those of the first form.
  */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -47,6 +46,11 @@ static const moert_option options[] = {
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the operands"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
+
+static const char columns[] =
+    "form -9s, op -9s, dtype -5s, S 5z, L 6z, heads 5z, kv_heads 8z, D 4z, E 4z, window 6z,"
+    " documents 9z, sinks 5b, tflops 8.3f TFLOP/s, time_ratio 6.3f time, rate_ratio 6.3f rate,"
+    " error 9.2e, wrong 1w";
 
 /* One of the compared forms, its rates and largest errors. */
 typedef struct form {
@@ -96,25 +100,13 @@ static double best(const form *f, size_t op, size_t rounds) {
 static moert_status report(bench_rows *rows, const form *f, const form *first, size_t op,
                            size_t rounds) {
     const bench_attention_shape *s = &f->b.shape;
-    const char *type = moert_dtype_name(f->b.a.type);
     const bool wrong = !(f->worst[op] <= (f->b.a.type == MOERT_DTYPE_BF16 ? 0.03 : 1e-4));
     const double tflops = best(f, op, rounds), rate = tflops / best(first, op, rounds);
     const double time =
         bench_attention_flops(&f->b, op > 0) / bench_attention_flops(&first->b, op > 0) / rate;
-    json_t *row = json_pack(
-        "{ss ss ss sI sI sI sI sI sI sI sI sb sf sf sf sf sb}", "form", f->name, "op", ops[op].name,
-        "dtype", type, "S", (json_int_t)s->sequences, "L", (json_int_t)s->length, "heads",
-        (json_int_t)s->heads, "kv_heads", (json_int_t)s->kv_heads, "D", (json_int_t)s->head_size,
-        "E", (json_int_t)s->value_size, "window", (json_int_t)s->window, "documents",
-        (json_int_t)s->documents, "sinks", s->sinks, "tflops", tflops, "time_ratio", time,
-        "rate_ratio", rate, "error", f->worst[op], "wrong", wrong);
-    printf(
-        "%-9s %-9s %-5s %5zu %6zu %5zu %8zu %4zu %4zu %6zu %9zu %5s %8.3f %6.3f %6.3f %9.2e %s\n",
-        f->name, ops[op].name, type, s->sequences, s->length, s->heads, s->kv_heads, s->head_size,
-        s->value_size, s->window, s->documents, s->sinks ? "yes" : "no", tflops, time, rate,
-        f->worst[op], wrong ? "wrong" : "right");
-    fflush(stdout);
-    return bench_rows_add(rows, row, wrong);
+    return bench_rows_add(rows, f->name, ops[op].name, moert_dtype_name(f->b.a.type), s->sequences,
+                          s->length, s->heads, s->kv_heads, s->head_size, s->value_size, s->window,
+                          s->documents, s->sinks, tflops, time, rate, f->worst[op], wrong);
 }
 
 static moert_status run_type(bench_rows *rows, form *forms, size_t count, moert_dtype type) {
@@ -142,13 +134,9 @@ static moert_status run(moert_context *context) {
     const char *names[FORMS];
     bench_attention_shape shapes[FORMS];
     form forms[FORMS] = {0};
-    bench_rows rows = {json_array(), 0};
+    bench_rows rows = bench_rows_begin(context, columns, "%s", moert_device_name(device));
     const size_t count = list_forms(names, shapes);
     moert_status status;
-    printf("# moert %s, %s\n%-9s %-9s %-5s %5s %6s %5s %8s %4s %4s %6s %9s %5s %8s %6s %6s %9s\n",
-           bench_report_commit(), moert_device_name(device), "#form", "op", "dtype", "S", "L",
-           "heads", "kv_heads", "D", "E", "window", "documents", "sinks", "TFLOP/s", "time", "rate",
-           "error");
     for (size_t i = 0; i < count; i++) {
         forms[i].name = names[i];
         MOERT_TRY_OR(release, bench_attention_create(device, &shapes[i], seed, &forms[i].b));
@@ -160,7 +148,7 @@ static moert_status run(moert_context *context) {
 release:
     for (size_t i = 0; i < count; i++)
         bench_attention_destroy(&forms[i].b);
-    return bench_rows_end(&rows, context, json_path, "results", status);
+    return bench_rows_end(&rows, json_path, "results", status);
 }
 
 MOERT_PROGRAM_MAIN(

@@ -15,12 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
-#include "bench/common/rate.h"
+#include "tools/common/rates.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
 #include "bench/layer/alltoall.h"
@@ -55,6 +54,11 @@ static const moert_option options[] = {
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of routing and payload"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
+
+static const char columns[] =
+    "op -9s, engine -7s, sums *b, ranks 5z, T 7z, H 6z, K 3z, E 5z, dtype -6c, skew -9s,"
+    " weights *b, batch *z, bytes *f, us_min 10.1f us min, us 10.1f median, us_p99 10.1f p99,"
+    " gbps 8.2f GB/s, rival *s?, rival_us 10.1f? rival us, ratio 6.2f?, wrong 6z";
 
 typedef struct bench {
     moert_context *context;
@@ -139,11 +143,11 @@ static float slack_of(const bench *b) {
 static moert_status count_bytes(bench *b) {
     const moert_plan *plan = b->plan->plan;
     size_t rows = 0;
-    bench_of_ranks bytes;
+    moert_of_ranks bytes;
     for (size_t r = 0; r < plan->ranks; r++)
         rows += r != plan->rank || plan->ranks == 1 ? plan->send_rows[r] : 0;
-    MOERT_TRY(
-        bench_over_ranks(b->comm, (double)(rows * b->row_bytes) / (double)plan->ranks, &bytes));
+    MOERT_TRY(moert_rates_over_ranks(b->comm, (double)(rows * b->row_bytes) / (double)plan->ranks,
+                                     &bytes));
     b->bytes = bytes.sum;
     return MOERT_OK;
 }
@@ -232,6 +236,17 @@ static const struct operation {
 } operations[] = {{"dispatch", dispatch}, {"combine", combine}};
 enum { OPERATIONS = MOERT_COUNT(operations) };
 
+typedef struct call {
+    bench *b;
+    unsigned op;
+    enum side side;
+} call;
+
+static moert_status run_call(void *context) {
+    const call *c = context;
+    return operations[c->op].call(c->b, c->side);
+}
+
 /* ---- checks ---- */
 
 /* Clears the memory of a contender's rows or sums, and that of pushed rows. */
@@ -277,16 +292,12 @@ static moert_status check(bench *b, unsigned op, enum side side, size_t *wrong) 
 
 /* One sample: microseconds of a call on the slowest rank. */
 static moert_status take(bench *b, unsigned op, enum side side, double *us) {
-    bench_of_ranks took;
+    const moert_timed timed = {
+        .device = b->device, .together = b->comm, .run = run_call, .what = &(call){b, op, side}};
+    double seconds;
     bench_pool_evict(b->pool);
-    MOERT_TRY(moert_comm_barrier(b->comm));
-    const uint64_t start = moert_clock_ns();
-    for (size_t i = 0; i < batch; i++)
-        MOERT_TRY(operations[op].call(b, side));
-    MOERT_TRY(moert_device_finish(b->device));
-    MOERT_TRY(bench_over_ranks(b->comm, (double)(moert_clock_ns() - start) * 1e-3 / (double)batch,
-                               &took));
-    *us = took.largest;
+    MOERT_TRY(moert_rates_sample(&timed, batch, &seconds));
+    *us = seconds * 1e6;
     return MOERT_OK;
 }
 
@@ -305,7 +316,7 @@ static moert_status take_turns(bench *b, unsigned op, times of[SIDES]) {
             MOERT_TRY_OR(release, take(b, op, (enum side)side, &us[side * repeat + i]));
     for (unsigned side = 0; side < sides; side++) {
         double *sorted = us + side * repeat;
-        of[side].median = bench_median(sorted, repeat);
+        of[side].median = moert_rates_median(sorted, repeat);
         of[side].least = sorted[0];
         of[side].p99 = sorted[moert_ceil_div(99 * repeat, 100) - 1];
     }
@@ -319,71 +330,44 @@ release:
 static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t wrong) {
     const double rival =
         b->alltoall != NULL ? fmin(us[PACKED].median, us[PREPACKED_STREAMED].median) : 0.0;
-    const double gbps = b->bytes / us[OURS].median * 1e-3;
-    const double ratio = rival / us[OURS].median;
-    const char *name = moert_exchange_engine(b->exchange);
-    const char *type = bench_dtype_name((bench_dtype)dtype), *form = skew_text;
-    const size_t ranks = moert_comm_size(b->comm);
-    json_t *of_rival[] = {json_null(), json_null(), json_null()};
-    if (rival > 0.0) {
-        of_rival[0] = json_string(rival == us[PACKED].median ? "packed MPI_Alltoallv"
-                                                             : "packed MPI_Alltoallv, streamed");
-        of_rival[1] = json_real(rival);
-        of_rival[2] = json_real(ratio);
-    }
-    json_t *row = json_pack(
-        "{ss ss sb sI sI sI sI sI ss ss sb sI sf sf sf sf sf so so so sI}", "op",
-        operations[op].name, "engine", name, "sums", (int)moert_exchange_sums(b->exchange), "ranks",
-        (json_int_t)ranks, "T", (json_int_t)tokens, "H", (json_int_t)hidden, "K", (json_int_t)topk,
-        "E", (json_int_t)experts, "dtype", type, "skew", form, "weights", (int)weighted, "batch",
-        (json_int_t)batch, "bytes", b->bytes, "us", us[OURS].median, "us_min", us[OURS].least,
-        "us_p99", us[OURS].p99, "gbps", gbps, "rival", of_rival[0], "rival_us", of_rival[1],
-        "ratio", of_rival[2], "wrong", (json_int_t)wrong);
-    moert_program_say(b->context,
-                      "%-9s %-7s %5zu %7zu %6zu %3zu %5zu %-6s %-9s %10.1f %10.1f %10.1f %8.2f",
-                      operations[op].name, name, ranks, tokens, hidden, topk, experts, type, form,
-                      us[OURS].least, us[OURS].median, us[OURS].p99, gbps);
-    if (rival > 0.0)
-        moert_program_say(b->context, " %10.1f %6.2f", rival, ratio);
-    else
-        moert_program_say(b->context, " %10s %6s", "-", "-");
-    moert_program_say(b->context, " %6zu\n", wrong);
-    return bench_rows_add(&b->rows, row, wrong);
+    const char *name =
+        rival == us[PACKED].median ? "packed MPI_Alltoallv" : "packed MPI_Alltoallv, streamed";
+    return bench_rows_add(&b->rows, operations[op].name, moert_exchange_engine(b->exchange),
+                          moert_exchange_sums(b->exchange), moert_comm_size(b->comm), tokens,
+                          hidden, topk, experts, BENCH_DTYPE_WORDS, dtype, skew_text, weighted,
+                          batch, b->bytes, us[OURS].least, us[OURS].median, us[OURS].p99,
+                          b->bytes / us[OURS].median * 1e-3, rival > 0.0 ? name : NULL, rival,
+                          rival / us[OURS].median, wrong);
 }
 
 /* Checks both contenders before and after the samples; wrong elements of the rival also count. */
 static moert_status run_operation(bench *b, unsigned op) {
     const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
     times us[SIDES];
-    bench_of_ranks wrong_of_all;
+    moert_of_ranks wrong_of_all;
     size_t wrong = 0;
     for (unsigned side = 0; side < sides; side++)
         MOERT_TRY(check(b, op, (enum side)side, &wrong));
     MOERT_TRY(take_turns(b, op, us));
     for (unsigned side = 0; side < sides; side++)
         MOERT_TRY(check(b, op, (enum side)side, &wrong));
-    MOERT_TRY(bench_over_ranks(b->comm, (double)wrong, &wrong_of_all));
+    MOERT_TRY(moert_rates_over_ranks(b->comm, (double)wrong, &wrong_of_all));
     return report(b, op, us, (size_t)wrong_of_all.sum);
 }
 
 static moert_status run(moert_context *context) {
     bench b = {.context = context,
                .device = moert_context_device(context),
-               .comm = moert_context_comm(context),
-               .rows = {json_array(), 0}};
+               .comm = moert_context_comm(context)};
     moert_status status;
-    moert_program_say(context, "# moert %s, %s, %u threads a rank, %zu calls a sample\n",
-                      bench_report_commit(), moert_device_name(b.device),
-                      moert_device_describe(b.device)->compute_units, batch);
-    moert_program_say(context,
-                      "%-9s %-7s %5s %7s %6s %3s %5s %-6s %-9s %10s %10s %10s %8s %10s %6s %6s\n",
-                      "#op", "engine", "ranks", "T", "H", "K", "E", "dtype", "skew", "us min",
-                      "median", "p99", "GB/s", "rival us", "ratio", "wrong");
+    b.rows = bench_rows_begin(context, columns, "%s, %u threads a rank, %zu calls a sample",
+                              moert_device_name(b.device),
+                              moert_device_describe(b.device)->compute_units, batch);
     MOERT_TRY_OR(release, prepare(&b));
     for (unsigned op = 0; op < (bench_payload_sums(&b.payload) ? OPERATIONS : 1); op++)
         MOERT_TRY_OR(release, run_operation(&b, op));
 release:
-    status = bench_rows_end(&b.rows, context, json_path, "elements", status);
+    status = bench_rows_end(&b.rows, json_path, "elements", status);
     release(&b);
     return status;
 }

@@ -12,6 +12,7 @@
  * --balance then places the experts by their rows, as moert-train --rebalance does.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -19,7 +20,7 @@
 #include "base/parallel.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
-#include "bench/common/rate.h"
+#include "tools/common/rates.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
 #include "bench/layer/layer_check.h"
@@ -41,10 +42,6 @@ static const char *json_path, *skew_text;
 static bench_skew skew;
 static bool with_spans, balances;
 static size_t clones;
-
-static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
-static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
-static const char *const combine_names[] = {"f32", "bf16"};
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
@@ -75,6 +72,11 @@ static const moert_option options[] = {
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
+static const char columns[] =
+    "op -17s, engine -7s, ranks 5z, T 6z, H 6z, I 6z, E 4z, K 3z, precision -9c, dispatch -8c,"
+    " combine -7c, ms 10.3f, tokens_per_s 12.0f tokens/s, gflops 12.1f GFLOP/s rank, error 9.1e,"
+    " wrong 1w";
+
 typedef struct bench {
     moert_context *context;
     moert_comm *comm;
@@ -87,7 +89,7 @@ typedef struct bench {
     int32_t *index; /* [T,K] of all ranks' tokens, or NULL: the router's */
     bench_rows rows;
     double worst[2];
-    bool wrong;
+    int operation;     /* of call() */
     uint64_t start_ns; /* of the spans */
 } bench;
 
@@ -258,13 +260,15 @@ static void release(bench *b) {
 
 /* ---- calls ---- */
 
-static moert_status call(bench *b, int operation) {
+static moert_status call(void *context) {
+    bench *b = context;
+    const bool backward = b->operation == FORWARD_BACKWARD;
     moert_pass *pass;
     MOERT_TRY(moert_layer_forward(b->layer, &b->batch, b->buffer[X], b->buffer[Y], &pass));
     moert_status status = MOERT_OK;
-    if (operation == FORWARD_BACKWARD)
+    if (backward)
         status = moert_pass_backward(pass, b->buffer[DY], NULL, b->buffer[DX]);
-    if (operation == FORWARD_BACKWARD && status == MOERT_OK)
+    if (backward && status == MOERT_OK)
         status = moert_layer_reduce(b->layer, true);
     moert_pass_destroy(pass);
     return status;
@@ -280,41 +284,13 @@ static moert_status check(bench *b) {
     moert_status status;
     for (int i = Y; i <= DX; i++)
         MOERT_TRY(moert_buffer_clear(b->buffer[i], 0, bytes));
-    MOERT_TRY(call(b, FORWARD_BACKWARD));
+    b->operation = FORWARD_BACKWARD;
+    MOERT_TRY(call(b));
     status = moert_buffer_read(b->buffer[Y], 0, b->host[0], bytes);
     if (status == MOERT_OK)
         status = moert_buffer_read(b->buffer[DX], 0, b->host[1], bytes);
     MOERT_TRY(moert_comm_agree(b->comm, status));
     return bench_layer_check(&c, b->host[0], b->host[1], b->worst);
-}
-
-/* One sample: *seconds = mean time of `calls` calls in a row on the slowest rank. */
-static moert_status take(bench *b, int operation, size_t calls, double *seconds) {
-    bench_of_ranks took;
-    MOERT_TRY(moert_comm_barrier(b->comm));
-    const uint64_t start = moert_clock_ns();
-    for (size_t i = 0; i < calls; i++)
-        MOERT_TRY(call(b, operation));
-    MOERT_TRY(moert_device_finish(b->device));
-    const double mine = (double)(moert_clock_ns() - start) * 1e-9 / (double)calls;
-    MOERT_TRY(bench_over_ranks(b->comm, mine, &took));
-    *seconds = took.largest;
-    return MOERT_OK;
-}
-
-static moert_status take_all(bench *b, int operation, double *median) {
-    double *seconds, first;
-    moert_status status;
-    MOERT_TRY(MOERT_NEW_ARRAY(&seconds, repeat));
-    MOERT_TRY_OR(release, take(b, operation, 1, &first)); /* also compiles */
-    MOERT_TRY_OR(release, take(b, operation, 1, &first));
-    const size_t calls = (size_t)ceil(fmin(SAMPLE_S / first, 1000.0));
-    for (size_t i = 0; i < repeat; i++)
-        MOERT_TRY_OR(release, take(b, operation, calls, &seconds[i]));
-    *median = bench_median(seconds, repeat);
-release:
-    free(seconds);
-    return status;
 }
 
 /* ---- spans ---- */
@@ -335,7 +311,7 @@ static moert_status show_spans(bench *b) {
         moert_profile_observe(b->device, pass == 1 ? show_span : NULL, b);
         MOERT_TRY_OR(stop, moert_comm_agree(b->comm, moert_profile_begin(b->device)));
         b->start_ns = moert_clock_ns();
-        MOERT_TRY_OR(stop, call(b, FORWARD_BACKWARD));
+        MOERT_TRY_OR(stop, call(b));
         MOERT_TRY_OR(stop, moert_profile_end(b->device));
     }
 stop:
@@ -355,57 +331,39 @@ static double bound(void) {
 
 static moert_status report(bench *b, int operation, double seconds) {
     static const char *const names[] = {"forward", "forward+backward"};
-    const char *engine = moert_mesh_engine(b->mesh);
     const size_t ranks = moert_comm_size(b->comm);
     const double flops = (operation == FORWARD ? 6.0 : 18.0) * (double)(tokens * topk) *
                          (double)hidden * (double)intermediate;
-    const double off = fmax(b->worst[0], b->worst[1]), gflops = flops / seconds * 1e-9;
-    const bool wrong = !(b->worst[0] <= bound() && b->worst[1] <= bound());
-    json_t *row = json_pack(
-        "{ss ss sI sI sI sI sI sI ss ss ss sf sf sf sf sb}", "op", names[operation], "engine",
-        engine, "ranks", (json_int_t)ranks, "T", (json_int_t)tokens, "H", (json_int_t)hidden, "I",
-        (json_int_t)intermediate, "E", (json_int_t)experts, "K", (json_int_t)topk, "precision",
-        precision_names[precision], "dispatch", dispatch_names[dispatch], "combine",
-        combine_names[combine], "ms", seconds * 1e3, "tokens_per_s",
-        (double)(ranks * tokens) / seconds, "gflops", gflops, "error", off, "wrong", wrong);
-    moert_program_say(
-        b->context,
-        "%-17s %-7s %5zu %6zu %6zu %6zu %4zu %3zu %-9s %-8s %-7s %10.3f %12.0f %12.1f "
-        "%9.1e %s\n",
-        names[operation], engine, ranks, tokens, hidden, intermediate, experts, topk,
-        precision_names[precision], dispatch_names[dispatch], combine_names[combine], seconds * 1e3,
-        (double)(ranks * tokens) / seconds, gflops, off, wrong ? "wrong" : "right");
-    b->wrong = b->wrong || wrong;
-    return bench_rows_add(&b->rows, row, 0);
+    return bench_rows_add(&b->rows, names[operation], moert_mesh_engine(b->mesh), ranks, tokens,
+                          hidden, intermediate, experts, topk, MOERT_PRECISION_WORDS, precision,
+                          MOERT_DISPATCH_WORDS, dispatch, MOERT_COMBINE_WORDS, combine,
+                          seconds * 1e3, (double)(ranks * tokens) / seconds, flops / seconds * 1e-9,
+                          fmax(b->worst[0], b->worst[1]),
+                          !(b->worst[0] <= bound() && b->worst[1] <= bound()));
 }
 
 static moert_status run(moert_context *context) {
     bench b = {.context = context,
                .comm = moert_context_comm(context),
-               .device = moert_context_device(context),
-               .rows = {json_array(), 0}};
+               .device = moert_context_device(context)};
+    const moert_timed timed = {b.device, b.comm, call, &b, repeat, SAMPLE_S};
     double seconds = 0.0;
+    char wrong[128];
     moert_status status;
-    moert_program_say(context, "# moert %s, %s\n", bench_report_commit(),
-                      moert_device_name(b.device));
-    moert_program_say(context,
-                      "%-17s %-7s %5s %6s %6s %6s %4s %3s %-9s %-8s %-7s %10s %12s %12s %9s\n",
-                      "#op", "engine", "ranks", "T", "H", "I", "E", "K", "precision", "dispatch",
-                      "combine", "ms", "tokens/s", "GFLOP/s rank", "error");
+    b.rows = bench_rows_begin(context, columns, "%s", moert_device_name(b.device));
     MOERT_TRY_OR(release, prepare(&b));
     MOERT_TRY_OR(release, check(&b));
-    for (int operation = 0; operation < OPERATIONS; operation++) {
-        MOERT_TRY_OR(release, take_all(&b, operation, &seconds));
-        MOERT_TRY_OR(release, report(&b, operation, seconds));
+    for (b.operation = 0; b.operation < OPERATIONS; b.operation++) {
+        MOERT_TRY_OR(release, moert_rates_time(&timed, 1, &seconds));
+        MOERT_TRY_OR(release, report(&b, b.operation, seconds));
     }
+    b.operation = FORWARD_BACKWARD;
     if (with_spans)
         MOERT_TRY_OR(release, show_spans(&b));
 release:
-    status = bench_rows_end(&b.rows, context, json_path, "rows", status);
-    if (status == MOERT_OK && b.wrong) /* the same on all ranks */
-        status = moert_comm_agree(
-            b.comm, MOERT_FAIL(ERROR_NUMERIC, "y or dx is off by %.1e and %.1e, more than %.1e",
-                               b.worst[0], b.worst[1], bound()));
+    snprintf(wrong, sizeof wrong, "rows (y off by %.1e, dx by %.1e, more than %.1e)", b.worst[0],
+             b.worst[1], bound());
+    status = bench_rows_end(&b.rows, json_path, wrong, status);
     release(&b);
     return status;
 }

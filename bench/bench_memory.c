@@ -7,14 +7,13 @@
  * so that both run at the same clocks; the share is the ratio of the medians.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
-#include "bench/common/rate.h"
+#include "tools/common/rates.h"
 #include "bench/common/report.h"
 #include "bench/memory/memory.h"
 #include "context/context.h"
@@ -39,6 +38,9 @@ static const moert_option options[] = {
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
+static const char columns[] = "kernel -24s, bytes *f, - 10.1f MB, gbps 9.1f GB/s,"
+                              " copy_gbps 9.1f copy, share 6.2f, wrong 6z";
+
 typedef struct bench {
     bench_memory memory;
     const bench_case *at;
@@ -61,11 +63,11 @@ static moert_status run_kernel(void *context) {
 
 static moert_status take_sample(bench *b, moert_status (*call)(void *), double bytes,
                                 double *gbps) {
-    double one, seconds;
-    MOERT_TRY(bench_time_calls(b->memory.device, call, b, 1, &one));
-    const size_t calls = (size_t)(SAMPLE_S / one) + 1;
-    MOERT_TRY(bench_time_calls(b->memory.device, call, b, calls, &seconds));
-    *gbps = bytes * (double)calls / seconds / 1e9;
+    const moert_timed timed = {.device = b->memory.device, .run = call, .what = b};
+    double seconds;
+    MOERT_TRY(moert_rates_sample(&timed, 1, &seconds));
+    MOERT_TRY(moert_rates_sample(&timed, (size_t)(SAMPLE_S / seconds) + 1, &seconds));
+    *gbps = bytes / seconds / 1e9;
     return MOERT_OK;
 }
 
@@ -77,16 +79,6 @@ static moert_status count_wrong(const bench *b, size_t *wrong) {
         *wrong += !(fabs(r.got - r.want) <= 2e-5 * fabs(r.want) + 1e-6);
     }
     return MOERT_OK;
-}
-
-static moert_status report(bench *b, double bytes, double gbps, double copy, size_t wrong) {
-    const char *name = b->at->name;
-    json_t *row = json_pack("{ss sf sf sf sf sI}", "kernel", name, "bytes", bytes, "gbps", gbps,
-                            "copy_gbps", copy, "share", gbps / copy, "wrong", (json_int_t)wrong);
-    printf("%-24s %10.1f %9.1f %9.1f %6.2f %6zu\n", name, bytes / 1e6, gbps, copy, gbps / copy,
-           wrong);
-    fflush(stdout);
-    return bench_rows_add(&b->rows, row, wrong);
 }
 
 static moert_status run_case(bench *b, const bench_case *at) {
@@ -105,7 +97,9 @@ static moert_status run_case(bench *b, const bench_case *at) {
         MOERT_TRY(take_sample(b, run_copy, copied, &copies[i]));
         MOERT_TRY(take_sample(b, run_kernel, bytes, &rates[i]));
     }
-    return report(b, bytes, bench_median(rates, SAMPLES), bench_median(copies, SAMPLES), wrong);
+    const double gbps = moert_rates_median(rates, SAMPLES),
+                 copy = moert_rates_median(copies, SAMPLES);
+    return bench_rows_add(&b->rows, at->name, bytes, bytes / 1e6, gbps, copy, gbps / copy, wrong);
 }
 
 static bool is_wanted(const bench_case *of) {
@@ -128,16 +122,15 @@ static moert_status run(moert_context *context) {
     static const bench_sizes test_sizes = {48, 256, 48, 4, 16, 16, 1000, 1500, {0}};
     sizes = (bench_sizes){sizes.tokens, sizes.hidden, 768, 8, 128, 2048, 32768, 151936, {0}};
     bench b = {
-        .memory = {.device = moert_context_device(context), .of = small ? test_sizes : sizes},
-        .rows = {json_array(), 0}};
+        .memory = {.device = moert_context_device(context), .of = small ? test_sizes : sizes}};
     b.memory.scratch = &b.scratch;
     const bench_sizes *s = &b.memory.of;
     moert_status status;
-    printf("# moert %s, %s\n# T %zu, H %zu, I %zu, K %zu, E %zu; cross-entropy: %zu tokens of V "
-           "%zu, %zu\n%-24s %10s %9s %9s %6s %6s\n",
-           bench_report_commit(), moert_device_name(b.memory.device), s->tokens, s->hidden,
-           s->intermediate, s->topk, s->experts, s->predicted, s->vocabulary, s->large_vocabulary,
-           "#kernel", "MB", "GB/s", "copy", "share", "wrong");
+    b.rows = bench_rows_begin(
+        context, columns,
+        "%s\n# T %zu, H %zu, I %zu, K %zu, E %zu; cross-entropy: %zu tokens of V %zu, %zu",
+        moert_device_name(b.memory.device), s->tokens, s->hidden, s->intermediate, s->topk,
+        s->experts, s->predicted, s->vocabulary, s->large_vocabulary);
     MOERT_TRY_OR(release, prepare(&b, moert_context_comm(context)));
     for (size_t l = 0; l < MOERT_COUNT(lists); l++)
         for (size_t i = 0; i < lists[l]->count; i++)
@@ -147,7 +140,7 @@ release:
     MOERT_DESTROY(b.from, b.to, b.scratch);
     bench_memory_release(&b.memory);
     free(only.words);
-    return bench_rows_end(&b.rows, context, json_path, "samples of the results", status);
+    return bench_rows_end(&b.rows, json_path, "samples of the results", status);
 }
 
 MOERT_PROGRAM_MAIN(

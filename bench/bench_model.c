@@ -131,84 +131,72 @@ static moert_status predict_best(const bench_machine *m, size_t ranks, bench_wor
 
 /* ---- rows ---- */
 
-static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction *p,
-                      double efficiency) {
-    static const char *const engines[] = {"window", "staged", "node"};
-    json_t *row = json_pack(
-        "{ss sI sI sI ss ss sb sI sI sI sI sI sI sf sf sf ss sf sf}", "op",
-        w->backward ? "forward+backward" : "forward", "ranks", (json_int_t)w->ranks, "nodes",
-        (json_int_t)nodes, "ep", (json_int_t)w->ep, "engine", engines[w->engine], "skew", skew_text,
-        "balanced", w->balanced, "clones", (json_int_t)w->clones, "T", (json_int_t)w->tokens, "H",
-        (json_int_t)w->hidden, "I", (json_int_t)w->intermediate, "E", (json_int_t)w->experts, "K",
-        (json_int_t)w->topk, "ms", p->seconds * 1e3, "tokens_per_s_rank",
-        (double)w->tokens / p->seconds, "efficiency", efficiency, "bound",
-        bench_part_name(p->bound), "bytes_inside", p->bytes_inside, "bytes_between",
-        p->bytes_between);
+static const char columns[] =
+    "ranks 6z, nodes 5z, ep 5z, engine -7c, op *s, skew *s, balanced *b, clones *z, T *z, H *z,"
+    " I *z, E *z, K *z, ms 10.3f, tokens_per_s_rank 14.0f tokens/s rank, efficiency 6.3f eff.,"
+    " - 9.3f GEMMs, - 9.3f memory, - 9.3f inside, - 9.3f between, - 9.3f sums, - 9.3f latency,"
+    " - 9.3f hidden,  bound 1s bound by, bytes_inside *f, bytes_between *f, parts_ms *o";
+static const char step_columns[] =
+    "ranks 6z, ep 5z, ms 10.2f, - 14.0f tokens/s rank, layers 10.2f, dense 10.2f,"
+    " optimizer 10.2f, sums 10.2f";
+
+static json_t *parts_of(const bench_prediction *p) {
     json_t *parts = json_object();
     for (int i = 0; i < BENCH_PARTS; i++)
         json_object_set_new(parts, bench_part_name((bench_part)i), json_real(p->part[i] * 1e3));
     json_object_set_new(parts, "overlapped", json_real(-p->hidden * 1e3));
-    json_object_set_new(row, "parts_ms", parts);
-    return row;
+    return parts;
 }
 
 static moert_status predict_all(const bench_machine *m, bench_rows *rows) {
-    bench_prediction p = {.seconds = 0.0}, first = p;
+    bench_prediction p = {.seconds = 0.0};
     bench_work w = work_of(1, 1);
-    printf("# moert %s, predicted for '%s' (%s)\n", bench_report_commit(), m->name, m->source);
-    printf("#%5s %5s %5s %-7s %10s %14s %6s %9s %9s %9s %9s %9s %9s %9s  %s\n", "ranks", "nodes",
-           "ep", "engine", "ms", "tokens/s rank", "eff.", "GEMMs", "memory", "inside", "between",
-           "sums", "latency", "hidden", "bound by");
+    double first = 0.0;
     for (size_t i = 0; i < count_of_counts; i++) {
-        const size_t nodes = bench_nodes(m, counts[i]);
         MOERT_TRY(predict_best(m, counts[i], &w, &p));
-        if (i == 0)
-            first = p;
-        const double efficiency = first.seconds / p.seconds;
-        json_t *row = row_of(&w, nodes, &p, efficiency);
-        MOERT_TRY(bench_rows_add(rows, row, 0));
-        printf("%6zu %5zu %5zu %-7s %10.3f %14.0f %6.3f", w.ranks, nodes, w.ep,
-               json_string_value(json_object_get(row, "engine")), p.seconds * 1e3,
-               (double)w.tokens / p.seconds, efficiency);
-        for (int part = 0; part < BENCH_PARTS; part++)
-            printf(" %9.3f", p.part[part] * 1e3);
-        printf(" %9.3f  %s\n", p.hidden * 1e3, bench_part_name(p.bound));
+        first = i == 0 ? p.seconds : first;
+        const double *part = p.part;
+        MOERT_TRY(bench_rows_add(
+            rows, w.ranks, bench_nodes(m, counts[i]), w.ep, BENCH_ENGINE_WORDS, (unsigned)w.engine,
+            w.backward ? "forward+backward" : "forward", skew_text, w.balanced, w.clones, w.tokens,
+            w.hidden, w.intermediate, w.experts, w.topk, p.seconds * 1e3,
+            (double)w.tokens / p.seconds, first / p.seconds, part[0] * 1e3, part[1] * 1e3,
+            part[2] * 1e3, part[3] * 1e3, part[4] * 1e3, part[5] * 1e3, p.hidden * 1e3,
+            bench_part_name(p.bound), p.bytes_inside, p.bytes_between, parts_of(&p)));
     }
     return MOERT_OK;
 }
 
-static moert_status predict_steps(const bench_machine *m) {
+static moert_status predict_steps(const bench_machine *m, bench_rows *rows) {
     const bench_model *of = &bench_models[model - 1];
     const bench_stack stack = {layers, of->heads, of->kv_heads, of->head, of->vocabulary, length};
     bench_prediction p = {.seconds = 0.0};
     bench_work w = work_of(1, 1);
     bench_step step;
-    printf("# moert %s, steps predicted for '%s' (%s)\n", bench_report_commit(), m->name,
-           m->source);
-    printf("#%5s %5s %10s %14s %10s %10s %10s %10s\n", "ranks", "ep", "ms", "tokens/s rank",
-           "layers", "dense", "optimizer", "sums");
     for (size_t i = 0; i < count_of_counts; i++) {
         MOERT_TRY(predict_best(m, counts[i], &w, &p));
         MOERT_TRY(bench_predict_step(m, &w, &stack, &step));
-        printf("%6zu %5zu %10.2f %14.0f %10.2f %10.2f %10.2f %10.2f\n", w.ranks, w.ep,
-               step.seconds * 1e3, (double)(asked.tokens * asked.micro_batches) / step.seconds,
-               step.layers * 1e3, step.dense * 1e3, step.optimizer * 1e3, step.sums * 1e3);
+        MOERT_TRY(bench_rows_add(rows, w.ranks, w.ep, step.seconds * 1e3,
+                                 (double)(asked.tokens * asked.micro_batches) / step.seconds,
+                                 step.layers * 1e3, step.dense * 1e3, step.optimizer * 1e3,
+                                 step.sums * 1e3));
     }
     return MOERT_OK;
 }
 
-static moert_status predict(void) {
-    bench_machine m;
-    bench_rows rows = {json_array(), 0};
-    moert_status status;
-    MOERT_TRY_OR(done, bench_machine_read(machine_path, &m));
-    MOERT_TRY_OR(done, operation == STEP ? predict_steps(&m) : predict_all(&m, &rows));
-    if (json_path != NULL)
-        status = bench_rows_write(&rows, json_path);
-done:
+/* On rank 0; the other ranks only agree on the status. */
+static moert_status predict(moert_context *context) {
+    const bool steps = operation == STEP, first = moert_context_rank(context) == 0;
+    bench_machine m = {.gemms = 0};
+    moert_status status = first ? bench_machine_read(machine_path, &m) : MOERT_OK;
+    MOERT_TRY(moert_comm_agree(moert_context_comm(context), status));
+    bench_rows rows =
+        bench_rows_begin(context, steps ? step_columns : columns, "%spredicted for '%s' (%s)",
+                         steps ? "steps " : "", m.name, m.source);
+    if (first)
+        status = (steps ? predict_steps : predict_all)(&m, &rows);
     bench_machine_free(&m);
-    json_decref(rows.json);
-    return status;
+    return bench_rows_end(&rows, json_path, "rows", status);
 }
 
 static bench_work work_of_job(const moert_comm *world) {
@@ -246,12 +234,11 @@ static moert_status add_crowd(moert_context *context) {
 }
 
 static moert_status run(moert_context *context) {
-    moert_comm *world = moert_context_comm(context);
     if (crowd_path != NULL)
         return add_crowd(context);
     if (calibrate_path != NULL)
         return calibrate(context);
-    return moert_comm_agree(world, moert_comm_rank(world) == 0 ? predict() : MOERT_OK);
+    return predict(context);
 }
 
 /* ---- options ---- */

@@ -63,7 +63,6 @@ static op_shape chosen; /* experts 0 = the shapes of the models */
 static unsigned groups, dtype;
 static size_t seed;
 static bool epilogues;
-static int title_width;
 static const char *json_path;
 static bench_rows measured;
 
@@ -86,24 +85,19 @@ static const moert_option options[] = {
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
+#define COLUMNS                                                                                    \
+    " dtype -10s, E 4z, rows 8z, N 6z, K 6z, groups -8s, backend -8s, ends *o,"                    \
+    " tflops 8.1f TFLOP/s, wrong 6z"
+
 static moert_status report(const op_operands *data, const moert_op *op, const char *title,
                            double tflops, size_t wrong) {
     const op_shape *s = &data->of;
-    const char *const split = data->ragged ? "ragged" : "balanced";
     json_t *ends = json_array();
     for (size_t e = 0; e < s->experts; e++)
         json_array_append_new(ends, json_integer(data->ends[e]));
-    printf("%-*s %-10s %4zu %8zu %6zu %6zu %-8s %-8s %8.1f %6zu\n", title_width, title,
-           data->form->name, s->experts, s->rows, s->n, s->k, split, moert_op_backend_name(op),
-           tflops, wrong);
-    fflush(stdout);
-    return bench_rows_add(&measured,
-                          json_pack("{ss ss ss sI sI sI sI ss so sf sI}", "op", title, "dtype",
-                                    data->form->name, "backend", moert_op_backend_name(op), "E",
-                                    (json_int_t)s->experts, "rows", (json_int_t)s->rows, "N",
-                                    (json_int_t)s->n, "K", (json_int_t)s->k, "groups", split,
-                                    "ends", ends, "tflops", tflops, "wrong", (json_int_t)wrong),
-                          wrong);
+    return bench_rows_add(&measured, title, data->form->name, s->experts, s->rows, s->n, s->k,
+                          data->ragged ? "ragged" : "balanced", moert_op_backend_name(op), ends,
+                          tflops, wrong);
 }
 
 /* Rows have blocks along the reduction index; so do weights, except those of fp8-block, whose
@@ -145,6 +139,17 @@ static moert_op_options describe(const op_operands *data, const op_variant *v) {
     return o;
 }
 
+/* An op and its operands. */
+typedef struct executable {
+    moert_op *op;
+    const moert_op_buffers *buffers;
+} executable;
+
+static moert_status execute(void *what) {
+    const executable *e = what;
+    return moert_op_execute(e->op, e->buffers);
+}
+
 static moert_status run_variant(const op_operands *data, const op_variant *v) {
     const op_shape *s = &data->of;
     const moert_op_options o = describe(data, v);
@@ -157,9 +162,8 @@ static moert_status run_variant(const op_operands *data, const op_variant *v) {
     MOERT_TRY_OR(release, op_buffers_make(data, op, &buffers));
     MOERT_TRY_OR(release, moert_op_execute(op, &buffers));
     MOERT_TRY_OR(release, op_count_wrong(data, op, &buffers, &wrong));
-    MOERT_TRY_OR(release,
-                 bench_rate_op(data->device, op, &buffers,
-                               2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
+    MOERT_TRY_OR(release, bench_rate(data->device, execute, &(executable){op, &buffers},
+                                     2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
     status = report(data, op, v->title, tflops, wrong);
 release:
     op_buffers_release(&buffers);
@@ -211,18 +215,14 @@ static moert_status run_shapes(moert_device *device) {
 
 static moert_status run(moert_context *context) {
     moert_device *device = moert_context_device(context);
-    measured.json = json_array();
-    title_width = epilogues ? 24 : 13;
     if (epilogues) {
         dtype = 0;
         if (chosen.experts == 0)
             chosen = (op_shape){32, 32768, 4096, 7168};
     }
-    printf("# moert %s, %s\n%-*s %-10s %4s %8s %6s %6s %-8s %-8s %8s %6s\n", bench_report_commit(),
-           moert_device_name(device), title_width, "#op", "dtype", "E", "rows", "N", "K", "groups",
-           "backend", "TFLOP/s", "wrong");
-    return bench_rows_end(&measured, context, json_path, "samples of the results",
-                          run_shapes(device));
+    measured = bench_rows_begin(context, epilogues ? "op -24s," COLUMNS : "op -13s," COLUMNS, "%s",
+                                moert_device_name(device));
+    return bench_rows_end(&measured, json_path, "samples of the results", run_shapes(device));
 }
 
 MOERT_PROGRAM_MAIN(

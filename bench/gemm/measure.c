@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "bench/common/rate.h"
+#include "tools/common/rates.h"
 
 enum { MOST_BATCH = 16 };
 #define ENOUGH_FLOPS 4e8
@@ -132,14 +132,14 @@ static void summarise(contest *c, bench_row *row) {
     row->type = p->type;
     row->ragged = p->ragged;
     row->backend = moert_backend_name(bench->device);
-    row->gflops = bench_median(c->ours, bench->repeat);
+    row->gflops = moert_rates_median(c->ours, bench->repeat);
     row->p10 = c->ours[tenth];
     row->p90 = c->ours[last - tenth];
     row->waited = c->waited / (double)bench->repeat;
     row->peak = bench->peak[p->type == MOERT_DTYPE_BF16].gflops;
     if (bench->rival != NULL) {
         row->rival = bench_rival_describe(bench->rival);
-        row->rival_gflops = bench_median(c->theirs, bench->repeat);
+        row->rival_gflops = moert_rates_median(c->theirs, bench->repeat);
     }
 }
 

@@ -9,9 +9,22 @@
  */
 #pragma once
 
-#include "bench/gemm/row.h"
 #include "bench/gemm/peak.h"
 #include "bench/gemm/rival.h"
+
+/* A row of bench_gemm. */
+typedef struct bench_row {
+    bench_shape shape;
+    moert_op_kind op;
+    moert_dtype type;
+    bool ragged;
+    const char *backend, *rival; /* rival: its description, or NULL */
+    double gflops, p10, p90;     /* median and spread over the samples */
+    double peak, rival_gflops;   /* 0 = unknown */
+    double waited;               /* fraction of the time for which a thread lacked a core */
+    double goal;                 /* the ratio to reach; 0 = none */
+    size_t wrong;
+} bench_row;
 
 typedef struct bench_setup {
     moert_device *device;

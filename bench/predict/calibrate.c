@@ -12,7 +12,6 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "bench/common/pattern.h"
-#include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
 #include "exchange/exchange.h"
@@ -80,9 +79,9 @@ static moert_status time_fused(moert_context *context, const moert_tune_gemm *p,
     gemm.prepacked = prepacked;
     gemm.y.type = moert_operand_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
     MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
-    MOERT_TRY_OR(done, moert_rates_time(
-                           &(moert_timed){device, moert_context_comm(context), run_fused, &gemm}, 1,
-                           seconds));
+    const moert_timed timed = {
+        .device = device, .together = moert_context_comm(context), .run = run_fused, .what = &gemm};
+    MOERT_TRY_OR(done, moert_rates_time(&timed, 1, seconds));
 done:
     moert_prepacked_destroy(prepacked);
     moert_buffer_destroy(gemm.glu.h);
@@ -149,7 +148,8 @@ static moert_status measure_dglu(moert_context *context, const bench_work *w, do
                      .v = v,
                      .dh = dh,
                      .dv = v};
-    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, world, run_dglu, &glu}, 1, ns));
+    const moert_timed timed = {.device = device, .together = world, .run = run_dglu, .what = &glu};
+    MOERT_TRY_OR(done, moert_rates_time(&timed, 1, ns));
     *ns *= 1e9 / (double)n;
 done:
     MOERT_DESTROY(dh, v);
@@ -231,7 +231,7 @@ static moert_status time_exchange(test_exchange *p, size_t width, double *second
         MOERT_TRY(moert_device_finish(p->device));
         took[i] = 0.5e-9 * (double)(moert_clock_ns() - start);
     }
-    *seconds = bench_median(took, EXCHANGES);
+    *seconds = moert_rates_median(took, EXCHANGES);
     return MOERT_OK;
 }
 
@@ -272,8 +272,8 @@ static moert_status measure_engines(moert_context *context, const bench_work *w,
 /* ---- means over the ranks ---- */
 
 static moert_status average(moert_comm *world, double *figure) {
-    bench_of_ranks of;
-    MOERT_TRY(bench_over_ranks(world, *figure / (double)moert_comm_size(world), &of));
+    moert_of_ranks of;
+    MOERT_TRY(moert_rates_over_ranks(world, *figure / (double)moert_comm_size(world), &of));
     *figure = of.sum;
     return MOERT_OK;
 }

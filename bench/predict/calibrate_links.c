@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "bench/common/rate.h"
+#include "tools/common/rates.h"
 #include "bench/predict/calibrate.h"
 #include "tools/common/links.h"
 
@@ -63,11 +63,11 @@ static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
         MOERT_TRY_OR(done, moert_comm_barrier(comm));
         const uint64_t start = moert_clock_ns();
         MOERT_TRY_OR(done, moert_comm_alltoallv(comm, send, rows, receive, rows, 1));
-        bench_of_ranks ns;
-        MOERT_TRY_OR(done, bench_over_ranks(comm, (double)(moert_clock_ns() - start), &ns));
+        moert_of_ranks ns;
+        MOERT_TRY_OR(done, moert_rates_over_ranks(comm, (double)(moert_clock_ns() - start), &ns));
         samples[i] = ns.largest;
     }
-    *gbps = (double)((ranks - 1) * bytes) / bench_median(samples, SAMPLES);
+    *gbps = (double)((ranks - 1) * bytes) / moert_rates_median(samples, SAMPLES);
 done:
     MOERT_FREE(rows, receive, send);
     return status;

@@ -14,19 +14,27 @@
 enum { SAMPLES = 5, LAUNCHES = 200, CPU_BYTES = 32 << 20, GPU_BYTES = 128 << 20 };
 #define SAMPLE_S 0.02
 
-/* Replaces *seconds by the maximum over all ranks. */
-static moert_status slowest(moert_comm *comm, double *seconds) {
+moert_status moert_rates_over_ranks(moert_comm *comm, double mine, moert_of_ranks *of) {
+    const size_t ranks = moert_comm_size(comm);
     double *all;
-    MOERT_TRY(MOERT_NEW_ARRAY(&all, moert_comm_size(comm)));
-    moert_status status = moert_comm_allgather(comm, seconds, sizeof *seconds, all);
-    for (size_t r = 0; r < moert_comm_size(comm) && status == MOERT_OK; r++)
-        *seconds = fmax(*seconds, all[r]);
+    MOERT_TRY(MOERT_NEW_ARRAY(&all, ranks));
+    const moert_status status = moert_comm_allgather(comm, &mine, sizeof mine, all);
+    *of = (moert_of_ranks){0.0, all[0]};
+    for (size_t r = 0; r < ranks; r++) {
+        of->sum += all[r];
+        of->largest = fmax(of->largest, all[r]);
+    }
     free(all);
     return status;
 }
 
-/* *seconds = mean time of a call. */
-static moert_status time_calls(const moert_timed *t, size_t calls, double *seconds) {
+double moert_rates_median(double *samples, size_t count) {
+    moert_sort_numbers(samples, count);
+    return 0.5 * (samples[(count - 1) / 2] + samples[count / 2]);
+}
+
+moert_status moert_rates_sample(const moert_timed *t, size_t calls, double *seconds) {
+    moert_of_ranks of;
     if (t->together != NULL)
         MOERT_TRY(moert_comm_barrier(t->together));
     const uint64_t start = moert_clock_ns();
@@ -34,19 +42,28 @@ static moert_status time_calls(const moert_timed *t, size_t calls, double *secon
         MOERT_TRY(t->run(t->what));
     MOERT_TRY(moert_device_finish(t->device));
     *seconds = (double)(moert_clock_ns() - start) * 1e-9 / (double)calls;
-    return t->together != NULL ? slowest(t->together, seconds) : MOERT_OK;
+    if (t->together == NULL)
+        return MOERT_OK;
+    MOERT_TRY(moert_rates_over_ranks(t->together, *seconds, &of));
+    *seconds = of.largest;
+    return MOERT_OK;
 }
 
 moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median) {
-    double seconds = 0.0, samples[SAMPLES];
-    MOERT_TRY(time_calls(t, 1, &seconds)); /* compiles */
-    MOERT_TRY(time_calls(t, 1, &seconds));
-    calls = moert_max(calls, (size_t)fmin(SAMPLE_S / seconds, 1e4));
-    for (int i = 0; i < SAMPLES; i++)
-        MOERT_TRY(time_calls(t, calls, &samples[i]));
-    moert_sort_numbers(samples, SAMPLES);
-    *median = samples[SAMPLES / 2];
-    return MOERT_OK;
+    const size_t count = t->samples > 0 ? t->samples : SAMPLES;
+    const double sample_s = t->sample_s > 0.0 ? t->sample_s : SAMPLE_S;
+    double seconds = 0.0, *samples;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&samples, count));
+    MOERT_TRY_OR(done, moert_rates_sample(t, 1, &seconds)); /* compiles */
+    MOERT_TRY_OR(done, moert_rates_sample(t, 1, &seconds));
+    calls = moert_max(calls, (size_t)fmin(sample_s / seconds, 1e4));
+    for (size_t i = 0; i < count; i++)
+        MOERT_TRY_OR(done, moert_rates_sample(t, calls, &samples[i]));
+    *median = moert_rates_median(samples, count);
+done:
+    free(samples);
+    return status;
 }
 
 /* ---- GEMMs ---- */
@@ -66,7 +83,8 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together, const 
     *gflops = 0.0;
     MOERT_TRY(moert_tune_gemm_create(device, p->operation, p->type, &shape, &gemm, &possible));
     const moert_trial trial = moert_tune_gemm_trial(&gemm);
-    const moert_timed t = {device, together, trial.run, trial.what};
+    const moert_timed t = {
+        .device = device, .together = together, .run = trial.run, .what = trial.what};
     moert_status status = possible ? moert_rates_time(&t, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
         *gflops = 1e-9 * flops / seconds;
@@ -99,17 +117,19 @@ static moert_status clear_little(void *what) {
 static moert_status measure_copies(moert_device *device, moert_rates *rates) {
     const bool gpu = moert_device_describe(device)->is_gpu;
     copies c = {.bytes = gpu ? GPU_BYTES : CPU_BYTES};
+    moert_timed t = {.device = device, .run = upload, .what = &c};
     moert_status status;
     double seconds;
     moert_phase_set(MOERT_PHASE_COPY_RATES);
     MOERT_TRY_OR(done, moert_alloc(&c.host, c.bytes, 1));
     MOERT_TRY_OR(done, moert_buffer_create(device, c.bytes, &c.buffer));
-    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, NULL, upload, &c}, 1, &seconds));
+    MOERT_TRY_OR(done, moert_rates_time(&t, 1, &seconds));
     rates->upload_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, NULL, download, &c}, 1, &seconds));
+    t.run = download;
+    MOERT_TRY_OR(done, moert_rates_time(&t, 1, &seconds));
     rates->download_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(
-        done, moert_rates_time(&(moert_timed){device, NULL, clear_little, &c}, LAUNCHES, &seconds));
+    t.run = clear_little;
+    MOERT_TRY_OR(done, moert_rates_time(&t, LAUNCHES, &seconds));
     rates->launch_us = seconds * 1e6;
 done:
     moert_buffer_destroy(c.buffer);

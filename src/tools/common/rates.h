@@ -26,6 +26,12 @@ moert_dtype moert_rates_type(const moert_device *device);
 /* Measures all rates of a device. Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
+/* Sum and maximum over the ranks' values `mine`. Collective. */
+typedef struct moert_of_ranks {
+    double sum, largest;
+} moert_of_ranks;
+moert_status moert_rates_over_ranks(moert_comm *comm, double mine, moert_of_ranks *of);
+
 /* Work to time. With `together`, all ranks of that communicator measure at once: a sample begins at
  * a barrier, and its time is that of the slowest rank. The call is then collective, and other ranks
  * do not know of one rank's failure. */
@@ -34,7 +40,13 @@ typedef struct moert_timed {
     moert_comm *together;            /* or NULL */
     moert_status (*run)(void *what); /* enqueues the work once */
     void *what;                      /* argument of run() */
+    size_t samples;                  /* of moert_rates_time; 0 = 5 */
+    double sample_s;                 /* seconds that a sample lasts at least; 0 = 0.02 */
 } moert_timed;
+/* *seconds of one of `calls` calls in a row: a sample. Blocks. */
+moert_status moert_rates_sample(const moert_timed *timed, size_t calls, double *seconds);
+/* Returns the median of the samples, and sorts them. */
+double moert_rates_median(double *samples, size_t count);
 /* *seconds of one call: the median of samples of at least `calls` calls in a row. Blocks. */
 moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *seconds);
 
