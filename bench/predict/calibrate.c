@@ -279,8 +279,7 @@ static moert_status average(moert_comm *world, double *figure) {
 }
 
 static moert_status average_figures(moert_comm *world, bench_machine *m) {
-    MOERT_TRY(average(world, &m->f32_gflops));
-#define AVERAGE_NUMBER(field, help) MOERT_TRY(average(world, &m->field));
+#define AVERAGE_NUMBER(field, standard, help) MOERT_TRY(average(world, &m->field));
     BENCH_MACHINE_NUMBERS(AVERAGE_NUMBER)
 #undef AVERAGE_NUMBER
 #define AVERAGE_LINE(field, help)                                                                  \

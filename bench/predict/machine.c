@@ -69,21 +69,13 @@ static moert_status read_fields(const char *path, const json_t *root, bench_mach
     size_t i;
     MOERT_TRY(read_text(path, root, "name", m->name, sizeof m->name));
     MOERT_TRY(read_text(path, root, "source", m->source, sizeof m->source));
-#define READ_NUMBER(field, help) MOERT_TRY(read_number(path, root, #field, NAN, true, &m->field));
+#define READ_NUMBER(field, standard, help)                                                         \
+    MOERT_TRY(read_number(path, root, #field, standard, (standard) != 0.0, &m->field));
     BENCH_MACHINE_NUMBERS(READ_NUMBER)
 #undef READ_NUMBER
 #define READ_LINE(field, help) MOERT_TRY(read_line(path, root, #field, &m->field));
     BENCH_MACHINE_LINES(READ_LINE)
 #undef READ_LINE
-    MOERT_TRY(read_number(path, root, "shared_cores", 0.0, false, &m->shared_cores));
-    MOERT_TRY(read_number(path, root, "crowd", 1.0, true, &m->crowd));
-    MOERT_TRY(read_number(path, root, "crowd_nodes", 3.0, true, &m->crowd_nodes));
-    MOERT_TRY(read_number(path, root, "tile_rows", 1.0, true, &m->tile_rows));
-    MOERT_TRY(read_number(path, root, "f32_gflops", NAN, true, &m->f32_gflops));
-    MOERT_TRY(
-        read_number(path, root, "attention_gflops", m->f32_gflops, true, &m->attention_gflops));
-    MOERT_TRY(read_number(path, root, "attention_backward_gflops", m->f32_gflops, true,
-                          &m->attention_backward_gflops));
     m->pipelined = json_is_true(json_object_get(root, "pipelined"));
     m->linked = json_is_true(json_object_get(root, "linked"));
     if (!json_is_array(rates) || json_array_size(rates) == 0)
@@ -105,12 +97,12 @@ moert_status bench_machine_read(const char *path, bench_machine *machine) {
 }
 
 moert_status bench_machine_write(const bench_machine *m, const char *path) {
-    json_t *root = json_pack("{ss ss sf sf sf sf sf sb sb}", "name", m->name, "source", m->source,
-                             "shared_cores", m->shared_cores, "crowd", m->crowd, "crowd_nodes",
-                             m->crowd_nodes, "tile_rows", m->tile_rows, "f32_gflops", m->f32_gflops,
-                             "pipelined", m->pipelined, "linked", m->linked);
+    json_t *root = json_pack("{ss ss sb sb}", "name", m->name, "source", m->source, "pipelined",
+                             m->pipelined, "linked", m->linked);
     json_t *rates = json_array();
-#define WRITE_NUMBER(field, help) json_object_set_new(root, #field, json_real(m->field));
+#define WRITE_NUMBER(field, standard, help)                                                        \
+    if (m->field > 0.0 || (standard) == 0.0)                                                       \
+        json_object_set_new(root, #field, json_real(m->field));
     BENCH_MACHINE_NUMBERS(WRITE_NUMBER)
 #undef WRITE_NUMBER
 #define WRITE_LINE(field, help)                                                                    \

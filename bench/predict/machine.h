@@ -24,14 +24,26 @@ typedef struct bench_gemm_rate {
     double gflops; /* rate of one rank */
 } bench_gemm_rate;
 
-/* X(FIELD, meaning): figures that must be positive. */
+/* X(FIELD, the value if it is missing or NAN, meaning): figures that must be positive, or at least
+ * 0 if 0 stands for a missing one. */
 #define BENCH_MACHINE_NUMBERS(X)                                                                   \
-    X(ranks_per_node, "ranks of a node, one per device")                                           \
-    X(launch_us, "time between the starts of small kernels")                                       \
-    X(copy_gbps, "copies within device memory, bytes read plus written")                           \
-    X(dglu_ns, "gradient of a GLU, per element of its result")                                     \
-    X(host_gbps, "copies within host memory by one thread, bytes read plus written")               \
-    X(memory_gib, "memory of a device")
+    X(ranks_per_node, NAN, "ranks of a node, one per device")                                      \
+    X(launch_us, NAN, "time between the starts of small kernels")                                  \
+    X(copy_gbps, NAN, "copies within device memory, bytes read plus written")                      \
+    X(dglu_ns, NAN, "gradient of a GLU, per element of its result")                                \
+    X(host_gbps, NAN, "copies within host memory by one thread, bytes read plus written")          \
+    X(memory_gib, NAN, "memory of a device")                                                       \
+    X(shared_cores, 0.0,                                                                           \
+      "of a virtual cluster: cores that all ranks share, one rank per core at "                    \
+      "a time; 0 = no sharing")                                                                    \
+    X(crowd, 1.0,                                                                                  \
+      "fraction of between.gbps that is left when crowd_nodes nodes all send to all; "             \
+      "1 for two nodes, linear in between")                                                        \
+    X(crowd_nodes, 3.0, "")                                                                        \
+    X(tile_rows, 1.0, "a GEMM computes the rows of a group in multiples of this")                  \
+    X(f32_gflops, NAN, "rate of the router's GEMM")                                                \
+    X(attention_gflops, m->f32_gflops, "")                                                         \
+    X(attention_backward_gflops, m->f32_gflops, "")
 
 /* X(FIELD, meaning): lines. */
 #define BENCH_MACHINE_LINES(X)                                                                     \
@@ -42,20 +54,12 @@ typedef struct bench_gemm_rate {
 
 typedef struct bench_machine {
     char name[128], source[512];
-#define BENCH_MACHINE_NUMBER(field, help) double field;
+#define BENCH_MACHINE_NUMBER(field, standard, help) double field;
     BENCH_MACHINE_NUMBERS(BENCH_MACHINE_NUMBER)
 #undef BENCH_MACHINE_NUMBER
 #define BENCH_MACHINE_LINE(field, help) bench_line field;
     BENCH_MACHINE_LINES(BENCH_MACHINE_LINE)
 #undef BENCH_MACHINE_LINE
-    double shared_cores; /* of a virtual cluster: cores that all ranks share, one rank per core at a
-                            time; 0 = no sharing */
-    double crowd;        /* fraction of between.gbps that is left when crowd_nodes nodes all send to
-                            all; 1 for two nodes, linear in between */
-    double crowd_nodes;
-    double tile_rows;  /* a GEMM computes the rows of a group in multiples of this */
-    double f32_gflops; /* rate of the router's GEMM */
-    double attention_gflops, attention_backward_gflops; /* f32_gflops unless given */
     bool pipelined; /* messages overlap with the copies of staged rows */
     bool linked;    /* GPUs: the devices of a node access each other's memory over links; `window`
                        is then the line of these links, by bytes that leave a rank */
