@@ -24,7 +24,7 @@
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
 #include "bench/layer/layer_check.h"
-#include "bench/predict/models.h"
+#include "bench/predict/choice.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "device/profile/profile.h"
@@ -36,35 +36,22 @@ enum { X, DY, Y, DX, INDEX, WEIGHT, BUFFERS };
 enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
 #define SAMPLE_S 0.05
 
-static size_t tokens, length, hidden, intermediate, experts, topk, ep, repeat, seed;
+static bench_work asked;
+static size_t length, repeat, seed;
 static unsigned model, precision, dispatch, combine;
 static const char *json_path, *skew_text;
-static bench_skew skew;
-static bool with_spans, balances;
-static size_t clones;
+static bool with_spans;
 
 static const moert_option options[] = {
-    {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
-    {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "tokens of each rank, T"},
+    BENCH_LAYER_OPTIONS(asked, model, dispatch, combine),
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576",
      "tokens of a sequence: dense weight gradients are summed by sequence"},
-    {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
-    {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
-    {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
-    {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
-    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..", "ranks that share one set of experts; 0 = all"},
+    {"ep", MOERT_OPTION_UINT, &asked.ep, "0", "0..",
+     "ranks that share one set of experts; 0 = all"},
     {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
      "of the experts' GEMMs"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
-     "of rows to the experts"},
-    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "of rows back from the experts"},
     {"skew", MOERT_OPTION_STRING, &skew_text, NULL, NULL,
      BENCH_SKEW_HELP ". Default: a router's choice of experts"},
-    {"balance", MOERT_OPTION_FLAG, &balances, NULL, NULL,
-     "place the experts so that the ranks get equal rows, as far as possible"},
-    {"clones", MOERT_OPTION_UINT, &clones, "0", "0..1024",
-     "with --balance: each rank has room for so many clones of experts with many rows"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
     {"spans", MOERT_OPTION_FLAG, &with_spans, NULL, NULL,
@@ -125,25 +112,26 @@ static moert_status make_layer(bench *b) {
     moert_layer *layer = b->layer;
     moert_layer_weights_changed(layer);
     if (b->index == NULL)
-        MOERT_TRY(
-            make_weights(moert_layer_weight(layer, MOERT_LAYER_ROUTER), NULL, 1, experts * hidden));
+        MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_ROUTER), NULL, 1,
+                               asked.experts * asked.hidden));
     const size_t local = moert_layer_local_experts(layer);
     MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_W1), layer, local,
-                           2 * intermediate * hidden));
+                           2 * asked.intermediate * asked.hidden));
     return make_weights(moert_layer_weight(layer, MOERT_LAYER_W2), layer, local,
-                        intermediate * hidden);
+                        asked.intermediate * asked.hidden);
 }
 
 /* Draws the experts of all ranks' tokens, and gives this rank's to the batches. */
 static moert_status make_routing(bench *b) {
-    const size_t ranks = moert_comm_size(b->comm), own = tokens * topk;
+    const size_t ranks = moert_comm_size(b->comm), own = asked.tokens * asked.topk;
     float *weight;
     moert_status status;
     MOERT_TRY(MOERT_NEW_ARRAY(&b->index, ranks * own));
     MOERT_TRY(MOERT_NEW_ARRAY(&weight, own));
     for (size_t i = 0; i < own; i++)
-        weight[i] = 1.0f / (float)topk;
-    MOERT_TRY_OR(release, bench_route(skew, seed, ranks * tokens, topk, experts, b->index));
+        weight[i] = 1.0f / (float)asked.topk;
+    MOERT_TRY_OR(release, bench_route(asked.skew, seed, ranks * asked.tokens, asked.topk,
+                                      asked.experts, b->index));
     MOERT_TRY_OR(release,
                  bench_upload(b->device, weight, own * sizeof *weight, &b->buffer[WEIGHT]));
     status = bench_upload(b->device, b->index + moert_comm_rank(b->comm) * own,
@@ -156,21 +144,21 @@ release:
 /* Says how even the ranks' rows are, and with --balance first places the experts. */
 static moert_status place(bench *b) {
     const moert_expert_map *map = moert_layer_placement(b->layer);
-    const size_t slots = moert_comm_size(b->comm) * tokens * topk;
+    const size_t slots = moert_comm_size(b->comm) * asked.tokens * asked.topk;
     uint64_t *rows = NULL;
     uint32_t *expert = NULL;
     moert_status status;
-    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, experts));
+    MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&rows, asked.experts));
     MOERT_TRY_OR(release, MOERT_NEW_ARRAY(&expert, moert_expert_map_slots(map)));
     for (size_t i = 0; i < slots; i++)
         if (b->index[i] >= 0)
             rows[b->index[i]]++;
-    if (balances)
-        MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, clones > 0, expert));
+    if (asked.balanced)
+        MOERT_TRY_OR(release, moert_expert_map_balance(map, rows, asked.clones > 0, expert));
     moert_program_say(b->context, "# rows of the busiest rank: %.3f times the mean%s\n",
-                      moert_expert_map_load(map, balances ? expert : map->expert, rows),
-                      balances ? ", balanced" : "");
-    if (balances)
+                      moert_expert_map_load(map, asked.balanced ? expert : map->expert, rows),
+                      asked.balanced ? ", balanced" : "");
+    if (asked.balanced)
         MOERT_TRY_OR(release, moert_layer_place(b->layer, expert));
 release:
     MOERT_FREE(rows, expert);
@@ -186,16 +174,16 @@ typedef struct rows {
 
 static void draw_rows(void *context, size_t first, size_t end) {
     const rows *r = context;
-    for (size_t i = first * hidden; i < end * hidden; i++)
-        r->values[i] = bench_number(r->seed, r->first_token + i / hidden, i % hidden);
+    for (size_t i = first * asked.hidden; i < end * asked.hidden; i++)
+        r->values[i] = bench_number(r->seed, r->first_token + i / asked.hidden, i % asked.hidden);
 }
 
 static moert_status make_rows(bench *b) {
-    const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
+    const size_t rank = moert_comm_rank(b->comm), count = asked.tokens * asked.hidden;
     for (int i = 0; i < 2; i++) { /* x and dy */
         MOERT_TRY(MOERT_NEW_ARRAY(&b->host[i], count));
-        rows drawn = {seed + (unsigned)i, rank * tokens, b->host[i]};
-        moert_parallel(tokens, 1, draw_rows, &drawn);
+        rows drawn = {seed + (unsigned)i, rank * asked.tokens, b->host[i]};
+        moert_parallel(asked.tokens, 1, draw_rows, &drawn);
         MOERT_TRY(bench_upload(b->device, b->host[i], count * sizeof(float), &b->buffer[i]));
     }
     MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &b->buffer[Y]));
@@ -204,13 +192,13 @@ static moert_status make_rows(bench *b) {
 
 /* Describes the tokens as sequences of `length`, the last one of the rest. */
 static moert_status make_batch(bench *b) {
-    const size_t count = moert_ceil_div(tokens, length), rank = moert_comm_rank(b->comm);
+    const size_t count = moert_ceil_div(asked.tokens, length), rank = moert_comm_rank(b->comm);
     uint32_t *ends;
     MOERT_TRY(MOERT_NEW_ARRAY(&ends, count));
     for (size_t s = 0; s < count; s++)
-        ends[s] = (uint32_t)moert_min((s + 1) * length, tokens);
+        ends[s] = (uint32_t)moert_min((s + 1) * length, asked.tokens);
     b->batch = (moert_batch){.size = sizeof b->batch,
-                             .tokens = tokens,
+                             .tokens = asked.tokens,
                              .sequences = count,
                              .first_sequence = rank * count,
                              .total_sequences = moert_comm_size(b->comm) * count};
@@ -234,17 +222,19 @@ static moert_status make_operands(bench *b) {
 
 static moert_status prepare(bench *b) {
     moert_layer_options o = MOERT_LAYER_OPTIONS_INIT;
-    o.hidden = hidden;
-    o.intermediate = intermediate;
-    o.router.experts = experts;
-    o.router.topk = topk;
+    o.hidden = asked.hidden;
+    o.intermediate = asked.intermediate;
+    o.router.experts = asked.experts;
+    o.router.topk = asked.topk;
     o.precision = (moert_precision)precision;
     o.dispatch = (moert_dispatch)dispatch;
     o.combine = (moert_combine)combine;
     o.external_routing = skew_text != NULL;
-    const size_t group = ep == 0 ? moert_comm_size(b->comm) : ep;
-    o.slots = balances ? moert_min(moert_ceil_div(experts, group) + clones, experts) : 0;
-    MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
+    const size_t group = asked.ep == 0 ? moert_comm_size(b->comm) : asked.ep;
+    o.slots = asked.balanced
+                  ? moert_min(moert_ceil_div(asked.experts, group) + asked.clones, asked.experts)
+                  : 0;
+    MOERT_TRY(moert_mesh_create(b->context, asked.ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
     moert_layer_trust_batches(b->layer); /* a training's model does not check them either */
     return moert_comm_agree(b->comm, make_operands(b));
@@ -276,11 +266,12 @@ static moert_status call(void *context) {
 
 /* Checks y and dx of one call; clears both before the call. */
 static moert_status check(bench *b) {
-    const bench_layer_case c = {b->comm, b->layer, ep == 0 ? moert_comm_size(b->comm) : ep,
-                                tokens,  hidden,   intermediate,
-                                experts, topk,     seed,
-                                b->index};
-    const size_t bytes = tokens * hidden * sizeof(float);
+    const bench_layer_case c = {
+        b->comm,       b->layer,     asked.ep == 0 ? moert_comm_size(b->comm) : asked.ep,
+        asked.tokens,  asked.hidden, asked.intermediate,
+        asked.experts, asked.topk,   seed,
+        b->index};
+    const size_t bytes = asked.tokens * asked.hidden * sizeof(float);
     moert_status status;
     for (int i = Y; i <= DX; i++)
         MOERT_TRY(moert_buffer_clear(b->buffer[i], 0, bytes));
@@ -332,14 +323,14 @@ static double bound(void) {
 static moert_status report(bench *b, int operation, double seconds) {
     static const char *const names[] = {"forward", "forward+backward"};
     const size_t ranks = moert_comm_size(b->comm);
-    const double flops = (operation == FORWARD ? 6.0 : 18.0) * (double)(tokens * topk) *
-                         (double)hidden * (double)intermediate;
-    return bench_rows_add(&b->rows, names[operation], moert_mesh_engine(b->mesh), ranks, tokens,
-                          hidden, intermediate, experts, topk, MOERT_PRECISION_WORDS, precision,
-                          MOERT_DISPATCH_WORDS, dispatch, MOERT_COMBINE_WORDS, combine,
-                          seconds * 1e3, (double)(ranks * tokens) / seconds, flops / seconds * 1e-9,
-                          fmax(b->worst[0], b->worst[1]),
-                          !(b->worst[0] <= bound() && b->worst[1] <= bound()));
+    const double flops = (operation == FORWARD ? 6.0 : 18.0) * (double)(asked.tokens * asked.topk) *
+                         (double)asked.hidden * (double)asked.intermediate;
+    return bench_rows_add(
+        &b->rows, names[operation], moert_mesh_engine(b->mesh), ranks, asked.tokens, asked.hidden,
+        asked.intermediate, asked.experts, asked.topk, MOERT_PRECISION_WORDS, precision,
+        MOERT_DISPATCH_WORDS, dispatch, MOERT_COMBINE_WORDS, combine, seconds * 1e3,
+        (double)(ranks * asked.tokens) / seconds, flops / seconds * 1e-9,
+        fmax(b->worst[0], b->worst[1]), !(b->worst[0] <= bound() && b->worst[1] <= bound()));
 }
 
 static moert_status run(moert_context *context) {
@@ -371,14 +362,7 @@ release:
 static moert_status check_options(int argc, char **argv) {
     (void)argc;
     (void)argv;
-    bench_model_take(model, &hidden, &intermediate, &experts, &topk);
-    if (topk > experts)
-        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
-    if (balances && skew_text == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--balance needs --skew: the router's choice is even");
-    if (clones > 0 && !balances)
-        return MOERT_FAIL(ERROR_USAGE, "--clones needs --balance, which places them");
-    return skew_text != NULL ? bench_skew_read(skew_text, &skew) : MOERT_OK;
+    return bench_layer_choose(&asked, model, skew_text);
 }
 
 MOERT_PROGRAM_MAIN("[mpirun -n R] bench_layer [OPTION...]",

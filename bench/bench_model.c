@@ -10,8 +10,7 @@
 #include "base/memory.h"
 #include "bench/common/report.h"
 #include "bench/predict/calibrate.h"
-#include "bench/predict/models.h"
-#include "bench/predict/predict.h"
+#include "bench/predict/choice.h"
 #include "moert/layer.h"
 
 enum { MOST_COUNTS = 64, STEP = 2 /* index among the words of --op */ };
@@ -34,22 +33,13 @@ static const moert_option options[] = {
      "calibrate: number of cores that all nodes share, one for each rank at a time; 0 = none"},
     {"ranks", MOERT_OPTION_STRING, &counts_text, "8,16,32,64,128,256,512,1024", NULL,
      "comma-separated counts to predict"},
-    {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
-    {"tokens", MOERT_OPTION_UINT, &asked.tokens, "1024", "1..1048576", "tokens of each rank, T"},
-    {"hidden", MOERT_OPTION_UINT, &asked.hidden, "512", "1..65536", "H"},
-    {"intermediate", MOERT_OPTION_UINT, &asked.intermediate, "512", "1..65536", "of an expert, I"},
-    {"experts", MOERT_OPTION_UINT, &asked.experts, "8", "1..4096", "E"},
-    {"topk", MOERT_OPTION_UINT, &asked.topk, "2", "1..64", "experts of a token, K"},
+    BENCH_LAYER_OPTIONS(asked, model, dispatch, combine),
     {"ep", MOERT_OPTION_UINT, &asked.ep, "0", "0..",
      "ranks that share one set of experts; 0 = the fastest number whose experts fit in memory"},
     {"layers", MOERT_OPTION_UINT, &layers, "0", "0..1000",
      "layers of the model, for --ep 0 (16 bytes a parameter, in 80 % of a device's memory) and for "
      "a step; 0 = those of --model"},
     {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "dtype of the experts' GEMMs"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
-     "of rows to the experts"},
-    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "of rows back from the experts"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
      "of the exchange; auto = window on one node; on several nodes node, with GPUs staged"},
     {"chunks", MOERT_OPTION_UINT, &asked.chunks, "0", "0..64",
@@ -57,10 +47,6 @@ static const moert_option options[] = {
     {"micro-batches", MOERT_OPTION_UINT, &asked.micro_batches, "1", "1..1000000",
      "micro-batches of a step, after which gradients are summed once"},
     {"skew", MOERT_OPTION_STRING, &skew_text, "balanced", NULL, BENCH_SKEW_HELP},
-    {"balance", MOERT_OPTION_FLAG, &asked.balanced, NULL, NULL,
-     "the experts are placed so that the ranks get equal rows, as far as possible"},
-    {"clones", MOERT_OPTION_UINT, &asked.clones, "0", "0..1024",
-     "with --balance: each rank has room for so many clones of experts with many rows"},
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
      "passes of a layer to predict, or step: a training step of --model"},
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
@@ -70,14 +56,6 @@ static const moert_option options[] = {
 static size_t counts[MOST_COUNTS], count_of_counts;
 
 /* ---- the work ---- */
-
-static void take_model(void) {
-    const bench_model *m =
-        bench_model_take(model, &asked.hidden, &asked.intermediate, &asked.experts, &asked.topk);
-    if (m == NULL)
-        return;
-    layers = layers > 0 ? layers : m->layers;
-}
 
 static bench_work work_of(size_t ranks, size_t group) {
     static const double row_bytes[] = {4.0, 1.0 + 1.0 / 32.0, 2.0};
@@ -204,41 +182,31 @@ static bench_work work_of_job(const moert_comm *world) {
     return work_of(ranks, moert_min(asked.ep > 0 ? asked.ep : ranks, asked.experts));
 }
 
-static moert_status calibrate(moert_context *context) {
+/* Measures the machine, or with --crowd a part of it. */
+static moert_status measure(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     const bench_work w = work_of_job(world);
-    const bool first = moert_comm_rank(world) == 0;
-    bench_machine m;
-    MOERT_TRY(bench_calibrate(context, &w, shared_cores, &m));
-    moert_status status = first ? bench_machine_write(&m, calibrate_path) : MOERT_OK;
-    moert_program_say(context, "calibrated: %s\n", m.name);
-    bench_machine_free(&m);
-    return moert_comm_agree(world, status);
-}
-
-static moert_status add_crowd(moert_context *context) {
-    moert_comm *world = moert_context_comm(context);
-    const bench_work w = work_of_job(world);
-    bench_machine m;
-    moert_status status = moert_comm_agree(world, bench_machine_read(crowd_path, &m));
-    if (status == MOERT_OK)
-        status = bench_calibrate_crowd(context, &w, &m);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(
-            world, moert_comm_rank(world) == 0 ? bench_machine_write(&m, crowd_path) : MOERT_OK);
-    if (status == MOERT_OK)
+    const bool crowd = crowd_path != NULL;
+    bench_machine m = {.gemms = 0};
+    moert_status status = crowd ? bench_machine_read(crowd_path, &m) : MOERT_OK;
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, crowd ? bench_calibrate_crowd(context, &w, &m)
+                             : bench_calibrate(context, &w, shared_cores, &m));
+    if (moert_comm_rank(world) == 0)
+        status = bench_machine_write(&m, crowd ? crowd_path : calibrate_path);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    if (crowd)
         moert_program_say(context, "%.0f nodes together reach %.2f of a link\n", m.crowd_nodes,
                           m.crowd);
+    else
+        moert_program_say(context, "calibrated: %s\n", m.name);
+done:
     bench_machine_free(&m);
     return status;
 }
 
 static moert_status run(moert_context *context) {
-    if (crowd_path != NULL)
-        return add_crowd(context);
-    if (calibrate_path != NULL)
-        return calibrate(context);
-    return predict(context);
+    return machine_path != NULL ? predict(context) : measure(context);
 }
 
 /* ---- options ---- */
@@ -264,20 +232,15 @@ static moert_status parse_counts(void) {
 static moert_status check_options(int argc, char **argv) {
     (void)argc;
     (void)argv;
-    take_model();
+    MOERT_TRY(bench_layer_choose(&asked, model, skew_text));
+    layers = layers > 0 || model == 0 ? layers : bench_models[model - 1].layers;
     if ((machine_path != NULL) + (calibrate_path != NULL) + (crowd_path != NULL) != 1)
         return MOERT_FAIL(ERROR_USAGE, "give one of --machine, --calibrate and --crowd FILE");
-    if (asked.topk > asked.experts)
-        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", asked.topk,
-                          asked.experts);
     if (operation == STEP && (model == 0 || bench_models[model - 1].heads == 0))
         return MOERT_FAIL(ERROR_USAGE, "--op step needs a --model whose attention is known here: "
                                        "qwen3-30b, olmoe or mixtral-8x7b");
     if (operation == STEP && json_path != NULL)
         return MOERT_FAIL(ERROR_USAGE, "--json has rows of layers, not of --op step");
-    if (asked.clones > 0 && !asked.balanced)
-        return MOERT_FAIL(ERROR_USAGE, "--clones needs --balance, which places them");
-    MOERT_TRY(bench_skew_read(skew_text, &asked.skew));
     return parse_counts();
 }
 

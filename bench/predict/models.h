@@ -5,7 +5,6 @@
 
 /* Words of a CHOICE: 0 = none, else the index in bench_models + 1. */
 #define BENCH_MODEL_WORDS "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b"
-#define BENCH_MODEL_HELP  "the layer of a released model, instead of the four sizes"
 
 typedef struct bench_model {
     const char *name;
