@@ -74,12 +74,12 @@ static double goal_of(const bench_row *row) {
         {MOERT_OP_GEMM_DGRAD, MOERT_DTYPE_BF16, {1.8, 1.8, 1.8}},
         {MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_BF16, {1.6, 1.6, 1.6}},
     };
-    if (row->ragged)
+    if (row->problem->ragged)
         return 1.1;
     for (size_t i = 0; i < MOERT_COUNT(balanced); i++)
         for (size_t j = 0; j < 3; j++)
-            if (balanced[i].op == row->op && balanced[i].type == row->type &&
-                at[j] == row->shape.rows)
+            if (balanced[i].op == row->op && balanced[i].type == row->problem->type &&
+                at[j] == row->problem->shape.rows)
                 return balanced[i].ratio[j];
     return 0.0;
 }
@@ -147,12 +147,14 @@ static moert_status finish_row(totals *sum, const bench_row *row) {
     sum->held += holds;
     sum->unjudged += has_goal && disturbed;
     sum->disturbed += disturbed;
-    return bench_rows_add(&sum->rows, bench_op_name(row->op), moert_dtype_name(row->type),
-                          row->shape.experts, row->shape.rows, row->shape.n, row->shape.k,
-                          row->ragged ? "ragged" : "balanced", row->shape.model, row->backend,
-                          row->gflops, row->peak > 0.0 ? 100.0 * row->gflops / row->peak : 0.0,
-                          row->peak, row->rival, row->rival_gflops, ratio, row->p10, row->p90,
-                          spread, row->waited, 100.0 * row->waited, row->wrong, row->goal, goal);
+    return bench_rows_add(&sum->rows, bench_op_name(row->op), moert_dtype_name(row->problem->type),
+                          row->problem->shape.experts, row->problem->shape.rows,
+                          row->problem->shape.n, row->problem->shape.k,
+                          row->problem->ragged ? "ragged" : "balanced", row->problem->shape.model,
+                          row->backend, row->gflops,
+                          row->peak > 0.0 ? 100.0 * row->gflops / row->peak : 0.0, row->peak,
+                          row->rival, row->rival_gflops, ratio, row->p10, row->p90, spread,
+                          row->waited, 100.0 * row->waited, row->wrong, row->goal, goal);
 }
 
 /* Measures an operation on the chosen backend, and reports the row. */
@@ -180,8 +182,9 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
         MOERT_TRY(bench_measure(bench, problem, operation, &row));
         if (i == 0)
             printf("%-6s %-5s %3zu %4zu %5zu %5zu %-8s", bench_op_name(row.op),
-                   moert_dtype_name(row.type), row.shape.experts, row.shape.rows, row.shape.n,
-                   row.shape.k, row.ragged ? "ragged" : "balanced");
+                   moert_dtype_name(row.problem->type), row.problem->shape.experts,
+                   row.problem->shape.rows, row.problem->shape.n, row.problem->shape.k,
+                   row.problem->ragged ? "ragged" : "balanced");
         printf("  %9s %8.1f %5zu", row.backend, row.gflops, row.wrong);
         MOERT_TRY(finish_row(sum, &row));
     }

@@ -127,10 +127,8 @@ static void summarise(contest *c, bench_row *row) {
     const bench_setup *bench = c->bench;
     const bench_problem *p = c->run.problem;
     const size_t last = bench->repeat - 1, tenth = (last + 5) / 10;
-    row->shape = p->shape;
+    row->problem = p;
     row->op = c->run.op;
-    row->type = p->type;
-    row->ragged = p->ragged;
     row->backend = moert_backend_name(bench->device);
     row->gflops = moert_rates_median(c->ours, bench->repeat);
     row->p10 = c->ours[tenth];

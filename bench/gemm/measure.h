@@ -14,10 +14,8 @@
 
 /* A row of bench_gemm. */
 typedef struct bench_row {
-    bench_shape shape;
+    const bench_problem *problem;
     moert_op_kind op;
-    moert_dtype type;
-    bool ragged;
     const char *backend, *rival; /* rival: its description, or NULL */
     double gflops, p10, p90;     /* median and spread over the samples */
     double peak, rival_gflops;   /* 0 = unknown */

@@ -59,15 +59,13 @@ static void bf16_tiles(size_t rounds) {
 static bool has_tiles(void) {
     return moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
 }
-static bool has_avx512f(void) {
-    return __builtin_cpu_supports("avx512f");
-}
-static bool has_fma(void) {
-    return __builtin_cpu_supports("fma");
-}
-static bool has_bf16(void) {
-    return __builtin_cpu_supports("avx512bf16");
-}
+#define HAS(feature)                                                                               \
+    static bool has_##feature(void) {                                                              \
+        return __builtin_cpu_supports(#feature);                                                   \
+    }
+HAS(avx512f)
+HAS(fma)
+HAS(avx512bf16)
 
 /* The first row of a dtype that the processor supports is measured. */
 static const struct {
@@ -78,7 +76,7 @@ static const struct {
     const char *instruction;
 } loops[] = {
     {MOERT_DTYPE_BF16, has_tiles, bf16_tiles, TILE_STEPS *TILE_SUMS * 64.0, "tdpbf16ps"},
-    {MOERT_DTYPE_BF16, has_bf16, bf16_512, STEPS * 64.0, "vdpbf16ps zmm"},
+    {MOERT_DTYPE_BF16, has_avx512bf16, bf16_512, STEPS * 64.0, "vdpbf16ps zmm"},
     {MOERT_DTYPE_F32, has_avx512f, fma_512, STEPS * 32.0, "vfmadd231ps zmm"},
     {MOERT_DTYPE_F32, has_fma, fma_256, STEPS * 16.0, "vfmadd231ps ymm"},
 };

@@ -11,11 +11,6 @@
 #include "bench/common/tokens.h"
 #include "moert/plan.h"
 
-const char *bench_dtype_name(bench_dtype dtype) {
-    static const char *const names[] = {"f32", "bf16", "mxfp8"};
-    return names[dtype];
-}
-
 size_t bench_payload_width(const bench_payload *p) {
     switch (p->dtype) {
     case BENCH_F32:

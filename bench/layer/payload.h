@@ -19,7 +19,6 @@ typedef struct bench_payload {
     float slack;   /* tolerance of sums, relative to the sum of magnitudes; 0 = equal bits */
 } bench_payload;
 
-const char *bench_dtype_name(bench_dtype dtype);
 size_t bench_payload_width(const bench_payload *p); /* of a row, in floats */
 bool bench_payload_sums(const bench_payload *p);    /* whether rows can be summed */
 
