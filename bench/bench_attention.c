@@ -29,13 +29,14 @@ static size_t seed;
 static const char *json_path;
 
 static const moert_option options[] = {
-    {"sequences", MOERT_OPTION_UINT, &chosen.sequences, "16", "1..65536", "S"},
-    {"length", MOERT_OPTION_UINT, &chosen.length, "1024", "1..1048576", "tokens of a sequence, L"},
-    {"heads", MOERT_OPTION_UINT, &chosen.heads, "32", "1..1024", "of q"},
-    {"kv-heads", MOERT_OPTION_UINT, &chosen.kv_heads, "4", "1..1024", "of k and v"},
-    {"head-size", MOERT_OPTION_UINT, &chosen.head_size, "128", "1..512", "of q and k, D"},
-    {"value-size", MOERT_OPTION_UINT, &chosen.value_size, "0", "0..512", "of v, E; 0: D"},
-    {"window", MOERT_OPTION_UINT, &chosen.window, "0", "0..1048576",
+    {"sequences", MOERT_OPTION_UINT, &chosen.a.sequences, "16", "1..65536", "S"},
+    {"length", MOERT_OPTION_UINT, &chosen.a.length, "1024", "1..1048576",
+     "tokens of a sequence, L"},
+    {"heads", MOERT_OPTION_UINT, &chosen.a.heads, "32", "1..1024", "of q"},
+    {"kv-heads", MOERT_OPTION_UINT, &chosen.a.kv_heads, "4", "1..1024", "of k and v"},
+    {"head-size", MOERT_OPTION_UINT, &chosen.a.head_size, "128", "1..512", "of q and k, D"},
+    {"value-size", MOERT_OPTION_UINT, &chosen.a.value_size, "0", "0..512", "of v, E; 0: D"},
+    {"window", MOERT_OPTION_UINT, &chosen.a.window, "0", "0..1048576",
      "keys that a query sees; 0: all"},
     {"documents", MOERT_OPTION_UINT, &chosen.documents, "0", "0..1048576",
      "tokens of each document; 0: a sequence is one"},
@@ -75,11 +76,11 @@ static const struct {
 /* Lists the compared forms, of which the first has the chosen shape; returns their number. */
 static size_t list_forms(const char *names[FORMS], bench_attention_shape shapes[FORMS]) {
     bench_attention_shape window = chosen, sinks = chosen, documents = chosen, latent = chosen;
-    window.window = documents.documents = COMPARED_TOKENS;
+    window.a.window = documents.documents = COMPARED_TOKENS;
     sinks.sinks = true;
-    latent.head_size = chosen.head_size * 3 / 2;
-    latent.value_size = chosen.head_size;
-    latent.heads = latent.kv_heads = moert_max(chosen.heads * 4 / 5, 1);
+    latent.a.head_size = chosen.a.head_size * 3 / 2;
+    latent.a.value_size = chosen.a.head_size;
+    latent.a.heads = latent.a.kv_heads = moert_max(chosen.a.heads * 4 / 5, 1);
     const bench_attention_shape all[FORMS] = {chosen, window, sinks, documents, latent};
     static const char *const all_names[FORMS] = {"given", "window", "sinks", "documents", "latent"};
     for (size_t i = 0; i < FORMS; i++) {
@@ -99,14 +100,15 @@ static double best(const form *f, size_t op, size_t rounds) {
 
 static moert_status report(bench_rows *rows, const form *f, const form *first, size_t op,
                            size_t rounds) {
-    const bench_attention_shape *s = &f->b.shape;
+    const moert_attention *s = &f->b.a;
     const bool wrong = !(f->worst[op] <= (f->b.a.type == MOERT_DTYPE_BF16 ? 0.03 : 1e-4));
     const double tflops = best(f, op, rounds), rate = tflops / best(first, op, rounds);
     const double time =
         bench_attention_flops(&f->b, op > 0) / bench_attention_flops(&first->b, op > 0) / rate;
     return bench_rows_add(rows, f->name, ops[op].name, moert_dtype_name(f->b.a.type), s->sequences,
                           s->length, s->heads, s->kv_heads, s->head_size, s->value_size, s->window,
-                          s->documents, s->sinks, tflops, time, rate, f->worst[op], wrong);
+                          f->b.documents, s->sinks != NULL, tflops, time, rate, f->worst[op],
+                          wrong);
 }
 
 static moert_status run_type(bench_rows *rows, form *forms, size_t count, moert_dtype type) {

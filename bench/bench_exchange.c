@@ -373,8 +373,7 @@ release:
 }
 
 static moert_status check_options(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    (void)argc, (void)argv;
     if (topk > experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
     if (hidden % 16 != 0)

@@ -360,8 +360,7 @@ release:
 }
 
 static moert_status check_options(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    (void)argc, (void)argv;
     return bench_layer_choose(&asked, model, skew_text);
 }
 

@@ -230,8 +230,7 @@ static moert_status parse_counts(void) {
 }
 
 static moert_status check_options(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    (void)argc, (void)argv;
     MOERT_TRY(bench_layer_choose(&asked, model, skew_text));
     layers = layers > 0 || model == 0 ? layers : bench_models[model - 1].layers;
     if ((machine_path != NULL) + (calibrate_path != NULL) + (crowd_path != NULL) != 1)

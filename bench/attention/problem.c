@@ -38,50 +38,42 @@ static moert_status make_documents(moert_device *device, const bench_attention_s
     int32_t *positions;
     moert_status status;
     MOERT_TRY(moert_documents_create(device, documents));
-    MOERT_TRY(MOERT_NEW_ARRAY(&positions, s->sequences * s->length));
-    for (size_t t = 0; t < s->sequences * s->length; t++)
-        positions[t] = (int32_t)(t % s->length % s->documents);
-    status = moert_documents_set(*documents, s->sequences, s->length, positions);
+    MOERT_TRY(MOERT_NEW_ARRAY(&positions, s->a.sequences * s->a.length));
+    for (size_t t = 0; t < s->a.sequences * s->a.length; t++)
+        positions[t] = (int32_t)(t % s->a.length % s->documents);
+    status = moert_documents_set(*documents, s->a.sequences, s->a.length, positions);
     free(positions);
     return status;
 }
 
 moert_status bench_attention_create(moert_device *device, const bench_attention_shape *shape,
                                     size_t seed, bench_attention *b) {
-    *b = (bench_attention){.shape = *shape, .seed = seed};
-    bench_attention_shape *s = &b->shape;
-    s->value_size = s->value_size > 0 ? s->value_size : s->head_size;
-    s->window = s->window > 0 ? s->window : s->length;
+    *b = (bench_attention){.a = shape->a, .documents = shape->documents, .seed = seed};
     moert_attention *a = &b->a;
-    *a = (moert_attention){.sequences = s->sequences,
-                           .length = s->length,
-                           .heads = s->heads,
-                           .kv_heads = s->kv_heads,
-                           .head_size = s->head_size,
-                           .value_size = s->value_size,
-                           .window = s->window,
-                           .scale = 1.0f / sqrtf((float)s->head_size),
-                           .scratch = &b->scratch};
-    const size_t rows = tokens_of(b) * s->heads, narrow = tokens_of(b) * s->kv_heads,
-                 d = s->head_size, e = s->value_size;
+    a->value_size = a->value_size > 0 ? a->value_size : a->head_size;
+    a->window = a->window > 0 ? a->window : a->length;
+    a->scale = 1.0f / sqrtf((float)a->head_size);
+    a->scratch = &b->scratch;
+    const size_t rows = tokens_of(b) * a->heads, narrow = tokens_of(b) * a->kv_heads,
+                 d = a->head_size, e = a->value_size;
     const struct {
         moert_buffer **buffer;
         size_t floats;
     } results[] = {
         {&a->out, rows * e},  {&a->lse, rows},      {&a->dq, rows * d},
-        {&a->dk, narrow * d}, {&a->dv, narrow * e}, {&a->dsinks, s->sequences * s->heads},
+        {&a->dk, narrow * d}, {&a->dv, narrow * e}, {&a->dsinks, a->sequences * a->heads},
     };
     MOERT_TRY(make_operand(device, b, BENCH_Q, rows * d, &a->q));
     MOERT_TRY(make_operand(device, b, BENCH_K, narrow * d, &a->k));
     MOERT_TRY(make_operand(device, b, BENCH_V, narrow * e, &a->v));
     MOERT_TRY(make_operand(device, b, BENCH_DOUT, rows * e, &a->dout));
-    if (s->sinks)
-        MOERT_TRY(make_operand(device, b, BENCH_SINKS, s->heads, &a->sinks));
-    for (size_t i = 0; i < MOERT_COUNT(results) - !s->sinks; i++)
+    if (shape->sinks)
+        MOERT_TRY(make_operand(device, b, BENCH_SINKS, a->heads, &a->sinks));
+    for (size_t i = 0; i < MOERT_COUNT(results) - !shape->sinks; i++)
         MOERT_TRY(
             moert_buffer_create(device, results[i].floats * sizeof(float), results[i].buffer));
-    if (s->documents > 0)
-        MOERT_TRY(make_documents(device, s, &a->documents));
+    if (shape->documents > 0)
+        MOERT_TRY(make_documents(device, shape, &a->documents));
     MOERT_TRY(MOERT_NEW_ARRAY(&b->out, rows * e));
     return MOERT_NEW_ARRAY(&b->lse, rows);
 }
@@ -120,9 +112,9 @@ moert_status bench_attention_set(bench_attention *b, moert_dtype type) {
 }
 
 double bench_attention_flops(const bench_attention *b, bool backward) {
-    const bench_attention_shape *s = &b->shape;
-    const double pairs = s->documents > 0
-                             ? moert_documents_pairs(b->a.documents, s->window)
+    const moert_attention *s = &b->a;
+    const double pairs = b->documents > 0
+                             ? moert_documents_pairs(s->documents, s->window)
                              : (double)s->sequences * moert_attention_pairs(s->length, s->window);
     const size_t widths = (backward ? 3 : 1) * s->head_size + (backward ? 2 : 1) * s->value_size;
     return 2.0 * pairs * (double)(s->heads * widths);
@@ -148,13 +140,13 @@ static void add(sum *s, double term) {
 
 /* The keys [first, i] that query i sees, and the queries [j, end) that see key j. */
 static size_t first_key(const bench_attention *b, size_t i) {
-    const size_t start = b->shape.documents > 0 ? i - i % b->shape.documents : 0;
-    return i + 1 > start + b->shape.window ? i + 1 - b->shape.window : start;
+    const size_t start = b->documents > 0 ? i - i % b->documents : 0;
+    return i + 1 > start + b->a.window ? i + 1 - b->a.window : start;
 }
 static size_t end_query(const bench_attention *b, size_t j) {
-    const size_t own = b->shape.documents;
-    const size_t end = own > 0 ? moert_min(j - j % own + own, b->shape.length) : b->shape.length;
-    return moert_min(end, j + b->shape.window);
+    const size_t own = b->documents;
+    const size_t end = own > 0 ? moert_min(j - j % own + own, b->a.length) : b->a.length;
+    return moert_min(end, j + b->a.window);
 }
 
 static size_t q_row(const bench_attention *b, const spot *at, size_t head, size_t i) {
@@ -180,7 +172,7 @@ static double score(const bench_attention *b, const spot *at, size_t head, size_
 /* out and lse of the spot's query. */
 static void expect_forward(const bench_attention *b, const spot *at, sum *out, double *lse) {
     const size_t first = first_key(b, at->position);
-    double total = b->shape.sinks ? exp(value_of(b, BENCH_SINKS, at->head)) : 0.0;
+    double total = b->a.sinks != NULL ? exp(value_of(b, BENCH_SINKS, at->head)) : 0.0;
     for (size_t j = first; j <= at->position; j++)
         total += exp(score(b, at, at->head, at->position, j));
     *lse = log(total);
@@ -254,7 +246,7 @@ static moert_status check_spot(const bench_attention *b, const spot *at, double 
     MOERT_TRY(judge(a->dq, row * d + at->column, dq, &worst[1]));
     MOERT_TRY(judge(a->dk, key * d + at->column, dk, &worst[1]));
     MOERT_TRY(judge(a->dv, key * e + at->value_column, dv, &worst[1]));
-    if (!b->shape.sinks)
+    if (a->sinks == NULL)
         return MOERT_OK;
     expect_sinks(b, at, &dsink);
     return judge(a->dsinks, at->sequence * a->heads + at->head, dsink, &worst[1]);

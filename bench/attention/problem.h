@@ -3,18 +3,19 @@
 
 #include "attention/attention.h"
 
-/* Sizes as in moert_attention; `documents`: tokens of each document, 0: a sequence is one. */
+/* `a`: only sizes; a value_size or window of 0 is the default. `documents`: tokens of each
+ * document, 0: a sequence is one. */
 typedef struct bench_attention_shape {
-    size_t sequences, length, heads, kv_heads, head_size, value_size, window, documents;
+    moert_attention a;
+    size_t documents;
     bool sinks;
 } bench_attention_shape;
 
 enum { BENCH_Q, BENCH_K, BENCH_V, BENCH_DOUT, BENCH_SINKS, BENCH_ATTENTION_OPERANDS };
 
 typedef struct bench_attention {
-    bench_attention_shape shape; /* value_size and window filled in */
     moert_attention a;
-    size_t seed;
+    size_t documents, seed;
     moert_buffer *scratch;
     float *pattern[BENCH_ATTENTION_OPERANDS]; /* [BENCH_PATTERN] values that an operand repeats */
     float *out, *lse;                         /* of the device */
