@@ -70,7 +70,7 @@ STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
 .PHONY: FORCE all tests fuzz check check-all check-night check-inject check-kernels check-layers \
-	check-python soak install uninstall dist wheel info help format lint mutate clean
+	check-python soak install uninstall dist wheel info help hooks format lint mutate clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -284,6 +284,10 @@ check-layers: $(STATIC) $(TOOLS) ## proves by includes and symbols that no file 
 
 lint: $(BUILD)/commit.h ## clang-format, clang-tidy and cppcheck, each where it is installed
 	$(Q)tests/lint $(ALL_CFLAGS) -include $<
+
+hooks: ## git checks the message of each commit in this clone (tests/commit_message)
+	$(Q)hooks=$$(git rev-parse --git-path hooks) && mkdir -p "$$hooks" && \
+		ln -sf $(CURDIR)/tests/commit_message "$$hooks/commit-msg"
 
 format: ## clang-format over all C and kernel files
 	$(Q)clang-format -i $(foreach kind,*.c *.h *.cl, \
