@@ -78,14 +78,6 @@ const char *moert_exchange_engine(const moert_exchange *exchange) {
     return exchange->engine->name;
 }
 
-uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange) {
-    return exchange->dispatched_bytes;
-}
-
-uint64_t moert_exchange_far_rows(const moert_exchange *exchange) {
-    return exchange->far_rows;
-}
-
 /* The verdict on the dispatches and combines so far. Waits for the device. */
 static moert_status check_transfers(moert_exchange *exchange) {
     if (exchange->engine->fetch_verdict == NULL)

@@ -65,12 +65,6 @@ moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsig
 void moert_exchange_destroy(moert_exchange *exchange);
 /* The engine's name in MOERT_ENGINE_TABLE. */
 const char *moert_exchange_engine(const moert_exchange *exchange);
-/* Bytes that this rank's dispatches have stored into windows so far (staged engine: packed).
- * Includes slots, and rows for this rank itself. */
-uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
-/* Rows that this rank's dispatches have sent to other hosts so far. The node engine sends at most
- * one row for each token and host. */
-uint64_t moert_exchange_far_rows(const moert_exchange *exchange);
 
 /*
  * From now on adds to dispatched_bytes[r] the bytes of rows and slots that a dispatch moves from

@@ -124,7 +124,10 @@ struct moert_exchange {
     moert_buffer *row_addresses; /* addresses that the last push found; NULL before the first
                                     push */
     bool sums;                   /* moert_exchange_sums; the engine sets it */
-    uint64_t dispatched_bytes, far_rows;
+    uint64_t dispatched_bytes;   /* that this rank's dispatches have stored into windows so far
+                                  (staged engine: packed), with slots and rows for itself */
+    uint64_t far_rows; /* that they have sent to other hosts: node engine: at most one for each
+                          token and host */
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };

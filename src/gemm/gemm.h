@@ -277,7 +277,6 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm);
  * and moert_prepacks_rounded after that. */
 moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n);
 void moert_prepacks_rounded(moert_prepacks *prepacks);
-size_t moert_prepacks_bytes(const moert_prepacks *prepacks);
 /* Bytes of the copies after `gemms` forwards, of use shape->use, and `gemms` dgrads. */
 size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
                            size_t gemms);

@@ -156,13 +156,6 @@ void moert_prepacks_rounded(moert_prepacks *prepacks) {
     prepacks->gemms[MOERT_PREPACKED_FORWARD] = prepacked->prepack->pays_at;
 }
 
-size_t moert_prepacks_bytes(const moert_prepacks *prepacks) {
-    size_t bytes = 0;
-    for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
-        bytes += moert_prepacked_bytes(prepacks->prepacked[use]);
-    return bytes;
-}
-
 size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
                            size_t gemms) {
     const moert_prepack *prepack = moert_backend_get(device)->prepack;

@@ -1,4 +1,4 @@
-/* Frees and measures what a mesh keeps for clones. */
+/* Frees what a mesh keeps for clones. */
 #include "layer/handover.h"
 
 #include "base/memory.h"
@@ -8,8 +8,4 @@ void moert_handover_free(moert_handover *handover) {
         return;
     moert_mail_destroy(handover->mail);
     MOERT_FREE(handover->in, handover->out, handover);
-}
-
-size_t moert_handover_bytes(const moert_handover *handover) {
-    return handover != NULL ? 2 * handover->room * sizeof *handover->in : 0;
 }

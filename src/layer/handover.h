@@ -29,5 +29,3 @@ typedef struct moert_handover {
 
 /* NULL is legal. */
 void moert_handover_free(moert_handover *handover);
-/* The host memory for what is handed on. NULL: 0. */
-size_t moert_handover_bytes(const moert_handover *handover);

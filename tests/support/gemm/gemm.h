@@ -17,6 +17,14 @@ typedef enum operation {
     OPERATIONS
 } operation; /* the first values are those of moert_gemm_kind */
 
+/* Bytes of the prepacked copies of a weight. */
+static inline size_t prepacks_bytes(const moert_prepacks *prepacks) {
+    size_t bytes = 0;
+    for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
+        bytes += moert_prepacked_bytes(prepacks->prepacked[use]);
+    return bytes;
+}
+
 /* A GLU that follows a forward GEMM: h[M,N/2]. prob_stride 0: without prob. */
 typedef struct gate {
     moert_glu_form form;

@@ -35,7 +35,8 @@ static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
 static size_t prepacked_bytes(const moert_block *block) {
     size_t bytes = 0;
     for (size_t i = 0; i < block->count; i++)
-        bytes += moert_prepacks_bytes(&block->tensor[i].prepacks);
+        for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
+            bytes += moert_prepacked_bytes(block->tensor[i].prepacks.prepacked[use]);
     return bytes;
 }
 
@@ -215,6 +216,11 @@ static size_t staged_bytes(const moert_exchange *exchange) {
     return bytes;
 }
 
+/* Bytes of the host memory for what clones hand on. */
+static size_t handed_bytes(const moert_handover *handover) {
+    return handover != NULL ? 2 * handover->room * sizeof *handover->in : 0;
+}
+
 /* ---- random runs ---- */
 
 enum { CASES = 60, SOME = 15 /* on 2 ranks, in check */, MOST_RANKS = 4 };
@@ -364,13 +370,12 @@ static void compare(const draw *d, const moert_model_config *config) {
     ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
     moert_memory got = measure(model, optimizer);
     got.saves = moert_saver_floats(model) * sizeof(float);
-    got.moves = d->clones ? want.moves : moert_handover_bytes(mesh->handover);
+    got.moves = d->clones ? want.moves : handed_bytes(mesh->handover);
     got.checks = audit != NULL ? audit_bytes(audit) : 0;
     got.staging =
         setting.engine == MOERT_EXCHANGE_STAGED ? staged_bytes(mesh->exchange) : want.staging;
     got.total = want.total;
-    ASSERT_OK_ON_ALL(moert_handover_bytes(mesh->handover) <= want.moves ? MOERT_OK
-                                                                        : MOERT_ERROR_INTERNAL);
+    ASSERT_OK_ON_ALL(handed_bytes(mesh->handover) <= want.moves ? MOERT_OK : MOERT_ERROR_INTERNAL);
     const bool idle = has_idle_layer(model);
     ASSERT_OK_ON_ALL(!idle || got.copies <= want.copies ? MOERT_OK : MOERT_ERROR_INTERNAL);
     got.copies = idle ? want.copies : got.copies;

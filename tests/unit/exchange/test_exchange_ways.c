@@ -241,10 +241,10 @@ EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     count_stored(t, comm, stored);
     const uint64_t pairs = (uint64_t)stored[1];
     /* rows that the two dispatches of the first trip sent to other hosts */
-    const uint64_t before = moert_exchange_far_rows(t->exchange);
+    const uint64_t before = t->exchange->far_rows;
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
     ASSERT_OK_ON_ALL(trip_dispatch(t, false, MOERT_OK));
-    ASSERT_ON_ALL(moert_exchange_far_rows(t->exchange) == before + pairs);
+    ASSERT_ON_ALL(t->exchange->far_rows == before + pairs);
 }
 
 /* Rows of bf16 are never summed first, since their sum would have to be rounded. */

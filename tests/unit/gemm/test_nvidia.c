@@ -354,7 +354,7 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         ASSERT_OK(moert_prepacks_take(&prepacks, &gemm));
         gemm.glu.gated = MOERT_UNGATED;
         assert_non_null(gemm.prepacked);
-        assert_int_equal(moert_prepacks_bytes(&prepacks), N * K * sizeof(uint16_t));
+        assert_int_equal(prepacks_bytes(&prepacks), N * K * sizeof(uint16_t));
         ASSERT_OK(moert_gemm_run(&gemm));
         float first[2];
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));

@@ -142,7 +142,7 @@ static float *check_next(moert_prepacks *prepacks, moert_prepacked_use use, moer
     moert_prepacks none = {0};
     const float *want = multiply(&none, use, type, values, M);
     float *got = multiply(prepacks, use, type, values, M);
-    assert_int_equal(moert_prepacks_bytes(&none), 0);
+    assert_int_equal(prepacks_bytes(&none), 0);
     assert_same_bits("result", got, want, M * (use == MOERT_PREPACKED_FORWARD ? N : K));
     return got;
 }
@@ -156,13 +156,13 @@ static void check_life(moert_prepacked_use use, moert_dtype type) {
     set_variable("MOERT_BACKEND", "portable");
     const size_t need = moert_prepacked_need(test_device, &shape);
     check_next(&prepacks, use, type, values);
-    assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
+    assert_int_equal(prepacks_bytes(&prepacks), 0);
     /* a GEMM without rows does not count as a use of the weight */
     multiply(&prepacks, use, type, values, 0);
-    assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
+    assert_int_equal(prepacks_bytes(&prepacks), 0);
     for (size_t i = 0; i < 2; i++) {
         got = check_next(&prepacks, use, type, values);
-        assert_int_equal(moert_prepacks_bytes(&prepacks), need);
+        assert_int_equal(prepacks_bytes(&prepacks), need);
     }
     /* GEMMs read the prepacked weight, so a change has no effect until it is announced */
     ASSERT_OK(moert_buffer_write(values, 0, second, bytes));
@@ -172,7 +172,7 @@ static void check_life(moert_prepacked_use use, moert_dtype type) {
     moert_prepacks_changed(&prepacks);
     for (size_t i = 0; i < 3; i++)
         check_next(&prepacks, use, type, values);
-    assert_int_equal(moert_prepacks_bytes(&prepacks), need);
+    assert_int_equal(prepacks_bytes(&prepacks), need);
     moert_prepacks_free(&prepacks);
 }
 

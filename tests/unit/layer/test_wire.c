@@ -4,6 +4,7 @@
  * dispatch and again by the experts; the bytes sent; results in bf16. test_layer compares values
  * with float64. */
 #include "context/context.h"
+#include "exchange/internal.h"
 #include "layer/mesh.h"
 #include "moert/quantize.h"
 #include "support/layer/layer_run.h"
@@ -58,7 +59,7 @@ static layer_results compute(const oracle_layer *oracle, layer_setup how, size_t
     ASSERT_OK(layer_run_step(&run, 0, 1));
     assert_string_equal(moert_mesh_engine(run.mesh), engines[engine]);
     if (bytes != NULL)
-        *bytes = moert_exchange_dispatched_bytes(run.mesh->exchange);
+        *bytes = run.mesh->exchange->dispatched_bytes;
     return layer_run_collect(&run);
 }
 
