@@ -5,10 +5,6 @@
 #include "base/memory.h"
 #include "device/device.h"
 
-static size_t element_bytes(const moert_elements *elements) {
-    return moert_dtype_bits(elements->type) / 8;
-}
-
 /* values[count] = bf16 elements, which are in the second half of its memory. */
 static void decode(float *values, size_t count) {
     const char *from = (const char *)values + count * sizeof(uint16_t);
@@ -21,7 +17,7 @@ static void decode(float *values, size_t count) {
 
 moert_status moert_elements_read(const moert_elements *elements, size_t first, size_t count,
                                  float *values) {
-    const size_t size = element_bytes(elements), bytes = count * size;
+    const size_t size = moert_dtype_bits(elements->type) / 8, bytes = count * size;
     char *to = (char *)values + count * sizeof *values - bytes;
     MOERT_TRY(moert_buffer_read(elements->buffer, (elements->at + first) * size, to, bytes));
     if (elements->type == MOERT_DTYPE_BF16)

@@ -125,11 +125,6 @@ static bool is_own(const moert_link *l) {
 
 /* ---- messages ---- */
 
-static size_t rank_of(const moert_layer *layer, const moert_link *l, size_t member) {
-    const moert_expert_map *map = layer->placement;
-    return moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, member));
-}
-
 /* The distance of rows at which a view can begin, in matrices of so many columns. */
 static size_t rows_of_view(size_t columns) {
     size_t rows = MOERT_VIEW_FLOATS;
@@ -152,16 +147,6 @@ static float *values_of(const moert_handover *h, size_t number, const tensor *t,
            (number * t->rows + piece_of(t, piece).first) * t->columns;
 }
 
-/* Where a piece is in the buffer, in bytes. */
-static size_t offset_of(const moert_handover *h, size_t number, const tensor *t, size_t piece) {
-    return (h->links[number].slot * t->rows + piece_of(t, piece).first) * t->columns *
-           sizeof(float);
-}
-
-static size_t bytes_of(const tensor *t, size_t piece) {
-    return piece_of(t, piece).count * t->columns * sizeof(float);
-}
-
 /* The parts that count the messages which a link sends, and those with a piece for it. */
 static size_t sent_by(size_t number) {
     return MOERT_LINKS_MOST + number;
@@ -174,13 +159,13 @@ static size_t received_by(size_t number, const tensor *t, size_t piece) {
 static moert_status post(const moert_layer *layer, moert_handover *h, size_t number, bool send,
                          size_t member, const tensor *t, size_t piece) {
     const moert_link *l = &h->links[number];
+    const moert_expert_map *map = layer->placement;
+    const size_t rank = moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, member));
     const moert_mail_rows rows = {values_of(h, number, t, piece, send), sizeof(float),
                                   sizeof(float)};
     const moert_mail_run all = {0, piece_of(t, piece).count * t->columns};
     const size_t part = send ? sent_by(number) : received_by(number, t, piece);
-    return moert_mail_post(h->mail,
-                           (moert_mail_address){send, rank_of(layer, l, member), l->tag, part},
-                           &rows, &all, 1);
+    return moert_mail_post(h->mail, (moert_mail_address){send, rank, l->tag, part}, &rows, &all, 1);
 }
 
 static moert_status post_all(const moert_layer *layer, moert_handover *h, size_t number, bool send,
@@ -206,7 +191,9 @@ static moert_status await_sent(moert_handover *h) {
 
 /* Copies a piece of a link's slot to host memory, to send it, or back from there. */
 static void copy(const moert_handover *h, size_t number, const tensor *t, size_t piece, bool send) {
-    const size_t offset = offset_of(h, number, t, piece), bytes = bytes_of(t, piece);
+    const span rows = piece_of(t, piece);
+    const size_t row_bytes = t->columns * sizeof(float), bytes = rows.count * row_bytes,
+                 offset = (h->links[number].slot * t->rows + rows.first) * row_bytes;
     float *values = values_of(h, number, t, piece, send);
     moert_note(h->status, send ? moert_buffer_read(t->buffer, offset, values, bytes)
                                : moert_buffer_write(t->buffer, offset, values, bytes));
@@ -378,20 +365,6 @@ static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t n
                                             : MOERT_OK;
 }
 
-/* Sends the old gradient of a link that is an expert itself to the first member. */
-static moert_status give_old(const moert_layer *layer, moert_handover *h, size_t number,
-                             const tensor *t) {
-    for (size_t p = 0; p < t->pieces; p++)
-        MOERT_TRY(give(layer, h, number, t, p, 0));
-    return MOERT_OK;
-}
-
-static moert_status take_all(moert_handover *h, size_t number, const tensor *t) {
-    for (size_t p = 0; p < t->pieces; p++)
-        MOERT_TRY(take(h, number, t, p));
-    return MOERT_OK;
-}
-
 /* The chains that this rank begins come first, those that wait for others last. All ranks take the
  * latter in the same order, so no two ranks wait for each other. */
 static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c) {
@@ -405,7 +378,8 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
     for (size_t i = 0; i < h->count; i++) {
         const moert_link *l = &h->links[i];
         if (c->accumulate && is_own(l) && l->member > 0)
-            MOERT_TRY(give_old(layer, h, i, t));
+            for (size_t p = 0; p < t->pieces; p++) /* the old gradient, to the first member */
+                MOERT_TRY(give(layer, h, i, t, p, 0));
         if (!waits(l, c))
             MOERT_TRY(run_link(pass, h, i, c));
     }
@@ -415,7 +389,8 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
             MOERT_TRY(run_link(pass, h, i, c));
     for (size_t i = 0; i < h->count; i++)
         if (is_own(&h->links[i]) && h->links[i].member < h->links[i].last)
-            MOERT_TRY(take_all(h, i, t));
+            for (size_t p = 0; p < t->pieces; p++)
+                MOERT_TRY(take(h, i, t, p));
     return await_sent(h);
 }
 

@@ -8,11 +8,6 @@ static moert_glu_sizes sizes_of(const moert_dense_glu *glu) {
                              glu->batch.sequences, glu->hidden, glu->width};
 }
 
-static moert_dtype type_between(const moert_dense_glu *glu) {
-    const moert_glu_sizes sizes = sizes_of(glu);
-    return moert_glu_between(&sizes);
-}
-
 static moert_glu_form form_of(const moert_dense_glu *glu) {
     moert_glu_form form = glu->form;
     form.interleaved = false;
@@ -52,8 +47,9 @@ void moert_dense_glu_scratch(const moert_glu_sizes *s, size_t floats[MOERT_SCRAT
 
 moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,
                                       moert_buffer *v, moert_buffer *h) {
+    const moert_glu_sizes sizes = sizes_of(glu);
     moert_gemm gemm = gemm_of(glu, MOERT_GEMM_FORWARD, 2 * glu->width, glu->hidden);
-    gemm.y = (moert_matrix){.buffer = v, .type = type_between(glu)};
+    gemm.y = (moert_matrix){.buffer = v, .type = moert_glu_between(&sizes)};
     gemm.glu = (moert_glu){.gated = MOERT_GATED,
                            .drop_v = glu->drop_v,
                            .form = form_of(glu),

@@ -38,11 +38,6 @@ static moert_status allocate(const moert_pass *pass, sums *s) {
     return MOERT_NEW_ARRAY(&s->gradient, experts);
 }
 
-static void release(sums *s) {
-    MOERT_FREE(s->gradient, s->counts, s->bytes, s->ends, s->mass, s->lse, s->total, s->all,
-               s->mine);
-}
-
 /* Fills s->mine from the device. */
 static moert_status sum_tokens(const moert_pass *pass, sums *s) {
     const moert_batch *b = &pass->batch;
@@ -125,6 +120,6 @@ moert_status moert_pass_report(moert_pass *pass, moert_pass_losses *losses) {
         status = moert_buffer_write(taken.aux_gradient, 0, s.gradient,
                                     layer->options.router.experts * sizeof *s.gradient);
 done:
-    release(&s);
+    MOERT_FREE(s.gradient, s.counts, s.bytes, s.ends, s.mass, s.lse, s.total, s.all, s.mine);
     return status;
 }

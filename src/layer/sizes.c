@@ -24,10 +24,6 @@ static size_t rows_if(bool is, const moert_layer_sizes *s, size_t width) {
     return is ? s->tokens * width * sizeof(float) : MOERT_NO_BUFFER;
 }
 
-static bool keeps_shared(const moert_layer_sizes *s) {
-    return s->options->shared_intermediate > 0 && !s->options->recompute_experts;
-}
-
 /* Bytes of `width` times [M,I] values. */
 static size_t hidden_bytes(const moert_layer_sizes *s, moert_dtype type, size_t width) {
     return s->options->recompute_experts ? MOERT_NO_BUFFER : hidden(s, type, width) * sizeof(float);
@@ -36,7 +32,9 @@ static size_t hidden_bytes(const moert_layer_sizes *s, moert_dtype type, size_t 
 static size_t shared_bytes(const moert_layer_sizes *s,
                            size_t (*floats)(const moert_glu_sizes *sizes)) {
     const moert_glu_sizes shared = moert_layer_shared_sizes(s);
-    return keeps_shared(s) ? floats(&shared) * sizeof(float) : MOERT_NO_BUFFER;
+    return s->options->shared_intermediate > 0 && !s->options->recompute_experts
+               ? floats(&shared) * sizeof(float)
+               : MOERT_NO_BUFFER;
 }
 
 #define ROUTED  !s->options->external_routing

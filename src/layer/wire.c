@@ -42,10 +42,6 @@ moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows, const m
     return moert_quantize_run(&op);
 }
 
-static size_t token_elements(const moert_pass *pass) {
-    return pass->batch.tokens * pass->layer->options.hidden;
-}
-
 moert_status moert_wire_target(moert_pass *pass) {
     pass->back.target = pass->result;
     return pass->batch.type == MOERT_DTYPE_F32
@@ -59,7 +55,7 @@ moert_status moert_wire_round(const moert_pass *pass) {
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
                                         .from = MOERT_DTYPE_F32,
                                         .to = pass->batch.type,
-                                        .n = token_elements(pass),
+                                        .n = pass->batch.tokens * pass->layer->options.hidden,
                                         .source = pass->back.target,
                                         .target = pass->result});
 }

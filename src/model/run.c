@@ -56,12 +56,6 @@ void moert_run_end(moert_run *run) {
         moert_model_discard(&run->layer[i]);
 }
 
-static void free_activations(moert_model_activations *a) {
-    moert_buffer_table_free(moert_activation_buffers, a);
-    moert_buffer_table_free(moert_dense_buffers, a);
-    moert_buffers_destroy(a->kept, MOERT_ATTENTION_MOST);
-}
-
 void moert_run_destroy(moert_run *run) {
     static moert_buffer_table *const of_run[] = {moert_run_rows_buffers, moert_run_batch_buffers,
                                                  moert_run_backward_buffers,
@@ -73,8 +67,12 @@ void moert_run_destroy(moert_run *run) {
         moert_buffer_table_free(moert_run_layer_buffers, &run->layer[i]);
         moert_buffer_table_free(moert_run_moe_buffers, &run->layer[i]);
     }
-    for (size_t i = 0; run->activations != NULL && i < run->activation_count; i++)
-        free_activations(&run->activations[i]);
+    for (size_t i = 0; run->activations != NULL && i < run->activation_count; i++) {
+        moert_model_activations *a = &run->activations[i];
+        moert_buffer_table_free(moert_activation_buffers, a);
+        moert_buffer_table_free(moert_dense_buffers, a);
+        moert_buffers_destroy(a->kept, MOERT_ATTENTION_MOST);
+    }
     for (size_t i = 0; i < MOERT_COUNT(of_run); i++)
         moert_buffer_table_free(of_run[i], run);
     moert_buffer_table_free(moert_head_chunk_buffers, &run->head);

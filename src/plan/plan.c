@@ -88,11 +88,6 @@ uint64_t moert_plan_slot_rows(const moert_plan *plan, size_t rank, size_t slot) 
     return count_common(rows_of(plan, slot), before, plan->counts[rank * plan->experts + e]);
 }
 
-static void count_experts(moert_plan *plan) {
-    for (size_t i = 0; i < plan->ranks * plan->experts; i++)
-        plan->expert_counts[i % plan->experts] += plan->counts[i];
-}
-
 /* Lays out the rows of a slot of rank `owner` behind *rows other rows, and sets the lane of this
  * rank's part, which begins at *position. */
 static void lay_out_slot(moert_plan *plan, size_t owner, size_t slot, uint64_t *rows,
@@ -123,7 +118,8 @@ static void lay_out_slot(moert_plan *plan, size_t owner, size_t slot, uint64_t *
 static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
     const moert_expert_map *placement = plan->placement;
     uint64_t position = 0;
-    count_experts(plan);
+    for (size_t i = 0; i < plan->ranks * plan->experts; i++)
+        plan->expert_counts[i % plan->experts] += plan->counts[i];
     for (size_t owner = 0; owner < plan->ranks; owner++) {
         uint64_t rows = 0;
         for (size_t s = 0; s < moert_expert_map_slots_of(placement, owner); s++) {

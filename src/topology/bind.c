@@ -38,12 +38,6 @@ static int compare_ids(const void *a, const void *b) {
     return (first > second) - (first < second);
 }
 
-static moert_status append(moert_thread_snapshot *list, size_t *room, int id) {
-    MOERT_TRY(MOERT_GROW(&list->ids, room, list->count + 1));
-    list->ids[list->count++] = id;
-    return MOERT_OK;
-}
-
 moert_status moert_threads_snapshot(moert_thread_snapshot *snapshot) {
     moert_status status = MOERT_OK;
     moert_thread_snapshot list = {0};
@@ -53,8 +47,10 @@ moert_status moert_threads_snapshot(moert_thread_snapshot *snapshot) {
         return MOERT_FAIL(ERROR_TOPOLOGY, "cannot list /proc/self/task: %s", strerror(errno));
     const struct dirent *entry;
     while ((entry = readdir(tasks)) != NULL)
-        if (isdigit((unsigned char)entry->d_name[0]))
-            MOERT_TRY_OR(close_tasks, append(&list, &room, atoi(entry->d_name)));
+        if (isdigit((unsigned char)entry->d_name[0])) {
+            MOERT_TRY_OR(close_tasks, MOERT_GROW(&list.ids, &room, list.count + 1));
+            list.ids[list.count++] = atoi(entry->d_name);
+        }
     if (list.count > 0)
         qsort(list.ids, list.count, sizeof *list.ids, compare_ids);
     *snapshot = list;

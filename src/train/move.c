@@ -49,10 +49,6 @@ static moert_status allocate(move *m) {
     return MOERT_OK;
 }
 
-static void release(move *m) {
-    MOERT_FREE(m->out.list, m->in.list, m->rank_of, m->moved, m->before);
-}
-
 /* Lists the tensors that this rank sends or receives. */
 static void find_moved(move *m) {
     const moert_model *model = m->optimizer->model;
@@ -132,6 +128,6 @@ moert_status moert_move_experts(moert_optimizer *optimizer, size_t layer, const 
     for (size_t i = 0; moved_bytes != NULL && i < m.out.count; i++)
         *moved_bytes += m.out.list[i].peer != m.rank ? m.out.list[i].count * sizeof(float) : 0;
 done:
-    release(&m);
+    MOERT_FREE(m.out.list, m.in.list, m.rank_of, m.moved, m.before);
     return status;
 }

@@ -74,10 +74,6 @@ static const moert_prepack prepack = {
 
 /* ---- GEMMs ---- */
 
-static bool has_tensor_cores(const moert_device *device) {
-    return device != NULL && moert_device_describe(device)->nvidia >= 80;
-}
-
 /* Whether results may have this type. */
 static bool is_result(moert_dtype type) {
     return type == MOERT_DTYPE_F32 || type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16;
@@ -113,7 +109,7 @@ static bool is_block(const moert_quantized *operand) {
 }
 
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
-    if (!has_tensor_cores(device))
+    if (device == NULL || moert_device_describe(device)->nvidia < 80)
         return MOERT_NVIDIA_TAKES;
     if (gemm == NULL)
         return NULL;

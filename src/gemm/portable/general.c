@@ -15,29 +15,12 @@ enum {
 
 /* ---- workspace ---- */
 
-static bool reads_x(const moert_gemm *gemm) {
-    return gemm->kind != MOERT_GEMM_DGRAD;
-}
-
 static bool reads_y(const moert_gemm *gemm) {
     return gemm->kind != MOERT_GEMM_FORWARD;
 }
 
-/* The row matrix that is the result of forward or dgrad, and its columns. */
-static const moert_matrix *result_of(const moert_gemm *gemm, size_t *width) {
-    *width = gemm->kind == MOERT_GEMM_DGRAD ? gemm->k : gemm->n;
-    return gemm->kind == MOERT_GEMM_DGRAD ? &gemm->x : &gemm->y;
-}
-
 static bool is_plain(const moert_matrix *rows) {
     return rows->type == MOERT_DTYPE_F32 && rows->gather == NULL;
-}
-
-/* Whether the kernels can write the caller's result, without an epilogue. */
-static bool is_direct(const moert_gemm *gemm) {
-    if (moert_gemm_has_epilogue(gemm) || gemm->glu.gated)
-        return false;
-    return is_plain(moert_gemm_output(gemm));
 }
 
 void moert_portable_release(moert_workspace *workspace) {
@@ -54,7 +37,10 @@ void moert_portable_release(moert_workspace *workspace) {
 moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm,
                                     moert_workspace *workspace) {
     const size_t m = gemm->groups.rows, groups = gemm->groups.count, weight = gemm->n * gemm->k;
-    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, direct = is_direct(gemm);
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    /* whether the kernels can write the caller's result, without an epilogue */
+    const bool direct =
+        !moert_gemm_has_epilogue(gemm) && !gemm->glu.gated && is_plain(moert_gemm_output(gemm));
     const bool converts = gemm->weight.type != MOERT_DTYPE_F32 || (wgrad && !direct);
     const size_t fitting = moert_max(BATCH_BYTES / sizeof(float) / weight, 1);
     moert_general *work;
@@ -69,7 +55,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
         size_t floats;
         moert_buffer **buffer;
     } parts[] = {
-        {reads_x(gemm) && !is_plain(&gemm->x), m * gemm->k, &work->x},
+        {gemm->kind != MOERT_GEMM_DGRAD && !is_plain(&gemm->x), m * gemm->k, &work->x},
         {reads_y(gemm) && !is_plain(&gemm->y), m * gemm->n, &work->y},
         {converts, work->batch * weight, &work->weight},
         {!direct && !wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &work->acc},
@@ -132,8 +118,9 @@ static moert_status raise_amax(const moert_gemm *gemm, unsigned sets) {
 static moert_status store_rows(const moert_gemm *gemm) {
     const moert_general *work = gemm->more->workspace->state;
     const moert_gemm_more *e = gemm->more;
-    size_t width;
-    const moert_matrix *to = result_of(gemm, &width);
+    const bool dgrad = gemm->kind == MOERT_GEMM_DGRAD;
+    const size_t width = dgrad ? gemm->k : gemm->n;
+    const moert_matrix *to = dgrad ? &gemm->x : &gemm->y;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t split = row_split(device, width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};

@@ -18,10 +18,6 @@ static bool reads_y(const moert_gemm *gemm) {
     return gemm->kind != MOERT_GEMM_FORWARD;
 }
 
-static bool reads_weight(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_DGRAD;
-}
-
 static void release(moert_workspace *work) {
     moert_host_arrays *arrays = work->state;
     if (arrays == NULL)
@@ -36,7 +32,7 @@ static void release(moert_workspace *work) {
 
 static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_workspace *work) {
     const size_t m = gemm->groups.rows;
-    const bool wgrad = !reads_weight(gemm);
+    const bool wgrad = gemm->kind != MOERT_GEMM_FORWARD && gemm->kind != MOERT_GEMM_DGRAD;
     moert_host_arrays *arrays;
     (void)device;
     MOERT_TRY(MOERT_NEW(&arrays));

@@ -140,13 +140,6 @@ static moert_status put(moert_gemm_job *job, const moert_gemm_row *row, const vo
     return moert_buffer_write(buffer, 0, values, bytes);
 }
 
-/* Copies lines of from_bytes to lines of to_bytes; truncates them, or leaves the rest at zero. */
-static void copy_lines(const char *from, size_t from_bytes, char *to, size_t to_bytes,
-                       size_t lines) {
-    for (size_t i = 0; i < lines; i++)
-        memcpy(to + i * to_bytes, from + i * from_bytes, moert_min(from_bytes, to_bytes));
-}
-
 /* to[count][columns][rows] = from[count][rows][columns], elements of `bytes` */
 static void transpose(const char *from, char *to, size_t count, size_t rows, size_t columns,
                       size_t bytes) {
@@ -176,7 +169,8 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_row *row,
         transpose(tensor->data, values, last == 2 ? tensor->shape[0] : 1, tensor->shape[last - 1],
                   tensor->shape[last], moert_file_type_bytes(tensor->type));
     else
-        copy_lines(tensor->data, tensor->bytes / lines, values, need / lines, lines);
+        for (size_t i = 0, from = tensor->bytes / lines, to = need / lines; i < lines; i++)
+            memcpy(values + i * to, (const char *)tensor->data + i * from, moert_min(from, to));
     const moert_status status = put(job, row, values, plain ? tensor->bytes : need);
     free(values);
     return status;
