@@ -134,7 +134,8 @@ $(BUILD)/kernels.c: $(BUILD)/embed $(KERNELS)
 # a line "@include FILE" stands for the lines of that file
 $(BUILD)/page.html: $(foreach kind,html css js,$(wildcard src/tools/report/*.$(kind)))
 	$(Q)mkdir -p $(@D) && cd src/tools/report && \
-		awk '/^@include / { while ((getline < $$2) > 0) print; next } 1' page.html > $(abspath $@)
+		awk '/^@include / { file = $$2; while ((getline < file) > 0) print; next } 1' page.html \
+			> $(abspath $@)
 
 $(BUILD)/page.c: $(BUILD)/embed $(BUILD)/page.html
 	$(Q)$(BUILD)/embed page $(BUILD) page.html > $@

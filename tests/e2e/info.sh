@@ -36,7 +36,7 @@ for ranks in 1 2 3; do
     verdict $? "$ranks ranks: every section is printed"
     [ "$(section placement | wc -l)" -eq $((ranks + 1)) ] && [ "$(section "memory per" | grep -Ec '^ +[0-9]+ ')" -eq "$ranks" ]
     verdict $? "$ranks ranks: each has a line of placement and a line of memory"
-    [ -n "$variables" ] && [ "$(section variables | grep -o '^[ *]*MOERT_[A-Z0-9_]*' | tr -d ' *')" = "$variables" ]
+    [ -n "$variables" ] && [ "$(section variables | grep -oE '^[ *]{1,5}MOERT_[A-Z0-9_]*' | tr -d ' *')" = "$variables" ]
     verdict $? "$ranks ranks: every variable is listed"
     [ "$(section 'exchange engines' | grep -c '^  \*')" -eq 1 ]
     verdict $? "$ranks ranks: one engine is marked as auto's choice"
