@@ -48,6 +48,7 @@ void bench_run_destroy(bench_run *run);
 size_t bench_result_count(const bench_problem *problem,
                           moert_op_kind op); /* elements of the result */
 
-/* bench_count_wrong() for the result of an operation on the rounded operands. */
+/* Compares the result of an operation on the rounded operands with float64 sums, as
+ * bench_count_wrong() says (gemm/check.h). *wrong = the elements that differ too much. */
 moert_status bench_problem_check(const bench_problem *problem, moert_op_kind op,
                                  const moert_buffer *buffer, const float *memory, size_t *wrong);

@@ -26,8 +26,8 @@
      "with --balance: each rank has room for so many clones of experts with many rows"}
 /* clang-format on */
 
-/* Takes the sizes of --model, if given, and reads --skew unless it is NULL. ERROR_USAGE if the
- * options do not fit each other. */
+/* Sets the sizes of the layer to those of --model, if the user named one, and parses --skew; NULL:
+ * balanced routing. ERROR_USAGE if options contradict each other. */
 static inline moert_status bench_layer_choose(bench_work *w, size_t model, const char *skew) {
     bench_model_take(model, &w->hidden, &w->intermediate, &w->experts, &w->topk);
     if (w->topk > w->experts)

@@ -16,8 +16,8 @@ moert_status moert_buffer_table_reserve(moert_buffer_table *table, moert_device 
         if (row[i].bytes == MOERT_NO_BUFFER ||
             (*buffer != NULL && moert_buffer_bytes(*buffer) >= row[i].bytes))
             continue;
-        MOERT_TRY(moert_buffer_reserve(
-            device, grows ? moert_buffer_room(row[i].bytes, largest) : row[i].bytes, buffer));
+        MOERT_TRY(moert_buffer_reserve(device, moert_buffer_room(row[i].bytes, grows ? largest : 0),
+                                       buffer));
     }
     return MOERT_OK;
 }

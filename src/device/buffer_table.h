@@ -32,6 +32,7 @@ typedef size_t moert_buffer_table(const void *sizes, moert_buffer_row *rows);
         typedef owner_type owner;                                                                  \
         const sizes_type *s = sizes;                                                               \
         const moert_buffer_row all[] = {ROWS(MOERT_BUFFER_ROW)};                                   \
+        _Static_assert(sizeof all / sizeof *all <= MOERT_BUFFER_TABLE_ROWS, "more rows");          \
         memcpy(rows, all, sizeof all);                                                             \
         return sizeof all / sizeof *all;                                                           \
     }
@@ -45,5 +46,6 @@ void moert_buffer_table_free(moert_buffer_table *table, void *owner);
 /* The sum of the rows. */
 size_t moert_buffer_table_bytes(moert_buffer_table *table, const void *sizes);
 
-/* The bytes of a buffer with room to grow, where the largest one has `largest` bytes. */
+/* The bytes of a buffer with room to grow, where the largest one has `largest` bytes; 0: without
+ * such room. */
 size_t moert_buffer_room(size_t bytes, size_t largest);

@@ -117,8 +117,7 @@ static void make_shape(const moert_memory_setting *setting, size_t rank, moert_m
                   .span.total = setting->batch,
                   .aux_form = setting->aux_form},
         .layer = {.options = &s->options, .choices = &s->choices, .device = setting->device}};
-    for (size_t l = 0; l < c->layers; l++)
-        s->moe_layers += moert_layer_is_moe(c, l);
+    s->moe_layers = moert_moe_layers(c);
     s->dense_layers = c->layers - s->moe_layers;
     moert_span *span = &s->model.span;
     moert_model_partition(setting->batch, rank, setting->ranks, &span->first, &span->count);
@@ -140,14 +139,19 @@ size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
 
 #define ADD MOERT_MEMORY_ADD
 
-/* Adds the activations of a table, `count` times. */
-static void add_table(moert_memory *memory, moert_buffer_table *table, const void *sizes,
-                      size_t count) {
+/* Adds the activations of a table, `count` times, with room to grow up to `largest` bytes. */
+static void add_growing(moert_memory *memory, moert_buffer_table *table, const void *sizes,
+                        size_t count, size_t largest) {
     moert_buffer_row row[MOERT_BUFFER_TABLE_ROWS];
     const size_t rows = table(sizes, row);
     for (size_t i = 0; i < rows; i++)
         if (row[i].bytes != MOERT_NO_BUFFER)
-            ADD(memory, activations, row[i].name, count * row[i].bytes);
+            ADD(memory, activations, row[i].name, count * moert_buffer_room(row[i].bytes, largest));
+}
+
+static void add_table(moert_memory *memory, moert_buffer_table *table, const void *sizes,
+                      size_t count) {
+    add_growing(memory, table, sizes, count, 0);
 }
 
 /* ---- blocks ---- */
@@ -178,10 +182,10 @@ static block_kind kind_of(const moert_memory_shape *s, size_t rank,
     const bool owned = kind > MOERT_MODEL_MOE, moe = kind >= MOERT_MODEL_MOE;
     block_kind k = {
         moert_model_block_names[kind], &shapes->of[kind], 1, 0, setting->ranks, rank, !owned};
-    if (owned)
+    if (owned) {
         k.holders = setting->exact ? 1 : setting->ranks / setting->ep;
-    if (owned)
         k.position = setting->exact ? 0 : place_of(setting, rank).replica;
+    }
     if (kind == MOERT_MODEL_OUTER)
         return k;
     k.count = moe ? s->moe_layers : kind == MOERT_MODEL_ATTENTION ? c->layers : s->dense_layers;
@@ -241,22 +245,15 @@ static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
 
 /* The device buffers of a plan, and the activations of a MoE layer with `rows`. */
 static void add_pass(const moert_memory_shape *s, size_t rows, moert_memory *memory) {
-    static moert_buffer_table *const tables[] = {moert_pass_routing_buffers,
-                                                 moert_pass_hidden_buffers};
     const moert_plan_sizes plan = {s->layer.local, s->chain * s->options.router.experts,
                                    s->layer.tokens * s->options.router.topk,
                                    s->setting->engine == MOERT_EXCHANGE_STAGED};
     const size_t largest = s->setting->largest_bytes;
     moert_layer_sizes sizes = s->layer;
-    moert_buffer_row row[MOERT_BUFFER_TABLE_ROWS];
     sizes.rows = rows;
     add_table(memory, moert_exchange_plan_buffers, &plan, 1);
-    for (size_t t = 0; t < MOERT_COUNT(tables); t++) {
-        const size_t count = tables[t](&sizes, row);
-        for (size_t i = 0; i < count; i++)
-            if (row[i].bytes != MOERT_NO_BUFFER)
-                ADD(memory, activations, row[i].name, moert_buffer_room(row[i].bytes, largest));
-    }
+    add_growing(memory, moert_pass_routing_buffers, &sizes, 1, largest);
+    add_growing(memory, moert_pass_hidden_buffers, &sizes, 1, largest);
 }
 
 /* The buffers of the head; `direct`: see moert_head_sums. */

@@ -201,6 +201,12 @@ size_t moert_joined_tensor(const moert_model_config *config, size_t layer, size_
 static inline bool moert_layer_is_moe(const moert_model_config *config, size_t layer) {
     return !moert_layer_set_has(&config->dense_layers, layer);
 }
+static inline size_t moert_moe_layers(const moert_model_config *config) {
+    size_t count = 0;
+    for (size_t l = 0; l < config->layers; l++)
+        count += moert_layer_is_moe(config, l);
+    return count;
+}
 
 /* *text = config.json of a new model as transformers 5 reads it; the caller frees it. Equal configs
  * give equal bytes, and reading the text gives the config back. */

@@ -160,7 +160,8 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 moert_layer_sizes moert_pass_sizes(const moert_pass *pass);
 /* *buffer = the scratch buffer of a use, with room for it. */
 moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use, moert_buffer **buffer);
-/* Reserves v and h of the experts, in scratch if the backward computes them again. */
+/* Reserves the buffers of v and h of the experts: the pass's own, or scratch buffers if the
+ * backward computes v and h again. */
 moert_status moert_pass_hidden(moert_pass *pass);
 
 /* h = prob * glu(x W1^T): of the experts' rows in `part`, and of the shared expert. */

@@ -4,8 +4,6 @@
 #include "base/memory.h"
 #include "layer/internal.h"
 
-enum { ROW_FLOATS = MOERT_WINDOW_ROW_FLOATS };
-
 moert_glu_sizes moert_layer_shared_sizes(const moert_layer_sizes *s) {
     return (moert_glu_sizes){s->device,          moert_operand_type(s->options->dense),
                              s->tokens,          s->sequences,
@@ -84,7 +82,7 @@ static bool is_packed(const moert_layer_sizes *s) {
 
 static bool has_bf16_gaps(const moert_layer_sizes *s) {
     return unpacks(s) && s->choices->forth.form == MOERT_DISPATCH_BF16 &&
-           s->options->hidden / 2 % ROW_FLOATS != 0;
+           moert_window_stride_of(s->options->hidden / 2) != s->options->hidden / 2;
 }
 
 /* Whether an operand of this dtype is rounded. */
@@ -95,12 +93,12 @@ static bool rounds(const moert_layer_sizes *s, moert_dtype type) {
 /* Whether rounding reads a window's rows, which have gaps. */
 static bool has_gaps(const moert_layer_sizes *s) {
     return s->choices->forth.form == MOERT_DISPATCH_F32 && rounds(s, MOERT_DTYPE_F32) &&
-           s->options->hidden % ROW_FLOATS != 0;
+           moert_window_stride_of(s->options->hidden) != s->options->hidden;
 }
 
 /* Floats of results [M,H] in the form of their window. */
 static size_t sent_floats(const moert_layer_sizes *s) {
-    return s->rows * moert_round_up(s->choices->back.width, ROW_FLOATS);
+    return s->rows * moert_window_stride_of(s->choices->back.width);
 }
 
 /* Floats of results [M,H] of GEMMs that do not round them, with their window's gaps. */

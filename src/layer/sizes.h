@@ -41,7 +41,8 @@ typedef struct moert_layer_sizes {
 /* The shared expert's; width 0: there is none. */
 moert_glu_sizes moert_layer_shared_sizes(const moert_layer_sizes *sizes);
 
-/* What a pass keeps: before its plan, and once its rows are known. */
+/* Buffers that a pass keeps for its backward: those that it reserves before its plan, and those
+ * whose sizes follow from its rows. */
 moert_buffer_table moert_pass_routing_buffers, moert_pass_hidden_buffers;
 
 /*

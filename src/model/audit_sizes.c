@@ -33,7 +33,7 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     const moert_model_config *c = model->config;
     moert_model_sizes one = *model; /* the second run, of one layer */
     moert_model_shapes shapes;
-    bool has[2] = {false, false};
+    const size_t moe_layers = moert_moe_layers(c);
     one.layers = 1;
     moert_model_list_shapes(c, one.attention, experts, &shapes);
     size_t floats =
@@ -44,9 +44,9 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1);
     for (size_t i = 0; i < MOERT_COUNT(tables); i++)
         bytes += moert_buffer_table_bytes(tables[i], &one);
-    for (size_t l = 0; l < c->layers; l++)
-        has[moert_layer_is_moe(c, l)] = true;
-    for (int moe = 0; moe < 2; moe++)
-        bytes += has[moe] ? kind_bytes(&one, layer, experts, nodes, adds, moe != 0) : 0;
+    if (moe_layers > 0)
+        bytes += kind_bytes(&one, layer, experts, nodes, adds, true);
+    if (moe_layers < c->layers)
+        bytes += kind_bytes(&one, layer, experts, nodes, adds, false);
     return bytes;
 }

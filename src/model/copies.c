@@ -2,8 +2,8 @@
 #include "base/memory.h"
 #include "model/sizes.h"
 
-/* The prepacked weights that moert_prepacks makes for a weight [n,k], with one forward and one
- * dgrad for each of `times` micro-batches. `use` is that of the forward. */
+/* Bytes of the prepacked copies of a weight [n,k] (moert_prepacks), which one forward and one dgrad
+ * of each of `times` micro-batches read. `use` is that of the forward. */
 static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k,
                               moert_prepacked_use use, moert_dtype type, size_t times) {
     const moert_prepacked_shape shape = {1, n, k, use, type};

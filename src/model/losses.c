@@ -58,9 +58,8 @@ static size_t column_of_layer(const moert_run *run, size_t layer) {
  * with MOERT_AUX_SEQUENCE. The entropies of all layers, [layers, T], which a watch reads, come
  * last. */
 static size_t inputs_of_layer(const moert_run *run, size_t layer) {
-    const size_t tokens = run->batch.tokens,
-                 sums = run->batch.sequences * run->config->router.experts;
-    return tokens + layer * (tokens + 2 * sums);
+    return moert_loss_inputs_at(run->batch.tokens,
+                                run->batch.sequences * run->config->router.experts, layer);
 }
 
 size_t moert_model_entropies_at(const moert_run *run) {

@@ -40,17 +40,11 @@ static size_t copy_bytes(const moert_model_sizes *s, bool wanted) {
     return wanted && type_of(s) != MOERT_DTYPE_F32 ? operand_bytes(s) : MOERT_NO_BUFFER;
 }
 
-static size_t moe_layers(const moert_model_config *c) {
-    size_t count = 0;
-    for (size_t l = 0; l < c->layers; l++)
-        count += moert_layer_is_moe(c, l);
-    return count;
-}
-
-/* Floats of the losses' inputs (losses.c). */
+/* Floats of the losses' inputs, and of the entropies behind them (losses.c). */
 static size_t loss_floats(const moert_model_sizes *s) {
-    return s->tokens +
-           moe_layers(s->config) * 2 * (s->tokens + s->span.count * s->config->router.experts);
+    const size_t layers = moert_moe_layers(s->config);
+    return moert_loss_inputs_at(s->tokens, s->span.count * s->config->router.experts, layers) +
+           layers * s->tokens;
 }
 
 static bool links(const moert_model_sizes *s) {
@@ -209,7 +203,7 @@ void moert_model_scratch(const moert_model_sizes *s, size_t floats[MOERT_SCRATCH
             c->tied_embeddings
                 ? moert_head_tied_rows(s) * moert_max(s->span.count, 1) * c->hidden
                 : moert_block_partial_floats(s->device, s->span.count, c->vocabulary, c->hidden));
-    if (moe_layers(c) > 0)
+    if (moert_moe_layers(c) > 0)
         moert_scratch_need(floats, MOERT_SCRATCH_LOGITS,
                            moert_max(s->span.count * c->router.experts, s->tokens));
 }

@@ -31,6 +31,10 @@ moert_buffer_table moert_run_layer_buffers, moert_run_moe_buffers;
 /* Activations (moert_model_activations): of any layer, and of a dense GLU. */
 moert_buffer_table moert_activation_buffers, moert_dense_buffers;
 
+/* The offset of layer `layer` in run->loss_inputs (losses.c), with `sums` = sequences x E. */
+static inline size_t moert_loss_inputs_at(size_t tokens, size_t sums, size_t layer) {
+    return tokens + layer * (tokens + 2 * sums);
+}
 /* The floats of a variant of attention's buffers `rows` [MOERT_ATTENTION_MOST]. */
 size_t moert_model_rows_floats(const moert_model_rows *rows, size_t tokens);
 /* The sizes of the GLU of a dense layer. */
