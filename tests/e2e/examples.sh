@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check
 # C11 and C++17 programs build against an installation by pkg-config without warnings; the examples run, and give the same digits with
-# both libraries and on any number of ranks; the library exports what the headers declare.
+# both libraries and on any number of ranks; the loss of a whole training falls; the library exports what the headers declare.
 . "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= OMPI_MCA_ess_singleton_isolated=1 # MAKEFLAGS: drops the flags of a make that runs the tests
 prefix=$tmp/moert
@@ -33,6 +33,14 @@ for ranks in 3 4; do # experts compares its bits with the layer's
         verdict $? "experts gives the same digits on $ranks ranks by the $engine exchange"
     done
 done
+for ranks in 1 2 3; do # 3 ranks divide 10 sequences unevenly
+    "${MOERT_MPIRUN[@]}" -n $ranks ./tiny_train "$prefix/share/doc/moert/LICENSE" >tiny.out$ranks 2>"$log"
+    verdict $? "tiny_train runs on $ranks ranks"
+done
+cmp tiny.out1 tiny.out2 >"$log" && cmp tiny.out1 tiny.out3 >>"$log"
+verdict $? "tiny_train prints the same losses and checksums of weights on 1, 2 and 3 ranks"
+awk 'NR == 1 { first = $4 } END { print first, $4; exit !(NR == 11 && $4 < first / 3) }' tiny.out1 >"$log"
+verdict $? "its loss falls below a third in 100 steps"
 grep -qxF "$(cat quantized.out1)" "$prefix/share/doc/moert/guide.md"
 verdict $? "quantized prints the line that the guide shows"
 
