@@ -303,6 +303,10 @@ $(BUILD)/man/moert-launch.1: launch/moert-launch docs/manpage.awk
 $(BUILD)/man/%.1: $(BUILD)/bin/% docs/manpage.awk
 	$(Q)mkdir -p $(@D) && OMPI_MCA_ess_singleton_isolated=1 $< --help | $(call manpage,$*)
 
+$(BUILD)/man3: $(wildcard include/moert/*.h) docs/manpage3.awk
+	$(Q)rm -rf $@ && mkdir -p $@ && \
+		awk -v version=$(VERSION) -v to=$@ -f docs/manpage3.awk $(filter %.h,$^)
+
 manpage = awk -v name=$1 -v version=$(VERSION) -f docs/manpage.awk >$@
 LAUNCH := train preflight scaling virtual-cluster tokenize detokenize
 MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 \
@@ -312,11 +316,13 @@ MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 \
 # libexec/moert/bin
 TO        = $(DESTDIR)$(PREFIX)
 INSTALLED = bin/moert-* lib/libmoert.* lib/pkgconfig/moert.pc include/moert libexec/moert \
-	share/moert share/doc/moert share/man/man1/moert-* share/bash-completion/completions/moert-*
+	share/moert share/doc/moert share/man/man1/moert-* share/man/man3/moert* \
+	share/bash-completion/completions/moert-*
+install: $(BUILD)/man3
 install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, scripts, man pages
 	install -d $(addprefix $(TO)/,bin lib/pkgconfig include/moert libexec/moert/bin \
 		libexec/moert/launch/slurm libexec/moert/launch/dataset share/moert/examples \
-		share/doc/moert share/man/man1 share/bash-completion/completions)
+		share/doc/moert share/man/man1 share/man/man3 share/bash-completion/completions)
 	install -m 644 include/moert/*.h $(TO)/include/moert
 	install -m 644 $(STATIC) $(TO)/lib
 	install -m 755 $(SHARED) $(TO)/lib/libmoert.so.$(VERSION)
@@ -332,6 +338,7 @@ install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, sc
 	install -m 755 launch/slurm/* $(TO)/libexec/moert/launch/slurm
 	ln -sf ../libexec/moert/launch/moert-launch $(TO)/bin
 	install -m 644 $(MANUAL) $(TO)/share/man/man1
+	install -m 644 $(BUILD)/man3/* $(TO)/share/man/man3
 	for program in $(TOOLS:$(BUILD)/bin/%=%) moert-launch; do \
 		install -m 644 launch/completion.bash $(TO)/share/bash-completion/completions/$$program || \
 			exit 1; done

@@ -29,11 +29,19 @@ NF && !about {
     flush(1)
     sub(/^  /, "")
     at = match($0, /   *[^ ]/)
-    print ".TP\n.B " escape(at ? substr($0, 1, at - 1) : $0)
+    option = escape(at ? substr($0, 1, at - 1) : $0)
+    gsub(/\|/, "|\\:", option) # a list of words may go on in the next line
+    print ".TP\n.B " option
     if (at) print escape(substr($0, at + RLENGTH - 1))
     next
 }
 /^   / { sub(/^ */, ""); print escape($0); next }
 NF { paragraph = paragraph (paragraph == "" ? "" : " ") $0; next }
 { flush(0) }
-END { flush(0) }
+END {
+    flush(0)
+    print ".SH SEE ALSO"
+    if (name != "moert-train") print ".BR moert\\-train (1),"
+    if (name != "moert-launch") print ".BR moert\\-launch (1),"
+    print ".BR moert (3)"
+}

@@ -2,7 +2,7 @@
 # run: all alone
 # The archive of `make dist` holds the files of the commit. moert is installed from it, and its sources are deleted. Then, from any
 # directory, the installed programs train and report, the launch scripts check hosts and start ranks, man pages and completion know the
-# options, the examples compile, and `make uninstall` leaves nothing.
+# options, man pages show each function of the library, the examples compile, and `make uninstall` leaves nothing.
 . "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= # drops the flags of a make that runs the tests
 build=$(realpath "${TEST_BUILD:-build}") prefix=$tmp/opt/moert source=$tmp/source
@@ -79,6 +79,20 @@ verdict $? "the man pages have all options"
 if command -v man >/dev/null; then
     man -l "$prefix/share/man/man1/moert-train.1" 2>"$log" | grep -qE '^ +--steps N' && [ ! -s "$log" ]
     verdict $? "man shows them"
+    cat "$prefix"/include/moert/*.h | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\($' | tr -d '(' >functions
+    while read -r function; do # in MANPATH: in a page of its name, or one that it refers to
+        MANWIDTH=200 man -M "$prefix/share/man" 3 "$function" 2>&1 | grep -qE "^ .*\b$function\(.*[,;]$" || echo "no page: $function"
+    done <functions >"$log"
+    [ ! -s "$log" ] && [ "$(wc -l <functions)" -gt 50 ]
+    verdict $? "man shows the prototype of each function of the library"
+    for page in $(grep -L '^\.so ' "$prefix"/share/man/man[13]/*); do
+        LC_ALL=C man --warnings=w -l "$page" 2>&1 >page.txt
+        ! command -v mandoc >mandoc || mandoc -T lint -W error "$page"
+    done >"$log"
+    [ ! -s "$log" ]
+    verdict $? "man$([ ! -s mandoc ] || echo " and mandoc") find no fault in the pages"
+else
+    verdict 0 "man pages cannot be shown # SKIP no man"
 fi
 
 completed() { # WORDS WORD...: true if completing the last WORD gives WORDS
