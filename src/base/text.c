@@ -1,6 +1,7 @@
 /* Small helpers for strings. */
 #include "base/text.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -56,6 +57,40 @@ moert_status moert_text_path(char **path, const char *format, ...) {
     *path = moert_text_format_list(format, arguments);
     va_end(arguments);
     return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+}
+
+/* The function of fopencookie() that takes what a stream has in its buffer; 0 is a failure. */
+static ssize_t append(void *object, const char *data, size_t bytes) {
+    moert_text_stream *stream = object;
+    if (stream->failed ||
+        MOERT_GROW(&stream->text, &stream->room, stream->bytes + bytes + 1) != MOERT_OK) {
+        stream->failed = true;
+        errno = ENOMEM;
+        return 0;
+    }
+    memcpy(stream->text + stream->bytes, data, bytes);
+    stream->bytes += bytes;
+    return (ssize_t)bytes;
+}
+
+moert_status moert_text_open(const char *what, moert_text_stream *stream) {
+    *stream = (moert_text_stream){.what = what};
+    if (MOERT_GROW(&stream->text, &stream->room, 1) == MOERT_OK)
+        stream->file = fopencookie(stream, "w", (cookie_io_functions_t){.write = append});
+    if (stream->file != NULL)
+        return MOERT_OK;
+    MOERT_FREE(stream->text);
+    stream->text = NULL;
+    return MOERT_FAIL(ERROR_MEMORY, "no memory for %s", what);
+}
+
+moert_status moert_text_close(moert_text_stream *stream) {
+    const bool failed = ferror(stream->file) != 0;
+    if (fclose(stream->file) == 0 && !failed && !stream->failed)
+        return MOERT_OK;
+    MOERT_FREE(stream->text);
+    stream->text = NULL;
+    return MOERT_FAIL(ERROR_MEMORY, "no memory for %s", stream->what);
 }
 
 static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/error.h"
 
@@ -17,6 +19,28 @@ char *moert_text_format_list(const char *format, va_list arguments)
 /* Sets *path to a new string in printf's format, or returns ERROR_MEMORY. */
 moert_status moert_text_path(char **path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/*
+ * A stream whose text is in memory. Unlike open_memstream, it keeps the failure of a write: neither
+ * fclose() nor ferror() of the C library tells that a longer text had no room.
+ *
+ *     MOERT_TRY(moert_text_open("a list", &list));
+ *     fprintf(list.file, ...);
+ *     MOERT_TRY(moert_text_close(&list)); then free(list.text)
+ */
+typedef struct moert_text_stream {
+    FILE *file;       /* to write to */
+    char *text;       /* with a 0 byte at the end; complete when the stream is closed */
+    size_t bytes;     /* without that byte */
+    const char *what; /* for the message */
+    size_t room;
+    bool failed;
+} moert_text_stream;
+
+/* The stream must not move before it is closed. Errors: ERROR_MEMORY. */
+moert_status moert_text_open(const char *what, moert_text_stream *stream);
+/* Closes the stream. ERROR_MEMORY if a write has failed; the text is then freed and NULL. */
+moert_status moert_text_close(moert_text_stream *stream);
 
 /* *encoded = `text` as UTF-8 that JSON takes as it is, which the caller frees: %NN stands for each
  * byte of no UTF-8, control character, quote, backslash and %. Different texts stay different.

@@ -3,21 +3,16 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/text.h"
 #include "comm/comm.h"
 
 /* A list of strings, each with its final 0 byte. */
-typedef struct entries {
-    char *text;
-    size_t bytes;
-} entries;
+typedef moert_text_stream entries;
 
 static moert_status print_entries(moert_comm_printer *print, const void *object, entries *list) {
-    FILE *file = open_memstream(&list->text, &list->bytes);
-    if (file != NULL)
-        print(object, file);
-    return file != NULL && fclose(file) == 0
-               ? MOERT_OK
-               : MOERT_FAIL(ERROR_MEMORY, "no room for a list of what the ranks must agree on");
+    MOERT_TRY(moert_text_open("a list of what the ranks must agree on", list));
+    print(object, list->file);
+    return moert_text_close(list);
 }
 
 /* *theirs = rank 0's entries. Collective. */

@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/text.h"
 
 moert_status moert_data_from_source(moert_source *source, const moert_split *split,
                                     moert_data **data) {
@@ -25,20 +26,16 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
 
 /* The identity of a blend: of the parts' identities and weights. */
 static moert_status identify_blend(moert_data *data, const uint64_t *weights) {
-    char hex[MOERT_CHECKSUM_DIGITS + 1], *all = NULL;
-    size_t bytes = 0;
-    FILE *file = open_memstream(&all, &bytes);
-    if (file == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no memory for the identity of a blend");
+    char hex[MOERT_CHECKSUM_DIGITS + 1];
+    moert_text_stream all;
+    MOERT_TRY(moert_text_open("the identity of a blend", &all));
     for (size_t i = 0; i < data->count; i++)
-        fprintf(file, "%llu %s\n", (unsigned long long)weights[i], data->parts[i]->identity);
-    if (fclose(file) != 0) {
-        free(all);
-        return MOERT_FAIL(ERROR_MEMORY, "no memory for the identity of a blend");
-    }
+        fprintf(all.file, "%llu %s\n", (unsigned long long)weights[i], data->parts[i]->identity);
+    MOERT_TRY(moert_text_close(&all));
     snprintf(data->identity, sizeof data->identity, "blend of %zu tokens from %zu sources, XXH3 %s",
-             data->tokens, data->count, moert_checksum_text(moert_checksum_of(all, bytes), hex));
-    free(all);
+             data->tokens, data->count,
+             moert_checksum_text(moert_checksum_of(all.text, all.bytes), hex));
+    free(all.text);
     return MOERT_OK;
 }
 

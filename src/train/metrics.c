@@ -167,11 +167,9 @@ static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **nu
 
 static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row,
                                const moert_scalar *numbers, size_t count) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *line = open_memstream(&text, &bytes);
-    if (line == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no memory for a line of %s", metrics->path);
+    moert_text_stream stream;
+    MOERT_TRY(moert_text_open("a line of metrics", &stream));
+    FILE *line = stream.file;
     fprintf(line, "{\"step\": %llu", (unsigned long long)row->step);
     for (size_t i = 0; i < count; i++)
         if (isfinite(numbers[i].value))
@@ -179,12 +177,10 @@ static moert_status write_json(const moert_metrics *metrics, const moert_metrics
         else
             fprintf(line, ", \"%s\": null", numbers[i].name);
     fputs(row->skipped ? ", \"skipped\": true}\n" : "}\n", line);
-    moert_status status = MOERT_OK;
-    if (fclose(line) != 0)
-        status = MOERT_FAIL(ERROR_MEMORY, "no memory for a line of %s", metrics->path);
-    else
-        status = moert_file_append_to(metrics->path, metrics->file, text, bytes);
-    free(text);
+    MOERT_TRY(moert_text_close(&stream));
+    const moert_status status =
+        moert_file_append_to(metrics->path, metrics->file, stream.text, stream.bytes);
+    free(stream.text);
     return status;
 }
 

@@ -59,7 +59,7 @@ typedef enum fault_kind {
 /* The functions, in groups that fail alike. */
 /* clang-format off */
 #define ALLOCATIONS(X)                                                                             \
-    X(malloc) X(calloc) X(realloc) X(aligned_alloc) X(strdup) X(strndup) X(open_memstream)         \
+    X(malloc) X(calloc) X(realloc) X(aligned_alloc) X(strdup) X(strndup) X(fopencookie)            \
     X(hwloc_bitmap_alloc)
 #define MAPPINGS(X)       X(hwloc_topology_init) X(hwloc_topology_load) X(mmap)
 #define THREADS(X)        X(pthread_create)

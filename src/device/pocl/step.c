@@ -39,26 +39,24 @@ static bool pack_file(FILE *out, const char *path, const char *name, size_t byte
     return whole && utimensat(AT_FDCWD, path, stored, 0) == 0;
 }
 
-/* *data = all files that no entry has; NULL if there are none. Empty files are temporary. */
-static void pack(unsigned char **data, size_t *bytes) {
-    char *text = NULL;
+/* packed->text = all files that no entry has; NULL if there are none or memory runs out. Empty
+ * files are temporary. */
+static void pack(moert_text_stream *packed) {
+    if (moert_text_open("compiled kernels", packed) != MOERT_OK)
+        return;
     const char *directory = moert_pocl_directory();
-    FILE *out = open_memstream(&text, bytes);
-    FTS *walk = out != NULL ? moert_pocl_walk(directory) : NULL;
+    FTS *walk = moert_pocl_walk(directory);
     bool whole = walk != NULL;
     for (FTSENT *at; whole && (at = fts_read(walk)) != NULL;)
         if (at->fts_info == FTS_F && at->fts_statp->st_size > 0 && at->fts_statp->st_mtime != 0)
-            whole = pack_file(out, at->fts_path, at->fts_path + strlen(directory) + 1,
+            whole = pack_file(packed->file, at->fts_path, at->fts_path + strlen(directory) + 1,
                               (size_t)at->fts_statp->st_size);
     if (walk != NULL)
         fts_close(walk);
-    if (out != NULL)
-        whole &= fclose(out) == 0;
-    if (!whole || *bytes == 0) {
-        free(text);
-        text = NULL;
-    }
-    *data = (unsigned char *)text;
+    if (moert_text_close(packed) == MOERT_OK && whole && packed->bytes > 0)
+        return;
+    free(packed->text);
+    packed->text = NULL;
 }
 
 static bool make_parent(const char *path) {
@@ -130,10 +128,9 @@ moert_status moert_pocl_begin(const char *key, const char *what, moert_pocl_step
 }
 
 void moert_pocl_end(moert_pocl_step *step, bool done) {
-    unsigned char *data = NULL;
-    size_t bytes = 0;
+    moert_text_stream packed = {.text = NULL};
     if (step->compiles && done && step->entry.path != NULL)
-        pack(&data, &bytes);
-    moert_cache_close(&step->entry, data, bytes);
-    free(data);
+        pack(&packed);
+    moert_cache_close(&step->entry, (const unsigned char *)packed.text, packed.bytes);
+    free(packed.text);
 }

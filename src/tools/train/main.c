@@ -274,15 +274,13 @@ static bool lasts(const char *line) {
  * the number of steps. */
 static moert_status note_settings(void) {
     static char settings[MOERT_SETTINGS_BYTES];
-    char *all = NULL;
-    size_t bytes = 0, used = 0;
-    FILE *file = open_memstream(&all, &bytes);
-    if (file == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no memory for the options");
-    moert_options_print(options, OPTIONS, file);
-    const bool whole = fclose(file) == 0;
+    moert_text_stream all;
+    size_t used = 0;
+    MOERT_TRY(moert_text_open("the options", &all));
+    moert_options_print(options, OPTIONS, all.file);
+    MOERT_TRY(moert_text_close(&all));
     settings[0] = '\0';
-    for (const char *line = all; whole && line < all + bytes; line += strlen(line) + 1)
+    for (const char *line = all.text; line < all.text + all.bytes; line += strlen(line) + 1)
         if (lasts(line) && used < sizeof settings) {
             const bool given = line[0] == '-'; /* otherwise it is "no --name" */
             used += (size_t)snprintf(settings + used, sizeof settings - used, "%s%s\n",
@@ -290,9 +288,9 @@ static moert_status note_settings(void) {
         }
     if (trainer.schedule.kind != MOERT_SCHEDULE_CONSTANT && used < sizeof settings)
         snprintf(settings + used, sizeof settings - used, "--steps %zu\n", trainer.steps);
-    free(all);
+    free(all.text);
     trainer.settings = settings;
-    return whole ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no memory for the options");
+    return MOERT_OK;
 }
 
 /* Refuses options of the optimizer that was not chosen. */

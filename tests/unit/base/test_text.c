@@ -1,6 +1,10 @@
 // run: check=1 device=0
 /* Texts of users, such as file names, in files of UTF-8 and JSON. */
 #include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/text.h"
 #include "support/test.h"
@@ -33,6 +37,40 @@ TEST(test_any_text_becomes_utf8_that_json_takes_as_it_is) {
         assert_non_null(json_object_get(parsed, encoded));
         json_decref(parsed);
     }
+}
+
+/* Writes `count` numbers of 8 bytes; returns what the last stream and its close say. */
+static moert_status write_numbers(size_t count, moert_text_stream *stream) {
+    ASSERT_OK(moert_text_open("numbers", stream));
+    for (size_t i = 0; i < count; i++)
+        fprintf(stream->file, "%7zu\n", i);
+    return moert_text_close(stream);
+}
+
+TEST(test_a_text_without_room_is_a_failure_and_a_text_with_room_is_whole) {
+    enum { NUMBERS = 8 << 20 };
+    moert_text_stream stream;
+    struct rlimit old, less;
+    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+    size_t pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    assert_int_equal(fscanf(statm, "%zu", &pages), 1);
+    fclose(statm);
+    less = old;
+    less.rlim_cur = pages * (size_t)sysconf(_SC_PAGESIZE) + (16 << 20);
+    assert_int_equal(setrlimit(RLIMIT_AS, &less), 0);
+    const moert_status status = write_numbers(NUMBERS, &stream);
+    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+    assert_int_equal(status, MOERT_ERROR_MEMORY);
+    assert_string_equal(moert_last_error(), "no memory for numbers");
+    assert_null(stream.text);
+
+    ASSERT_OK(write_numbers(NUMBERS / 16, &stream));
+    owned(stream.text, free);
+    assert_int_equal(stream.bytes, 8 * NUMBERS / 16);
+    assert_int_equal(strlen(stream.text), stream.bytes);
+    for (size_t i = 0; i < NUMBERS / 16; i++)
+        assert_int_equal(strtoul(stream.text + 8 * i, NULL, 10), i);
 }
 
 TESTS(NULL, NULL)
