@@ -85,11 +85,24 @@ copy=$tmp/shared
 for ((i = 0; i < 400; i++)); do [ -s "$copy/metrics.jsonl" ] && break; sleep 0.05; done
 ends 2 "shared: process [0-9]* on .* writes there" "a second job on a run directory is refused with the process of the first" \
     alone "$bin/moert-train" "${arguments[@]}" --steps 1 --out "$copy" --resume auto
+ends 2 "shared/checkpoints: process [0-9]* on .* writes there" "a second job that saves to the checkpoints of the first is refused" \
+    alone "$bin/moert-train" "${arguments[@]}" --steps 1 --out "$tmp/other" --save-dir "$copy/checkpoints"
+[ ! -e "$tmp/other" ]
+verdict $? "a job that is refused leaves nothing"
 pid=$(cut -d ' ' -f 2 "$copy/.lock")
 kill -KILL "$pid"
 wait
 check "a lock whose holder was killed does not block" \
     alone "$bin/moert-train" "${arguments[@]}" --steps 1 --out "$copy" --resume auto
-[ ! -e "$copy/.lock" ]
+[ ! -e "$copy/.lock" ] && [ ! -e "$copy/checkpoints/.lock" ]
 verdict $? "a finished run leaves no lock"
+
+copy=$tmp/inner
+"${MOERT_MPIRUN[@]}" -n 1 "$bin/moert-train" "${arguments[@]}" --steps 100000 --out "$tmp/outer" --save-dir "$copy/checkpoints" \
+    >/dev/null 2>&1 &
+for ((i = 0; i < 400; i++)); do [ -s "$tmp/outer/metrics.jsonl" ] && break; sleep 0.05; done
+ends 2 "inner/checkpoints: process [0-9]* on .* writes there" "a second job whose checkpoints are the --save-dir of the first is refused" \
+    alone "$bin/moert-train" "${arguments[@]}" --steps 1 --out "$copy"
+kill -KILL "$(cut -d ' ' -f 2 "$tmp/outer/.lock")"
+wait
 finish

@@ -556,13 +556,9 @@ done:
 }
 
 /* Removes the checkpoints of an older run. */
-static moert_status remove_checkpoints(void) {
+static moert_status remove_checkpoints(const char *directory) {
     uint64_t *steps;
     size_t count;
-    char *directory;
-    MOERT_TRY(trainer.save_dir != NULL
-                  ? moert_text_path(&directory, "%s", trainer.save_dir)
-                  : moert_text_path(&directory, "%s/checkpoints", trainer.out));
     moert_status status = moert_checkpoint_list(directory, &steps, &count);
     for (size_t i = 0; status == MOERT_OK && i < count; i++) {
         char *path;
@@ -571,24 +567,28 @@ static moert_status remove_checkpoints(void) {
             status = moert_remove_tree(path);
         free(path);
     }
-    MOERT_FREE(steps, directory);
+    free(steps);
     return status;
 }
 
 /* Locks the directories that the run writes to, on rank 0, and empties them if it may overwrite
- * them. */
+ * them. That of the checkpoints has a lock of its own: it may be the --save-dir of another job. */
 static moert_status lock_directories(const moert_context *context, moert_lock *locks[2]) {
     const bool writes = trainer.out != NULL && !replays() && !trains_not();
     if (!writes || moert_context_rank(context) != 0)
         return MOERT_OK;
     MOERT_TRY(moert_lock_take(trainer.out, &locks[0]));
-    if (trainer.save_dir == NULL)
-        return overwrites ? remove_checkpoints() : MOERT_OK;
-    if (moert_same_file(trainer.save_dir, trainer.out))
+    if (trainer.save_dir != NULL && moert_same_file(trainer.save_dir, trainer.out))
         return MOERT_FAIL(ERROR_USAGE, "--save-dir %s is --out itself; give another directory",
                           trainer.save_dir);
-    MOERT_TRY(moert_lock_take(trainer.save_dir, &locks[1]));
-    return overwrites ? remove_checkpoints() : MOERT_OK;
+    char *saves;
+    MOERT_TRY(trainer.save_dir != NULL ? moert_text_path(&saves, "%s", trainer.save_dir)
+                                       : moert_text_path(&saves, "%s/checkpoints", trainer.out));
+    moert_status status = moert_lock_take(saves, &locks[1]);
+    if (status == MOERT_OK && overwrites)
+        status = remove_checkpoints(saves);
+    free(saves);
+    return status;
 }
 
 static moert_status run(moert_context *context) {
