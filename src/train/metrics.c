@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,59 +43,79 @@ static bool copy_lines(FILE *from, FILE *to, uint64_t start) {
     return feof(from) != 0;
 }
 
-/* Drops a file's lines of steps from `start` on. Writes the others to `temporary` and renames it,
- * so that no line is lost. */
-static moert_status keep_lines(const char *path, const char *temporary, uint64_t start) {
-    FILE *from = fopen(path, "re");
-    if (from == NULL)
-        return errno == ENOENT ? MOERT_OK
-                               : MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
-    FILE *to = fopen(temporary, "we");
-    if (to == NULL) {
-        const int reason = errno;
-        fclose(from);
-        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", temporary, strerror(reason));
-    }
-    const bool copied = copy_lines(from, to, start);
-    fclose(from);
-    if (copied)
-        return moert_durable_finish(to, temporary, path);
-    fclose(to);
-    return moert_durable_settle(temporary, path,
-                                MOERT_FAIL(ERROR_IO, "cannot read all of %s", path));
+/* Locks a file for this job until its last descriptor is closed. Does nothing on a file system
+ * without locks. */
+static moert_status lock_file(const char *path, int file) {
+    if (flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_USAGE, "%s: another job writes its metrics there; give another file",
+                      path);
 }
 
-/* Prepares the file, or the target of a link, for the lines from step `start` on, and removes what
- * an interrupted run has left. Does nothing for a device or pipe. */
-static moert_status prepare_file(const char *path, uint64_t start) {
-    mode_t mode;
-    char *temporary = NULL;
-    MOERT_TRY(moert_file_mode(path, true, &mode));
-    if (mode != 0 && !S_ISREG(mode))
-        return MOERT_OK;
-    char *file = realpath(path, NULL);
-    const char *name = file != NULL ? file : path;
-    moert_status status = moert_text_path(&temporary, "%s.tmp", name);
-    if (status == MOERT_OK && start > 0)
-        status = keep_lines(name, temporary, start);
-    if (status == MOERT_OK)
-        unlink(temporary);
-    MOERT_FREE(temporary, file);
+/* Drops a file's lines of steps from `start` on. Writes the others to `temporary` and renames it,
+ * so that no line is lost. *file = the new file, locked; the old one is closed. */
+static moert_status keep_lines(const char *path, const char *temporary, uint64_t start, int *file) {
+    FILE *from = fopen(path, "re");
+    if (from == NULL)
+        return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
+    unlink(temporary);
+    FILE *to = fopen(temporary, "ae");
+    const int made = to != NULL ? fcntl(fileno(to), F_DUPFD_CLOEXEC, 0) : -1;
+    if (made < 0) {
+        const int reason = errno;
+        fclose(from);
+        if (to != NULL)
+            fclose(to);
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", temporary, strerror(reason));
+    }
+    moert_status status = lock_file(temporary, made);
+    if (status == MOERT_OK && !copy_lines(from, to, start))
+        status = MOERT_FAIL(ERROR_IO, "cannot read all of %s", path);
+    fclose(from);
+    if (status == MOERT_OK) {
+        status = moert_durable_finish(to, temporary, path);
+    } else {
+        fclose(to);
+        status = moert_durable_settle(temporary, path, status);
+    }
+    close(status == MOERT_OK ? *file : made);
+    *file = status == MOERT_OK ? made : *file;
     return status;
 }
 
+/* Prepares the file, or the target of a link, for the lines from step `start` on, and removes what
+ * an interrupted run has left. */
+static moert_status prepare_file(const char *path, uint64_t start, int *file) {
+    char *temporary = NULL;
+    char *target = realpath(path, NULL);
+    const char *name = target != NULL ? target : path;
+    moert_status status = moert_text_path(&temporary, "%s.tmp", name);
+    if (status == MOERT_OK && start > 0)
+        status = keep_lines(name, temporary, start, file);
+    else if (status == MOERT_OK && ftruncate(*file, 0) != 0)
+        status = MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+    if (status == MOERT_OK)
+        unlink(temporary);
+    MOERT_FREE(temporary, target);
+    return status;
+}
+
+/* Opens the file. One that is no device or pipe is locked before it changes. */
 static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
+    struct stat info, named;
     MOERT_TRY(moert_text_path(&metrics->path, "%s", path));
-    MOERT_TRY(prepare_file(path, metrics->options.start));
-    metrics->made = access(path, F_OK) != 0;
-    metrics->file =
-        open(path,
-             O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (metrics->options.start > 0 ? 0 : O_TRUNC),
-             0666);
-    if (metrics->file < 0)
+    const bool absent = access(path, F_OK) != 0;
+    metrics->file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (metrics->file < 0 || fstat(metrics->file, &info) != 0)
         return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
-    return MOERT_OK;
+    if (!S_ISREG(info.st_mode))
+        return MOERT_OK;
+    MOERT_TRY(lock_file(path, metrics->file));
+    if (stat(path, &named) != 0 || named.st_ino != info.st_ino)
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: another job has replaced it", path);
+    metrics->made = absent;
+    return prepare_file(path, metrics->options.start, &metrics->file);
 }
 
 /* Whether a person sees the console. mpirun gives its ranks pseudo-terminals, so the parent's
@@ -124,6 +145,7 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     if (status == MOERT_OK) {
         *metrics = made;
     } else {
+        moert_metrics_discard(made);
         moert_close_files(&made->file, 1);
         MOERT_FREE(made->path, made);
     }

@@ -55,7 +55,8 @@ typedef struct moert_metrics_row {
 
 /*
  * Opens the file. With start > 0 it keeps the complete lines of earlier steps, if the file exists
- * and is not a device or pipe. Otherwise it truncates the file. Errors: ERROR_IO, ERROR_MEMORY.
+ * and is not a device or pipe. Otherwise it truncates the file. A file that another job writes to
+ * stays as it is. Errors: ERROR_USAGE (another job writes there), ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics);
 

@@ -102,6 +102,25 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
     unlink(in_directory(run));
 }
 
+TEST(test_metrics_of_a_live_run_are_refused_and_stay) {
+    const char *path = in_directory(run);
+    for (uint64_t start = 0; start < 2; start++) { /* the second run keeps lines in a new file */
+        const moert_metrics_options first = {.path = path, .start = start, .total = 4};
+        moert_metrics *metrics = NULL, *other = NULL;
+        ASSERT_OK(moert_metrics_open(&first, &metrics));
+        ASSERT_OK(moert_metrics_write(metrics, &(moert_metrics_row){.step = start}));
+        const char *before = read_file(path, NULL);
+        for (uint64_t step = 0; step < 2; step++) {
+            const moert_metrics_options second = {.path = path, .start = step, .total = 4};
+            assert_int_equal(moert_metrics_open(&second, &other), MOERT_ERROR_USAGE);
+            assert_non_null(strstr(moert_last_error(), "another job writes its metrics there"));
+            assert_string_equal(read_file(path, NULL), before);
+        }
+        ASSERT_OK(moert_metrics_close(metrics));
+    }
+    unlink(path);
+}
+
 TEST(test_console_lines_come_every_n_steps) {
     char *text = NULL;
     size_t bytes = 0;
