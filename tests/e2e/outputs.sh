@@ -90,6 +90,14 @@ fi
 refused 1 'full: cannot be written: No space left' "a report to a full device" with_stdout /dev/null "$bin/moert-preflight" --seconds 0.1 --json /dev/full
 refused 1 '/dev/full: [0-9]* bytes cannot be appended: No space left' "metrics to a full device" with_stdout /dev/null "${train[@]}" --metrics /dev/full
 
+# ---- ulimit -f ----
+
+limited() { (ulimit -f "$1" && shift && with_stdout /dev/null "$@"); } # KIB COMMAND...
+refused 1 'for PoCL|File too large' "no room for PoCL's files below ulimit -f" limited 100 "${train[@]}" --out "$work/limited"
+refused 1 'model\.safetensors.*File too large' "a model above ulimit -f" \
+    limited 20000 "${train[@]}" --hidden 256 --intermediate 1024 --out "$work/limited"
+refused 1 'page\.html.*File too large' "a report above ulimit -f" limited 1 "$bin/moert-report" "$run" --out "$work/page.html"
+
 # ---- what an interrupted run leaves ----
 
 cp -r "$run" "$work/again"

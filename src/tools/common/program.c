@@ -2,6 +2,7 @@
 #include "tools/common/program.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,11 @@
 
 #include "comm/launcher.h"
 #include "io/json.h"
+
+void moert_program_begin(void) {
+    moert_json_watch(malloc);
+    signal(SIGXFSZ, SIG_IGN);
+}
 
 int moert_program_code(moert_status status) {
     return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
@@ -118,7 +124,7 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
     bool help = false;
-    moert_json_watch(malloc);
+    moert_program_begin();
     for (; *slash != '\0'; slash++)
         name = *slash == '/' ? slash + 1 : name;
     if (program->take_word != NULL)

@@ -47,6 +47,10 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
     static const moert_program program = MOERT_PROGRAM_OF(synopsis, about, check);                 \
     MOERT_MAIN(program)
 
+/* Every program begins so: a write above `ulimit -f` fails with EFBIG instead of ending the process
+ * without a message, and jansson's lack of memory ends it with one. */
+void moert_program_begin(void);
+
 /* Writes what is left in stdout's buffer. ERROR_IO if any output was lost, now or earlier. The
  * frame calls it last. */
 moert_status moert_program_flush(void);

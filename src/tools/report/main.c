@@ -106,7 +106,7 @@ static moert_status run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    moert_json_watch(malloc);
+    moert_program_begin();
     moert_status status = run(argc, argv);
     if (status == MOERT_OK)
         status = moert_program_flush();
