@@ -317,19 +317,18 @@ bool moert_data_has(const moert_data *data, moert_use use) {
     return data->split.part[use] > 0.0;
 }
 
-moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,
-                                      size_t count, size_t length, int32_t *input, int32_t *target,
-                                      int32_t *positions) {
+moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw draw, size_t length,
+                                      int32_t *input, int32_t *target, int32_t *positions) {
     moert_stretches all;
-    if (data->source == NULL || !moert_data_has(data, use))
+    if (data->source == NULL || !moert_data_has(data, draw.use))
         return MOERT_FAIL(ERROR_USAGE, "no data are %s",
-                          use == MOERT_TEST ? "kept for a test" : "held out");
-    if (index >= count)
-        return MOERT_FAIL(ERROR_USAGE, "held-out sequence %zu of %zu", index, count);
+                          draw.use == MOERT_TEST ? "kept for a test" : "held out");
+    if (draw.index >= draw.count)
+        return MOERT_FAIL(ERROR_USAGE, "held-out sequence %zu of %zu", draw.index, draw.count);
     MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
-    const size_t any = moert_split_starts(&all, use, length);
-    const size_t start = count > 1 ? index * ((any - 1) / (count - 1)) : 0,
-                 position = moert_split_start(&all, use, length, start);
+    const size_t any = moert_split_starts(&all, draw.use, length);
+    const size_t start = draw.count > 1 ? draw.index * ((any - 1) / (draw.count - 1)) : 0,
+                 position = moert_split_start(&all, draw.use, length, start);
     MOERT_TRY(read_at(data, position, length, input, target, positions));
     divide(data->end, length, input, target, positions);
     return MOERT_OK;

@@ -115,13 +115,18 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
 /* Whether some of the data are for this use; all is for training in an array. */
 bool moert_data_has(const moert_data *data, moert_use use);
 
+/* Identifies a held-out or test sequence: sequence `index` of `count` sequences at evenly spaced
+ * positions of these data. */
+typedef struct moert_kept_draw {
+    moert_use use;
+    size_t index, count;
+} moert_kept_draw;
+
 /*
- * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out or the
- * test data of a source (of a blend: read those of its parts). The sequences overlap if these data
- * are shorter than `count` sequences. positions[length] as those of moert_data_sequence. Errors:
- * those of moert_data_check_length and moert_source_read; ERROR_USAGE (there are no such data,
- * index >= count).
+ * Reads a held-out or test sequence of a source (of a blend: read those of its parts). They overlap
+ * if these data are shorter than `count` sequences. positions[length] as those of
+ * moert_data_sequence. Errors: those of moert_data_check_length and moert_source_read; ERROR_USAGE
+ * (there are no such data, index >= count).
  */
-moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,
-                                      size_t count, size_t length, int32_t *input, int32_t *target,
-                                      int32_t *positions);
+moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw draw, size_t length,
+                                      int32_t *input, int32_t *target, int32_t *positions);

@@ -103,9 +103,9 @@ static moert_status read(moert_evaluation *e, const some *from, uint64_t *target
     *targets = 0;
     for (size_t i = 0; i < count; i++) {
         const size_t at = i * o->length;
-        MOERT_TRY(moert_data_kept_sequence(from->data, from->use, from->first + first + i,
-                                           from->total, o->length, e->input + at, e->target + at,
-                                           e->positions + at));
+        const moert_kept_draw draw = {from->use, from->first + first + i, from->total};
+        MOERT_TRY(moert_data_kept_sequence(from->data, draw, o->length, e->input + at,
+                                           e->target + at, e->positions + at));
     }
     for (size_t i = 0; i < count * o->length; i++)
         *targets += e->target[i] >= 0;

@@ -36,8 +36,8 @@ static sequence drawn(const moert_data *data, moert_draw draw, size_t length) {
 
 static sequence held_out(const moert_data *data, size_t i, size_t count, size_t length) {
     sequence s;
-    ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, i, count, length, s.input, s.target,
-                                       s.positions));
+    ASSERT_OK(moert_data_kept_sequence(data, (moert_kept_draw){MOERT_HELD_OUT, i, count}, length,
+                                       s.input, s.target, s.positions));
     return s;
 }
 
@@ -235,14 +235,14 @@ TEST(test_too_little_data_is_refused) {
     ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "10 tokens");
     refuse_draw(data, (moert_draw){0}, 5, MOERT_ERROR_MISMATCH, "few");
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
-    ASSERT_FAILS(
-        moert_data_kept_sequence(data, MOERT_HELD_OUT, 1, 1, 4, s.input, s.target, s.positions),
-        MOERT_ERROR_USAGE, "1 of 1");
+    ASSERT_FAILS(moert_data_kept_sequence(data, (moert_kept_draw){MOERT_HELD_OUT, 1, 1}, 4, s.input,
+                                          s.target, s.positions),
+                 MOERT_ERROR_USAGE, "1 of 1");
     data = open_text(&path, 1, 0.0);
     ASSERT_OK(moert_data_check_length(data, 9));
-    ASSERT_FAILS(
-        moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 1, 4, s.input, s.target, s.positions),
-        MOERT_ERROR_USAGE, "no data are held out");
+    ASSERT_FAILS(moert_data_kept_sequence(data, (moert_kept_draw){MOERT_HELD_OUT, 0, 1}, 4, s.input,
+                                          s.target, s.positions),
+                 MOERT_ERROR_USAGE, "no data are held out");
 }
 
 TEST(test_raw_files_and_tokens_above_the_vocabulary_are_refused) {

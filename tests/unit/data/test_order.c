@@ -126,8 +126,8 @@ TEST(test_kept_sequences_respect_documents_in_epochs) {
         if (epochs)
             ASSERT_OK(moert_data_order_epochs(data, 1, SHORT));
         for (size_t n = 0; n < 50; n++) {
-            ASSERT_OK(moert_data_kept_sequence(data, n % 2 ? MOERT_TEST : MOERT_HELD_OUT, n, 50,
-                                               SHORT, input, target, at));
+            const moert_kept_draw draw = {n % 2 ? MOERT_TEST : MOERT_HELD_OUT, n, 50};
+            ASSERT_OK(moert_data_kept_sequence(data, draw, SHORT, input, target, at));
             for (size_t i = 0; i < SHORT; i++) {
                 const bool is_new = i == 0 || (epochs && input[i] == 'a');
                 assert_int_equal(at[i], is_new ? 0 : at[i - 1] + 1);
