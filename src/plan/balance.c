@@ -77,7 +77,8 @@ static bool has(const search *s, size_t rank, uint32_t e, size_t but) {
 /* Two slots whose experts change places. */
 typedef struct exchange {
     size_t here, there;
-    uint64_t larger; /* rows of the busier of their two ranks afterwards */
+    uint64_t larger; /* rows of the busier of their two ranks afterwards, or */
+    int64_t saved;   /* rows that no longer travel between nodes */
 } exchange;
 
 /* Whether the contents of slot `from` may go to slot `to` of a rank. */
@@ -101,7 +102,7 @@ static exchange find_exchange(const search *s, size_t busiest) {
                                there = s->load[r] - takes + gives;
                 const uint64_t larger = here > there ? here : there;
                 if (larger < best.larger && fits(s, a, r, b) && fits(s, b, busiest, a))
-                    best = (exchange){a, b, larger};
+                    best = (exchange){.here = a, .there = b, .larger = larger};
             }
     return best;
 }
@@ -244,25 +245,21 @@ static int64_t saved_by(const search *s, const moert_row_sources *from, size_t s
                : (int64_t)(from->rows[to * experts + e] - from->rows[node * experts + e]);
 }
 
-/* Looks between two ranks on different nodes for an exchange that keeps more than `most` rows from
- * travelling between nodes, after which neither rank has more than `limit` rows. Sets *best to the
- * one that saves the most, and returns what that saves; if there is none, returns `most`. */
-static int64_t find_gathering(const search *s, const moert_row_sources *from, size_t r, size_t q,
-                              uint64_t limit, int64_t most, exchange *best) {
+/* Looks between two ranks on different nodes for exchanges after which neither rank has more than
+ * `limit` rows. *best becomes the one that saves most, if it saves more than *best. */
+static void find_gathering(const search *s, const moert_row_sources *from, size_t r, size_t q,
+                           uint64_t limit, exchange *best) {
     const uint32_t *first = s->map->first;
     for (size_t a = first[r]; a < first[r + 1]; a++)
         for (size_t b = first[q]; b < first[q + 1]; b++) {
             const uint64_t here = rows_in(s, a), there = rows_in(s, b);
             const int64_t saved = saved_by(s, from, a, from->node[r], from->node[q]) +
                                   saved_by(s, from, b, from->node[q], from->node[r]);
-            if (saved > most && (uint64_t)saved * GATHER_WORTH >= here + there &&
+            if (saved > best->saved && (uint64_t)saved * GATHER_WORTH >= here + there &&
                 s->load[r] - here + there <= limit && s->load[q] - there + here <= limit &&
-                is_movable(s, a) && is_movable(s, b)) {
-                *best = (exchange){.here = a, .there = b};
-                most = saved;
-            }
+                is_movable(s, a) && is_movable(s, b))
+                *best = (exchange){.here = a, .there = b, .saved = saved};
         }
-    return most;
 }
 
 static void gather(search *s, const moert_row_sources *from) {
@@ -270,12 +267,11 @@ static void gather(search *s, const moert_row_sources *from) {
     const uint64_t busiest = s->load[busiest_of(s)], limit = busiest + busiest / EXCHANGE_WORTH;
     for (;;) {
         exchange best = {0};
-        int64_t most = 0;
         for (size_t r = 0; r < ranks; r++)
             for (size_t q = r + 1; q < ranks; q++)
                 if (from->node[r] != from->node[q])
-                    most = find_gathering(s, from, r, q, limit, most, &best);
-        if (most == 0)
+                    find_gathering(s, from, r, q, limit, &best);
+        if (best.saved == 0)
             break;
         exchange_two(s, &best);
     }
