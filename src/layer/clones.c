@@ -38,7 +38,7 @@ typedef struct span {
 
 /* The slots of this rank whose experts have several members, in the order of the experts, which all
  * ranks have. Returns their number; `links`, unless NULL, gets them. */
-static size_t list_links(const moert_layer *layer, moert_link *links) {
+static size_t list_links(const moert_layer *layer, moert_chain_link *links) {
     const moert_expert_map *map = layer->placement;
     const size_t rank = moert_comm_rank(layer->mesh->experts);
     int tag = FIRST_TAG;
@@ -48,13 +48,13 @@ static size_t list_links(const moert_layer *layer, moert_link *links) {
             if (moert_expert_map_at(map, s) != e)
                 continue;
             if (links != NULL)
-                links[count] =
-                    (moert_link){.expert = e,
-                                 .tag = tag,
-                                 .slot = s - map->first[rank],
-                                 .member = map->member[s],
-                                 .last = map->chain[e] - 1,
-                                 .own = map->member[map->first[map->rank[e]] + map->slot[e]]};
+                links[count] = (moert_chain_link){
+                    .expert = e,
+                    .tag = tag,
+                    .slot = s - map->first[rank],
+                    .position = map->position[s],
+                    .last = map->chain[e] - 1,
+                    .home = map->position[map->first[map->rank[e]] + map->slot[e]]};
             count++;
         }
         tag += map->chain[e] > 1;
@@ -119,8 +119,8 @@ static moert_handover *begin(const moert_layer *layer, moert_status *status) {
     return h;
 }
 
-static bool is_own(const moert_link *l) {
-    return l->member == l->own;
+static bool is_home(const moert_chain_link *l) {
+    return l->position == l->home;
 }
 
 /* ---- messages ---- */
@@ -155,12 +155,13 @@ static size_t received_by(size_t number, const tensor *t, size_t piece) {
     return number * t->pieces + piece;
 }
 
-/* Posts the message with a link's piece to or from another member of its chain. */
-static moert_status post(const moert_layer *layer, moert_handover *h, size_t number, bool send,
-                         size_t member, const tensor *t, size_t piece) {
-    const moert_link *l = &h->links[number];
+/* Posts the message with a link's piece to or from another position of its chain. */
+static moert_status post(const moert_layer *layer, size_t number, bool send, size_t position,
+                         const tensor *t, size_t piece) {
+    const moert_handover *h = layer->mesh->handover;
+    const moert_chain_link *l = &h->links[number];
     const moert_expert_map *map = layer->placement;
-    const size_t rank = moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, member));
+    const size_t rank = moert_expert_map_rank(map, moert_expert_map_find(map, l->expert, position));
     const moert_mail_rows rows = {values_of(h, number, t, piece, send), sizeof(float),
                                   sizeof(float)};
     const moert_mail_run all = {0, piece_of(t, piece).count * t->columns};
@@ -168,10 +169,10 @@ static moert_status post(const moert_layer *layer, moert_handover *h, size_t num
     return moert_mail_post(h->mail, (moert_mail_address){send, rank, l->tag, part}, &rows, &all, 1);
 }
 
-static moert_status post_all(const moert_layer *layer, moert_handover *h, size_t number, bool send,
-                             size_t member, const tensor *t) {
+static moert_status post_all(const moert_layer *layer, size_t number, bool send, size_t position,
+                             const tensor *t) {
     for (size_t p = 0; p < t->pieces; p++)
-        MOERT_TRY(post(layer, h, number, send, member, t, p));
+        MOERT_TRY(post(layer, number, send, position, t, p));
     return MOERT_OK;
 }
 
@@ -200,10 +201,10 @@ static void copy(const moert_handover *h, size_t number, const tensor *t, size_t
 }
 
 /* Sends a piece of a link's slot to another member. */
-static moert_status give(const moert_layer *layer, moert_handover *h, size_t number,
-                         const tensor *t, size_t piece, size_t member) {
-    copy(h, number, t, piece, true);
-    return post(layer, h, number, true, member, t, piece);
+static moert_status give(const moert_layer *layer, size_t number, const tensor *t, size_t piece,
+                         size_t position) {
+    copy(layer->mesh->handover, number, t, piece, true);
+    return post(layer, number, true, position, t, piece);
 }
 
 /* Waits for a piece for a link, and writes it to the slot. */
@@ -216,31 +217,31 @@ static moert_status take(moert_handover *h, size_t number, const tensor *t, size
 /* ---- weights ---- */
 
 /* Sends a link's slot, which is an expert itself, to all other members. */
-static moert_status give_weight(const moert_layer *layer, moert_handover *h, size_t number,
-                                const tensor *t) {
-    const moert_link *l = &h->links[number];
-    copy(h, number, t, 0, true);
+static moert_status give_weight(const moert_layer *layer, size_t number, const tensor *t) {
+    const moert_chain_link *l = &layer->mesh->handover->links[number];
+    copy(layer->mesh->handover, number, t, 0, true);
     for (size_t m = 0; m <= l->last; m++)
-        if (m != l->own)
-            MOERT_TRY(post(layer, h, number, true, m, t, 0));
+        if (m != l->home)
+            MOERT_TRY(post(layer, number, true, m, t, 0));
     return MOERT_OK;
 }
 
 /* Begins to receive a tensor's weights for clones, and to send those of experts. */
-static moert_status exchange_weight(const moert_layer *layer, moert_handover *h, const tensor *t) {
+static moert_status exchange_weight(const moert_layer *layer, const tensor *t) {
+    const moert_handover *h = layer->mesh->handover;
     for (size_t i = 0; i < h->count; i++)
-        if (!is_own(&h->links[i]))
-            MOERT_TRY(post(layer, h, i, false, h->links[i].own, t, 0));
+        if (!is_home(&h->links[i]))
+            MOERT_TRY(post(layer, i, false, h->links[i].home, t, 0));
     for (size_t i = 0; i < h->count; i++)
-        if (is_own(&h->links[i]))
-            MOERT_TRY(give_weight(layer, h, i, t));
+        if (is_home(&h->links[i]))
+            MOERT_TRY(give_weight(layer, i, t));
     return MOERT_OK;
 }
 
 /* Waits for a tensor's weights for clones. */
 static moert_status take_weight(moert_handover *h, const tensor *t) {
     for (size_t i = 0; i < h->count; i++)
-        if (!is_own(&h->links[i]))
+        if (!is_home(&h->links[i]))
             MOERT_TRY(take(h, i, t, 0));
     return MOERT_OK;
 }
@@ -257,7 +258,7 @@ moert_status moert_clones_send(moert_layer *layer) {
     const weight_list weights = begin_weights(layer, &status);
     layer->clones = CLONES_SENT;
     for (size_t i = 0; i < weights.count; i++)
-        MOERT_TRY(exchange_weight(layer, layer->mesh->handover, &weights.tensor[i]));
+        MOERT_TRY(exchange_weight(layer, &weights.tensor[i]));
     return status;
 }
 
@@ -290,17 +291,17 @@ static span all_rows(const chained *c) {
     return (span){0, c->result.rows};
 }
 
-/* Computes rows of slots [first, end), unless the pass has failed. */
-static void run_slots(const moert_pass *pass, const moert_handover *h, const chained *c,
-                      size_t first, size_t end, span rows, bool accumulate) {
+/* Computes rows of some slots, unless the pass has failed. */
+static void run_slots(moert_pass *pass, const chained *c, span slots, span rows, bool accumulate) {
     const uint32_t *ends = pass->plan->plan->ends;
+    const size_t first = slots.first, end = first + slots.count;
     moert_row_groups part = moert_pass_groups(pass);
     part.first = first;
     part.end = end;
     part.first_row = first > 0 ? ends[first - 1] : 0;
     part.end_row = end > 0 ? ends[end - 1] : 0;
-    if (first < end && *h->status == MOERT_OK)
-        *h->status = c->run(c, &part, rows, accumulate);
+    if (first < end && pass->status == MOERT_OK)
+        pass->status = c->run(c, &part, rows, accumulate);
 }
 
 static bool is_link(const moert_handover *h, size_t slot) {
@@ -311,33 +312,33 @@ static bool is_link(const moert_handover *h, size_t slot) {
 }
 
 /* Computes the slots that are in no chain. */
-static void run_others(const moert_pass *pass, const moert_handover *h, const chained *c) {
+static void run_others(moert_pass *pass, const moert_handover *h, const chained *c) {
     const size_t local = pass->layer->local_experts;
     size_t first = 0;
     for (size_t s = 0; s <= local; s++)
         if (s == local || is_link(h, s)) {
-            run_slots(pass, h, c, first, s, all_rows(c), c->accumulate);
+            run_slots(pass, c, (span){first, s - first}, all_rows(c), c->accumulate);
             first = s + 1;
         }
 }
 
 /* Whether a link goes on from another member's values: the sums of the member before it, or, as the
  * first, the old gradient of the expert itself. */
-static bool waits(const moert_link *l, const chained *c) {
-    return l->member > 0 || (c->accumulate && !is_own(l));
+static bool waits(const moert_chain_link *l, const chained *c) {
+    return l->position > 0 || (c->accumulate && !is_home(l));
 }
 
 /* Whether a link hands its sums on, and to which member: to the next one, or from the last one to
  * the expert itself. */
-static bool hands_on(const moert_link *l, size_t *to) {
-    *to = l->member < l->last ? l->member + 1 : l->own;
-    return *to != l->member;
+static bool hands_on(const moert_chain_link *l, size_t *to) {
+    *to = l->position < l->last ? l->position + 1 : l->home;
+    return *to != l->position;
 }
 
 /* Computes pieces [first, end) of a link: takes the sums so far, goes on, and hands them on. */
-static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t number,
-                               const chained *c, span pieces) {
-    const moert_link *l = &h->links[number];
+static moert_status run_pieces(moert_pass *pass, moert_handover *h, size_t number, const chained *c,
+                               span pieces) {
+    const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t end = pieces.first + pieces.count;
     const span before = piece_of(t, pieces.first), last = piece_of(t, end - 1);
@@ -345,41 +346,40 @@ static moert_status run_pieces(const moert_pass *pass, moert_handover *h, size_t
     size_t to;
     for (size_t p = pieces.first; p < end && waits(l, c); p++)
         MOERT_TRY(take(h, number, t, p));
-    run_slots(pass, h, c, l->slot, l->slot + 1, rows, l->member > 0 || c->accumulate);
+    run_slots(pass, c, (span){l->slot, 1}, rows, l->position > 0 || c->accumulate);
     for (size_t p = pieces.first; p < end && hands_on(l, &to); p++)
-        MOERT_TRY(give(pass->layer, h, number, t, p, to));
+        MOERT_TRY(give(pass->layer, number, t, p, to));
     return MOERT_OK;
 }
 
 /* Computes a link's part of the chain. A GPU computes all pieces at once, since one would not keep
  * it busy. An expert itself that is not the last member then waits for the sums of that one. */
-static moert_status run_link(const moert_pass *pass, moert_handover *h, size_t number,
-                             const chained *c) {
-    const moert_link *l = &h->links[number];
+static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number, const chained *c) {
+    const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t together = moert_by_form(pass->layer->mesh->device, 1, t->pieces);
     MOERT_TRY(await(h, sent_by(number))); /* the old gradient */
     for (size_t p = 0; p < t->pieces; p += together)
         MOERT_TRY(run_pieces(pass, h, number, c, (span){p, together}));
-    return l->member < l->last && is_own(l) ? post_all(pass->layer, h, number, false, l->last, t)
-                                            : MOERT_OK;
+    return l->position < l->last && is_home(l) ? post_all(pass->layer, number, false, l->last, t)
+                                               : MOERT_OK;
 }
 
 /* The chains that this rank begins come first, those that wait for others last. All ranks take the
  * latter in the same order, so no two ranks wait for each other. */
-static moert_status run_chains(const moert_pass *pass, moert_handover *h, const chained *c) {
+static moert_status run_chains(moert_pass *pass, moert_handover *h, const chained *c) {
     const moert_layer *layer = pass->layer;
     const tensor *t = &c->result;
     for (size_t i = 0; i < h->count; i++) {
-        const moert_link *l = &h->links[i];
+        const moert_chain_link *l = &h->links[i];
         if (waits(l, c))
-            MOERT_TRY(post_all(layer, h, i, false, l->member > 0 ? l->member - 1 : l->own, t));
+            MOERT_TRY(post_all(layer, i, false, l->position > 0 ? l->position - 1 : l->home, t));
     }
     for (size_t i = 0; i < h->count; i++) {
-        const moert_link *l = &h->links[i];
-        if (c->accumulate && is_own(l) && l->member > 0)
+        const moert_chain_link *l = &h->links[i];
+        if (c->accumulate && is_home(l) && l->position > 0)
             for (size_t p = 0; p < t->pieces; p++) /* the old gradient, to the first member */
-                MOERT_TRY(give(layer, h, i, t, p, 0));
+                MOERT_TRY(give(layer, i, t, p, 0));
         if (!waits(l, c))
             MOERT_TRY(run_link(pass, h, i, c));
     }
@@ -388,13 +388,13 @@ static moert_status run_chains(const moert_pass *pass, moert_handover *h, const 
         if (waits(&h->links[i], c))
             MOERT_TRY(run_link(pass, h, i, c));
     for (size_t i = 0; i < h->count; i++)
-        if (is_own(&h->links[i]) && h->links[i].member < h->links[i].last)
+        if (is_home(&h->links[i]) && h->links[i].position < h->links[i].last)
             for (size_t p = 0; p < t->pieces; p++)
                 MOERT_TRY(take(h, i, t, p));
     return await_sent(h);
 }
 
-static void run(moert_pass *pass, const chained *c) {
+static void run_chained(moert_pass *pass, const chained *c) {
     const moert_row_groups all = moert_pass_groups(pass);
     if (pass->layer->placement->longest > 1)
         moert_note(&pass->status, run_chains(pass, begin(pass->layer, &pass->status), c));
@@ -444,8 +444,8 @@ void moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm) {
     const tensor result = gemm->kind == MOERT_GEMM_WGRAD
                               ? (tensor){gemm->weight.buffer, n, k, pieces_of(pass->layer, n, k), 0}
                               : (tensor){gemm->bias, 1, n, 1, 0};
-    return run(pass,
-               &(chained){run_gemm, gemm, result, gemm->epilogue.addend != MOERT_ADDEND_NONE});
+    run_chained(pass,
+                &(chained){run_gemm, gemm, result, gemm->epilogue.addend != MOERT_ADDEND_NONE});
 }
 
 static moert_status run_bias(const chained *c, const moert_row_groups *part, span rows,
@@ -459,5 +459,5 @@ static moert_status run_bias(const chained *c, const moert_row_groups *part, spa
 
 void moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias) {
     const tensor result = {bias->dbias, 1, bias->n, 1, 0};
-    run(pass, &(chained){run_bias, bias, result, bias->accumulate});
+    run_chained(pass, &(chained){run_bias, bias, result, bias->accumulate});
 }

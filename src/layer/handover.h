@@ -8,18 +8,18 @@
 
 enum { MOERT_LINKS_MOST = MOERT_MAIL_PARTS / 2 };
 
-/* This rank's place in the chain of an expert with clones. */
-typedef struct moert_link {
+/* A slot of this rank in the chain of an expert with clones. */
+typedef struct moert_chain_link {
     uint32_t expert;
     int tag;
-    size_t slot; /* of this rank */
-    size_t member, last;
-    size_t own; /* the member that is the expert itself */
-} moert_link;
+    size_t slot;
+    size_t position, last; /* in the chain */
+    size_t home;           /* the position of the expert itself */
+} moert_chain_link;
 
 typedef struct moert_handover {
     moert_mail *mail;
-    moert_link links[MOERT_LINKS_MOST]; /* of the layer at work */
+    moert_chain_link links[MOERT_LINKS_MOST]; /* of the layer at work */
     size_t count;
     float *in, *out; /* values that arrive, and that are sent: [count,elements] of each tensor */
     size_t room;     /* floats of each */

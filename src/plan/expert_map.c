@@ -64,8 +64,8 @@ static moert_status allocate(size_t experts, size_t ranks, size_t slots,
     made->experts = experts;
     made->ranks = ranks;
     made->expert = made->first + ranks + 1;
-    made->member = made->expert + slots;
-    made->rank = made->member + slots;
+    made->position = made->expert + slots;
+    made->rank = made->position + slots;
     made->slot = made->rank + experts;
     made->chain = made->slot + experts;
     *placement = made;
@@ -131,9 +131,9 @@ size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t mo
     return moert_min(tokens * each, most * each + held * (MOERT_CUT_ROWS - 1));
 }
 
-size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t member) {
+size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t position) {
     size_t slot = 0;
-    while (moert_expert_map_at(placement, slot) != expert || placement->member[slot] != member)
+    while (moert_expert_map_at(placement, slot) != expert || placement->position[slot] != position)
         slot++;
     return slot;
 }
@@ -151,13 +151,13 @@ static uint64_t pieces_of(uint64_t rows) {
     return (rows + MOERT_CUT_ROWS - 1) / MOERT_CUT_ROWS;
 }
 
-uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
+uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts) {
     const size_t ranks = placement->ranks, groups = placement->groups;
     const uint64_t rows = rows_before(placement, expert, ranks, counts);
     const uint64_t pieces =
-        groups > 1 ? pieces_of(rows_before(placement, expert, member * ranks / groups, counts))
-                   : pieces_of(rows) * member / placement->chain[expert];
+        groups > 1 ? pieces_of(rows_before(placement, expert, position * ranks / groups, counts))
+                   : pieces_of(rows) * position / placement->chain[expert];
     return pieces * MOERT_CUT_ROWS < rows ? pieces * MOERT_CUT_ROWS : rows;
 }
 
@@ -224,7 +224,7 @@ static void number_members(moert_expert_map *placement) {
             const uint32_t word = placement->expert[s], e = moert_expert_map_at(placement, s);
             if (e == MOERT_NO_EXPERT || (rounds == 2 && (word == e) != (round == 1)))
                 continue;
-            placement->member[s] = placement->chain[e]++;
+            placement->position[s] = placement->chain[e]++;
             placement->longest = moert_max(placement->longest, placement->chain[e]);
         }
 }

@@ -22,14 +22,14 @@ enum { MOERT_CUT_ROWS = 64 }; /* the ranges of a chain begin at multiples of it 
 
 typedef struct moert_expert_map {
     size_t experts, ranks;
-    size_t groups;    /* of consecutive ranks, each with all experts; 1 or more */
-    size_t longest;   /* members of the longest chain; 1: there are no clones */
-    uint32_t *first;  /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all */
-    uint32_t *expert; /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
-    uint32_t *member; /* [slots of all ranks] which member of its chain is in a slot */
-    uint32_t *rank;   /* [E] the rank that holds an expert, */
-    uint32_t *slot;   /* [E] and its slot, counted from that rank's first */
-    uint32_t *chain;  /* [E] members of its chain */
+    size_t groups;      /* of consecutive ranks, each with all experts; 1 or more */
+    size_t longest;     /* members of the longest chain; 1: there are no clones */
+    uint32_t *first;    /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all */
+    uint32_t *expert;   /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
+    uint32_t *position; /* [slots of all ranks] of a slot in the chain of its expert */
+    uint32_t *rank;     /* [E] the rank that holds an expert, */
+    uint32_t *slot;     /* [E] and its slot, counted from that rank's first */
+    uint32_t *chain;    /* [E] members of its chain */
 } moert_expert_map;
 
 /* The number of the expert, itself or cloned, that the word of a slot stands for; or
@@ -42,12 +42,12 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
 }
 
 /*
- * The first of an expert's rows that member `member` of its chain computes, or the end if it is the
- * number of members; counts[ranks,E] are the rows of each rank's tokens. Members share the rows
+ * The first of an expert's rows that member `position` of its chain computes, or the end if it is
+ * the number of members; counts[ranks,E] are the rows of each rank's tokens. Members share the rows
  * evenly, or each computes those of its group's tokens. Ranges begin at multiples of
  * MOERT_CUT_ROWS, so that the pairs and blocks of sums over rows stay whole.
  */
-uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t member,
+uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts);
 
 /* The most rows that a rank with `held` experts and clones can get, K experts a token: `tokens` are
@@ -55,7 +55,7 @@ uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, 
 size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most);
 
 /* The slot, counted over all ranks, of a member of an expert's chain. */
-size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t member);
+size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t position);
 /* The rank of a slot, counted over all ranks. */
 size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot);
 

@@ -64,9 +64,9 @@ static range rows_of(const moert_plan *plan, size_t slot) {
         return (range){0, 0};
     if (placement->chain[e] == 1)
         return (range){0, plan->expert_counts[e]};
-    const size_t member = placement->member[slot];
-    return (range){moert_expert_map_cut(placement, e, member, plan->counts),
-                   moert_expert_map_cut(placement, e, member + 1, plan->counts)};
+    const size_t position = placement->position[slot];
+    return (range){moert_expert_map_cut(placement, e, position, plan->counts),
+                   moert_expert_map_cut(placement, e, position + 1, plan->counts)};
 }
 
 /* How many of the rows [before, before + count) are in a range. */
@@ -100,7 +100,7 @@ static void lay_out_slot(moert_plan *plan, size_t owner, size_t slot, uint64_t *
                        part = count_common(all, before, count);
         before += count;
         if (r == plan->rank) {
-            lanes[plan->placement->member[slot] * plan->experts + e] =
+            lanes[plan->placement->position[slot] * plan->experts + e] =
                 (moert_lane){(uint32_t)owner, *rows, *position, part};
             *position += part;
             plan->send_rows[owner] += part;
