@@ -175,10 +175,9 @@ static void move_part(void *argument, size_t member) {
 #endif
 }
 
-/* Moves `rows` rows by the table `to` or `from`. */
-static void move_rows(const bench_alltoall *a, bool streamed, size_t rows, void *target,
-                      const uint32_t *to, const void *source, const uint32_t *from) {
-    move m = {target, source, to, from, rows, a->row_bytes, bench_pool_size(a->pool), streamed};
+static void move_rows(const bench_alltoall *a, move m) {
+    m.row_bytes = a->row_bytes;
+    m.members = bench_pool_size(a->pool);
     bench_pool_run(a->pool, move_part, &m);
 }
 
@@ -198,9 +197,17 @@ static size_t sent_rows(const bench_alltoall *a) {
 
 moert_status bench_alltoall_dispatch(bench_alltoall *a, bool streamed, const void *source) {
     const int *sent = a->counts, *received = sent + 2 * a->plan->ranks;
-    move_rows(a, streamed, sent_rows(a), a->sent, NULL, source, a->token);
+    move_rows(a, (move){.target = a->sent,
+                        .source = source,
+                        .from = a->token,
+                        .rows = sent_rows(a),
+                        .streamed = streamed});
     MOERT_TRY(exchange(a, a->sent, sent, a->received, received));
-    move_rows(a, streamed, a->plan->rows, a->rows, a->position, a->received, NULL);
+    move_rows(a, (move){.target = a->rows,
+                        .source = a->received,
+                        .to = a->position,
+                        .rows = a->plan->rows,
+                        .streamed = streamed});
     return MOERT_OK;
 }
 
@@ -209,7 +216,11 @@ moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moer
     const int *sent = a->counts, *received = sent + 2 * a->plan->ranks;
     const size_t tokens = a->plan->tokens, stride = a->row_bytes / sizeof(float);
     const size_t width = a->bf16 ? 2 * stride : stride;
-    move_rows(a, streamed, a->plan->rows, a->received, NULL, a->rows, a->position);
+    move_rows(a, (move){.target = a->received,
+                        .source = a->rows,
+                        .from = a->position,
+                        .rows = a->plan->rows,
+                        .streamed = streamed});
     MOERT_TRY(exchange(a, a->received, received, a->sent, sent));
     MOERT_TRY(MOERT_RUN(
         a->device, MOERT_PROGRAM(a->device, "exchange/exchange -DREMOTE=0", width),
