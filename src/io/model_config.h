@@ -190,12 +190,14 @@ void moert_router_tensor_name(const moert_model_config *config, size_t layer, co
                               char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 /*
- * The tensor of a layer's files that has an expert's projection, with joined_experts: gate and up
- * of all experts in experts.gate_up_proj [E,2I,H], down in experts.down_proj [E,H,I]; the MLP of
- * every family is "mlp". Returns the number of projections before it in the tensor.
+ * The tensor of a layer's files that has a projection of all experts, with joined_experts: gate and
+ * up in experts.gate_up_proj [E,2I,H], down in experts.down_proj [E,H,I]; the MLP of every family
+ * is "mlp".
  */
-size_t moert_joined_tensor(const moert_model_config *config, size_t layer, size_t expert,
-                           moert_expert_part part, char *name, size_t bytes, size_t shape[3]);
+void moert_joined_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
+                         char *name, size_t bytes, size_t shape[3]);
+/* The number of projections before an expert's in that tensor. */
+size_t moert_joined_index(size_t expert, moert_expert_part part);
 
 /* Whether layer `layer` is a MoE layer; otherwise it is dense. */
 static inline bool moert_layer_is_moe(const moert_model_config *config, size_t layer) {

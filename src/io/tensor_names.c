@@ -24,15 +24,18 @@ void moert_router_tensor_name(const moert_model_config *config, size_t layer, co
              moert_family_of(config->family)->router, suffix);
 }
 
-size_t moert_joined_tensor(const moert_model_config *config, size_t layer, size_t expert,
-                           moert_expert_part part, char *name, size_t bytes, size_t shape[3]) {
+void moert_joined_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
+                         char *name, size_t bytes, size_t shape[3]) {
     const bool down = part == MOERT_EXPERT_DOWN;
     moert_moe_tensor_name(config, layer, down ? "experts.down_proj" : "experts.gate_up_proj", name,
                           bytes);
     shape[0] = config->router.experts;
     shape[1] = down ? config->hidden : 2 * config->intermediate;
     shape[2] = down ? config->intermediate : config->hidden;
-    return down ? expert : 2 * expert + (part == MOERT_EXPERT_UP);
+}
+
+size_t moert_joined_index(size_t expert, moert_expert_part part) {
+    return part == MOERT_EXPERT_DOWN ? expert : 2 * expert + (part == MOERT_EXPERT_UP);
 }
 
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,

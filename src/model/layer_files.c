@@ -71,9 +71,9 @@ static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
         range->layer_first = down ? at * matrix : (2 * at + (part == MOERT_EXPERT_UP)) * matrix;
         if (list->config->joined_experts && expert != SIZE_MAX) {
             range->rank = 3;
-            range->file_first = matrix * moert_joined_tensor(list->config, list->layer, expert,
-                                                             (moert_expert_part)part, range->name,
-                                                             sizeof range->name, range->shape);
+            range->file_first = matrix * moert_joined_index(expert, (moert_expert_part)part);
+            moert_joined_tensor(list->config, list->layer, (moert_expert_part)part, range->name,
+                                sizeof range->name, range->shape);
         } else
             moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part,
                                      range->name, sizeof range->name);

@@ -90,17 +90,16 @@ static void add_dense(moert_model *model, size_t index) {
     }
 }
 
-/* Sets the place of a tensor of one expert: the expert's part of tensor `index` of a block of the
- * layer, in which a slot has `stride` floats. */
-static void give_to_owner(const moert_model *model, moert_layer *moe, size_t expert,
-                          moert_block *block, size_t index, size_t stride,
-                          moert_model_tensor *tensor) {
+/* Moves a tensor from the first slot of its block to that of an expert; a slot has `stride` floats.
+ * Only the owner of the expert keeps the block. */
+static void give_to_owner(const moert_model *model, const moert_layer *moe, size_t expert,
+                          size_t stride, moert_model_tensor *tensor) {
     const moert_expert_map *placement = moert_layer_placement(moe);
     tensor->replicated = false;
     tensor->owner = placement->rank[expert];
-    tensor->offset = block->tensor[index].offset + placement->slot[expert] * stride;
-    if (tensor->owner == moert_comm_rank(model->mesh->experts))
-        tensor->block = block;
+    tensor->offset += placement->slot[expert] * stride;
+    if (tensor->owner != moert_comm_rank(model->mesh->experts))
+        tensor->block = NULL;
 }
 
 /* Adds one projection of one expert. The rank that owns the expert holds it in rows of W1 (gate,
@@ -112,8 +111,9 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
     moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate)
                                       : add(model, 2, c->intermediate, c->hidden);
     moert_expert_tensor_name(c, index, expert, part, tensor->name, sizeof tensor->name);
-    give_to_owner(model, moe, expert, moert_layer_block(moe, down ? 2 : 1), 0,
-                  tensor->elements * (down ? 1 : 2), tensor);
+    tensor->block = moert_layer_block(moe, down ? 2 : 1);
+    tensor->offset = tensor->block->tensor[0].offset;
+    give_to_owner(model, moe, expert, tensor->elements * (down ? 1 : 2), tensor);
     if (part == MOERT_EXPERT_UP)
         tensor->offset += tensor->elements;
 }
@@ -136,8 +136,9 @@ static void add_fused(moert_model *model, size_t index, const moert_fused_tensor
         moert_moe_tensor_name(&model->config, index, fused->suffix, tensor->name,
                               sizeof tensor->name);
         tensor->file_first = e * tensor->elements;
-        give_to_owner(model, moe, e, moert_layer_block(moe, in ? 1 : 2), rows > 0 ? 0 : 1,
-                      tensor->elements, tensor); /* weight or bias */
+        tensor->block = moert_layer_block(moe, in ? 1 : 2);
+        tensor->offset = tensor->block->tensor[rows > 0 ? 0 : 1].offset; /* weight or bias */
+        give_to_owner(model, moe, e, tensor->elements, tensor);
     }
 }
 
@@ -146,9 +147,9 @@ static void add_joined(moert_model *model, size_t index, size_t expert, moert_ex
     add_expert(model, index, expert, part);
     moert_model_tensor *tensor = &model->tensor[model->tensor_count - 1];
     tensor->rank = 3;
-    tensor->file_first =
-        tensor->elements * moert_joined_tensor(&model->config, index, expert, part, tensor->name,
-                                               sizeof tensor->name, tensor->shape);
+    tensor->file_first = tensor->elements * moert_joined_index(expert, part);
+    moert_joined_tensor(&model->config, index, part, tensor->name, sizeof tensor->name,
+                        tensor->shape);
 }
 
 /* Adds the experts in the order of the files. */
