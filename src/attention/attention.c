@@ -108,7 +108,7 @@ size_t moert_attention_scratch_bytes(const moert_device *device, const moert_att
                : 0;
 }
 
-static moert_status differentiate_sinks(const moert_attention *a) {
+static moert_status sinks_backward(const moert_attention *a) {
     moert_device *device = moert_buffer_device(a->q);
     char spec[SPEC_BYTES];
     snprintf(spec, sizeof spec, "%s -DROUNDED=%d",
@@ -135,5 +135,5 @@ moert_status moert_attention_backward(const moert_attention *attention) {
     const bool nvidia = takes_nvidia(&a);
     report_work(&a, 4, 3, true, nvidia);
     MOERT_TRY(nvidia ? moert_attention_nvidia_backward(&a) : moert_attention_portable_backward(&a));
-    return a.dsinks != NULL ? differentiate_sinks(&a) : MOERT_OK;
+    return a.dsinks != NULL ? sinks_backward(&a) : MOERT_OK;
 }

@@ -24,8 +24,8 @@ static moert_status activate_again(moert_pass *pass, const moert_row_groups *par
 
 /* Computes a chunk's dh from its received dy, then dv. Writes the gradients of the routing weights
  * to `dprob`. */
-static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
-                                      const moert_row_groups *part) {
+static moert_status glu_backward(moert_pass *pass, moert_window *dprob,
+                                 const moert_row_groups *part) {
     moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
     const moert_layer_choices *c = &layer->choices;
@@ -75,7 +75,7 @@ static moert_status compute_wgrad(moert_pass *pass) {
     return pass->status;
 }
 
-static moert_status differentiate_chunk(moert_pass *pass, const moert_row_groups *part) {
+static moert_status chunk_backward(moert_pass *pass, const moert_row_groups *part) {
     moert_window *dprob = pass->back.slots;
     moert_result dx;
     moert_expert_gemm in;
@@ -85,7 +85,7 @@ static moert_status differentiate_chunk(moert_pass *pass, const moert_row_groups
         return MOERT_OK;
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DY, pass->dy,
                                       pass->layer->choices.forth.bytes, part));
-    MOERT_TRY(differentiate_glu(pass, dprob, part));
+    MOERT_TRY(glu_backward(pass, dprob, part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DPROB, dprob, sizeof(float), part));
     MOERT_TRY(moert_wire_results(pass, false, &dx));
     MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part, &dx, &in));
@@ -95,8 +95,8 @@ static moert_status differentiate_chunk(moert_pass *pass, const moert_row_groups
 }
 
 /* The experts' backward, chunk by chunk, between the dispatch of dy and the combine of dx. */
-static moert_status differentiate_experts(moert_pass *pass) {
-    return moert_pass_each_chunk(pass, differentiate_chunk);
+static moert_status experts_backward(moert_pass *pass) {
+    return moert_pass_each_chunk(pass, chunk_backward);
 }
 
 /* Lets the weight gradients that are not deferred be computed while dx travels. */
@@ -141,7 +141,7 @@ moert_status moert_pass_wgrad(moert_pass *pass) {
 
 /* Computes dlogits from the gradients of the routing weights and of the losses, then the gradient
  * of the router's weight. */
-static moert_status differentiate_router(moert_pass *pass) {
+static moert_status router_backward(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     const moert_layer_losses *losses = &pass->losses;
     const moert_router_options *router = &layer->options.router;
@@ -179,8 +179,7 @@ static moert_status add_router(const moert_pass *pass) {
 }
 
 /* Backward of the shared expert's gate, from the gradient dprob[T] of its result. */
-static moert_status differentiate_gate(moert_pass *pass, const moert_buffer *dprob,
-                                       moert_buffer *dx) {
+static moert_status gate_backward(moert_pass *pass, const moert_buffer *dprob, moert_buffer *dx) {
     moert_mesh *mesh = pass->layer->mesh;
     moert_block *dense = pass->layer->block[BLOCK_DENSE];
     const moert_router_options gate = moert_pass_gate();
@@ -203,18 +202,19 @@ static moert_status differentiate_gate(moert_pass *pass, const moert_buffer *dpr
 }
 
 /* Adds the shared expert's gradient to dx and collects the gradients of its weights. */
-static moert_status differentiate_shared(moert_pass *pass) {
+static moert_status shared_backward(moert_pass *pass) {
     const bool gated = pass->layer->options.shared_gate;
+    moert_buffer *dprob = NULL;
     if (pass->layer->options.shared_intermediate == 0)
         return MOERT_OK;
-    moert_dense_glu glu = moert_pass_shared_expert(pass);
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     if (gated)
-        MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GATE_DPROB, &glu.dprob));
+        MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GATE_DPROB, &dprob));
     MOERT_TRY(activate_again(pass, NULL));
-    MOERT_TRY(moert_dense_glu_backward(&glu, pass->input, pass->shared_v, pass->shared_h,
-                                       pass->gradient, pass->result, true));
-    return gated ? differentiate_gate(pass, glu.dprob, pass->result) : MOERT_OK;
+    moert_dense_glu glu = moert_pass_shared_expert(pass);
+    glu.dprob = dprob;
+    MOERT_TRY(moert_dense_glu_backward(&glu, pass->gradient, pass->result, true));
+    return gated ? gate_backward(pass, dprob, pass->result) : MOERT_OK;
 }
 
 /* ---- stages ---- */
@@ -272,19 +272,19 @@ static moert_status finish(moert_pass *pass) {
     MOERT_TRY(moert_wire_round(pass));
     MOERT_TRY(moert_probe_close(pass, false));
     MOERT_TRY(add_router(pass));
-    return differentiate_shared(pass);
+    return shared_backward(pass);
 }
 
 static const moert_stage to_experts[] = {{reserve, MOERT_STAGE_AGREED},
                                          {open_gradients, MOERT_STAGE_LOCAL},
                                          {pack, MOERT_STAGE_LOCAL},
                                          {dispatch, MOERT_STAGE_AGREED}};
-static const moert_stage from_experts[] = {{differentiate_experts, MOERT_STAGE_JOINT},
+static const moert_stage from_experts[] = {{experts_backward, MOERT_STAGE_JOINT},
                                            {overlap_wgrad, MOERT_STAGE_LOCAL},
                                            {wgrad, MOERT_STAGE_JOINT},
                                            {moert_wire_target, MOERT_STAGE_LOCAL},
                                            {combine, MOERT_STAGE_AGREED},
-                                           {differentiate_router, MOERT_STAGE_LOCAL},
+                                           {router_backward, MOERT_STAGE_LOCAL},
                                            {join, MOERT_STAGE_JOINT},
                                            {finish, MOERT_STAGE_LOCAL}};
 

@@ -18,6 +18,8 @@ typedef struct moert_dense_glu {
     size_t hidden, width;     /* H, I */
     moert_glu_form form;      /* `interleaved` is ignored */
     moert_dtype type;         /* of the operands */
+    const moert_buffer *x;    /* [T,H], float32 */
+    moert_buffer *v, *h;      /* [T,2I] (moert_glu_between), [T,I] in `type` */
     const moert_buffer *prob; /* [T] multiplies each row of h, or NULL */
     moert_buffer *dprob;      /* [T] backward: its gradient, or NULL */
     moert_batch batch;
@@ -27,14 +29,11 @@ typedef struct moert_dense_glu {
 /* Raises the scratch that a GLU takes to that of these sizes; width 0: no GLU. */
 void moert_dense_glu_scratch(const moert_glu_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
-/* v and h from x[T,H], float32. */
-moert_status moert_dense_glu_activate(const moert_dense_glu *glu, const moert_buffer *x,
-                                      moert_buffer *v, moert_buffer *h);
-/* The same, and y[T,H], float32. */
-moert_status moert_dense_glu_forward(const moert_dense_glu *glu, const moert_buffer *x,
-                                     moert_buffer *v, moert_buffer *h, moert_buffer *y);
+/* Computes v and h. */
+moert_status moert_dense_glu_activate(const moert_dense_glu *glu);
+/* Computes v, h and y[T,H], float32. */
+moert_status moert_dense_glu_forward(const moert_dense_glu *glu, moert_buffer *y);
 /* dx = the gradient of x, or dx += with `accumulate`; collects the gradients of the weights.
  * Overwrites v. Uses the scratch buffers HIDDEN, PARTIAL, ROUNDED_X and ROUNDED_Y. */
-moert_status moert_dense_glu_backward(const moert_dense_glu *glu, const moert_buffer *x,
-                                      moert_buffer *v, moert_buffer *h, const moert_buffer *dy,
+moert_status moert_dense_glu_backward(const moert_dense_glu *glu, const moert_buffer *dy,
                                       moert_buffer *dx, bool accumulate);

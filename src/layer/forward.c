@@ -110,9 +110,9 @@ static moert_status take_shared(moert_pass *pass) {
 }
 
 moert_status moert_pass_activate_shared(moert_pass *pass) {
-    const moert_dense_glu glu = moert_pass_shared_expert(pass);
     MOERT_TRY(take_shared(pass));
-    return moert_dense_glu_activate(&glu, pass->input, pass->shared_v, pass->shared_h);
+    const moert_dense_glu glu = moert_pass_shared_expert(pass);
+    return moert_dense_glu_activate(&glu);
 }
 
 /* The shared expert's output for all tokens of this rank, while rows travel. */
@@ -122,11 +122,10 @@ static moert_status compute_shared_expert(moert_pass *pass) {
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     if (pass->layer->options.shared_gate)
         MOERT_TRY(open_gate(pass, pass->input));
-    const moert_dense_glu glu = moert_pass_shared_expert(pass);
     MOERT_TRY(take_shared(pass));
     MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_SHARED_Y, &pass->shared_result));
-    return moert_dense_glu_forward(&glu, pass->input, pass->shared_v, pass->shared_h,
-                                   pass->shared_result);
+    const moert_dense_glu glu = moert_pass_shared_expert(pass);
+    return moert_dense_glu_forward(&glu, pass->shared_result);
 }
 
 static moert_status send_clones(moert_pass *pass) {

@@ -142,6 +142,9 @@ moert_dense_glu moert_pass_shared_expert(const moert_pass *pass) {
                              .width = o->shared_intermediate,
                              .form = o->glu,
                              .type = moert_operand_type(o->dense),
+                             .x = pass->input,
+                             .v = pass->shared_v,
+                             .h = pass->shared_h,
                              .prob = o->shared_gate ? pass->gate.weight : NULL,
                              .batch = pass->batch,
                              .drop_v = moert_pass_drops_v(pass)};

@@ -34,6 +34,7 @@ struct moert_audit {
     moert_buffer *positions;    /* int32 [T] of its documents */
     moert_mesh_place *place;    /* [R] of each rank */
     moert_audit_ring ring[MOERT_AUDIT_CLASSES];
+    size_t distance; /* in a ring: the rank at this distance repeats this rank's work */
 };
 
 /* Opens a probe for a run. */

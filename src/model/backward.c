@@ -4,7 +4,7 @@
 #include "base/phase.h"
 #include "model/sublayer.h"
 
-static moert_status differentiate_embedding(moert_run *run) {
+static moert_status embedding_backward(moert_run *run) {
     const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING_BACKWARD);
     if (c->tied_embeddings)
@@ -57,18 +57,18 @@ static moert_status run_again(moert_run *run, size_t index) {
 
 /* Backward of layer `index`. Starts its sums when its gradients are complete, and waits for the
  * sums of the layer above. */
-static moert_status differentiate_layer(moert_run *run, size_t index, bool last) {
+static moert_status layer_backward(moert_run *run, size_t index, bool last) {
     moert_run_layer *layer = &run->layer[index], *above = layer + 1;
     const bool is_top = index + 1 == run->config->layers;
     if (moert_model_recomputes(run->model) && !is_top)
         MOERT_TRY(run_again(run, index));
     MOERT_TRY(moert_block_begin(layer->of->attention, &run->batch, run->accumulate));
-    MOERT_TRY(moert_model_differentiate_mlp(run, layer, run->accumulate));
+    MOERT_TRY(moert_model_mlp_backward(run, layer, run->accumulate));
     MOERT_TRY(wait_for_device(run->model, is_top ? layer->of : above->of));
     if (!is_top)
         MOERT_TRY(end_sums(above->of));
     MOERT_TRY(moert_model_mlp_of(layer->of)->reduce_start(run->model, layer->of, last));
-    MOERT_TRY(moert_model_differentiate_attention(run, layer, moert_model_input(run, index)));
+    MOERT_TRY(moert_model_attention_backward(run, layer, moert_model_input(run, index)));
     MOERT_TRY(wait_for_device(run->model, layer->of));
     return moert_block_reduce_start(layer->of->attention, run->mesh->spans);
 }
@@ -78,11 +78,11 @@ moert_status moert_run_backward(moert_run *run, bool last) {
     MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
     MOERT_TRY(moert_mesh_gather_spans(run->mesh, &run->batch));
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
-    MOERT_TRY(moert_model_differentiate_rows(
+    MOERT_TRY(moert_model_normalise_backward(
         run, run->model->outer, OUTER_NORM, run->layer[c->layers - 1].out, run->final_rstd, false));
     for (size_t i = c->layers; i-- > 0;)
-        MOERT_TRY(differentiate_layer(run, i, last));
-    MOERT_TRY(differentiate_embedding(run));
+        MOERT_TRY(layer_backward(run, i, last));
+    MOERT_TRY(embedding_backward(run));
     MOERT_TRY(wait_for_device(run->model, run->layer[0].of));
     MOERT_TRY(end_sums(run->layer[0].of));
     MOERT_TRY(moert_block_reduce_start(run->model->outer, run->mesh->spans));

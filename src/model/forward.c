@@ -79,8 +79,8 @@ moert_status moert_model_run_layer(moert_run *run, size_t index) {
     moert_run_layer *layer = &run->layer[index];
     if (!layer->of->is_dense)
         MOERT_TRY(moert_layer_send_weights(layer->of->moe)); /* they travel during the attention */
-    MOERT_TRY(moert_model_attend(run, layer, moert_model_input(run, index)));
-    return moert_model_run_mlp(run, layer);
+    MOERT_TRY(moert_model_attention_forward(run, layer, moert_model_input(run, index)));
+    return moert_model_mlp_forward(run, layer);
 }
 
 /* Puts the layer before the message of values that are not finite. */

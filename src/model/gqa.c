@@ -211,9 +211,8 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
 }
 
 /* *operand = the gradient of a group's projection, from `d`, that of what attention reads. */
-static moert_status differentiate_norm(moert_run *run, moert_run_layer *layer, size_t index,
-                                       const head_group *g, moert_buffer *d,
-                                       moert_buffer **operand) {
+static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                  const head_group *g, moert_buffer *d, moert_buffer **operand) {
     const moert_model_config *c = run->config;
     const moert_dtype type = moert_model_type(run->model);
     const size_t tokens = run->batch.tokens, width = g->count * c->head_size;
@@ -236,18 +235,18 @@ static moert_status differentiate_norm(moert_run *run, moert_run_layer *layer, s
         .dx = type == MOERT_DTYPE_F32 ? d : NULL,
         .bf16 = type == MOERT_DTYPE_F32 ? NULL : *operand,
         .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}};
-    return moert_model_differentiate_norm(run, layer->of->attention,
-                                          MOERT_ATTENTION_FIRST + g->norm, &own);
+    return moert_model_norm_backward(run, layer->of->attention, MOERT_ATTENTION_FIRST + g->norm,
+                                     &own);
 }
 
 /* Backward of q, k or v. Adds to dx, except for the first of them. */
-static moert_status differentiate_group(moert_run *run, moert_run_layer *layer, size_t index,
-                                        const head_group *g, moert_buffer *dx) {
+static moert_status group_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                   const head_group *g, moert_buffer *dx) {
     moert_buffer *operand;
-    MOERT_TRY(differentiate_norm(run, layer, index, g, run->scratch[D_Q + index], &operand));
-    MOERT_TRY(moert_model_differentiate_weight(run, layer, g->weight, layer->activations->normed,
-                                               operand));
-    return moert_model_differentiate_input(run, layer, g->weight, operand, dx, index > 0);
+    MOERT_TRY(norm_backward(run, layer, index, g, run->scratch[D_Q + index], &operand));
+    MOERT_TRY(
+        moert_model_weight_backward(run, layer, g->weight, layer->activations->normed, operand));
+    return moert_model_input_backward(run, layer, g->weight, operand, dx, index > 0);
 }
 
 static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffer *dy,
@@ -256,7 +255,7 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffe
     head_group groups[GROUPS];
     moert_attention attention = attention_of(run, layer);
     const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
-    MOERT_TRY(moert_model_differentiate_input_to(run, layer, O, dy, &dout));
+    MOERT_TRY(moert_model_input_backward_to(run, layer, O, dy, &dout));
     MOERT_TRY(moert_model_attended(run, &attention, &operand));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
@@ -267,10 +266,10 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffe
     if (attention.sinks != NULL)
         MOERT_TRY(moert_block_collect(layer->of->attention, MOERT_ATTENTION_FIRST + SINKS,
                                       &run->batch, 0, attention.heads, attention.dsinks));
-    MOERT_TRY(moert_model_differentiate_weight(run, layer, O, operand, dy));
+    MOERT_TRY(moert_model_weight_backward(run, layer, O, operand, dy));
     list_groups(run->config, groups);
     for (size_t i = 0; i < GROUPS; i++)
-        MOERT_TRY(differentiate_group(run, layer, i, &groups[i], dx));
+        MOERT_TRY(group_backward(run, layer, i, &groups[i], dx));
     return MOERT_OK;
 }
 

@@ -143,20 +143,35 @@ static moert_status rotate(const moert_run *run, size_t heads, size_t size, bool
     return moert_rope(&rotation, run->batch.tokens, size, inverse, x);
 }
 
-/* normed[T,width], an operand, = norm(raw) by parameter `index`. */
-static moert_status normalise(moert_run *run, const moert_run_layer *layer, size_t index,
-                              size_t width, const moert_buffer *raw, moert_buffer *normed,
-                              moert_buffer *rstd) {
+/* A latent of q, or of k and v: the parameter of its norm, and its rows [T,width], which are then
+ * normed, an operand. */
+typedef struct latent_rows {
+    size_t norm, width;
+    moert_buffer *raw, *rstd, *normed;
+} latent_rows;
+
+static latent_rows latent_q(const moert_run *run, const moert_run_layer *layer) {
+    moert_buffer *const *kept = &layer->activations->kept[KEPT_Q_RAW];
+    return (latent_rows){Q_A_NORM, run->config->latent.q_rank, kept[0], kept[1], kept[2]};
+}
+
+static latent_rows latent_kv(const moert_run *run, const moert_run_layer *layer) {
+    moert_buffer *const *kept = &layer->activations->kept[KEPT_KV_RAW];
+    return (latent_rows){KV_A_NORM, run->config->latent.kv_rank, kept[0], kept[1], kept[2]};
+}
+
+static moert_status normalise(moert_run *run, const moert_run_layer *layer, const latent_rows *l) {
     const bool floats = moert_model_type(run->model) == MOERT_DTYPE_F32;
+    const moert_block *block = layer->of->attention;
     return moert_norm_run(
         &(moert_norm){.rows = run->batch.tokens,
-                      .width = width,
+                      .width = l->width,
                       .epsilon = latent_epsilon,
-                      .x = raw,
-                      .weight = layer->of->attention->tensor[MOERT_ATTENTION_FIRST + index].weight,
-                      .y = floats ? normed : NULL,
-                      .bf16 = floats ? NULL : normed,
-                      .rstd = rstd});
+                      .x = l->raw,
+                      .weight = block->tensor[MOERT_ATTENTION_FIRST + l->norm].weight,
+                      .y = floats ? l->normed : NULL,
+                      .bf16 = floats ? NULL : l->normed,
+                      .rstd = l->rstd});
 }
 
 /* A part of the heads of k or v in the heads of W_kvb's result. */
@@ -202,12 +217,12 @@ static moert_attention attention_of(const moert_run *run, const moert_run_layer 
 static moert_status project_q(moert_run *run, moert_run_layer *layer) {
     const moert_model_config *c = run->config;
     moert_buffer *const *kept = layer->activations->kept;
+    const latent_rows l = latent_q(run, layer);
     const moert_buffer *x = layer->activations->normed;
-    if (c->latent.q_rank > 0) {
-        MOERT_TRY(moert_model_project(run, layer, Q_A, x, kept[KEPT_Q_RAW]));
-        MOERT_TRY(normalise(run, layer, Q_A_NORM, c->latent.q_rank, kept[KEPT_Q_RAW],
-                            kept[KEPT_Q_NORMED], kept[KEPT_Q_RSTD]));
-        x = kept[KEPT_Q_NORMED];
+    if (l.width > 0) {
+        MOERT_TRY(moert_model_project(run, layer, Q_A, x, l.raw));
+        MOERT_TRY(normalise(run, layer, &l));
+        x = l.normed;
     }
     const size_t size = key_size(&c->latent);
     const bool rounds = run->model->attention.kept[KEPT_Q].type == MOERT_DTYPE_BF16;
@@ -224,11 +239,11 @@ static moert_status expand(moert_run *run, moert_run_layer *layer) {
     const size_t tokens = run->batch.tokens, heads = run->config->heads;
     moert_buffer *const *kept = layer->activations->kept, *const expanded =
                                                               run->scratch[D_EXPANDED];
+    const latent_rows l = latent_kv(run, layer);
     head_part parts[HEAD_PARTS];
     list_parts(run->model, parts);
-    MOERT_TRY(normalise(run, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW], kept[KEPT_KV_NORMED],
-                        kept[KEPT_KV_RSTD]));
-    MOERT_TRY(moert_model_project(run, layer, KV_B, kept[KEPT_KV_NORMED], expanded));
+    MOERT_TRY(normalise(run, layer, &l));
+    MOERT_TRY(moert_model_project(run, layer, KV_B, l.normed, expanded));
     for (size_t i = 0; i < HEAD_PARTS; i++)
         MOERT_TRY(
             moert_columns_copy(&(moert_columns){.rows = tokens * heads,
@@ -284,46 +299,47 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
 
 /* ---- backward ---- */
 
-/* Backward of a projection of x[T,...], an operand, from dy[T,width] in float32. */
-static moert_status differentiate_projection(moert_run *run, moert_run_layer *layer, size_t index,
-                                             size_t width, const moert_buffer *x,
-                                             const moert_buffer *dy, moert_buffer *dx,
-                                             bool accumulate) {
+/* Backward of a projection of x[T,...], an operand, from dy[T,...] in float32. Only KV_A, the last
+ * projection of layer->activations->normed, adds to dx. */
+static moert_status projection_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                        const moert_buffer *x, const moert_buffer *dy,
+                                        moert_buffer *dx) {
+    const size_t width = run->model->attention.parameter[index].rows;
     moert_buffer *operand;
     MOERT_TRY(moert_model_operand(run, width, dy, MOERT_SCRATCH_ROUNDED_Y, &operand));
-    MOERT_TRY(moert_model_differentiate_weight(run, layer, index, x, operand));
-    return moert_model_differentiate_input(run, layer, index, operand, dx, accumulate);
+    MOERT_TRY(moert_model_weight_backward(run, layer, index, x, operand));
+    return moert_model_input_backward(run, layer, index, operand, dx, index == KV_A);
 }
 
-/* Backward of a latent norm by parameter `index`, in place in D_NORMED. */
-static moert_status differentiate_norm(moert_run *run, moert_run_layer *layer, size_t index,
-                                       size_t width, const moert_buffer *raw,
-                                       const moert_buffer *rstd) {
+/* Backward of a latent's norm, in place in D_NORMED. */
+static moert_status norm_backward(moert_run *run, moert_run_layer *layer, const latent_rows *l) {
     moert_buffer *const d = run->scratch[D_NORMED];
-    const moert_norm_gradient own = {
-        .rows = run->batch.tokens, .width = width, .x = raw, .rstd = rstd, .dy = d, .dx = d};
-    return moert_model_differentiate_norm(run, layer->of->attention, MOERT_ATTENTION_FIRST + index,
-                                          &own);
+    const moert_norm_gradient own = {.rows = run->batch.tokens,
+                                     .width = l->width,
+                                     .x = l->raw,
+                                     .rstd = l->rstd,
+                                     .dy = d,
+                                     .dx = d};
+    return moert_model_norm_backward(run, layer->of->attention, MOERT_ATTENTION_FIRST + l->norm,
+                                     &own);
 }
 
 /* dx = gradient through q. */
-static moert_status differentiate_q(moert_run *run, moert_run_layer *layer, moert_buffer *dx) {
+static moert_status q_backward(moert_run *run, moert_run_layer *layer, moert_buffer *dx) {
     const moert_model_config *c = run->config;
-    const size_t rank = c->latent.q_rank, width = c->heads * key_size(&c->latent);
-    moert_buffer *const *kept = layer->activations->kept, *const dq = run->scratch[D_Q],
-                        *const d = run->scratch[D_NORMED];
+    const moert_buffer *x = layer->activations->normed;
+    moert_buffer *const dq = run->scratch[D_Q], *const d = run->scratch[D_NORMED];
+    const latent_rows l = latent_q(run, layer);
     MOERT_TRY(rotate(run, c->heads, key_size(&c->latent), true, dq));
-    if (rank == 0)
-        return differentiate_projection(run, layer, Q_B, width, layer->activations->normed, dq, dx,
-                                        false);
-    MOERT_TRY(differentiate_projection(run, layer, Q_B, width, kept[KEPT_Q_NORMED], dq, d, false));
-    MOERT_TRY(differentiate_norm(run, layer, Q_A_NORM, rank, kept[KEPT_Q_RAW], kept[KEPT_Q_RSTD]));
-    return differentiate_projection(run, layer, Q_A, rank, layer->activations->normed, d, dx,
-                                    false);
+    if (l.width == 0)
+        return projection_backward(run, layer, Q_B, x, dq, dx);
+    MOERT_TRY(projection_backward(run, layer, Q_B, l.normed, dq, d));
+    MOERT_TRY(norm_backward(run, layer, &l));
+    return projection_backward(run, layer, Q_A, x, d, dx);
 }
 
 /* D_LATENT[:, kv_rank ...] = gradient of the shared key: the sum over the heads, rotated back. */
-static moert_status differentiate_shared(moert_run *run) {
+static moert_status shared_backward(moert_run *run) {
     const moert_latent_sizes *s = &run->config->latent;
     const size_t tokens = run->batch.tokens;
     moert_buffer *const shared = run->scratch[D_SHARED];
@@ -346,12 +362,11 @@ static moert_status differentiate_shared(moert_run *run) {
 }
 
 /* D_LATENT[:, ... kv_rank] = gradient of the latent row, from those of k and v. */
-static moert_status differentiate_expanded(moert_run *run, moert_run_layer *layer) {
+static moert_status expanded_backward(moert_run *run, moert_run_layer *layer) {
     const moert_latent_sizes *s = &run->config->latent;
     const size_t tokens = run->batch.tokens, heads = run->config->heads, width = s->nope + s->value;
-    moert_buffer *const *kept = layer->activations->kept,
-                        *const expanded = run->scratch[D_EXPANDED],
-                        *const d = run->scratch[D_NORMED];
+    moert_buffer *const expanded = run->scratch[D_EXPANDED], *const d = run->scratch[D_NORMED];
+    const latent_rows l = latent_kv(run, layer);
     head_part parts[HEAD_PARTS];
     list_parts(run->model, parts);
     for (size_t i = 0; i < HEAD_PARTS; i++)
@@ -362,10 +377,8 @@ static moert_status differentiate_expanded(moert_run *run, moert_run_layer *laye
                                                       .to = expanded,
                                                       .to_stride = width,
                                                       .to_column = parts[i].column}));
-    MOERT_TRY(differentiate_projection(run, layer, KV_B, heads * width, kept[KEPT_KV_NORMED],
-                                       expanded, d, false));
-    MOERT_TRY(differentiate_norm(run, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
-                                 kept[KEPT_KV_RSTD]));
+    MOERT_TRY(projection_backward(run, layer, KV_B, l.normed, expanded, d));
+    MOERT_TRY(norm_backward(run, layer, &l));
     return moert_columns_copy(&(moert_columns){.rows = tokens,
                                                .columns = s->kv_rank,
                                                .from = d,
@@ -376,23 +389,21 @@ static moert_status differentiate_expanded(moert_run *run, moert_run_layer *laye
 
 static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffer *dy,
                              moert_buffer *dx) {
-    const moert_latent_sizes *s = &run->config->latent;
     moert_buffer **const scratch = run->scratch, *result;
     moert_attention attention = attention_of(run, layer);
     const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
-    MOERT_TRY(moert_model_differentiate_input_to(run, layer, O, dy, &dout));
+    MOERT_TRY(moert_model_input_backward_to(run, layer, O, dy, &dout));
     MOERT_TRY(moert_model_attended(run, &attention, &result));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];
     attention.dv = scratch[D_V];
     MOERT_TRY(moert_attention_backward(&attention));
-    MOERT_TRY(moert_model_differentiate_weight(run, layer, O, result, dy));
-    MOERT_TRY(differentiate_q(run, layer, dx));
-    MOERT_TRY(differentiate_shared(run));
-    MOERT_TRY(differentiate_expanded(run, layer));
-    return differentiate_projection(run, layer, KV_A, s->kv_rank + s->rope,
-                                    layer->activations->normed, scratch[D_LATENT], dx, true);
+    MOERT_TRY(moert_model_weight_backward(run, layer, O, result, dy));
+    MOERT_TRY(q_backward(run, layer, dx));
+    MOERT_TRY(shared_backward(run));
+    MOERT_TRY(expanded_backward(run, layer));
+    return projection_backward(run, layer, KV_A, layer->activations->normed, scratch[D_LATENT], dx);
 }
 
 const moert_attention_variant moert_model_mla = {describe, forward, backward};

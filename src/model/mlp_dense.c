@@ -19,22 +19,22 @@ static moert_dense_glu glu_of(const moert_run *run, const moert_run_layer *layer
                              .width = c->dense_intermediate,
                              .form = c->glu,
                              .type = moert_model_type(run->model),
+                             .x = layer->activations->post_normed,
+                             .v = layer->activations->mlp_v,
+                             .h = layer->activations->mlp_h,
                              .batch = run->batch,
                              .drop_v = run->batch.forward_only || run->discards};
 }
 
 static moert_status forward(moert_run *run, moert_run_layer *layer) {
     const moert_dense_glu glu = glu_of(run, layer);
-    return moert_dense_glu_forward(&glu, layer->activations->post_normed, layer->activations->mlp_v,
-                                   layer->activations->mlp_h, layer->out);
+    return moert_dense_glu_forward(&glu, layer->out);
 }
 
 static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumulate) {
     const moert_dense_glu glu = glu_of(run, layer);
     MOERT_TRY(moert_block_begin(layer->of->mlp, &run->batch, accumulate));
-    return moert_dense_glu_backward(&glu, layer->activations->post_normed,
-                                    layer->activations->mlp_v, layer->activations->mlp_h, run->d,
-                                    run->dn, false);
+    return moert_dense_glu_backward(&glu, run->d, run->dn, false);
 }
 
 static moert_block *block(const moert_model_layer *layer, size_t index) {

@@ -30,9 +30,8 @@ moert_status moert_model_project(moert_run *run, moert_run_layer *layer, size_t 
     return run_gemm(layer, index, &gemm);
 }
 
-moert_status moert_model_differentiate_input(moert_run *run, moert_run_layer *layer, size_t index,
-                                             const moert_buffer *dy, moert_buffer *dx,
-                                             bool accumulate) {
+moert_status moert_model_input_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                        const moert_buffer *dy, moert_buffer *dx, bool accumulate) {
     moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_DGRAD, index, dx, dy);
     gemm.epilogue.addend = moert_accumulate(accumulate);
     return run_gemm(layer, index, &gemm);
@@ -55,15 +54,14 @@ moert_status moert_model_project_to(moert_run *run, moert_run_layer *layer, size
     return run_to(run, layer, index, &gemm, gemm.n, y);
 }
 
-moert_status moert_model_differentiate_input_to(moert_run *run, moert_run_layer *layer,
-                                                size_t index, const moert_buffer *dy,
-                                                const moert_model_target *dx) {
+moert_status moert_model_input_backward_to(moert_run *run, moert_run_layer *layer, size_t index,
+                                           const moert_buffer *dy, const moert_model_target *dx) {
     moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_DGRAD, index, NULL, dy);
     return run_to(run, layer, index, &gemm, gemm.k, dx);
 }
 
-moert_status moert_model_differentiate_weight(moert_run *run, moert_run_layer *layer, size_t index,
-                                              const moert_buffer *x, const moert_buffer *dy) {
+moert_status moert_model_weight_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                         const moert_buffer *x, const moert_buffer *dy) {
     const moert_gemm gemm = gemm_of(run, layer, MOERT_GEMM_WGRAD, index, x, dy);
     return moert_block_dense_gradient(layer->of->attention, MOERT_ATTENTION_FIRST + index,
                                       &run->batch, &gemm, partial_scratch(run->model));
@@ -96,8 +94,8 @@ moert_status moert_model_normalise(moert_run *run, const moert_block *block, siz
                                         .rstd = rstd});
 }
 
-moert_status moert_model_differentiate_norm(moert_run *run, moert_block *block, size_t index,
-                                            const moert_norm_gradient *own) {
+moert_status moert_model_norm_backward(moert_run *run, moert_block *block, size_t index,
+                                       const moert_norm_gradient *own) {
     moert_norm_gradient norm = *own;
     norm.sequences = run->batch.sequences;
     norm.weight = block->tensor[index].weight;
@@ -110,16 +108,16 @@ moert_status moert_model_differentiate_norm(moert_run *run, moert_block *block, 
     return moert_block_collect(block, index, &run->batch, 0, norm.width, norm.partial);
 }
 
-moert_status moert_model_differentiate_rows(moert_run *run, moert_block *block, size_t index,
+moert_status moert_model_normalise_backward(moert_run *run, moert_block *block, size_t index,
                                             const moert_buffer *x, const moert_buffer *rstd,
                                             bool accumulate) {
-    return moert_model_differentiate_norm(run, block, index,
-                                          &(moert_norm_gradient){.rows = run->batch.tokens,
-                                                                 .width = run->config->hidden,
-                                                                 .x = x,
-                                                                 .rstd = rstd,
-                                                                 .dy = run->dn,
-                                                                 .dx = run->d,
-                                                                 .bf16 = moert_run_d_bf16(run),
-                                                                 .accumulate = accumulate});
+    return moert_model_norm_backward(run, block, index,
+                                     &(moert_norm_gradient){.rows = run->batch.tokens,
+                                                            .width = run->config->hidden,
+                                                            .x = x,
+                                                            .rstd = rstd,
+                                                            .dy = run->dn,
+                                                            .dx = run->d,
+                                                            .bf16 = moert_run_d_bf16(run),
+                                                            .accumulate = accumulate});
 }

@@ -25,7 +25,8 @@ static size_t post_norm(const moert_model_layer *layer) {
     return layer->attention->count - 1;
 }
 
-moert_status moert_model_attend(moert_run *run, moert_run_layer *layer, const moert_buffer *x) {
+moert_status moert_model_attention_forward(moert_run *run, moert_run_layer *layer,
+                                           const moert_buffer *x) {
     moert_phase_set(MOERT_PHASE_ATTENTION);
     MOERT_TRY(moert_model_normalise(run, layer->of->attention, MOERT_ATTENTION_NORM, x,
                                     layer->activations->normed, layer->activations->rstd));
@@ -35,19 +36,19 @@ moert_status moert_model_attend(moert_run *run, moert_run_layer *layer, const mo
     return moert_audit_at(run, layer, MOERT_AUDIT_ATTENDED);
 }
 
-moert_status moert_model_differentiate_attention(moert_run *run, moert_run_layer *layer,
-                                                 const moert_buffer *x) {
+moert_status moert_model_attention_backward(moert_run *run, moert_run_layer *layer,
+                                            const moert_buffer *x) {
     moert_buffer *const bf16 = moert_run_d_bf16(run), *dy = bf16 != NULL ? bf16 : run->d;
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
     MOERT_TRY(moert_model_attention_of(run->config)->backward(run, layer, dy, run->dn));
-    MOERT_TRY(moert_model_differentiate_rows(run, layer->of->attention, MOERT_ATTENTION_NORM, x,
+    MOERT_TRY(moert_model_normalise_backward(run, layer->of->attention, MOERT_ATTENTION_NORM, x,
                                              layer->activations->rstd, true));
     return moert_audit_at(run, layer, MOERT_AUDIT_DIFFERENTIATED);
 }
 
 /* ---- MLP ---- */
 
-moert_status moert_model_run_mlp(moert_run *run, moert_run_layer *layer) {
+moert_status moert_model_mlp_forward(moert_run *run, moert_run_layer *layer) {
     const moert_model_config *c = run->config;
     const size_t tokens = run->batch.tokens;
     MOERT_TRY(moert_norm_run(
@@ -64,11 +65,10 @@ moert_status moert_model_run_mlp(moert_run *run, moert_run_layer *layer) {
     return moert_audit_at(run, layer, MOERT_AUDIT_FORWARDED);
 }
 
-moert_status moert_model_differentiate_mlp(moert_run *run, moert_run_layer *layer,
-                                           bool accumulate) {
+moert_status moert_model_mlp_backward(moert_run *run, moert_run_layer *layer, bool accumulate) {
     MOERT_TRY(moert_audit_at(run, layer, MOERT_AUDIT_BACKWARD));
     MOERT_TRY(moert_model_mlp_of(layer->of)->backward(run, layer, accumulate));
-    MOERT_TRY(moert_model_differentiate_rows(run, layer->of->attention, post_norm(layer->of),
+    MOERT_TRY(moert_model_normalise_backward(run, layer->of->attention, post_norm(layer->of),
                                              layer->activations->middle,
                                              layer->activations->post_rstd, true));
     return moert_audit_at(run, layer, MOERT_AUDIT_MLP_DONE);

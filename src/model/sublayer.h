@@ -70,12 +70,13 @@ moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer);
 /* Runs both sublayers of a layer forward. Collective. */
 moert_status moert_model_run_layer(moert_run *run, size_t index);
 
-moert_status moert_model_attend(moert_run *run, moert_run_layer *layer, const moert_buffer *x);
-moert_status moert_model_run_mlp(moert_run *run, moert_run_layer *layer);
+moert_status moert_model_attention_forward(moert_run *run, moert_run_layer *layer,
+                                           const moert_buffer *x);
+moert_status moert_model_mlp_forward(moert_run *run, moert_run_layer *layer);
 /* run->d [T,H], the gradient of the sublayer's result, becomes that of its input. */
-moert_status moert_model_differentiate_mlp(moert_run *run, moert_run_layer *layer, bool accumulate);
-moert_status moert_model_differentiate_attention(moert_run *run, moert_run_layer *layer,
-                                                 const moert_buffer *x);
+moert_status moert_model_mlp_backward(moert_run *run, moert_run_layer *layer, bool accumulate);
+moert_status moert_model_attention_backward(moert_run *run, moert_run_layer *layer,
+                                            const moert_buffer *x);
 
 /* ---- projections and norms (project.c) ---- */
 
@@ -95,15 +96,13 @@ typedef struct moert_model_target {
 moert_status moert_model_project_to(moert_run *run, moert_run_layer *layer, size_t index,
                                     const moert_buffer *x, const moert_model_target *y);
 /* dx[T,k] = dy[T,n] weight, or dx += with `accumulate`; dy is an operand. */
-moert_status moert_model_differentiate_input(moert_run *run, moert_run_layer *layer, size_t index,
-                                             const moert_buffer *dy, moert_buffer *dx,
-                                             bool accumulate);
-moert_status moert_model_differentiate_input_to(moert_run *run, moert_run_layer *layer,
-                                                size_t index, const moert_buffer *dy,
-                                                const moert_model_target *dx);
+moert_status moert_model_input_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                        const moert_buffer *dy, moert_buffer *dx, bool accumulate);
+moert_status moert_model_input_backward_to(moert_run *run, moert_run_layer *layer, size_t index,
+                                           const moert_buffer *dy, const moert_model_target *dx);
 /* Collects the gradients of weight and bias; x and dy are operands. */
-moert_status moert_model_differentiate_weight(moert_run *run, moert_run_layer *layer, size_t index,
-                                              const moert_buffer *x, const moert_buffer *dy);
+moert_status moert_model_weight_backward(moert_run *run, moert_run_layer *layer, size_t index,
+                                         const moert_buffer *x, const moert_buffer *dy);
 
 /* *operand = the result of an attention as an operand: out, or bf16 values that the attention also
  * writes. */
@@ -115,9 +114,9 @@ moert_status moert_model_normalise(moert_run *run, const moert_block *block, siz
                                    const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd);
 /* Backward of a norm, and the gradient of its weight, tensor `index` of `block`. The caller fills
  * in the rows, buffers and options in `own`. */
-moert_status moert_model_differentiate_norm(moert_run *run, moert_block *block, size_t index,
-                                            const moert_norm_gradient *own);
+moert_status moert_model_norm_backward(moert_run *run, moert_block *block, size_t index,
+                                       const moert_norm_gradient *own);
 /* Backward of a norm of [T,H]: d = the gradient from dn, or d += with `accumulate`. */
-moert_status moert_model_differentiate_rows(moert_run *run, moert_block *block, size_t index,
+moert_status moert_model_normalise_backward(moert_run *run, moert_block *block, size_t index,
                                             const moert_buffer *x, const moert_buffer *rstd,
                                             bool accumulate);
