@@ -1,10 +1,16 @@
 /*
- * Included after formats.h by the kernels that read block-scaled matrices, one vec of values at a
- * time. quantize.cl has pictures of the layouts.
+ * Included by the kernels that read block-scaled matrices, one vec of values at a time. quantize.cl
+ * has pictures of the layouts.
  *
  * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (element types, see formats.h), ELEMENT_BITS (4,
  * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32).
  */
+#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) ||            \
+    !defined(SCALE)
+#error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS and SCALE must be defined"
+#endif
+#include "lib/formats.h"
+
 typedef struct blocks {
     global const uchar *q, *scale;
     ulong q_bytes, scales; /* bytes of a line of q, scales of a line of scale */

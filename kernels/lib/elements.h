@@ -1,7 +1,12 @@
 /*
- * Included by formats.h: loads and stores of elements smaller than a float, and of elements whose
- * type is known only at run time.
+ * Loads and stores of elements smaller than a float, and of elements whose type is known only at
+ * run time.
  */
+#ifndef MOERT_LIB_ELEMENTS_H
+#define MOERT_LIB_ELEMENTS_H
+
+#include "lib/encodings.h"
+
 /*
  * Read and write n elements of a step, as load_part() and store_part() do: contiguous elements
  * (load_bytes, load_shorts), or bytes `stride` apart (load_bytes_apart), a column of a transposed
@@ -127,3 +132,5 @@ static inline void store_as(vec x, global void *p, int type, ulong at, int n) {
     else
         store_shorts(encode_as(x, type), (global ushort *)p + at, n);
 }
+
+#endif

@@ -75,14 +75,19 @@ static moert_status insert_includes(const char *file, char **text) {
     return MOERT_OK;
 }
 
+/* *text = a kernel file with its includes. */
+static moert_status source_of(const char *file, char **text) {
+    MOERT_TRY(moert_kernel_source(file, text));
+    return insert_includes(file, text);
+}
+
 moert_status moert_program_source(const char *spec, char **source) {
     char *common = NULL, *family = NULL;
     char file[96];
     snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
-    MOERT_TRY(moert_kernel_source("lib/common.h", &common));
-    moert_status status = moert_kernel_source(file, &family);
+    moert_status status = source_of("lib/common.h", &common);
     if (status == MOERT_OK)
-        status = insert_includes(file, &family);
+        status = source_of(file, &family);
     if (status == MOERT_OK) {
         *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
         if (*source == NULL)

@@ -12,7 +12,6 @@ EXCLUDED = {  # files whose code does not run here
     "src/exchange/window/memory_nvidia.c": "for NVIDIA's GPUs",
     "kernels/*/nvidia/*": "for NVIDIA's GPUs",
     "kernels/lib/nvidia.h": "for NVIDIA's GPUs",
-    "kernels/lib/fp8.h": "for NVIDIA's GPUs",
     "kernels/gemm/amx.h": "for CPUs with AMX",
 }
 # the values that macros have here in conditions that select hardware (None: not defined); what these exclude is not mutated either

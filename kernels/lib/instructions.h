@@ -1,7 +1,18 @@
 /*
- * Included by formats.h for NVIDIA's GPUs with FP8 conversion instructions, from Ada Lovelace on.
- * They round as moert_dtype specifies: to nearest even, large numbers saturate, and there is one
- * NaN.
+ * Included by encodings.h: the only NaN of its functions, and the conversions that GPUs compute in
+ * few instructions.
+ */
+#define QUIET 0x7FC00000u /* the only NaN that these functions produce */
+
+static inline vec quiet(vec x) {
+    return isnan(x) ? as_vec((uvec)QUIET) : x;
+}
+
+#if MOERT_NVIDIA >= 89 && MOERT_ITEMS > 1
+#define HAS_FP8
+/*
+ * FP8 conversions from Ada Lovelace on. They round as moert_dtype specifies: to nearest even, large
+ * numbers saturate, and there is one NaN.
  */
 #define DEFINE_CONVERSIONS(name, type)                                                             \
     static inline uint pack_##name(vec x) {                                                        \
@@ -31,3 +42,46 @@
     }
 DEFINE_CONVERSIONS(e4m3, "e4m3")
 DEFINE_CONVERSIONS(e5m2, "e5m2")
+#endif
+
+#if MOERT_NVIDIA >= 80 && MOERT_ITEMS > 1
+#define HAS_BF16
+/* Two bf16 values, rounded to nearest even; a NaN becomes any NaN. */
+static inline uint pack_bf16(float low, float high) {
+    uint pair;
+    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+#endif
+
+#if MOERT_ITEMS > 1
+/*
+ * Returns 2^23 plus the bit pattern of the E2M1 value nearest to x, ties to even. The pattern of
+ * the magnitude is the minimum of 2 x, x + 2, x / 2 + 4 and 7; adding 2^23 rounds to a whole
+ * number. A NaN must be positive.
+ */
+static inline vec e2m1_steps(vec x) {
+    const vec a = fabs(x), sign = as_vec((as_uvec(x) & 0x80000000u) | 0x3F800000u);
+    const vec low = fmin(fma(a, (vec)2.0f, (vec)0x800004p0f), a + 0x800006p0f);
+    const vec high = fmin(fma(a, (vec)0.5f, (vec)0x800008p0f), (vec)0x80000Bp0f);
+    return fma(
+        sign, (vec)-4.0f,
+        fmin(low, high)); /* low and high are 4 too large; for x < 0 that becomes 8, the sign bit */
+}
+
+/* Packs 8 results of e2m1_steps into a word. */
+static inline uint pack_e2m1(vec first, vec second) {
+    const uvec a = as_uvec(first), b = as_uvec(second);
+    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* the excess of 2^23 in both sums */
+    return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
+}
+
+/* Makes NaNs positive. NVIDIA's arithmetic produces positive ones anyway. */
+static inline vec computed(vec x) {
+#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+    return x;
+#else
+    return quiet(x);
+#endif
+}
+#endif
