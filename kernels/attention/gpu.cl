@@ -28,10 +28,9 @@
 #if !defined(HEAD_SIZE) || !defined(VALUE_SIZE) || !defined(OWN)
 #error "HEAD_SIZE, VALUE_SIZE and OWN must be defined"
 #endif
+#include "attention/gpu.h"
 #include "attention/place.h"
 #include "lib/elementary.h"
-
-#include "attention/gpu.h"
 
 /* Whether a query sees a key `distance` positions before it: if 0 <= distance < window. */
 INLINED bool sees(int distance, int window) {

@@ -3,7 +3,11 @@
  * weighted rows, and reductions over a row. All items of a work-group call each function together.
  * Every function is inlined: PoCL must not see a separate function that uses a kernel's local
  * memory.
+ *
+ * Required: the defines of gpu.cl.
  */
+#include "attention/place.h"
+
 #define ITEMS           256
 #define R               (OWN / 16)
 #define OTHERS          64

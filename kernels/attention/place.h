@@ -1,5 +1,8 @@
-/* Included by attention.cl and gpu.cl: the block of queries or keys that a work-group owns, and the
- * positions that the mask lets them see or be seen from. */
+/* The block of queries or keys that a work-group owns, and the positions that the mask lets them see
+ * or be seen from. */
+#ifndef MOERT_ATTENTION_PLACE_H
+#define MOERT_ATTENTION_PLACE_H
+
 #include "args/attention.h"
 
 /* `blocks`: the blocks of all documents, or null if each sequence is one document. */
@@ -76,3 +79,5 @@ static inline key_place key_place_of(global const moert_attention_block *blocks,
     p.kv_row = (p.token + p.key) * args.kv_heads + kv_head;
     return p;
 }
+
+#endif

@@ -3,6 +3,10 @@
  * bits (row, lane) of an element by one. Required: TRANSPOSE_STEPS (ROLLED or UNROLL, for the four
  * steps).
  */
+#ifndef TRANSPOSE_STEPS
+#error "TRANSPOSE_STEPS must be defined"
+#endif
+
 static inline void transpose(vec block[VEC]) {
     TRANSPOSE_STEPS for (int step = 0; step < 4; step++) {
         vec transposed[VEC];
