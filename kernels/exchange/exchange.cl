@@ -35,113 +35,20 @@
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank. The device
  * must let a kernel follow such addresses: on CPUs those of the process, on NVIDIA GPUs also those
  * of imported memory. REMOTE = 0: the window is one plain buffer, and the rank is ignored. A row
- * group moves TOKENS tokens, a piece of one token's rows (exchange.h), or SLOTS slots. Local
+ * group moves TOKENS tokens, a piece of one token's rows (pieces.h), or SLOTS slots. Local
  * memory: only in exchange_barrier.h. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which saves a quarter of the time on
  * CPUs. Such stores need a fence before other devices may read them. A work-item issues it once, at
  * its end.
  */
-#if !defined(REMOTE)
-#error "REMOTE must be defined (0, 1)"
-#endif
-#include "args/exchange.h"
-#include "lib/formats.h"
-
-#if MOERT_ITEMS == 1
-#define TOKENS         MOERT_EXCHANGE_TOKENS
-#define SLOTS          MOERT_EXCHANGE_SLOTS
-#define FAN_ROW_GROUPS 1
-#define PIECE          0x7fffffff /* whole rows */
-#else
-#define TOKENS         MOERT_EXCHANGE_GPU_TOKENS
-#define SLOTS          MOERT_EXCHANGE_GPU_SLOTS
-#define PIECE          MOERT_EXCHANGE_GPU_PIECE
-#define STRIP          MOERT_EXCHANGE_GPU_STRIP
-#define FAN_ROW_GROUPS MOERT_EXCHANGE_GPU_ROW_GROUPS
-#endif
-#define STREAMS 8
-#define DROPPED 0xffffffffu
-
-#if REMOTE
-#define WINDOW global const ulong *
-static inline global float *row_of(WINDOW window, uint2 to, uint stride) {
-    return (global float *)(size_t)window[to.x] + (size_t)to.y * stride;
-}
-#else
-#define WINDOW global float *
-static inline global float *row_of(WINDOW window, uint2 to, uint stride) {
-    return window + (size_t)to.y * stride;
-}
-#endif
-
-/* A window of slots has rows of one cell each. dispatch_slots stores four words at its start: the
- * slot's float; the slot's number t K + k; the sending rank; and a link. The link's bit 31 is set
- * if an earlier slot of the token lies on the same rank. Its other bits are 1 + the row of the
- * token's next slot there, or 0. */
-typedef float16 cell;
-#define CELL  16
-#define LATER 0x80000000u
-
-/* Stores 16 floats at a multiple of 64 bytes. */
-static inline void put(cell x, global float *p) {
-#if MOERT_CPU && defined(__clang__)
-    __builtin_nontemporal_store(x, (global cell *)p);
-#else
-    *(global cell *)p = x;
-#endif
-}
-
-/* Completes the stores of put before the kernel ends, so that the host and peers see them. */
-static inline void put_end(void) {
-#if MOERT_CPU && defined(__x86_64__)
-    __builtin_ia32_sfence();
-#endif
-}
-
-static inline global uint *origins_of(global float *rows, uint capacity, uint stride) {
-    return (global uint *)(rows + (size_t)capacity * stride);
-}
-
-/* The token's first slot on the rank of slot k. On rank `own` it is k itself, as every slot gets a
- * row there. */
-static inline uint first_slot(global const uint2 *destination, uint k, uint own) {
-    uint first = 0;
-    while (destination[k].x != own && destination[first].x != destination[k].x)
-        first++;
-    return destination[k].x != own ? first : k;
-}
-
-#include "exchange/exchange.h"
+#include "exchange/combine.h"
+#include "exchange/dispatch.h"
+#include "exchange/pieces.h"
 
 KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination,
                           global const float *source, moert_exchange_args args) {
     dispatch_row_group(get_group_id(0), window, destination, source, args, false);
-}
-
-/* Stores the origins of a token's rows. */
-INLINED void store_origins(WINDOW window, global const uint2 *destination,
-                           moert_exchange_args args) {
-    for (uint k = item_index(); k < args.topk; k += MOERT_ITEMS) {
-        const uint2 to = destination[k];
-        if (to.x != DROPPED)
-            origins_of(row_of(window, (uint2)(to.x, 0), args.stride), args.capacity,
-                       args.stride)[to.y] = destination[first_slot(destination, k, args.rank)].y;
-    }
-}
-
-/* Row group `nth`'s part of dispatch_once. */
-INLINED void dispatch_row_group_once(uint nth, WINDOW window, global const uint2 *destination,
-                                     global const float *source, moert_exchange_args args) {
-#if MOERT_ITEMS == 1
-    const uint first = nth * TOKENS, last = min(first + TOKENS, args.tokens);
-#else
-    const uint pieces = (args.stride + PIECE - 1) / PIECE, first = nth / pieces;
-    const uint last = nth % pieces == 0 ? first + 1 : first;
-#endif
-    for (uint t = first; t < last; t++)
-        store_origins(window, destination + (size_t)t * args.topk, args);
-    dispatch_row_group(nth, window, destination, source, args, true);
 }
 
 KERNEL void dispatch_once(WINDOW window, global const uint2 *destination,
@@ -149,47 +56,8 @@ KERNEL void dispatch_once(WINDOW window, global const uint2 *destination,
     dispatch_row_group_once(get_group_id(0), window, destination, source, args);
 }
 
-/* A row group's part of fan_out. */
-INLINED void fan_out_piece(uint nth, global float *rows, moert_exchange_args args) {
-    const uint stride = args.stride, capacity = args.capacity;
-    global const uint *origin = origins_of(rows, capacity, stride);
-    const piece s = piece_of(nth, args.rows, stride);
-    for (uint r = s.first; r < s.last; r++)
-        if (origin[r] != r && origin[r] < capacity)
-            copy_piece(rows + (size_t)origin[r] * stride, rows + (size_t)r * stride, s.at, stride);
-    put_end();
-}
-
 KERNEL_OF(FAN_ROW_GROUPS) void fan_out(global float *rows, moert_exchange_args args) {
     fan_out_piece(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), rows, args);
-}
-
-/* The link of slot `slot`; `token` is the number of its token's first slot. */
-static inline uint link_of(global const uint2 *destination, uint token, uint slot, uint topk) {
-    const uint rank = destination[slot].x;
-    uint next = slot + 1, later = 0;
-    while (next < token + topk && destination[next].x != rank)
-        next++;
-    for (uint before = token; before < slot; before++)
-        later = destination[before].x == rank ? LATER : later;
-    return later | (next < token + topk ? destination[next].y + 1 : 0);
-}
-
-/* Stores the cell of this rank's slot s. */
-INLINED void put_slot(WINDOW window, global const uint2 *destination, global const float *source,
-                      uint s, uint topk, uint rank) {
-    const uint2 to = destination[s];
-    if (to.x == DROPPED)
-        return;
-    const uint4 words =
-        (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
-#if MOERT_CPU
-    cell x = 0.0f;
-    x.lo.lo = as_float4(words);
-    put(x, row_of(window, to, CELL));
-#else /* 16 of a cell's 64 bytes: a quarter of the packets */
-    *(global uint4 *)row_of(window, to, CELL) = words;
-#endif
 }
 
 KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
@@ -213,10 +81,6 @@ COMBINE(sum_rows, false, 0)
 COMBINE(sum_bf16, true, 0)
 #endif
 
-INLINED float slot_of(WINDOW window, uint2 to) {
-    return to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
-}
-
 KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target,
                           moert_exchange_args args) {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.slots);
@@ -237,36 +101,11 @@ KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *p
 }
 
 #if REMOTE
-/* The destination address of a cell's row, or null if the cell is not valid. If a rank was late at
- * the barrier, its cells may hold anything; so they are checked. */
-static inline global float *target_of(WINDOW window, uint4 words, moert_exchange_args args) {
-    return words.z < args.ranks && words.y < args.capacity ? row_of(window, words.zy, args.stride)
-                                                           : 0;
-}
-
 KERNEL void find_addresses(WINDOW window, global const uint4 *cells, global ulong *place,
                            moert_exchange_args args) {
     const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.rows);
     for (uint r = first + item_index(); r < last; r += MOERT_ITEMS)
         place[r] = (ulong)(size_t)target_of(window, cells[(size_t)r * (CELL / 4)], args);
-}
-
-/* A row group's part of send_rows and send_bf16. */
-INLINED void send_piece(uint nth, WINDOW window, global const uint4 *cells,
-                        global const float *rows, moert_exchange_args args, bool bf16) {
-    const uint stride = args.stride, chain = args.chain;
-    const piece s = piece_of(nth, args.rows, stride);
-    for (uint r = s.first; r < s.last; r++) {
-        const uint4 words = cells[(size_t)r * (CELL / 4)];
-        global float *target = target_of(window, words, args);
-        if (target == 0 || (chain > 1 && (words.w & LATER) != 0))
-            continue;
-        if (chain > 1 && words.w != 0)
-            sum_piece((chained){cells, rows, args.rows, chain, bf16}, r, target, s.at, stride);
-        else
-            copy_piece(rows + (size_t)r * stride, target, s.at, stride);
-    }
-    put_end();
 }
 
 #define SEND(name, bf16)                                                                           \

@@ -1,6 +1,6 @@
 /*
- * Included by kernels/exchange/exchange.cl: a transfer of few rows in one kernel, with the barrier
- * of all ranks (kernels/exchange/barrier.h) inside.
+ * Included last by kernels/exchange/exchange.cl, whose headers it uses: a transfer of few rows in
+ * one kernel, with the barrier of all ranks (kernels/exchange/barrier.h) inside.
  *
  *   dispatch_barrier   The first `storing` work-groups do the work of dispatch_rows and, with
  *                      `slots`, dispatch_slots; the last of them to finish raises this rank's
