@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run: check
 # The excerpts of C and Python in the README, the guide and the page of the library are parts of the examples. Links between the pages
-# of the documentation lead to an existing file and heading. The table of promises names tests that exist, and their tiers.
+# of the documentation lead to an existing file and heading. The design has a section for each directory. The
+# table of promises names tests that exist, and their tiers.
 . "$(dirname "$0")/../support/e2e.sh"
 
 for page in README.md docs/guide.md docs/library.md; do
@@ -28,6 +29,12 @@ for page in README.md docs/*.md; do
 done >"$log" 2>&1
 [ ! -s "$log" ]
 verdict $? "links between the pages lead to a file and a heading"
+
+for directory in src/*/ src/exchange/*/ src/gemm/*/ kernels/*/; do
+    grep -qE "^##.* ${directory%/}(:|\$)|\`${directory%/}\`" docs/design.md || echo "no section of ${directory%/}"
+done >"$log"
+[ ! -s "$log" ]
+verdict $? "the design has a section for each directory"
 
 # The last cell of a promise names the tiers of its tests: those of tests/run, of rows of tests/night, and of targets of make check-all
 {
