@@ -55,21 +55,8 @@ typedef struct lane_sums {
     {                                                                                              \
         { 0.0f }                                                                                   \
     }
-/* Runs `body` for each step of the first `width` columns of a row. The step begins at column c, and
- * its sum belongs to part v of a lane_sums. `body` may have commas only inside parentheses. */
-#define FOR_EACH_STEP(c, v, width, body)                                                           \
-    {                                                                                              \
-        int c = 0;                                                                                 \
-        while (c + SUM_LANES <= (int)(width)) {                                                    \
-            UNROLL_FOR(int v = 0; v < SUM_VECS; v++) {                                             \
-                body c += VEC;                                                                     \
-            }                                                                                      \
-        }                                                                                          \
-        for (int v = 0; c < (int)(width); v++) {                                                   \
-            body c += VEC;                                                                         \
-        }                                                                                          \
-    }
-/* Precedes a statement that is too long to be repeated: runs it for each step. */
+/* Precedes a statement: runs it for each step of the first `width` columns of a row. The step begins
+ * at column c, and its sum belongs to part v of a lane_sums. */
 #define EACH_STEP_OF(c, v, width)                                                                  \
     for (int c = 0, v = 0; c < (int)(width); c += VEC, v = (v + 1) % SUM_VECS)
 

@@ -1,6 +1,18 @@
 /*
- * Included by norm.cl: rows that are heads, and their rotation by a token's position.
+ * Included by norm_streamed.h and norm_held.h: the results of a row, and rows that are heads, with
+ * their rotation by a token's position.
  */
+#include "lib/formats.h"
+
+#define JOIN_ROW_GROUPS 32 /* of norm_sum_pieces */
+
+/* Writes the first n lanes of x at offset `at` of the result matrices. */
+static inline void store_results(vec x, global float *y, global ushort *bf16, ulong at, int n) {
+    if (RESULTS & 1)
+        store_part(x, y + at, n);
+    if (RESULTS & 2)
+        store_shorts(encode(x, DTYPE_BF16), bf16 + at, n);
+}
 
 /* A row's head, and its token's position in the sequence. */
 typedef struct head_position {
