@@ -1,7 +1,7 @@
 /* The kernels of bench_memory on the rows of tokens and experts; see memory.h. */
 #include <math.h>
 
-#include "args/gemm.h"
+#include "args/op.h"
 #include "base/memory.h"
 #include "bench/memory/memory.h"
 #include "gemm/gemm.h"

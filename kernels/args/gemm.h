@@ -50,36 +50,4 @@ typedef struct moert_fp8_args {
 } moert_fp8_args;
 MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 36, 40)
 
-/* Arguments for the rows and the weights in kernels/op/rows.cl. */
-typedef struct moert_rows_args {
-    args_u64 stride;
-    args_u32 groups, rows;
-    args_i32 type;
-    args_u32 divisor;
-    args_i32 width;
-    args_u32 split;
-    args_f32 beta_all;
-    args_i32 bias_type;
-} moert_rows_args;
-MOERT_ARGS_LAYOUT(moert_rows_args, bias_type, 36, 40)
-
-typedef struct moert_moved_weight_args {
-    args_u64 elements;
-    args_u32 first, slot, weight_group;
-    args_i32 type;
-    args_f32 beta_all;
-} moert_moved_weight_args;
-MOERT_ARGS_LAYOUT(moert_moved_weight_args, beta_all, 24, 32)
-
-/* Arguments of kernels/op/glu.cl. */
-typedef struct moert_glu_args {
-    args_u64 c_stride, d_stride;
-    args_u32 groups, rows;
-    args_i32 bias_type, c_type, d_type, width, run, linear_first;
-    args_f32 limit, slope, offset;
-    args_u32 split;
-    args_i32 type, columns, activation;
-} moert_glu_args;
-MOERT_ARGS_LAYOUT(moert_glu_args, activation, 72, 80)
-
 #endif

@@ -16,15 +16,16 @@
  *
  * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up
  * (linear_first: up, then gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d have a
- * dtype and a stride. A null alpha, beta, acc_scale or prob means 1, a null bias 0. The kernels do
- * not write c (op_glu), wide, peak and dprob if these are null. NaN passes through limits and
- * maxima.
+ * dtype and a stride. A null alpha, beta, acc_scale or prob means 1, a null bias 0. wide and peak are
+ * in the buffer of acc, args.wide and args.peak floats after its start. The kernels do not write c
+ * (op_glu) and dprob if these are null, wide and peak if their places are 0. NaN passes through
+ * limits and maxima.
  *
  * Grid: op_glu, op_dglu: (blocks of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
  * memory on GPUs: 128 bytes. Deterministic: a row's bits depend on that row only. dprob adds column
  * j into lane j mod VEC, then the lanes as a tree.
  */
-#include "args/gemm.h"
+#include "args/op.h"
 #include "lib/formats.h"
 #include "gemm/glu.h"
 
@@ -78,9 +79,9 @@ static inline pair join_pair(pair x, spot s) {
     return out;
 }
 
-KERNEL void op_glu(global const uint *ends, global const float *acc, global const float *alpha,
+KERNEL void op_glu(global const uint *ends, global float *acc, global const float *alpha,
                    global const void *bias, global const float *prob, global void *c,
-                   global void *d, global float *peak, moert_glu_args args) {
+                   global void *d, moert_glu_args args) {
     ROW_GROUP;
     const uint first = get_group_id(0) * args.split,
                last = min(min(ends[args.groups - 1], args.rows), first + args.split);
@@ -109,16 +110,15 @@ KERNEL void op_glu(global const uint *ends, global const float *acc, global cons
             top = raise(top, first_lanes(y, args.width - j));
         }
         const float most = raise_lanes(top, row_group);
-        if (peak != 0 && is_first_item())
-            peak[r] = most;
+        if (args.peak != 0 && is_first_item())
+            acc[args.peak + r] = most;
     }
 }
 
-KERNEL void op_dglu(global const uint *ends, global const float *acc, global const float *alpha,
+KERNEL void op_dglu(global const uint *ends, global float *acc, global const float *alpha,
                     global const float *beta, global const float *acc_scale,
                     global const float *prob, global const void *c, global void *d,
-                    global float *wide, global float *peak, global float *dprob,
-                    moert_glu_args args) {
+                    global float *dprob, moert_glu_args args) {
     ROW_GROUP;
     const glu_form form = {0, args.limit, args.slope, args.offset, args.activation};
     const uint first = get_group_id(0) * args.split,
@@ -144,25 +144,26 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
             for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec z = i == 0 ? out.g : out.u;
                 store_as(z, d, args.d_type, r * args.d_stride + s.at[i], s.n[i]);
-                if (wide != 0)
-                    store_part(z, wide + (ulong)r * 2 * args.width + s.at[i], s.n[i]);
+                if (args.wide != 0)
+                    store_part(z, acc + args.wide + (ulong)r * 2 * args.width + s.at[i], s.n[i]);
             }
         }
         const float total = sum_lanes(sum, row_group), gate = raise_lanes(top.g, row_group),
                     up = raise_lanes(top.u, row_group);
         if (dprob != 0 && is_first_item())
             dprob[r] += total;
-        if (peak != 0 && is_first_item()) {
-            peak[2 * r] = gate;
-            peak[2 * r + 1] = up;
+        if (args.peak != 0 && is_first_item()) {
+            acc[args.peak + 2 * r] = gate;
+            acc[args.peak + 2 * r + 1] = up;
         }
     }
 }
 
 #define ROWS (2 * BATCH) /* rows that op_dbias loads at once */
 
-KERNEL void op_dbias(global const uint *ends, global const float *wide, global void *dbias,
+KERNEL void op_dbias(global const uint *ends, global const float *acc, global void *dbias,
                      moert_glu_args args) {
+    global const float *wide = acc + args.wide;
     const uint g = get_group_id(1), first = group_start(ends, g), last = min(ends[g], args.rows);
     const int at = get_group_id(0) * VEC, n = args.columns - at;
     const ulong offset = (ulong)g * args.columns + at;

@@ -7,8 +7,8 @@
  *   op_load_weight   to[slot + i,:] = weight[weight_group + i,:]   of groups first + i with rows
  *   op_store_weight  weight[weight_group + i,:] = result of acc[slot + i,:]
  *
- *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r])
- *     v = v prob[r]            with prob
+ *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r]);
+ *                              without one: v = v scale[r], if there are scales
  *     v = fma(beta[g], old, v) unless beta[g] = 0; a null alpha means 1, a null beta `beta_all`
  *     v = beta[g] old          for a weight whose group has no rows: 0 if beta[g] = 0, not touched
  *                              if beta[g] = 1
@@ -16,6 +16,8 @@
  *     result = round(v)        peak[r] = max |v|, -inf for rows that are not written
  *
  *   op_amax          amax[g,:] = max(amax[g,:], peak[r,:])         over the rows r of group g
+ *
+ * peak[rows,sets] is in the buffer of acc, `peak` floats after its start.
  *
  * source(r) = gather[r] / divisor and target(r) = gather[r]; without gather, r stands for
  * gather[r]. Rows with gather[r] >= `rows` read zeros and are not written. float32 matrices are
@@ -25,10 +27,10 @@
  * (groups, sets). Local memory on GPUs: 128 bytes (op_store_rows), 4 KiB (op_amax). Deterministic:
  * each element depends on its operands only.
  */
-#include "args/gemm.h"
+#include "args/op.h"
 #include "lib/formats.h"
 
-enum { BLOCK = 4096 };
+#define BLOCK MOERT_OP_WEIGHT_BLOCK
 
 KERNEL void op_load_rows(global const uint *ends, global const void *from,
                          global const uint *gather, global float *to, moert_rows_args args) {
@@ -48,12 +50,10 @@ KERNEL void op_load_rows(global const uint *ends, global const void *from,
     }
 }
 
-KERNEL void op_store_rows(global const uint *ends, global const float *acc,
-                          global const float *alpha, global const float *beta,
-                          global const void *bias, global const float *scale,
-                          global const uint *gather, global const float *row_weight,
-                          global const float *prob, global void *to, global float *peak,
-                          moert_rows_args args) {
+KERNEL void op_store_rows(global const uint *ends, global float *acc, global const float *alpha,
+                          global const float *beta, global const void *bias,
+                          global const float *scale, global const uint *gather,
+                          global const float *row_weight, global void *to, moert_rows_args args) {
     ROW_GROUP;
     const uint first = get_group_id(0) * args.split,
                last = min(min(ends[args.groups - 1], args.rows), first + args.split);
@@ -73,8 +73,8 @@ KERNEL void op_store_rows(global const uint *ends, global const float *acc,
                     const vec c = load_as(bias, args.bias_type, (ulong)g * args.width + at, n);
                     v[i] = fma(x[i], a, scale != 0 ? c * scale[r] : c);
                 }
-                if (prob != 0)
-                    v[i] *= prob[r];
+                if (bias == 0 && scale != 0)
+                    v[i] *= scale[r];
                 if (b != 0.0f)
                     v[i] = fma((vec)b, load_as(to, args.type, slot * args.stride + at, n), v[i]);
                 if (row_weight != 0)
@@ -84,8 +84,8 @@ KERNEL void op_store_rows(global const uint *ends, global const float *acc,
             }
         }
         const float most = raise_lanes(top, row_group);
-        if (peak != 0 && is_first_item())
-            peak[r] = kept > 0 ? most : -INFINITY;
+        if (args.peak != 0 && is_first_item())
+            acc[args.peak + r] = kept > 0 ? most : -INFINITY;
     }
 }
 
@@ -100,11 +100,15 @@ static inline float higher(float top, float x) {
     return x > top || isnan(x) ? x : top;
 }
 
-__attribute__((reqd_work_group_size(AMAX_ITEMS, 1, 1))) kernel void op_amax(
-    global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets) {
+__attribute__((reqd_work_group_size(AMAX_ITEMS, 1, 1))) kernel void op_amax(global const uint *ends,
+                                                                            global const float *acc,
+                                                                            global float *amax,
+                                                                            moert_rows_args args) {
     local float found[AMAX_ITEMS];
-    const uint g = get_group_id(0), own = get_local_id(0), set = get_group_id(1);
-    const uint first = group_start(ends, g), last = min(ends[g], rows);
+    const uint g = get_group_id(0), own = get_local_id(0), set = get_group_id(1),
+               sets = get_num_groups(1);
+    const uint first = group_start(ends, g), last = min(ends[g], args.rows);
+    global const float *peak = acc + args.peak;
     float top = amax[g * sets + set];
     for (uint r = first + own; r < last; r += AMAX_ITEMS)
         top = higher(top, peak[r * sets + set]);

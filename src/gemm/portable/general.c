@@ -1,6 +1,6 @@
 /* GEMMs with a workspace (general.h): allocates it, and launches the conversions, the float32 GEMM
  * and the epilogue. */
-#include "args/gemm.h"
+#include "args/op.h"
 #include "base/memory.h"
 #include "gemm/portable/general.h"
 
@@ -9,7 +9,6 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    WEIGHT_BLOCK = 4096,    /* elements of a work-group in kernels/op/rows.cl */
     BATCH_BYTES = 64 << 20, /* bytes of a batch of converted weights, unless one weight is larger */
 };
 
@@ -27,11 +26,26 @@ void moert_portable_release(moert_workspace *workspace) {
     moert_general *work = workspace->state;
     if (work == NULL)
         return;
-    moert_buffer *const all[] = {work->x, work->y, work->weight, work->acc, work->wide, work->peak};
+    moert_buffer *const all[] = {work->x, work->y, work->weight, work->acc};
     for (size_t i = 0; i < MOERT_COUNT(all); i++)
         moert_buffer_destroy(all[i]);
     free(work);
     workspace->state = NULL;
+}
+
+/* Places the results of the epilogue behind the sums of the GEMM; returns the floats of all. */
+static size_t place_results(const moert_gemm *gemm, moert_general *work) {
+    const size_t m = gemm->groups.rows, grain = 16; /* floats of a cache line */
+    size_t floats = moert_round_up(m * (reads_y(gemm) ? gemm->k : gemm->n), grain);
+    if (gemm->glu.dbias != NULL) {
+        work->wide = floats;
+        floats += moert_round_up(m * 2 * gemm->glu.width, grain);
+    }
+    if (gemm->more->amax != NULL) {
+        work->peak = floats;
+        floats += m * (gemm->glu.gated == MOERT_GATED_BACKWARD ? 2 : 1);
+    }
+    return floats;
 }
 
 moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm,
@@ -58,10 +72,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
         {gemm->kind != MOERT_GEMM_DGRAD && !is_plain(&gemm->x), m * gemm->k, &work->x},
         {reads_y(gemm) && !is_plain(&gemm->y), m * gemm->n, &work->y},
         {converts, work->batch * weight, &work->weight},
-        {!direct && !wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &work->acc},
-        {gemm->glu.dbias != NULL, m * 2 * gemm->glu.width, &work->wide},
-        {gemm->more->amax != NULL, m * (gemm->glu.gated == MOERT_GATED_BACKWARD ? 2 : 1),
-         &work->peak},
+        {!direct && !wgrad, place_results(gemm, work), &work->acc},
     };
     for (size_t i = 0; i < MOERT_COUNT(parts); i++)
         if (parts[i].wanted)
@@ -109,10 +120,11 @@ static moert_status raise_amax(const moert_gemm *gemm, unsigned sets) {
     const moert_general *work = gemm->more->workspace->state;
     if (gemm->more->amax == NULL)
         return MOERT_OK;
-    return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/rows", "op_amax",
-                     ((moert_grid){gemm->groups.count, sets, 1}), MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(work->peak),
-                     MOERT_ARG(gemm->more->amax), MOERT_ARG(sets));
+    return MOERT_RUN(
+        moert_buffer_device(gemm->groups.ends), "op/rows", "op_amax",
+        ((moert_grid){gemm->groups.count, sets, 1}), MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG(work->acc), MOERT_ARG(gemm->more->amax),
+        MOERT_ARGS(moert_rows_args, .rows = (unsigned)gemm->groups.rows, .peak = work->peak));
 }
 
 static moert_status store_rows(const moert_gemm *gemm) {
@@ -124,15 +136,16 @@ static moert_status store_rows(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t split = row_split(device, width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
-    MOERT_TRY(MOERT_RUN(
-        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(width | to->stride)), "op_store_rows",
-        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(gemm->epilogue.alpha),
-        MOERT_ARG(e->beta), MOERT_ARG(gemm->bias), MOERT_ARG(e->bias_scale), MOERT_ARG(to->gather),
-        MOERT_ARG(e->row_weight), MOERT_ARG(e->prob), MOERT_ARG(to->buffer), MOERT_ARG(work->peak),
-        MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
-                   .rows = (unsigned)gemm->groups.rows, .width = (int)width,
-                   .beta_all = beta_of(gemm), .bias_type = (int)e->bias_type, .type = (int)to->type,
-                   .stride = to->stride, .split = (unsigned)split)));
+    MOERT_TRY(MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(width | to->stride)),
+                        "op_store_rows", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc),
+                        MOERT_ARG(gemm->epilogue.alpha), MOERT_ARG(e->beta), MOERT_ARG(gemm->bias),
+                        MOERT_ARG(gemm->bias != NULL ? e->bias_scale : e->prob),
+                        MOERT_ARG(to->gather), MOERT_ARG(e->row_weight), MOERT_ARG(to->buffer),
+                        MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
+                                   .rows = (unsigned)gemm->groups.rows, .width = (int)width,
+                                   .beta_all = beta_of(gemm), .bias_type = (int)e->bias_type,
+                                   .type = (int)to->type, .stride = to->stride, .peak = work->peak,
+                                   .split = (unsigned)split)));
     return raise_amax(gemm, 1);
 }
 
@@ -150,7 +163,7 @@ static moert_status move(const moert_gemm *gemm, weights w, bool load) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t elements = gemm->n * gemm->k;
     const char *program = MOERT_PROGRAM(device, "op/rows", elements);
-    const moert_grid grid = {moert_ceil_div(elements, WEIGHT_BLOCK), w.count, 1};
+    const moert_grid grid = {moert_ceil_div(elements, MOERT_OP_WEIGHT_BLOCK), w.count, 1};
     const moert_argument args =
         MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first, .slot = (unsigned)w.slot,
                    .weight_group = (unsigned)w.index, .beta_all = beta_of(gemm),
@@ -185,8 +198,8 @@ static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
         device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | gemm->y.stride | u->ldh)),
         "op_glu", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc),
         MOERT_ARG(gemm->epilogue.alpha), MOERT_ARG(gemm->bias), MOERT_ARG(u->prob),
-        MOERT_ARG(gemm->y.buffer), MOERT_ARG(u->h), MOERT_ARG(work->peak),
-        MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
+        MOERT_ARG(gemm->y.buffer), MOERT_ARG(u->h),
+        MOERT_ARGS(moert_glu_args, .peak = work->peak, .groups = (unsigned)gemm->groups.count,
                    .rows = (unsigned)gemm->groups.rows, .bias_type = (int)e->bias_type,
                    .c_type = (int)gemm->y.type, .c_stride = gemm->y.stride, .d_type = (int)u->type,
                    .d_stride = u->ldh, .width = (int)u->width, .run = (int)u->run,
@@ -203,9 +216,9 @@ static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
     if (gemm->glu.dbias == NULL)
         return MOERT_OK;
     return MOERT_RUN(device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide),
-                     MOERT_ARG(gemm->glu.dbias),
-                     MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(gemm->glu.dbias),
+                     MOERT_ARGS(moert_glu_args, .wide = work->wide,
+                                .rows = (unsigned)gemm->groups.rows,
                                 .type = (int)gemm->more->bias_type, .columns = (int)columns));
 }
 
@@ -220,11 +233,12 @@ static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
         device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | u->ldv | u->ldh)), "op_dglu",
         grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(gemm->epilogue.alpha),
         MOERT_ARG(e->beta), MOERT_ARG(e->acc_scale), MOERT_ARG(u->prob), MOERT_ARG(u->v),
-        MOERT_ARG(u->dv), MOERT_ARG(work->wide), MOERT_ARG(work->peak), MOERT_ARG(u->dprob),
-        MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
-                   .rows = (unsigned)gemm->groups.rows, .c_type = (int)u->from, .c_stride = u->ldv,
-                   .d_type = (int)u->type, .d_stride = u->ldh, .width = (int)u->width,
-                   .run = (int)u->run, .linear_first = (int)u->linear_first, .limit = u->form.limit,
+        MOERT_ARG(u->dv), MOERT_ARG(u->dprob),
+        MOERT_ARGS(moert_glu_args, .wide = work->wide, .peak = work->peak,
+                   .groups = (unsigned)gemm->groups.count, .rows = (unsigned)gemm->groups.rows,
+                   .c_type = (int)u->from, .c_stride = u->ldv, .d_type = (int)u->type,
+                   .d_stride = u->ldh, .width = (int)u->width, .run = (int)u->run,
+                   .linear_first = (int)u->linear_first, .limit = u->form.limit,
                    .slope = u->form.alpha, .offset = u->form.offset,
                    .activation = u->form.activation, .split = (unsigned)split)));
     return add_dbias(gemm, device);
