@@ -4,6 +4,9 @@
 
 #include "args/args.h"
 
+/* Rows of a work-group of stats.cl. */
+enum { MOERT_STATS_ROWS = 16 };
+
 typedef struct moert_attention_args {
     args_u64 length;
     args_i32 heads, kv_heads, window;

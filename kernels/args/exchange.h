@@ -42,8 +42,14 @@ MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 /* A sum of rows in the windows of a host's ranks: the window of each row, its first float, and the
  * sums that end with it (kernels/exchange/peers.cl). MOERT_PEERS_DEPTH: the most sums that wait for
  * their right half; no tree of 2^31 leaves needs more. MOERT_PEERS_FEW: the most rows that are
- * summed in pairs. */
-enum { MOERT_PEERS_NODES = 71, MOERT_PEERS_FEW = 8, MOERT_PEERS_DEPTH = 32 };
+ * summed in pairs. MOERT_PEERS_COLUMNS: of a row group. */
+enum {
+    MOERT_PEERS_NODES = 71,
+    MOERT_PEERS_FEW = 8,
+    MOERT_PEERS_DEPTH = 32,
+    MOERT_PEERS_COLUMNS = 1024,
+    MOERT_PEERS_GPU_COLUMNS = 512
+};
 typedef struct moert_peers_node {
     args_u32 rank, at, joins;
 } moert_peers_node;

@@ -4,6 +4,31 @@
 
 #include "args/args.h"
 
+/* The work of a row group: floats (elementwise.cl, optimizer.cl), columns (reduce.cl). */
+enum {
+    MOERT_ELEMENTWISE_BLOCK = 4096,
+    MOERT_ELEMENTWISE_GPU_BLOCK = 1024,
+    MOERT_UPDATE_BLOCK = 4096,
+    MOERT_UPDATE_GPU_BLOCK = 1024,
+    MOERT_REDUCE_COLUMNS = 1024,
+    MOERT_REDUCE_GPU_COLUMNS = 512
+};
+
+/* The work of a row group of embedding.cl: tokens of the forward, columns of the backward on CPUs,
+ * and columns of embedding_gradient. GPU_ROWS: the most table rows of a work-group of the backward
+ * on GPUs. */
+enum {
+    MOERT_EMBEDDING_TOKENS = 16,
+    MOERT_EMBEDDING_GPU_TOKENS = 1,
+    MOERT_EMBEDDING_COLUMNS = 256,
+    MOERT_EMBEDDING_GPU_ROWS = 8,
+    MOERT_GRADIENT_COLUMNS = 256,
+    MOERT_GRADIENT_GPU_COLUMNS = 128
+};
+
+/* Elements of a block of squares.cl. */
+enum { MOERT_SQUARES_CHUNK = 4096 };
+
 typedef struct moert_bias_args {
     args_u64 ldy, prob_stride;
     args_u32 skip, n, bias_stride;

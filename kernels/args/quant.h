@@ -3,6 +3,22 @@
 #define MOERT_ARGS_QUANT_H
 
 #include "args/args.h"
+#include "args/forms.h"
+
+/* Values that a row group of cast.cl converts; rows of a block of amax.cl. */
+enum { MOERT_CAST_BLOCK = 4096, MOERT_CAST_GPU_BLOCK = 2048, MOERT_AMAX_ROWS = 16 };
+
+/* decode_gpu.cl: the row groups of a work-group, its work-items, the units that one decodes, and
+ * the elements of a unit. */
+enum {
+    MOERT_DECODE_ROW_GROUPS = 4,
+    MOERT_DECODE_ITEMS = MOERT_DECODE_ROW_GROUPS * MOERT_GPU_ITEMS,
+    MOERT_DECODE_AHEAD = 8,
+    MOERT_DECODE_UNIT = 8
+};
+
+/* A tile of scales (moert/quantize.h) has 128 rows of 4 scales. */
+enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
 
 typedef struct moert_amax_args {
     args_u32 groups, rows;

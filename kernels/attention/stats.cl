@@ -19,7 +19,7 @@
 #error "VALUE_SIZE must be defined"
 #endif
 #define ITEMS 256
-#define ROWS  16 /* per work-group; 16 work-items compute one row */
+#define ROWS  MOERT_STATS_ROWS /* per work-group; 16 work-items compute one row */
 #define GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 /* Rounds to nearest even; a NaN stays a NaN. */

@@ -17,14 +17,9 @@
  */
 #include "args/exchange.h"
 
-#if MOERT_ITEMS == 1
-#define COLUMNS    1024ul
-#define ROW_GROUPS 1
-#else
-#define COLUMNS    512ul
-#define ROW_GROUPS MOERT_EXCHANGE_GPU_ROW_GROUPS
-#endif
-#define FEW MOERT_PEERS_FEW
+#define COLUMNS    ((ulong)BY_FORM(MOERT_PEERS_COLUMNS, MOERT_PEERS_GPU_COLUMNS))
+#define ROW_GROUPS BY_FORM(1, MOERT_EXCHANGE_GPU_ROW_GROUPS)
+#define FEW        MOERT_PEERS_FEW
 
 static inline global const float *row_of(global const ulong *windows, moert_peers_node node) {
     return (global const float *)(size_t)windows[node.rank] + node.at;

@@ -2,17 +2,16 @@
  * Buffer operations of src/device:
  *
  *   address_of   *address = the buffer's address in device memory     grid: (1)
- *   clear        to[i] = 0                                            grid: (ceil(n /
- * BLOCK_FLOATS))
- *   copy         to[i] = from[i]                                      grid: (ceil(n /
- * BLOCK_FLOATS))
+ *   clear        to[i] = 0                                            grid: (blocks of
+ *                                                                     BLOCK_FLOATS)
+ *   copy         to[i] = from[i]                                      grid: the same
  *   copy_rows    to[rows, width] = columns 0 to width - 1 of from,    grid: (rows)
  *                whose rows are `stride` floats apart
  *
  * clear and copy need only the alignment of a float. Each row group processes BLOCK_FLOATS floats.
  * No local memory. Deterministic; an address is valid as long as its buffer does not move.
  */
-enum { BLOCK_FLOATS = 65536 };
+#define BLOCK_FLOATS MOERT_COPY_FLOATS
 
 KERNEL void address_of(global const char *buffer, global ulong *address) {
     if (is_first_item())

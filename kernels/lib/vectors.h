@@ -2,10 +2,15 @@
  * Included by common.h: the vector in which a work-item computes, the steps of a row, and this
  * work-item's place in its row group.
  */
+#include "args/forms.h"
+
+/* Selects a value by the form. */
+#define BY_FORM(cpu, gpu) (MOERT_ITEMS == 1 ? (cpu) : (gpu))
+
 /* BATCH: the number of steps whose loads are in flight together, in loops that hide memory
  * latency. */
 #if MOERT_ITEMS == 1
-#define PART  16
+#define PART  MOERT_CPU_VECTOR
 #define BATCH 1
 typedef float16 vec;
 typedef int16 ivec;
@@ -24,7 +29,7 @@ typedef ushort16 short_vec;
 #define vstore_part       vstore16
 #define LANES_IN_ORDER    (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
-#define PART              4
+#define PART              MOERT_GPU_VECTOR
 #define BATCH             4
 typedef float4 vec;
 typedef int4 ivec;
@@ -46,7 +51,7 @@ typedef ushort4 short_vec;
 #define VEC (MOERT_ITEMS * PART)
 
 /* The lanes of a sum over a row: eight vectors of a CPU's work-item, or one of each of 32. */
-#define SUM_LANES 128
+#define SUM_LANES MOERT_SUM_LANES
 #define SUM_VECS  (SUM_LANES / VEC)
 typedef struct lane_sums {
     vec part[SUM_VECS];

@@ -9,7 +9,7 @@
  */
 #include "args/nn.h"
 
-#define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
+#define BLOCK ((ulong)BY_FORM(MOERT_ELEMENTWISE_BLOCK, MOERT_ELEMENTWISE_GPU_BLOCK))
 
 /* Defines the kernel `name`: y = result, a formula of a, the value of x, and b, that of y. `count`
  * is the number of floats, one of the `scalars`. */

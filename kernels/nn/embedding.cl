@@ -24,19 +24,14 @@
  */
 #include "args/nn.h"
 
-#if MOERT_ITEMS == 1
-#define TOKENS           16
-#define COLUMNS          256
-#define GRADIENT_COLUMNS 256
-#else
-#define TOKENS           1
-#define GRADIENT_COLUMNS 128
-#endif
-#define ROW_GROUPS 8
-#define ROOM       512
-#define MOST_ROWS  8  /* the largest `share` */
-#define AHEAD      16 /* tokens that an item loads at once */
-#define LEVELS     32 /* of the tree */
+#define TOKENS           BY_FORM(MOERT_EMBEDDING_TOKENS, MOERT_EMBEDDING_GPU_TOKENS)
+#define COLUMNS          MOERT_EMBEDDING_COLUMNS
+#define GRADIENT_COLUMNS BY_FORM(MOERT_GRADIENT_COLUMNS, MOERT_GRADIENT_GPU_COLUMNS)
+#define MOST_ROWS        MOERT_EMBEDDING_GPU_ROWS /* the largest `share` */
+#define ROW_GROUPS       8
+#define ROOM             512
+#define AHEAD            16 /* tokens that an item loads at once */
+#define LEVELS           32 /* of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
                               global float *restrict x, moert_embedding_args args) {
@@ -182,8 +177,7 @@ void embedding_backward(global const int *restrict token, global const float *re
     local found f;
     const ulong sequence = get_group_id(1), skipped = get_group_id(2) * args.share,
                 begin = (args.first_leaf + sequence) * args.length;
-    const uint own = (uint)min(min(args.share, (ulong)MOST_ROWS),
-                               args.rows - skipped); /* src/nn/embedding.c: GPU_ROWS */
+    const uint own = (uint)min(min(args.share, (ulong)MOST_ROWS), args.rows - skipped);
     global float *sum = partial + (sequence * args.rows + skipped) * args.hidden;
     uint from = 0, most = (uint)args.length;
     bool adds = false;

@@ -32,7 +32,7 @@
 #include "lib/formats.h"
 #endif
 
-#define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
+#define BLOCK ((ulong)BY_FORM(MOERT_UPDATE_BLOCK, MOERT_UPDATE_GPU_BLOCK))
 
 #if BF16_GRADIENT
 typedef ushort gradient_type;

@@ -11,7 +11,7 @@
  */
 #include "args/nn.h"
 
-#define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
+#define COLUMNS ((ulong)BY_FORM(MOERT_REDUCE_COLUMNS, MOERT_REDUCE_GPU_COLUMNS))
 #define LEAVES  8  /* leaves that sum_leaves loads at once */
 #define LEVELS  28 /* levels of the tree above these leaves */
 

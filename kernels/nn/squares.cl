@@ -22,7 +22,7 @@
 #include "lib/formats.h"
 #endif
 
-#define BLOCK      4096
+#define BLOCK      MOERT_SQUARES_CHUNK
 #define JOIN_SUMS  256
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
 #define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS) /* each has JOIN_SUMS / JOIN_ITEMS sums */

@@ -14,7 +14,7 @@
 #include "args/quant.h"
 #include "lib/formats.h"
 
-enum { HEIGHT = 16 };
+#define HEIGHT MOERT_AMAX_ROWS
 
 KERNEL void amax_blocks(global const uint *ends, global const float *x, global uint *partial,
                         moert_amax_args args) {

@@ -7,9 +7,10 @@
 #if !defined(DTYPE) || !defined(BITS)
 #error "DTYPE and BITS must be defined"
 #endif
+#include "args/quant.h"
 #include "lib/formats.h"
 
-enum { BLOCK = MOERT_ITEMS == 1 ? 4096 : 2048 };
+#define BLOCK BY_FORM(MOERT_CAST_BLOCK, MOERT_CAST_GPU_BLOCK)
 
 #if BITS == 8
 typedef uchar element;

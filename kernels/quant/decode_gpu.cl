@@ -16,8 +16,12 @@
 #error "FORMAT must be defined"
 #endif
 
+#include "args/quant.h"
+
 enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
-enum { ROW_GROUPS = 4, ITEMS = 32 * ROW_GROUPS, AHEAD = 8 };
+#define ROW_GROUPS MOERT_DECODE_ROW_GROUPS
+#define ITEMS      MOERT_DECODE_ITEMS
+#define AHEAD      MOERT_DECODE_AHEAD
 
 #define BITS     (FORMAT <= E5M2_E8M0 ? 8 : 4)
 #define BLOCK    (FORMAT == E2M1_E4M3 ? 16 : 32)

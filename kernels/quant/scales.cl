@@ -23,7 +23,9 @@
 #include "args/quant.h"
 #include "lib/formats.h"
 
-enum { ROWS = 128, COLUMNS = 4, TILE_BYTES = 512 };
+#define ROWS       MOERT_TILE_ROWS
+#define COLUMNS    MOERT_TILE_SCALES
+#define TILE_BYTES MOERT_TILE_BYTES
 
 /* A tile: lines [start, start + lines) of its group, its first row r and column c in the group's
  * matrix, and its offset `base`. `lines` is 0 past the last group, and from the first group on

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "args/forms.h"
 #include "base/checksum.h"
 #include "base/clock.h"
 #include "base/config.h"
@@ -15,8 +16,6 @@
 #include "device/pocl/pocl.h"
 
 #define CACHE_FORMAT "4"
-
-enum { GPU_ITEMS = 32 };
 
 /* Registers of a work-item at entry, before setmaxnreg changes them: 384 work-items fill an SM. */
 #define HOPPER_OPTIONS "-cl-nv-maxrregcount=168"
@@ -45,12 +44,12 @@ static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "
 /* Work-items of a row group of the family, see kernels/lib/common.h. */
 static int row_group_items(const moert_device *device, const char *spec) {
     if (is_nvidia(spec))
-        return GPU_ITEMS;
+        return MOERT_GPU_ITEMS;
     const size_t length = strcspn(spec, " ");
     for (size_t i = 0; i < MOERT_COUNT(cpu_families); i++)
         if (strlen(cpu_families[i]) == length && strncmp(spec, cpu_families[i], length) == 0)
             return 1;
-    return device->info.gpu_form ? GPU_ITEMS : 1;
+    return device->info.gpu_form ? MOERT_GPU_ITEMS : 1;
 }
 
 bool moert_program_is_fast(const moert_device *device) {

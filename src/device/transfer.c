@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "args/forms.h"
 #include "base/memory.h"
 #include "device/internal.h"
 #include "device/profile/profile.h"
@@ -19,17 +20,15 @@ cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes, size_
  * commands stop at the end of a piece of imported memory. Kernels of kernels/lib/copy.cl handle
  * such ranges if they consist of whole floats. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
-enum {
-    SLOW_BYTES = 1 << 20, /* from this size on, fills by NVIDIA's driver are slower than a kernel */
-    GROUP_FLOATS = 65536, /* floats of a work-group, as in kernels/lib/copy.cl */
-};
+/* From this size on, fills by NVIDIA's driver are slower than a kernel. */
+enum { SLOW_BYTES = 1 << 20 };
 
 static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t alignment) {
     return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && alignment % sizeof(float) == 0;
 }
 
 static moert_grid groups_of(size_t bytes) {
-    return (moert_grid){moert_ceil_div(bytes / sizeof(float), GROUP_FLOATS), 1, 1};
+    return (moert_grid){moert_ceil_div(bytes / sizeof(float), MOERT_COPY_FLOATS), 1, 1};
 }
 
 static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes, size_t bytes) {

@@ -1,13 +1,14 @@
 /* Launches kernels/nn/bias.cl. */
+#include "args/forms.h"
 #include "args/nn.h"
 #include "nn/bias.h"
 
 #include "base/memory.h"
 
 enum {
-    COLUMNS = 256,          /* columns of a work-group of bias_gradient */
-    GPU_COLUMNS = 128,      /* the same on GPUs: a step of kernels/lib/common.h */
-    GPU_ROW_GROUPS = 16384, /* on GPUs, about the most row groups of a launch */
+    COLUMNS = 256,                 /* columns of a work-group of bias_gradient */
+    GPU_COLUMNS = MOERT_SUM_LANES, /* the same on GPUs: a step */
+    GPU_ROW_GROUPS = 16384,        /* on GPUs, about the most row groups of a launch */
 };
 
 static const char *program_of(const moert_scaled_bias *bias) {

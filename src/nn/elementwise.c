@@ -4,13 +4,12 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-/* Floats of a row group, as in kernels/nn/elementwise.cl. */
-enum { BLOCK = 4096, GPU_BLOCK = 1024 };
-
 /* The grid for n floats; reports to the profile that `passes` buffers are read or written. */
 static moert_grid grid_of(moert_device *device, size_t n, size_t passes) {
     moert_profile_work(device, "nn/elementwise", 0.0, (double)(passes * sizeof(float)) * (double)n);
-    return (moert_grid){moert_ceil_div(n, moert_by_form(device, BLOCK, GPU_BLOCK)), 1, 1};
+    return (moert_grid){moert_ceil_div(n, moert_by_form(device, MOERT_ELEMENTWISE_BLOCK,
+                                                        MOERT_ELEMENTWISE_GPU_BLOCK)),
+                        1, 1};
 }
 
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {

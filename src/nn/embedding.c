@@ -6,16 +6,12 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-/* Sizes of a row group's part, as in kernels/nn/embedding.cl; GPU_ROWS: table rows of a work-group
- * in embedding_backward. */
-enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_ROWS = 8 };
-enum { GRADIENT_COLUMNS = 256, GPU_GRADIENT_COLUMNS = 128 };
-
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
                                      const moert_buffer *token, moert_buffer *x) {
     moert_device *device = moert_buffer_device(x);
-    const moert_grid grid = {moert_ceil_div(tokens, moert_by_form(device, TOKENS, GPU_TOKENS)), 1,
-                             1};
+    const moert_grid grid = {moert_ceil_div(tokens, moert_by_form(device, MOERT_EMBEDDING_TOKENS,
+                                                                  MOERT_EMBEDDING_GPU_TOKENS)),
+                             1, 1};
     moert_profile_work(device, "nn/embedding", 0.0, 2 * sizeof(float) * (double)(tokens * hidden));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_forward",
                      grid, MOERT_ARG(table), MOERT_ARG(token), MOERT_ARG(x),
@@ -25,9 +21,10 @@ moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_b
 moert_status moert_embedding_backward(const moert_embedding_part *part) {
     const size_t hidden = part->hidden, rows = part->rows;
     moert_device *device = moert_buffer_device(part->partial);
-    const size_t block = moert_by_form(device, rows, GPU_ROWS);
-    const moert_grid grid = {moert_by_form(device, moert_ceil_div(hidden, COLUMNS), hidden > 0),
-                             part->sequences, rows > 0 ? moert_ceil_div(rows, block) : 0};
+    const size_t block = moert_by_form(device, rows, MOERT_EMBEDDING_GPU_ROWS);
+    const moert_grid grid = {
+        moert_by_form(device, moert_ceil_div(hidden, MOERT_EMBEDDING_COLUMNS), hidden > 0),
+        part->sequences, rows > 0 ? moert_ceil_div(rows, block) : 0};
     moert_profile_work(device, "nn/embedding", 0.0,
                        sizeof(float) * (double)(part->sequences * (part->length + rows) * hidden));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward",
@@ -69,7 +66,8 @@ moert_status moert_embedding_gradient(const moert_embedding_sum *sum) {
     const size_t table = sum->rows * sum->hidden, tokens = at->span.count * sum->length;
     moert_device *device = moert_buffer_device(at->target);
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    const size_t columns = moert_by_form(device, GRADIENT_COLUMNS, GPU_GRADIENT_COLUMNS);
+    const size_t columns =
+        moert_by_form(device, MOERT_GRADIENT_COLUMNS, MOERT_GRADIENT_GPU_COLUMNS);
     const moert_grid grid = {tokens * moert_ceil_div(sum->hidden, columns), 1, 1};
     for (size_t i = 0; !at->accumulate && i < moert_tree_nodes(at->span, nodes); i++)
         MOERT_TRY(moert_buffer_clear(at->target, (i * at->stride + at->offset) * sizeof(float),

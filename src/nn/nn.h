@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "args/nn.h"
 #include "base/rope.h"
 #include "base/tree.h"
 #include "device/device.h"
@@ -209,7 +210,6 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
  * range of chunks, and set_chunks and join with the sums of all ranks. The bits are those of
  * moert_squares_sum.
  */
-enum { MOERT_SQUARES_CHUNK = 4096 }; /* floats, as in kernels/nn/squares.cl */
 typedef struct moert_squares moert_squares;
 typedef struct moert_square_span {
     moert_elements x; /* of the same type for all spans of a buffer */

@@ -1,6 +1,7 @@
 /* RMSNorm and its gradients: checks the arguments and launches kernels/nn/norm.cl. */
 #include <stdio.h>
 
+#include "args/forms.h"
 #include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
@@ -10,16 +11,16 @@ enum {
     BLOCK_ROWS = 32, /* rows of a work-group: enough work to hide its start */
     COLUMNS = 64,    /* columns of a work-group of norm_partial */
     /* the following are for GPUs */
-    STEP = 128,           /* SUM_LANES in kernels/lib/common.h; on GPUs replaces COLUMNS */
-    FORWARD_STEPS = 16,   /* the most steps of a row in the registers of a row group */
-    BACKWARD_STEPS = 4,   /* the same in backward, where dy and a sum also take registers */
-    MOST_ROW_GROUPS = 16, /* the most row groups of a row, which hold more steps of wider rows */
-    MOST_FLOATS = 16384,  /* the widest row that fits the registers of several row groups */
-    FLOATS_AHEAD = 1024,  /* a row group reads rows of about this many floats at a time */
-    PIECE_BLOCKS = 8,     /* the fewest blocks of a piece of norm_gradients */
-    PIECE_ROWS = 64,      /* rows of a piece of norm_partial */
-    ROTATED_GRAIN = 8,    /* the norm kernels rotate only a multiple of 8 columns */
-    MOST_PIECES = 1024,   /* pieces of a sequence for norm_sum_pieces to add */
+    STEP = MOERT_SUM_LANES, /* on GPUs replaces COLUMNS */
+    FORWARD_STEPS = 16,     /* the most steps of a row in the registers of a row group */
+    BACKWARD_STEPS = 4,     /* the same in backward, where dy and a sum also take registers */
+    MOST_ROW_GROUPS = 16,   /* the most row groups of a row, which hold more steps of wider rows */
+    MOST_FLOATS = 16384,    /* the widest row that fits the registers of several row groups */
+    FLOATS_AHEAD = 1024,    /* a row group reads rows of about this many floats at a time */
+    PIECE_BLOCKS = 8,       /* the fewest blocks of a piece of norm_gradients */
+    PIECE_ROWS = 64,        /* rows of a piece of norm_partial */
+    ROTATED_GRAIN = 8,      /* the norm kernels rotate only a multiple of 8 columns */
+    MOST_PIECES = 1024,     /* pieces of a sequence for norm_sum_pieces to add */
     SPEC_BYTES = 104,
 };
 

@@ -11,8 +11,6 @@
 #include "base/rng.h"
 #include "device/profile/profile.h"
 
-enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a row group, as in kernels/nn/optimizer.cl */
-
 static void adamw(const moert_update *u, moert_update_args *args) {
     const double t = (double)u->step;
     args->keep = (float)(1.0 - u->rate * u->decay);
@@ -50,7 +48,7 @@ moert_status moert_update_weights(const moert_update *u, size_t n, moert_buffer 
     if (u->step == 0)
         return MOERT_FAIL(ERROR_USAGE, "%s step 0: steps count from 1", optimizer->name);
     moert_device *device = moert_buffer_device(parameter);
-    const size_t block = moert_by_form(device, BLOCK, GPU_BLOCK);
+    const size_t block = moert_by_form(device, MOERT_UPDATE_BLOCK, MOERT_UPDATE_GPU_BLOCK);
     const bool bf16 = state->type == MOERT_DTYPE_BF16;
     const size_t part = bf16 ? u->part : n, first = bf16 ? u->first : 0;
     const size_t first_part = first / moert_max(part, 1),

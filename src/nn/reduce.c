@@ -4,8 +4,6 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* columns of a row group, as in kernels/nn/reduce.cl */
-
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial) {
     const moert_span span = at->span;
@@ -16,7 +14,9 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
     MOERT_TRY(moert_to_int(span.total, "sequences of a reduction", &total));
     moert_device *device = moert_buffer_device(partial);
     const size_t sizes = n | at->stride | at->offset;
-    const moert_grid grid = {moert_ceil_div(n, moert_by_form(device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    const moert_grid grid = {
+        moert_ceil_div(n, moert_by_form(device, MOERT_REDUCE_COLUMNS, MOERT_REDUCE_GPU_COLUMNS)), 1,
+        1};
     moert_profile_work(device, "nn/reduce", 0.0,
                        sizeof(float) * (double)((span.count + moert_tree_nodes(span, nodes)) * n));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/reduce", sizes), "tree_reduce", grid,

@@ -3,12 +3,11 @@
 
 #include <stdio.h>
 
+#include "args/quant.h"
 #include "base/memory.h"
 #include "quant/backend.h"
 
-/* All constants except SPEC_BYTES equal those of the kernel. A work-item decodes UNIT elements at a
- * time. */
-enum { ITEMS = 128, AHEAD = 8, UNIT = 8, SPEC_BYTES = 32 };
+enum { ITEMS = MOERT_DECODE_ITEMS, UNIT = MOERT_DECODE_UNIT, SPEC_BYTES = 32 };
 
 bool moert_decode_suits(const moert_quantize *op, bool equal_groups) {
     const moert_quantizer *how = &op->how;
@@ -31,7 +30,7 @@ moert_status moert_decode(const moert_quantize *op) {
     snprintf(spec, sizeof spec, "quant/decode_gpu -DFORMAT=%d", (int)op->how.format);
     if (op->how.axis != MOERT_AXIS_COLUMN)
         return MOERT_RUN(device, spec, "decode_along",
-                         ((moert_grid){moert_ceil_div(units, ITEMS * AHEAD), 1, 1}),
+                         ((moert_grid){moert_ceil_div(units, ITEMS * MOERT_DECODE_AHEAD), 1, 1}),
                          MOERT_ARG(op->q), MOERT_ARG(op->scale), MOERT_ARG(units),
                          MOERT_ARG(op->x));
     return MOERT_RUN(device, spec, "decode_down",

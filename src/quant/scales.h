@@ -8,14 +8,12 @@
  */
 #pragma once
 
+#include "args/quant.h"
 #include "base/memory.h"
 #include "moert/quantize.h"
 
-/* A tile of scales (moert/quantize.h) has 128 rows of 4 scales. A row holds scales of one line of
- * the linear scales or, if these are transposed, of one of their columns. */
-enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
-
-/* Lines, and columns, of linear scales that a tile holds. */
+/* Lines, and columns, of linear scales that a tile holds. A row of a tile holds scales of one line
+ * of the linear scales or, if these are transposed, of one of their columns. */
 static inline size_t moert_tile_lines(bool transposed) {
     return transposed ? MOERT_TILE_SCALES : MOERT_TILE_ROWS;
 }

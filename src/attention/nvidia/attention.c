@@ -12,7 +12,6 @@
 enum {
     BLOCK_ROWS = 64,
     STATS_PER_BLOCK = 128,
-    STATS_ROWS = 16, /* of a work-group of attention_stats */
     OWN_ROWS = 128,
     COUNTER_BYTES = 16,
     FEW_TIMES = 16,
@@ -71,7 +70,7 @@ static moert_status make_stats(const moert_attention *a) {
     MOERT_TRY(find_blocks(a, BLOCK_ROWS, &of));
     MOERT_TRY(moert_buffer_reserve(device, stats_bytes(a, of.sequences * of.count), a->scratch));
     snprintf(spec, sizeof spec, "attention/stats -DVALUE_SIZE=%zu", a->value_size);
-    const moert_grid grid = {of.count * (BLOCK_ROWS / STATS_ROWS), a->heads, of.sequences};
+    const moert_grid grid = {of.count * (BLOCK_ROWS / MOERT_STATS_ROWS), a->heads, of.sequences};
     return MOERT_RUN(device, spec, "attention_stats", grid, MOERT_ARG(a->out), MOERT_ARG(a->bf16),
                      MOERT_ARG(a->dout), MOERT_ARG(a->lse), MOERT_ARG(*a->scratch),
                      MOERT_ARG(of.list),

@@ -15,7 +15,6 @@
 enum { HALVES = 2, HALF_FLOATS = 1 << 18, GPU_HALF_FLOATS = 1 << 23 };
 /* A round's columns of a shard are a multiple of STEP, so that staged rows are aligned. */
 enum { STEP = 128 };
-enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row group in kernels/exchange/peers.cl */
 
 struct moert_peers {
     moert_device *device;
@@ -64,8 +63,8 @@ static size_t next_half(moert_peers *peers) {
 
 /* The grid of a kernel that works on n columns. */
 static moert_grid grid_of(const moert_peers *peers, size_t n) {
-    const size_t columns =
-        moert_by_form(peers->device, COLUMNS, GPU_COLUMNS * MOERT_EXCHANGE_GPU_ROW_GROUPS);
+    const size_t columns = moert_by_form(peers->device, MOERT_PEERS_COLUMNS,
+                                         MOERT_PEERS_GPU_COLUMNS * MOERT_EXCHANGE_GPU_ROW_GROUPS);
     return (moert_grid){moert_ceil_div(n, columns), 1, 1};
 }
 

@@ -10,16 +10,14 @@
 #include "quant/backend.h"
 
 enum {
-    STRIP = 1024,      /* columns of a work-group, a multiple of the largest block */
-    GPU_STRIP = 4096,  /* the same on GPUs, where starting a work-group takes as long as several
+    STRIP = 1024,     /* columns of a work-group, a multiple of the largest block */
+    GPU_STRIP = 4096, /* the same on GPUs, where starting a work-group takes as long as several
                           steps */
-    GPU_COLUMNS = 128, /* one step: columns of a work-group on GPUs if blocks span rows */
-    CAST_BLOCK = 4096, /* values of a row group in kernels/quant/cast.cl */
-    GPU_CAST_BLOCK = 2048,
-    AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
+    GPU_COLUMNS = MOERT_SUM_LANES, /* one step: columns of a work-group on GPUs if blocks span
+                                      rows */
 };
 
-/* A dtype as six integers, in the order of kernels/lib/formats.h. */
+/* A dtype as six integers, in the order of kernels/lib/encodings.h. */
 enum { SPECIAL_NONE, SPECIAL_NAN, SPECIAL_INFINITY };
 static const char *const dtype_text[] = {
 #define DTYPE_TEXT(name, text, bits, mantissa, bias, overflow, nan, special)                       \
@@ -105,7 +103,7 @@ static moert_device *device_of(const moert_quantize *op) {
 moert_status moert_portable_quantize_amax(const moert_quantize *op) {
     moert_device *device = moert_buffer_device(op->amax);
     const moert_groups *groups = &op->groups;
-    const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, AMAX_ROWS);
+    const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, MOERT_AMAX_ROWS);
     const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1};
     const moert_grid sums = {op->how.group_scales ? groups->count : 1, 1, 1};
     moert_buffer *partial = NULL;
@@ -195,7 +193,7 @@ moert_status moert_portable_cast(const moert_cast *cast) {
     moert_device *device = moert_buffer_device(cast->target);
     snprintf(spec, sizeof spec, "quant/cast -DDTYPE=%s,%d -DBITS=%zu%s", dtype_text[small],
              dtype_special[small], moert_dtype_bits(small), MOERT_PROGRAM(device, "", cast->n));
-    const size_t block = moert_by_form(device, CAST_BLOCK, GPU_CAST_BLOCK);
+    const size_t block = moert_by_form(device, MOERT_CAST_BLOCK, MOERT_CAST_GPU_BLOCK);
     const moert_grid grid = {moert_ceil_div(cast->n, block), 1, 1};
     return MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
                      MOERT_ARG(cast->target), MOERT_ARG(cast->n));
