@@ -1,14 +1,15 @@
 /*
- * Tiles of a forward GEMM whose epilogue applies a GLU (glu.h) in registers: v = x w^T + b, h =
- * prob glu(v).
+ * Included after panels.h: tiles of a forward GEMM whose epilogue applies a GLU (glu.h) in
+ * registers: v = x w^T + b, h = prob glu(v).
  *
  * The vectors of a panel's row, and so of a tile, alternate: 16 gates, their ups, the next 16
  * gates, their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups. In
  * both cases two vectors give 16 columns of h. Between two blocks of the reduction the chain is
  * stored in v. Otherwise v is written only if it is kept.
  */
-#if WIDTH % 2 == 0 /* a tile needs pairs of vectors */
 #include "gemm/glu.h"
+
+#if WIDTH % 2 == 0 /* a tile needs pairs of vectors */
 
 #define PAIRS      (WIDTH / 2) /* pairs of vectors in a tile */
 #define PAIR_WIDTH (PAIRS * VEC)

@@ -40,8 +40,8 @@
 #error "DEPTH must be 8, 16 or 32, and at least 1024 / LINES"
 #endif
 
-#define ITEMS      256
-#define COLUMNS    128
+#define ITEMS      MOERT_GPU_GEMM_ITEMS
+#define COLUMNS    MOERT_GPU_GEMM_COLUMNS
 #define GPU_KERNEL __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 #define LINE_QUADS   (LINES == 128 ? 2 : 1) /* quads of A, and of B, that an item reads */

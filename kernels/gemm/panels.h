@@ -1,5 +1,5 @@
 /*
- * Included after gemm.h by the grouped GEMM kernels for CPUs: loads the values of a weight and
+ * Included after multiply.h by the grouped GEMM kernels for CPUs: loads the values of a weight and
  * packs panels of them.
  *
  * Required: QUANTIZED (0; 1: weights are block-scaled matrices, and the defines of blocks.h are
@@ -8,6 +8,8 @@
 #ifndef QUANTIZED
 #error "QUANTIZED must be defined"
 #endif
+#define TRANSPOSE_STEPS UNROLL
+#include "lib/transpose.h"
 #if QUANTIZED
 #include "lib/formats.h"
 #include "lib/blocks.h"
@@ -68,9 +70,6 @@ static inline vec load_rounded(matrix w, int row, int column, int n) {
 }
 
 /* ---- panels ---- */
-
-#define TRANSPOSE_STEPS UNROLL
-#include "lib/transpose.h"
 
 /* Packs 16 columns c of a panel: panel[p, c] = w[column + c, first + p], for p below `used`,
  * rounded up to whole steps. Reads blocks of 16 x 16. Columns beyond `columns` are zero. */

@@ -11,21 +11,21 @@
  *
  * A panel has C = PANEL_WIDTH * 16 columns and `height` rows: the dots of the reduction, which is
  * rounded up to 16 values, with DOT = 2 to 32. Columns beyond the end are zero. For these, a tile
- * wider than a panel may read the panels of the next group, so three panels of memory must follow
- * the last group. Shapes, strides and the shared weight are as in gemm.cl.
+ * wider than a panel may read the panels of the next group, so MOERT_GEMM_PANELS_PAST panels of
+ * memory must follow the last group. Shapes, strides and the shared weight are as in gemm.cl.
  *
  * A thread takes consecutive work-groups of the grid. While it computes tiles, it prefetches the
  * panels of its next work-group, or of the next block of the reduction, a part every `every` dots;
  * never if `every` is `depth` or more.
  *
  * Grid of the GEMMs: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth + 16)
- * * LINES * 4 bytes, else 4. Deterministic. Required: BF16, DOT, LINES, WIDTH and PANEL_WIDTH, as
- * in gemm.h; QUANTIZED, as in panels.h. The packing kernels exist if WIDTH = PANEL_WIDTH, the GEMMs
- * if QUANTIZED = 0.
+ * * LINES * 4 bytes, else 4. Deterministic. Required: the defines of gemm.cl. The packing kernels
+ * exist if WIDTH = PANEL_WIDTH (target.h), the GEMMs if QUANTIZED = 0.
  */
 #define PANEL global
 #include "args/gemm.h"
-#include "gemm/gemm.h"
+#include "gemm/grid.h"
+#include "gemm/multiply.h"
 #include "gemm/panels.h"
 #include "gemm/gemm_glu.h"
 

@@ -77,7 +77,7 @@ moert_status moert_device_difference(const moert_device *device, char **differen
 /* Requests AMX from Linux, and returns whether this process's threads may use it with bf16. */
 bool moert_cpu_has_tiles(void);
 
-/* Whether bf16 GEMMs on the device add in the order of AMX tiles (kernels/gemm/amx.h). */
+/* Whether bf16 GEMMs on the device add in the order of AMX tiles (kernels/gemm/add_amx.h). */
 bool moert_device_sums_in_tiles(const moert_device_info *info);
 
 /* Stops the device's GEMMs from using AMX. All ranks call it when some ranks have no AMX. */

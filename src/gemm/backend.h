@@ -80,8 +80,8 @@ const moert_backend *moert_backend_automatic(const moert_device *device);
 const moert_backend *moert_backend_at(size_t index);
 
 /* The products that one step of a chain adds: one product, a pair of products of bf16 values in
- * order, or 16 such pairs in the order of kernels/gemm/amx.h. Kernels get this value as DOT. As a
- * unit of the reduction, a dot is one value (MOERT_DOT_SCALAR) or one pair of values. */
+ * order, or 16 such pairs in the order of kernels/gemm/add_amx.h. Kernels get this value as DOT. As
+ * a unit of the reduction, a dot is one value (MOERT_DOT_SCALAR) or one pair of values. */
 typedef enum moert_dot { MOERT_DOT_SCALAR, MOERT_DOT_PAIR, MOERT_DOT_TILE } moert_dot;
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type);
 

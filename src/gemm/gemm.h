@@ -12,7 +12,7 @@
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
  * wgrad is such a chain over the group's rows in order. With MOERT_ADDEND_FIRST the chain starts
  * from the old value. With bf16 operands, CPUs with AMX add 32 products at a time
- * (kernels/gemm/amx.h) unless MOERT_BF16 says otherwise. These two backends agree bit for bit,
+ * (kernels/gemm/add_amx.h) unless MOERT_BF16 says otherwise. These two backends agree bit for bit,
  * except in the GLU's exp.
  *
  * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old

@@ -12,7 +12,7 @@ EXCLUDED = {  # files whose code does not run here
     "src/exchange/window/memory_nvidia.c": "for NVIDIA's GPUs",
     "kernels/*/nvidia/*": "for NVIDIA's GPUs",
     "kernels/lib/nvidia.h": "for NVIDIA's GPUs",
-    "kernels/gemm/amx.h": "for CPUs with AMX",
+    "kernels/gemm/*_amx*.h": "for CPUs with AMX",
 }
 # the values that macros have here in conditions that select hardware (None: not defined); what these exclude is not mutated either
 HARDWARE = {name: [None] for name in "__NV_CL_C_VERSION __NVPTX__ __SPIR__ __SPIRV__ __SPIRV64__ __aarch64__ __INTEL_CLANG_COMPILER "

@@ -10,12 +10,10 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    COLUMN_BYTES = 64, /* bytes of a row of a vector-wide panel (kernels/gemm/gemm.h) */
-    LINE_BYTES = 4,    /* bytes of a dot in a converted line (kernels/gemm/gemm.h) */
-    STRIP_BYTES = 256, /* bytes of a dot of STRIP lines (kernels/gemm/gemm.cl) */
+    DOT_BYTES = 4, /* a float or a pair of bf16 values (kernels/gemm/dots.h) */
+    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* of a row of a vector-wide panel */
+    STRIP_BYTES = MOERT_GEMM_STRIP * DOT_BYTES, /* of a dot of a wgrad's packed lines */
     SMALLEST_SPLIT = 128,
-    IDLE_LAYERS =
-        1, /* first layers of a grid, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
     WORK_GROUPS_PER_UNIT = 8,    /* enough for compute units to finish at about the same time */
     PAST_CACHE_BYTES = 16 << 20, /* a v that caches do not hold until the backward reads it */
     GLU_FLOATS = 16384,          /* about the GLU's results per work-group on CPUs */
@@ -40,7 +38,8 @@ typedef struct tiling {
 } tiling;
 
 static size_t converted_bytes(moert_dtype type, size_t depth, size_t lines) {
-    return type == MOERT_DTYPE_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
+    return type == MOERT_DTYPE_BF16 ? (depth + MOERT_GEMM_LINE_EXCESS) * lines * DOT_BYTES
+                                    : sizeof(float);
 }
 
 /* Chooses a tiling. No tiling changes the bits of a result, and all choices within the bounds of
@@ -83,7 +82,7 @@ static tiling choose_tiling(const moert_device *device, moert_dtype type, proble
     panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* spread evenly */
     if (both)
         split = moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), c->lines);
-    const size_t layers = IDLE_LAYERS + moert_ceil_div(blocks, panels);
+    const size_t layers = MOERT_GEMM_IDLE_LAYERS + moert_ceil_div(blocks, panels);
     return (tiling){
         .panels = (int)panels,
         .depth = (int)depth,

@@ -56,8 +56,6 @@ void moert_gemm_program(const moert_device *device, moert_dtype type,
                         const moert_prepacked *prepacked, const moert_quantized *quantized,
                         const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
 
-enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
-
 /* Values of a dot. */
 static inline size_t moert_per_dot(moert_dot dot) {
     return dot == MOERT_DOT_SCALAR ? 1 : 2;

@@ -6,8 +6,7 @@
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
-/* These sizes equal those of kernels/gemm/gpu.cl. */
-enum { ITEMS = 256, COLUMNS = 128, MOST_LINES = 128, LEAST_LINES = 32 };
+enum { MOST_LINES = 128, LEAST_LINES = 32 };
 
 /* With two tiles per compute unit, one tile computes while the other waits for memory. A launch
  * with 1/SLACK fewer tiles is as fast. */
@@ -25,7 +24,7 @@ enum { DEPTH = 16, DGRAD_DEPTH = 8, QUAD = 4 };
  */
 static int choose_lines(const moert_device *device, size_t groups, size_t lines, size_t columns) {
     const size_t units = moert_max(moert_device_describe(device)->compute_units, 1);
-    const size_t blocks = groups * moert_ceil_div(columns, COLUMNS);
+    const size_t blocks = groups * moert_ceil_div(columns, MOERT_GPU_GEMM_COLUMNS);
     const size_t enough = TILES_PER_UNIT * units - TILES_PER_UNIT * units / SLACK;
     size_t tile = MOST_LINES;
     while (tile > LEAST_LINES &&
@@ -35,7 +34,7 @@ static int choose_lines(const moert_device *device, size_t groups, size_t lines,
 }
 
 static void name_program(moert_dtype type, int lines, int depth, char spec[MOERT_SPEC_BYTES]) {
-    const int least = QUAD * ITEMS / lines;
+    const int least = QUAD * MOERT_GPU_GEMM_ITEMS / lines;
     snprintf(spec, MOERT_SPEC_BYTES, "gemm/gpu -DBF16=%d -DLINES=%d -DDEPTH=%d",
              type == MOERT_DTYPE_BF16, lines, depth > least ? depth : least);
 }
@@ -54,9 +53,9 @@ static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) 
     const int lines = choose_lines(moert_buffer_device(gemm->groups.ends), groups,
                                    moert_ceil_div(rows, groups), columns);
     const size_t partial = part.first > 0; /* the part may begin within a tile */
-    row_tiles tiles = {
-        .grid = {rows / (size_t)lines + partial + groups, moert_ceil_div(columns, COLUMNS), 1},
-        .groups = (unsigned)(gemm->groups.shared ? 1 : part.end)};
+    row_tiles tiles = {.grid = {rows / (size_t)lines + partial + groups,
+                                moert_ceil_div(columns, MOERT_GPU_GEMM_COLUMNS), 1},
+                       .groups = (unsigned)(gemm->groups.shared ? 1 : part.end)};
     name_program(moert_gemm_type(gemm), lines, depth, tiles.spec);
     return tiles;
 }
@@ -83,7 +82,7 @@ moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
     const size_t groups = part.end - part.first;
     const int lines = choose_lines(device, groups, gemm->n, gemm->k);
     const moert_grid grid = {moert_ceil_div(gemm->n, (size_t)lines),
-                             moert_ceil_div(gemm->k, COLUMNS), groups};
+                             moert_ceil_div(gemm->k, MOERT_GPU_GEMM_COLUMNS), groups};
     char spec[MOERT_SPEC_BYTES];
     const moert_gemm_args args = moert_portable_args(gemm, start);
     name_program(moert_gemm_type(gemm), lines, DEPTH, spec);
@@ -94,7 +93,8 @@ moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
 
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
     const moert_row_groups part = moert_groups_filled(gemm->groups);
-    const moert_grid grid = {moert_ceil_div(gemm->n, ITEMS), part.end - part.first, 1};
+    const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_GPU_GEMM_ITEMS), part.end - part.first,
+                             1};
     char spec[MOERT_SPEC_BYTES];
     const moert_gemm_args args = moert_portable_args(gemm, 0);
     name_program(moert_gemm_type(gemm), MOST_LINES, DEPTH, spec);

@@ -6,10 +6,7 @@
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
-enum {
-    PANELS = 8,   /* panels of a work-group, enough to read whole pages of a row */
-    MOST_READ = 3 /* a tile wider than one panel may read this many panels past the end */
-};
+enum { PANELS = 8 }; /* panels of a work-group, enough to read whole pages of a row */
 
 /* Rows of a panel: dots of the reduction. */
 static size_t height_of(const moert_prepacked *prepacked) {
@@ -50,7 +47,7 @@ static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
     prepacked->dot = moert_dot_of(device, shape->type);
     prepacked->tile = moert_with_tile(moert_tuning_find(device, &key), prepacked->dot);
     const size_t columns = columns_of(prepacked);
-    return (shape->groups * moert_ceil_div(width_of(prepacked), columns) + MOST_READ) *
+    return (shape->groups * moert_ceil_div(width_of(prepacked), columns) + MOERT_GEMM_PANELS_PAST) *
            height_of(prepacked) * columns * sizeof(float);
 }
 

@@ -116,7 +116,7 @@ static bool adds_to_old(const moert_gemm *gemm) {
 }
 
 /* A sum of products. Each product is added with one rounding. In the order of AMX
- * (kernels/gemm/amx.h), products are added alternately to two halves, and the halves to the sum
+ * (kernels/gemm/add_amx.h), products are added alternately to two halves, and the halves to the sum
  * after every 16 pairs. */
 typedef struct chain {
     bool tiled;       /* sum in the order of AMX */

@@ -194,7 +194,7 @@ static void print_header(const moert_device_info *device) {
 
 /* ---- rows ---- */
 
-/* GEMMs that use AMX (kernels/gemm/amx.h) have only one tile, so there is no tile to choose. */
+/* GEMMs that use AMX (kernels/gemm/add_amx.h) have only one tile, so there is no tile to choose. */
 static moert_tune_axis first_axis(const moert_tune_gemm *p) {
     return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight.buffer)) == MOERT_DOT_TILE
                ? MOERT_TUNE_PANELS

@@ -1,25 +1,16 @@
 /*
- * Included by gemm.h for DOT = 2: chains of bf16 products in steps of 16 pairs, as the matrix unit
- * of Intel's CPUs (AMX) adds them:
+ * Selected by tile.h for DOT = 2 and AMX = 1: the matrix unit of Intel's CPUs adds 16 pairs at a
+ * time to chains of bf16 products:
  *
  *   sum += (first[0] + ... + first[15]) + (second[0] + ... + second[15])
  *
  * `first` are the products of the first values of each pair, `second` those of the second values.
  * Each of the two sums is a chain of fma in order from 0. Steps begin where the reduction begins,
- * and missing pairs of the last step are zeros. The code for other CPUs computes the same bits,
- * except that AMX flushes subnormal numbers.
+ * and missing pairs of the last step are zeros. The unit flushes subnormal numbers.
  *
- * A tile is 32 x 32 sums in memory; the unit holds four parts of 16 x 16. For each step it reads 16
- * pairs of 16 lines at a time, and 16 rows of a panel.
- *
- * Required: LINES = 32, WIDTH = PANEL_WIDTH = 2; AMX (0; 1: the CPU has the unit, and the process
- * may use it).
+ * It holds four parts of 16 x 16 of a tile's 32 x 32 sums. For each step it reads 16 pairs of 16
+ * lines at a time, and 16 rows of a panel. The process must be allowed to use the unit.
  */
-#if !defined(AMX) || LINES != 32 || WIDTH != 2 || PANEL_WIDTH != 2
-#error "AMX must be defined; tiles have 32 lines, and 2 vectors as panels do"
-#endif
-
-#if AMX
 /* The 8 tile registers of the unit: 16 rows of 64 bytes each. */
 typedef struct tile_shapes {
     uchar palette, start, unused[14];
@@ -77,54 +68,4 @@ static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
     STORE_TILE(1, &acc[0][1], width);
     STORE_TILE(2, &acc[16][0], width);
     STORE_TILE(3, &acc[16][1], width);
-}
-#else
-#define begin_tiles()
-#define end_tiles()
-
-static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
-                             PANEL const vec *row, int steps) {
-    for (int s = 0; s < steps; s++, line += STEP, row += STEP * WIDTH)
-        for (int r = 0; r < min(LINES, lines); r++) {
-            vec first[WIDTH] = {0.0f, 0.0f}, second[WIDTH] = {0.0f, 0.0f};
-            ROLLED for (int p = 0; p < STEP; p++) {
-                const uint a = line[r * stride + p];
-                UNROLL_FOR(int v = 0; v < WIDTH; v++) {
-                    const uint16 b = as_uint16(row[p * WIDTH + v]);
-                    first[v] =
-                        fma((vec)as_float(a & 0xFFFF0000u), as_float16(b & 0xFFFF0000u), first[v]);
-                    second[v] = fma((vec)as_float(a << 16), as_float16(b << 16), second[v]);
-                }
-            }
-            UNROLL_FOR(int v = 0; v < WIDTH; v++)
-                acc[r][v] += first[v] + second[v];
-        }
-}
-#endif
-
-/* Adds `dots` dots to a tile. All lines are equally far apart. Lines from `lines` on may be
- * skipped. */
-static inline void add_dots(accumulators acc, LINE const line[LINES], int lines,
-                            PANEL const vec *row, int height, int dots, prefetch_plan *next_panels,
-                            prefetch_plan *next_lines) {
-    add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (dots + STEP - 1) / STEP);
-}
-
-static inline void begin_tile(accumulators acc, target c, bool fresh) {
-    for (int r = 0; r < LINES; r++)
-        UNROLL_FOR(int v = 0; v < WIDTH; v++)
-            acc[r][v] = fresh || r >= c.lines
-                            ? 0.0f
-                            : load_part(c.at + r * c.line + v * VEC, c.columns - v * VEC);
-}
-
-static inline void end_tile(accumulators acc, target c) {
-    for (int v = 0; v < WIDTH && v * VEC < c.columns; v++) {
-        const int columns = c.columns - v * VEC;
-        const vec bias = c.bias != 0 ? load_part(c.bias + v * VEC, columns) : 0.0f;
-        for (int r = 0; r < c.lines; r++) {
-            const vec x = c.bias != 0 ? acc[r][v] + bias : acc[r][v];
-            store_sum_part(x, c, r * c.line + v * VEC, columns);
-        }
-    }
 }
