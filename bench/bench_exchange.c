@@ -24,6 +24,8 @@
 #include "bench/common/tokens.h"
 #include "bench/layer/alltoall.h"
 #include "bench/layer/payload.h"
+#include "device/buffer.h"
+#include "device/device.h"
 #include "exchange/exchange.h"
 
 enum side { OURS, PACKED, PREPACKED_STREAMED, SIDES };

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "bench/common/report.h"
 #include "bench/gemm/measure.h"
+#include "device/device.h"
 
 static bench_shape shape; /* experts 0 = run a suite instead */
 static size_t repeat, seed;

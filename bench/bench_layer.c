@@ -26,7 +26,7 @@
 #include "bench/layer/layer_check.h"
 #include "bench/predict/choice.h"
 #include "comm/comm.h"
-#include "device/device.h"
+#include "device/buffer.h"
 #include "device/profile/profile.h"
 #include "layer/block.h"
 #include "moert/layer.h"

@@ -17,6 +17,7 @@
 #include "bench/common/report.h"
 #include "bench/memory/memory.h"
 #include "context/context.h"
+#include "device/buffer.h"
 
 enum { SAMPLES = 5, CHECKS = 64, COPY_BYTES = 256 << 20 };
 #define SAMPLE_S 0.01

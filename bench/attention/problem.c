@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
+#include "device/buffer.h"
 
 enum { CHECKS = 24 };
 

@@ -2,7 +2,7 @@
  * */
 #pragma once
 
-#include "device/device.h"
+#include "moert/device.h"
 
 enum { BENCH_PATTERN = 1048573 }; /* elements: a prime number, so no row length divides it */
 

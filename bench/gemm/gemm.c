@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
+#include "device/buffer.h"
 
 enum { ALIGNMENT = 4096, STREAM_X = 1, STREAM_Y, STREAM_WEIGHT };
 

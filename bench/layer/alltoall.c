@@ -9,7 +9,8 @@
 #include "args/exchange.h"
 #include "base/memory.h"
 #include "bench/common/pattern.h"
-#include "device/device.h"
+#include "device/buffer.h"
+#include "device/launch.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

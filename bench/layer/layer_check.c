@@ -9,7 +9,6 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "bench/common/tokens.h"
-#include "device/device.h"
 
 #define MARGIN 1e-4 /* smallest gap between the last chosen logit and the next */
 

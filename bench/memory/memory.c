@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
+#include "device/buffer.h"
 
 enum { APART = 333331 }; /* offset in the pattern between inputs */
 

@@ -4,6 +4,8 @@
 #include "args/op.h"
 #include "base/memory.h"
 #include "bench/memory/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "gemm/gemm.h"
 #include "router/router.h"
 

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "bench/memory/memory.h"
+#include "device/elements.h"
 #include "moert/quantize.h"
 #include "nn/optimizer.h"
 

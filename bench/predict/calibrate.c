@@ -14,6 +14,8 @@
 #include "bench/common/pattern.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
+#include "device/buffer.h"
+#include "device/device.h"
 #include "exchange/exchange.h"
 #include "layer/operand.h"
 #include "tools/common/rates.h"

@@ -6,6 +6,7 @@
 #include "base/dtype.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 
 enum { MAX_HEAD_SIZE = 512, SPEC_BYTES = 48 };

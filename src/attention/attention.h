@@ -5,7 +5,7 @@
 #pragma once
 
 #include "attention/documents.h"
-#include "device/device.h"
+#include "moert/device.h"
 #include "moert/formats.h"
 
 /*

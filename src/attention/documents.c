@@ -5,6 +5,7 @@
 
 #include "args/attention.h"
 #include "base/memory.h"
+#include "device/buffer.h"
 
 enum { LEAST_OWN = 16, OWN_SIZES = 4, SLOT = 64 };
 

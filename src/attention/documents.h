@@ -9,7 +9,9 @@
  */
 #pragma once
 
-#include "device/device.h"
+#include <stdint.h>
+
+#include "moert/device.h"
 
 typedef struct moert_documents moert_documents;
 

@@ -10,6 +10,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/options.h"
+#include "device/arithmetic.h"
+#include "device/device.h"
 
 /* How a rank sums bf16 GEMMs. LACKS_TILES: not as MOERT_BF16=tiles requires. */
 typedef enum bf16_sums {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "device/device.h"
 #include "moert/context.h"
+#include "moert/device.h"
 #include "topology/topology.h"
 
 /* moert_context_create on *(const MPI_Comm *)comm. same_variables: refuse ranks that differ in a

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/launcher.h"
+#include "device/device.h"
 
 /* What the contexts of this process share: their number that are bound, and the threads' affinity
  * before the first. */

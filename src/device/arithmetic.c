@@ -1,4 +1,6 @@
 /* Compares a device's arithmetic with the host's, by a sample of operands and sums. */
+#include "device/arithmetic.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +11,12 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "device/buffer.h"
+#include "device/cache.h"
 #include "device/internal.h"
+#include "device/launch.h"
+#include "device/program.h"
+#include "device/queue.h"
 
 #define FAMILY "lib/arithmetic"
 
@@ -131,7 +138,7 @@ static moert_status compare(const moert_device *device, char **difference) {
     MOERT_TRY(MOERT_NEW(&e));
     draw_operands(e);
     compute_here(e, device->info.has_fp64);
-    MOERT_TRY_OR(free_examination, moert_queue_create(&own, 0, &own.queue));
+    MOERT_TRY_OR(free_examination, moert_queue_open(&own, false));
     status = compute_on(&own, e);
     if (status == MOERT_OK)
         *difference = first_difference(e);

@@ -1,4 +1,6 @@
 /* Implements device memory: buffers, wrapped host memory and views. */
+#include "device/buffer.h"
+
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -6,7 +8,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/internal.h"
-#include "device/profile/profile.h"
+#include "device/launch.h"
 
 enum { VIEW_ALIGNMENT_BYTES = 512, PAGE_BYTES = 4096, HUGE_PAGE_BYTES = 2 << 20 };
 

@@ -2,6 +2,8 @@
 #include "device/buffer_table.h"
 
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/device.h"
 
 size_t moert_buffer_room(size_t bytes, size_t largest) {
     return moert_min(moert_with_room(bytes), moert_max(bytes, largest));

@@ -5,10 +5,12 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
-#include "device/device.h"
+#include "base/error.h"
+#include "moert/device.h"
 
 #define MOERT_NO_BUFFER SIZE_MAX /* the bytes of a row whose buffer these sizes do not need */
 

@@ -8,6 +8,8 @@
  *
  * With PoCL the machine code is a sequence of files (pocl/step.c).
  */
+#include "device/cache.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -27,7 +29,6 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
-#include "device/internal.h"
 
 /* Warns once that kernels are compiled without the cache. */
 static void warn_once(const char *what, const char *path, const char *why) {

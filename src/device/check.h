@@ -1,7 +1,8 @@
 /* Checks of the arguments of operations on device buffers. Each fails with ERROR_USAGE. */
 #pragma once
 
-#include "device/device.h"
+#include "base/error.h"
+#include "moert/device.h"
 
 /* Checks that `buffer` holds `lines` rows of `width` elements of `bytes` bytes each, at a stride of
  * `stride` elements. */

@@ -1,9 +1,10 @@
 /* Copies float32 or bf16 elements of buffers to and from floats on the host. */
+#include "device/elements.h"
+
 #include <string.h>
 
 #include "base/dtype.h"
 #include "base/memory.h"
-#include "device/device.h"
 
 /* values[count] = bf16 elements, which are in the second half of its memory. */
 static void decode(float *values, size_t count) {

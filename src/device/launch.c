@@ -1,36 +1,23 @@
-/* Sets a kernel's arguments and enqueues it. */
+/* Checks a launch, and enqueues or records it. */
+#include "device/launch.h"
+
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "device/internal.h"
 #include "device/pocl/pocl.h"
-
-static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, cl_uint index,
-                                 const moert_argument *argument) {
-    const bool is_buffer = argument->kind == MOERT_ARGUMENT_BUFFER;
-    cl_mem memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
-    const void *const value = is_buffer                                 ? &memory
-                              : argument->kind == MOERT_ARGUMENT_LOCAL  ? NULL
-                              : argument->kind == MOERT_ARGUMENT_STRUCT ? argument->value.data
-                                                                        : &argument->value;
-    const cl_int code =
-        clSetKernelArg(handle, index, is_buffer ? sizeof memory : argument->bytes, value);
-    if (moert_cl_status(code) == MOERT_ERROR_MEMORY)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the arguments of kernel %s", kernel->name);
-    if (code != CL_SUCCESS)
-        return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
-                          kernel->name, argument->bytes, moert_cl_error_name(code));
-    return MOERT_OK;
-}
+#include "device/program.h"
+#include "device/record.h"
 
 static moert_status enqueue(moert_device *device, const char *program, const moert_kernel *kernel,
-                            cl_kernel handle, const size_t groups[3]) {
+                            const size_t groups[3]) {
     const size_t *items = kernel->items;
     const size_t all[3] = {groups[0] * items[0], groups[1] * items[1], groups[2] * items[2]};
-    cl_int code = clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, all, items, 0, NULL,
-                                         moert_profile_event(device, program));
+    cl_int code = clEnqueueNDRangeKernel(device->queue, kernel->handle, 3, NULL, all, items, 0,
+                                         NULL, moert_command_event(device, program));
     if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
         code = clFinish(device->queue); /* so that a failure while running names the kernel */
     return code == CL_SUCCESS ? MOERT_OK : MOERT_CL_FAIL(device, code, kernel->name);
@@ -47,7 +34,7 @@ static moert_status enqueue_first(moert_device *device, const char *program, moe
     char *key = moert_text_format("%s%s", kernel->key, large ? "-large" : "");
     moert_status status;
     MOERT_TRY_OR(free_key, moert_pocl_begin(key, kernel->name, &step));
-    status = enqueue(device, program, kernel, kernel->handle, groups);
+    status = enqueue(device, program, kernel, groups);
     const bool waits = status == MOERT_OK && !device->awaits;
     if (waits && step.compiles && step.entry.path != NULL) {
         const cl_int code = clFinish(device->queue);
@@ -89,19 +76,13 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "kernel %s needs %zu bytes of local memory; %s has %zu", kernel->name,
                           local, device->info.name, device->info.local_bytes);
-    cl_kernel handle = kernel->handle;
-    if (device->recording != NULL)
-        MOERT_TRY(moert_recording_kernel(device->recording, kernel, &handle));
-    for (size_t i = 0; i < count; i++)
-        MOERT_TRY(set_argument(kernel, handle, (cl_uint)i, &arguments[i]));
     const size_t groups[3] = {grid.x, grid.y, grid.z};
     if (device->recording != NULL)
-        return moert_recording_add(device->recording, handle, kernel, groups);
+        return moert_recording_add(device->recording, kernel, groups, arguments);
+    MOERT_TRY(moert_kernel_set(kernel, kernel->handle, arguments));
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     const bool large = is_large(kernel, groups);
     if (kernel->key != NULL && !kernel->launched[large])
-        MOERT_TRY(enqueue_first(device, program, kernel, large, groups));
-    else
-        MOERT_TRY(enqueue(device, program, kernel, handle, groups));
-    return MOERT_OK;
+        return enqueue_first(device, program, kernel, large, groups);
+    return enqueue(device, program, kernel, groups);
 }

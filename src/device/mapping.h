@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/memory.h"
-#include "device/device.h"
+#include "moert/device.h"
 #include "moert/quantize.h"
 
 enum { MOERT_MOST_MAPS = 20 };

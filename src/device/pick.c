@@ -1,4 +1,6 @@
 /* Finds the OpenCL devices of all platforms and opens one. */
+#include "device/device.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,8 @@
 #include "base/memory.h"
 #include "device/internal.h"
 #include "device/pocl/pocl.h"
+#include "device/program.h"
+#include "device/queue.h"
 
 #ifndef CL_DEVICE_PCI_BUS_INFO_KHR
 #define CL_DEVICE_PCI_BUS_INFO_KHR 0x410F
@@ -64,8 +68,9 @@ bool moert_cpu_has_tiles(void) {
 #endif
 }
 
-moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,
-                                int index, moert_device_info *info) {
+/* Fills `info` from the driver. */
+static moert_status query(cl_platform_id platform, int platform_index, cl_device_id id, int index,
+                          moert_device_info *info) {
     *info = (moert_device_info){.platform = platform_index, .index = index};
     cl_device_type type = 0;
     cl_uint vector_floats = 0; /* 1: the lanes of a vector are work-items */
@@ -160,8 +165,7 @@ static moert_status list_devices(device_table *table) {
             continue;
         }
         for (cl_uint d = 0; d < count && table->count < MAX_DEVICES; d++) {
-            MOERT_TRY(moert_device_query(platforms[p], (int)p, ids[d], (int)d,
-                                         &table->info[table->count]));
+            MOERT_TRY(query(platforms[p], (int)p, ids[d], (int)d, &table->info[table->count]));
             table->id[table->count++] = ids[d];
         }
     }
@@ -267,7 +271,7 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
         status = MOERT_CL_FAIL(made, code, "clCreateContext");
         goto free_device;
     }
-    MOERT_TRY_OR(release_context, moert_queue_create(made, 0, &made->queue));
+    MOERT_TRY_OR(release_context, moert_queue_open(made, false));
     MOERT_INFO("device %d:%d %s (%s), %u compute units", made->info.platform, made->info.index,
                made->info.name, made->info.platform_name, made->info.compute_units);
     *device = made;
@@ -303,7 +307,7 @@ moert_status moert_device_adopt(void *context, void *id, void *queue, moert_devi
     MOERT_TRY(MOERT_NEW(&made));
     cl_platform_id platform = NULL;
     clGetDeviceInfo(id, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL);
-    moert_status status = moert_device_query(platform, -1, id, -1, &made->info);
+    moert_status status = query(platform, -1, id, -1, &made->info);
     if (status != MOERT_OK) {
         free(made);
         return status;
@@ -323,7 +327,8 @@ void moert_device_close(moert_device *device) {
         return;
     moert_queue_finish(device);
     moert_shared_work_release(device);
-    moert_profile_release(device);
+    if (device->hook.release != NULL)
+        device->hook.release(device->hook.context);
     moert_program_release_all(device);
     moert_queue_release_other(device);
     clReleaseCommandQueue(device->queue);

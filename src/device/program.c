@@ -1,5 +1,7 @@
 /* Builds programs from kernel files or loads them from the on-disk cache, and finds their
  * kernels. */
+#include "device/program.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +13,11 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "device/cache.h"
 #include "device/internal.h"
 #include "device/nvidia/ptx.h"
 #include "device/pocl/pocl.h"
+#include "device/source.h"
 
 #define CACHE_FORMAT "4"
 
@@ -322,6 +326,31 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
     made->next = program->kernels;
     program->kernels = made;
     *kernel = made;
+    return MOERT_OK;
+}
+
+static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, cl_uint index,
+                                 const moert_argument *argument) {
+    const bool is_buffer = argument->kind == MOERT_ARGUMENT_BUFFER;
+    cl_mem memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
+    const void *const value = is_buffer                                 ? &memory
+                              : argument->kind == MOERT_ARGUMENT_LOCAL  ? NULL
+                              : argument->kind == MOERT_ARGUMENT_STRUCT ? argument->value.data
+                                                                        : &argument->value;
+    const cl_int code =
+        clSetKernelArg(handle, index, is_buffer ? sizeof memory : argument->bytes, value);
+    if (moert_cl_status(code) == MOERT_ERROR_MEMORY)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the arguments of kernel %s", kernel->name);
+    if (code != CL_SUCCESS)
+        return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
+                          kernel->name, argument->bytes, moert_cl_error_name(code));
+    return MOERT_OK;
+}
+
+moert_status moert_kernel_set(const moert_kernel *kernel, cl_kernel handle,
+                              const moert_argument *arguments) {
+    for (cl_uint i = 0; i < kernel->arguments; i++)
+        MOERT_TRY(set_argument(kernel, handle, i, &arguments[i]));
     return MOERT_OK;
 }
 

@@ -1,14 +1,17 @@
 /* Implements the two queues of a device, events in these queues, and waits for the device. */
+#include "device/queue.h"
+
 #include <stdlib.h>
 #include <time.h>
 
 #include "base/config.h"
 #include "base/memory.h"
 #include "device/internal.h"
-#include "device/staging.h"
 
-moert_status moert_queue_create(const moert_device *device, cl_command_queue_properties properties,
-                                cl_command_queue *queue) {
+/* Calls a function of OpenCL 1.2, as drivers of that version have no other; the loader never
+ * returns from its successor with Oclgrind 21.10. */
+static moert_status create(const moert_device *device, cl_command_queue_properties properties,
+                           cl_command_queue *queue) {
     cl_int code;
     cl_command_queue made = clCreateCommandQueue(device->context, device->id, properties, &code);
     if (code != CL_SUCCESS)
@@ -17,11 +20,19 @@ moert_status moert_queue_create(const moert_device *device, cl_command_queue_pro
     return MOERT_OK;
 }
 
+moert_status moert_queue_open(moert_device *device, bool profiles) {
+    cl_command_queue before = device->queue;
+    MOERT_TRY(create(device, profiles ? CL_QUEUE_PROFILING_ENABLE : 0, &device->queue));
+    if (before != NULL)
+        clReleaseCommandQueue(before);
+    return MOERT_OK;
+}
+
 /* ---- the second queue ---- */
 
 bool moert_device_has_second_queue(const moert_device *device) {
     const bool waits = device->info.is_gpu || moert_config_get()->sync == MOERT_SYNC_DEVICE;
-    return !device->adopted && device->recording == NULL && !device->serial && waits;
+    return !device->adopted && device->recording == NULL && !device->hook.serial && waits;
 }
 
 moert_status moert_device_use_queue(moert_device *device, bool aside) {
@@ -32,7 +43,7 @@ moert_status moert_device_use_queue(moert_device *device, bool aside) {
     if (device->other == NULL) { /* the second queue profiles if the first does */
         MOERT_CL(device, clGetCommandQueueInfo(before, CL_QUEUE_PROPERTIES, sizeof current,
                                                &current, NULL));
-        MOERT_TRY(moert_queue_create(device, current, &device->other));
+        MOERT_TRY(create(device, current, &device->other));
     }
     device->queue = device->other;
     device->other = before;
@@ -41,7 +52,7 @@ moert_status moert_device_use_queue(moert_device *device, bool aside) {
     return MOERT_OK;
 }
 
-cl_int moert_queue_finish(moert_device *device) {
+int moert_queue_finish(moert_device *device) {
     const cl_int code = clFinish(device->queue);
     const cl_int other = device->both_used ? clFinish(device->other) : CL_SUCCESS;
     device->both_used = device->second_in_use;

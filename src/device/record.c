@@ -2,13 +2,17 @@
  * Records launches once, to enqueue them together any number of times (cl_khr_command_buffer). Each
  * launch waits for the previous launch, as in an in-order queue.
  */
-#include "device/internal.h"
+#include "device/record.h"
 
-#include <CL/cl_ext.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/internal.h"
+#include "device/program.h"
+#include "device/queue.h"
+
+#include <CL/cl_ext.h>
 
 struct moert_recording {
     moert_device *device;
@@ -81,8 +85,10 @@ release:
     return status;
 }
 
-moert_status moert_recording_kernel(moert_recording *recording, const moert_kernel *kernel,
-                                    cl_kernel *handle) {
+/* *handle = a new kernel handle that the recording owns. A driver may read arguments as late as at
+ * replay, so recorded launches must not share a handle. */
+static moert_status new_handle(moert_recording *recording, const moert_kernel *kernel,
+                               cl_kernel *handle) {
     cl_program program;
     cl_int code;
     MOERT_TRY(MOERT_GROW(&recording->kernel, &recording->room, recording->kernels + 1));
@@ -95,12 +101,15 @@ moert_status moert_recording_kernel(moert_recording *recording, const moert_kern
     return MOERT_OK;
 }
 
-moert_status moert_recording_add(moert_recording *recording, cl_kernel handle,
-                                 const moert_kernel *kernel, const size_t groups[3]) {
+moert_status moert_recording_add(moert_recording *recording, const moert_kernel *kernel,
+                                 const size_t groups[3], const moert_argument *arguments) {
     const size_t *items = kernel->items;
     const size_t all[3] = {groups[0] * items[0], groups[1] * items[1], groups[2] * items[2]};
     const cl_uint waits = recording->launches > 0 ? 1 : 0;
     const cl_sync_point_khr before = recording->last;
+    cl_kernel handle = NULL;
+    MOERT_TRY(new_handle(recording, kernel, &handle));
+    MOERT_TRY(moert_kernel_set(kernel, handle, arguments));
     const cl_int code =
         recording->launch(recording->handle, NULL, NULL, handle, 3, NULL, all, items, waits,
                           waits > 0 ? &before : NULL, &recording->last, NULL);
@@ -121,7 +130,7 @@ moert_status moert_recording_play(moert_recording *recording) {
         return MOERT_OK;
     MOERT_CL(recording->device,
              recording->enqueue(0, NULL, recording->handle, 0, NULL,
-                                moert_profile_event(recording->device, "recording")));
+                                moert_command_event(recording->device, "recording")));
     return MOERT_OK;
 }
 

@@ -1,12 +1,16 @@
-/* Compute units that are reserved for other kernels and later help with the work of persistent
- * kernels (see moert_device_reserve_units). */
+/* Reserves compute units, and lets them help later (see share.h). */
+#include "device/share.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
 #include "device/internal.h"
-#include "device/staging.h"
+#include "device/queue.h"
+
+enum { COUNTS_BYTES = 2 * sizeof(uint32_t) };
 
 void moert_device_reserve_units(moert_device *device, unsigned units) {
     const unsigned all = device->info.compute_units;
@@ -30,8 +34,8 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
         return run(work, moert_device_units(device), NULL);
     /* `ready` completes after the clear and all commands enqueued before it, which compute the
      * work's inputs */
-    MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &shared->counts));
-    MOERT_TRY(moert_buffer_clear(shared->counts, 0, MOERT_COUNTS_BYTES));
+    MOERT_TRY(moert_buffer_reserve(device, COUNTS_BYTES, &shared->counts));
+    MOERT_TRY(moert_buffer_clear(shared->counts, 0, COUNTS_BYTES));
     MOERT_TRY(moert_alloc(&shared->work, 1, bytes));
     MOERT_TRY_OR(release, moert_event_record(device, &shared->ready));
     memcpy(shared->work, work, bytes);

@@ -1,5 +1,7 @@
 /* Assembles the source of programs from kernel files (built in or from MOERT_KERNEL_DIR) and their
  * includes. */
+#include "device/source.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +11,6 @@
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
-#include "device/internal.h"
 
 extern const char *const moert_embedded_names[];
 extern const char *const moert_embedded_texts[];

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "device/internal.h"
-#include "device/profile/profile.h"
 
 enum { PAGE_BYTES = 4096 };
 
@@ -103,7 +103,7 @@ static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t byt
                           offset_bytes, bytes, all);
     if (staging->locked == NULL || bytes == 0)
         return MOERT_OK;
-    cl_event *event = moert_profile_event(device, MOERT_FAMILY_COPY);
+    cl_event *event = moert_command_event(device, MOERT_FAMILY_COPY);
     if (to_host)
         MOERT_CL(device, clEnqueueReadBuffer(device->queue, staging->buffer->memory, CL_FALSE,
                                              offset_bytes, bytes, host, 0, NULL, event));

@@ -3,12 +3,11 @@
  * host memory. On CPU devices they are the same memory, which kernels and the host use alternately.
  * On other devices the host memory is page-locked, and commands copy ranges between host and device
  * memory.
- *
- * Events let the host test how far a device has come, and order commands of its two queues.
  */
 #pragma once
 
-#include "device/device.h"
+#include "base/error.h"
+#include "moert/device.h"
 
 typedef struct moert_staging moert_staging;
 
@@ -31,15 +30,3 @@ void *moert_staging_host(const moert_staging *staging);
 moert_status moert_staging_copy_to_host(moert_staging *staging, size_t offset_bytes, size_t bytes);
 moert_status moert_staging_copy_to_device(moert_staging *staging, size_t offset_bytes,
                                           size_t bytes);
-
-/* An event that completes when all commands enqueued before it, on the queue in use, have ended. */
-typedef struct moert_event moert_event;
-moert_status moert_event_record(moert_device *device, moert_event **event);
-/* Blocks until the event completes. ERROR_DEVICE if a command has failed. */
-moert_status moert_event_wait(const moert_event *event);
-/* *passed = whether the event has completed; ERROR_DEVICE if a command has failed. */
-moert_status moert_event_test(const moert_event *event, bool *passed);
-/* Commands enqueued later on the queue in use start after the event has completed. The event may be
- * of the other queue. */
-moert_status moert_event_follow(const moert_event *event);
-void moert_event_free(moert_event *event); /* NULL is legal */

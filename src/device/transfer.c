@@ -4,17 +4,9 @@
 
 #include "args/forms.h"
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "device/internal.h"
-#include "device/profile/profile.h"
-
-cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
-    if (buffer->pieces == NULL)
-        return buffer->memory;
-    const size_t start = buffer->piece_start + *offset_bytes;
-    *offset_bytes = start % buffer->piece_bytes;
-    *bytes = moert_min(*bytes, buffer->piece_bytes - *offset_bytes);
-    return buffer->pieces[start / buffer->piece_bytes];
-}
+#include "device/launch.h"
 
 /* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses, and the driver's
  * commands stop at the end of a piece of imported memory. Kernels of kernels/lib/copy.cl handle
@@ -43,11 +35,10 @@ static moert_status fail_in_pieces(const moert_buffer *buffer, const char *what)
                       buffer->piece_count);
 }
 
-/* Reports a command that moves `bytes` of device memory to a profile. Returns where to store the
- * command's event. */
+/* Reports a command that moves `bytes` of device memory. Returns where to store its event. */
 static cl_event *copy_event(const moert_buffer *buffer, size_t bytes) {
-    moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
-    return moert_profile_event(buffer->device, MOERT_FAMILY_COPY);
+    moert_command_bytes(buffer->device, MOERT_FAMILY_COPY, bytes);
+    return moert_command_event(buffer->device, MOERT_FAMILY_COPY);
 }
 
 /* Reads or writes a range, piece by piece; blocks. */
@@ -102,7 +93,7 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     const size_t ends = moert_max(source_offset_bytes, target_offset_bytes) + bytes;
     const size_t alignment = source_offset_bytes | target_offset_bytes | bytes;
     if (is_wide(source, ends, alignment) || is_wide(target, ends, alignment)) {
-        moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0, 2.0 * (double)bytes);
+        moert_command_bytes(source->device, MOERT_FAMILY_COPY, 2 * bytes);
         return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy", groups_of(bytes),
                          MOERT_ARG(source), MOERT_ARG(source_offset_bytes / sizeof(float)),
                          MOERT_ARG(target), MOERT_ARG(target_offset_bytes / sizeof(float)),
@@ -129,8 +120,7 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
     if (in_pieces && (source_row_bytes | target_row_bytes) % sizeof(float) != 0)
         return fail_in_pieces(source->piece_count > 1 ? source : target, "a copy of rows of bytes");
     if (in_pieces) {
-        moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0,
-                           2.0 * (double)(rows * target_row_bytes));
+        moert_command_bytes(source->device, MOERT_FAMILY_COPY, 2 * rows * target_row_bytes);
         return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy_rows", ((moert_grid){rows, 1, 1}),
                          MOERT_ARG(source), MOERT_ARG(source_row_bytes / sizeof(float)),
                          MOERT_ARG(target), MOERT_ARG(target_row_bytes / sizeof(float)));
@@ -151,7 +141,7 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
     if (is_wide(buffer, offset_bytes + bytes, alignment) ||
         (buffer->device->info.nvidia > 0 && bytes >= SLOW_BYTES &&
          alignment % sizeof(float) == 0)) {
-        moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
+        moert_command_bytes(buffer->device, MOERT_FAMILY_COPY, bytes);
         return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", groups_of(bytes),
                          MOERT_ARG(buffer), MOERT_ARG(offset_bytes / sizeof(float)),
                          MOERT_ARG(bytes / sizeof(float)));

@@ -1,6 +1,7 @@
 /* The memory of a rank for the exchange. */
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "estimate/parts.h"
 #include "exchange/peers.h"
 

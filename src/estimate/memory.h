@@ -7,10 +7,10 @@
  */
 #pragma once
 
-#include "device/device.h"
 #include "io/model_config.h"
 #include "layer/block.h"
 #include "layer/mesh.h"
+#include "moert/device.h"
 #include "router/router.h"
 
 typedef struct moert_memory_setting {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
 #include "exchange/internal.h"
 
 /* Indexed by MOERT_EXCHANGE_* of base/config.h; AUTO tries engines in this order. */

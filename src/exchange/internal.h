@@ -6,6 +6,7 @@
 
 #include "args/exchange.h"
 #include "base/config.h"
+#include "device/device.h"
 #include "device/staging.h"
 #include "exchange/exchange.h"
 #include "exchange/node/relay.h"

@@ -1,5 +1,6 @@
 /* Launches the kernels of kernels/exchange/exchange.cl. */
 #include "base/memory.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "exchange/internal.h"
 

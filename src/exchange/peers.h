@@ -18,7 +18,7 @@
 
 #include "base/tree.h"
 #include "comm/comm.h"
-#include "device/device.h"
+#include "moert/device.h"
 
 typedef struct moert_peers moert_peers;
 

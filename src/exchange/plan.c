@@ -10,6 +10,9 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
+#include "device/launch.h"
+#include "device/queue.h"
 #include "exchange/internal.h"
 
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };

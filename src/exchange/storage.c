@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "exchange/internal.h"
 
 enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };

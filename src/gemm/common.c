@@ -1,6 +1,7 @@
 /* Functions that several backends use: dots, workspaces, and tests of a GEMM. */
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "gemm/backend.h"
 
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {

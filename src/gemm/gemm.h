@@ -28,7 +28,7 @@
  */
 #pragma once
 
-#include "device/device.h"
+#include "moert/device.h"
 #include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/quantize.h"

@@ -4,6 +4,8 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "device/buffer.h"
+#include "device/device.h"
 #include "gemm/gemm.h"
 
 enum {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/device.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
 

@@ -3,6 +3,8 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
+#include "device/device.h"
 
 static size_t count_parts(const moert_block_shape *shape, size_t tensor) {
     return shape->parts != NULL ? shape->parts[tensor] : 1;

@@ -24,9 +24,10 @@
 
 #include "base/memory.h"
 #include "comm/tree_sum.h"
-#include "device/device.h"
+#include "device/elements.h"
 #include "exchange/peers.h"
 #include "gemm/gemm.h"
+#include "moert/device.h"
 #include "moert/layer.h"
 #include "nn/nn.h"
 #include "plan/expert_map.h"

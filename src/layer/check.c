@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 
 /* ---- options ---- */
 

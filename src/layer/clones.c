@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/device.h"
 #include "layer/handover.h"
 
 /*

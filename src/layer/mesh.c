@@ -2,6 +2,7 @@
 #include "layer/mesh.h"
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "layer/handover.h"
 
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group) {

@@ -6,6 +6,7 @@
 
 #include "base/checksum.h"
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "layer/experts.h"
 #include "nn/nn.h"
 

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "device/buffer.h"
 #include "moert/quantize.h"
 
 /* A float32 matrix [groups.rows, columns] without gaps. */

@@ -11,6 +11,7 @@
 #include "args/exchange.h"
 #include "base/memory.h"
 #include "base/options.h"
+#include "device/launch.h"
 #include "layer/route.h"
 #include "moert/quantize.h"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "device/device.h"
+#include "device/elements.h"
 
 typedef struct moert_parcel {
     size_t peer;           /* the rank at the other end; may be this one */

@@ -2,6 +2,7 @@
 #include "layer/wire.h"
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "moert/quantize.h"
 
 enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };

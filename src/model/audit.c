@@ -8,6 +8,8 @@
 #include "base/checksum.h"
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/device.h"
 #include "model/audit_internal.h"
 #include "model/layer_files.h"
 #include "model/sublayer.h"

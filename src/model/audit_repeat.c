@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/elements.h"
 #include "layer/ship.h"
 #include "model/audit_internal.h"
 #include "model/audit_points.h"

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "model/audit_internal.h"
 #include "model/audit_points.h"
 #include "model/sublayer.h"

@@ -2,6 +2,7 @@
  * parameters. */
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/queue.h"
 #include "model/sublayer.h"
 
 static moert_status embedding_backward(moert_run *run) {

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
 #include "model/sizes.h"
 #include "model/sublayer.h"
 

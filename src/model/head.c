@@ -17,6 +17,7 @@
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
 #include "model/sizes.h"
 #include "model/sublayer.h"
 

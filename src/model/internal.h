@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "attention/attention.h"
+#include "device/buffer.h"
 #include "layer/choices.h"
 #include "layer/operand.h"
 #include "model/model.h"

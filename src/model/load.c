@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/elements.h"
 #include "model/layer_files.h"
 #include "model/sublayer.h"
 

@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "device/elements.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
 #include "layer/block.h"

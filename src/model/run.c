@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "model/sizes.h"
 
 static moert_status create(moert_run *run, moert_model_layer *layers) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/elements.h"
 #include "io/weights.h"
 #include "model/file_runs.h"
 #include "model/layer_files.h"

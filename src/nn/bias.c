@@ -4,6 +4,8 @@
 #include "nn/bias.h"
 
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 
 enum {
     COLUMNS = 256,                 /* columns of a work-group of bias_gradient */

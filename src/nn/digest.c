@@ -5,6 +5,8 @@
 #include "args/nn.h"
 #include "base/checksum.h"
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 

@@ -1,6 +1,8 @@
 /* Elementwise operations: launches kernels/nn/elementwise.cl. */
 #include "args/nn.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 

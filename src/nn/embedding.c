@@ -3,6 +3,8 @@
 
 #include "args/nn.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 

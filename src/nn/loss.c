@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "args/nn.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 

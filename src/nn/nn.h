@@ -12,7 +12,8 @@
 #include "args/nn.h"
 #include "base/rope.h"
 #include "base/tree.h"
-#include "device/device.h"
+#include "device/elements.h"
+#include "moert/device.h"
 #include "moert/formats.h"
 
 /* The destination of sums over the sequences of a span: the sum of its i-th tree node is stored at

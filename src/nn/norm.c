@@ -4,6 +4,9 @@
 #include "args/forms.h"
 #include "args/nn.h"
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 

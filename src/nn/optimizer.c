@@ -9,6 +9,8 @@
 #include "base/elementary.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 
 static void adamw(const moert_update *u, moert_update_args *args) {

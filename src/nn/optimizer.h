@@ -7,7 +7,8 @@
  */
 #pragma once
 
-#include "device/device.h"
+#include "device/elements.h"
+#include "moert/device.h"
 #include "moert/formats.h"
 
 typedef enum moert_optimizer_kind {

@@ -1,6 +1,8 @@
 /* Sums of the partials of a rank's sequences, in the order of a tree. */
 #include "args/nn.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 

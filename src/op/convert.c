@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "op/op.h"
 #include "quant/decode.h"
 

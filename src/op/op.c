@@ -8,6 +8,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/options.h"
+#include "device/buffer.h"
+#include "device/record.h"
 #include "op/op.h"
 
 /* ---- backends ---- */

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/dtype.h"
-#include "device/device.h"
 #include "gemm/backend.h"
+#include "moert/device.h"
 #include "op/fields.h"
 #include "quant/backend.h"
 

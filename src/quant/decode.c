@@ -5,6 +5,8 @@
 
 #include "args/quant.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "quant/backend.h"
 
 enum { ITEMS = MOERT_DECODE_ITEMS, UNIT = MOERT_DECODE_UNIT, SPEC_BYTES = 32 };

@@ -7,6 +7,8 @@
 
 #include "args/router.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 #include "router/router.h"
 

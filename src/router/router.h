@@ -9,8 +9,9 @@
 
 #include <stdint.h>
 
-#include "device/device.h"
 #include "moert/router.h"
+
+#include "moert/device.h"
 
 /* ERROR_USAGE if the options are illegal: a wrong size, no experts, K outside 1..E, an unknown
  * score, a scale that is not positive and finite, E not a multiple of groups, groups smaller than

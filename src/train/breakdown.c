@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "gemm/gemm.h"
 #include "io/json.h"
 

@@ -6,6 +6,8 @@
 #include "base/checksum.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/buffer.h"
+#include "device/elements.h"
 #include "layer/ship.h"
 #include "train/cross_check.h"
 

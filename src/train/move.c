@@ -9,6 +9,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/elements.h"
 #include "layer/ship.h"
 
 enum { WEIGHT, MOMENTS }; /* what moves: the weight, and each moment */

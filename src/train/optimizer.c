@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/rng.h"
+#include "device/buffer.h"
 
 const moert_optimizer_row *moert_optimizer_of(const moert_model *model) {
     return &moert_optimizers[moert_model_describe(model)->memory.optimizer];

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "device/elements.h"
 #include "model/model.h"
 #include "nn/optimizer.h"
 #include "train/gradient_norm.h"

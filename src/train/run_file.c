@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "device/device.h"
 #include "io/durable.h"
 #include "io/families.h"
 #include "io/json.h"

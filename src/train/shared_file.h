@@ -2,8 +2,8 @@
 #pragma once
 
 #include "comm/comm.h"
+#include "device/elements.h"
 #include "io/safetensors.h"
-#include "device/device.h"
 
 typedef struct moert_shared_file {
     const char *path;

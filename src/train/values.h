@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "device/elements.h"
 #include "io/safetensors.h"
 #include "train/optimizer.h"
 

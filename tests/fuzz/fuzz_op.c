@@ -15,6 +15,8 @@
 
 #include "fuzz/fuzz_op.h"
 
+#include "device/device.h"
+
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 const char *__asan_default_options(void);

@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "device/device.h"
+#include "moert/device.h"
 #include "moert/ops.h"
 
 typedef struct fuzz_input {

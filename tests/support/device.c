@@ -1,6 +1,8 @@
 /* The test device and the guarded buffers of test.h. */
 #include "base/config.h"
 #include "base/dtype.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "support/opencl.h"
 #include "support/test.h"
 

@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 #include "base/memory.h"
-#include "device/device.h"
+#include "moert/device.h"
 #include "moert/formats.h"
 
 /* Checks that the call succeeds. */

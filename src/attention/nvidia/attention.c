@@ -8,6 +8,10 @@
 #include "args/attention.h"
 #include "attention/internal.h"
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/device.h"
+#include "device/launch.h"
+#include "device/nvidia/tensor_map.h"
 
 enum {
     BLOCK_ROWS = 64,

@@ -12,6 +12,8 @@
 #include "args/attention.h"
 #include "attention/internal.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "gemm/tuning/tuning.h"
 #include "moert/quantize.h"
 

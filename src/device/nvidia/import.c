@@ -9,11 +9,14 @@
  * see one range. moert checks the addresses. If the driver has placed some pieces into older gaps
  * instead, moert imports all pieces again before it releases the first set.
  */
+#include "device/nvidia/import.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 
 #include "base/files.h"
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 

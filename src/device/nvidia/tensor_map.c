@@ -1,4 +1,7 @@
 /* Tensor maps of TMA, which NVIDIA's driver library encodes. */
+#include "device/nvidia/tensor_map.h"
+
+#include "device/buffer.h"
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <fts.h>
+#include <stdbool.h>
 
-#include "device/internal.h"
+#include "base/error.h"
+#include "device/cache.h"
 
 /* Creates the private directory, unless it exists, and sets POCL_CACHE_DIR. Must precede the first
  * OpenCL call. Without a usable directory PoCL gets one that cannot exist; then it has no device,

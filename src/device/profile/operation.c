@@ -1,6 +1,7 @@
 /* Assigns kernels to operations, by their program and the phase. */
 #include <string.h>
 
+#include "device/buffer.h"
 #include "device/profile/profile.h"
 
 enum { STARTS = 5 };

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "device/internal.h"
+#include "device/queue.h"
 
 enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: unread events at most */
 
@@ -18,7 +19,8 @@ typedef struct pending {
     moert_phase phase;
 } pending;
 
-struct moert_profiler {
+struct profiler {
+    moert_device *device;
     moert_profile sums, last; /* of all spans that have ended; of the present or last one */
     bool counting;
     cl_int failure; /* first failure of reading events */
@@ -30,6 +32,11 @@ struct moert_profiler {
     size_t used;
     pending ring[RING];
 };
+
+/* NULL if not enabled. */
+static struct profiler *profiler_of(const moert_device *device) {
+    return device->hook.context;
+}
 
 /* ---- events ---- */
 
@@ -47,7 +54,7 @@ static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
 
 /* Adds a span to the sums, and shows it to the observer. Messages of a dispatch and of a combine
  * may be in flight at the same time, which counts once. */
-static void record(struct moert_profiler *profiler, moert_profile_span span) {
+static void record(struct profiler *profiler, moert_profile_span span) {
     if (span.kind == MOERT_SPAN_MESSAGE) {
         const uint64_t from =
             span.start_ns > profiler->arrived_ns ? span.start_ns : profiler->arrived_ns;
@@ -64,7 +71,7 @@ static void record(struct moert_profiler *profiler, moert_profile_span span) {
 }
 
 /* Reads all events and empties the ring. All commands must be done. */
-static void read_ring(struct moert_profiler *profiler) {
+static void read_ring(struct profiler *profiler) {
     for (size_t i = 0; i < profiler->used; i++) {
         const pending *command = &profiler->ring[i];
         cl_ulong start, end;
@@ -81,12 +88,12 @@ static void read_ring(struct moert_profiler *profiler) {
     profiler->used = 0;
 }
 
-cl_event *moert_profile_new_event(moert_device *device, const char *program) {
-    struct moert_profiler *profiler = device->profiler;
+static cl_event *new_event(void *context, const char *program) {
+    struct profiler *profiler = context;
     if (!profiler->counting)
         return NULL;
     if (profiler->used == RING) {
-        moert_queue_finish(device);
+        moert_queue_finish(profiler->device);
         read_ring(profiler);
     }
     pending *command = &profiler->ring[profiler->used++];
@@ -105,13 +112,14 @@ static void add_wait(void *profiler, moert_phase phase, uint64_t ns) {
 }
 
 /* NULL outside begin and end. */
-static struct moert_profiler *counting(moert_device *device) {
-    return device->profiler != NULL && device->profiler->counting ? device->profiler : NULL;
+static struct profiler *counting(const moert_device *device) {
+    struct profiler *profiler = profiler_of(device);
+    return profiler != NULL && profiler->counting ? profiler : NULL;
 }
 
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns) {
-    struct moert_profiler *profiler = counting(device);
+    struct profiler *profiler = counting(device);
     if (profiler != NULL)
         record(profiler, (moert_profile_span){MOERT_SPAN_MESSAGE, operation, moert_phase_get(),
                                               start_ns, end_ns});
@@ -126,16 +134,16 @@ void moert_profile_add(moert_profile *to, const moert_profile *from, double fact
 }
 
 void moert_profile_host(moert_device *device, moert_operation operation, uint64_t ns) {
-    struct moert_profiler *profiler = counting(device);
+    struct profiler *profiler = counting(device);
     if (profiler == NULL)
         return;
     profiler->last.row[operation].calls++;
     profiler->last.row[operation].ns += (double)ns;
 }
 
-static void add_work(moert_device *device, const char *program, double flops, double bf16_flops,
-                     double bytes) {
-    struct moert_profiler *profiler = counting(device);
+static void add_work(const moert_device *device, const char *program, double flops,
+                     double bf16_flops, double bytes) {
+    struct profiler *profiler = counting(device);
     if (profiler == NULL)
         return;
     moert_profile_row *row = &profiler->last.row[moert_operation_of(program, moert_phase_get())];
@@ -153,12 +161,16 @@ void moert_profile_bf16_work(moert_device *device, const char *program, double f
     add_work(device, program, flops, flops, bytes);
 }
 
+static void add_bytes(void *context, const char *program, double bytes) {
+    add_work(((struct profiler *)context)->device, program, 0.0, 0.0, bytes);
+}
+
 const moert_profile *moert_profile_get(const moert_device *device) {
-    return device->profiler != NULL ? &device->profiler->sums : NULL;
+    return profiler_of(device) != NULL ? &profiler_of(device)->sums : NULL;
 }
 
 const moert_profile *moert_profile_last(const moert_device *device) {
-    return device->profiler != NULL ? &device->profiler->last : NULL;
+    return profiler_of(device) != NULL ? &profiler_of(device)->last : NULL;
 }
 
 /* Fits the times into the wall time: shortens waits, and makes the rest the host's. */
@@ -181,7 +193,6 @@ static void fit(moert_profile *profile) {
 /* Replaces the queue by one with profiling, unless it is the caller's. */
 static moert_status profiling_queue(moert_device *device) {
     cl_command_queue_properties current = 0;
-    cl_command_queue queue;
     MOERT_CL(device, clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof current,
                                            &current, NULL));
     if ((current & CL_QUEUE_PROFILING_ENABLE) != 0)
@@ -191,31 +202,35 @@ static moert_status profiling_queue(moert_device *device) {
                           "a profile needs a queue with CL_QUEUE_PROFILING_ENABLE");
     MOERT_CL(device, moert_queue_finish(device));
     moert_queue_release_other(device);
-    MOERT_TRY(moert_queue_create(device, CL_QUEUE_PROFILING_ENABLE, &queue));
-    clReleaseCommandQueue(device->queue);
-    device->queue = queue;
-    return MOERT_OK;
-}
-
-moert_status moert_profile_enable(moert_device *device) {
-    if (device->profiler != NULL)
-        return MOERT_OK;
-    MOERT_TRY(profiling_queue(device));
-    return MOERT_NEW(&device->profiler);
+    return moert_queue_open(device, true);
 }
 
 /* Ends a span, so that no event outlives the queue. */
-void moert_profile_release(moert_device *device) {
-    if (device->profiler != NULL && device->profiler->counting)
-        moert_profile_end(device);
-    free(device->profiler);
-    device->profiler = NULL;
+static void release(void *context) {
+    struct profiler *profiler = context;
+    if (profiler->counting)
+        moert_profile_end(profiler->device);
+    profiler->device->hook = (moert_command_hook){NULL};
+    free(profiler);
+}
+
+moert_status moert_profile_enable(moert_device *device) {
+    struct profiler *made;
+    if (profiler_of(device) != NULL)
+        return MOERT_OK;
+    MOERT_TRY(profiling_queue(device));
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    device->hook = (moert_command_hook){
+        .context = made, .new_event = new_event, .add_bytes = add_bytes, .release = release};
+    return MOERT_OK;
 }
 
 static moert_status check_span(const moert_device *device, bool counting) {
-    if (device->profiler == NULL)
+    const struct profiler *profiler = profiler_of(device);
+    if (profiler == NULL)
         return MOERT_FAIL(ERROR_USAGE, "profiling is not enabled on the device");
-    if (device->profiler->counting != counting)
+    if (profiler->counting != counting)
         return MOERT_FAIL(ERROR_USAGE, counting ? "a profile ends that has not begun"
                                                 : "a profile begins again before it has ended");
     return MOERT_OK;
@@ -223,15 +238,16 @@ static moert_status check_span(const moert_device *device, bool counting) {
 
 /* Makes the device serial while a profile without an observer counts: it adds up the times of
  * commands, so these must not overlap. */
-static void set_counting(moert_device *device, bool counting) {
-    device->profiler->counting = counting;
-    device->serial = counting && device->profiler->observer == NULL;
+static void set_counting(struct profiler *profiler, bool counting) {
+    profiler->counting = counting;
+    profiler->device->hook.serial = counting && profiler->observer == NULL;
 }
 
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context) {
-    device->profiler->observer = observer;
-    device->profiler->context = context;
-    set_counting(device, device->profiler->counting);
+    struct profiler *profiler = profiler_of(device);
+    profiler->observer = observer;
+    profiler->context = context;
+    set_counting(profiler, profiler->counting);
 }
 
 /* Measures how far the host's clock is ahead of the device's. An empty command ends between two
@@ -252,29 +268,30 @@ static moert_status compare_clocks(moert_device *device) {
         MOERT_CL(device, code);
         if (after - before < least) {
             least = after - before;
-            device->profiler->ahead_ns = (int64_t)(before + least / 2 - end);
+            profiler_of(device)->ahead_ns = (int64_t)(before + least / 2 - end);
         }
     }
     return MOERT_OK;
 }
 
 moert_status moert_profile_begin(moert_device *device) {
+    struct profiler *profiler = profiler_of(device);
     MOERT_TRY(check_span(device, false));
     MOERT_TRY(moert_device_finish(device));
-    if (device->profiler->observer != NULL)
+    if (profiler->observer != NULL)
         MOERT_TRY(compare_clocks(device));
-    set_counting(device, true);
-    device->profiler->last = (moert_profile){0};
-    device->profiler->began_ns = moert_clock_ns();
-    moert_phase_listen(add_wait, device->profiler);
+    set_counting(profiler, true);
+    profiler->last = (moert_profile){0};
+    profiler->began_ns = moert_clock_ns();
+    moert_phase_listen(add_wait, profiler);
     return MOERT_OK;
 }
 
 moert_status moert_profile_end(moert_device *device) {
-    struct moert_profiler *profiler = device->profiler;
+    struct profiler *profiler = profiler_of(device);
     MOERT_TRY(check_span(device, true));
     moert_phase_listen(NULL, NULL);
-    set_counting(device, false);
+    set_counting(profiler, false);
     const cl_int code = moert_queue_finish(device);
     profiler->last.wall_ns = (double)(moert_clock_ns() - profiler->began_ns);
     read_ring(profiler);

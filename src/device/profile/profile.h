@@ -10,8 +10,12 @@
  */
 #pragma once
 
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
 #include "base/phase.h"
-#include "device/device.h"
+#include "moert/device.h"
 
 /*
  * X(NAME, text in tables, phases, starts...): an operation has the kernels of programs that begin
@@ -58,8 +62,7 @@ const char *moert_operation_text(moert_operation operation);
 bool moert_operation_is_gemm(moert_operation operation);
 
 /* The operation of a kernel of program "family -Doption ..." in a phase; OTHER if unknown. Copies
- * belong to the family MOERT_FAMILY_COPY. */
-#define MOERT_FAMILY_COPY "lib/copy"
+ * belong to the family MOERT_FAMILY_COPY (device/buffer.h). */
 moert_operation moert_operation_of(const char *program, moert_phase phase);
 
 /* Sums over commands or waits. All fields of both structs are doubles, for moert_profile_add. */

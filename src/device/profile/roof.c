@@ -3,7 +3,9 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "device/internal.h"
+#include "device/buffer.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
 
 enum {
@@ -29,11 +31,11 @@ typedef struct probe {
 } probe;
 
 static size_t items_of(const moert_device *device) {
-    return device->info.is_cpu ? 1 : GPU_ITEMS;
+    return moert_device_describe(device)->is_cpu ? 1 : GPU_ITEMS;
 }
 
 static size_t lanes_of(const moert_device *device) {
-    return device->info.is_cpu ? 16 : 4;
+    return moert_device_describe(device)->is_cpu ? 16 : 4;
 }
 
 /* *ns = the time of `count` launches. */
@@ -70,7 +72,8 @@ static moert_status time_best(probe *p, int chains, double *ns) {
 /* Measures multiply-adds with `chains` accumulators; raises *gflops if they are faster. */
 static moert_status measure_chains(moert_device *device, int chains, const moert_buffer *result,
                                    double *gflops) {
-    const size_t groups = GROUPS_PER_UNIT * moert_max(device->info.compute_units, 1);
+    const size_t groups =
+        GROUPS_PER_UNIT * moert_max(moert_device_describe(device)->compute_units, 1);
     const moert_argument arguments[] = {MOERT_ARG(result), MOERT_ARG(0.9999f), MOERT_ARG(0.5f)};
     probe fma = {device, "", "roof_fma", groups, MOERT_COUNT(arguments), arguments};
     double ns;
@@ -83,8 +86,9 @@ static moert_status measure_chains(moert_device *device, int chains, const moert
 
 static moert_status measure_copy(moert_device *device, double *gbps) {
     const size_t block_bytes = BLOCK * lanes_of(device) * sizeof(float);
-    const size_t wanted = device->info.is_cpu ? CPU_COPY_BYTES : GPU_COPY_BYTES;
-    const size_t most = moert_min(device->info.largest_bytes, device->info.global_bytes / 8);
+    const size_t wanted = moert_device_describe(device)->is_cpu ? CPU_COPY_BYTES : GPU_COPY_BYTES;
+    const size_t most = moert_min(moert_device_describe(device)->largest_bytes,
+                                  moert_device_describe(device)->global_bytes / 8);
     const size_t groups = moert_max(moert_min(wanted, most) / block_bytes, 1);
     moert_buffer *source = NULL, *target = NULL;
     moert_status status;

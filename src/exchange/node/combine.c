@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "exchange/node/node.h"
 
 /* Posts single results: sends rows of this rank's window to the ranks of other nodes, and receives

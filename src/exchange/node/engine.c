@@ -16,6 +16,7 @@
  */
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "exchange/node/node.h"
 
 /* ---- dispatch ---- */

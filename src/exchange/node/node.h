@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/mail.h"
+#include "device/staging.h"
 #include "exchange/internal.h"
 #include "exchange/routes.h"
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "plan/expert_map.h"
 
 /* ---- nodes ---- */

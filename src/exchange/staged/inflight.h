@@ -10,6 +10,8 @@
  */
 #pragma once
 
+#include "device/queue.h"
+#include "device/staging.h"
 #include "exchange/internal.h"
 #include "exchange/routes.h"
 

@@ -15,6 +15,8 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/launch.h"
 
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2 };
 enum { MESSAGE_BYTES = 65536 }; /* the longest message of `gather` in shared memory */

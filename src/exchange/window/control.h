@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "device/queue.h"
 #include "exchange/window/flags.h"
 
 /* exchange->state of the engine. */

@@ -9,6 +9,8 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "device/device.h"
+#include "device/share.h"
 #include "exchange/window/control.h"
 
 /* While a combine overlaps with GEMMs, the GEMMs leave SPARED of every PARTS compute units to the

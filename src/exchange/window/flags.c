@@ -8,6 +8,10 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "device/device.h"
+#include "device/launch.h"
+#include "device/queue.h"
+#include "device/staging.h"
 
 enum { LINE_BYTES = 64, BARRIERS = 256, LONGEST_S = 86400 };
 

@@ -1,12 +1,15 @@
 /*
  * Segments on the NVIDIA GPUs of one host. Every rank allocates a segment, in one or more pieces,
- * and imports all segments into its OpenCL context from open files (device/device.h, "memory that
- * devices of other processes reach"). Kernels access them over NVLink or PCIe.
+ * and imports all segments into its OpenCL context from open files (device/nvidia/import.h).
+ * Kernels access them over NVLink or PCIe.
  */
 #include <stdlib.h>
 
 #include "base/files.h"
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/device.h"
+#include "device/nvidia/import.h"
 #include "exchange/internal.h"
 
 /* Memory that a rank owns besides the buffer of its rows. */

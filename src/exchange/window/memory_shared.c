@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/device.h"
 #include "exchange/internal.h"
 
 /* The ranks' windows are mapped into every process; kernels find those of others by address. */

@@ -9,6 +9,9 @@
 #include "args/gemm.h"
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "device/device.h"
+#include "device/launch.h"
+#include "device/nvidia/tensor_map.h"
 #include "gemm/nvidia/tensor_cores.h"
 
 enum {

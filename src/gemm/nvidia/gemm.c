@@ -8,6 +8,8 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "device/device.h"
+#include "device/nvidia/tensor_map.h"
 #include "gemm/backend.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "quant/backend.h"

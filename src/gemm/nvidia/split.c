@@ -4,7 +4,10 @@
 
 #include "args/gemm.h"
 #include "base/memory.h"
-#include "device/device.h"
+#include "device/buffer.h"
+#include "device/launch.h"
+#include "device/nvidia/tensor_map.h"
+#include "device/share.h"
 #include "gemm/nvidia/tensor_cores.h"
 
 enum {

@@ -10,6 +10,9 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "device/device.h"
+#include "device/launch.h"
+#include "device/nvidia/tensor_map.h"
+#include "device/share.h"
 
 enum {
     STAGES = 4,

@@ -1,4 +1,5 @@
 /* The portable backend, for any OpenCL device: its functions and the GEMMs that it supports. */
+#include "device/device.h"
 #include "gemm/portable/gemm.h"
 #include "gemm/portable/general.h"
 

@@ -6,6 +6,7 @@
 #include "args/gemm.h"
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 

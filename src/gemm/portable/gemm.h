@@ -7,6 +7,7 @@
 
 #include "args/gemm.h"
 #include "base/memory.h"
+#include "device/launch.h"
 #include "gemm/backend.h"
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"

@@ -2,6 +2,7 @@
  * and the epilogue. */
 #include "args/op.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "gemm/portable/general.h"
 
 #include <stdlib.h>

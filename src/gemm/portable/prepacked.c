@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "args/gemm.h"
+#include "device/device.h"
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 

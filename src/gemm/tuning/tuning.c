@@ -11,6 +11,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "device/cache.h"
+#include "device/source.h"
 #include "io/durable.h"
 
 enum { MOST_FILE_BYTES = 16 << 20, LINE_BYTES = 640 };

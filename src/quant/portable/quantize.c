@@ -7,6 +7,8 @@
 #include "args/quant.h"
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "quant/backend.h"
 
 enum {

@@ -1,6 +1,7 @@
 /* Layouts of the portable backend: launches kernels/quant/scales.cl. */
 #include "args/quant.h"
 #include "base/memory.h"
+#include "device/launch.h"
 #include "quant/backend.h"
 
 static moert_status move_scales(const moert_scale_tiles *op, const char *kernel) {

@@ -5,6 +5,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/device.h"
 
 /* What a rank tells the others. */
 typedef struct report {

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/phase.h"
+#include "device/device.h"
 #include "device/profile/profile.h"
 #include "tools/tune/gemm.h"
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "device/device.h"
 #include "gemm/tuning/tuning.h"
+#include "moert/device.h"
 #include "moert/formats.h"
 
 /* X(FIELD, column title, unit) */

@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "tools/common/fit.h"
 #include "exchange/exchange.h"
 #include "gemm/gemm.h"

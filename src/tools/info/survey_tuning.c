@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "device/device.h"
 #include "gemm/portable/gemm.h"
 #include "tools/info/survey.h"
 

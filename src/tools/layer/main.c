@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
+#include "device/elements.h"
 #include "layer/block.h"
 #include "model/layer_files.h"
 #include "model/model.h"

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/phase.h"
+#include "device/device.h"
 #include "nn/nn.h"
 #include "tools/tune/gemm.h"
 

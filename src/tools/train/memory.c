@@ -4,6 +4,8 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "device/buffer.h"
+#include "device/device.h"
 #include "tools/common/program.h"
 
 enum { OPTIONS_BYTES = 128 };

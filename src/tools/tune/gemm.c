@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
+#include "device/buffer.h"
 #include "gemm/portable/gemm.h"
 
 enum { CHUNK = 1 << 16 };

@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/files.h"
 #include "base/memory.h"
+#include "device/device.h"
 #include "gemm/portable/gemm.h"
 #include "io/model_config.h"
 #include "tools/common/program.h"

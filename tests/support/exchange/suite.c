@@ -2,6 +2,7 @@
 #include "support/exchange/suite.h"
 
 #include "base/config.h"
+#include "device/device.h"
 
 enum { LOCAL = MOERT_EXCHANGE_LOCAL, WINDOW = MOERT_EXCHANGE_WINDOW };
 static const setup setups[] = {

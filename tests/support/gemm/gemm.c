@@ -4,6 +4,9 @@
 #include <xxhash.h>
 
 #include "base/dtype.h"
+#include "device/buffer.h"
+#include "device/queue.h"
+#include "device/share.h"
 #include "gemm/backend.h"
 #include "io/durable.h"
 #include "support/files.h"

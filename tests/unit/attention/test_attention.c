@@ -2,6 +2,7 @@
 /* Causal attention, with windows, sinks and values of another size, against a float64 forward, and
  * gradients against central differences of that forward. */
 #include "args/attention.h"
+#include "device/launch.h"
 #include "nn/nn.h"
 #include "support/attention/attention.h"
 #include "support/suite.h"

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "context/context.h"
+#include "device/device.h"
 #include "support/mpi.h"
 #include "support/opencl.h"
 

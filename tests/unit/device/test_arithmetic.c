@@ -1,6 +1,8 @@
 // run: check=1,1gpu all=1san
 /* The comparison of a device's arithmetic with the host's: it passes here, finds each flaw that a
  * driver may have, and is kept in the cache. Flaws are written into the kernels. */
+#include "device/arithmetic.h"
+#include "device/cache.h"
 #include "device/internal.h"
 #include "support/files.h"
 

@@ -1,6 +1,8 @@
 // run: check=1 all=1san
 /* Buffers: their ranges, copies and fills, views, pieces, and memory of the caller. */
+#include "device/buffer.h"
 #include "device/internal.h"
+#include "device/nvidia/import.h"
 #include "device/staging.h"
 #include "support/test.h"
 

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "device/cache.h"
 #include "device/internal.h"
 #include "io/durable.h"
 #include "support/files.h"

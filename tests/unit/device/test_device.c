@@ -5,6 +5,7 @@
 
 #include "base/phase.h"
 #include "device/internal.h"
+#include "device/launch.h"
 #include "device/nvidia/ptx.h"
 #include "support/opencl.h"
 #include "support/test.h"

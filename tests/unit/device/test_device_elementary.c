@@ -6,6 +6,8 @@
  */
 #include "base/dtype.h"
 #include "base/parallel.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "support/files.h"
 #include "support/suite.h"
 

@@ -4,7 +4,11 @@
 #include <unistd.h>
 
 #include "base/phase.h"
+#include "device/buffer.h"
+#include "device/device.h"
+#include "device/launch.h"
 #include "device/profile/profile.h"
+#include "device/record.h"
 #include "gemm/gemm.h"
 #include "support/attention/attention.h"
 #include "support/opencl.h"

@@ -2,6 +2,8 @@
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
 #include <unistd.h>
 
+#include "device/device.h"
+#include "device/launch.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/suite.h"

@@ -3,6 +3,8 @@
  * exchange allocate. */
 #include "base/config.h"
 #include "base/rng.h"
+#include "device/device.h"
+#include "device/staging.h"
 #include "estimate/memory.h"
 #include "exchange/staged/inflight.h"
 #include "layer/handover.h"

@@ -8,6 +8,7 @@
 #include "base/config.h"
 #include "base/phase.h"
 #include "comm/internal.h"
+#include "device/device.h"
 #include "support/exchange/suite.h"
 #include "support/suite.h"
 

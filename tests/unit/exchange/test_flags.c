@@ -5,6 +5,7 @@
 
 #include "base/phase.h"
 #include "base/rng.h"
+#include "device/launch.h"
 #include "exchange/window/flags.h"
 #include "support/mpi.h"
 

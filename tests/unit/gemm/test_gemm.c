@@ -2,6 +2,7 @@
 /* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
  * backend, dtype, and prepacked or native weights. A forward GEMM with a fused GLU has the bits of
  * a GEMM followed by a GLU. */
+#include "device/device.h"
 #include "gemm/backend.h"
 #include "support/gemm/gemm.h"
 

@@ -1,5 +1,6 @@
 // run: check=1 all=1san env=MOERT_FORM=gpu
 /* The grouped GEMM in GPU form, on any device: every tile gives the bits of the reference. */
+#include "device/device.h"
 #include "support/gemm/gemm.h"
 
 static void check_all(const problem *p) {

@@ -4,6 +4,7 @@
  * Hopper GPU they compute the second about as exactly as a chain of fma. On other devices, and for
  * unaligned rows, the portable backend computes them. */
 #include "base/rng.h"
+#include "device/device.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"
 

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"

@@ -3,6 +3,8 @@
  * when the weight was prepacked. */
 #include <unistd.h>
 
+#include "device/device.h"
+#include "device/source.h"
 #include "gemm/tuning/search.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"

@@ -1,5 +1,6 @@
 // run: check=1,1gpu all=1san
 /* Blocks that keep their gradients in bf16. */
+#include "device/elements.h"
 #include "layer/block.h"
 #include "support/mpi.h"
 

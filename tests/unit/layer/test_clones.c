@@ -3,6 +3,7 @@
 
 #include "base/rng.h"
 #include "context/context.h"
+#include "device/device.h"
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"

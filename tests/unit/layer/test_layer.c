@@ -2,6 +2,7 @@
 /* Forward and backward of the MoE layer against float64 and its central differences, on any number
  * of ranks. If there are several ranks, one has no token. */
 #include "context/context.h"
+#include "device/device.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 

@@ -2,6 +2,7 @@
 /* Low-precision recipes of the layer, compared with its float32 results, which test_layer compares
  * with float64; the bits of their GEMMs, which follow changes of the weights. */
 #include "context/context.h"
+#include "device/device.h"
 #include "layer/internal.h"
 #include "layer/rounding.h"
 #include "support/layer/layer_run.h"

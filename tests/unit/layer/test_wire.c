@@ -4,6 +4,7 @@
  * dispatch and again by the experts; the bytes sent; results in bf16. test_layer compares values
  * with float64. */
 #include "context/context.h"
+#include "device/device.h"
 #include "exchange/internal.h"
 #include "layer/mesh.h"
 #include "moert/quantize.h"

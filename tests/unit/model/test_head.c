@@ -1,6 +1,7 @@
 // run: check=1,2 all=3,2san
 /* Logits in chunks of tokens: losses, logits and gradients have the bits that they have without
  * chunks, with one or several sequences a rank and micro-batches. */
+#include "device/device.h"
 #include "support/model/model_run.h"
 
 enum { LENGTH = 136, MICRO_BATCHES = 2, VOCABULARY = 256 };

@@ -2,6 +2,7 @@
 /* Optimizers against float64 over several steps. */
 #include "base/dtype.h"
 #include "base/rng.h"
+#include "device/elements.h"
 #include "nn/optimizer.h"
 #include "support/test.h"
 

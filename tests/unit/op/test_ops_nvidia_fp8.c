@@ -4,6 +4,7 @@
 #include <float.h>
 
 #include "base/rng.h"
+#include "device/launch.h"
 #include "support/op/exact.h"
 
 enum { BLOCK = 128 };

@@ -3,6 +3,7 @@
  * backends, for any split of the rows. */
 #include <malloc.h>
 
+#include "device/device.h"
 #include "support/op/exact.h"
 
 enum { FORMATS = 5, AXES = 3, LAYOUTS = 3 };

@@ -4,6 +4,7 @@
 #include <float.h>
 
 #include "base/dtype.h"
+#include "device/device.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "device/device.h"
 #include "support/files.h"
 #include "support/program.h"
 

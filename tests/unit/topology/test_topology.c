@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <sched.h>
 
+#include "device/device.h"
 #include "support/test.h"
 #include "topology/topology.h"
 

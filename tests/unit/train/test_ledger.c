@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include "base/phase.h"
+#include "device/buffer.h"
+#include "device/launch.h"
 #include "support/data.h"
 #include "support/model/model_run.h"
 #include "tools/report/verdict.h"

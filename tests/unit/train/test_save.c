@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "base/phase.h"
 #include "base/rng.h"
+#include "device/elements.h"
 #include "io/durable.h"
 #include "io/manifest.h"
 #include "support/files.h"

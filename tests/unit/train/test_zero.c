@@ -5,6 +5,8 @@
 #include "base/checksum.h"
 #include "base/rng.h"
 #include "context/internal.h"
+#include "device/device.h"
+#include "device/elements.h"
 #include "layer/internal.h"
 #include "support/model/model_run.h"
 #include "support/suite.h"

@@ -1,4 +1,6 @@
-/* Names of OpenCL error codes. */
+/* Names of OpenCL error codes, and their statuses. */
+#include "device/opencl.h"
+
 #include "device/internal.h"
 
 const char *moert_cl_error_name(cl_int code) {
