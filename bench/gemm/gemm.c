@@ -120,13 +120,13 @@ moert_status bench_run_create(const bench_problem *p, moert_op_kind op, bool pre
                 .form = MOERT_GLU_SWIGLU,
                 .h = run->result}};
     moert_gemm_set(&run->gemm, moert_op_roles_of(op).gemm, p->type);
-    const moert_prepacked_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
-                                         moert_prepacked_use_of(&run->gemm), p->type};
+    const moert_panels_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
+                                      moert_panels_use_of(&run->gemm), p->type};
     if (prepacked && op != MOERT_OP_GEMM_WGRAD)
-        MOERT_TRY_OR(fail, moert_prepacked_create(device, &shape, &run->prepacked));
-    if (run->prepacked != NULL)
-        MOERT_TRY_OR(fail, moert_prepacked_fill(run->prepacked, p->weight_buffer));
-    run->gemm.prepacked = run->prepacked;
+        MOERT_TRY_OR(fail, moert_panels_create(device, &shape, &run->panels));
+    if (run->panels != NULL)
+        MOERT_TRY_OR(fail, moert_panels_fill(run->panels, p->weight_buffer));
+    run->gemm.panels = run->panels;
     return MOERT_OK;
 fail:
     bench_run_destroy(run);
@@ -135,7 +135,7 @@ fail:
 
 void bench_run_destroy(bench_run *run) {
     MOERT_DESTROY(run->result, run->between);
-    moert_prepacked_destroy(run->prepacked);
+    moert_panels_destroy(run->panels);
     *run = (bench_run){0};
 }
 

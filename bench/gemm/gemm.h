@@ -37,7 +37,7 @@ typedef struct bench_run {
     const bench_problem *problem;
     moert_op_kind op;
     moert_gemm gemm;
-    moert_prepacked *prepacked;
+    moert_panels *panels;
     moert_buffer *result, *between; /* between: y, of the GLU only */
 } bench_run;
 

@@ -68,24 +68,24 @@ static moert_status time_fused(moert_context *context, const moert_tune_gemm *p,
     moert_device *device = moert_context_device(context);
     moert_gemm gemm = p->gemm;
     const size_t groups = gemm.groups.count, rows = gemm.groups.rows;
-    moert_prepacked *prepacked = NULL;
+    moert_panels *panels = NULL;
     gemm.glu = (moert_glu){.gated = MOERT_GATED, .form = MOERT_GLU_SWIGLU, .type = p->key.type};
-    const moert_prepacked_shape prepack = {groups, gemm.n, gemm.k, moert_prepacked_use_of(&gemm),
-                                           p->key.type};
+    const moert_panels_shape shape = {groups, gemm.n, gemm.k, moert_panels_use_of(&gemm),
+                                      p->key.type};
     moert_status status =
         moert_buffer_create(device, rows * gemm.n / 2 * sizeof(float), &gemm.glu.h);
     if (status == MOERT_OK)
-        status = moert_prepacked_create(device, &prepack, &prepacked);
-    if (status == MOERT_OK && prepacked != NULL)
-        status = moert_prepacked_fill(prepacked, gemm.weight.buffer);
-    gemm.prepacked = prepacked;
+        status = moert_panels_create(device, &shape, &panels);
+    if (status == MOERT_OK && panels != NULL)
+        status = moert_panels_fill(panels, gemm.weight.buffer);
+    gemm.panels = panels;
     gemm.y.type = moert_operand_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
     MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
     const moert_timed timed = {
         .device = device, .together = moert_context_comm(context), .run = run_fused, .what = &gemm};
     MOERT_TRY_OR(done, moert_rates_time(&timed, 1, seconds));
 done:
-    moert_prepacked_destroy(prepacked);
+    moert_panels_destroy(panels);
     moert_buffer_destroy(gemm.glu.h);
     return status;
 }

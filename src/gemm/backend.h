@@ -11,24 +11,24 @@
 #include "gemm/tuning/tuning.h"
 
 /* How a backend prepacks weights. */
-typedef struct moert_prepack {
+typedef struct moert_prepacker {
     /* Chooses the tile and returns the bytes of the panels; 0 if prepacking does not pay. */
-    size_t (*plan)(const moert_device *device, moert_prepacked *prepacked);
+    size_t (*plan)(const moert_device *device, moert_panels *panels);
     /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
-    moert_status (*fill)(const moert_prepacked *prepacked, const moert_buffer *weight,
+    moert_status (*fill)(const moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized);
-    size_t pays_at; /* which GEMM after a change of the weight makes the copy; 1 = the first */
+    size_t pays_at; /* which GEMM after a change of the weight prepacks it; 1 = the first */
     bool any_use;   /* the same panels serve all GEMMs that use the weight */
     bool in_order;  /* bf16 panels hold the rounded weight in the weight's own order */
-} moert_prepack;
+} moert_prepacker;
 
 typedef struct moert_backend {
     const char *name;
-    /* NULL if the backend computes this GEMM on this device; else a text that completes "the
-     * backend takes", such as "stacked weights". With `gemm` NULL it checks only the device, which
-     * may then be NULL. It does not read contents of buffers; strides must not be 0. */
+    /* NULL if the backend computes this GEMM on this device; else what it requires, such as
+     * "stacked weights", for a message. With `gemm` NULL it checks only the device, which may then
+     * be NULL. It does not read contents of buffers; strides must not be 0. */
     const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
-    const moert_prepack *prepack; /* NULL: the backend does not prepack weights */
+    const moert_prepacker *prepacker; /* NULL: the backend does not prepack weights */
     moert_status (*run)(const moert_gemm *gemm);
     moert_status (*glu)(const moert_glu *glu, bool backward);
     /* moert_gemm_split_bytes; NULL: the backend does not split operands. */
@@ -95,21 +95,13 @@ bool moert_gemm_is_plain(const moert_gemm *gemm);
 /* Whether anything follows the sums, except a float32 bias and a GLU. */
 bool moert_gemm_has_epilogue(const moert_gemm *gemm);
 
-struct moert_prepacked {
-    moert_prepacked_shape shape;
-    const moert_prepack *prepack;
+struct moert_panels {
+    moert_panels_shape shape;
+    const moert_prepacker *prepacker;
     moert_choices tile; /* chosen for any number of rows; its width is that of the panels */
     moert_dot dot;
-    moert_buffer *panels;
+    moert_buffer *buffer; /* of all panels */
 };
-
-/* Fills in `prepacked` except for the panels; returns their bytes, or 0 where
- * moert_prepacked_create gives NULL. */
-size_t moert_prepacked_plan(const moert_device *device, const moert_prepacked_shape *shape,
-                            moert_prepacked *prepacked);
 
 /* The dot of the prepacked weight if there is one, else of the device and the operands' type. */
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device);
-
-/* Checks a GLU and fills in its strides and `run`. */
-moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full);

@@ -5,8 +5,7 @@
 #include "gemm/backend.h"
 
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {
-    return gemm->prepacked != NULL ? gemm->prepacked->dot
-                                   : moert_dot_of(device, moert_gemm_type(gemm));
+    return gemm->panels != NULL ? gemm->panels->dot : moert_dot_of(device, moert_gemm_type(gemm));
 }
 
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {

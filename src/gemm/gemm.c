@@ -170,10 +170,10 @@ static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
 static void report_work(const moert_gemm *full) {
     const double m = (double)(full->groups.end_row - full->groups.first_row);
     const double n = (double)full->n, k = (double)full->k;
-    const moert_prepacked *prepacked = full->prepacked;
-    const double weight = prepacked == NULL ? (double)sizeof(float)
-                                            : (double)moert_prepacked_bytes(prepacked) /
-                                                  ((double)prepacked->shape.groups * n * k);
+    const moert_panels *panels = full->panels;
+    const double weight = panels == NULL ? (double)sizeof(float)
+                                         : (double)moert_panels_bytes(panels) /
+                                               ((double)panels->shape.groups * n * k);
     const size_t weights = full->groups.shared ? 1 : full->groups.end - full->groups.first;
     const double x = bytes_of(full->x.type), y = bytes_of(full->y.type);
     moert_device *device = moert_buffer_device(full->groups.ends);
@@ -194,13 +194,13 @@ static bool has_rows(const moert_gemm *full) {
 
 static moert_status check_prepacked(const moert_gemm *gemm) {
     static const char *const uses[] = {"forward", "dgrad", "forward with a GLU"};
-    if (gemm->prepacked == NULL || !is_by_weight(gemm))
+    if (gemm->panels == NULL || !is_by_weight(gemm))
         return MOERT_OK;
-    const moert_prepacked_shape *s = &gemm->prepacked->shape;
-    const moert_prepacked_use use = moert_prepacked_use_of(gemm);
+    const moert_panels_shape *s = &gemm->panels->shape;
+    const moert_panels_use use = moert_panels_use_of(gemm);
     const size_t weights = weights_of(gemm);
     if (s->groups != weights || s->n != gemm->n || s->k != gemm->k ||
-        s->type != moert_gemm_type(gemm) || (s->use != use && !gemm->prepacked->prepack->any_use))
+        s->type != moert_gemm_type(gemm) || (s->use != use && !gemm->panels->prepacker->any_use))
         return MOERT_FAIL(
             ERROR_USAGE,
             "a weight prepacked as [%zu,%zu,%zu] for %s in type %d cannot serve %s in "
@@ -244,16 +244,16 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     if (is_by_weight(gemm) ? !has_rows(&full) : full.groups.count == 0)
         return MOERT_OK;
     const moert_device *device = moert_buffer_device(full.groups.ends);
-    const char *taken = backend->supports(device, &full), *first = "";
-    if (taken != NULL && backend != &moert_backend_portable) {
-        first = taken;
+    const char *requires = backend->supports(device, &full), *first = "";
+    if (requires != NULL && backend != &moert_backend_portable) {
+        first = requires;
         backend = &moert_backend_portable;
-        full.prepacked = NULL; /* the panels are in the order of the other backend */
-        taken = backend->supports(device, &full);
+        full.panels = NULL; /* the panels are in the order of the other backend */
+        requires = backend->supports(device, &full);
     }
-    if (taken != NULL)
+    if (requires != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s%s%s",
-                          moert_gemm_name(&full), full.n, full.k, backend->name, taken,
+                          moert_gemm_name(&full), full.n, full.k, backend->name, requires,
                           *first != '\0' ? ", and the first choice " : "", first);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
         report_work(&full);
@@ -271,13 +271,13 @@ moert_status moert_gemm_run(const moert_gemm *gemm) {
 /* Whether the backend in use, without falling back to portable, supports forward by a prepacked
  * weight. */
 static bool supports_prepacked(const moert_device *device, const moert_gemm *gemm) {
-    const moert_prepacked_shape shape = {weights_of(gemm), gemm->n, gemm->k,
-                                         MOERT_PREPACKED_FORWARD, moert_gemm_type(gemm)};
-    moert_prepacked prepacked;
+    const moert_panels_shape shape = {weights_of(gemm), gemm->n, gemm->k, MOERT_PANELS_FORWARD,
+                                      moert_gemm_type(gemm)};
+    moert_panels panels;
     moert_gemm full = completed(gemm);
-    full.prepacked = &prepacked;
+    full.panels = &panels;
     full.groups.rows = moert_max(full.groups.rows, 1);
-    return moert_prepacked_plan(device, &shape, &prepacked) > 0 &&
+    return moert_panels_plan(device, &shape, &panels) > 0 &&
            moert_backend_get(device)->supports(device, &full) == NULL;
 }
 

@@ -28,56 +28,11 @@
  */
 #pragma once
 
+#include "gemm/glu.h"
+#include "gemm/prepacked.h"
 #include "moert/device.h"
 #include "moert/formats.h"
-#include "moert/glu.h"
 #include "moert/quantize.h"
-
-/*
- * A prepacked weight: a copy in the order in which the device's kernels read it, made once and used
- * by many GEMMs. Forward and dgrad read weight[G,N,K] along different dimensions, so each has its
- * own copy; forward with a GLU has a third if all gates precede all ups. On tensor cores one copy
- * serves all uses. A copy of type BF16 holds the weight rounded to nearest even.
- *
- * Where prepacking does not pay, or no buffer of the device is large enough,
- * moert_prepacked_create gives NULL. NULL is legal everywhere; GEMMs then read the weight.
- */
-typedef struct moert_prepacked moert_prepacked;
-typedef enum moert_prepacked_use {
-    MOERT_PREPACKED_FORWARD,
-    MOERT_PREPACKED_DGRAD,
-    MOERT_PREPACKED_GATED,
-    MOERT_PREPACKED_USES
-} moert_prepacked_use;
-typedef struct moert_prepacked_shape {
-    size_t groups, n, k;
-    moert_prepacked_use use;
-    moert_dtype type; /* F32 or BF16 */
-} moert_prepacked_shape;
-moert_status moert_prepacked_create(moert_device *device, const moert_prepacked_shape *shape,
-                                    moert_prepacked **prepacked);
-/* Bytes of device memory; 0 where moert_prepacked_create would give NULL. */
-size_t moert_prepacked_need(const moert_device *device, const moert_prepacked_shape *shape);
-/* Prepacks weight[G,N,K], float32. */
-moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer *weight);
-/*
- * Prepacks a block-scaled weight: the values that moert_dequantize_run gives. Its rows form G equal
- * groups; each holds the weight's [N,K] or, with `transposed`, the transpose [K,N]. Payload and
- * scales lie as in moert/formats.h, with how.transposed false.
- */
-typedef struct moert_quantized {
-    moert_format format;
-    moert_axis axis;
-    bool transposed;
-    const moert_buffer *q, *scale;
-    const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
-    size_t blocks;              /* with COLUMN blocks: row blocks for which q and scale have room */
-} moert_quantized;
-moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
-                                            const moert_quantized *quantized);
-/* Bytes of device memory; 0 for NULL. */
-size_t moert_prepacked_bytes(const moert_prepacked *prepacked);
-void moert_prepacked_destroy(moert_prepacked *prepacked);
 
 /*
  * Groups of rows (moert_groups), of which [first, end) are computed; zeros: all. The host must know
@@ -102,40 +57,6 @@ static inline moert_row_groups moert_groups_filled(moert_row_groups groups) {
     }
     return groups;
 }
-
-/* The GLU in an epilogue. MOERT_GATED applies it to a forward's result v. MOERT_GATED_BACKWARD
- * computes dv from a dgrad's result dh. */
-typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
-
-/*
- * The gated linear unit (moert/glu.h), computed in float32. In backward an input equal to a limit
- * passes its gradient, and dprob is not multiplied by prob. dv may be the buffer v if their types
- * agree. In moert_glu_forward and moert_glu_backward rows are dense, and `form` gives the order of
- * gates and ups.
- */
-typedef struct moert_glu {
-    moert_glu_form form;
-    size_t first_row;         /* the first row to compute; earlier rows stay unchanged */
-    size_t rows, width;       /* M, I */
-    const moert_buffer *v;    /* [M,2I] */
-    const moert_buffer *prob; /* [M] at stride prob_stride floats; NULL: each prob is 1 */
-    size_t prob_stride;       /* 0 = dense */
-    moert_dtype from;         /* dtype of v and dh: F32 (0) or BF16 */
-    moert_dtype type;         /* dtype of h and dv: F32 (0), or BF16, rounded to nearest even */
-    moert_buffer *h;          /* [M,I]: forward writes it */
-    const moert_buffer *dh;   /* [M,I], the gradient of h: backward reads it */
-    moert_buffer *dv;         /* [M,2I]: backward writes it */
-    moert_buffer *dprob;      /* [M] at stride prob_stride: backward writes it; or NULL */
-    /* the following fields apply only in the epilogue of a GEMM */
-    moert_gated gated;
-    bool drop_v;         /* forward: v is not needed; its contents are unspecified afterwards, and
-                            the GEMM leaves most of it unwritten */
-    size_t ldv, ldh;     /* strides of v, and of h or dv; 0 = dense */
-    size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
-                            `form` */
-    bool linear_first;   /* ups come before their gates */
-    moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums to it; or NULL */
-} moert_glu;
 
 typedef enum moert_gemm_kind {
     MOERT_GEMM_FORWARD,  /* y = x weight^T + bias */
@@ -222,12 +143,12 @@ typedef struct moert_gemm_more {
 typedef struct moert_gemm {
     moert_gemm_kind kind;
     moert_row_groups groups;
-    size_t n, k;                      /* N, K */
-    moert_matrix x;                   /* [M,K] */
-    moert_matrix weight;              /* [G,N,K] */
-    moert_matrix y;                   /* [M,N] */
-    moert_buffer *bias;               /* [G,N]; NULL is legal in forward */
-    const moert_prepacked *prepacked; /* forward, dgrad: the weight for this use; or NULL */
+    size_t n, k;                /* N, K */
+    moert_matrix x;             /* [M,K] */
+    moert_matrix weight;        /* [G,N,K] */
+    moert_matrix y;             /* [M,N] */
+    moert_buffer *bias;         /* [G,N]; NULL is legal in forward */
+    const moert_panels *panels; /* forward, dgrad: the weight for this use; or NULL */
     moert_glu glu;
     moert_epilogue epilogue;
     const moert_gemm_more *more; /* NULL: nothing of it */
@@ -256,37 +177,11 @@ static inline moert_dtype moert_gemm_type(const moert_gemm *gemm) {
                                                                                : other->type;
 }
 
-/*
- * The prepacked copies of a weight that changes from time to time. On CPUs a copy costs about as
- * much as it saves in one GEMM, so the second GEMM after a change makes it. A weight with one
- * forward and one dgrad between changes, as in a plain training step, gets no copy. Tensor cores
- * need the copy, so the first GEMM makes it.
- */
-typedef struct moert_prepacks {
-    moert_prepacked *prepacked[MOERT_PREPACKED_USES];
-    size_t gemms[MOERT_PREPACKED_USES]; /* GEMMs of each use since the weight changed */
-    bool repeats; /* GEMMs now repeat earlier ones: they do not count, and make no copy unless they
-                     need it */
-} moert_prepacks;
-/* To be called when the weight has changed; a zeroed struct needs no call. */
-void moert_prepacks_changed(moert_prepacks *prepacks);
-/* Sets gemm->prepacked for the next forward or dgrad by gemm->weight; NULL: read the weight. */
-moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm);
-/* The copy of weight[n] if it exists and is the weight rounded to bf16 in the weight's order; else
- * NULL. A caller may write the copy together with the weight. It then calls moert_prepacks_changed,
- * and moert_prepacks_rounded after that. */
-moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n);
-void moert_prepacks_rounded(moert_prepacks *prepacks);
-/* Bytes of the copies after `gemms` forwards, of use shape->use, and `gemms` dgrads. */
-size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
-                           size_t gemms);
-void moert_prepacks_free(moert_prepacks *prepacks);
-
 /* The use for which this forward or dgrad needs its weight prepacked. */
-static inline moert_prepacked_use moert_prepacked_use_of(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_DGRAD                   ? MOERT_PREPACKED_DGRAD
-           : gemm->glu.gated && !gemm->glu.form.interleaved ? MOERT_PREPACKED_GATED
-                                                            : MOERT_PREPACKED_FORWARD;
+static inline moert_panels_use moert_panels_use_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_DGRAD                   ? MOERT_PANELS_DGRAD
+           : gemm->glu.gated && !gemm->glu.form.interleaved ? MOERT_PANELS_GATED
+                                                            : MOERT_PANELS_FORWARD;
 }
 
 /* How a device adds the products of bf16 GEMMs: "value by value", "in tiles" (as AMX does) or "by
@@ -307,9 +202,6 @@ size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm
 /* *gflops = the best rate at which the device multiplies large bf16 matrices by a prepacked weight.
  * Takes about a second, and memory for a while; blocks. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_gemm_peak(moert_device *device, double *gflops);
-
-moert_status moert_glu_forward(const moert_glu *glu);
-moert_status moert_glu_backward(const moert_glu *glu);
 
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
 const char *moert_backend_name(const moert_device *device);

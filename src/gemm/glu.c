@@ -1,4 +1,6 @@
 /* Checks a GLU, and runs one that is not part of a GEMM on the backend in use. */
+#include "gemm/glu.h"
+
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "device/profile/profile.h"

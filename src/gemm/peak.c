@@ -16,12 +16,12 @@ enum {
 
 typedef struct matrices {
     moert_buffer *ends, *values, *x, *y;
-    moert_prepacked *weight;
+    moert_panels *weight;
 } matrices;
 
 /* Makes x and the weight of [side,side] normal values: GEMMs of zeros are faster. */
 static moert_status fill(moert_device *device, size_t side, matrices *m) {
-    const moert_prepacked_shape shape = {1, side, side, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_BF16};
+    const moert_panels_shape shape = {1, side, side, MOERT_PANELS_FORWARD, MOERT_DTYPE_BF16};
     const size_t count = side * side;
     float *values;
     MOERT_TRY(moert_buffer_create(device, sizeof(uint32_t), &m->ends));
@@ -36,8 +36,8 @@ static moert_status fill(moert_device *device, size_t side, matrices *m) {
     MOERT_TRY(status);
     MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
                                            count, m->values, m->x}));
-    MOERT_TRY(moert_prepacked_create(device, &shape, &m->weight));
-    return moert_prepacked_fill(m->weight, m->values);
+    MOERT_TRY(moert_panels_create(device, &shape, &m->weight));
+    return moert_panels_fill(m->weight, m->values);
 }
 
 moert_status moert_gemm_peak(moert_device *device, double *gflops) {
@@ -52,7 +52,7 @@ moert_status moert_gemm_peak(moert_device *device, double *gflops) {
                              .x = {.buffer = m.x, .type = MOERT_DTYPE_BF16},
                              .weight = {.buffer = m.values},
                              .y = {.buffer = m.y},
-                             .prepacked = m.weight};
+                             .panels = m.weight};
     for (int trial = 0; trial < TRIALS; trial++) { /* the first one compiles */
         const uint64_t start = moert_clock_ns();
         MOERT_TRY_OR(done, moert_gemm_run(&gemm));
@@ -62,7 +62,7 @@ moert_status moert_gemm_peak(moert_device *device, double *gflops) {
         *gflops = rate > *gflops ? rate : *gflops;
     }
 done:
-    moert_prepacked_destroy(m.weight);
+    moert_panels_destroy(m.weight);
     MOERT_DESTROY(m.ends, m.values, m.x, m.y);
     return status;
 }

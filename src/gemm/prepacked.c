@@ -1,4 +1,6 @@
 /* Prepacked weights: checks, memory, and when a weight is prepacked. The backend fills them. */
+#include "gemm/prepacked.h"
+
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -6,14 +8,14 @@
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
 
-static moert_status check_shape(const moert_prepacked_shape *shape) {
+static moert_status check_shape(const moert_panels_shape *shape) {
     int narrow;
     if (shape->n == 0 || shape->k == 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "a prepacked weight needs n and k of 1 or more, not %zu "
                           "and %zu",
                           shape->n, shape->k);
-    if (shape->use == MOERT_PREPACKED_GATED && shape->n % 2 != 0)
+    if (shape->use == MOERT_PANELS_GATED && shape->n % 2 != 0)
         return MOERT_FAIL(ERROR_USAGE, "a weight of gates and ups needs an even n, not %zu",
                           shape->n);
     if (shape->type != MOERT_DTYPE_F32 && shape->type != MOERT_DTYPE_BF16)
@@ -24,61 +26,59 @@ static moert_status check_shape(const moert_prepacked_shape *shape) {
     return moert_to_int(shape->k, "columns of a prepacked weight", &narrow);
 }
 
-size_t moert_prepacked_plan(const moert_device *device, const moert_prepacked_shape *shape,
-                            moert_prepacked *prepacked) {
-    *prepacked = (moert_prepacked){.shape = *shape, .prepack = moert_backend_get(device)->prepack};
-    const size_t bytes =
-        prepacked->prepack != NULL ? prepacked->prepack->plan(device, prepacked) : 0;
+size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
+                         moert_panels *panels) {
+    *panels = (moert_panels){.shape = *shape, .prepacker = moert_backend_get(device)->prepacker};
+    const size_t bytes = panels->prepacker != NULL ? panels->prepacker->plan(device, panels) : 0;
     return bytes <= moert_device_describe(device)->largest_bytes ? bytes : 0;
 }
 
-size_t moert_prepacked_need(const moert_device *device, const moert_prepacked_shape *shape) {
-    moert_prepacked prepacked;
-    return moert_prepacked_plan(device, shape, &prepacked);
+size_t moert_panels_need(const moert_device *device, const moert_panels_shape *shape) {
+    moert_panels panels;
+    return moert_panels_plan(device, shape, &panels);
 }
 
-moert_status moert_prepacked_create(moert_device *device, const moert_prepacked_shape *shape,
-                                    moert_prepacked **prepacked) {
+moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
+                                 moert_panels **panels) {
     MOERT_TRY(check_shape(shape));
     MOERT_TRY(moert_backend_check(device));
-    moert_prepacked planned, *made;
-    const size_t bytes = moert_prepacked_plan(device, shape, &planned);
-    *prepacked = NULL;
+    moert_panels planned, *made;
+    const size_t bytes = moert_panels_plan(device, shape, &planned);
+    *panels = NULL;
     if (bytes == 0)
         return MOERT_OK;
     MOERT_TRY(MOERT_NEW(&made));
     *made = planned;
-    const moert_status status = moert_buffer_create(device, bytes, &made->panels);
+    const moert_status status = moert_buffer_create(device, bytes, &made->buffer);
     if (status != MOERT_OK) {
         free(made);
         return status;
     }
-    *prepacked = made;
+    *panels = made;
     return MOERT_OK;
 }
 
 /* Reports the bytes of the source and the panels to the profile. */
-static void report_work(const moert_prepacked *prepacked, size_t source_bytes) {
-    moert_profile_work(moert_buffer_device(prepacked->panels), "gemm/prepacked", 0.0,
-                       (double)(source_bytes + moert_prepacked_bytes(prepacked)));
+static void report_work(const moert_panels *panels, size_t source_bytes) {
+    moert_profile_work(moert_buffer_device(panels->buffer), "gemm/prepacked", 0.0,
+                       (double)(source_bytes + moert_panels_bytes(panels)));
 }
 
-moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer *weight) {
-    if (prepacked == NULL)
+moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight) {
+    if (panels == NULL)
         return MOERT_OK;
-    const moert_prepacked_shape *shape = &prepacked->shape;
+    const moert_panels_shape *shape = &panels->shape;
     MOERT_TRY(moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k,
                                  sizeof(float)));
-    report_work(prepacked, shape->groups * shape->n * shape->k * sizeof(float));
-    return prepacked->prepack->fill(prepacked, weight, NULL);
+    report_work(panels, shape->groups * shape->n * shape->k * sizeof(float));
+    return panels->prepacker->fill(panels, weight, NULL);
 }
 
-moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
-                                            const moert_quantized *quantized) {
-    if (prepacked == NULL)
+moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quantized *quantized) {
+    if (panels == NULL)
         return MOERT_OK;
-    const moert_prepacked_shape *p = &prepacked->shape;
-    if (quantized->transposed && p->use == MOERT_PREPACKED_GATED)
+    const moert_panels_shape *p = &panels->shape;
+    if (quantized->transposed && p->use == MOERT_PANELS_GATED)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight cannot be prepacked for a GLU");
     const moert_quantizer how = {.format = quantized->format, .axis = quantized->axis};
     const size_t rows = quantized->transposed ? p->k : p->n,
@@ -93,82 +93,82 @@ moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
     if (quantized->global != NULL)
         MOERT_TRY(moert_check_buffer("global scale", quantized->global, 1, p->groups, p->groups,
                                      sizeof(float)));
-    report_work(prepacked, shape.q_lines * shape.q_bytes);
-    return prepacked->prepack->fill(prepacked, NULL, quantized);
+    report_work(panels, shape.q_lines * shape.q_bytes);
+    return panels->prepacker->fill(panels, NULL, quantized);
 }
 
-size_t moert_prepacked_bytes(const moert_prepacked *prepacked) {
-    return prepacked != NULL ? moert_buffer_bytes(prepacked->panels) : 0;
+size_t moert_panels_bytes(const moert_panels *panels) {
+    return panels != NULL ? moert_buffer_bytes(panels->buffer) : 0;
 }
 
-void moert_prepacked_destroy(moert_prepacked *prepacked) {
-    if (prepacked == NULL)
+void moert_panels_destroy(moert_panels *panels) {
+    if (panels == NULL)
         return;
-    moert_buffer_destroy(prepacked->panels);
-    free(prepacked);
+    moert_buffer_destroy(panels->buffer);
+    free(panels);
 }
 
-/* ---- the copies of a weight, made when they pay ---- */
+/* ---- the panels of a weight, made when they pay ---- */
 
-void moert_prepacks_changed(moert_prepacks *prepacks) {
-    for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
-        prepacks->gemms[use] = 0;
+void moert_weight_cache_changed(moert_weight_cache *cache) {
+    for (size_t use = 0; use < MOERT_PANELS_USES; use++)
+        cache->gemms[use] = 0;
 }
 
-moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
+moert_status moert_weight_cache_take(moert_weight_cache *cache, moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->weight.buffer);
-    const moert_prepack *prepack = moert_backend_get(device)->prepack;
-    moert_prepacked_use use = moert_prepacked_use_of(gemm);
-    gemm->prepacked = NULL;
-    if (gemm->groups.rows == 0 || prepack == NULL)
+    const moert_prepacker *prepacker = moert_backend_get(device)->prepacker;
+    moert_panels_use use = moert_panels_use_of(gemm);
+    gemm->panels = NULL;
+    if (gemm->groups.rows == 0 || prepacker == NULL)
         return MOERT_OK;
-    if (prepack->any_use)
-        use = MOERT_PREPACKED_FORWARD;
-    moert_prepacked **prepacked = &prepacks->prepacked[use];
+    if (prepacker->any_use)
+        use = MOERT_PANELS_FORWARD;
+    moert_panels **panels = &cache->panels[use];
     /* tensor cores cannot do without the copy */
-    const bool repeats = prepacks->repeats && prepack->pays_at > 1;
+    const bool repeats = cache->repeats && prepacker->pays_at > 1;
     /* the GEMMs of a weight's parts count as one */
-    const bool counts = !repeats && (gemm->groups.first == 0 || prepacks->gemms[use] == 0);
+    const bool counts = !repeats && (gemm->groups.first == 0 || cache->gemms[use] == 0);
     if (counts)
-        prepacks->gemms[use]++;
-    if (prepacks->gemms[use] < prepack->pays_at)
+        cache->gemms[use]++;
+    if (cache->gemms[use] < prepacker->pays_at)
         return MOERT_OK;
-    const moert_prepacked_shape shape = {gemm->groups.shared ? 1 : gemm->groups.count, gemm->n,
-                                         gemm->k, use, moert_gemm_type(gemm)};
-    if (*prepacked == NULL)
-        MOERT_TRY(moert_prepacked_create(device, &shape, prepacked));
-    if (prepacks->gemms[use] == prepack->pays_at && counts)
-        MOERT_TRY(moert_prepacked_fill(*prepacked, gemm->weight.buffer));
-    gemm->prepacked = *prepacked;
+    const moert_panels_shape shape = {gemm->groups.shared ? 1 : gemm->groups.count, gemm->n,
+                                      gemm->k, use, moert_gemm_type(gemm)};
+    if (*panels == NULL)
+        MOERT_TRY(moert_panels_create(device, &shape, panels));
+    if (cache->gemms[use] == prepacker->pays_at && counts)
+        MOERT_TRY(moert_panels_fill(*panels, gemm->weight.buffer));
+    gemm->panels = *panels;
     return MOERT_OK;
 }
 
-moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n) {
-    const moert_prepacked *prepacked = prepacks->prepacked[MOERT_PREPACKED_FORWARD];
-    if (prepacked == NULL || !prepacked->prepack->in_order || !prepacked->prepack->any_use)
+moert_buffer *moert_weight_cache_copy(const moert_weight_cache *cache, size_t n) {
+    const moert_panels *panels = cache->panels[MOERT_PANELS_FORWARD];
+    if (panels == NULL || !panels->prepacker->in_order || !panels->prepacker->any_use)
         return NULL;
-    const moert_prepacked_shape *shape = &prepacked->shape;
+    const moert_panels_shape *shape = &panels->shape;
     const bool whole = shape->groups * shape->n * shape->k == n;
-    return whole && shape->type == MOERT_DTYPE_BF16 ? prepacked->panels : NULL;
+    return whole && shape->type == MOERT_DTYPE_BF16 ? panels->buffer : NULL;
 }
 
-void moert_prepacks_rounded(moert_prepacks *prepacks) {
-    const moert_prepacked *prepacked = prepacks->prepacked[MOERT_PREPACKED_FORWARD];
-    prepacks->gemms[MOERT_PREPACKED_FORWARD] = prepacked->prepack->pays_at;
+void moert_weight_cache_rounded(moert_weight_cache *cache) {
+    const moert_panels *panels = cache->panels[MOERT_PANELS_FORWARD];
+    cache->gemms[MOERT_PANELS_FORWARD] = panels->prepacker->pays_at;
 }
 
-size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
-                           size_t gemms) {
-    const moert_prepack *prepack = moert_backend_get(device)->prepack;
-    moert_prepacked_shape dgrad = *shape;
-    dgrad.use = MOERT_PREPACKED_DGRAD;
-    if (prepack == NULL || gemms < prepack->pays_at)
+size_t moert_weight_cache_need(const moert_device *device, const moert_panels_shape *shape,
+                               size_t gemms) {
+    const moert_prepacker *prepacker = moert_backend_get(device)->prepacker;
+    moert_panels_shape dgrad = *shape;
+    dgrad.use = MOERT_PANELS_DGRAD;
+    if (prepacker == NULL || gemms < prepacker->pays_at)
         return 0;
-    return moert_prepacked_need(device, shape) +
-           (prepack->any_use ? 0 : moert_prepacked_need(device, &dgrad));
+    return moert_panels_need(device, shape) +
+           (prepacker->any_use ? 0 : moert_panels_need(device, &dgrad));
 }
 
-void moert_prepacks_free(moert_prepacks *prepacks) {
-    for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
-        moert_prepacked_destroy(prepacks->prepacked[use]);
+void moert_weight_cache_free(moert_weight_cache *cache) {
+    for (size_t use = 0; use < MOERT_PANELS_USES; use++)
+        moert_panels_destroy(cache->panels[use]);
 }

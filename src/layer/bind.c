@@ -47,7 +47,7 @@ moert_status moert_block_bind(moert_block *block, size_t index, const moert_buff
     if (weight != NULL) {
         MOERT_TRY(replace(weight, bytes, &tensor->weight));
         tensor->bound_weight = true;
-        moert_prepacks_changed(&tensor->prepacks);
+        moert_weight_cache_changed(&tensor->cache);
     }
     if (gradient != NULL)
         MOERT_TRY(replace(gradient, bytes, &tensor->bound_gradient));

@@ -111,7 +111,7 @@ void moert_block_destroy(moert_block *block) {
     if (block == NULL)
         return;
     for (size_t i = 0; i < block->count; i++) {
-        moert_prepacks_free(&block->tensor[i].prepacks);
+        moert_weight_cache_free(&block->tensor[i].cache);
         MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient,
                       block->tensor[i].bound_gradient);
     }
@@ -121,17 +121,17 @@ void moert_block_destroy(moert_block *block) {
 
 void moert_block_weights_changed(moert_block *block) {
     for (size_t i = 0; i < block->count; i++)
-        moert_prepacks_changed(&block->tensor[i].prepacks);
+        moert_weight_cache_changed(&block->tensor[i].cache);
 }
 
 void moert_block_repeat(moert_block *block, bool repeats) {
     for (size_t i = 0; i < block->count; i++)
-        block->tensor[i].prepacks.repeats = repeats;
+        block->tensor[i].cache.repeats = repeats;
 }
 
 moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm) {
     gemm->weight.buffer = block->tensor[tensor].weight;
-    return moert_prepacks_take(&block->tensor[tensor].prepacks, gemm);
+    return moert_weight_cache_take(&block->tensor[tensor].cache, gemm);
 }
 
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm) {

@@ -48,7 +48,7 @@ typedef struct moert_block_tensor {
     moert_buffer *weight, *gradient; /* views of the block's buffers, or of the caller's */
     bool bound_weight;               /* the weight is the caller's (bind.c) */
     moert_buffer *bound_gradient;    /* a view of the caller's buffer, or NULL */
-    moert_prepacks prepacks;         /* prepacked copies of the weight */
+    moert_weight_cache cache;        /* the weight's panels */
 } moert_block_tensor;
 
 /* Float32 gradients for the open ones of blocks that keep bf16 ones (moert_block_keep_bf16). */
@@ -127,10 +127,10 @@ moert_status moert_block_give_bound(const moert_block *block);
 /* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
-/* `repeats`: from now on GEMMs by the block's weights repeat earlier ones (moert_prepacks). */
+/* `repeats`: from now on GEMMs by the block's weights repeat earlier ones (moert_weight_cache). */
 void moert_block_repeat(moert_block *block, bool repeats);
 
-/* Makes a tensor of the block the weight of a forward or dgrad: sets `weight` and `prepacked`. */
+/* Makes a tensor of the block the weight of a forward or dgrad: sets `weight` and `panels`. */
 moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm);
 /* Runs a forward or dgrad with a tensor of the block as its weight. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);

@@ -28,8 +28,8 @@ enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
  * for forward has blocks along K, the copy for dgrad along N. A copy is prepacked, or float32 where
  * prepacking gains nothing. */
 typedef struct moert_rounded {
-    moert_prepacked *prepacked[MOERT_PREPACKED_USES];
-    moert_buffer *weight[MOERT_PREPACKED_USES];
+    moert_panels *panels[MOERT_PANELS_USES];
+    moert_buffer *weight[MOERT_PANELS_USES];
 } moert_rounded;
 
 /* The passes of a layer, or of several that share them. One that is not in use leaves its memory to

@@ -87,7 +87,7 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
 
 /* Quantizes weight[L,N,K] for a use, and prepacks its values or, where that gains nothing,
  * dequantizes them to a float32 copy. */
-static moert_status refresh_use(moert_layer *layer, int block, moert_prepacked_use use,
+static moert_status refresh_use(moert_layer *layer, int block, moert_panels_use use,
                                 const matrix *source, size_t n) {
     const moert_layer_choices *c = &layer->choices;
     const size_t experts = layer->local_experts;
@@ -96,7 +96,7 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_prepacked_u
     moert_buffer *amax = NULL;
     moert_quantize op;
     moert_quantizer how =
-        quantizer_of(c->format, use == MOERT_PREPACKED_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
+        quantizer_of(c->format, use == MOERT_PANELS_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
     how.group_scales = c->global_scales;
     if (c->global_scales) {
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
@@ -104,12 +104,12 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_prepacked_u
         MOERT_TRY(moert_quantize_amax(&measured));
     }
     MOERT_TRY(quantize(mesh, source, &how, amax, &op));
-    const moert_prepacked_shape shape = {experts, n, source->columns, use, c->operand};
-    if (rounded->prepacked[use] == NULL)
-        MOERT_TRY(moert_prepacked_create(mesh->device, &shape, &rounded->prepacked[use]));
-    if (rounded->prepacked[use] != NULL)
-        return moert_prepacked_fill_quantized(
-            rounded->prepacked[use],
+    const moert_panels_shape shape = {experts, n, source->columns, use, c->operand};
+    if (rounded->panels[use] == NULL)
+        MOERT_TRY(moert_panels_create(mesh->device, &shape, &rounded->panels[use]));
+    if (rounded->panels[use] != NULL)
+        return moert_panels_fill_quantized(
+            rounded->panels[use],
             &(moert_quantized){.format = how.format,
                                .axis = how.axis,
                                .q = op.q,
@@ -132,8 +132,8 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
     const moert_gemm forward = {
         .glu = {.gated = block == BLOCK_EXPERT_IN ? MOERT_GATED : MOERT_UNGATED,
                 .form = layer->options.glu}};
-    MOERT_TRY(refresh_use(layer, block, moert_prepacked_use_of(&forward), &source, n));
-    return refresh_use(layer, block, MOERT_PREPACKED_DGRAD, &source, n);
+    MOERT_TRY(refresh_use(layer, block, moert_panels_use_of(&forward), &source, n));
+    return refresh_use(layer, block, MOERT_PANELS_DGRAD, &source, n);
 }
 
 moert_status moert_round_weights(moert_layer *layer) {
@@ -147,20 +147,20 @@ moert_status moert_round_weights(moert_layer *layer) {
 }
 
 moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm) {
-    const moert_prepacked_use use = moert_prepacked_use_of(gemm);
+    const moert_panels_use use = moert_panels_use_of(gemm);
     const moert_rounded *rounded = &layer->rounded[block];
     if (!layer->choices.quantizes)
         return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
-    gemm->prepacked = rounded->prepacked[use];
-    if (gemm->prepacked == NULL)
+    gemm->panels = rounded->panels[use];
+    if (gemm->panels == NULL)
         gemm->weight.buffer = rounded->weight[use];
     return MOERT_OK;
 }
 
 void moert_round_free(moert_layer *layer) {
     for (int i = 0; i < BLOCKS; i++)
-        for (size_t use = 0; use < MOERT_PREPACKED_USES; use++) {
-            moert_prepacked_destroy(layer->rounded[i].prepacked[use]);
+        for (size_t use = 0; use < MOERT_PANELS_USES; use++) {
+            moert_panels_destroy(layer->rounded[i].panels[use]);
             moert_buffer_destroy(layer->rounded[i].weight[use]);
         }
 }

@@ -2,46 +2,44 @@
 #include "base/memory.h"
 #include "model/sizes.h"
 
-/* Bytes of the prepacked copies of a weight [n,k] (moert_prepacks), which one forward and one dgrad
- * of each of `times` micro-batches read. `use` is that of the forward. */
-static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k,
-                              moert_prepacked_use use, moert_dtype type, size_t times) {
-    const moert_prepacked_shape shape = {1, n, k, use, type};
-    return device != NULL && n > 0 && k > 0 ? moert_prepacks_need(device, &shape, times) : 0;
+/* Bytes of the panels of a weight [n,k] (moert_weight_cache), which one forward and one dgrad of
+ * each of `times` micro-batches read. `use` is that of the forward. */
+static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k, moert_panels_use use,
+                              moert_dtype type, size_t times) {
+    const moert_panels_shape shape = {1, n, k, use, type};
+    return device != NULL && n > 0 && k > 0 ? moert_weight_cache_need(device, &shape, times) : 0;
 }
 
 /* The quantized copies of a weight for forward and dgrad: prepacked or, where that gains nothing,
  * float32 (refresh_use of layer/rounding.c). */
-static size_t rounded_bytes(const moert_device *device, moert_prepacked_shape shape) {
-    const moert_prepacked_use uses[] = {shape.use, MOERT_PREPACKED_DGRAD};
+static size_t rounded_bytes(const moert_device *device, moert_panels_shape shape) {
+    const moert_panels_use uses[] = {shape.use, MOERT_PANELS_DGRAD};
     size_t bytes = 0;
     for (size_t i = 0; i < MOERT_COUNT(uses); i++) {
         shape.use = uses[i];
-        const size_t prepacked = device != NULL ? moert_prepacked_need(device, &shape) : 0;
+        const size_t prepacked = device != NULL ? moert_panels_need(device, &shape) : 0;
         bytes += prepacked > 0 ? prepacked : shape.groups * shape.n * shape.k * sizeof(float);
     }
     return bytes;
 }
 
 static size_t glu_bytes(const moert_glu_sizes *s, size_t times) {
-    return prepacked_bytes(s->device, 2 * s->width, s->hidden, MOERT_PREPACKED_GATED, s->type,
-                           times) +
-           prepacked_bytes(s->device, s->hidden, s->width, MOERT_PREPACKED_FORWARD, s->type, times);
+    return prepacked_bytes(s->device, 2 * s->width, s->hidden, MOERT_PANELS_GATED, s->type, times) +
+           prepacked_bytes(s->device, s->hidden, s->width, MOERT_PANELS_FORWARD, s->type, times);
 }
 
 size_t moert_copies_of_experts(const moert_layer_sizes *s, size_t times) {
     const moert_layer_options *o = s->options;
-    const moert_prepacked_use first =
-        o->glu.interleaved ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_GATED;
-    const moert_prepacked_shape shapes[] = {
+    const moert_panels_use first = o->glu.interleaved ? MOERT_PANELS_FORWARD : MOERT_PANELS_GATED;
+    const moert_panels_shape shapes[] = {
         {s->local, 2 * o->intermediate, o->hidden, first, s->choices->operand},
-        {s->local, o->hidden, o->intermediate, MOERT_PREPACKED_FORWARD, s->choices->operand}};
+        {s->local, o->hidden, o->intermediate, MOERT_PANELS_FORWARD, s->choices->operand}};
     size_t bytes = 0;
     for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         if (s->choices->quantizes)
             bytes += rounded_bytes(s->device, shapes[i]);
         else if (s->rows > 0 && s->device != NULL)
-            bytes += moert_prepacks_need(s->device, &shapes[i], times);
+            bytes += moert_weight_cache_need(s->device, &shapes[i], times);
     return bytes;
 }
 
@@ -51,7 +49,7 @@ size_t moert_copies_of_router(const moert_layer_sizes *s, size_t times) {
     const size_t rows[] = {o->router.experts, o->shared_gate};
     size_t bytes = glu_bytes(&shared, times);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
-        bytes += prepacked_bytes(s->device, rows[i], o->hidden, MOERT_PREPACKED_FORWARD,
+        bytes += prepacked_bytes(s->device, rows[i], o->hidden, MOERT_PANELS_FORWARD,
                                  MOERT_DTYPE_F32, times);
     return s->tokens > 0 ? bytes : 0;
 }
@@ -60,7 +58,7 @@ size_t moert_copies_of_attention(const moert_model_sizes *s, size_t times) {
     const moert_model_parameter *p = s->attention->parameter;
     size_t bytes = 0;
     for (size_t i = 0; i < s->attention->parameters && s->tokens > 0; i++)
-        bytes += prepacked_bytes(s->device, p[i].rows, p[i].columns, MOERT_PREPACKED_FORWARD,
+        bytes += prepacked_bytes(s->device, p[i].rows, p[i].columns, MOERT_PANELS_FORWARD,
                                  moert_operand_type(s->config->dense), times);
     return bytes;
 }
@@ -71,8 +69,8 @@ size_t moert_copies_of_dense(const moert_model_sizes *s, size_t times) {
 }
 
 size_t moert_copies_of_head(const moert_model_sizes *s, size_t times) {
-    return s->tokens > 0 ? prepacked_bytes(s->device, s->config->vocabulary, s->config->hidden,
-                                           MOERT_PREPACKED_FORWARD,
-                                           moert_operand_type(s->config->dense), times)
-                         : 0;
+    return s->tokens > 0
+               ? prepacked_bytes(s->device, s->config->vocabulary, s->config->hidden,
+                                 MOERT_PANELS_FORWARD, moert_operand_type(s->config->dense), times)
+               : 0;
 }

@@ -152,10 +152,10 @@ static moert_status update_tensor(const moert_optimizer *optimizer, const moert_
     update.at = update.first = from - tensor->offset;
     update.part = tensor->elements / tensor->parts;
     if (moert_comm_size(block->comm) == 1)
-        update.rounded = moert_prepacks_copy(&tensor->prepacks, tensor->elements);
+        update.rounded = moert_weight_cache_copy(&tensor->cache, tensor->elements);
     MOERT_TRY(moert_update_weights(&update, to - from, tensor->weight, &gradient, moments));
     if (update.rounded != NULL)
-        moert_prepacks_rounded(&tensor->prepacks);
+        moert_weight_cache_rounded(&tensor->cache);
     return MOERT_OK;
 }
 

@@ -18,8 +18,8 @@ enum { GRAIN = 8 }; /* bf16 values in 16 bytes, the unit of copies to local memo
 
 /* ---- weights ---- */
 
-static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
-    const moert_prepacked_shape *shape = &prepacked->shape;
+static size_t plan(const moert_device *device, moert_panels *panels) {
+    const moert_panels_shape *shape = &panels->shape;
     (void)device;
     if (shape->type != MOERT_DTYPE_BF16 || (shape->n | shape->k) % GRAIN != 0)
         return 0;
@@ -27,9 +27,9 @@ static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
 }
 
 /* Dequantizes a weight; its groups have equally many rows. */
-static moert_status decode(const moert_prepacked *prepacked, const moert_quantized *quantized) {
-    const moert_prepacked_shape *shape = &prepacked->shape;
-    moert_device *device = moert_buffer_device(prepacked->panels);
+static moert_status decode(const moert_panels *panels, const moert_quantized *quantized) {
+    const moert_panels_shape *shape = &panels->shape;
+    moert_device *device = moert_buffer_device(panels->buffer);
     moert_buffer *ends = NULL;
     moert_status status;
     if (quantized->transposed)
@@ -45,7 +45,7 @@ static moert_status decode(const moert_prepacked *prepacked, const moert_quantiz
         .how = {.format = quantized->format, .axis = quantized->axis, .group_scales = true},
         .groups = {ends, shape->groups, shape->groups * shape->n},
         .columns = shape->k,
-        .x = prepacked->panels,
+        .x = panels->buffer,
         .x_type = MOERT_DTYPE_BF16,
         .q = (moert_buffer *)quantized->q,
         .scale = (moert_buffer *)quantized->scale,
@@ -58,20 +58,20 @@ destroy:
     return status;
 }
 
-static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *weight,
+static moert_status fill(const moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized) {
-    const moert_prepacked_shape *shape = &prepacked->shape;
+    const moert_panels_shape *shape = &panels->shape;
     if (quantized != NULL)
-        return decode(prepacked, quantized);
+        return decode(panels, quantized);
     return moert_portable_cast(&(moert_cast){.size = sizeof(moert_cast),
                                              .from = MOERT_DTYPE_F32,
                                              .to = MOERT_DTYPE_BF16,
                                              .n = shape->groups * shape->n * shape->k,
                                              .source = weight,
-                                             .target = prepacked->panels});
+                                             .target = panels->buffer});
 }
 
-static const moert_prepack prepack = {
+static const moert_prepacker prepacker = {
     .plan = plan, .fill = fill, .pays_at = 1, .any_use = true, .in_order = true};
 
 /* ---- GEMMs ---- */
@@ -112,7 +112,7 @@ static bool is_block(const moert_quantized *operand) {
 
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     if (device == NULL || moert_device_describe(device)->nvidia < 80)
-        return MOERT_NVIDIA_TAKES;
+        return MOERT_NVIDIA_REQUIRES;
     if (gemm == NULL)
         return NULL;
     if (moert_nvidia_splits(device, gemm))
@@ -149,7 +149,7 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
         {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
         {gemm->groups.rows > 0 || (gemm->more->workspace != NULL && gemm->more->beta == NULL),
          "at least one row with beta"},
-        {wgrad || gemm->more->workspace != NULL || gemm->prepacked != NULL, "prepacked weights"},
+        {wgrad || gemm->more->workspace != NULL || gemm->panels != NULL, "prepacked weights"},
         {result == MOERT_DTYPE_F32 || gemm->epilogue.addend != MOERT_ADDEND_FIRST,
          "f32 results to add to"},
         {gemm->groups.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y.first == 0 &&
@@ -211,7 +211,7 @@ static moert_status run_glu(const moert_glu *glu, bool backward) {
 
 const moert_backend moert_backend_nvidia = {.name = "nvidia",
                                             .supports = supports,
-                                            .prepack = &prepack,
+                                            .prepacker = &prepacker,
                                             .run = run,
                                             .glu = run_glu,
                                             .split_bytes = moert_nvidia_split_bytes,

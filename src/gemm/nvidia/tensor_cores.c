@@ -59,8 +59,8 @@ static moert_matrix matrix_of(const moert_gemm *gemm, name which) {
         return which == X ? gemm->x : gemm->y;
     moert_matrix weight = gemm->weight;
     weight.stride = gemm->k;
-    if (gemm->prepacked != NULL && gemm->kind != MOERT_GEMM_WGRAD)
-        weight.buffer = gemm->prepacked->panels;
+    if (gemm->panels != NULL && gemm->kind != MOERT_GEMM_WGRAD)
+        weight.buffer = gemm->panels->buffer;
     return weight;
 }
 
@@ -84,7 +84,7 @@ moert_matrix moert_nvidia_result_operand(const moert_gemm *gemm) {
 const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (!conditions[i].holds)
-            return conditions[i].taken;
+    return conditions[i].requires;
     return NULL;
 }
 

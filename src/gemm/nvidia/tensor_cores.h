@@ -9,7 +9,7 @@
 
 #include "gemm/backend.h"
 
-#define MOERT_NVIDIA_TAKES "GPUs of compute capability 8.0 and later"
+#define MOERT_NVIDIA_REQUIRES "GPUs of compute capability 8.0 and later"
 
 /* The most groups for which the arena of kernels/gemm/nvidia/wgmma.cl has room. */
 enum { MOERT_NVIDIA_MOST_GROUPS = 448 };
@@ -35,7 +35,7 @@ static inline bool moert_nvidia_is_part(const moert_gemm *gemm) {
 /* A condition on a GEMM, and the text for `supports` if it does not hold. */
 typedef struct moert_nvidia_condition {
     bool holds;
-    const char *taken;
+    const char *requires;
 } moert_nvidia_condition;
 /* The text of the first condition that does not hold, or NULL. */
 const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count);

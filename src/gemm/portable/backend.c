@@ -39,7 +39,7 @@ static bool rounds(const moert_device *device, const moert_gemm *gemm) {
 
 const moert_backend moert_backend_portable = {.name = "portable",
                                               .supports = supports,
-                                              .prepack = &moert_portable_prepack,
+                                              .prepacker = &moert_portable_prepacker,
                                               .run = run,
                                               .glu = moert_portable_glu,
                                               .reserve = moert_portable_reserve,

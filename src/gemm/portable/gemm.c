@@ -120,8 +120,8 @@ static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation) {
     const moert_tuning_key key = {operation, moert_gemm_type(gemm), gemm->n, gemm->k,
                                   moert_ceil_div(part.end_row - part.first_row, groups)};
     moert_choices choices = moert_tuning_find(device, &key);
-    if (gemm->prepacked != NULL)
-        choices.width = moert_prepacked_width(gemm->prepacked, choices.width);
+    if (gemm->panels != NULL)
+        choices.width = moert_panels_width(gemm->panels, choices.width);
     return moert_with_tile(choices, moert_gemm_dot(gemm, device));
 }
 
@@ -134,7 +134,7 @@ static tiling choose_rows(const moert_gemm *gemm, moert_tuned operation) {
     p.columns = dgrad ? gemm->k : gemm->n;
     p.reduction = dots_of(gemm, device, dgrad ? gemm->n : gemm->k);
     return choose_tiling(device, moert_gemm_type(gemm), p,
-                         gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS, &c);
+                         gemm->panels != NULL ? FORM_PREPACKED : FORM_ROWS, &c);
 }
 
 static moert_gemm_args args_of(const moert_gemm *gemm, size_t start, const tiling *t) {
@@ -159,7 +159,7 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
     const tiling t =
         choose_rows(gemm, forward ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_PREPACKED_DGRAD);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, moert_gemm_type(gemm), gemm->prepacked, NULL, &t.tile, spec);
+    moert_gemm_program(device, moert_gemm_type(gemm), gemm->panels, NULL, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, start, &t);
     args.lda = forward ? gemm->x.stride : gemm->y.stride;
     args.a_column = forward ? 0 : gemm->y.first;
@@ -167,9 +167,9 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
     args.c_column = forward ? gemm->y.first : 0;
     args.width = (int)width;
     args.reduction = (int)reduction;
-    args.height = (int)moert_panel_height(gemm->prepacked, reduction);
+    args.height = (int)moert_panel_height(gemm->panels, reduction);
     return MOERT_RUN(device, spec, "gemm_prepacked", t.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(a), MOERT_ARG(gemm->prepacked->panels),
+                     MOERT_ARG(a), MOERT_ARG(gemm->panels->buffer),
                      MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c), MOERT_STRUCT(args),
                      moert_argument_local(t.converted_bytes));
 }
@@ -181,7 +181,7 @@ static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward)
     char spec[MOERT_SPEC_BYTES];
     if (has_gpu_form(device))
         return moert_portable_gpu_rows(gemm, start, forward);
-    if (gemm->prepacked != NULL)
+    if (gemm->panels != NULL)
         return run_prepacked(gemm, start, forward);
     const tiling t = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD);
     moert_gemm_program(device, moert_gemm_type(gemm), NULL, quantized, &t.tile, spec);
@@ -273,16 +273,16 @@ moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
 
 /* Finds the tile of a GEMM with a GLU; false if the tile cannot apply it. */
 static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
-    const moert_prepacked *prepacked = gemm->prepacked;
-    const moert_tuning_key key = {prepacked != NULL ? MOERT_TUNED_PREPACKED_FORWARD
-                                                    : MOERT_TUNED_FORWARD,
+    const moert_panels *panels = gemm->panels;
+    const moert_tuning_key key = {panels != NULL ? MOERT_TUNED_PREPACKED_FORWARD
+                                                 : MOERT_TUNED_FORWARD,
                                   moert_gemm_type(gemm), gemm->n, gemm->k, rows_of(gemm).lines};
     const moert_device *device = moert_buffer_device(gemm->y.buffer);
     *tile = moert_tuning_find(device, &key);
-    if (prepacked != NULL)
-        tile->width = moert_prepacked_width(prepacked, tile->width);
+    if (panels != NULL)
+        tile->width = moert_panels_width(panels, tile->width);
     *tile = moert_with_tile(*tile, moert_gemm_dot(gemm, device));
-    return moert_gates_fit(prepacked != NULL ? prepacked->tile.width : tile->width);
+    return moert_gates_fit(panels != NULL ? panels->tile.width : tile->width);
 }
 
 /* The tiling of a GEMM with a GLU; its columns hold gates and ups. */
@@ -292,7 +292,7 @@ static tiling choose_gated(const moert_gemm *gemm, size_t width, const moert_cho
     p.columns = moert_gated_columns(width, tile->width);
     p.reduction = dots_of(gemm, device, gemm->k);
     return choose_tiling(device, moert_gemm_type(gemm), p,
-                         gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS, tile);
+                         gemm->panels != NULL ? FORM_PREPACKED : FORM_ROWS, tile);
 }
 
 moert_status moert_portable_gated(const moert_gemm *gemm) {
@@ -303,14 +303,14 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
         MOERT_TRY(moert_portable_forward_from(gemm, 0));
         return moert_portable_glu(glu, false);
     }
-    const bool prepacked = gemm->prepacked != NULL;
+    const bool prepacked = gemm->panels != NULL;
     const tiling t = choose_gated(gemm, glu->width, &tile);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, moert_gemm_type(gemm), gemm->prepacked, NULL, &t.tile, spec);
+    moert_gemm_program(device, moert_gemm_type(gemm), gemm->panels, NULL, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, 0, &t);
     args.prob_stride = glu->prob_stride;
     args.width = (int)glu->width;
-    args.height = prepacked ? (int)moert_panel_height(gemm->prepacked, gemm->k) : 0;
+    args.height = prepacked ? (int)moert_panel_height(gemm->panels, gemm->k) : 0;
     args.keep = !gemm->glu.drop_v;
     args.once = moert_buffer_bytes(gemm->y.buffer) >= PAST_CACHE_BYTES;
     args.quantized = glu->type != MOERT_DTYPE_F32;
@@ -319,17 +319,16 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     args.alpha = glu->form.alpha;
     args.offset = glu->form.offset;
     args.activation = glu->form.activation;
-    const moert_argument all[] = {
-        MOERT_ARG(gemm->groups.ends),
-        MOERT_ARG(gemm->x.buffer),
-        MOERT_ARG(prepacked ? gemm->prepacked->panels : gemm->weight.buffer),
-        MOERT_ARG(gemm->bias),
-        MOERT_ARG(gemm->y.buffer),
-        MOERT_ARG(glu->prob),
-        MOERT_ARG(glu->h),
-        MOERT_STRUCT(args),
-        moert_argument_local(t.converted_bytes),
-        moert_argument_local(t.local_bytes)};
+    const moert_argument all[] = {MOERT_ARG(gemm->groups.ends),
+                                  MOERT_ARG(gemm->x.buffer),
+                                  MOERT_ARG(prepacked ? gemm->panels->buffer : gemm->weight.buffer),
+                                  MOERT_ARG(gemm->bias),
+                                  MOERT_ARG(gemm->y.buffer),
+                                  MOERT_ARG(glu->prob),
+                                  MOERT_ARG(glu->h),
+                                  MOERT_STRUCT(args),
+                                  moert_argument_local(t.converted_bytes),
+                                  moert_argument_local(t.local_bytes)};
     const size_t count = MOERT_COUNT(all); /* prepacked panels need no local memory */
     return moert_launch(device, spec, prepacked ? "gemm_prepacked_glu" : "gemm_glu_forward", t.grid,
                         all, prepacked ? count - 1 : count);

@@ -43,7 +43,7 @@ static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t
 }
 
 /* src/gemm/portable/prepacked.c */
-extern const moert_prepack moert_portable_prepack;
+extern const moert_prepacker moert_portable_prepacker;
 
 /* WEIGHT_ARGUMENTS of kernels/gemm/panels.h: `quantized` or, if that is NULL, `weight`. */
 #define MOERT_WEIGHT_ARGS(weight, quantized)                                                       \
@@ -51,11 +51,11 @@ extern const moert_prepack moert_portable_prepack;
         MOERT_ARG((quantized) != NULL ? (quantized)->scale : NULL),                                \
         MOERT_ARG((quantized) != NULL ? (quantized)->global : NULL)
 
-/* The program for a type and a tile: for prepacked weights or, if `prepacked` is NULL, weights in
+/* The program for a type and a tile: for prepacked weights or, if `panels` is NULL, weights in
  * their own order. `quantized` NULL: weights are float32. */
-void moert_gemm_program(const moert_device *device, moert_dtype type,
-                        const moert_prepacked *prepacked, const moert_quantized *quantized,
-                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
+void moert_gemm_program(const moert_device *device, moert_dtype type, const moert_panels *panels,
+                        const moert_quantized *quantized, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]);
 
 /* Values of a dot. */
 static inline size_t moert_per_dot(moert_dot dot) {
@@ -76,20 +76,19 @@ static inline moert_choices moert_with_tile(moert_choices c, moert_dot dot) {
 }
 
 /* Rows of a prepacked panel. */
-static inline size_t moert_panel_height(const moert_prepacked *prepacked, size_t reduction) {
-    return moert_round_up(reduction, moert_per_step(prepacked->dot)) /
-           moert_per_dot(prepacked->dot);
+static inline size_t moert_panel_height(const moert_panels *panels, size_t reduction) {
+    return moert_round_up(reduction, moert_per_step(panels->dot)) / moert_per_dot(panels->dot);
 }
 
 /* The tile width of a GEMM by prepacked weights: the chosen one if it is whole panels, else one
  * panel. */
-static inline unsigned moert_prepacked_width(const moert_prepacked *prepacked, unsigned chosen) {
-    return chosen % prepacked->tile.width == 0 ? chosen : prepacked->tile.width;
+static inline unsigned moert_panels_width(const moert_panels *panels, unsigned chosen) {
+    return chosen % panels->tile.width == 0 ? chosen : panels->tile.width;
 }
 
 /* Whether the GEMM can prefetch the next panels to the cache, as the choice `prefetch` says. */
-static inline bool moert_prefetches(const moert_prepacked *prepacked) {
-    return prepacked != NULL && prepacked->dot != MOERT_DOT_TILE;
+static inline bool moert_prefetches(const moert_panels *panels) {
+    return panels != NULL && panels->dot != MOERT_DOT_TILE;
 }
 
 /* Whether a tile of this width can hold gates and ups, for a GLU in the epilogue: it has as many

@@ -10,60 +10,58 @@
 enum { PANELS = 8 }; /* panels of a work-group, enough to read whole pages of a row */
 
 /* Rows of a panel: dots of the reduction. */
-static size_t height_of(const moert_prepacked *prepacked) {
-    const moert_prepacked_shape *shape = &prepacked->shape;
-    return moert_panel_height(prepacked, shape->use == MOERT_PREPACKED_DGRAD ? shape->n : shape->k);
+static size_t height_of(const moert_panels *panels) {
+    const moert_panels_shape *shape = &panels->shape;
+    return moert_panel_height(panels, shape->use == MOERT_PANELS_DGRAD ? shape->n : shape->k);
 }
 
 /* Gated panels need an even tile width; otherwise the layout is that of a forward without a GLU. */
-static moert_prepacked_use layout_of(const moert_prepacked *prepacked) {
-    const moert_prepacked_use use = prepacked->shape.use;
-    return use == MOERT_PREPACKED_GATED && !moert_gates_fit(prepacked->tile.width)
-               ? MOERT_PREPACKED_FORWARD
-               : use;
+static moert_panels_use layout_of(const moert_panels *panels) {
+    const moert_panels_use use = panels->shape.use;
+    return use == MOERT_PANELS_GATED && !moert_gates_fit(panels->tile.width) ? MOERT_PANELS_FORWARD
+                                                                             : use;
 }
 
 /* Columns of a panel. */
-static size_t columns_of(const moert_prepacked *prepacked) {
-    return (size_t)prepacked->tile.width * MOERT_VECTOR;
+static size_t columns_of(const moert_panels *panels) {
+    return (size_t)panels->tile.width * MOERT_VECTOR;
 }
 
 /* Columns of all panels of a group. */
-static size_t width_of(const moert_prepacked *prepacked) {
-    const moert_prepacked_shape *shape = &prepacked->shape;
-    if (layout_of(prepacked) == MOERT_PREPACKED_GATED)
-        return moert_gated_columns(shape->n / 2, prepacked->tile.width);
-    return shape->use == MOERT_PREPACKED_DGRAD ? shape->k : shape->n;
+static size_t width_of(const moert_panels *panels) {
+    const moert_panels_shape *shape = &panels->shape;
+    if (layout_of(panels) == MOERT_PANELS_GATED)
+        return moert_gated_columns(shape->n / 2, panels->tile.width);
+    return shape->use == MOERT_PANELS_DGRAD ? shape->k : shape->n;
 }
 
-static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
-    const moert_prepacked_shape *shape = &prepacked->shape;
-    const moert_tuning_key key = {shape->use == MOERT_PREPACKED_DGRAD
-                                      ? MOERT_TUNED_PREPACKED_DGRAD
-                                      : MOERT_TUNED_PREPACKED_FORWARD,
+static size_t plan(const moert_device *device, moert_panels *panels) {
+    const moert_panels_shape *shape = &panels->shape;
+    const moert_tuning_key key = {shape->use == MOERT_PANELS_DGRAD ? MOERT_TUNED_PREPACKED_DGRAD
+                                                                   : MOERT_TUNED_PREPACKED_FORWARD,
                                   shape->type, shape->n, shape->k, 0};
     const moert_device_info *info = moert_device_describe(device);
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
-    prepacked->dot = moert_dot_of(device, shape->type);
-    prepacked->tile = moert_with_tile(moert_tuning_find(device, &key), prepacked->dot);
-    const size_t columns = columns_of(prepacked);
-    return (shape->groups * moert_ceil_div(width_of(prepacked), columns) + MOERT_GEMM_PANELS_PAST) *
-           height_of(prepacked) * columns * sizeof(float);
+    panels->dot = moert_dot_of(device, shape->type);
+    panels->tile = moert_with_tile(moert_tuning_find(device, &key), panels->dot);
+    const size_t columns = columns_of(panels);
+    return (shape->groups * moert_ceil_div(width_of(panels), columns) + MOERT_GEMM_PANELS_PAST) *
+           height_of(panels) * columns * sizeof(float);
 }
 
-void moert_gemm_program(const moert_device *device, moert_dtype type,
-                        const moert_prepacked *prepacked, const moert_quantized *quantized,
-                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
-    const moert_dot dot = prepacked != NULL ? prepacked->dot : moert_dot_of(device, type);
+void moert_gemm_program(const moert_device *device, moert_dtype type, const moert_panels *panels,
+                        const moert_quantized *quantized, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]) {
+    const moert_dot dot = panels != NULL ? panels->dot : moert_dot_of(device, type);
     char family[112];
-    int length = snprintf(
-        family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DQUANTIZED=%d",
-        prepacked != NULL ? "gemm/prepacked" : "gemm/gemm", type == MOERT_DTYPE_BF16, (int)dot,
-        tile->lines, tile->width, quantized != NULL);
-    if (prepacked != NULL)
+    int length = snprintf(family, sizeof family,
+                          "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DQUANTIZED=%d",
+                          panels != NULL ? "gemm/prepacked" : "gemm/gemm", type == MOERT_DTYPE_BF16,
+                          (int)dot, tile->lines, tile->width, quantized != NULL);
+    if (panels != NULL)
         length += snprintf(family + length, sizeof family - (size_t)length, " -DPANEL_WIDTH=%u",
-                           prepacked->tile.width);
+                           panels->tile.width);
     if (dot == MOERT_DOT_TILE)
         snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
                  moert_device_describe(device)->has_tiles);
@@ -73,24 +71,24 @@ void moert_gemm_program(const moert_device *device, moert_dtype type,
         snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
-static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *weight,
+static moert_status fill(const moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized) {
     static const char *const kernels[] = {"gemm_prepack_forward", "gemm_prepack_dgrad",
                                           "gemm_prepack_gated"};
-    const moert_prepacked_shape *shape = &prepacked->shape;
-    moert_device *device = moert_buffer_device(prepacked->panels);
-    const moert_grid grid = {moert_ceil_div(width_of(prepacked), PANELS * columns_of(prepacked)),
+    const moert_panels_shape *shape = &panels->shape;
+    moert_device *device = moert_buffer_device(panels->buffer);
+    const moert_grid grid = {moert_ceil_div(width_of(panels), PANELS * columns_of(panels)),
                              shape->groups, 1};
-    const moert_prepacked_use layout = layout_of(prepacked);
-    const size_t n = layout == MOERT_PREPACKED_GATED ? shape->n / 2 : shape->n;
+    const moert_panels_use layout = layout_of(panels);
+    const size_t n = layout == MOERT_PANELS_GATED ? shape->n / 2 : shape->n;
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, shape->type, prepacked, quantized, &prepacked->tile, spec);
+    moert_gemm_program(device, shape->type, panels, quantized, &panels->tile, spec);
     return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(weight, quantized),
-                     MOERT_ARG(prepacked->panels),
+                     MOERT_ARG(panels->buffer),
                      MOERT_ARGS(moert_gemm_args, .n = (int)n, .width = (int)n, .k = (int)shape->k,
                                 .axis = quantized != NULL ? (int)quantized->axis : 0,
                                 .transposed = quantized != NULL && quantized->transposed,
-                                .height = (int)height_of(prepacked), .panels = PANELS));
+                                .height = (int)height_of(panels), .panels = PANELS));
 }
 
-const moert_prepack moert_portable_prepack = {.plan = plan, .fill = fill, .pays_at = 2};
+const moert_prepacker moert_portable_prepacker = {.plan = plan, .fill = fill, .pays_at = 2};

@@ -70,20 +70,20 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape, mo
 static moert_status prepare(void *what) {
     moert_tune_gemm *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight.buffer);
-    const moert_prepacked_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
-                                         moert_prepacked_use_of(&p->gemm), p->key.type};
+    const moert_panels_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
+                                      moert_panels_use_of(&p->gemm), p->key.type};
     moert_tuning_key key = p->key;
     key.rows = 0;
     const moert_choices tile = moert_tuning_find(device, &key);
     if (!is_prepacked(p) ||
-        (p->prepacked != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
+        (p->panels != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
         return MOERT_OK;
-    moert_prepacked_destroy(p->prepacked);
-    p->prepacked = NULL;
-    MOERT_TRY(moert_prepacked_create(device, &shape, &p->prepacked));
-    p->gemm.prepacked = p->prepacked;
+    moert_panels_destroy(p->panels);
+    p->panels = NULL;
+    MOERT_TRY(moert_panels_create(device, &shape, &p->panels));
+    p->gemm.panels = p->panels;
     p->tile = tile;
-    MOERT_TRY(moert_prepacked_fill(p->prepacked, p->gemm.weight.buffer));
+    MOERT_TRY(moert_panels_fill(p->panels, p->gemm.weight.buffer));
     return moert_device_finish(device);
 }
 
@@ -113,19 +113,19 @@ moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation,
     p->result = moert_gemm_output(&p->gemm)->buffer;
     if (status != MOERT_OK)
         moert_tune_gemm_destroy(p);
-    *possible = !is_prepacked(p) || p->prepacked != NULL;
+    *possible = !is_prepacked(p) || p->panels != NULL;
     return status;
 }
 
 void moert_tune_gemm_destroy(moert_tune_gemm *p) {
     MOERT_DESTROY(p->ends, p->gemm.x.buffer, p->gemm.y.buffer, p->gemm.weight.buffer);
-    moert_prepacked_destroy(p->prepacked);
+    moert_panels_destroy(p->panels);
     *p = (moert_tune_gemm){.key = p->key};
 }
 
 moert_trial moert_tune_gemm_trial(moert_tune_gemm *p) {
     return (moert_trial){moert_buffer_device(p->gemm.weight.buffer), p, prepare, run,
-                         moert_prefetches(p->prepacked)};
+                         moert_prefetches(p->panels)};
 }
 
 static moert_status result_of(moert_tune_gemm *p, const moert_choices *choices, void *memory) {

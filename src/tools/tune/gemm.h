@@ -9,7 +9,7 @@ typedef struct moert_tune_gemm {
     moert_tuning_key key;
     moert_gemm gemm;
     moert_buffer *ends, *result;
-    moert_prepacked *prepacked; /* the weight, prepacked for `tile`; NULL for plain weights */
+    moert_panels *panels; /* the weight, prepacked for `tile`; NULL for plain weights */
     moert_choices tile;
 } moert_tune_gemm;
 

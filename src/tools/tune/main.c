@@ -222,7 +222,7 @@ static moert_status write_rows(const moert_device *device, const moert_tune_gemm
              moert_device_describe(device)->driver, MOERT_VERSION, MOERT_COMMIT,
              rate(p, found->chosen > 0 ? found->first_ns : first),
              rate(p, found->chosen > 0 ? found->chosen_ns : first));
-    if (p->prepacked == NULL && first_axis(p) == MOERT_TUNE_TILE)
+    if (p->panels == NULL && first_axis(p) == MOERT_TUNE_TILE)
         return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &best, comment);
     any.rows = 0;
     if (first_axis(p) == MOERT_TUNE_TILE)
@@ -266,7 +266,7 @@ static moert_status tune(moert_device *device, const job *of) {
         goto done;
     }
     moert_choices first = moert_tuning_find(device, &p.key);
-    if (p.prepacked != NULL) {
+    if (p.panels != NULL) {
         first.lines = p.tile.lines;
         first.width = p.tile.width;
     }

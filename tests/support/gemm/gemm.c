@@ -193,18 +193,18 @@ static void gather(const moert_buffer *target, size_t rows, size_t width, uint16
 }
 
 /* Prepacks the weight of a forward or dgrad. */
-static moert_prepacked *pack(const moert_gemm *gemm, const way *by) {
-    const moert_prepacked_shape shape = {.groups = gemm->groups.shared ? 1 : gemm->groups.count,
-                                         .n = gemm->n,
-                                         .k = gemm->k,
-                                         .use = moert_prepacked_use_of(gemm),
-                                         .type = moert_gemm_type(gemm)};
-    moert_prepacked *prepacked = NULL;
+static moert_panels *pack(const moert_gemm *gemm, const way *by) {
+    const moert_panels_shape shape = {.groups = gemm->groups.shared ? 1 : gemm->groups.count,
+                                      .n = gemm->n,
+                                      .k = gemm->k,
+                                      .use = moert_panels_use_of(gemm),
+                                      .type = moert_gemm_type(gemm)};
+    moert_panels *panels = NULL;
     ASSERT_OK(moert_tuning_force(by->panels != NULL ? by->panels : by->choices));
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
     ASSERT_OK(moert_tuning_force(by->choices));
-    ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight.buffer));
-    return prepacked;
+    ASSERT_OK(moert_panels_fill(panels, gemm->weight.buffer));
+    return panels;
 }
 
 /* The GLU of a problem on the device. Floats between the probs are NaN. */
@@ -255,8 +255,8 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
         gemm.glu = upload_glu(p, by, data);
     gemm.glu.gated = p->gate != NULL && !by->separate ? MOERT_GATED : MOERT_UNGATED;
     gemm.glu.drop_v = by->drop_v;
-    moert_prepacked *prepacked = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
-    gemm.prepacked = prepacked;
+    moert_panels *panels = by->prepacked && op <= DGRAD ? pack(&gemm, by) : NULL;
+    gemm.panels = panels;
     gemm.groups.runs = by->runs;
     if (by->runs > 0)
         more.places = scatter(p->rows, result.stride, target);
@@ -286,7 +286,7 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     }
     if (by->runs > 0)
         gather(target, p->rows, result.stride, (uint16_t *)(void *)result.data);
-    moert_prepacked_destroy(prepacked);
+    moert_panels_destroy(panels);
     ASSERT_OK(moert_tuning_force(NULL));
     set_variable("MOERT_BF16", NULL);
 }

@@ -18,10 +18,10 @@ typedef enum operation {
 } operation; /* the first values are those of moert_gemm_kind */
 
 /* Bytes of the prepacked copies of a weight. */
-static inline size_t prepacks_bytes(const moert_prepacks *prepacks) {
+static inline size_t weight_cache_bytes(const moert_weight_cache *cache) {
     size_t bytes = 0;
-    for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
-        bytes += moert_prepacked_bytes(prepacks->prepacked[use]);
+    for (size_t use = 0; use < MOERT_PANELS_USES; use++)
+        bytes += moert_panels_bytes(cache->panels[use]);
     return bytes;
 }
 

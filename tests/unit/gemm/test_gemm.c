@@ -267,29 +267,28 @@ TEST(test_a_prepacked_weight_serves_only_its_shape) {
     const problem *p = &gemm_problems[5];
     const ops_bytes a = make_data(p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
     moert_gemm gemm = upload_gemm(p, &a);
-    const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_FORWARD,
-                                         MOERT_DTYPE_F32};
-    moert_prepacked *prepacked = NULL;
+    const moert_panels_shape shape = {p->groups, p->n, p->k, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
+    moert_panels *panels = NULL;
     set_variable("MOERT_BACKEND", "reference");
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    assert_null(prepacked);
-    ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight.buffer));
-    assert_int_equal(moert_prepacked_bytes(prepacked), 0);
+    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
+    assert_null(panels);
+    ASSERT_OK(moert_panels_fill(panels, gemm.weight.buffer));
+    assert_int_equal(moert_panels_bytes(panels), 0);
     set_variable("MOERT_BACKEND", "portable");
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    if (prepacked != NULL) {
-        gemm.prepacked = prepacked;
-        assert_in_range(moert_prepacked_bytes(prepacked), p->groups * p->n * p->k * 4, SIZE_MAX);
+    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
+    if (panels != NULL) {
+        gemm.panels = panels;
+        assert_in_range(moert_panels_bytes(panels), p->groups * p->n * p->k * 4, SIZE_MAX);
         moert_buffer *small = test_buffer(p->groups * p->n * p->k * 4 - 4);
-        ASSERT_FAILS(moert_prepacked_fill(prepacked, small), MOERT_ERROR_USAGE, "too few");
-        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight.buffer));
+        ASSERT_FAILS(moert_panels_fill(panels, small), MOERT_ERROR_USAGE, "too few");
+        ASSERT_OK(moert_panels_fill(panels, gemm.weight.buffer));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "cannot serve dgrad");
         REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward", wrong.n--);
         REFUSED(MOERT_GEMM_FORWARD, MOERT_ERROR_USAGE, "cannot serve forward",
                 wrong.x.type = MOERT_DTYPE_BF16);
     }
-    moert_prepacked_destroy(prepacked);
+    moert_panels_destroy(panels);
 }
 
 static void take_part(moert_gemm *gemm, const size_t part[4]) {
@@ -354,28 +353,28 @@ TEST(test_a_wrong_glu_is_refused) {
         REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "needs bf16 operands",
                 wrong.glu.type = MOERT_DTYPE_BF16);
     }
-    moert_prepacked_shape shape = {1, 4, 4, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
-    moert_prepacked *prepacked = NULL;
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    if (prepacked != NULL) {
-        gemm.prepacked = prepacked;
+    moert_panels_shape shape = {1, 4, 4, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
+    moert_panels *panels = NULL;
+    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
+    if (panels != NULL) {
+        gemm.panels = panels;
         ASSERT_FAILS(run_as(forward, &gemm), usage, "cannot serve forward with a GLU");
         gemm.glu.form.interleaved = true;
-        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight.buffer));
+        ASSERT_OK(moert_panels_fill(panels, gemm.weight.buffer));
         ASSERT_OK(moert_gemm_run(&gemm));
     }
-    moert_prepacked_destroy(prepacked);
+    moert_panels_destroy(panels);
     shape.n = 3;
-    shape.use = MOERT_PREPACKED_GATED;
-    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE,
+    shape.use = MOERT_PANELS_GATED;
+    ASSERT_FAILS(moert_panels_create(test_device, &shape, &panels), MOERT_ERROR_USAGE,
                  "needs an even n");
 }
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
     const problem p = {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}};
     const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
-    const moert_prepacked_shape shape = {1, 1, 1, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
-    moert_prepacked *prepacked = NULL;
+    const moert_panels_shape shape = {1, 1, 1, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
+    moert_panels *panels = NULL;
     const moert_gemm gemm = upload_gemm(&p, &a);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
@@ -384,9 +383,9 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
         const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
         ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
-        ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked),
-                     MOERT_ERROR_UNSUPPORTED, text);
-        assert_null(prepacked);
+        ASSERT_FAILS(moert_panels_create(test_device, &shape, &panels), MOERT_ERROR_UNSUPPORTED,
+                     text);
+        assert_null(panels);
     }
     set_variable("MOERT_BACKEND", NULL);
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));

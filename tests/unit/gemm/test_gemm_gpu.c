@@ -33,11 +33,11 @@ TEST(test_no_tile_changes_a_bit_in_gpu_form) {
 }
 
 TEST(test_weights_are_not_prepacked_in_gpu_form) {
-    const moert_prepacked_shape shape = {2, 64, 64, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
-    moert_prepacked *prepacked;
-    assert_int_equal(moert_prepacked_need(test_device, &shape), 0);
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    assert_null(prepacked);
+    const moert_panels_shape shape = {2, 64, 64, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
+    moert_panels *panels;
+    assert_int_equal(moert_panels_need(test_device, &shape), 0);
+    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
+    assert_null(panels);
 }
 
 TESTS(open_test_device, close_test_device)

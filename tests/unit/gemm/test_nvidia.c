@@ -214,13 +214,13 @@ TEST(test_unaligned_bf16_results_are_refused) {
                  moert_gemm_set(&wrong, kind, MOERT_DTYPE_BF16)));
     }
     /* gates and ups together are aligned, but each of the two is not */
-    const moert_prepacked_shape shape = {1, 2 * N, 2 * N, MOERT_PREPACKED_GATED, MOERT_DTYPE_BF16};
-    moert_prepacked *prepacked;
-    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    gemm.prepacked = prepacked;
+    const moert_panels_shape shape = {1, 2 * N, 2 * N, MOERT_PANELS_GATED, MOERT_DTYPE_BF16};
+    moert_panels *panels;
+    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
+    gemm.panels = panels;
     gemm.glu = (moert_glu){.gated = MOERT_GATED, .form = MOERT_GLU_SWIGLU, .h = gemm.y.buffer};
     ASSERT_FAILS(moert_gemm_run(&gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
-    moert_prepacked_destroy(prepacked);
+    moert_panels_destroy(panels);
 }
 
 /* ---- GLU ---- */
@@ -333,7 +333,7 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
     enum { N = 32, K = 16, M = 4 };
     const problem p = {.n = N, .k = K, .rows = M, .groups = 1, .ends = {M}};
     uint16_t ones[N * K];
-    moert_prepacks prepacks = {0};
+    moert_weight_cache cache = {0};
     if (!has_tensor_cores("portable computes"))
         return;
     set_variable("MOERT_BACKEND", NULL);
@@ -345,17 +345,17 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
     }
     moert_gemm source = upload_gemm(&p, &a);
     moert_buffer *rows = upload(ones, sizeof ones), *result = source.y.buffer;
-    for (moert_prepacked_use use = 0; use < MOERT_PREPACKED_USES; use++) {
-        const bool dgrad = use == MOERT_PREPACKED_DGRAD;
+    for (moert_panels_use use = 0; use < MOERT_PANELS_USES; use++) {
+        const bool dgrad = use == MOERT_PANELS_DGRAD;
         moert_gemm gemm = source;
         moert_gemm_set(&gemm, dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD, MOERT_DTYPE_BF16);
         gemm.x.buffer = dgrad ? result : rows;
         gemm.y.buffer = dgrad ? rows : result;
-        gemm.glu.gated = use == MOERT_PREPACKED_GATED ? MOERT_GATED : MOERT_UNGATED;
-        ASSERT_OK(moert_prepacks_take(&prepacks, &gemm));
+        gemm.glu.gated = use == MOERT_PANELS_GATED ? MOERT_GATED : MOERT_UNGATED;
+        ASSERT_OK(moert_weight_cache_take(&cache, &gemm));
         gemm.glu.gated = MOERT_UNGATED;
-        assert_non_null(gemm.prepacked);
-        assert_int_equal(prepacks_bytes(&prepacks), N * K * sizeof(uint16_t));
+        assert_non_null(gemm.panels);
+        assert_int_equal(weight_cache_bytes(&cache), N * K * sizeof(uint16_t));
         ASSERT_OK(moert_gemm_run(&gemm));
         float first[2];
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
@@ -365,19 +365,19 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
      * that repeats an earlier one */
     source.x.buffer = rows;
     moert_gemm_set(&source, MOERT_GEMM_FORWARD, MOERT_DTYPE_BF16);
-    ASSERT_OK(moert_buffer_write(moert_prepacks_copy(&prepacks, N * K), 0, ones, sizeof ones));
+    ASSERT_OK(moert_buffer_write(moert_weight_cache_copy(&cache, N * K), 0, ones, sizeof ones));
     for (int i = 0; i < 3; i++) {
         float sum;
-        moert_prepacks_changed(&prepacks);
+        moert_weight_cache_changed(&cache);
         if (i < 2)
-            moert_prepacks_rounded(&prepacks);
-        prepacks.repeats = i == 2;
-        ASSERT_OK(moert_prepacks_take(&prepacks, &source));
+            moert_weight_cache_rounded(&cache);
+        cache.repeats = i == 2;
+        ASSERT_OK(moert_weight_cache_take(&cache, &source));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &source));
         ASSERT_OK(moert_buffer_read(result, 0, &sum, sizeof sum));
         assert_true(sum == (float)(i < 2 ? K : K * (K - 1) / 2));
     }
-    moert_prepacks_free(&prepacks);
+    moert_weight_cache_free(&cache);
 }
 
 int main(void) {

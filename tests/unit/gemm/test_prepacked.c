@@ -9,13 +9,13 @@ enum { GROUPS = 3 };
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
 
 /* Creates a prepacked weight. Bytes of its panels that are never filled are 0. */
-static moert_prepacked *create(const moert_prepacked_shape *shape) {
-    moert_prepacked *prepacked = NULL;
+static moert_panels *create(const moert_panels_shape *shape) {
+    moert_panels *panels = NULL;
     set_variable("MOERT_BACKEND", "portable");
-    ASSERT_OK(moert_prepacked_create(test_device, shape, &prepacked));
-    if (prepacked != NULL)
-        ASSERT_OK(moert_buffer_clear(prepacked->panels, 0, moert_prepacked_bytes(prepacked)));
-    return prepacked;
+    ASSERT_OK(moert_panels_create(test_device, shape, &panels));
+    if (panels != NULL)
+        ASSERT_OK(moert_buffer_clear(panels->buffer, 0, moert_panels_bytes(panels)));
+    return panels;
 }
 
 static float *read_floats(const moert_buffer *buffer, size_t count) {
@@ -73,18 +73,18 @@ static weight make_weight(moert_format format, moert_axis axis, bool transposed,
         upload_floats(transposed ? transpose_groups(z.back, rows, columns) : z.back, z.elements)};
 }
 
-static void check_weight(const weight *w, moert_prepacked_use use, moert_dtype type) {
-    const moert_prepacked_shape shape = {GROUPS, w->n, w->k, use, type};
-    moert_prepacked *want = create(&shape), *got = create(&shape);
+static void check_weight(const weight *w, moert_panels_use use, moert_dtype type) {
+    const moert_panels_shape shape = {GROUPS, w->n, w->k, use, type};
+    moert_panels *want = create(&shape), *got = create(&shape);
     if (want != NULL) {
-        const size_t floats = moert_prepacked_bytes(want) / sizeof(float);
-        ASSERT_OK(moert_prepacked_fill(want, w->values));
-        ASSERT_OK(moert_prepacked_fill_quantized(got, &w->quantized));
-        float *a = read_floats(got->panels, floats), *b = read_floats(want->panels, floats);
+        const size_t floats = moert_panels_bytes(want) / sizeof(float);
+        ASSERT_OK(moert_panels_fill(want, w->values));
+        ASSERT_OK(moert_panels_fill_quantized(got, &w->quantized));
+        float *a = read_floats(got->buffer, floats), *b = read_floats(want->buffer, floats);
         assert_same_bits(moert_format_name(w->quantized.format), a, b, floats);
     }
-    moert_prepacked_destroy(want);
-    moert_prepacked_destroy(got);
+    moert_panels_destroy(want);
+    moert_panels_destroy(got);
 }
 
 TEST(test_quantized_weights_and_their_values_fill_the_same_panels) {
@@ -95,24 +95,24 @@ TEST(test_quantized_weights_and_their_values_fill_the_same_panels) {
                 weight w = make_weight((moert_format)f, (moert_axis)axis, i % 2 == 1,
                                        sizes[i / 2][0], sizes[i / 2][1]);
                 for (size_t j = 0; j < 4; j++)
-                    check_weight(&w, j % 2 == 0 ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD,
+                    check_weight(&w, j % 2 == 0 ? MOERT_PANELS_FORWARD : MOERT_PANELS_DGRAD,
                                  types[j / 2]);
             }
 }
 
 TEST(test_quantized_weights_in_buffers_that_are_too_small_are_refused) {
-    const moert_prepacked_shape shape = {GROUPS, 32, 64, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
+    const moert_panels_shape shape = {GROUPS, 32, 64, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
     weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
-    moert_prepacked *prepacked = create(&shape);
+    moert_panels *panels = create(&shape);
     moert_buffer *small = test_buffer(4);
-    for (size_t i = 0; i < 3 && prepacked != NULL; i++) {
+    for (size_t i = 0; i < 3 && panels != NULL; i++) {
         static const char *const names[] = {"q has 4 bytes", "scale has 4", "global scale has 4"};
         moert_quantized cut = w.quantized;
         *(i == 0 ? &cut.q : i == 1 ? &cut.scale : &cut.global) = small;
-        ASSERT_FAILS(moert_prepacked_fill_quantized(prepacked, &cut), MOERT_ERROR_USAGE, names[i]);
+        ASSERT_FAILS(moert_panels_fill_quantized(panels, &cut), MOERT_ERROR_USAGE, names[i]);
     }
-    ASSERT_OK(moert_prepacked_fill_quantized(NULL, &w.quantized));
-    moert_prepacked_destroy(prepacked);
+    ASSERT_OK(moert_panels_fill_quantized(NULL, &w.quantized));
+    moert_panels_destroy(panels);
 }
 
 /* ---- when they save time ---- */
@@ -120,9 +120,9 @@ TEST(test_quantized_weights_in_buffers_that_are_too_small_are_refused) {
 enum { N = 40, K = 48, M = 5 };
 
 /* Runs a GEMM whose weight `prepacks` prepacks, and returns its result. */
-static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
+static float *multiply(moert_weight_cache *cache, moert_panels_use use, moert_dtype type,
                        moert_buffer *values, size_t rows) {
-    const bool forward = use == MOERT_PREPACKED_FORWARD;
+    const bool forward = use == MOERT_PANELS_FORWARD;
     const operation op = forward ? FORWARD : DGRAD;
     const way by = {.type = type};
     const problem p = {.n = N, .k = K, .rows = M, .groups = GROUPS, .ends = {1, 1, M}};
@@ -131,77 +131,78 @@ static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_
     moert_gemm_set(&gemm, (moert_gemm_kind)op, type);
     gemm.weight.buffer = values;
     gemm.groups.rows = rows;
-    ASSERT_OK(moert_prepacks_take(prepacks, &gemm));
+    ASSERT_OK(moert_weight_cache_take(cache, &gemm));
     ASSERT_OK(moert_gemm_run(&gemm));
     return read_floats(moert_gemm_output(&gemm)->buffer, M * (forward ? N : K));
 }
 
 /* Checks that the next GEMM has the bits of one without prepacked weights. Returns its result. */
-static float *check_next(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
+static float *check_next(moert_weight_cache *cache, moert_panels_use use, moert_dtype type,
                          moert_buffer *values) {
-    moert_prepacks none = {0};
+    moert_weight_cache none = {0};
     const float *want = multiply(&none, use, type, values, M);
-    float *got = multiply(prepacks, use, type, values, M);
-    assert_int_equal(prepacks_bytes(&none), 0);
-    assert_same_bits("result", got, want, M * (use == MOERT_PREPACKED_FORWARD ? N : K));
+    float *got = multiply(cache, use, type, values, M);
+    assert_int_equal(weight_cache_bytes(&none), 0);
+    assert_same_bits("result", got, want, M * (use == MOERT_PANELS_FORWARD ? N : K));
     return got;
 }
 
-static void check_life(moert_prepacked_use use, moert_dtype type) {
+static void check_life(moert_panels_use use, moert_dtype type) {
     const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
-    const moert_prepacked_shape shape = {GROUPS, N, K, use, type};
+    const moert_panels_shape shape = {GROUPS, N, K, use, type};
     const float *second = random_floats(elements, 1.0f, 2), *got = NULL;
     moert_buffer *values = upload(random_floats(elements, 1.0f, 1), bytes);
-    moert_prepacks prepacks = {0};
+    moert_weight_cache cache = {0};
     set_variable("MOERT_BACKEND", "portable");
-    const size_t need = moert_prepacked_need(test_device, &shape);
-    check_next(&prepacks, use, type, values);
-    assert_int_equal(prepacks_bytes(&prepacks), 0);
+    const size_t need = moert_panels_need(test_device, &shape);
+    check_next(&cache, use, type, values);
+    assert_int_equal(weight_cache_bytes(&cache), 0);
     /* a GEMM without rows does not count as a use of the weight */
-    multiply(&prepacks, use, type, values, 0);
-    assert_int_equal(prepacks_bytes(&prepacks), 0);
+    multiply(&cache, use, type, values, 0);
+    assert_int_equal(weight_cache_bytes(&cache), 0);
     for (size_t i = 0; i < 2; i++) {
-        got = check_next(&prepacks, use, type, values);
-        assert_int_equal(prepacks_bytes(&prepacks), need);
+        got = check_next(&cache, use, type, values);
+        assert_int_equal(weight_cache_bytes(&cache), need);
     }
     /* GEMMs read the prepacked weight, so a change has no effect until it is announced */
     ASSERT_OK(moert_buffer_write(values, 0, second, bytes));
     if (need > 0)
-        assert_same_bits("kept", multiply(&prepacks, use, type, values, M), got,
-                         M * (use == MOERT_PREPACKED_FORWARD ? N : K));
-    moert_prepacks_changed(&prepacks);
+        assert_same_bits("kept", multiply(&cache, use, type, values, M), got,
+                         M * (use == MOERT_PANELS_FORWARD ? N : K));
+    moert_weight_cache_changed(&cache);
     for (size_t i = 0; i < 3; i++)
-        check_next(&prepacks, use, type, values);
-    assert_int_equal(prepacks_bytes(&prepacks), need);
-    moert_prepacks_free(&prepacks);
+        check_next(&cache, use, type, values);
+    assert_int_equal(weight_cache_bytes(&cache), need);
+    moert_weight_cache_free(&cache);
 }
 
 TEST(test_a_weight_is_prepacked_by_the_second_gemm_after_its_announced_change) {
     for (size_t i = 0; i < 4; i++)
-        check_life(i % 2 == 0 ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD, types[i / 2]);
+        check_life(i % 2 == 0 ? MOERT_PANELS_FORWARD : MOERT_PANELS_DGRAD, types[i / 2]);
 }
 
 /* ---- rounded by the optimizer ---- */
 
 TEST(test_the_optimizer_writes_only_whole_bf16_prepacked_weights_in_the_weights_order) {
     const struct {
-        const moert_prepack *prepack;
+        const moert_prepacker *prepacker;
         moert_dtype type;
         size_t n;
         bool serves;
-    } rows[] = {{moert_backend_nvidia.prepack, MOERT_DTYPE_BF16, GROUPS * N * K, true},
-                {moert_backend_nvidia.prepack, MOERT_DTYPE_BF16, GROUPS * N * K + 1, false},
-                {moert_backend_nvidia.prepack, MOERT_DTYPE_F32, GROUPS * N * K, false},
-                {moert_backend_portable.prepack, MOERT_DTYPE_BF16, GROUPS * N * K, false}};
-    moert_prepacks prepacks = {0};
-    assert_null(moert_prepacks_copy(&prepacks, GROUPS * N * K));
+    } rows[] = {{moert_backend_nvidia.prepacker, MOERT_DTYPE_BF16, GROUPS * N * K, true},
+                {moert_backend_nvidia.prepacker, MOERT_DTYPE_BF16, GROUPS * N * K + 1, false},
+                {moert_backend_nvidia.prepacker, MOERT_DTYPE_F32, GROUPS * N * K, false},
+                {moert_backend_portable.prepacker, MOERT_DTYPE_BF16, GROUPS * N * K, false}};
+    moert_weight_cache cache = {0};
+    assert_null(moert_weight_cache_copy(&cache, GROUPS * N * K));
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        moert_buffer *panels = unset_floats(GROUPS * N * K);
-        moert_prepacked prepacked = {.shape = {GROUPS, N, K, MOERT_PREPACKED_FORWARD, rows[i].type},
-                                     .prepack = rows[i].prepack,
-                                     .panels = panels};
-        prepacks.prepacked[MOERT_PREPACKED_FORWARD] = &prepacked;
-        assert_ptr_equal(moert_prepacks_copy(&prepacks, rows[i].n), rows[i].serves ? panels : NULL);
+        moert_buffer *memory = unset_floats(GROUPS * N * K);
+        moert_panels panels = {.shape = {GROUPS, N, K, MOERT_PANELS_FORWARD, rows[i].type},
+                               .prepacker = rows[i].prepacker,
+                               .buffer = memory};
+        cache.panels[MOERT_PANELS_FORWARD] = &panels;
+        assert_ptr_equal(moert_weight_cache_copy(&cache, rows[i].n),
+                         rows[i].serves ? memory : NULL);
     }
 }
 

@@ -141,7 +141,7 @@ typedef struct breakage {
  * small. A second call restores the layer. */
 static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
     const int block = b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN;
-    const moert_prepacked_use use = moert_prepacked_use_of(
+    const moert_panels_use use = moert_panels_use_of(
         &(moert_gemm){.kind = b->backward ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
                       .glu = {.gated = MOERT_GATED, .form = layer->options.glu}});
     /* the rounded weight, which exists unless the weight is prepacked */

@@ -1,0 +1,89 @@
+/* Prepacked weights: their panels, and when a weight gets them. The backend in use fills panels. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/error.h"
+#include "moert/device.h"
+#include "moert/formats.h"
+
+/* ---- panels ---- */
+
+/*
+ * The panels of a prepacked weight: a copy in the order in which the device's kernels read it, made
+ * once and used by many GEMMs. Forward and dgrad read weight[G,N,K] along different dimensions, so
+ * each has its own copy; forward with a GLU has a third if all gates precede all ups. On tensor
+ * cores one copy serves all uses. A copy of type BF16 holds the weight rounded to nearest even.
+ *
+ * Where prepacking does not pay, or no buffer of the device is large enough,
+ * moert_panels_create gives NULL. NULL is legal everywhere; GEMMs then read the weight.
+ */
+typedef struct moert_panels moert_panels;
+typedef enum moert_panels_use {
+    MOERT_PANELS_FORWARD,
+    MOERT_PANELS_DGRAD,
+    MOERT_PANELS_GATED,
+    MOERT_PANELS_USES
+} moert_panels_use;
+typedef struct moert_panels_shape {
+    size_t groups, n, k;
+    moert_panels_use use;
+    moert_dtype type; /* F32 or BF16 */
+} moert_panels_shape;
+moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
+                                 moert_panels **panels);
+/* Bytes of device memory; 0 where moert_panels_create would give NULL. */
+size_t moert_panels_need(const moert_device *device, const moert_panels_shape *shape);
+/* Prepacks weight[G,N,K], float32. */
+moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight);
+/*
+ * Prepacks a block-scaled weight: the values that moert_dequantize_run gives. Its rows form G equal
+ * groups; each holds the weight's [N,K] or, with `transposed`, the transpose [K,N]. Payload and
+ * scales lie as in moert/formats.h, with how.transposed false.
+ */
+typedef struct moert_quantized {
+    moert_format format;
+    moert_axis axis;
+    bool transposed;
+    const moert_buffer *q, *scale;
+    const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
+    size_t blocks;              /* with COLUMN blocks: row blocks for which q and scale have room */
+} moert_quantized;
+moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quantized *quantized);
+/* Bytes of device memory; 0 for NULL. */
+size_t moert_panels_bytes(const moert_panels *panels);
+void moert_panels_destroy(moert_panels *panels);
+
+/* For backends: fills in `panels` except for the memory; returns its bytes, or 0 where
+ * moert_panels_create gives NULL. */
+size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
+                         moert_panels *panels);
+
+/* ---- the panels of a weight, made when they pay ---- */
+
+/*
+ * The panels of a weight that changes from time to time, for each use. Prepacking costs about what
+ * it saves in one GEMM on a CPU, so the second GEMM after a change prepacks. A weight with one
+ * forward and one dgrad between changes, as in a plain training step, gets no panels. Tensor cores
+ * need them, so there the first GEMM prepacks.
+ */
+struct moert_gemm;
+typedef struct moert_weight_cache {
+    moert_panels *panels[MOERT_PANELS_USES];
+    size_t gemms[MOERT_PANELS_USES]; /* GEMMs of each use since the weight changed */
+    bool repeats; /* GEMMs repeat earlier ones: they do not count, and prepack only if they must */
+} moert_weight_cache;
+/* To be called when the weight has changed; a zeroed struct needs no call. */
+void moert_weight_cache_changed(moert_weight_cache *cache);
+/* Sets gemm->panels for the next forward or dgrad by gemm->weight; NULL: read the weight. */
+moert_status moert_weight_cache_take(moert_weight_cache *cache, struct moert_gemm *gemm);
+/* The memory of the panels of weight[n] if these are the weight rounded to bf16 in the weight's
+ * order; else NULL. A caller may write it together with the weight. It then calls
+ * moert_weight_cache_changed, and moert_weight_cache_rounded after that. */
+moert_buffer *moert_weight_cache_copy(const moert_weight_cache *cache, size_t n);
+void moert_weight_cache_rounded(moert_weight_cache *cache);
+/* Bytes of the panels after `gemms` forwards, of use shape->use, and `gemms` dgrads. */
+size_t moert_weight_cache_need(const moert_device *device, const moert_panels_shape *shape,
+                               size_t gemms);
+void moert_weight_cache_free(moert_weight_cache *cache);
