@@ -152,13 +152,11 @@ static moert_status take(const moert_option *table, size_t count, int argc, char
     return MOERT_OK;
 }
 
-const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
-                                const void *object, size_t bytes) {
-    for (int at = 1; at < argc; at++) {
-        const char *name = argv[at] + (is_option(argv[at]) ? 2 : 0);
-        const moert_option *option = find(table, count, name, strcspn(name, "="));
-        if (name != argv[at] && option != NULL &&
-            (uintptr_t)option->target - (uintptr_t)object < bytes)
+const char *moert_options_given(const moert_command *command, const void *object, size_t bytes) {
+    for (int at = 1; at < command->argc; at++) {
+        const char *word = command->argv[at], *name = word + (is_option(word) ? 2 : 0);
+        const moert_option *option = find(command->table, command->count, name, strcspn(name, "="));
+        if (name != word && option != NULL && (uintptr_t)option->target - (uintptr_t)object < bytes)
             return option->name;
     }
     return NULL;

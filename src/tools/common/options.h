@@ -111,10 +111,17 @@ typedef struct moert_option {
 moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
                                  bool *help);
 
-/* The name of the first option among the (already parsed) arguments whose target lies in
- * object[bytes]; NULL if no option does. */
-const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
-                                const void *object, size_t bytes);
+/* The arguments of a program, and the table by which they were parsed. */
+typedef struct moert_command {
+    const moert_option *table;
+    size_t count;
+    int argc;
+    char **argv;
+} moert_command;
+
+/* The name of the first option among the arguments whose target lies in object[bytes]; NULL if no
+ * option does. */
+const char *moert_options_given(const moert_command *command, const void *object, size_t bytes);
 
 /* The value of an option as text, perhaps in buffer[bytes], of which 64 are enough; NULL if it is
  * not given or off. Not for a LIST. */

@@ -198,7 +198,7 @@ static moert_status open_paths(const moert_train_data_options *o, moert_data **d
     return moert_data_from_source(source, &o->split, data);
 }
 
-void moert_train_data_say(moert_context *context, const moert_data *data, size_t sequences) {
+void moert_train_data_say(const moert_context *context, const moert_data *data, size_t sequences) {
     const size_t rows = moert_data_describe(data).rows;
     if (rows > 0)
         moert_program_say(context, "an epoch has %zu sequences; %zu sequences are %.4g epochs\n",

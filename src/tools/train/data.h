@@ -27,4 +27,4 @@ moert_status moert_train_data_open(const moert_train_data_options *options, moer
 void moert_train_data_close(moert_train_data *data);
 
 /* Says how many epochs `sequences` sequences are, and how many each source of a blend has. */
-void moert_train_data_say(moert_context *context, const moert_data *data, size_t sequences);
+void moert_train_data_say(const moert_context *context, const moert_data *data, size_t sequences);

@@ -48,20 +48,19 @@ static bool is_derived(const moert_option *option) {
 }
 
 /* Options whose target is that of another one have its source, too. */
-static const char *source_of(const moert_option *option, const moert_option *table, size_t count,
-                             int argc, char **argv) {
-    if (moert_options_given(table, count, argc, argv, option->target, 1) != NULL)
+static const char *source_of(const moert_option *option, const moert_command *command) {
+    if (moert_options_given(command, option->target, 1) != NULL)
         return "given";
     return is_derived(option) ? "derived" : "default";
 }
 
-static json_t *list_options(const moert_option *table, size_t count, int argc, char **argv) {
+static json_t *list_options(const moert_command *command) {
     json_t *all = json_object();
-    for (size_t i = 0; i < count; i++)
-        if (table[i].name != NULL)
-            json_object_set_new(all, table[i].name,
-                                json_pack("{so ss}", "value", value_of(&table[i]), "source",
-                                          source_of(&table[i], table, count, argc, argv)));
+    for (const moert_option *o = command->table; o < command->table + command->count; o++)
+        if (o->name != NULL)
+            json_object_set_new(
+                all, o->name,
+                json_pack("{so ss}", "value", value_of(o), "source", source_of(o, command)));
     for (char **at = environ; *at != NULL; at++) {
         const char *equals = strchr(*at, '=');
         if (strncmp(*at, "MOERT_", 6) != 0 || equals == NULL)
@@ -74,13 +73,12 @@ static json_t *list_options(const moert_option *table, size_t count, int argc, c
     return all;
 }
 
-moert_status moert_train_record(const moert_option *table, size_t count, int argc, char **argv,
-                                char **text) {
-    json_t *command = json_array();
-    for (int i = 0; i < argc; i++)
-        json_array_append_new(command, json_string(argv[i]));
+moert_status moert_train_record(const moert_command *command, char **text) {
+    json_t *words = json_array();
+    for (int i = 0; i < command->argc; i++)
+        json_array_append_new(words, json_string(command->argv[i]));
     json_t *root = json_pack("{ss ss so so}", "version", MOERT_VERSION, "commit", MOERT_COMMIT,
-                             "command", command, "options", list_options(table, count, argc, argv));
+                             "command", words, "options", list_options(command));
     const moert_status status = moert_json_text(
         "the run's record", root, JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(15), text);
     json_decref(root);

@@ -9,5 +9,4 @@
  * freed by the caller. A source is "given" (on the command line), "default", "derived" (from the
  * data, the model or the memory) or, of MOERT_* variables, "environment". Errors: ERROR_MEMORY.
  */
-moert_status moert_train_record(const moert_option *table, size_t count, int argc, char **argv,
-                                char **text);
+moert_status moert_train_record(const moert_command *command, char **text);

@@ -147,13 +147,13 @@ static int release(void **state) {
 TEST(test_the_first_given_option_of_an_object_is_found) {
     char *argv[] = {"program",    "--data",  "seed", "--rate=0.1",
                     "--no-quiet", "--steps", "3",    "--seed=4"};
-    const int argc = MOERT_COUNT(argv);
+    const moert_command all = {table, COUNT, MOERT_COUNT(argv), argv},
+                        few = {table, COUNT, 5, argv};
     const void *sizes = &values.steps;
     const size_t bytes = sizeof values.steps + sizeof values.seed;
-    assert_string_equal(moert_options_given(table, COUNT, argc, argv, sizes, bytes), "steps");
-    assert_null(moert_options_given(table, COUNT, 5, argv, sizes, bytes));
-    assert_string_equal(moert_options_given(table, COUNT, argc, argv, &values, sizeof values),
-                        "data");
+    assert_string_equal(moert_options_given(&all, sizes, bytes), "steps");
+    assert_null(moert_options_given(&few, sizes, bytes));
+    assert_string_equal(moert_options_given(&all, &values, sizeof values), "data");
 }
 
 TESTS(NULL, release)
