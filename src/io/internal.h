@@ -15,7 +15,6 @@ typedef struct moert_shard {
     char *names;           /* storage of all tensor names */
     moert_tensor *tensors; /* [count], ascending by name */
     size_t count;
-    json_t *metadata; /* NULL if the file has none */
 } moert_shard;
 
 /* Maps and validates one file. On failure the shard is empty. */

@@ -390,25 +390,28 @@ static moert_status parse_file(moert_manifest *m, const char *path, const char *
                             total, file->bytes);
 }
 
+static moert_status parse_files(const char *directory, const char *path, json_t *root,
+                                moert_manifest **made) {
+    const json_int_t format = json_integer_value(json_object_get(root, "format"));
+    json_t *files = json_object_get(root, "files"), *entry;
+    const char *name;
+    if (format != FORMAT || !json_is_object(files))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: format %lld, but this version reads format %d", path,
+                          (long long)format, FORMAT);
+    MOERT_TRY(moert_manifest_create(directory, made));
+    json_object_foreach(files, name, entry) {
+        MOERT_TRY(parse_file(*made, path, name, entry));
+    }
+    return MOERT_OK;
+}
+
 static moert_status parse(const char *directory, const char *path, const char *text,
                           moert_manifest **made) {
-    json_t *root, *entry;
-    const char *name;
+    json_t *root;
     if (!is_whole(text))
         return MOERT_FAIL(ERROR_FORMAT, "%s: is not as it was written (is the disk intact?)", path);
     MOERT_TRY(moert_json_parse(path, "the manifest", text, strlen(text), &root));
-    const json_int_t format = json_integer_value(json_object_get(root, "format"));
-    json_t *files = json_object_get(root, "files");
-    moert_status status = MOERT_OK;
-    if (format != FORMAT || !json_is_object(files))
-        status = MOERT_FAIL(ERROR_FORMAT, "%s: format %lld, but this version reads format %d", path,
-                            (long long)format, FORMAT);
-    else
-        status = moert_manifest_create(directory, made);
-    json_object_foreach(files, name, entry) {
-        if (status == MOERT_OK)
-            status = parse_file(*made, path, name, entry);
-    }
+    const moert_status status = parse_files(directory, path, root, made);
     json_decref(root);
     return status;
 }

@@ -78,8 +78,6 @@ const moert_tensor *moert_tensors_find(const moert_tensors *tensors,
                                        const char *name); /* NULL if absent */
 /* Whether moert_tensors_find or _get has returned this tensor. */
 bool moert_tensors_were_found(const moert_tensors *tensors, size_t index);
-/* The value of a metadata key in the first file that has it, or NULL. */
-const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key);
 
 /*
  * *tensor = the tensor with this name and shape. ERROR_MISMATCH if it is absent or has another

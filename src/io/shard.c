@@ -167,7 +167,6 @@ static moert_status read_entries(const data_part *data, json_t *header, moert_sh
     json_object_foreach(header, key, info) {
         if (strcmp(key, metadata_key) == 0) {
             MOERT_TRY(check_metadata(data->path, info));
-            shard->metadata = json_incref(info);
             continue;
         }
         moert_tensor *tensor = &shard->tensors[shard->count];
@@ -245,7 +244,6 @@ close_shard:
 void moert_shard_close(moert_shard *shard) {
     if (shard->map != NULL)
         munmap(shard->map, shard->map_bytes);
-    json_decref(shard->metadata);
     MOERT_FREE(shard->tensors, shard->names, shard->path);
     memset(shard, 0, sizeof *shard);
 }

@@ -224,15 +224,6 @@ bool moert_tensors_were_found(const moert_tensors *tensors, size_t index) {
     return tensors->found[index];
 }
 
-const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key) {
-    for (size_t i = 0; i < tensors->shard_count; i++) {
-        json_t *value = json_object_get(tensors->shards[i].metadata, key);
-        if (value != NULL)
-            return json_string_value(value);
-    }
-    return NULL;
-}
-
 static const char *nearest_name(const moert_tensors *tensors, const char *name) {
     const char *nearest = NULL;
     size_t best = SIZE_MAX;

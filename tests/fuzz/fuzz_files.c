@@ -85,7 +85,6 @@ static moert_status read_tensors(const char *from) {
         moert_tensor_read_f32(tensor, last, tensor->elements > 0, &value);
         moert_tensor_read_i32(tensor, 0, tensor->elements > 0, &whole);
     }
-    moert_tensors_metadata(tensors, "format");
     moert_tensors_close(tensors);
     return MOERT_OK;
 }
