@@ -68,7 +68,8 @@ typedef struct bench {
     moert_comm *comm;
     bench_pool *pool;
     moert_exchange *exchange;
-    moert_window *window, *cells; /* cells: one float per row, if ranks push; else NULL */
+    moert_window *window,
+        *slot_window; /* slot_window: one float per row, if ranks push; else NULL */
     moert_exchange_plan *plan;
     moert_plan *slots;        /* the plan with its slots on the host */
     bench_alltoall *alltoall; /* the rival, or NULL */
@@ -120,11 +121,11 @@ static moert_status make_buffers(bench *b) {
 static moert_status prepare_push(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const size_t bytes = plan->rows * moert_window_stride(b->window) * sizeof(float);
-    MOERT_TRY(moert_window_create(b->exchange, 1, &b->cells));
+    MOERT_TRY(moert_window_create(b->exchange, 1, &b->slot_window));
     MOERT_TRY(moert_window_reserve_slots(b->window, b->plan));
     const moert_transfer forth = {.plan = b->plan,
                                   .window = b->window,
-                                  .slots = b->cells,
+                                  .slots = b->slot_window,
                                   .source = b->source,
                                   .slot_source = b->weight};
     MOERT_TRY(moert_exchange_dispatch(b->exchange, &forth, MOERT_OK));
@@ -200,7 +201,7 @@ static void release(bench *b) {
     bench_alltoall_destroy(b->alltoall);
     moert_plan_destroy(b->slots);
     moert_exchange_free_plan(b->plan);
-    moert_window_destroy(b->cells);
+    moert_window_destroy(b->slot_window);
     moert_window_destroy(b->window);
     moert_exchange_destroy(b->exchange);
     MOERT_DESTROY(b->index, b->source, b->weight, b->target, b->made);
@@ -226,7 +227,7 @@ static moert_status combine(bench *b, enum side side) {
                            .window = b->window,
                            .weight = weighted ? b->weight : NULL,
                            .target = b->target,
-                           .cells = b->cells};
+                           .slot_window = b->slot_window};
     const moert_status pushed =
         b->made != NULL ? moert_exchange_push_rows(b->exchange, &back, b->made) : MOERT_OK;
     return moert_exchange_combine(b->exchange, &back, pushed);

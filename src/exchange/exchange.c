@@ -190,9 +190,9 @@ static moert_status check_push(const moert_transfer *t) {
     if (t->window->capacity_rows < t->plan->largest_slots)
         return MOERT_FAIL(ERROR_USAGE, "a window to push to has %zu rows, the plan %zu slots",
                           t->window->capacity_rows, t->plan->largest_slots);
-    if (t->cells->capacity_rows < t->plan->plan->rows)
+    if (t->slot_window->capacity_rows < t->plan->plan->rows)
         return MOERT_FAIL(ERROR_USAGE, "the slots of a push have %zu rows, the plan %zu",
-                          t->cells->capacity_rows, t->plan->plan->rows);
+                          t->slot_window->capacity_rows, t->plan->plan->rows);
     return MOERT_OK;
 }
 
@@ -258,7 +258,7 @@ static moert_status check_combine(const moert_exchange *exchange, const moert_tr
     const size_t tokens = t->plan->plan->tokens;
     MOERT_TRY(check_rows(t));
     MOERT_TRY(check_buffer(t->target, "the target of a combine", tokens * t->window->columns));
-    if (t->weight != NULL && t->cells != NULL && exchange->sums)
+    if (t->weight != NULL && t->slot_window != NULL && exchange->sums)
         return MOERT_FAIL(ERROR_USAGE, "rows that ranks have summed cannot be weighted any more "
                                        "(MOERT_PUSH=sum)");
     if (t->weight != NULL)

@@ -105,9 +105,9 @@ static inline size_t moert_window_room(size_t needed, size_t capacity, size_t li
     return moert_min(wanted, limit);
 }
 
-/* Bytes that an engine packs rows into, for a rank with so many slots of tokens and so many rows,
- * which are `forth` floats wide in a dispatch and `back` in a combine. Of the node engine it is a
- * bound: every slot's result travels between hosts. */
+/* Bytes that an engine packs rows into, for a rank whose tokens have `slots` slots and which
+ * receives `rows` rows. Rows are `forth` floats wide in a dispatch and `back` in a combine. Of the
+ * node engine it is a bound: every slot's result travels between hosts. */
 size_t moert_staged_bytes(size_t slots, size_t forth, size_t back);
 size_t moert_node_bytes(size_t slots, size_t rows, size_t forth, size_t back);
 
@@ -196,13 +196,13 @@ typedef struct moert_transfer {
     const moert_buffer *weight; /* combine: [T,K], or NULL: 1 */
     moert_buffer *target;       /* combine: float32 [T,width], or [T,columns] of a bf16 window */
     moert_buffer *slot_target;  /* combine with slots: [T,K] */
-    const moert_window *cells;  /* combine of pushed rows: the slots window of their dispatch; NULL:
-                                   the combine fetches rows */
+    const moert_window *slot_window; /* combine of pushed rows: `slots` of their dispatch; NULL: the
+                                        combine fetches rows */
 
     /* the exchange sets the fields below, not the caller */
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
     bool overlaps;              /* other work may run at the same time as the combine */
-    bool once;                  /* a dispatch sends a token's row at most once to each rank */
+    bool one_copy_per_rank;     /* a dispatch sends a token's row at most once to each rank */
     size_t most_groups;         /* work-groups of the combine's kernel at most; 0: any number */
 } moert_transfer;
 
@@ -291,7 +291,7 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  *   moert_window_reserve_slots and a dispatch with slots;
  *   moert_exchange_push and a GEMM that stores rows to these addresses, or
  *   moert_exchange_push_rows;
- *   a combine of the same transfer, whose `cells` are the slots of that dispatch
+ *   a combine of the same transfer, whose `slot_window` is `slots` of that dispatch
  *
  * All ranks push, or none does. One window may serve pushed rows in one round and fetched rows in
  * the next: the barrier of the dispatch guarantees that peers have finished reading the window.

@@ -64,7 +64,7 @@ static moert_status shape_of(const moert_transfer *t, size_t width, bool remote,
                  .rank = (uint32_t)moert_comm_rank(exchange->comm),
                  .chain = exchange->sums ? (uint32_t)plan->topk : 1,
                  .bf16 = moert_window_is_bf16(t->window),
-                 .once = t->once},
+                 .once = t->one_copy_per_rank},
         .by_slot = {moert_ceil_div((size_t)slots,
                                    moert_by_form(exchange->device, SLOTS, GPU_SLOTS)),
                     1, 1},
@@ -111,7 +111,8 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfe
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, remote, &shape));
     profile_work(exchange, t, &shape);
-    MOERT_TRY(MOERT_RUN(device, shape.program, t->once ? "dispatch_once" : "dispatch_rows",
+    MOERT_TRY(MOERT_RUN(device, shape.program,
+                        t->one_copy_per_rank ? "dispatch_once" : "dispatch_rows",
                         pieces_of(device, shape.args.tokens, window->stride, GPU_PIECE),
                         MOERT_ARG(window_argument(window, remote)), MOERT_ARG(t->plan->destination),
                         MOERT_ARG(t->source), MOERT_STRUCT(shape.args)));
@@ -143,8 +144,9 @@ moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_t
     const moert_grid grid = {
         moert_ceil_div(shape.args.rows, moert_by_form(exchange->device, SLOTS, GPU_SLOTS)), 1, 1};
     return MOERT_RUN(exchange->device, shape.program, "find_addresses", grid,
-                     MOERT_ARG(t->window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
-                     MOERT_ARG(addresses), MOERT_STRUCT(shape.args));
+                     MOERT_ARG(t->window->storage.addresses),
+                     MOERT_ARG(t->slot_window->storage.rows), MOERT_ARG(addresses),
+                     MOERT_STRUCT(shape.args));
 }
 
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t) {
@@ -156,7 +158,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
     return MOERT_RUN(device, shape.program,
                      exchange->sums && moert_window_is_bf16(window) ? "send_bf16" : "send_rows",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
-                     MOERT_ARG(window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
+                     MOERT_ARG(window->storage.addresses), MOERT_ARG(t->slot_window->storage.rows),
                      MOERT_ARG(t->unsent), MOERT_STRUCT(shape.args));
 }
 
@@ -164,7 +166,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
 
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
                                        bool remote) {
-    const bool sums = t->cells != NULL, bf16 = moert_window_is_bf16(t->window);
+    const bool sums = t->slot_window != NULL, bf16 = moert_window_is_bf16(t->window);
     const char *kernel =
         sums ? (bf16 ? "sum_bf16" : "sum_rows") : (bf16 ? "combine_bf16" : "combine_rows");
     moert_device *device = exchange->device;
@@ -229,7 +231,7 @@ static moert_status dispatch_barrier(moert_device *device, const moert_transfer 
                                      moert_shape *shape, const moert_barrier *barrier) {
     moert_exchange_args *args = &shape->args;
     args->storing = (uint32_t)storing_groups(t, args->tokens);
-    const size_t copying = storing_groups(t, t->once ? args->rows : 0);
+    const size_t copying = storing_groups(t, t->one_copy_per_rank ? args->rows : 0);
     const moert_grid grid = {
         args->storing + moert_min(copying, most_groups(device) - args->storing), 1, 1};
     return MOERT_RUN(device, shape->program, "dispatch_barrier", grid,
@@ -255,7 +257,7 @@ static moert_status sum_barrier(moert_device *device, const moert_transfer *t, m
     moert_exchange_args *args = &shape->args;
     const moert_buffer *cells = NULL;
     if (t->unsent != NULL) {
-        cells = t->cells->storage.rows;
+        cells = t->slot_window->storage.rows;
         args->storing = (uint32_t)moert_min(storing_groups(t, args->rows), most_groups(device));
     }
     return MOERT_RUN(device, shape->program, "sum_barrier",
@@ -272,15 +274,15 @@ moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_tra
         shape.args.tokens = shape.args.slots = shape.args.rows = 0;
     else
         profile_work(exchange, t, &shape);
-    if (t->once)
+    if (t->one_copy_per_rank)
         profile_rows(exchange, &shape, 1.0);
     if (combines && t->unsent != NULL)
         profile_rows(exchange, &shape, 2.0);
     if (!combines && barrier.args.ranks > 0)
         count_dispatch(exchange, t);
-    return (!combines          ? dispatch_barrier
-            : t->cells != NULL ? sum_barrier
-                               : combine_barrier)(exchange->device, t, &shape, &barrier);
+    return (!combines                ? dispatch_barrier
+            : t->slot_window != NULL ? sum_barrier
+                                     : combine_barrier)(exchange->device, t, &shape, &barrier);
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {

@@ -11,7 +11,7 @@
 
 /* With recompute_experts: repeats the forward's first projection and GLU of the experts' rows in
  * `part`, or of the shared expert if it is NULL. */
-static moert_status activate_again(moert_pass *pass, const moert_row_groups *part) {
+static moert_status recompute_activation(moert_pass *pass, const moert_row_groups *part) {
     moert_block *block = pass->layer->block[part != NULL ? BLOCK_EXPERT_IN : BLOCK_DENSE];
     if (!pass->layer->options.recompute_experts)
         return MOERT_OK;
@@ -56,7 +56,7 @@ static moert_status glu_backward(moert_pass *pass, moert_window *dprob,
 
 /* Computes the weight gradients, those of the first projection first: dv may be in
  * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. After
- * a failure it only takes part in the chains of clones. */
+ * a failure, sends and receives in the clone chains without computing. */
 static moert_status compute_wgrad(moert_pass *pass) {
     const bool biased = pass->layer->choices.biases;
     const moert_row_groups all = moert_pass_groups(pass);
@@ -80,14 +80,14 @@ static moert_status chunk_backward(moert_pass *pass, const moert_row_groups *par
     moert_result dx;
     moert_expert_gemm in;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
-    MOERT_TRY(activate_again(pass, part));
+    MOERT_TRY(recompute_activation(pass, part));
     if (part->end == part->first)
         return MOERT_OK;
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DY, pass->dy,
                                       pass->layer->choices.forth.bytes, part));
     MOERT_TRY(glu_backward(pass, dprob, part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_DPROB, dprob, sizeof(float), part));
-    MOERT_TRY(moert_wire_results(pass, false, &dx));
+    MOERT_TRY(moert_wire_choose_output(pass, false, &dx));
     MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part, &dx, &in));
     MOERT_TRY(moert_gemm_run(&in.gemm));
     MOERT_TRY(moert_probe_take_results(pass, MOERT_PROBE_DX, &dx.rows, part));
@@ -99,7 +99,7 @@ static moert_status experts_backward(moert_pass *pass) {
     return moert_pass_each_chunk(pass, chunk_backward);
 }
 
-/* Lets the weight gradients that are not deferred be computed while dx travels. */
+/* Computes the weight gradients while dx travels, unless they are deferred. */
 static moert_status overlap_wgrad(moert_pass *pass) {
     return pass->layer->options.deferred_wgrad
                ? MOERT_OK
@@ -210,7 +210,7 @@ static moert_status shared_backward(moert_pass *pass) {
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     if (gated)
         MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GATE_DPROB, &dprob));
-    MOERT_TRY(activate_again(pass, NULL));
+    MOERT_TRY(recompute_activation(pass, NULL));
     moert_dense_glu glu = moert_pass_shared_expert(pass);
     glu.dprob = dprob;
     MOERT_TRY(moert_dense_glu_backward(&glu, pass->gradient, pass->result, true));
@@ -338,8 +338,8 @@ static moert_status take_losses(moert_pass *pass, const moert_layer_losses *give
                : MOERT_OK;
 }
 
-/* Checks the order of the calls of a layer. All ranks make the same calls, so no rank is alone with
- * a failure. */
+/* Checks the order of the calls of a layer. Every rank fails here alike, so no agreement is
+ * needed. */
 static moert_status check_order(const moert_pass *pass) {
     MOERT_REQUIRE(pass);
     if (pass->state != PASS_READY)

@@ -175,7 +175,7 @@ moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_
     return moert_tree_reduce(&at, n, partial);
 }
 
-/* Pieces of a dense weight gradient begin at multiples of so many rows, as tensor cores need it. */
+/* Pieces of a dense weight gradient begin at multiples of this, as tensor cores need it. */
 enum { PIECE_ROWS = 128 };
 
 /* On an H200 each further piece costs 10 us: a head of 150,000 rows took 2.2 ms more in pieces of

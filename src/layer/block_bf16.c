@@ -1,4 +1,6 @@
 /* Blocks that keep their gradients in bf16, and have float32 ones only while they are open. */
+#include <string.h>
+
 #include "base/memory.h"
 #include "layer/block.h"
 #include "moert/quantize.h"
@@ -22,7 +24,7 @@ static size_t float_bytes(const moert_block *block) {
 static moert_status take(const moert_block *block, moert_buffer **buffer) {
     moert_gradient_pool *pool = block->pool;
     for (size_t i = 0; i < MOERT_COUNT(pool->free); i++)
-        if (pool->free[i].buffer != NULL && pool->free[i].what == block->what &&
+        if (pool->free[i].buffer != NULL && strcmp(pool->free[i].what, block->what) == 0 &&
             moert_buffer_bytes(pool->free[i].buffer) == float_bytes(block)) {
             *buffer = pool->free[i].buffer;
             pool->free[i].buffer = NULL;

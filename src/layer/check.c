@@ -153,7 +153,7 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
                           batch->first_sequence, batch->sequences, batch->total_sequences);
     const moert_layer_options *o = &layer->options;
     const bool moves_bf16 = o->external_routing && o->shared_intermediate == 0 &&
-                            layer->choices.forth.form == MOERT_DISPATCH_BF16;
+                            layer->choices.forth.encoding == MOERT_DISPATCH_BF16;
     if (batch->type != MOERT_DTYPE_F32 && !(batch->type == MOERT_DTYPE_BF16 && moves_bf16))
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "rows of type %d (moert_dtype) in a batch; they may be f32 (0), or bf16 "

@@ -29,13 +29,13 @@ moert_status moert_layer_check_choices(const moert_layer_options *o) {
     return MOERT_OK;
 }
 
-static moert_hop hop_of(moert_dispatch form, size_t hidden) {
+static moert_hop hop_of(moert_dispatch encoding, size_t hidden) {
     const moert_quantizer how = MOERT_QUANTIZER_INIT;
     const moert_quantized_shape mxfp8 = moert_quantized_shape_of(&how, 1, hidden, 0);
-    const size_t bytes = form == MOERT_DISPATCH_F32    ? hidden * sizeof(float)
-                         : form == MOERT_DISPATCH_BF16 ? hidden * sizeof(uint16_t)
-                                                       : mxfp8.q_bytes + mxfp8.scales;
-    return (moert_hop){form, bytes, moert_ceil_div(bytes, sizeof(float))};
+    const size_t bytes = encoding == MOERT_DISPATCH_F32    ? hidden * sizeof(float)
+                         : encoding == MOERT_DISPATCH_BF16 ? hidden * sizeof(uint16_t)
+                                                           : mxfp8.q_bytes + mxfp8.scales;
+    return (moert_hop){encoding, bytes, moert_ceil_div(bytes, sizeof(float))};
 }
 
 /* What a GEMM of `experts` weights [n,k] can do with its results. */

@@ -22,9 +22,9 @@
 
 /* The rows of a direction between ranks. The exchange copies them bit by bit, as rows of floats. */
 typedef struct moert_hop {
-    moert_dispatch form; /* float32, bf16, or MXFP8 payload and scales */
-    size_t bytes;        /* of a row */
-    size_t width;        /* of a window that receives such rows, in floats */
+    moert_dispatch encoding; /* float32, bf16, or MXFP8 payload and scales */
+    size_t bytes;            /* of a row */
+    size_t width;            /* of a window that receives such rows, in floats */
 } moert_hop;
 
 /* What the last GEMM of a forward or backward can do with results that travel in bf16. */

@@ -16,7 +16,7 @@
  */
 enum { FIRST_TAG = 20000, MOST_PIECES = 8, WEIGHTS = 2 * EXPERT_TENSORS };
 
-/* A tensor of the local slots: [L,rows,columns]; a slot is handed on in so many pieces. */
+/* A tensor of the local slots: [L,rows,columns]; a slot is handed on in `pieces` pieces. */
 typedef struct tensor {
     moert_buffer *buffer;
     size_t rows, columns, pieces;
@@ -126,7 +126,7 @@ static bool is_home(const moert_chain_link *l) {
 
 /* ---- messages ---- */
 
-/* The distance of rows at which a view can begin, in matrices of so many columns. */
+/* Rows between the places at which a view of a matrix with `columns` columns can begin. */
 static size_t rows_of_view(size_t columns) {
     size_t rows = MOERT_VIEW_FLOATS;
     while (rows > 1 && rows / 2 * columns % MOERT_VIEW_FLOATS == 0)

@@ -68,7 +68,7 @@ moert_status moert_pass_activate(moert_pass *pass, const moert_row_groups *part)
 }
 
 /* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the
- * next chunk is computed, or as the GEMM stores them (moert_wire_results). */
+ * next chunk is computed, or as the GEMM stores them (moert_wire_choose_output). */
 static moert_status compute_chunk(moert_pass *pass, const moert_row_groups *part) {
     moert_layer *layer = pass->layer;
     moert_result y;
@@ -76,12 +76,12 @@ static moert_status compute_chunk(moert_pass *pass, const moert_row_groups *part
     moert_phase_set(MOERT_PHASE_EXPERTS);
     MOERT_TRY(moert_round_weights(layer));
     if (part->end == part->first)
-        return moert_pass_activate(pass, part); /* only reserves v and h */
+        return moert_pass_activate(pass, part); /* no experts here: only allocates v and h */
     MOERT_TRY(
         moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x, layer->choices.forth.bytes, part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_PROB, pass->prob, sizeof(float), part));
     MOERT_TRY(moert_pass_activate(pass, part));
-    MOERT_TRY(moert_wire_results(pass, true, &y));
+    MOERT_TRY(moert_wire_choose_output(pass, true, &y));
     MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_OUT, part, &y, &second));
     MOERT_TRY(moert_gemm_run(&second.gemm));
     const moert_scaled_bias biases = moert_experts_biases(pass, part, &y.rows);

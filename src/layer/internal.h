@@ -84,17 +84,17 @@ struct moert_pass {
     moert_routing routing;
     const moert_buffer *index, *weight; /* [T,K]: those of `routing`, or of the caller */
     moert_exchange_plan *plan;
-    moert_row_peak peak;               /* of all its plans so far */
-    moert_window *x, *prob;            /* received rows in the wire's form, and routing weights */
-    moert_buffer *v, *h;               /* [M,2I], [M,I], in the dtypes of the choices */
-    moert_buffer *gate_logits;         /* [T] of the shared expert's gate; */
-    moert_routing gate;                /* its weight[T] scales the shared expert's result */
+    moert_row_peak peak;       /* of all its plans so far */
+    moert_window *x, *prob;    /* received rows in the wire's encoding, and routing weights */
+    moert_buffer *v, *h;       /* [M,2I], [M,I], in the dtypes of the choices */
+    moert_buffer *gate_logits; /* [T] of the shared expert's gate; */
+    moert_routing gate;        /* its weight[T] scales the shared expert's result */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
     /* the call under way */
     moert_status status;         /* its first failure */
-    const moert_buffer *packed;  /* x or dy in the wire's form */
+    const moert_buffer *packed;  /* x or dy in the wire's encoding */
     moert_transfer back;         /* the experts' results */
     moert_buffer *result;        /* the caller's y or dx [T,H] */
     moert_buffer *shared_result; /* [T,H] of the shared expert, in scratch */

@@ -186,7 +186,7 @@ moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t 
         }
         moert_note(&pass->status, status);
     }
-    return together ? moert_round_tell_replicas(pass->layer, pass->status) : pass->status;
+    return together ? moert_round_join_gather_of_replicas(pass->layer, pass->status) : pass->status;
 }
 
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
@@ -203,7 +203,7 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
             pass->status = work(pass, &part);
         /* NVFP4 has one chunk: take part in its last gathers before the combine */
         if (c + 1 == pass->plan->chunks)
-            pass->status = moert_round_settle(pass->layer, pass->status);
+            pass->status = moert_round_join_failed_gather(pass->layer, pass->status);
         moert_note(&pass->status, moert_exchange_combine_send(exchange, &pass->back, c));
     }
     return pass->status;

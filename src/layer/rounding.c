@@ -194,13 +194,15 @@ static moert_status gather(moert_layer *layer, moert_status local, float *amax) 
     return MOERT_OK;
 }
 
-moert_status moert_round_settle(moert_layer *layer, moert_status status) {
+moert_status moert_round_join_failed_gather(moert_layer *layer, moert_status status) {
     float nothing = 0.0f;
     return status != MOERT_OK && layer->gathers > 0 ? gather(layer, status, &nothing) : status;
 }
 
-moert_status moert_round_tell_replicas(moert_layer *layer, moert_status status) {
-    return moert_comm_size(layer->mesh->replicas) == 1 ? status : moert_round_settle(layer, status);
+moert_status moert_round_join_gather_of_replicas(moert_layer *layer, moert_status status) {
+    return moert_comm_size(layer->mesh->replicas) == 1
+               ? status
+               : moert_round_join_failed_gather(layer, status);
 }
 
 /* *dense = rows without gaps: copies rows of a window that has gaps to scratch. */

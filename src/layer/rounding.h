@@ -45,11 +45,10 @@ void moert_round_begin(moert_layer *layer);
 /*
  * Call it with this rank's status before the combine of a forward or backward. If the status is a
  * failure and a gather remains, this rank takes part in that gather, so that ranks that wait there
- * fail too.
- * Returns the agreed status, or `status` if there was no gather. Collective over the failed ranks
- * and those that wait.
+ * fail too. Returns the agreed status, or `status` if there was no gather. Collective over the
+ * failed ranks and those that wait.
  */
-moert_status moert_round_settle(moert_layer *layer, moert_status status);
-/* Calls moert_round_settle for a failure that all ranks of the EP group share but their replicas do
- * not know. Returns `status` if the experts have no replicas. */
-moert_status moert_round_tell_replicas(moert_layer *layer, moert_status status);
+moert_status moert_round_join_failed_gather(moert_layer *layer, moert_status status);
+/* The same for a failure that all ranks of the EP group share but their replicas do not know.
+ * Returns `status` if the experts have no replicas. */
+moert_status moert_round_join_gather_of_replicas(moert_layer *layer, moert_status status);

@@ -72,16 +72,17 @@ static size_t of_rows(const moert_layer_sizes *s, size_t width) {
 
 /* Whether received rows are converted to float32. */
 static bool unpacks(const moert_layer_sizes *s) {
-    return s->choices->received == MOERT_DTYPE_F32 && s->choices->forth.form != MOERT_DISPATCH_F32;
+    return s->choices->received == MOERT_DTYPE_F32 &&
+           s->choices->forth.encoding != MOERT_DISPATCH_F32;
 }
 
 static bool is_packed(const moert_layer_sizes *s) {
-    const moert_dispatch form = s->choices->forth.form;
-    return form != MOERT_DISPATCH_F32 && !(form == MOERT_DISPATCH_BF16 && s->given);
+    const moert_dispatch encoding = s->choices->forth.encoding;
+    return encoding != MOERT_DISPATCH_F32 && !(encoding == MOERT_DISPATCH_BF16 && s->given);
 }
 
 static bool has_bf16_gaps(const moert_layer_sizes *s) {
-    return unpacks(s) && s->choices->forth.form == MOERT_DISPATCH_BF16 &&
+    return unpacks(s) && s->choices->forth.encoding == MOERT_DISPATCH_BF16 &&
            moert_window_stride_of(s->options->hidden / 2) != s->options->hidden / 2;
 }
 
@@ -92,11 +93,11 @@ static bool rounds(const moert_layer_sizes *s, moert_dtype type) {
 
 /* Whether rounding reads a window's rows, which have gaps. */
 static bool has_gaps(const moert_layer_sizes *s) {
-    return s->choices->forth.form == MOERT_DISPATCH_F32 && rounds(s, MOERT_DTYPE_F32) &&
+    return s->choices->forth.encoding == MOERT_DISPATCH_F32 && rounds(s, MOERT_DTYPE_F32) &&
            moert_window_stride_of(s->options->hidden) != s->options->hidden;
 }
 
-/* Floats of results [M,H] in the form of their window. */
+/* Floats of results [M,H] in the layout of their window. */
 static size_t sent_floats(const moert_layer_sizes *s) {
     return s->rows * moert_window_stride_of(s->choices->back.width);
 }
@@ -104,7 +105,7 @@ static size_t sent_floats(const moert_layer_sizes *s) {
 /* Floats of results [M,H] of GEMMs that do not round them, with their window's gaps. */
 static size_t float_results(const moert_layer_sizes *s) {
     const moert_layer_choices *c = s->choices;
-    if (c->back.form != MOERT_DISPATCH_BF16)
+    if (c->back.encoding != MOERT_DISPATCH_BF16)
         return s->sends ? sent_floats(s) : 0;
     return c->y.rounds && c->dx.rounds ? 0 : 2 * sent_floats(s);
 }
@@ -155,7 +156,7 @@ moert_layer_sizes moert_pass_sizes(const moert_pass *pass) {
                                .sequences = pass->batch.sequences,
                                .rows = pass->plan != NULL ? pass->plan->plan->rows : 0,
                                .bf16 = pass->batch.type == MOERT_DTYPE_BF16,
-                               .sends = pass->back.cells != NULL};
+                               .sends = pass->back.slot_window != NULL};
 }
 
 moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use,

@@ -35,7 +35,7 @@ typedef struct moert_layer_sizes {
     size_t rows;                /* M; 0 before the plan */
     bool given;                 /* the caller also has the rows in bf16 */
     bool bf16;                  /* the batch's rows are bf16 */
-    bool sends;                 /* ranks push results (moert_transfer.cells) */
+    bool sends;                 /* ranks push results (moert_transfer.slot_window) */
 } moert_layer_sizes;
 
 /* The shared expert's; width 0: there is none. */
@@ -69,7 +69,7 @@ moert_buffer_table moert_pass_routing_buffers, moert_pass_hidden_buffers;
     /* results of [T,H] */                                                                         \
     X(SHARED_Y, TOKENS, o->shared_intermediate > 0 ? of_tokens(s, o->hidden) : 0)                  \
     X(RESULT, TOKENS, s->bf16 ? of_tokens(s, o->hidden) : 0)                                       \
-    /* rows in the wire's form: to send; received, as float32, and without a window's gaps */      \
+    /* rows in the wire's encoding: to send; received, as float32, and without a window's gaps */  \
     X(PACKED, WIRE, is_packed(s) ? of_tokens(s, c->forth.width) : 0)                               \
     X(UNPACKED, DENSE, unpacks(s) ? of_rows(s, o->hidden) : 0)                                     \
     X(GAPLESS_BF16, WIRE, has_bf16_gaps(s) ? of_rows(s, o->hidden / 2) : 0)                        \

@@ -28,15 +28,15 @@ moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows, const m
     const moert_buffer *given = pass->batch.type == MOERT_DTYPE_BF16 ? rows : bf16;
     moert_buffer *payload;
     *wire_rows = rows;
-    if (hop->form == MOERT_DISPATCH_F32)
+    if (hop->encoding == MOERT_DISPATCH_F32)
         return MOERT_OK;
-    if (hop->form == MOERT_DISPATCH_BF16 && given != NULL) {
+    if (hop->encoding == MOERT_DISPATCH_BF16 && given != NULL) {
         *wire_rows = given;
         return MOERT_OK;
     }
     MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_PACKED, &payload));
     *wire_rows = payload;
-    if (hop->form == MOERT_DISPATCH_BF16)
+    if (hop->encoding == MOERT_DISPATCH_BF16)
         return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
                                             tokens * layer->options.hidden, rows, payload});
     const moert_quantize op = quantize_of(layer, tokens, hop->width, (moert_buffer *)rows, payload);
@@ -70,12 +70,12 @@ moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moe
     const bool bf16 = c->received == MOERT_DTYPE_BF16;
     *rows = (moert_matrix){
         .buffer = arrived, .type = c->received, .stride = bf16 ? width * BF16_PER_FLOAT : width};
-    if (bf16 || c->forth.form == MOERT_DISPATCH_F32)
+    if (bf16 || c->forth.encoding == MOERT_DISPATCH_F32)
         return MOERT_OK;
     moert_quantize op = quantize_of(layer, received, width, NULL, arrived);
     MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_UNPACKED, &op.x));
     *rows = (moert_matrix){.buffer = op.x, .stride = hidden};
-    if (c->forth.form == MOERT_DISPATCH_MXFP8)
+    if (c->forth.encoding == MOERT_DISPATCH_MXFP8)
         return moert_dequantize_run(&op);
     const moert_buffer *payload = arrived;
     if (width * BF16_PER_FLOAT > hidden) { /* the window's rows have gaps */
@@ -103,21 +103,22 @@ static bool pushes(const moert_pass *pass) {
 moert_status moert_wire_back(moert_pass *pass, bool forward) {
     moert_layer *layer = pass->layer;
     moert_transfer *back = &pass->back;
-    const bool rounds = layer->choices.back.form == MOERT_DISPATCH_BF16;
-    *back =
-        (moert_transfer){.plan = pass->plan, .cells = forward && pushes(pass) ? pass->prob : NULL};
+    const bool rounds = layer->choices.back.encoding == MOERT_DISPATCH_BF16;
+    *back = (moert_transfer){.plan = pass->plan,
+                             .slot_window = forward && pushes(pass) ? pass->prob : NULL};
     MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_BF16 : MOERT_WINDOW_OUT,
                                 layer->options.hidden, &back->window));
-    return back->cells != NULL ? moert_window_reserve_slots(back->window, pass->plan)
-                               : moert_window_reserve(back->window, pass->plan->plan);
+    return back->slot_window != NULL ? moert_window_reserve_slots(back->window, pass->plan)
+                                     : moert_window_reserve(back->window, pass->plan->plan);
 }
 
-moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *result) {
+moert_status moert_wire_choose_output(moert_pass *pass, bool forward, moert_result *result) {
     const moert_transfer *back = &pass->back;
     moert_layer *layer = pass->layer;
     moert_mesh *mesh = layer->mesh;
     const moert_storing *gemm = forward ? &layer->choices.y : &layer->choices.dx;
-    const bool bf16 = layer->choices.back.form == MOERT_DISPATCH_BF16, sent = back->cells != NULL;
+    const bool bf16 = layer->choices.back.encoding == MOERT_DISPATCH_BF16,
+               sent = back->slot_window != NULL;
     const size_t stride = moert_window_stride(back->window) * (bf16 ? BF16_PER_FLOAT : 1);
     moert_buffer **buffer = &result->rows.buffer;
     *result = (moert_result){.rows = {.buffer = moert_window_rows(back->window), .stride = stride}};
@@ -139,8 +140,8 @@ moert_status moert_wire_return(moert_pass *pass, const moert_result *result) {
     moert_transfer *back = &pass->back;
     moert_mesh *mesh = pass->layer->mesh;
     const size_t floats = pass->plan->plan->rows * moert_window_stride(back->window);
-    const bool bf16 = pass->layer->choices.back.form == MOERT_DISPATCH_BF16,
-               sent = back->cells != NULL;
+    const bool bf16 = pass->layer->choices.back.encoding == MOERT_DISPATCH_BF16,
+               sent = back->slot_window != NULL;
     moert_buffer *rows = result->rows.buffer, *target = moert_window_rows(back->window);
     if (result->places != NULL)
         return MOERT_OK;

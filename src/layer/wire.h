@@ -21,8 +21,8 @@ moert_status moert_wire_round(const moert_pass *pass);
 moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_matrix *rows);
 
 /* Prepares pass->back for the experts' results. Its window gets room for pass->plan. In forward, if
- * ranks push the results to the tokens' ranks, it also gets cells. Collective when the window is
- * new or grows. */
+ * ranks push the results to the tokens' ranks, it also gets the window of their slots. Collective
+ * when the window is new or grows. */
 moert_status moert_wire_back(moert_pass *pass, bool forward);
 /*
  * Selects where a GEMM puts the results [M,H]. Without a push, this is the window. With a push, the
@@ -30,7 +30,7 @@ moert_status moert_wire_back(moert_pass *pass, bool forward);
  * or if ranks sum rows before they push them, it is a scratch buffer with the window's gaps, valid
  * until the next unpack.
  */
-moert_status moert_wire_results(moert_pass *pass, bool forward, moert_result *result);
+moert_status moert_wire_choose_output(moert_pass *pass, bool forward, moert_result *result);
 /* After the GEMM: moves its results from scratch to the window, or pushes them. Does nothing if the
  * GEMM has stored the results there. */
 moert_status moert_wire_return(moert_pass *pass, const moert_result *result);

@@ -1,4 +1,5 @@
-/* Audits of a layer: who repeats whose work, the second copy of a layer, and the start of a run. */
+/* Audits of a layer: pairs each rank with the rank that recomputes its work, creates the layer's
+ * second copy, and starts a run. */
 #include "model/audit.h"
 
 #include <stdio.h>
@@ -128,7 +129,7 @@ size_t moert_audit_peers(const moert_audit *audit, moert_audit_class class, size
 
 /* ---- create ---- */
 
-static moert_status create_again(moert_audit *audit) {
+static moert_status create_copy(moert_audit *audit) {
     moert_model *model = audit->model;
     moert_layer_options options = moert_layer_options_of(&model->config);
     const size_t members = moert_comm_size(model->mesh->experts);
@@ -136,15 +137,15 @@ static moert_status create_again(moert_audit *audit) {
         moert_max(options.slots, moert_ceil_div(options.router.experts, members));
     MOERT_TRY(
         moert_comm_agree(model->mesh->world, moert_model_create_block(model, MOERT_MODEL_ATTENTION,
-                                                                      &audit->again.attention)));
+                                                                      &audit->copy.attention)));
     if (model->moe_layers < model->config.layers)
-        MOERT_TRY(moert_model_dense.create(model, &audit->again));
+        MOERT_TRY(moert_model_dense.create(model, &audit->copy));
     if (model->moe_layers == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_layer_create(model->mesh, &options, &audit->again.moe));
+    MOERT_TRY(moert_layer_create(model->mesh, &options, &audit->copy.moe));
     if (model->config.balanced_routing)
-        moert_layer_balance_routing(audit->again.moe);
-    moert_layer_share_passes(audit->again.moe, model->moe[0]->moe);
+        moert_layer_balance_routing(audit->copy.moe);
+    moert_layer_share_passes(audit->copy.moe, model->moe[0]->moe);
     return MOERT_OK;
 }
 
@@ -154,7 +155,7 @@ static moert_status create_rest(moert_audit *audit) {
             moert_alloc(&audit->hash[i], MOERT_AUDIT_SITES * audit->slots, sizeof *audit->hash[i]));
     MOERT_TRY(moert_probe_create(audit->slots, &audit->plants));
     MOERT_TRY(moert_probe_create(audit->slots, &audit->probe));
-    return moert_run_create_of(audit->model, &audit->again, 1, &audit->repeat);
+    return moert_run_create_of(audit->model, &audit->copy, 1, &audit->repeat);
 }
 
 moert_status moert_audit_create(moert_run *run, moert_audit **audit) {
@@ -164,7 +165,7 @@ moert_status moert_audit_create(moert_run *run, moert_audit **audit) {
     MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, MOERT_NEW(&made)));
     made->run = run;
     made->model = model;
-    MOERT_TRY_OR(fail, create_again(made));
+    MOERT_TRY_OR(fail, create_copy(made));
     MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, create_rest(made)));
     MOERT_TRY_OR(fail, moert_comm_agree(model->mesh->world, create_rings(made)));
     *audit = made;
@@ -178,9 +179,9 @@ void moert_audit_destroy(moert_audit *audit) {
     if (audit == NULL)
         return;
     moert_run_destroy(audit->repeat);
-    moert_layer_destroy(audit->again.moe);
-    moert_block_destroy(audit->again.mlp);
-    moert_block_destroy(audit->again.attention);
+    moert_layer_destroy(audit->copy.moe);
+    moert_block_destroy(audit->copy.mlp);
+    moert_block_destroy(audit->copy.attention);
     moert_probe_destroy(audit->probe);
     moert_probe_destroy(audit->plants);
     MOERT_DESTROY(audit->digests, audit->middle, audit->d[0], audit->d[1], audit->before[0],

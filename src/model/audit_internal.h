@@ -18,7 +18,7 @@ struct moert_audit {
     moert_model *model;
     moert_run *run;                 /* the first run, */
     const moert_model_layer *layer; /* and its layer that is audited; NULL: none */
-    moert_model_layer again;        /* the layer's second copy, */
+    moert_model_layer copy;         /* the layer's second copy, */
     moert_run *repeat;              /* and the second run, of that alone */
     moert_probe *probe, *plants;    /* of the MoE layer; `plants` only plants */
     const moert_audit_plant *plant;

@@ -5,7 +5,7 @@
 
 typedef enum moert_audit_point {
     MOERT_AUDIT_ATTENDED,       /* middle is computed */
-    MOERT_AUDIT_FORWARDED,      /* out is computed; the pass is still there */
+    MOERT_AUDIT_FORWARDED,      /* out is computed; before the pass is discarded */
     MOERT_AUDIT_BACKWARD,       /* the layer's backward begins */
     MOERT_AUDIT_MLP_DONE,       /* run->d is the gradient of middle */
     MOERT_AUDIT_DIFFERENTIATED, /* run->d is the gradient of the layer's input */

@@ -69,7 +69,7 @@ static moert_status place(moert_audit *audit) {
             expert[audit->place[to].member * audit->slots + s] =
                 own->expert[own->first[member] + s];
     }
-    const moert_status status = moert_layer_place(audit->again.moe, expert);
+    const moert_status status = moert_layer_place(audit->copy.moe, expert);
     free(expert);
     return status;
 }
@@ -84,13 +84,13 @@ static moert_status hand_on_experts(moert_audit *audit, bool before) {
     const size_t others = moert_expert_map_slots_of(placement, audit->place[from].member);
     for (size_t b = 1; b <= MOERT_AUDIT_EXPERT_BLOCKS; b++) {
         const moert_block *block = moert_layer_block((moert_layer *)own, b),
-                          *again = moert_layer_block(audit->again.moe, b);
+                          *copy = moert_layer_block(audit->copy.moe, b);
         for (size_t i = 0; i < block->count; i++) {
             const size_t floats = block->tensor[i].elements / moert_max(local, 1);
             const moert_elements source = floats_of(before ? audit->before[b - 1] : block->weight,
                                                     block->tensor[i].offset),
-                                 target = floats_of(before ? again->gradient : again->weight,
-                                                    again->tensor[i].offset);
+                                 target = floats_of(before ? copy->gradient : copy->weight,
+                                                    copy->tensor[i].offset);
             MOERT_TRY(hand_on(audit, MOERT_AUDIT_EXPERTS, source, local * floats, target,
                               others * floats));
         }
@@ -100,16 +100,16 @@ static moert_status hand_on_experts(moert_audit *audit, bool before) {
 
 static moert_status take_weights(moert_audit *audit) {
     const moert_model_layer *layer = audit->layer;
-    MOERT_TRY(copy_weights(layer->attention, audit->again.attention));
+    MOERT_TRY(copy_weights(layer->attention, audit->copy.attention));
     if (layer->is_dense)
-        return copy_weights(layer->mlp, audit->again.mlp);
+        return copy_weights(layer->mlp, audit->copy.mlp);
     MOERT_TRY(place(audit));
     MOERT_TRY(
-        copy_weights(moert_layer_block(layer->moe, 0), moert_layer_block(audit->again.moe, 0)));
+        copy_weights(moert_layer_block(layer->moe, 0), moert_layer_block(audit->copy.moe, 0)));
     MOERT_TRY(hand_on_experts(audit, false));
     if (audit->run->accumulate)
         MOERT_TRY(hand_on_experts(audit, true));
-    moert_layer_weights_changed(audit->again.moe);
+    moert_layer_weights_changed(audit->copy.moe);
     return MOERT_OK;
 }
 
@@ -238,17 +238,17 @@ static moert_status repeat_experts(moert_audit *audit) {
 
 moert_status moert_audit_repeat(moert_audit *audit, size_t distance) {
     const moert_model_layer *layer = audit->layer;
-    moert_model_layer *again = &audit->again;
+    moert_model_layer *copy = &audit->copy;
     audit->distance = distance;
     memset(audit->taken[1], 0, sizeof audit->taken[1]);
     memset(audit->hash[1], 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->hash[1]);
-    again->index = layer->index;
-    again->is_dense = layer->is_dense;
-    again->moe_index = layer->moe_index;
+    copy->index = layer->index;
+    copy->is_dense = layer->is_dense;
+    copy->moe_index = layer->moe_index;
     MOERT_TRY(take_weights(audit));
     if (!layer->is_dense) {
         moert_audit_open_probe(audit->probe, true, NULL);
-        moert_layer_set_probe(again->moe, audit->probe);
+        moert_layer_set_probe(copy->moe, audit->probe);
         moert_model_discard(audit->run->moe[0]); /* its pass is free for the second run */
         MOERT_TRY(repeat_experts(audit));
     }

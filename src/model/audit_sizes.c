@@ -8,15 +8,15 @@ static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *
                          size_t experts, size_t nodes, bool adds, bool moe) {
     const size_t first = moe ? MOERT_MODEL_MOE : MOERT_MODEL_DENSE,
                  end = moe ? MOERT_MODEL_SHAPES : MOERT_MODEL_MOE;
-    moert_model_shapes again, own;
+    moert_model_shapes copy, own;
     moert_layer_sizes of = *layer;
     size_t floats = 0;
     of.local = experts;
-    moert_model_list_shapes(one->config, one->attention, experts, &again);
+    moert_model_list_shapes(one->config, one->attention, experts, &copy);
     moert_model_list_shapes(one->config, one->attention, layer->local, &own);
     for (size_t i = first; i < end; i++) {
         const bool owned = i > MOERT_MODEL_MOE;
-        floats += (owned ? 2 : 2 + nodes) * moert_block_border(&again.of[i], 1, 1);
+        floats += (owned ? 2 : 2 + nodes) * moert_block_border(&copy.of[i], 1, 1);
         floats += owned && adds ? moert_block_border(&own.of[i], 1, 1) : 0;
     }
     return floats * sizeof(float) +

@@ -15,7 +15,7 @@ static moert_status hash_floats(moert_audit *audit, moert_buffer *buffer, size_t
 
 /* Whether a layer's weights are those of the second run. */
 static bool repeats(const moert_audit *audit, const moert_model_layer *layer) {
-    return layer == &audit->again;
+    return layer == &audit->copy;
 }
 
 /* Whether the site is to be hashed now; at its first computation in a run. */
@@ -115,7 +115,7 @@ static void take_probe(moert_audit *audit, const moert_model_layer *layer, bool 
             memcpy(to + p * audit->slots, from + p * local, local * sizeof *to);
 }
 
-/* ---- what the second run needs of the first ---- */
+/* ---- inputs saved for the recomputation ---- */
 
 static moert_status keep_copy(moert_audit *audit, const moert_buffer *source, size_t floats,
                               moert_buffer **copy) {
@@ -128,10 +128,10 @@ static moert_status keep_copy(moert_audit *audit, const moert_buffer *source, si
 static moert_status keep_gradients(moert_audit *audit, const moert_model_layer *layer) {
     const moert_model *model = audit->model;
     const moert_block *own[] = {layer->attention, layer->mlp},
-                      *again[] = {audit->again.attention, audit->again.mlp};
+                      *copy[] = {audit->copy.attention, audit->copy.mlp};
     for (size_t i = 0; i < MOERT_COUNT(own); i++)
         if (own[i] != NULL && own[i]->collects_sum)
-            MOERT_TRY(moert_block_copy_gradient(own[i], again[i]->gradient));
+            MOERT_TRY(moert_block_copy_gradient(own[i], copy[i]->gradient));
     for (size_t b = 1; b <= MOERT_AUDIT_EXPERT_BLOCKS && !layer->is_dense; b++) {
         const moert_block *block = moert_layer_block(layer->moe, b);
         MOERT_TRY(moert_buffer_reserve(model->device, block->floats * sizeof(float),

@@ -47,8 +47,8 @@ static void set_repeating(moert_model_layer *layer, bool repeats) {
         moert_block_repeat(block, repeats);
 }
 
-/* Computes a layer's activations again. */
-static moert_status run_again(moert_run *run, size_t index) {
+/* Recomputes a layer's activations. */
+static moert_status recompute_layer(moert_run *run, size_t index) {
     run->discards = false;
     set_repeating(run->layer[index].of, true);
     const moert_status status = moert_model_run_layer(run, index);
@@ -62,7 +62,7 @@ static moert_status layer_backward(moert_run *run, size_t index, bool last) {
     moert_run_layer *layer = &run->layer[index], *above = layer + 1;
     const bool is_top = index + 1 == run->config->layers;
     if (moert_model_recomputes(run->model) && !is_top)
-        MOERT_TRY(run_again(run, index));
+        MOERT_TRY(recompute_layer(run, index));
     MOERT_TRY(moert_block_begin(layer->of->attention, &run->batch, run->accumulate));
     MOERT_TRY(moert_model_mlp_backward(run, layer, run->accumulate));
     MOERT_TRY(wait_for_device(run->model, is_top ? layer->of : above->of));

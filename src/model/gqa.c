@@ -205,7 +205,7 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
     for (size_t i = 0; i < GROUPS; i++)
         MOERT_TRY(project_group(run, layer, i, &groups[i]));
     moert_attention attention = attention_of(run, layer);
-    MOERT_TRY(moert_model_attended(run, &attention, &result));
+    MOERT_TRY(moert_model_attention_operand(run, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
     return moert_model_project(run, layer, O, result, y);
 }
@@ -256,7 +256,7 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffe
     moert_attention attention = attention_of(run, layer);
     const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
     MOERT_TRY(moert_model_input_backward_to(run, layer, O, dy, &dout));
-    MOERT_TRY(moert_model_attended(run, &attention, &operand));
+    MOERT_TRY(moert_model_attention_operand(run, &attention, &operand));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];

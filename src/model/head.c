@@ -32,8 +32,8 @@ typedef struct chunk {
 typedef struct pass {
     moert_run *run;
     moert_gemm forward, dgrad, wgrad;
-    float slope; /* of the loss by each token's loss; 0: losses only */
-    bool again;  /* the pass that adds the head's gradient to the embedding's */
+    float slope;     /* of the loss by each token's loss; 0: losses only */
+    bool recomputes; /* the pass that adds the head's gradient to the embedding's */
     moert_tree_node node[MOERT_TREE_MAX_NODES];
     moert_buffer *sum[MOERT_TREE_MAX_NODES], *view[MOERT_TREE_MAX_NODES];
     size_t depth, direct; /* sums on the stack; those that lie where the block collects nodes */
@@ -120,17 +120,17 @@ static moert_status run_gemm(const moert_gemm *gemm, const chunk *rows, moert_bu
     return moert_gemm_run(&of_chunk);
 }
 
-static moert_status begin_pass(moert_run *run, float slope, bool again, pass *p) {
+static moert_status begin_pass(moert_run *run, float slope, bool recomputes, pass *p) {
     const moert_model_sizes sizes = moert_run_sizes(run);
-    *p = (pass){.run = run, .slope = slope, .again = again};
+    *p = (pass){.run = run, .slope = slope, .recomputes = recomputes};
     MOERT_TRY(moert_buffer_table_reserve(moert_run_head_buffers, run->device, &sizes, run, false));
-    if (!again) /* one pass over a weight, however many its chunks, prepacks nothing on CPUs */
+    if (!recomputes) /* one pass over a weight, however many its chunks, prepacks nothing on CPUs */
         MOERT_TRY(make_gemm(run, MOERT_GEMM_FORWARD, &run->head.forward));
     p->forward = run->head.forward;
     if (slope == 0.0f)
         return MOERT_OK;
     MOERT_TRY(make_gemm(run, MOERT_GEMM_WGRAD, &p->wgrad));
-    return again ? MOERT_OK : make_gemm(run, MOERT_GEMM_DGRAD, &p->dgrad);
+    return recomputes ? MOERT_OK : make_gemm(run, MOERT_GEMM_DGRAD, &p->dgrad);
 }
 
 /* Computes the logits of a chunk, then its losses and, in their place, the gradient of the logits;
@@ -154,7 +154,7 @@ static moert_status lose(const pass *p, const chunk *rows) {
 static moert_status run_chunk(const pass *p, const chunk *rows) {
     MOERT_TRY(lose(p, rows));
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
-    if (p->slope == 0.0f || p->again)
+    if (p->slope == 0.0f || p->recomputes)
         return MOERT_OK;
     MOERT_TRY(run_gemm(&p->dgrad, rows, rows->dx));
     return give_rows(rows, rows->dx, p->run->config->hidden, p->run->dn);
@@ -219,10 +219,10 @@ static moert_status clear_pad(const moert_model_config *config, size_t sequences
 static moert_status run_sequence(pass *p, size_t index) {
     moert_run *run = p->run;
     const size_t length = run->length, step = step_of(run);
-    const bool collects = p->slope != 0.0f && (p->again || !run->config->tied_embeddings);
+    const bool collects = p->slope != 0.0f && (p->recomputes || !run->config->tied_embeddings);
     if (collects)
         MOERT_TRY(open_sum(p));
-    if (p->again)
+    if (p->recomputes)
         MOERT_TRY(moert_embedding_backward(&(moert_embedding_part){.sequences = 1,
                                                                    .first_sequence = index,
                                                                    .length = length,
@@ -231,7 +231,7 @@ static moert_status run_sequence(pass *p, size_t index) {
                                                                    .token = run->tokens,
                                                                    .dx = run->d,
                                                                    .partial = p->sum[p->depth]}));
-    if (p->again)
+    if (p->recomputes)
         MOERT_TRY(clear_pad(run->config, 1, 0, run->config->vocabulary, p->sum[p->depth]));
     for (size_t at = 0; at < length; at += step) {
         chunk rows;
@@ -240,7 +240,7 @@ static moert_status run_sequence(pass *p, size_t index) {
         if (!collects)
             continue;
         p->wgrad.weight.buffer = p->sum[p->depth];
-        p->wgrad.epilogue.addend = moert_accumulate(p->again || at > 0);
+        p->wgrad.epilogue.addend = moert_accumulate(p->recomputes || at > 0);
         MOERT_TRY(run_gemm(&p->wgrad, &rows, rows.x));
     }
     return collects ? close_sum(p, index) : MOERT_OK;

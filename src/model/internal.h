@@ -32,7 +32,7 @@ typedef struct moert_model_rows {
     moert_dtype type;
 } moert_model_rows;
 
-/* What a variant of attention holds for a config (model/sublayer.h). */
+/* Parameters and buffers of an attention variant, for a config (model/sublayer.h). */
 typedef struct moert_attention_shape {
     moert_model_parameter parameter[MOERT_ATTENTION_MOST]; /* absent ones have 0 rows */
     size_t parameters;

@@ -292,7 +292,7 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
     MOERT_TRY(project_q(run, layer));
     MOERT_TRY(project_kv(run, layer));
     moert_attention attention = attention_of(run, layer);
-    MOERT_TRY(moert_model_attended(run, &attention, &result));
+    MOERT_TRY(moert_model_attention_operand(run, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
     return moert_model_project(run, layer, O, result, y);
 }
@@ -393,7 +393,7 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffe
     moert_attention attention = attention_of(run, layer);
     const moert_model_target dout = {attention.operands, scratch[D_OUT], scratch[D_Q]};
     MOERT_TRY(moert_model_input_backward_to(run, layer, O, dy, &dout));
-    MOERT_TRY(moert_model_attended(run, &attention, &result));
+    MOERT_TRY(moert_model_attention_operand(run, &attention, &result));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];

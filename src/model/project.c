@@ -67,8 +67,8 @@ moert_status moert_model_weight_backward(moert_run *run, moert_run_layer *layer,
                                       &run->batch, &gemm, partial_scratch(run->model));
 }
 
-moert_status moert_model_attended(moert_run *run, moert_attention *attention,
-                                  moert_buffer **operand) {
+moert_status moert_model_attention_operand(moert_run *run, moert_attention *attention,
+                                           moert_buffer **operand) {
     const size_t value = attention->value_size > 0 ? attention->value_size : attention->head_size,
                  n = run->batch.tokens * attention->heads * value;
     MOERT_TRY(moert_operand_buffer(run->mesh, moert_model_type(run->model), n,

@@ -14,8 +14,8 @@
 #include "model/internal.h"
 
 typedef struct moert_attention_variant {
-    /* Describes what a variant holds for a config on a device, or on one without tensor cores if it
-     * is NULL; fields are zero before. */
+    /* Lists the parameters and buffers for a config on a device; NULL: one without tensor cores.
+     * Fields are zero before. */
     void (*describe)(const moert_model_config *config, const moert_device *device,
                      moert_attention_shape *shape);
     /* y[T,H] = attention of layer->activations->normed [T,H], an operand. */
@@ -106,8 +106,8 @@ moert_status moert_model_weight_backward(moert_run *run, moert_run_layer *layer,
 
 /* *operand = the result of an attention as an operand: out, or bf16 values that the attention also
  * writes. */
-moert_status moert_model_attended(moert_run *run, moert_attention *attention,
-                                  moert_buffer **operand);
+moert_status moert_model_attention_operand(moert_run *run, moert_attention *attention,
+                                           moert_buffer **operand);
 
 /* normed[T,H] = norm(x) as an operand; tensor `index` of `block` is the norm's weight. */
 moert_status moert_model_normalise(moert_run *run, const moert_block *block, size_t index,

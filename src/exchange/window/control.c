@@ -173,10 +173,10 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* Chooses how rows travel, the same on all ranks. `once`: on GPUs if it saves enough, since links
- * between GPUs are slower than their memory; always on CPUs whose devices wait, so that tests cover
- * it. `push`: on if all ranks set it; off if a rank sets off, or has auto without Hopper's tensor
- * cores; otherwise on if the GEMM can scatter its rows. */
+/* Chooses how rows travel, the same on all ranks. One copy per rank: on GPUs if it saves enough,
+ * since links between GPUs are slower than their memory; always on CPUs whose devices wait, so that
+ * tests cover it. `push`: on if all ranks set it; off if a rank sets off, or has auto without
+ * Hopper's tensor cores; otherwise on if the GEMM can scatter its rows. */
 static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
@@ -187,9 +187,10 @@ static moert_status choose_ways(moert_exchange *exchange) {
     const bool sums = config->push == MOERT_PUSH_SUM, on = sums || config->push == MOERT_PUSH_ON;
     bool always, sometimes;
     control->fuse = control->flags != NULL;
-    control->once = !moert_device_describe(exchange->device)->is_cpu ? MOERT_ONCE_IF_IT_SAVES
-                    : control->fuse                                  ? MOERT_ONCE_ALWAYS
-                                                                     : MOERT_ONCE_NEVER;
+    control->one_copy_per_rank = !moert_device_describe(exchange->device)->is_cpu
+                                     ? MOERT_ONE_COPY_IF_IT_SAVES
+                                 : control->fuse ? MOERT_ONE_COPY_ALWAYS
+                                                 : MOERT_ONE_COPY_NEVER;
     MOERT_TRY(moert_exchange_everyone(exchange->comm, on, &always));
     MOERT_TRY(moert_exchange_everyone(
         exchange->comm, on || (config->push == MOERT_PUSH_AUTO && hopper), &sometimes));

@@ -22,7 +22,11 @@ typedef struct moert_control {
                                    work; or NULL */
     moert_event *combine_end; /* end of the last overlapped combine, until other work waits for it;
                                  or NULL */
-    enum { MOERT_ONCE_NEVER, MOERT_ONCE_IF_IT_SAVES, MOERT_ONCE_ALWAYS } once;
+    enum {
+        MOERT_ONE_COPY_NEVER,
+        MOERT_ONE_COPY_IF_IT_SAVES,
+        MOERT_ONE_COPY_ALWAYS
+    } one_copy_per_rank;
     unsigned push;     /* MOERT_PUSH_AUTO (if the GEMM scatters), OFF or ON */
     bool fuse;         /* transfers of few rows are one kernel on this rank; other ranks may use
                           separate kernels */

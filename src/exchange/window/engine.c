@@ -13,9 +13,9 @@
 #include "device/share.h"
 #include "exchange/window/control.h"
 
-/* While a combine overlaps with GEMMs, the GEMMs leave SPARED of every PARTS compute units to the
- * combine. Each such unit holds UNIT_GROUPS of the combine's work-groups. Measured on H200s. */
-enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
+/* A combine that overlaps with GEMMs reserves 2/11 of the compute units. Each such unit holds
+ * UNIT_GROUPS of the combine's work-groups. Measured on H200s. */
+enum { RESERVED = 2, OF_UNITS = 11, UNIT_GROUPS = 16 };
 /* A dispatch sends a row to each rank once if that saves at least LEAST_SAVED of the rows to other
  * ranks and this number of bytes: WORTH_FUSED_BYTES if transfers of few rows are one kernel, or
  * WORTH_BYTES if fan_out is always a separate kernel. */
@@ -78,7 +78,7 @@ static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t
                                moert_status status) {
     moert_control *control = exchange->state;
     const size_t numbers = combines ? t->window->columns : t->window->width;
-    const unsigned kernel = 1U << (2 * (combines + (t->cells != NULL)) + (numbers % 4 == 0));
+    const unsigned kernel = 1U << (2 * (combines + (t->slot_window != NULL)) + (numbers % 4 == 0));
     if (status == MOERT_OK && (control->compiled & kernel) == 0)
         status =
             moert_kernel_move_barrier(exchange, t, combines, moert_flags_nobody(control->flags));
@@ -93,9 +93,10 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
     moert_control *control = exchange->state;
     moert_transfer t = *given;
     /* all ranks compute the same value */
-    t.once = control->once == MOERT_ONCE_ALWAYS ||
-             (control->once == MOERT_ONCE_IF_IT_SAVES &&
-              moert_window_saves(t.plan->plan, t.window->stride * sizeof(float), control->fuse));
+    t.one_copy_per_rank =
+        control->one_copy_per_rank == MOERT_ONE_COPY_ALWAYS ||
+        (control->one_copy_per_rank == MOERT_ONE_COPY_IF_IT_SAVES &&
+         moert_window_saves(t.plan->plan, t.window->stride * sizeof(float), control->fuse));
     /* The barrier of an overlapped combine precedes the overlapping work. That work may still read
      * the rows of the last dispatch when another rank already sends the rows of the next dispatch.
      * So the devices need one more barrier, unless a plan in between has waited for every
@@ -108,7 +109,7 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
     if (status == MOERT_OK)
         status = moert_kernel_dispatch(exchange, &t, true);
     MOERT_TRY(moert_control_pass(exchange, status));
-    return t.once ? moert_kernel_fan_out(exchange, &t) : MOERT_OK;
+    return t.one_copy_per_rank ? moert_kernel_fan_out(exchange, &t) : MOERT_OK;
 }
 
 static bool pushes_window(const moert_exchange *exchange, bool gemm_scatters) {
@@ -117,7 +118,7 @@ static bool pushes_window(const moert_exchange *exchange, bool gemm_scatters) {
 }
 
 static unsigned spared_units(const moert_exchange *exchange) {
-    return moert_device_describe(exchange->device)->compute_units * SPARED / PARTS;
+    return moert_device_describe(exchange->device)->compute_units * RESERVED / OF_UNITS;
 }
 
 /* Prepares a combine on the second queue, if no host process waits for a device. All steps that may

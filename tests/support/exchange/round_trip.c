@@ -242,7 +242,7 @@ moert_transfer trip_back(const trip *t, bool weighted, bool slots) {
 
 moert_transfer trip_push(const trip *t, bool weighted, bool slots) {
     moert_transfer back = trip_back(t, weighted, slots);
-    back.cells = t->slot_x;
+    back.slot_window = t->slot_x;
     return back;
 }
 

@@ -9,9 +9,9 @@ static const setup setups[] = {
     {"local", .engine = LOCAL},
     {"window", WINDOW, .sync = "host"},
     {"window, devices wait", WINDOW, "device", .aside = true, .fuse = OFF},
-    {"window, rows once", WINDOW, "device", .once = ON, .fuse = OFF},
-    {"window, fused", WINDOW, "device", .once = OFF, .fuse = ON},
-    {"window, fused, rows once", WINDOW, "device", .once = ON, .fuse = ON},
+    {"window, rows once", WINDOW, "device", .one_copy_per_rank = ON, .fuse = OFF},
+    {"window, fused", WINDOW, "device", .one_copy_per_rank = OFF, .fuse = ON},
+    {"window, fused, rows once", WINDOW, "device", .one_copy_per_rank = ON, .fuse = ON},
     {"window, pushed", WINDOW, "host", .push = "on"},
     {"window, pushed, devices wait, rows once", WINDOW, "device", NULL, 0, true, "on", ON, ON},
     {"window, summed", WINDOW, .push = "sum", .fuse = OFF},
@@ -21,7 +21,7 @@ static const setup setups[] = {
     {"nodes of 2", MOERT_EXCHANGE_NODE, .together = 2},
     {"nodes of 3", MOERT_EXCHANGE_NODE, .together = 3},
     {"impatient", WINDOW, "device", "2", .fuse = OFF},
-    {"impatient, fused", WINDOW, "device", "2", .once = ON, .fuse = ON},
+    {"impatient, fused", WINDOW, "device", "2", .one_copy_per_rank = ON, .fuse = ON},
     {"impatient, summed", WINDOW, "device", "2", .push = "sum", .fuse = ON},
 };
 
@@ -71,8 +71,9 @@ moert_exchange *open_exchange(void **state) {
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
     if (tested->engine == MOERT_EXCHANGE_WINDOW) { /* no variable controls these properties */
         moert_control *control = exchange->state;
-        if (tested->once != AS_IT_IS)
-            control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
+        if (tested->one_copy_per_rank != AS_IT_IS)
+            control->one_copy_per_rank =
+                tested->one_copy_per_rank == ON ? MOERT_ONE_COPY_ALWAYS : MOERT_ONE_COPY_NEVER;
         if (tested->fuse != AS_IT_IS)
             control->fuse = tested->fuse == ON && control->flags != NULL;
     }

@@ -28,7 +28,7 @@ typedef struct setup {
     const char *push; /* MOERT_PUSH */
     /* window engine: whether rows go to each rank once, and whether a transfer of few rows is one
      * kernel */
-    enum { AS_IT_IS, OFF, ON } once, fuse;
+    enum { AS_IT_IS, OFF, ON } one_copy_per_rank, fuse;
 } setup;
 
 /* The setups, in the order of their table. */

@@ -186,12 +186,12 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
 
 /* What an audit holds, but the digests: 8 bytes for each row and each 4 KiB. */
 static size_t audit_bytes(const moert_audit *audit) {
-    const moert_model_layer *again = &audit->again;
-    const moert_block *blocks[] = {again->attention, again->mlp, moert_layer_block(again->moe, 0),
-                                   moert_layer_block(again->moe, 1),
-                                   moert_layer_block(again->moe, 2)};
+    const moert_model_layer *copy = &audit->copy;
+    const moert_block *blocks[] = {copy->attention, copy->mlp, moert_layer_block(copy->moe, 0),
+                                   moert_layer_block(copy->moe, 1),
+                                   moert_layer_block(copy->moe, 2)};
     const moert_run *run = audit->repeat;
-    size_t bytes = rounded_bytes(again->moe) + activations_of(run) + scratch_of(run) +
+    size_t bytes = rounded_bytes(copy->moe) + activations_of(run) + scratch_of(run) +
                    SUM(run->bf16, run->ends, audit->middle, audit->d[0], audit->d[1],
                        audit->before[0], audit->before[1], audit->x, audit->received);
     for (size_t i = 0; i < MOERT_COUNT(blocks); i++)

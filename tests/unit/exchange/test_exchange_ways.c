@@ -54,7 +54,7 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     double sums[SUMS];
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(t->x);
     moert_transfer there = trip_there(t, false);
-    there.once = true;
+    there.one_copy_per_rank = true;
     poison_rows(t);
     moert_status status = moert_kernel_dispatch(t->exchange, &there, true);
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
