@@ -58,7 +58,7 @@ size_t bench_index(double chosen, size_t count);
 moert_status bench_read(const moert_buffer *buffer, size_t index, double *x);
 moert_status bench_read_as(const moert_buffer *buffer, moert_dtype type, size_t index, double *x);
 
-/* Defines NAME_bytes(s), the bytes of a kernel that moves so many float32 elements. */
+/* Defines NAME_bytes(s), the bytes of a kernel that moves `floats` float32 elements. */
 #define BENCH_FLOATS(name, floats)                                                                 \
     static double name##_bytes(const bench_sizes *s) {                                             \
         return 4.0 * (double)(floats);                                                             \

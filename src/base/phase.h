@@ -54,8 +54,8 @@ void moert_phase_set(moert_phase phase);
 /* Tells the watchdog that a long phase makes progress. */
 void moert_phase_tick(void);
 
-/* From now on, ticks of this thread count apart: it works beside the step that the watchdog
- * watches. moert_phase_ticks_beside returns the number of such ticks, of all threads. */
+/* From now on, this thread's ticks do not reset the watchdog, which watches the step.
+ * moert_phase_ticks_beside returns the number of such ticks, of all threads. */
 void moert_phase_beside(void);
 uint64_t moert_phase_ticks_beside(void);
 

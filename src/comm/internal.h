@@ -113,8 +113,8 @@ extern char moert_comm_failure[512];
         MOERT_MPI_CODE(comm, mpi_waited_, #call);                                                  \
     } while (0)
 
-/* Waits until all requests are complete; the watchdog sees this wait. Lets other processes run
- * meanwhile, unlike the waits of MPICH, which take the whole core. */
+/* Waits until all requests are complete; the watchdog sees this wait. Yields or sleeps meanwhile,
+ * while a wait of MPICH takes the whole core. */
 moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests);
 
 /* MOERT_MPI_COLLECT(comm, MPI_Ibarrier(handle, &request)): starts a collective call and waits for

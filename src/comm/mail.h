@@ -41,8 +41,8 @@ moert_status moert_mail_create(moert_comm *comm, moert_mail **mail);
 /* Abandons messages in flight. NULL is legal. */
 void moert_mail_destroy(moert_mail *mail);
 
-/* Makes room for so many messages in flight, each of one run and up to `bytes`: posting them then
- * needs no memory. Errors: ERROR_MEMORY. */
+/* Makes room for a number of messages in flight, each of one run and up to `bytes`: posting them
+ * then needs no memory. Errors: ERROR_MEMORY. */
 moert_status moert_mail_reserve(moert_mail *mail, size_t messages, size_t bytes);
 
 /* Posts the rows of `count` runs; if they are empty, it posts no message. `peer` may be this rank.

@@ -16,7 +16,7 @@ static bool reserves_worst_case(const moert_memory_setting *setting) {
            (setting->device == NULL || moert_device_describe(setting->device)->is_cpu);
 }
 
-/* Adds a window of so many floats per row. */
+/* Adds a window of `width` floats per row. */
 static void add_window(const moert_memory_shape *s, moert_row_peak peak, size_t width,
                        const char *name, moert_memory *memory) {
     const moert_memory_setting *setting = s->setting;

@@ -33,7 +33,7 @@ typedef struct norm_form {
     size_t steps; /* steps of a row that a row group holds in registers; 0: rows are read twice */
     size_t block; /* rows of a row group */
     size_t part;  /* columns that a row group sums, in both forms */
-    size_t piece_grain; /* pieces have a multiple of so many rows; 0: PIECE_ROWS */
+    size_t piece_grain; /* the rows of a piece are a multiple of this; 0: PIECE_ROWS */
     char program[64];
 } norm_form;
 

@@ -69,11 +69,10 @@ moert_status moert_trainer_create_saver(moert_trainer *t);
 /* Saves the state after the last step: beside training, or now if it is the last save or the run
  * waits for its saves. */
 moert_status moert_trainer_save(moert_trainer *t, bool last);
-/* Lets a save in progress go on, or waits for its end. If it fails, training goes on.
- * Collective. */
+/* Advances a background save, or waits for it. If the save fails, training goes on. Collective. */
 void moert_trainer_poll_save(moert_trainer *t);
 void moert_trainer_end_save(moert_trainer *t);
-/* Whether something that is due every so many steps is due after `done` of `total` steps. */
+/* Whether something that is due every `every` steps is due after `done` of `total` steps. */
 static inline bool moert_trainer_due(uint64_t every, uint64_t done, uint64_t total) {
     return every > 0 && (done % every == 0 || done == total);
 }

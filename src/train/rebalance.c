@@ -16,9 +16,9 @@
 #include "train/move.h"
 
 enum {
-    WORTH = 30, /* the moves of a layer must save one of so many rows: of the busiest rank's, or of
-                   all those that travel between nodes */
-    MEMORY = 8  /* each later step takes one of so many off the rows of earlier steps */
+    WORTH = 30, /* the moves of a layer must save at least 1/WORTH of the busiest rank's rows, or of
+                   all rows that travel between nodes */
+    MEMORY = 8  /* each step takes 1/MEMORY off the rows of earlier steps */
 };
 
 /* What the last moves have done. Loads are the rows of the busiest rank / mean, in the worst layer.

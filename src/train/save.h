@@ -46,9 +46,8 @@ moert_status moert_saver_write(moert_saver *saver, const moert_run_state *state)
 moert_status moert_saver_begin(moert_saver *saver, const moert_run_state *state);
 /* True from moert_saver_begin until the save has ended; the same on all ranks. */
 bool moert_saver_is_busy(const moert_saver *saver);
-/* Lets the save in progress go on; does not wait for the disk. It has ended when
- * moert_saver_is_busy is false. Collective. Errors: those of moert_saver_write, when it has
- * failed. */
+/* Advances the save in progress without waiting for the disk. It has ended when moert_saver_is_busy
+ * is false. Collective. Errors: those of moert_saver_write, when it has failed. */
 moert_status moert_saver_poll(moert_saver *saver);
 /* Waits for the end of the save in progress, if any. Collective. Errors: those of
  * moert_saver_write. */

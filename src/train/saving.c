@@ -27,7 +27,7 @@ static void report_save(moert_trainer *t, moert_status status) {
                    (unsigned long long)saved.step, moert_last_error());
 }
 
-/* Lets a save beside training go on, or waits for its end. If it fails, training goes on. */
+/* Advances a background save, or waits for it. If the save fails, training goes on. */
 static void go_on_saving(moert_trainer *t, moert_status (*how)(moert_saver *)) {
     if (t->saver == NULL || !moert_saver_is_busy(t->saver))
         return;

@@ -129,7 +129,7 @@ static moert_status open_metrics(moert_trainer *t) {
                             t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
 }
 
-/* Drops the lines of steps from the present one on. */
+/* Truncates metrics.jsonl to steps before the current one. */
 static moert_status reopen_metrics(moert_trainer *t) {
     moert_metrics *old = t->metrics;
     t->metrics = NULL;

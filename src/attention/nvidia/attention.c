@@ -57,7 +57,7 @@ static moert_status find_blocks(const moert_attention *a, size_t own, blocks *fo
     return moert_documents_blocks(a->documents, own, &found->list, &found->count);
 }
 
-/* The size of the stats of so many blocks. */
+/* The size of the stats of `count` blocks. */
 static size_t stats_bytes(const moert_attention *a, size_t count) {
     return count * a->heads * STATS_PER_BLOCK * sizeof(float);
 }

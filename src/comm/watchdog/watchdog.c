@@ -40,7 +40,7 @@ static void leave(moert_watchdog *watchdog) {
     moert_comm_give_up(watchdog->message);
 }
 
-/* Lets the rank that reports the failure write its message first. */
+/* Ends this rank later, so that the rank that reports the failure first writes its message. */
 static void end_later(moert_watchdog *watchdog, uint64_t now_ns) {
     if (watchdog->ending_ns == 0)
         watchdog->ending_ns = now_ns + second_ns;
