@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# run: check
+# tests/lint_sizes.awk finds each kind of what docs/contributing.md forbids in files that break one rule, and takes what is just legal.
+. "$(dirname "$0")/../support/e2e.sh"
+
+lines() { yes '    x++;' | head -n "$1"; }
+parameters() { seq -f 'int a%g' -s ', ' "$1"; }
+
+judge() { # WANTED FILE...: WANTED is the one complaint about files in $tmp, or nothing
+    (cd "$tmp" && awk -f "$OLDPWD/tests/lint_sizes.awk" "${@:2}") >"$log"
+    local status=$?
+    if [ -z "$1" ]; then [ $status -eq 0 ] && [ ! -s "$log" ]; else [ $status -eq 1 ] && [ "$(cat "$log")" = "$1" ]; fi
+    verdict $? "${1:-a legal file is taken}: ${*:2}"
+}
+plant() { # WANTED FILE: the text of FILE is standard input
+    mkdir -p "$tmp/$(dirname "$2")"
+    cat >"$tmp/$2"
+    judge "$@"
+}
+body() { printf '%s {\n' "$1"; lines "$2"; echo '}'; } # SIGNATURE LINES
+
+plant '' src/legal.c < <(lines 500)
+for file in src/long.c bench/long.h tests/unit/io/long.c; do
+    plant "$file:501: 501 lines in a file, at most 500" $file < <(lines 501)
+done
+plant '' src/legal.c < <(body 'static void f(void)' 57)
+plant 'bench/f.c:1: f: 60 lines in a function, at most 59' bench/f.c < <(body 'static void f(void)' 58)
+plant '' src/legal.c < <(body "void g($(parameters 6))" 1)
+plant 'src/g.c:2: g: 7 parameters, at most 6' src/g.c < <(echo '/* g */'; body "static int *g($(parameters 7))" 1)
+plant 'src/h.c:1: h: 7 parameters, at most 6' src/h.c < <(body "int h(void (*f)(int, int), /* a, b */
+      $(parameters 6))" 1)
+plant '' src/table.h < <(echo '#define TABLE(X) \'; yes '    X(a, b, c, d, e, f, g) \' | head -n 80)
+plant '' src/inner.h <<<'#include "other/outer.h"'
+plant '' src/outer.h < <(echo '#include "inner.h"'; body 'void f(void)' 1)
+judge '' src/inner.h src/outer.h
+plant '' src/other/outer.h <<<'#  include "../outer.h"'
+judge 'includes go in a circle: src/inner.h src/other/outer.h src/outer.h src/inner.h' src/inner.h src/other/outer.h src/outer.h
+finish
