@@ -1,5 +1,5 @@
-/* The block of queries or keys that a work-group owns, and the positions that the mask lets them see
- * or be seen from. */
+/* The block of queries or keys that a work-group owns, and the positions that the mask lets them
+ * see or be seen from. */
 #ifndef MOERT_ATTENTION_PLACE_H
 #define MOERT_ATTENTION_PLACE_H
 

@@ -60,8 +60,8 @@ typedef struct lane_sums {
     {                                                                                              \
         { 0.0f }                                                                                   \
     }
-/* Precedes a statement: runs it for each step of the first `width` columns of a row. The step begins
- * at column c, and its sum belongs to part v of a lane_sums. */
+/* Precedes a statement: runs it for each step of the first `width` columns of a row. The step
+ * begins at column c, and its sum belongs to part v of a lane_sums. */
 #define EACH_STEP_OF(c, v, width)                                                                  \
     for (int c = 0, v = 0; c < (int)(width); c += VEC, v = (v + 1) % SUM_VECS)
 

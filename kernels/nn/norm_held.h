@@ -90,7 +90,7 @@ void norm_forward(global const float *x, global const float *weight, global floa
     }
 }
 
-/* Rotates heads of dy back, from row `row` on; `at` is the position of that row, and becomes that of
+/* Rotates heads of dy back, from row `row` on; `at` is that row's position, and becomes that of
  * the row after them. */
 static inline void rotate_back(vec g[ROWS][STEPS], global const float *dy, ulong row, ulong end,
                                head_position *at, global const float *table, moert_norm_args args) {
