@@ -4,6 +4,15 @@
 
 #include "args/args.h"
 
+/* The most experts. Tokens of a row group in the CPU form: in router.cl and sums.cl, and in
+ * balance.cl and padding.cl. The fewest slots of gpu.cl. */
+enum {
+    MOERT_ROUTER_MOST_EXPERTS = 1024,
+    MOERT_ROUTER_TOKENS = 16,
+    MOERT_ROUTER_PADDING_TOKENS = 256,
+    MOERT_ROUTER_LEAST_SLOTS = 8
+};
+
 typedef struct moert_router_args {
     args_u64 tokens;
     args_i32 topk, normalised;

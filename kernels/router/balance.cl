@@ -10,11 +10,7 @@
  */
 #include "args/router.h"
 
-#if MOERT_ITEMS == 1
-#define TOKENS 256 /* src/router/router.c: TOKENS_AT_ONCE */
-#else
-#define TOKENS 1
-#endif
+#define TOKENS BY_FORM(MOERT_ROUTER_PADDING_TOKENS, 1)
 
 static inline float hash(uint bits, uint expert) {
     uint h = bits ^ expert * 0x9E3779B9u;

@@ -1,10 +1,40 @@
 /*
  * Included by gpu.cl: the choice of the smallest of a token's keys. An item holds KEYS of them.
  * UINT_MAX must not be chosen.
+ *
+ * A key holds the first bits of a selection score and the expert, or the whole score. Whole scores
+ * are chosen one after the other. Where items have shuffles, they sort the shorter keys; if a
+ * chosen score agrees with another one in all of these bits, the choice is repeated with whole
+ * scores.
  */
-#define KEYS (MOST_EXPERTS / SLOTS)
-#define LIST 8 /* keys that sort_list sorts; at most SLOTS */
+#include "router/items.h"
 
+#define EXPERT_BITS (MOST_EXPERTS - 1u) /* the bits of a key that hold the expert */
+#define SORTS       (HAS_SHUFFLES && SLOTS <= MOERT_ITEMS)
+#define LIST        8 /* keys that sort_list sorts; at most SLOTS */
+
+/* mine[i] = the expert of this item's slot number i, 0 past the last slot. Keys are whole
+ * scores. */
+static inline void choose_whole(uint key[KEYS], int topk, uint mine[OWN_SLOTS],
+                                local float *row_group) {
+    UNROLL_FOR(int i = 0; i < OWN_SLOTS; i++)
+        mine[i] = 0;
+    for (int k = 0; k < topk; k++) {
+        uint best = UINT_MAX, expert = EXPERT_BITS;
+        UNROLL_FOR(int i = 0; i < KEYS; i++)
+            best = min(best, key[i]);
+        best = token_min(best, row_group);
+        UNROLL_FOR(int i = KEYS - 1; i >= 0; i--)
+            expert = key[i] == best ? expert_of(i) : expert;
+        expert = token_min(expert, row_group);
+        UNROLL_FOR(int i = 0; i < KEYS; i++)
+            key[i] = expert_of(i) == expert ? UINT_MAX : key[i];
+        UNROLL_FOR(int i = 0; i < OWN_SLOTS; i++)
+            mine[i] = slot_index() + i * SPAN == k ? expert : mine[i];
+    }
+}
+
+#if SORTS
 /* Swaps *a and *b unless *a <= *b. */
 static inline void order(uint *a, uint *b) {
     const uint low = min(*a, *b);
@@ -36,8 +66,8 @@ static inline void merge_lists(uint list[SLOTS], const uint other[SLOTS]) {
                 order(&list[i], &list[i + d]);
 }
 
+/* In assembly, since the compiler would compare several times. */
 static inline uint extreme(bool larger, uint a, uint b) {
-#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__) /* the compiler would compare several times */
     uint x;
     __asm__("{ .reg .pred p; .reg .b32 low, high; setp.ne.u32 p, %3, 0; min.u32 low, %1, %2; "
             "max.u32 high, %1, %2; "
@@ -45,9 +75,11 @@ static inline uint extreme(bool larger, uint a, uint b) {
             : "=r"(x)
             : "r"(a), "r"(b), "r"((uint)larger));
     return x;
-#else
-    return larger ? max(a, b) : min(a, b);
-#endif
+}
+
+/* The key of the item whose index differs from this item's in the bits `bits`. */
+static inline uint shuffle_key(uint key, int bits) {
+    return as_uint(exchanged(as_float(key), bits));
 }
 
 /* Each item has a rank among the items that share its list. Two items whose ranks differ only in
@@ -56,12 +88,12 @@ static inline uint extreme(bool larger, uint a, uint b) {
 
 /* One step of merge_across(): orders keys between items whose ranks differ in bit v. That bit of an
  * item's rank is the parity of bits w to v of its number. */
-INLINED void order_across(uint list[SLOTS], int w, int v, local float *row_group) {
+INLINED void order_across(uint list[SLOTS], int w, int v) {
     const bool upper = popcount(slot_index() & (2 * v - 1) & ~(w - 1)) & 1;
     uint other[SLOTS];
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
-            other[i] = shuffle_uint_xor(list[v == w ? w - 1 - i : i], RANK_BIT(v), row_group);
+            other[i] = shuffle_key(list[v == w ? w - 1 - i : i], RANK_BIT(v));
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             list[i] = extreme(upper, list[i], other[i]);
@@ -74,17 +106,17 @@ INLINED void order_across(uint list[SLOTS], int w, int v, local float *row_group
  * are then ordered across the items, and last within each item. (Loops have fixed lengths, since w
  * is a constant after inlining.)
  */
-INLINED void merge_across(uint list[SLOTS], int w, local float *row_group) {
+INLINED void merge_across(uint list[SLOTS], int w) {
     uint other[SLOTS];
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
-            other[i] = shuffle_uint_xor(list[2 * w - 1 - i], RANK_BIT(w), row_group);
+            other[i] = shuffle_key(list[2 * w - 1 - i], RANK_BIT(w));
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             list[i] = min(list[i], other[i]);
     UNROLL_FOR(int v = SLOTS / 2; v > 0; v /= 2)
         if (v >= w)
-            order_across(list, w, v, row_group);
+            order_across(list, w, v);
     UNROLL_FOR(int d = SLOTS / 4; d > 0; d /= 2)
         UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
             if (i + d < w && (i & d) == 0)
@@ -94,7 +126,7 @@ INLINED void merge_across(uint list[SLOTS], int w, local float *row_group) {
 /* Returns the key of choice k to the token's item k. *distinct: no chosen key has the same score
  * bits as another key of the token. */
 static inline uint choose(const uint key[KEYS], int topk, bool *distinct, local float *row_group) {
-    const int slot = slot_index(), base = item_index() - slot;
+    const int slot = slot_index(), base = first_item();
     uint list[SLOTS], other[SLOTS], nearest = UINT_MAX;
     UNROLL_FOR(int from = 0; from < KEYS; from += LIST) {
         UNROLL_FOR(int i = 0; i < SLOTS; i++)
@@ -106,7 +138,7 @@ static inline uint choose(const uint key[KEYS], int topk, bool *distinct, local 
             list[i] = from > 0 ? list[i] : other[i];
     }
     UNROLL_FOR(int w = SLOTS / 2; w > 0; w /= 2)
-        merge_across(list, w, row_group);
+        merge_across(list, w);
     const uint mine =
         shuffle_int_from(list[0], base + ((slot ^ slot << 1) & (SLOTS - 1)), row_group);
     const uint last = shuffle_int_from(mine, base + topk - 1, row_group);
@@ -118,22 +150,4 @@ static inline uint choose(const uint key[KEYS], int topk, bool *distinct, local 
     *distinct = max_uints((uvec)(uint)(equal || nearest < (~last & EXPERT_BITS)), row_group) == 0;
     return mine;
 }
-
-/* Returns the expert of choice k to the token's item k. Keys are whole scores, and the
- * choices are made one after the other. */
-static inline uint choose_again(uint key[KEYS], int topk, local float *row_group) {
-    uint mine = 0;
-    for (int k = 0; k < topk; k++) {
-        uint best = UINT_MAX, expert = EXPERT_BITS;
-        UNROLL_FOR(int i = 0; i < KEYS; i++)
-            best = min(best, key[i]);
-        best = token_min(best, row_group);
-        UNROLL_FOR(int i = KEYS - 1; i >= 0; i--)
-            expert = key[i] == best ? expert_of(i) : expert;
-        expert = token_min(expert, row_group);
-        UNROLL_FOR(int i = 0; i < KEYS; i++)
-            key[i] = expert_of(i) == expert ? UINT_MAX : key[i];
-        mine = slot_index() == k ? expert : mine;
-    }
-    return mine;
-}
+#endif

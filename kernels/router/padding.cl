@@ -8,11 +8,7 @@
  */
 #include "args/router.h"
 
-#if MOERT_ITEMS == 1
-#define TOKENS 256 /* src/router/router.c: TOKENS_AT_ONCE */
-#else
-#define TOKENS 1
-#endif
+#define TOKENS BY_FORM(MOERT_ROUTER_PADDING_TOKENS, 1)
 
 KERNEL void router_skip(global const int *restrict token, global float *restrict scores,
                         global int *restrict index, global float *restrict weight,

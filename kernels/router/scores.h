@@ -1,7 +1,11 @@
 /*
- * Included by router.cl and gpu.cl: scores that depend on one logit only, the slopes of scores, and
- * scores as sortable integer keys.
+ * Included by the router's kernels: scores that depend on one logit only, the slopes of scores,
+ * sums over a row of scores, and scores as sortable integer keys.
  */
+#ifndef MOERT_ROUTER_SCORES_H
+#define MOERT_ROUTER_SCORES_H
+
+#include "args/router.h"
 #include "lib/elementary.h"
 
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
@@ -38,6 +42,19 @@ static inline global const float *aux_of(global const float *aux, global const u
     return ends != 0 ? aux + (ulong)group_of(ends, args.sequences, (uint)t) * args.experts : aux;
 }
 
+/* {sum s, sum s * a} of a row */
+static float2 row_sums(global const float *s, global const float *a, int experts,
+                       local float *row_group) {
+    lane_sums sum = NO_SUM, weighted = NO_SUM;
+    EACH_STEP_OF(e, v, experts) {
+        vec x = load_part(s + e, experts - e);
+        sum.part[v] += x;
+        if (a)
+            weighted.part[v] = fma(x, load_part(a + e, experts - e), weighted.part[v]);
+    }
+    return (float2)(sum_lanes(sum, row_group), sum_lanes(weighted, row_group));
+}
+
 /* Unsigned integers in the order of the floats, with -0 like 0. Only a NaN can become 0. */
 static inline uint order_key(float x) {
     uint bits = as_uint(x + 0.0f);
@@ -52,3 +69,5 @@ static inline uvec order_keys(vec x) {
 static inline float key_value(uint key) {
     return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
+
+#endif

@@ -43,7 +43,7 @@ static bool is_hopper(const char *spec) {
 
 /* Families whose kernels have only the CPU form. */
 static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/prepacked",
-                                           "lib/roof"};
+                                           "lib/roof", "router/router"};
 
 /* Work-items of a row group of the family, see kernels/lib/common.h. */
 static int row_group_items(const moert_device *device, const char *spec) {

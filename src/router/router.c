@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "args/forms.h"
 #include "args/router.h"
 #include "base/memory.h"
 #include "device/device.h"
@@ -12,59 +13,39 @@
 #include "device/profile/profile.h"
 #include "router/router.h"
 
-enum { MOST_EXPERTS = 1024 };
-/* The tokens of a row group on CPUs, as in kernels/router/balance.cl and padding.cl. */
-enum { TOKENS_AT_ONCE = 256 };
-
-/* A build of kernels/router/router.cl for up to MOST_EXPERTS experts. GPUs keep arrays of that
- * length in local memory, so they use builds for different numbers of experts. A row group computes
- * `block` tokens. */
-typedef struct build {
-    char program[80];
-    size_t block;
-    size_t columns; /* columns that a work-group of router_mass sums */
-} build;
-
-/* Chooses a build. `aligned` is ALIGNED of MOERT_PROGRAM(); only the backward sets it, since it
- * makes the forward slower. */
-static build choose_build(const moert_device *device, size_t experts, bool aligned) {
-    const bool gpu = moert_device_describe(device)->gpu_form;
-    size_t most = gpu ? 128 : MOST_EXPERTS;
-    while (most < experts)
-        most *= 2;
-    build with = {.block = gpu ? 1 : 16, .columns = gpu ? 128 : MOST_EXPERTS};
-    snprintf(with.program, sizeof with.program, "router/router -DBLOCK=%zu -DMOST_EXPERTS=%zu%s",
-             with.block, most, aligned ? " -DALIGNED" : "");
-    return with;
-}
-
-/* Sizes and limits of a build of kernels/router/gpu.cl, which holds a token's experts in registers.
- * Only NVIDIA GPUs use it, since their row groups synchronize by one instruction. */
 enum {
-    HELD_EXPERTS = 256,
-    HELD_SLOTS = 32,
-    LEAST_SLOTS = 8,
-    HELD_ROW_GROUPS = 1,
-    SPEC_BYTES = 128
+    MOST_EXPERTS = MOERT_ROUTER_MOST_EXPERTS,
+    MOST_NARROW = 256, /* experts that fewer than 32 work-items hold in registers */
+    SPEC_BYTES = 96
 };
 
-/* Writes the build's `spec` and its `grid`; false if no build supports these numbers of experts and
- * slots. */
-static bool choose_held(const moert_device *device, const moert_router_options *options,
-                        size_t tokens, char spec[SPEC_BYTES], moert_grid *grid) {
-    const moert_device_info *info = moert_device_describe(device);
-    const size_t items = HELD_SLOTS;
-    size_t slots = LEAST_SLOTS;
-    if (!info->gpu_form || info->nvidia == 0 || options->experts > HELD_EXPERTS ||
-        options->topk > HELD_SLOTS)
-        return false;
+/* A program with the kernels of the router, and the tokens of a work-group. */
+typedef struct program {
+    char spec[SPEC_BYTES];
+    size_t tokens;
+} program;
+
+/* The form of the device chooses between kernels/router/router.cl and gpu.cl. On GPUs some items of
+ * a row group share a token: as many as it has slots, rounded up to a power of 2. */
+static program choose_program(const moert_device *device, const moert_router_options *options) {
+    const size_t least =
+        options->experts > MOST_NARROW ? MOERT_GPU_ITEMS : MOERT_ROUTER_LEAST_SLOTS;
+    size_t slots = least;
+    if (!moert_device_describe(device)->gpu_form)
+        return (program){"router/router", MOERT_ROUTER_TOKENS};
     while (slots < options->topk)
         slots *= 2;
-    snprintf(spec, SPEC_BYTES, "router/gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DROW_GROUPS=%d%s",
-             options->experts, slots, (int)options->score, HELD_ROW_GROUPS,
+    program chosen = {.tokens = MOERT_GPU_ITEMS / moert_min(slots, MOERT_GPU_ITEMS)};
+    snprintf(chosen.spec, SPEC_BYTES,
+             "router/gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DGROUPED=%d%s", options->experts,
+             slots, (int)options->score, options->groups > 1,
              MOERT_PROGRAM(device, "", options->experts));
-    *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_ROW_GROUPS), 1, 1};
-    return true;
+    return chosen;
+}
+
+/* The work-groups of a kernel whose row groups have `tokens` tokens on CPUs, one on GPUs. */
+static moert_grid grid_of(const moert_device *device, size_t all, size_t tokens) {
+    return (moert_grid){moert_ceil_div(all, moert_by_form(device, tokens, 1)), 1, 1};
 }
 
 _Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
@@ -167,23 +148,12 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
     if (bias != NULL)
         MOERT_TRY(check_buffer("bias", bias, 1, options->experts));
     tell_work(device, tokens, 2 * options->experts + 2 * options->topk);
-    char held[SPEC_BYTES];
-    const build with = choose_build(device, options->experts, false);
-    const char *program = with.program, *kernel = "router_forward";
+    const program p = choose_program(device, options);
     const moert_router_args args = args_of(options, tokens);
-    moert_grid grid = {moert_ceil_div(tokens, with.block), 1, 1};
-    if (options->groups == 1 && choose_held(device, options, tokens, held, &grid)) {
-        program = held;
-        kernel = "router_choose";
-    }
-    return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(logits), MOERT_ARG(bias),
-                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+    return MOERT_RUN(device, p.spec, "router_forward",
+                     ((moert_grid){moert_ceil_div(tokens, p.tokens), 1, 1}), MOERT_ARG(logits),
+                     MOERT_ARG(bias), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
-}
-
-/* The grid of a kernel that takes TOKENS_AT_ONCE tokens a row group on CPUs, one on GPUs. */
-static moert_grid few_tokens_each(const moert_device *device, size_t tokens) {
-    return (moert_grid){moert_ceil_div(tokens, moert_by_form(device, TOKENS_AT_ONCE, 1)), 1, 1};
 }
 
 moert_status moert_router_balance(moert_device *device, const moert_router_options *options,
@@ -193,8 +163,9 @@ moert_status moert_router_balance(moert_device *device, const moert_router_optio
         return MOERT_OK;
     MOERT_TRY(check_buffer("logits", logits, tokens, options->experts));
     const moert_router_args args = args_of(options, tokens);
-    return MOERT_RUN(device, "router/balance", "router_balance", few_tokens_each(device, tokens),
-                     MOERT_ARG(logits), MOERT_STRUCT(args));
+    return MOERT_RUN(device, "router/balance", "router_balance",
+                     grid_of(device, tokens, MOERT_ROUTER_PADDING_TOKENS), MOERT_ARG(logits),
+                     MOERT_STRUCT(args));
 }
 
 moert_status moert_router_skip(moert_device *device, const moert_router_options *options,
@@ -209,8 +180,9 @@ moert_status moert_router_skip(moert_device *device, const moert_router_options 
     MOERT_TRY(check_buffer("weight", routing->weight, tokens, options->topk));
     MOERT_TRY(check_buffer("lse", routing->lse, tokens, 1));
     const moert_router_args args = args_of(options, tokens);
-    return MOERT_RUN(device, "router/padding", "router_skip", few_tokens_each(device, tokens),
-                     MOERT_ARG(token), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+    return MOERT_RUN(device, "router/padding", "router_skip",
+                     grid_of(device, tokens, MOERT_ROUTER_PADDING_TOKENS), MOERT_ARG(token),
+                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
 }
 
@@ -232,34 +204,25 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
         MOERT_TRY(check_buffer("sequence_ends", gradient->sequence_ends, gradient->sequences, 1));
     const bool reads_logits = gradient->z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
     tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
-    char held[SPEC_BYTES];
-    const size_t sizes = moert_by_form(device, 1, options->experts | options->topk);
-    const build with = choose_build(device, options->experts, sizes % 4 == 0);
-    const char *program = with.program, *kernel = "router_backward";
+    const program p = choose_program(device, options);
     moert_router_args args = args_of(options, tokens);
     args.z_factor = gradient->z_factor;
     args.sequences = (unsigned)gradient->sequences;
-    moert_grid grid = {moert_ceil_div(tokens, with.block), 1, 1};
-    if (choose_held(device, options, tokens, held, &grid)) {
-        program = held;
-        kernel = "router_return";
-    }
-    return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(gradient->logits),
-                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
-                     MOERT_ARG(gradient->dweight), MOERT_ARG(gradient->aux_gradient),
-                     MOERT_ARG(by_sequence ? gradient->sequence_ends : NULL),
-                     MOERT_ARG(gradient->dlogits), MOERT_STRUCT(args));
+    return MOERT_RUN(
+        device, p.spec, "router_backward", ((moert_grid){moert_ceil_div(tokens, p.tokens), 1, 1}),
+        MOERT_ARG(gradient->logits), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+        MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(gradient->dweight),
+        MOERT_ARG(gradient->aux_gradient), MOERT_ARG(by_sequence ? gradient->sequence_ends : NULL),
+        MOERT_ARG(gradient->dlogits), MOERT_STRUCT(args));
 }
 
-/* Checks the buffers of sums over sequences; `sums` is [S,E]. */
-static moert_status check_sums(const moert_router_options *options, size_t tokens,
-                               const moert_buffer *scores, const moert_buffer *sequence_ends,
-                               size_t sequences, const char *name, const moert_buffer *sums) {
+/* Checks the scores of tokens in sequences; `sequences` is at least 1. */
+static moert_status check_sequences(const moert_router_options *options, size_t tokens,
+                                    const moert_buffer *scores, const moert_buffer *sequence_ends,
+                                    size_t sequences) {
     MOERT_TRY(moert_router_check(options));
     MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
-    MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
-    return check_buffer(name, sums, sequences, options->experts);
+    return check_buffer("sequence_ends", sequence_ends, sequences, 1);
 }
 
 moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
@@ -267,13 +230,14 @@ moert_status moert_router_mass(const moert_router_options *options, size_t token
                                size_t sequences, moert_buffer *mass) {
     if (sequences == 0)
         return moert_router_check(options);
-    MOERT_TRY(check_sums(options, tokens, scores, sequence_ends, sequences, "mass", mass));
+    MOERT_TRY(check_sequences(options, tokens, scores, sequence_ends, sequences));
+    MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
     moert_device *device = moert_buffer_device(mass);
     tell_work(device, tokens, options->experts);
-    const build with = choose_build(device, options->experts, false);
+    const size_t strips =
+        moert_by_form(device, 1, moert_ceil_div(options->experts, MOERT_SUM_LANES));
     const moert_router_args args = args_of(options, tokens);
-    return MOERT_RUN(device, with.program, "router_mass",
-                     ((moert_grid){sequences, moert_ceil_div(options->experts, with.columns), 1}),
+    return MOERT_RUN(device, "router/sums", "router_mass", ((moert_grid){sequences, strips, 1}),
                      MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
                      MOERT_STRUCT(args));
 }
@@ -283,17 +247,18 @@ moert_status moert_router_counts(const moert_router_options *options, size_t tok
                                  size_t sequences, moert_buffer *counts) {
     if (sequences == 0)
         return moert_router_check(options);
-    MOERT_TRY(check_sums(options, tokens, scores, sequence_ends, sequences, "counts", counts));
+    MOERT_TRY(check_sequences(options, tokens, scores, sequence_ends, sequences));
+    MOERT_TRY(check_buffer("counts", counts, sequences, options->experts));
     moert_device *device = moert_buffer_device(counts);
     MOERT_TRY(moert_buffer_clear(counts, 0, sequences * options->experts * sizeof(uint32_t)));
     if (tokens == 0)
         return MOERT_OK;
     tell_work(device, tokens, options->experts + options->topk);
-    const build with = choose_build(device, options->experts, false);
+    const program p = choose_program(device, options);
     moert_router_args args = args_of(options, tokens);
     args.sequences = (unsigned)sequences;
-    return MOERT_RUN(device, with.program, "router_counts",
-                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(scores),
+    return MOERT_RUN(device, p.spec, "router_counts",
+                     ((moert_grid){moert_ceil_div(tokens, p.tokens), 1, 1}), MOERT_ARG(scores),
                      MOERT_ARG(sequence_ends), MOERT_ARG(counts), MOERT_STRUCT(args));
 }
 
@@ -306,9 +271,8 @@ moert_status moert_router_entropy(const moert_router_options *options, size_t to
     MOERT_TRY(check_buffer("entropy", entropy, tokens, 1));
     moert_device *device = moert_buffer_device(entropy);
     tell_work(device, tokens, options->experts + 1);
-    const build with = choose_build(device, options->experts, false);
     const moert_router_args args = args_of(options, tokens);
-    return MOERT_RUN(device, with.program, "router_entropy",
-                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(scores),
+    return MOERT_RUN(device, "router/sums", "router_entropy",
+                     grid_of(device, tokens, MOERT_ROUTER_TOKENS), MOERT_ARG(scores),
                      MOERT_ARG(entropy), MOERT_STRUCT(args));
 }

@@ -76,8 +76,7 @@ options() { # FAMILY: the options of its programs, one a line
     attention/stats) printf '%s\n' -DVALUE_SIZE=64 -DVALUE_SIZE=128 ;;
     nn/norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DGROUPS_PER_ROW=1 -DROTATED=0','1 -DGROUPS_PER_ROW=1 -DALIGNED -DROTATED='{0,1},'16 -DGROUPS_PER_ROW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
     exchange/exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
-    router/router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
-    router/gpu) printf '%s\n' '-DROW_GROUPS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DROW_GROUPS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
+    router/gpu) printf '%s\n' '-DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3}' -DGROUPED='{0,1} '-DEXPERTS='{'256 -DSLOTS=16','1024 -DSLOTS='{32,128}}' -DALIGNED -DSCORE='{1,2}' -DGROUPED=0' ;;
     lib/roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
     nn/squares) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;

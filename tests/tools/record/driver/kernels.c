@@ -94,8 +94,8 @@ static void *memory_of(const argument *a) {
     return find_buffer(handle)->memory;
 }
 
-/* Replaces the kernel router_choose: a token chooses consecutive experts, beginning with one that a
- * hash of the token selects. */
+/* Replaces the kernel router_forward of GPUs: a token chooses consecutive experts, beginning with
+ * one that a hash of the token selects. */
 static void choose(const kernel *k) {
     enum { INDEX = 3, WEIGHT = 4, ARGS = 6 };
     const unsigned experts = (unsigned)atoi(strstr(k->program->options, "-DEXPERTS=") + 10);
@@ -129,11 +129,13 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel handle, cl_uint 
     for (unsigned i = 0; i < k->count; i++)
         say_argument(&k->arguments[i]);
     say("\n");
-    if (strcmp(k->name, "router_choose") == 0)
+    const bool chooses =
+        strcmp(k->name, "router_forward") == 0 && strstr(k->program->options, "-DEXPERTS=") != NULL;
+    if (chooses)
         choose(k);
     if (event != NULL) /* the caller gets an event even if the kernel does not run */
         REAL(clEnqueueMarkerWithWaitList)(queue, 0, NULL, event);
-    if (!runs(k->name))
+    if (chooses || !runs(k->name))
         return CL_SUCCESS;
     const cl_int code =
         REAL(clEnqueueNDRangeKernel)(queue, handle, rank, offset, all, items, waits, wait, NULL);
