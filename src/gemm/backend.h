@@ -12,8 +12,9 @@
 
 /* How a backend prepacks weights. */
 typedef struct moert_prepacker {
-    /* Chooses the tile and returns the bytes of the panels; 0 if prepacking does not pay. */
-    size_t (*plan)(const moert_device *device, moert_panels *panels);
+    /* Sets the tile, by `choices` or, if that is NULL, the tuning rows. Returns the bytes of the
+     * panels; 0 if prepacking does not pay. */
+    size_t (*plan)(const moert_device *device, const moert_choices *choices, moert_panels *panels);
     /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
     moert_status (*fill)(const moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized);

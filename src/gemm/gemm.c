@@ -219,6 +219,7 @@ static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
     MOERT_TRY(check_buffers(full));
     MOERT_TRY(check_epilogue(full));
     MOERT_TRY(check_prepacked(full));
+    MOERT_TRY(moert_choices_check_whole(full->more->choices));
     if (adds && gemm->kind == MOERT_GEMM_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     if (rounded_of(full) != NULL &&
@@ -277,7 +278,7 @@ static bool supports_prepacked(const moert_device *device, const moert_gemm *gem
     moert_gemm full = completed(gemm);
     full.panels = &panels;
     full.groups.rows = moert_max(full.groups.rows, 1);
-    return moert_panels_plan(device, &shape, &panels) > 0 &&
+    return moert_panels_plan(device, &shape, NULL, &panels) > 0 &&
            moert_backend_get(device)->supports(device, &full) == NULL;
 }
 

@@ -99,8 +99,8 @@ typedef struct moert_epilogue {
 /* A backend's memory for GEMMs with conversions. */
 typedef struct moert_workspace moert_workspace;
 
-/* What few GEMMs need. Layers set the first three fields, op objects the others; these have the
- * formulas of moert/ops.h. Buffers may be NULL. */
+/* What few GEMMs need. Layers set the first three fields, measurements the fourth, op objects the
+ * others; these have the formulas of moert/ops.h. Buffers may be NULL. */
 typedef struct moert_gemm_more {
     moert_buffer **split;  /* float32: the backend may multiply each operand as a sum of three bf16
                              values, stored in the growable buffer *split. NULL: sums are chains */
@@ -110,6 +110,9 @@ typedef struct moert_gemm_more {
      * kernels reach, such as peer memory; not if that is 0. For dgrad, and for forward without a
      * GLU. y (x) must be given and is not written. NULL: rows are stored in the result's buffer. */
     const moert_buffer *places;
+    /* Tiles of the portable backend (gemm/tuning/tuning.h): all are set, and within their bounds.
+     * NULL: those of the tuning rows. */
+    const struct moert_choices *choices;
     moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
     bool discrete;
     size_t divisor;      /* of a gathered x */

@@ -27,23 +27,30 @@ static moert_status check_shape(const moert_panels_shape *shape) {
 }
 
 size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
-                         moert_panels *panels) {
+                         const moert_choices *choices, moert_panels *panels) {
     *panels = (moert_panels){.shape = *shape, .prepacker = moert_backend_get(device)->prepacker};
-    const size_t bytes = panels->prepacker != NULL ? panels->prepacker->plan(device, panels) : 0;
+    const size_t bytes =
+        panels->prepacker != NULL ? panels->prepacker->plan(device, choices, panels) : 0;
     return bytes <= moert_device_describe(device)->largest_bytes ? bytes : 0;
 }
 
 size_t moert_panels_need(const moert_device *device, const moert_panels_shape *shape) {
     moert_panels panels;
-    return moert_panels_plan(device, shape, &panels);
+    return moert_panels_plan(device, shape, NULL, &panels);
 }
 
 moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
                                  moert_panels **panels) {
+    return moert_panels_create_with(device, shape, NULL, panels);
+}
+
+moert_status moert_panels_create_with(moert_device *device, const moert_panels_shape *shape,
+                                      const moert_choices *choices, moert_panels **panels) {
     MOERT_TRY(check_shape(shape));
+    MOERT_TRY(moert_choices_check_whole(choices));
     MOERT_TRY(moert_backend_check(device));
     moert_panels planned, *made;
-    const size_t bytes = moert_panels_plan(device, shape, &planned);
+    const size_t bytes = moert_panels_plan(device, shape, choices, &planned);
     *panels = NULL;
     if (bytes == 0)
         return MOERT_OK;

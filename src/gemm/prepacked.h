@@ -33,6 +33,11 @@ typedef struct moert_panels_shape {
 } moert_panels_shape;
 moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
                                  moert_panels **panels);
+/* The same with these choices, for measurements; NULL: those of the tuning rows. ERROR_USAGE if one
+ * is missing or out of bounds. */
+struct moert_choices;
+moert_status moert_panels_create_with(moert_device *device, const moert_panels_shape *shape,
+                                      const struct moert_choices *choices, moert_panels **panels);
 /* Bytes of device memory; 0 where moert_panels_create would give NULL. */
 size_t moert_panels_need(const moert_device *device, const moert_panels_shape *shape);
 /* Prepacks weight[G,N,K], float32. */
@@ -58,7 +63,7 @@ void moert_panels_destroy(moert_panels *panels);
 /* For backends: fills in `panels` except for the memory; returns its bytes, or 0 where
  * moert_panels_create gives NULL. */
 size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
-                         moert_panels *panels);
+                         const struct moert_choices *choices, moert_panels *panels);
 
 /* ---- the panels of a weight, made when they pay ---- */
 

@@ -18,7 +18,8 @@ enum { GRAIN = 8 }; /* bf16 values in 16 bytes, the unit of copies to local memo
 
 /* ---- weights ---- */
 
-static size_t plan(const moert_device *device, moert_panels *panels) {
+static size_t plan(const moert_device *device, const moert_choices *choices, moert_panels *panels) {
+    (void)choices;
     const moert_panels_shape *shape = &panels->shape;
     (void)device;
     if (shape->type != MOERT_DTYPE_BF16 || (shape->n | shape->k) % GRAIN != 0)

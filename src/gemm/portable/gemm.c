@@ -108,18 +108,23 @@ static size_t dots_of(const moert_gemm *gemm, const moert_device *device, size_t
     return moert_ceil_div(reduction, moert_per_dot(moert_gemm_dot(gemm, device)));
 }
 
-/* The choices of the tuning rows for a GEMM. */
+/* The choices that the GEMM has or, without any, those of the tuning rows for groups of `rows`. */
+static moert_choices find_choices(const moert_gemm *gemm, moert_tuned operation, size_t rows) {
+    const moert_tuning_key key = {operation, moert_gemm_type(gemm), gemm->n, gemm->k, rows};
+    return gemm->more->choices != NULL
+               ? *gemm->more->choices
+               : moert_tuning_find(moert_buffer_device(gemm->groups.ends), &key);
+}
+
+/* The choices for a GEMM whose tile need not hold gates and ups. */
 static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation) {
-    /* a wgrad without rows has no x, only its result */
-    const moert_device *device =
-        moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight.buffer : gemm->x.buffer);
+    const moert_device *device = moert_buffer_device(gemm->groups.ends);
     const moert_row_groups part = moert_groups_filled(gemm->groups);
     const size_t groups = gemm->groups.shared && operation != MOERT_TUNED_WGRAD
                               ? 1
                               : moert_max(part.end - part.first, 1);
-    const moert_tuning_key key = {operation, moert_gemm_type(gemm), gemm->n, gemm->k,
-                                  moert_ceil_div(part.end_row - part.first_row, groups)};
-    moert_choices choices = moert_tuning_find(device, &key);
+    const size_t rows = moert_ceil_div(part.end_row - part.first_row, groups);
+    moert_choices choices = find_choices(gemm, operation, rows);
     if (gemm->panels != NULL)
         choices.width = moert_panels_width(gemm->panels, choices.width);
     return moert_with_tile(choices, moert_gemm_dot(gemm, device));
@@ -233,12 +238,11 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
     const moert_row_groups part = moert_groups_filled(gemm->groups);
     const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), part.end - part.first, 1};
-    const moert_tuning_key key = {MOERT_TUNED_WGRAD, moert_gemm_type(gemm), gemm->n, gemm->k, 0};
     char spec[MOERT_SPEC_BYTES];
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
     const moert_choices tile =
-        moert_with_tile(moert_tuning_find(device, &key),
+        moert_with_tile(find_choices(gemm, MOERT_TUNED_WGRAD, 0),
                         moert_dot_of(device, moert_gemm_type(gemm))); /* not used */
     moert_gemm_program(device, moert_gemm_type(gemm), NULL, NULL, &tile, spec);
     const moert_gemm_args args = moert_portable_args(gemm, 0);
@@ -274,11 +278,9 @@ moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
 /* Finds the tile of a GEMM with a GLU; false if the tile cannot apply it. */
 static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     const moert_panels *panels = gemm->panels;
-    const moert_tuning_key key = {panels != NULL ? MOERT_TUNED_PREPACKED_FORWARD
-                                                 : MOERT_TUNED_FORWARD,
-                                  moert_gemm_type(gemm), gemm->n, gemm->k, rows_of(gemm).lines};
     const moert_device *device = moert_buffer_device(gemm->y.buffer);
-    *tile = moert_tuning_find(device, &key);
+    *tile = find_choices(gemm, panels != NULL ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_FORWARD,
+                         rows_of(gemm).lines);
     if (panels != NULL)
         tile->width = moert_panels_width(panels, tile->width);
     *tile = moert_with_tile(*tile, moert_gemm_dot(gemm, device));

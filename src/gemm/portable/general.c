@@ -271,13 +271,13 @@ static moert_status multiply_batch(const moert_gemm *gemm, const moert_gemm *inn
 
 moert_status moert_portable_general(const moert_gemm *gemm) {
     const moert_general *work = gemm->more->workspace->state;
-    const moert_gemm_more none = {.row_multiple = 0};
+    const moert_gemm_more more = {.choices = gemm->more->choices};
     moert_gemm inner = {.kind = gemm->kind,
                         .groups = gemm->groups,
                         .n = gemm->n,
                         .k = gemm->k,
                         .bias = work->direct ? gemm->bias : NULL,
-                        .more = &none};
+                        .more = &more};
     MOERT_TRY(load_rows(gemm, &gemm->x, gemm->k, work->x, &inner.x));
     MOERT_TRY(load_rows(gemm, &gemm->y, gemm->n, work->y, &inner.y));
     if (work->acc != NULL && reads_y(gemm))

@@ -35,7 +35,7 @@ static size_t width_of(const moert_panels *panels) {
     return shape->use == MOERT_PANELS_DGRAD ? shape->k : shape->n;
 }
 
-static size_t plan(const moert_device *device, moert_panels *panels) {
+static size_t plan(const moert_device *device, const moert_choices *choices, moert_panels *panels) {
     const moert_panels_shape *shape = &panels->shape;
     const moert_tuning_key key = {shape->use == MOERT_PANELS_DGRAD ? MOERT_TUNED_PREPACKED_DGRAD
                                                                    : MOERT_TUNED_PREPACKED_FORWARD,
@@ -44,7 +44,8 @@ static size_t plan(const moert_device *device, moert_panels *panels) {
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
     panels->dot = moert_dot_of(device, shape->type);
-    panels->tile = moert_with_tile(moert_tuning_find(device, &key), panels->dot);
+    panels->tile =
+        moert_with_tile(choices != NULL ? *choices : moert_tuning_find(device, &key), panels->dot);
     const size_t columns = columns_of(panels);
     return (shape->groups * moert_ceil_div(width_of(panels), columns) + MOERT_GEMM_PANELS_PAST) *
            height_of(panels) * columns * sizeof(float);

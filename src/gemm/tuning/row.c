@@ -58,6 +58,16 @@ bool moert_choices_check(const moert_choices *choices, char problem[PROBLEM_BYTE
     return true;
 }
 
+moert_status moert_choices_check_whole(const moert_choices *choices) {
+    char problem[PROBLEM_BYTES] = "a choice is missing";
+    bool whole = true;
+    for (size_t i = 0; i < CHOICES && choices != NULL; i++)
+        whole &= value_of(choices, i) != 0;
+    if (!whole || (choices != NULL && !moert_choices_check(choices, problem)))
+        return MOERT_FAIL(ERROR_USAGE, "no GEMM can be tuned so: %s", problem);
+    return MOERT_OK;
+}
+
 void moert_choices_print(const moert_choices *choices, char *text, size_t bytes) {
     size_t used = 0;
     text[0] = '\0';

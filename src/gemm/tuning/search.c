@@ -26,10 +26,11 @@ static moert_choices replace(moert_choices base, const moert_choices *value) {
     return base;
 }
 
-static moert_status time_runs(const moert_trial *trial, size_t repeat, double *ns) {
+static moert_status time_runs(const moert_trial *trial, const moert_choices *choices, size_t repeat,
+                              double *ns) {
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < repeat; i++)
-        MOERT_TRY(trial->run(trial->what));
+        MOERT_TRY(trial->run(trial->what, choices));
     MOERT_TRY(moert_device_finish(trial->device));
     *ns = (double)(moert_clock_ns() - start) / (double)repeat;
     return MOERT_OK;
@@ -40,17 +41,16 @@ static moert_status take_sample(const moert_trial *trial, moert_candidate *c, si
                                 double *spent_ns) {
     const bool first = c->samples == 0;
     double ns = 0.0;
-    MOERT_TRY(moert_tuning_force(&c->choices));
     if (trial->prepare != NULL)
-        MOERT_TRY(trial->prepare(trial->what));
+        MOERT_TRY(trial->prepare(trial->what, &c->choices));
     if (first)
-        MOERT_TRY(time_runs(trial, 1, &ns));
+        MOERT_TRY(time_runs(trial, &c->choices, 1, &ns));
     if (*repeat == 0) {
-        MOERT_TRY(time_runs(trial, 1, &ns));
+        MOERT_TRY(time_runs(trial, &c->choices, 1, &ns));
         *repeat = (size_t)(SHORTEST_SAMPLE_NS / (ns + 1.0)) + 1;
         *repeat = moert_min(*repeat, MOST_REPEATS);
     }
-    MOERT_TRY(time_runs(trial, *repeat, &ns));
+    MOERT_TRY(time_runs(trial, &c->choices, *repeat, &ns));
     c->sample[c->samples++] = ns;
     *spent_ns += ns * (double)(*repeat + first);
     return MOERT_OK;
@@ -73,15 +73,12 @@ static moert_status compare(const moert_trial *trial, moert_candidate *candidate
                             uint64_t budget_ns) {
     double spent_ns = 0.0;
     size_t repeat = 0;
-    moert_status status = MOERT_OK;
     for (size_t round = 0; round < MOERT_TUNE_SAMPLES && spent_ns < (double)budget_ns; round++)
         for (size_t i = 0; i < count && spent_ns < (double)budget_ns; i++)
-            MOERT_TRY_OR(done, take_sample(trial, &candidates[i], &repeat, &spent_ns));
+            MOERT_TRY(take_sample(trial, &candidates[i], &repeat, &spent_ns));
     for (size_t i = 0; i < count; i++)
         find_median(&candidates[i]);
-done:
-    moert_tuning_force(NULL);
-    return status;
+    return MOERT_OK;
 }
 
 /* Compares the best choices so far with the values of an axis. */

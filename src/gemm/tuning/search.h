@@ -3,13 +3,15 @@
 
 #include "gemm/tuning/tuning.h"
 
-/* A GEMM that can run any number of times, each time with the choices of moert_tuning_force. */
+/* A GEMM that can run any number of times, each time with other choices. */
 typedef struct moert_trial {
     moert_device *device;
-    void *what;                          /* argument of the callbacks */
-    moert_status (*prepare)(void *what); /* called before each sample, untimed; may be NULL */
-    moert_status (*run)(void *what);     /* enqueues the GEMM once */
-    bool prefetches;                     /* false: the search skips the axis PREFETCH */
+    void *what; /* argument of the callbacks */
+    /* Called before each sample, untimed; may be NULL. */
+    moert_status (*prepare)(void *what, const moert_choices *choices);
+    /* Enqueues the GEMM once. */
+    moert_status (*run)(void *what, const moert_choices *choices);
+    bool prefetches; /* false: the search skips the axis PREFETCH */
 } moert_trial;
 
 /* X(AXIS, candidate values...): a value may set several choices */

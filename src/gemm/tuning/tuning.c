@@ -26,8 +26,7 @@ typedef struct entry {
 
 static entry *entries;
 static size_t entry_count, entry_room;
-static bool loaded, is_forced;
-static moert_choices forced;
+static bool loaded;
 
 /* ---- rank ---- */
 
@@ -142,27 +141,9 @@ char *moert_tuning_file(void) {
 
 /* ---- looking up ---- */
 
-moert_status moert_tuning_force(const moert_choices *choices) {
-    char problem[160] = "a choice is missing";
-    bool whole = true;
-    is_forced = false;
-    if (choices == NULL)
-        return MOERT_OK;
-#define CHOICE_THERE(name, low, high, multiple, standard) whole &= choices->name != 0;
-    MOERT_CHOICE_TABLE(CHOICE_THERE)
-#undef CHOICE_THERE
-    if (!whole || !moert_choices_check(choices, problem))
-        return MOERT_FAIL(ERROR_USAGE, "no GEMM can be tuned so: %s", problem);
-    forced = *choices;
-    is_forced = true;
-    return MOERT_OK;
-}
-
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key) {
     const moert_device_info *info = moert_device_describe(device);
     moert_choices found = {0};
-    if (is_forced)
-        return forced;
     load();
     for (size_t i = 0; i < entry_count; i++) {
         const moert_tuning_row *row = &entries[i].row;

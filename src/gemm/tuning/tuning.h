@@ -55,10 +55,6 @@ typedef struct moert_tuning_key {
 /* The choices for a GEMM. The first call reads the rows; later ones neither allocate nor fail. */
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key);
 
-/* Makes every look-up return these choices until called with NULL. For measurements. ERROR_USAGE if
- * a choice is missing or out of bounds. */
-moert_status moert_tuning_force(const moert_choices *choices);
-
 /* Makes the next look-up read the rows again. */
 void moert_tuning_reload(void);
 
@@ -118,6 +114,9 @@ void moert_tuning_print(const moert_tuning_row *row, char *line, size_t bytes);
 
 /* Whether all choices that are set are within their bounds; if not, the reason in problem[160]. */
 bool moert_choices_check(const moert_choices *choices, char problem[160]);
+
+/* ERROR_USAGE if a choice is missing or out of bounds. NULL is legal. */
+moert_status moert_choices_check_whole(const moert_choices *choices);
 
 /* Prints the choices that are set: "panels=4 depth=1024 ...". */
 void moert_choices_print(const moert_choices *choices, char *text, size_t bytes);

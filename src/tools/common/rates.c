@@ -73,6 +73,10 @@ moert_dtype moert_rates_type(const moert_device *device) {
     return moert_device_describe(device)->nvidia >= 80 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
 }
 
+static moert_status run_gemm(void *gemm) {
+    return moert_gemm_run(gemm);
+}
+
 moert_status moert_rates_gemm(moert_device *device, moert_comm *together, const moert_rate_gemm *p,
                               double *gflops) {
     const moert_gemm_shape shape = {p->experts, p->rows, p->n, p->k, NULL};
@@ -83,9 +87,8 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together, const 
     moert_phase_set(MOERT_PHASE_GEMM_RATE);
     *gflops = 0.0;
     MOERT_TRY(moert_tune_gemm_create(device, p->operation, p->type, &shape, &gemm, &possible));
-    const moert_trial trial = moert_tune_gemm_trial(&gemm);
     const moert_timed t = {
-        .device = device, .together = together, .run = trial.run, .what = trial.what};
+        .device = device, .together = together, .run = run_gemm, .what = &gemm.gemm};
     moert_status status = possible ? moert_rates_time(&t, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
         *gflops = 1e-9 * flops / seconds;

@@ -66,30 +66,33 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape, mo
     return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight.buffer);
 }
 
-/* Prepacks the weight for the tile that tuning chooses now, unless it already is. */
-static moert_status prepare(void *what) {
+/* Prepacks the weight for the tile of `choices` or, if that is NULL, of the tuning rows, unless it
+ * already is. */
+static moert_status prepare(void *what, const moert_choices *choices) {
     moert_tune_gemm *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight.buffer);
     const moert_panels_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
                                       moert_panels_use_of(&p->gemm), p->key.type};
     moert_tuning_key key = p->key;
     key.rows = 0;
-    const moert_choices tile = moert_tuning_find(device, &key);
+    const moert_choices tile = choices != NULL ? *choices : moert_tuning_find(device, &key);
     if (!is_prepacked(p) ||
         (p->panels != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
         return MOERT_OK;
     moert_panels_destroy(p->panels);
     p->panels = NULL;
-    MOERT_TRY(moert_panels_create(device, &shape, &p->panels));
+    MOERT_TRY(moert_panels_create_with(device, &shape, choices, &p->panels));
     p->gemm.panels = p->panels;
     p->tile = tile;
     MOERT_TRY(moert_panels_fill(p->panels, p->gemm.weight.buffer));
     return moert_device_finish(device);
 }
 
-static moert_status run(void *what) {
-    const moert_tune_gemm *p = what;
-    return moert_gemm_run(&p->gemm);
+static moert_status run(void *what, const moert_choices *choices) {
+    const moert_gemm_more more = {.choices = choices};
+    moert_gemm gemm = ((const moert_tune_gemm *)what)->gemm;
+    gemm.more = &more;
+    return moert_gemm_run(&gemm);
 }
 
 moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation, moert_dtype type,
@@ -109,7 +112,7 @@ moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation,
     moert_gemm_set(&p->gemm, kinds[operation], type);
     moert_status status = fill(device, shape, p);
     if (status == MOERT_OK)
-        status = prepare(p);
+        status = prepare(p, NULL);
     p->result = moert_gemm_output(&p->gemm)->buffer;
     if (status != MOERT_OK)
         moert_tune_gemm_destroy(p);
@@ -129,12 +132,8 @@ moert_trial moert_tune_gemm_trial(moert_tune_gemm *p) {
 }
 
 static moert_status result_of(moert_tune_gemm *p, const moert_choices *choices, void *memory) {
-    MOERT_TRY(moert_tuning_force(choices));
-    moert_status status = prepare(p);
-    if (status == MOERT_OK)
-        status = run(p);
-    moert_tuning_force(NULL);
-    MOERT_TRY(status);
+    MOERT_TRY(prepare(p, choices));
+    MOERT_TRY(run(p, choices));
     return moert_buffer_read(p->result, 0, memory, moert_buffer_bytes(p->result));
 }
 

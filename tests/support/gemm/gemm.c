@@ -200,9 +200,8 @@ static moert_panels *pack(const moert_gemm *gemm, const way *by) {
                                       .use = moert_panels_use_of(gemm),
                                       .type = moert_gemm_type(gemm)};
     moert_panels *panels = NULL;
-    ASSERT_OK(moert_tuning_force(by->panels != NULL ? by->panels : by->choices));
-    ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
-    ASSERT_OK(moert_tuning_force(by->choices));
+    ASSERT_OK(moert_panels_create_with(test_device, &shape,
+                                       by->panels != NULL ? by->panels : by->choices, &panels));
     ASSERT_OK(moert_panels_fill(panels, gemm->weight.buffer));
     return panels;
 }
@@ -240,11 +239,10 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     moert_buffer *target = by->runs > 0 ? unset_bf16((p->rows + 1) * result.stride) : NULL;
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
-    ASSERT_OK(moert_tuning_force(by->choices));
     const unsigned char *h = shifted(data, H, 0);
     const size_t one_weight = data->bytes[WEIGHT] / p->groups;
     moert_gemm gemm = upload_gemm(p, data);
-    moert_gemm_more more = {.split = by->split ? &scratch : NULL};
+    moert_gemm_more more = {.split = by->split ? &scratch : NULL, .choices = by->choices};
     moert_gemm_set(&gemm, (moert_gemm_kind)op, by->type);
     if (op <= DGRAD)
         (op == FORWARD ? &gemm.y : &gemm.x)->type = by->result;
@@ -287,7 +285,6 @@ void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data) {
     if (by->runs > 0)
         gather(target, p->rows, result.stride, (uint16_t *)(void *)result.data);
     moert_panels_destroy(panels);
-    ASSERT_OK(moert_tuning_force(NULL));
     set_variable("MOERT_BF16", NULL);
 }
 

@@ -1,6 +1,6 @@
 // run: check=1 all=1,1san
-/* No choice of tuning changes a bit of a GEMM, whether the choice was forced, measured, or made
- * when the weight was prepacked. */
+/* No choice of tuning changes a bit of a GEMM, whether the choice was given, measured, or made when
+ * the weight was prepacked. */
 #include <unistd.h>
 
 #include "device/device.h"
@@ -10,18 +10,13 @@
 #include "support/gemm/gemm.h"
 #include "support/suite.h"
 
-static moert_choices find(void) {
-    const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_DTYPE_F32, 1, 1, 1};
-    return moert_tuning_find(test_device, &key);
-}
-
 static bool equal(moert_choices a, moert_choices b) {
     return memcmp(&a, &b, sizeof a) == 0; /* all fields are unsigned, so there is no padding */
 }
 
 /* ---- bits ---- */
 
-/* Compares all problems, computed with forced choices of tuning, with way `first`, a reference.
+/* Compares all problems, computed with given choices of tuning, with way `first`, a reference.
  * Prepacked and native weights are tested. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
@@ -102,20 +97,30 @@ TEST_WITH(test_every_choice_fits_into_little_local_memory, forget_tuning, NULL) 
     *info = whole;
 }
 
-TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget_tuning, NULL) {
-    const moert_choices before = find();
+TEST(test_choices_out_of_bounds_are_refused) {
+    const problem *p = &gemm_problems[0];
+    const way by = gemm_ways[PORTABLE_F32];
+    const ops_bytes data = make_data(p, FORWARD, &by, OPS_WIDE);
+    moert_gemm gemm = upload_gemm(p, &data);
+    const moert_panels_shape shape = {p->groups, p->n, p->k, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
+    moert_panels *panels = NULL;
     const moert_choices bad[] = {{65, 1024, 512, 8, 2, 16}, {4, 1000, 512, 8, 2, 16},
                                  {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
                                  {4, 1024, 512, 8, 5, 16},  {4, 1024, 512, 8, 2, 8}};
-    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
-        ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no GEMM can be tuned so");
-    assert_true(equal(find(), before));
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
+        gemm.more = &(moert_gemm_more){.choices = &bad[i]};
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE,
+                     "no GEMM can be tuned so");
+        ASSERT_FAILS(moert_panels_create_with(test_device, &shape, &bad[i], &panels),
+                     MOERT_ERROR_USAGE, "no GEMM can be tuned so");
+        assert_null(panels);
+    }
 }
 
 /* The choices may change after a weight was prepacked. A tile is one or more panels wide. */
 TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
     static const moert_choices pairs[][2] = {
-        /* the width of the forced tile is not a multiple of the panel's */
+        /* the width of the given tile is not a multiple of the panel's */
         {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}},
         {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
         {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
@@ -138,16 +143,16 @@ TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
 /* The runs of the last search. */
 static struct { size_t runs, prepared; } trials;
 
-static moert_status count_run(void *context) {
+static moert_status count_run(void *context, const moert_choices *choices) {
     (void)context;
     trials.runs++;
     /* a depth of 2048 appears to be much faster than any other */
-    usleep(find().depth == 2048 ? 100 : 10000);
+    usleep(choices->depth == 2048 ? 100 : 10000);
     return MOERT_OK;
 }
 
-static moert_status count_prepare(void *context) {
-    (void)context;
+static moert_status count_prepare(void *context, const moert_choices *choices) {
+    (void)context, (void)choices;
     trials.prepared++;
     return MOERT_OK;
 }
@@ -181,9 +186,7 @@ TEST_WITH(test_a_search_tries_prefetch_only_where_a_gemm_prefetches, forget_tuni
 }
 
 TEST_WITH(test_without_time_a_search_keeps_the_first_choice, forget_tuning, NULL) {
-    const moert_choices before = find();
     assert_int_equal(search(MOERT_TUNE_PANELS, false, false, 1).chosen, 0);
-    assert_true(equal(find(), before));
     assert_in_range(trials.runs, 1, 64 * 9);
 }
 
