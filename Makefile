@@ -160,10 +160,13 @@ $(BUILD)/tests/%.so: $(BUILD)/tests/tools/%.o
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -o $@ $^ $(LIBS)
 
+# moert_program_source is that of tests/support/build_listed.c
 $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
-	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $(filter %.o,$^) $(STATIC) $(LIBS) -lcmocka
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -Wl,--wrap=moert_program_source -o $@ \
+		$(filter %.o,$^) $(STATIC) $(LIBS) -lcmocka
 
+$(BUILD)/tests/programs: $(BUILD)/tests/support/programs.o
 $(BUILD)/tests/unit/bench/test_predict: $(patsubst %,$(BUILD)/bench/%.o, \
 	predict/machine predict/predict predict/spread common/tokens)
 $(BUILD)/tests/unit/tools/test_refusals: $(patsubst %,$(BUILD)/src/tools/%/main.o, \

@@ -1,0 +1,13 @@
+/* Prints the listed programs of kernels/programs.txt, one a line: programs */
+#include "support/programs.h"
+
+#include <stdio.h>
+
+static void print(const char *spec) {
+    puts(spec);
+}
+
+int main(void) {
+    programs_each(print);
+    return 0;
+}
