@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "args/forms.h"
 #include "base/checksum.h"
@@ -90,6 +91,15 @@ static moert_status build_options(const moert_device *device, const char *spec, 
 }
 
 static moert_status build_failed(const moert_device *device, cl_program program, const char *spec,
+/* What may have kept the compiler from building, for the end of a line. */
+static const char *memory_hint(cl_int code) {
+    struct rlimit limit;
+    const bool limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return limited                         ? " (the compiler may lack memory: ulimit -v is set)"
+           : code == CL_OUT_OF_HOST_MEMORY ? " (the compiler lacks memory)"
+                                           : "";
+}
+
                                  cl_int code) {
     char log[900] = "";
     char *whole = NULL;
@@ -102,8 +112,8 @@ static moert_status build_failed(const moert_device *device, cl_program program,
         snprintf(log, sizeof log, "%s", whole);
         free(whole);
     }
-    return MOERT_CL_RECORD(code, "program '%s' does not build on %s: %s\n%s", spec,
-                           device->info.name, moert_cl_error_name(code), log);
+    return MOERT_CL_RECORD(code, "program '%s' does not build on %s: %s%s\n%s", spec,
+                           device->info.name, moert_cl_error_name(code), memory_hint(code), log);
 }
 
 static moert_status build_source(moert_device *device, const char *spec, const char *source,

@@ -78,6 +78,19 @@ void limit_files(rlim_t bytes) {
     setrlimit(RLIMIT_FSIZE, &limit);
 }
 
+void limit_memory(rlim_t bytes) {
+    struct rlimit limit;
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%zu", &pages), 1); /* that this process maps */
+    fclose(file);
+    getrlimit(RLIMIT_AS, &limit);
+    limit.rlim_cur =
+        bytes != RLIM_INFINITY ? pages * (rlim_t)sysconf(_SC_PAGESIZE) + bytes : limit.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
 size_t count_files(const char *directory, const char *ending) {
     size_t count = 0;
     DIR *opened = opendir(directory);

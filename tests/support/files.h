@@ -31,6 +31,9 @@ char *read_file(const char *path, size_t *bytes);
 /* Files may grow to `bytes` from now on (RLIM_INFINITY: as before), and a longer write fails. */
 void limit_files(rlim_t bytes);
 
+/* This process may map `bytes` more than now from now on (RLIM_INFINITY: as before). */
+void limit_memory(rlim_t bytes);
+
 /* Counts the entries of a directory whose names end in `ending`, except hidden entries. Returns 0
  * if the directory does not exist. */
 size_t count_files(const char *directory, const char *ending);

@@ -6,10 +6,12 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -20,6 +22,10 @@
 
 /* PoCL keeps the names of files below its directory in arrays of 1024 bytes. */
 enum { LONGEST_DIRECTORY = 700 };
+
+/* Memory that PoCL's compiler needs, without which LLVM aborts the process: the first step of a
+ * process takes 125 MB, later ones a few. */
+enum { FIRST_COMPILER_BYTES = 160 << 20, COMPILER_BYTES = 32 << 20 };
 
 /* Free bytes that the directory needs at first, and before each step: LLVM aborts the process on a
  * full disk. PoCL writes less than 1 MB in a step. */
@@ -200,7 +206,24 @@ const char *moert_pocl_problem(void) {
     return own.problem;
 }
 
+/* Checks that this process can map the memory that the compiler needs. */
+static moert_status check_memory(const char *what) {
+    static atomic_bool later;
+    const size_t bytes = atomic_load(&later) ? COMPILER_BYTES : FIRST_COMPILER_BYTES;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return MOERT_FAIL(
+            ERROR_MEMORY,
+            "for '%s' PoCL's compiler needs %zu MiB of memory: %s (is ulimit -v set?)", what,
+            bytes >> 20, strerror(errno));
+    munmap(memory, bytes);
+    atomic_store(&later, true);
+    return MOERT_OK;
+}
+
 moert_status moert_pocl_prepare(const char *what, bool compiles) {
+    if (compiles)
+        MOERT_TRY(check_memory(what));
     if (own.path == NULL)
         return MOERT_OK;
     if (mkdir(own.path, 0700) == 0) { /* it was deleted while this process runs */

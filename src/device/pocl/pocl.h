@@ -26,7 +26,8 @@ const char *moert_pocl_directory(void);
 /* Why PoCL has no directory, for the end of a message; or "". */
 const char *moert_pocl_problem(void);
 /* Creates the private directory again if it was deleted, and checks that PoCL has room there for
- * `what`, with more certainty if PoCL compiles. Errors: ERROR_IO. */
+ * `what`, with more certainty if PoCL compiles; then also that its compiler has memory. Errors:
+ * ERROR_IO, ERROR_MEMORY. */
 moert_status moert_pocl_prepare(const char *what, bool compiles);
 
 /* A build of a program or a first launch of a kernel. */

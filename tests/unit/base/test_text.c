@@ -3,10 +3,9 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/text.h"
+#include "support/files.h"
 #include "support/test.h"
 
 TEST(test_any_text_becomes_utf8_that_json_takes_as_it_is) {
@@ -50,17 +49,9 @@ static moert_status write_numbers(size_t count, moert_text_stream *stream) {
 TEST(test_a_text_without_room_is_a_failure_and_a_text_with_room_is_whole) {
     enum { NUMBERS = 8 << 20 };
     moert_text_stream stream;
-    struct rlimit old, less;
-    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
-    size_t pages = 0;
-    FILE *statm = fopen("/proc/self/statm", "r");
-    assert_int_equal(fscanf(statm, "%zu", &pages), 1);
-    fclose(statm);
-    less = old;
-    less.rlim_cur = pages * (size_t)sysconf(_SC_PAGESIZE) + (16 << 20);
-    assert_int_equal(setrlimit(RLIMIT_AS, &less), 0);
+    limit_memory(16 << 20);
     const moert_status status = write_numbers(NUMBERS, &stream);
-    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+    limit_memory(RLIM_INFINITY);
     assert_int_equal(status, MOERT_ERROR_MEMORY);
     assert_string_equal(moert_last_error(), "no memory for numbers");
     assert_null(stream.text);

@@ -252,6 +252,25 @@ TEST_WITH(test_a_full_disk_ends_with_a_message, make_kernels, NULL) {
     assert_int_equal(end_of(start_child(use_full_disk, "opened")), RIGHT);
 }
 
+/* Compiles a kernel in a process that can map `more` bytes than before. */
+static int use_little_memory(const void *more) {
+    moert_device *device;
+    if (moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
+        return WRONG;
+    limit_memory(*(const rlim_t *)more);
+    return failed_with(add_once("good -DNEW"), MOERT_ERROR_MEMORY,
+                       "for 'good -DNEW' PoCL's compiler needs 160 MiB of memory")
+               ? RIGHT
+               : WRONG;
+}
+
+TEST_WITH(test_a_compiler_without_memory_ends_with_a_message, make_kernels, NULL) {
+    if (!expect_sum_elsewhere("good"))
+        SKIP("the device is not PoCL's");
+    for (rlim_t more = 16; more < 160; more *= 3)
+        assert_int_equal(end_of(start_child(use_little_memory, &(rlim_t){more << 20})), RIGHT);
+}
+
 /* ---- messages ---- */
 
 TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, NULL) {
@@ -263,7 +282,12 @@ TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, 
         ASSERT_FAILS(add_once("bad -DX=1"), MOERT_ERROR_DEVICE,
                      "program 'bad -DX=1' does not build on");
         assert_non_null(strstr(moert_last_error(), "undeclared_name"));
+        assert_null(strstr(moert_last_error(), "memory"));
     }
+    limit_memory((rlim_t)1 << 40);
+    ASSERT_FAILS(add_once("bad -DX=1"), MOERT_ERROR_DEVICE,
+                 "(the compiler may lack memory: ulimit -v is set)");
+    limit_memory(RLIM_INFINITY);
     assert_int_equal(count_below("cache", ".bin"), 0);
 }
 
