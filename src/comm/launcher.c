@@ -7,7 +7,7 @@
 
 static size_t rank, count = 1;
 
-void moert_launcher_read(void) {
+bool moert_launcher_read(void) {
     static const struct {
         const char *rank, *count;
     } names[] = {
@@ -23,8 +23,9 @@ void moert_launcher_read(void) {
         rank = strtoul(rank_text, NULL, 10);
         if (count_text != NULL)
             count = strtoul(count_text, NULL, 10);
-        return;
+        return true;
     }
+    return false;
 }
 
 bool moert_launcher_local(size_t *local_rank, size_t *local_count) {
