@@ -53,6 +53,17 @@ gone $pids $mpirun
 verdict $? "a job ends when launch/train is killed"
 kill -KILL $pids $mpirun 2>/dev/null
 
+cat >"$tmp/dies" <<'END'
+#!/bin/bash
+[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" != 1 ] || kill -KILL $$
+exec "$PROGRAM" "$@"
+END
+chmod +x "$tmp/dies"
+export PROGRAM; PROGRAM=$(realpath "$bin/moert-train")
+logged launch/train --np 2 --program "$tmp/dies" -- "${train[@]}"
+[ $? -eq 137 ] && has_lines "$log" '^train: signal 9 has ended a rank or mpirun before a rank could say more'
+verdict $? "launch/train says that a rank was killed before its watchdog started"
+
 if [ $MOERT_MPI = openmpi4 ]; then
     start "$tmp/three" launch/train --np 2 --
     read -r rank _ <<<"$(tr '\n' ' ' <<<"$pids")"
