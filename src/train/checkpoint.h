@@ -58,6 +58,10 @@ moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **
  * does not exist. The caller frees *steps. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size_t *count);
 
+/* Removes checkpoints that were not finished. No job may be saving there. Not collective. Errors:
+ * ERROR_IO, ERROR_MEMORY. */
+moert_status moert_checkpoint_sweep(const char *directory);
+
 /* Which checkpoints stay when a new one is written. */
 typedef struct moert_keep {
     size_t last;  /* the newest ones, by number */

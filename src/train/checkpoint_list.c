@@ -74,8 +74,8 @@ moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size
     return status;
 }
 
-/* Removes the remains of interrupted saves and commits. */
-static moert_status remove_leftovers(const char *directory) {
+/* Removes the checkpoints whose names end so. */
+static moert_status remove_ending(const char *directory, const char *ending) {
     DIR *listing = opendir(directory);
     moert_status status = MOERT_OK;
     if (listing == NULL)
@@ -83,18 +83,21 @@ static moert_status remove_leftovers(const char *directory) {
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", directory, strerror(errno));
     for (struct dirent *entry; status == MOERT_OK && (entry = readdir(listing)) != NULL;)
-        if (strncmp(entry->d_name, "step-", 5) == 0 &&
-            (moert_text_ends_with(entry->d_name, ".tmp") ||
-             moert_text_ends_with(entry->d_name, ".old")))
+        if (strncmp(entry->d_name, "step-", 5) == 0 && moert_text_ends_with(entry->d_name, ending))
             status = moert_remove_in(directory, entry->d_name);
     closedir(listing);
     return status;
 }
 
+moert_status moert_checkpoint_sweep(const char *directory) {
+    return remove_ending(directory, ".tmp");
+}
+
 moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, moert_keep keep) {
     uint64_t *steps;
     size_t count;
-    MOERT_TRY(remove_leftovers(directory));
+    MOERT_TRY(moert_checkpoint_sweep(directory));
+    MOERT_TRY(remove_ending(directory, ".old"));
     MOERT_TRY(moert_checkpoint_list(directory, &steps, &count));
     moert_status status = MOERT_OK;
     for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {

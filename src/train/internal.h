@@ -62,8 +62,8 @@ void moert_trainer_free(moert_trainer *t);
  * ERROR_MISMATCH (a checkpoint of another run), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
 
-/* Creates the run directory. Removes an older profile if this run writes one or starts at step 0.
- * Not collective. */
+/* Creates the run directory, and removes what unfinished saves have left. Removes an older profile
+ * if this run writes one or starts at step 0. Not collective. */
 moert_status moert_trainer_open_directory(const moert_trainer *t);
 moert_status moert_trainer_create_saver(moert_trainer *t);
 /* Saves the state after the last step: beside training, or now if it is the last save or the run

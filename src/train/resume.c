@@ -300,5 +300,6 @@ done:
 moert_status moert_trainer_open_directory(const moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_make_directories(o->out));
+    MOERT_TRY(moert_checkpoint_sweep(t->checkpoints));
     return o->profile || t->state.step == 0 ? moert_ledger_clear(o->out) : MOERT_OK;
 }

@@ -105,4 +105,7 @@ mkdir "$work/again/model.tmp" "$work/again/model.old" "$work/again/checkpoints/s
 echo '{"step": 0' >"$work/again/metrics.jsonl.tmp"
 alone "${train[@]}" --steps 3 --save-every 1 --out "$work/again" --resume auto && [ -z "$(find "$work/again" -name '*.tmp' -o -name '*.old' | tee -a "$log")" ]
 verdict $? "a run removes what an interrupted run has left"
+mkdir "$work/again/checkpoints/step-00000009.tmp"
+alone "${train[@]}" --steps 4 --no-save-last --out "$work/again" --resume auto && [ ! -e "$work/again/checkpoints/step-00000009.tmp" ]
+verdict $? "so does a run that saves nothing"
 finish
