@@ -54,6 +54,12 @@ void moert_phase_set(moert_phase phase);
 /* Tells the watchdog that a long phase makes progress. */
 void moert_phase_tick(void);
 
+/* Call these before and after a call that may take long and cannot tick, such as a compiler's.
+ * Between the two, the process makes progress while it uses the processor, for up to ten minutes:
+ * on a busy machine a compiler may take longer than the watchdog's time limit. */
+void moert_phase_busy_begin(void);
+void moert_phase_busy_end(void);
+
 /* From now on, this thread's ticks do not reset the watchdog, which watches the step.
  * moert_phase_ticks_beside returns the number of such ticks, of all threads. */
 void moert_phase_beside(void);

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/phase.h"
 #include "base/text.h"
 #include "device/internal.h"
 #include "device/pocl/pocl.h"
@@ -34,6 +35,7 @@ static moert_status enqueue_first(moert_device *device, const char *program, moe
     char *key = moert_text_format("%s%s", kernel->key, large ? "-large" : "");
     moert_status status;
     MOERT_TRY_OR(free_key, moert_pocl_begin(key, kernel->name, &step));
+    moert_phase_busy_begin();
     status = enqueue(device, program, kernel, groups);
     const bool waits = status == MOERT_OK && !device->awaits;
     if (waits && step.compiles && step.entry.path != NULL) {
@@ -43,6 +45,7 @@ static moert_status enqueue_first(moert_device *device, const char *program, moe
         MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
                     (double)(moert_clock_ns() - start) * 1e-9);
     }
+    moert_phase_busy_end();
     moert_pocl_end(&step, waits && status == MOERT_OK);
     kernel->launched[large] = true;
 free_key:

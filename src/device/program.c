@@ -13,6 +13,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/phase.h"
 #include "base/text.h"
 #include "device/cache.h"
 #include "device/internal.h"
@@ -90,7 +91,6 @@ static moert_status build_options(const moert_device *device, const char *spec, 
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
 
-static moert_status build_failed(const moert_device *device, cl_program program, const char *spec,
 /* What may have kept the compiler from building, for the end of a line. */
 static const char *memory_hint(cl_int code) {
     struct rlimit limit;
@@ -100,6 +100,7 @@ static const char *memory_hint(cl_int code) {
                                            : "";
 }
 
+static moert_status build_failed(const moert_device *device, cl_program program, const char *spec,
                                  cl_int code) {
     char log[900] = "";
     char *whole = NULL;
@@ -123,10 +124,12 @@ static moert_status build_source(moert_device *device, const char *spec, const c
     cl_program made = clCreateProgramWithSource(device->context, 1, &source, NULL, &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, "clCreateProgramWithSource");
+    moert_phase_busy_begin();
     code = clBuildProgram(made, 1, &device->id, options, NULL, NULL);
     if (code == CL_INVALID_BUILD_OPTIONS &&
         strncmp(options, ROUND_CORRECTLY, strlen(ROUND_CORRECTLY)) == 0)
         code = clBuildProgram(made, 1, &device->id, options + strlen(ROUND_CORRECTLY), NULL, NULL);
+    moert_phase_busy_end();
     if (code != CL_SUCCESS) {
         moert_status status = build_failed(device, made, spec, code);
         clReleaseProgram(made);

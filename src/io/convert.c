@@ -56,10 +56,8 @@ static moert_status sum_range(const moert_tensor *tensor, size_t first, size_t b
     return MOERT_OK;
 }
 
-moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
-                                   float *out) {
-    moert_phase_tick(); /* reports progress, since reading a large model takes long */
-    MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
+/* Reads elements that lie in few pieces. */
+static moert_status read_piece(const moert_tensor *tensor, size_t first, size_t count, float *out) {
     const size_t each = moert_file_type_bytes(tensor->type);
     const unsigned char *source = (const unsigned char *)tensor->data + first * each;
     if (tensor->sums != NULL && count > 0)
@@ -127,5 +125,20 @@ moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, siz
     }
     for (size_t i = 0; i < count; i++)
         out[i] = (int32_t)load_integer(tensor, first + i);
+    return MOERT_OK;
+}
+
+moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
+                                   float *out) {
+    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* whole pieces of every type */
+    MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
+    size_t done = 0;
+    do {
+        const size_t at = first + done;
+        const size_t some = moert_min(TOGETHER - at % TOGETHER, count - done);
+        moert_phase_tick(); /* reading a large model takes long */
+        MOERT_TRY(read_piece(tensor, at, some, out + done));
+        done += some;
+    } while (done < count);
     return MOERT_OK;
 }

@@ -3,6 +3,7 @@
  * rank of jobs with a real one. */
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/phase.h"
@@ -243,6 +244,33 @@ TEST(test_progress_restarts_the_wait) {
     /* a pause this long means that the whole job was suspended, so the wait restarts */
     moert_watch_publish(&entry, 100 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 100 * second);
+}
+
+/* Publishes every 20 ms for half a second, with or without use of the processor; returns how often
+ * there was progress. */
+static size_t count_progress(bool computes) {
+    moert_watch_entry entry = {0};
+    size_t count = 0;
+    moert_watch_enter(&entry, 0);
+    for (uint64_t beat = 1; beat <= 25; beat++) {
+        const clock_t end = clock() + CLOCKS_PER_SEC / 50;
+        while (computes && clock() < end)
+            ;
+        if (!computes)
+            usleep(20000);
+        moert_watch_publish(&entry, beat);
+        count += atomic_load(&entry.progress_ns) == beat;
+    }
+    return count;
+}
+
+TEST(test_a_compiler_makes_progress_while_it_uses_the_processor) {
+    assert_int_equal(count_progress(true), 0);
+    moert_phase_busy_begin();
+    assert_in_range(count_progress(true), 9, 11); /* every 50 ms */
+    assert_in_range(count_progress(false), 0, 1);
+    moert_phase_busy_end();
+    assert_int_equal(count_progress(true), 0);
 }
 
 TEST(test_a_process_is_judged_by_its_heartbeat_and_its_state_in_proc) {
