@@ -1,7 +1,7 @@
 /* The linker puts this in place of moert_program_source in test programs: the library builds only
  * programs that kernels/programs.txt takes. */
 #include "base/config.h"
-#include "device/internal.h"
+#include "device/source.h"
 #include "support/programs.h"
 
 moert_status __real_moert_program_source(const char *spec, char **source);

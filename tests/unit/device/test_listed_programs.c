@@ -4,7 +4,7 @@
 #include "support/programs.h"
 
 #include "base/memory.h"
-#include "device/internal.h"
+#include "device/program.h"
 #include "support/suite.h"
 #include "support/test.h"
 
