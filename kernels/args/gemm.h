@@ -39,27 +39,4 @@ typedef struct moert_plain_glu_args {
 } moert_plain_glu_args;
 MOERT_ARGS_LAYOUT(moert_plain_glu_args, activation, 40, 48)
 
-/* Arguments of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
-typedef struct moert_nvidia_gemm_args {
-    args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, row_scale_stride, ldv;
-    args_u32 down, first_end, skip, groups, lines, columns, terms;
-    args_f32 limit, slope, offset;
-    args_i32 activation;
-} moert_nvidia_gemm_args;
-MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 112, 120)
-
-/* Arguments of kernels/gemm/nvidia/split.cl. */
-typedef struct moert_split_args {
-    args_u64 ldc, first_column, rows, stride, first;
-    args_u32 groups, lines, columns, terms, accumulate;
-} moert_split_args;
-MOERT_ARGS_LAYOUT(moert_split_args, accumulate, 56, 64)
-
-/* Arguments of kernels/gemm/nvidia/fp8.cl. */
-typedef struct moert_fp8_args {
-    args_u64 ldc;
-    args_u32 groups, lines, columns, terms, s_line, t_group, t_block, t_column;
-} moert_fp8_args;
-MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 36, 40)
-
 #endif

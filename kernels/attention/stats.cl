@@ -20,6 +20,7 @@
 #endif
 #define ITEMS 256
 #define ROWS  MOERT_STATS_ROWS /* per work-group; 16 work-items compute one row */
+#define BLOCK MOERT_ATTENTION_BLOCK_ROWS
 #define GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 /* Rounds to nearest even; a NaN stays a NaN. */
@@ -41,7 +42,8 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
     const size_t number = get_group_id(0) / 4, head = get_group_id(1), sequence = get_group_id(2);
-    const moert_attention_block whole = {sequence * args.length, (int)args.length, (int)number * 64,
+    const moert_attention_block whole = {sequence * args.length, (int)args.length,
+                                         (int)number * BLOCK,
                                          (int)(sequence * (get_num_groups(0) / 4))};
     const moert_attention_block b = blocks != 0 ? blocks[number] : whole;
     const int in_block = get_group_id(0) % 4 * ROWS + own, position = b.first + in_block;
@@ -60,7 +62,7 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     float delta = 0.0f;
     IN_ORDER_FOR(int i = 0; i < 16; i++)
         delta += parts[own][i];
-    stats += ((size_t)(b.slot + b.first / 64) * args.heads + head) * 128 + in_block;
+    stats += ((size_t)(b.slot + b.first / BLOCK) * args.heads + head) * 2 * BLOCK + in_block;
     stats[0] = position < b.length ? lse[row] * 1.44269504088896341f : INFINITY;
-    stats[64] = delta;
+    stats[BLOCK] = delta;
 }

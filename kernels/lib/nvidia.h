@@ -221,6 +221,8 @@ static inline void wgmma_commit(void) {
                      : SUMS_128(s)                                                                 \
                      : "l"(a), "l"(b))
 
+enum { IS_F32, IS_F16, IS_BF16 }; /* types of results */
+
 /* ---- 16-bit values, two in a word, the first in the low half ---- */
 
 /* Rounds to nearest even. */

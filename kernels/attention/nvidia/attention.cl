@@ -66,7 +66,7 @@
 #include "args/attention.h"
 #include "attention/nvidia/attention.h"
 
-#define OWN           128
+#define OWN           MOERT_ATTENTION_OWN_ROWS
 #define KEY_BYTES     (BLOCK * KEY_SIZE * 2)
 #define VALUE_BYTES   (BLOCK * VALUE_SIZE * 2)
 #define PAIR_BYTES    (KEY_BYTES + VALUE_BYTES)
@@ -88,6 +88,8 @@
 #define TILE_FULL     (QUERIES_EMPTY + 16)
 #define TILE_EMPTY    (TILE_FULL + 16)
 #define TILE_AT       (TILE_EMPTY + 16)
+
+#include "lib/pipeline.h"
 
 /* The OWN rows of a work-group: those from position `first` on, of one head (in BACKWARD_KV a head
  * of keys and values) of one document, which begins at row `offset` of its sequence. */
@@ -127,22 +129,20 @@ INLINED uint stage_at(uint base, uint step) {
                                 : stage / 2 * PAIR_BYTES + stage % 2 * KEY_BYTES);
 }
 
-INLINED void await_full(uint base, uint step) {
-    await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
-}
-
-/* Hands the stage of a step back to the producer. One thread arrives for all four warps of a
- * consumer, since they run each wgmma together. */
-INLINED void release_stage(uint base, uint step) {
-    arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
+/* release_stage of lib/pipeline.h, by a predicate: a branch would make the lanes of a warp
+ * diverge. */
+INLINED void hand_back(uint base, uint step) {
+    __asm__ volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(
+            empty_of(base, step)),
+        "r"((uint)(get_local_id(0) % 128 == 0))
+        : "memory");
 }
 
 /* Waits until the stage of `step` is free, and returns the barrier at which its loads count their
  * `bytes`. */
-INLINED uint claim_stage(uint base, uint step, uint bytes) {
-    if (step >= STAGES)
-        await(base + EMPTY_AT + 8 * (step % STAGES), step / STAGES - 1);
-    const uint full = base + FULL_AT + 8 * (step % STAGES);
+INLINED uint begin_stage(uint base, uint step, uint bytes) {
+    const uint full = claim_stage(base, step);
     expect(full, bytes);
     return full;
 }
@@ -194,9 +194,9 @@ INLINED range blocks_seen(place at, int first, int rows) {
 INLINED void load_keys(place at, maps of, uint base, int block, uint step) {
     const int kv_head = at.head / (at.heads / at.kv_heads), row = at.offset + block * BLOCK;
     load_block(stage_at(base, step), of.k, BLOCK, KEY_SIZE, kv_head * KEY_SIZE, row, at.sequence,
-               claim_stage(base, step, KEY_BYTES));
+               begin_stage(base, step, KEY_BYTES));
     load_block(stage_at(base, step + 1), of.v, BLOCK, VALUE_SIZE, kv_head * VALUE_SIZE, row,
-               at.sequence, claim_stage(base, step + 1, VALUE_BYTES));
+               at.sequence, begin_stage(base, step + 1, VALUE_BYTES));
 }
 
 /* The stats of a head's queries in a block of the document. */
@@ -255,7 +255,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     const maps of = {MAP_ADDRESS(nvidia_attention, 0), MAP_ADDRESS(nvidia_attention, 1),
                      MAP_ADDRESS(nvidia_attention, 2), MAP_ADDRESS(nvidia_attention, 3)};
     if (thread == 0) {
-        begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);
+        begin_pipeline(base, 1, 2);
         begin_barrier(base + KEPT_AT, 1);
         begin_ring(base + QUERIES_FULL, base + QUERIES_EMPTY, 2, 1, 128);
         begin_ring(base + TILE_FULL, base + TILE_EMPTY, 2, 1, 1 + 256);

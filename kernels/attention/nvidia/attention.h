@@ -9,8 +9,8 @@
 #undef SUMS
 #undef WGMMA
 
-#define ROWS      64   /* of a consumer, and of a box */
-#define BOX_BYTES 8192 /* 64 rows of 64 columns */
+#define ROWS      MOERT_ATTENTION_BLOCK_ROWS /* of a consumer, and of a box */
+#define BOX_BYTES 8192                       /* 64 rows of 64 columns */
 #define LOG2E     1.44269504088896341f
 #define LN2       0.693147180559945309f
 #define STEPS(n)  ((n) / 16) /* wgmma along n columns, 16 each */
@@ -33,15 +33,6 @@ INLINED void load_bytes(uint to, global const void *from, uint bytes, uint barri
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
             "r"(to),
         "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-}
-
-/* Arrives at the barrier under a predicate; a branch would make the lanes of a warp diverge. */
-INLINED void arrive_if(uint barrier, bool condition) {
-    __asm__ volatile(
-        "{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(
-            barrier),
-        "r"((uint)condition)
         : "memory");
 }
 

@@ -139,7 +139,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
             maximum[side] = t.sinks != 0 ? LOG2E * t.sinks[at.head] : LOWEST;
             total[side] = t.sinks != 0 && get_local_id(0) % 4 == 0 ? 1.0f : 0.0f;
         }
-        release_stage(base, step);
+        hand_back(base, step);
         clear(sums, VALUE_SIZE / 2);
         mask_unseen(score, ahead, at.window);
         softmax_block(score, t.factor, maximum, total, keep);
@@ -155,12 +155,12 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
             sum_values(sums, weights, stage_at(base, v));
             wgmma_commit();
             wgmma_wait(1);
-            release_stage(base, k);
+            hand_back(base, k);
             if (WINDOW ? true : BLOCK < OWN)
                 mask_unseen(score, ahead, at.window);
             softmax_block(score, t.factor, maximum, total, keep);
             wgmma_wait(0);
-            release_stage(base, v);
+            hand_back(base, v);
             round_weights(score, weights);
             if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
                 UNROLL_FOR(int i = 0; i < VALUE_SIZE / 2; i++)
@@ -179,7 +179,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
         score_gemm_rs(score, own, KEY_SIZE, stage_at(base, step + 1));
         wgmma_commit();
         wgmma_wait(1);
-        release_stage(base, step++);
+        hand_back(base, step++);
         store_tile(place_of(opaque(tile), args, list), t, sums, maximum, total);
         tile = next;
         wgmma_wait(0);

@@ -15,7 +15,7 @@ INLINED void produce(place at, tensors t, maps of, uint base) {
     load_kept(at, of.k, of.v, base);
     for (int head = at.head * group; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < end; block++, step++) {
-            const uint full = claim_stage(base, step, PAIR_BYTES + 512), to = stage_at(base, step);
+            const uint full = begin_stage(base, step, PAIR_BYTES + 512), to = stage_at(base, step);
             const int row = at.offset + block * ROWS;
             load_block(to, of.q, ROWS, KEY_SIZE, head * KEY_SIZE, row, at.sequence, full);
             load_block(to + KEY_BYTES, of.dout, ROWS, VALUE_SIZE, head * VALUE_SIZE, row,
@@ -109,7 +109,7 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
         wgmma_commit();
         block = block + 1 < blocks ? block + 1 : 0;
         wgmma_wait(0); /* until here wgmma reads the registers of `dweights` */
-        release_stage(base, step);
+        hand_back(base, step);
     } while (++step < (uint)steps);
     const float factor[2] = {t.scale, t.scale}, one[2] = {1.0f, 1.0f};
     store_rows(dksums, KEY_SIZE, factor, at, opaque(first), at.kv_heads, t.result);

@@ -17,7 +17,7 @@ INLINED uint skip_steps(uint base, uint step, uint end) {
     if (step < end)
         meet_consumer();
     for (; step < end; step++)
-        release_stage(base, step);
+        hand_back(base, step);
     return end;
 }
 
@@ -69,7 +69,7 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
     SCORE_DOUT(stage_at(base, step + 1));
     wgmma_commit();
     wgmma_wait(0);
-    release_stage(base, step + 1);
+    hand_back(base, step + 1);
     differentiate(score, dscore, t.factor, ahead, at.window, normaliser, delta);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
@@ -83,10 +83,10 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
         sum_keys(sums, weights, stage_at(base, k - 2));
         wgmma_commit();
         wgmma_wait(1);
-        release_stage(base, v);
+        hand_back(base, v);
         differentiate(score, dscore, t.factor, ahead - block * ROWS, at.window, normaliser, delta);
         wgmma_wait(0);
-        release_stage(base, k - 2);
+        hand_back(base, k - 2);
         round_weights(score, weights);
     }
     wgmma_fence();

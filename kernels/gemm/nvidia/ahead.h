@@ -15,28 +15,12 @@
  *     down   K along the lines: 8 lines of payload by 8 columns, within a scale block; with 4 bits
  *            a line has the elements of two rows, the first in the low half of a byte
  *
- * The bits of an element, moved to bf16's sign, low exponent bits and high mantissa bits, are its
- * value times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), for subnormal values also. One
- * operation moves several elements. The product with that power of two is exact, and so is the
- * product with the scale, except that it is rounded below 2^-126. NVFP4's global scales are not
- * applied.
- *
- * Formats are numbered as in MOERT_FORMAT_TABLE (include/moert/formats.h); PLAIN is bf16 without
- * conversion. Columns are multiples of 8, or of four scale blocks where K is contiguous.
+ * decode.h has the formats; PLAIN is bf16 without conversion. Columns are multiples of 8, or of
+ * four scale blocks where K is contiguous.
  */
-#define DECODERS     96 /* work-items */
-#define BAR_DECODERS 3
-#define BF16_NAN     0x7FC0u
+#include "gemm/nvidia/decode.h"
 
-enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
-
-#define CODE_BITS(format) ((format) <= E5M2_E8M0 ? 8 : 4)
-#define RUN_OF(format)    ((format) == E2M1_E4M3 ? 16 : 32) /* elements that share a scale */
-#define UNIT(format)                                                                               \
-    ((format) == E4M3_E8M0 ? 247                                                                   \
-     : (format) == E5M2_E8M0                                                                       \
-         ? 239                                                                                     \
-         : 253) /* exponent bits in bf16 of the power of two that moved bits are multiplied by */
+#define DECODERS 96 /* work-items */
 
 /* A quantized operand, and where its bf16 values go. */
 typedef struct quantized {
@@ -49,94 +33,6 @@ typedef struct quantized {
 typedef struct part {
     uint first, lines, columns, block;
 } part;
-
-/* ---- elements ---- */
-
-static inline uint permute_bytes(uint low, uint high, uint selector) {
-    uint bytes;
-    __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
-    return bytes;
-}
-
-/* The products of two pairs of bf16 values. */
-static inline uint multiply_pair(uint x, uint y) {
-    uint product;
-    __asm__("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(0x80008000u));
-    return product;
-}
-
-/* The power of two that moved bits are multiplied by, twice. */
-static inline uint unit_pair(int format) {
-    return UNIT(format) * 0x00800080u;
-}
-
-/* A scale as bf16, in both halves of a word. */
-static inline uint scale_pair(int format, uint code) {
-    if (format == E2M1_E4M3) {
-        const uint pair = ((code & 0x80) << 8 | (code & 0x7F) << 4) * 0x10001u;
-        return (code & 0x7F) == 0x7F ? BF16_NAN * 0x10001u
-                                     : multiply_pair(pair, unit_pair(E4M3_E8M0));
-    }
-    return (code == 0 ? 0x40u : code == 255 ? BF16_NAN : code << 7) * 0x10001u;
-}
-
-/* Combines the bytes of the high and of the low halves of four values into two pairs. */
-static inline uint2 pair_up(uint high, uint low) {
-    return (uint2)(permute_bytes(low, high, 0x5140), permute_bytes(low, high, 0x7362));
-}
-
-/* Replaces infinities and NaN, which moving bits does not convert. */
-static inline uint2 fix_specials(int format, uint payload, uint2 pairs) {
-    uint fixed[2] = {pairs.x, pairs.y};
-    UNROLL_FOR(int i = 0; i < 4; i++) {
-        const uint code = payload >> 8 * i & 0xFF, magnitude = code & 0x7F, shift = i % 2 * 16;
-        const uint special =
-            format == E5M2_E8M0 && magnitude == 0x7C ? (code & 0x80) << 8 | 0x7F80 : BF16_NAN;
-        if (magnitude >= (format == E4M3_E8M0 ? 0x7Fu : 0x7Cu))
-            fixed[i / 2] = (fixed[i / 2] & ~(0xFFFFu << shift)) | special << shift;
-    }
-    return (uint2)(fixed[0], fixed[1]);
-}
-
-/* Moves four elements of 8 bits. Adding one unit beyond the largest finite value flips the sign
- * bit, which detects special values. */
-static inline uint2 move_bytes(int format, uint payload) {
-    const uint right = format == E4M3_E8M0 ? 4 : 3,
-               kept = format == E4M3_E8M0 ? 0x07070707u : 0x0F0F0F0Fu;
-    const uint high = (payload & 0x80808080u) | (payload >> right & kept);
-    const uint low = payload << (8 - right) & (format == E4M3_E8M0 ? 0xF0F0F0F0u : 0xE0E0E0E0u);
-    const uint2 pairs = pair_up(high, low);
-    if ((((payload + (format == E4M3_E8M0 ? 0x01010101u : 0x04040404u)) ^ payload) & 0x80808080u) !=
-        0)
-        return fix_specials(format, payload, pairs);
-    return pairs;
-}
-
-/* Moves eight consecutive elements of 4 bits; elements i and i + 4 are moved together. */
-static inline uint4 move_halves(uint payload) {
-    const uint kept = 0x01C001C0u, sign = 0x80008000u;
-    const uint a = (payload << 6 & kept) | (payload << 12 & sign),
-               b = (payload << 2 & kept) | (payload << 8 & sign);
-    const uint c = (payload >> 2 & kept) | (payload << 4 & sign),
-               d = (payload >> 6 & kept) | (payload & sign);
-    return (uint4)(permute_bytes(a, b, 0x5410), permute_bytes(c, d, 0x5410),
-                   permute_bytes(a, b, 0x7632), permute_bytes(c, d, 0x7632));
-}
-
-/* Moves the bits of four E2M1 elements to their positions in bf16. The elements are the low halves
- * of the bytes of `payload`. */
-static inline uint2 move_low_halves(uint payload) {
-    return pair_up((payload << 4 & 0x80808080u) | (payload >> 2 & 0x01010101u),
-                   payload << 6 & 0xC0C0C0C0u);
-}
-
-static inline uint4 scaled(int format, uint4 moved, uint4 scales) {
-    const uint unit = unit_pair(format);
-    return (uint4)(multiply_pair(multiply_pair(moved.x, unit), scales.x),
-                   multiply_pair(multiply_pair(moved.y, unit), scales.y),
-                   multiply_pair(multiply_pair(moved.z, unit), scales.z),
-                   multiply_pair(multiply_pair(moved.w, unit), scales.w));
-}
 
 /* ---- this work-group's part of a group ---- */
 

@@ -38,33 +38,37 @@
 #define KEEPS_V                                                                                    \
     0 /* 1: the caller stores v between finish_gates and finish_glu; 0: finish_glu stores it */
 #endif
-#include "args/gemm.h"
+#include "args/gemm_nvidia.h"
 #include "gemm/glu.h"
 
-enum { IS_F32, IS_F16, IS_BF16 };
 enum { STORES = 8, DIRECT = RESULT == IS_F32 ? !KEEPS_F32 : 0, STORES_V = KEEPS_V ? 0 : V };
 
+/* The result is c, with `columns` columns; c is not used with KEEPS_F32. */
 typedef struct epilogue {
     global const float *alpha, *beta, *factor;
-    ulong row_scale_stride;
     global const uchar *bias;
     global int *amax;
-    global uchar *v;
-    ulong ldv;
+    global uchar *v, *c;
+    ulong row_scale_stride, ldv, ldc;
+    uint columns;
     glu_form form;
 } epilogue;
 
 static inline epilogue epilogue_of(global const float *alpha, global const float *beta,
                                    global const float *factor, global const uchar *bias,
-                                   global int *amax, global uchar *v, moert_nvidia_gemm_args args) {
+                                   global int *amax, global uchar *v, global uchar *c,
+                                   moert_nvidia_gemm_args args) {
     return (epilogue){alpha,
                       beta,
                       factor,
-                      args.row_scale_stride,
                       bias,
                       amax,
                       v,
+                      c,
+                      args.row_scale_stride,
                       args.ldv,
+                      args.ldc,
+                      args.columns,
                       {0, args.limit, args.slope, args.offset, args.activation}};
 }
 
@@ -171,11 +175,11 @@ typedef struct finishing {
     int peak;
 } finishing;
 
-static inline finishing begin_finish(tile t, uint columns, epilogue e) {
+static inline finishing begin_finish(tile t, epilogue e) {
     return (finishing){lines_of(t, e),
                        alpha_of(t, e),
                        BETA == 2 ? e.beta[t.group] : 1.0f,
-                       columns - t.column,
+                       e.columns - t.column,
                        t.column + get_local_id(0) % 4 * 2,
                        -1};
 }
@@ -183,9 +187,9 @@ static inline finishing begin_finish(tile t, uint columns, epilogue e) {
 /* Applies the epilogue to STORES pairs of columns of both lines, from sum[4 j] on; old[] holds
  * their old values. Loads all biases before the first use, so that the loads overlap. */
 static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finishing *f, tile t,
-                                uint columns, epilogue e, global uchar *c, ulong ldc) {
-    const ulong at[2] = {f->l.at[0] * ldc + f->first, f->l.at[1] * ldc + f->first};
-    const ulong bias_at = (ulong)t.group * columns + f->first;
+                                epilogue e) {
+    const ulong at[2] = {f->l.at[0] * e.ldc + f->first, f->l.at[1] * e.ldc + f->first};
+    const ulong bias_at = (ulong)t.group * e.columns + f->first;
     float2 bias[STORES];
     UNROLL_FOR(int b = 0; b < STORES; b++)
         bias[b] = BIAS && 8 * (j + b) < f->left ? load_two(e.bias, BIAS_TYPE, bias_at + 8 * (j + b))
@@ -200,7 +204,7 @@ static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finish
             if (AMAX && used)
                 f->peak = larger(f->peak, v);
             if (DIRECT && used)
-                store_two(v, c, RESULT, at[i] + next);
+                store_two(v, e.c, RESULT, at[i] + next);
             s[0] = v.x;
             s[1] = v.y;
         }
@@ -209,12 +213,11 @@ static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finish
 
 /* Applies the epilogue to all sums of the thread. Stores float32 results unless KEEPS_F32 is 1;
  * other results replace the sums. */
-static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c,
-                          ulong ldc) {
-    finishing f = begin_finish(t, columns, e);
+static inline void finish(float *sum, tile t, epilogue e) {
+    finishing f = begin_finish(t, e);
     /* lines beyond the end read other lines, since conditional loads would wait for each other */
-    const ulong at[2] = {max(min(f.l.at[0], t.end - 1), 0) * ldc + f.first,
-                         max(min(f.l.at[1], t.end - 1), 0) * ldc + f.first};
+    const ulong at[2] = {max(min(f.l.at[0], t.end - 1), 0) * e.ldc + f.first,
+                         max(min(f.l.at[1], t.end - 1), 0) * e.ldc + f.first};
     UNROLL_FOR(int j = 0; j < SPAN / 8; j += STORES) {
         if (8 * j >= f.left)
             continue; /* for all lanes of the warp */
@@ -222,16 +225,17 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
         UNROLL_FOR(int b = 0; b < STORES; b++)
             UNROLL_FOR(int i = 0; i < 2; i++)
                 old[b][i] = BETA != 0 && 8 * (j + b) < f.left
-                                ? load_two(c, RESULT, at[i] + 8 * (j + b))
+                                ? load_two(e.c, RESULT, at[i] + 8 * (j + b))
                                 : 0.0f;
-        finish_batch(sum, j, old, &f, t, columns, e, c, ldc);
+        finish_batch(sum, j, old, &f, t, e);
     }
     if (AMAX)
         raise_amax(f.peak, t, e);
 }
 
 /* With a GLU: applies alpha and bias to the sums, which become v. */
-static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
+static inline void finish_gates(float *sum, tile t, epilogue e) {
+    const uint columns = e.columns;
     const float alpha = alpha_of(t, e);
     if (!(ALPHA | BIAS))
         return;
@@ -251,8 +255,8 @@ static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
 }
 
 /* Applies the GLU after finish_gates: the results h replace the gates. */
-static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c,
-                              ulong ldc) {
+static inline void finish_glu(float *sum, tile t, epilogue e) {
+    const uint columns = e.columns;
     const lines l = lines_of(t, e);
     int peak = -1;
     UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
@@ -271,7 +275,7 @@ static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, glob
             if (AMAX && l.used[i])
                 peak = larger(peak, y);
             if (DIRECT && l.used[i])
-                store_two(y, c, RESULT, l.at[i] * ldc + column);
+                store_two(y, e.c, RESULT, l.at[i] * e.ldc + column);
             g[2 * i] = y.x;
             g[2 * i + 1] = y.y;
         }

@@ -32,15 +32,15 @@
  * memory: ARENA bytes (up to 227 KiB; src/device/nvidia/ptx.c replaces 1040 by it), including the
  * ends. Deterministic: the hardware determines the order of a sum, the same in every run, and no
  * tile depends on another. Required: WGRAD, SCALED (0, 1; 1 in WGRAD), E5M2 (0, 1), F32 (result: 0
- * bf16, 1 float32), STAGES, OUTS, GROUP (tiles in a column of tiles that are taken before the next
- * column), ARENA.
+ * bf16, 1 float32), ARENA.
  */
-#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(STAGES) ||  \
-    !defined(OUTS) || !defined(GROUP)
-#error "WGRAD, SCALED, E5M2, F32, STAGES, OUTS and GROUP must be defined"
+#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32)
+#error "WGRAD, SCALED, E5M2 and F32 must be defined"
 #endif
-#define F16 0
-#include "args/gemm.h"
+#define F16     0
+#define SCATTER 0
+#define LANE    (get_local_id(0) % 32)
+#include "args/gemm_nvidia.h"
 #include "lib/nvidia.h"
 
 #if E5M2
@@ -48,13 +48,10 @@
 #else
 #define A_TYPE "e4m3"
 #endif
-#if F32
-typedef float result;
-#else
-typedef ushort result;
-#endif
+#define RESULT (F32 ? IS_F32 : IS_BF16)
 
 #include "gemm/nvidia/fp8.h"
+#include "gemm/nvidia/store.h"
 
 /* 128 times PRODUCER_REGISTERS plus 256 times CONSUMER_REGISTERS is at most 65536. */
 #if F32
@@ -113,74 +110,15 @@ static inline void add_part(float *sum, const float *part, const scale_set *by, 
 #endif
 }
 
-/* The offset of a 16-byte word in a piece. Words that a warp stores or loads at once are in
- * different banks. */
-static inline uint word_at(uint line, uint word) {
-    return line * 128 + (word ^ (F32 ? line % 4 * 2 : line % 8)) * 16;
-}
-
-/* Puts 16 lines x 128 bytes of results into a piece. */
-static inline void put_piece(const float *sum, float alpha, local uchar *piece, uint piece_at) {
-    const uint lane = get_local_id(0) % 32;
-#if F32
-    UNROLL_FOR(int i = 0; i < 8; i++)
-        *(local float2 *)(piece + word_at(lane / 4 + i % 2 * 8, i / 2 * 2 + lane % 4 / 2) +
-                          lane % 2 * 8) = alpha * (float2)(sum[2 * i], sum[2 * i + 1]);
-#else
-    UNROLL_FOR(int j = 0; j < 8; j += 2) {
-        const float *s = sum + 4 * j;
-        const uint4 pairs =
-            (uint4)(round_pair(alpha * s[0], alpha * s[1]), round_pair(alpha * s[2], alpha * s[3]),
-                    round_pair(alpha * s[4], alpha * s[5]), round_pair(alpha * s[6], alpha * s[7]));
-        store_matrices(piece_at + word_at(lane % 16, j + lane / 16), pairs);
-    }
-#endif
-}
-
-/* Stores 16 lines of a warp. `piece`: local memory for OUTS pieces, also as an address. */
-static inline void store_lines(const float *sum, float alpha, local uchar *piece, uint piece_at,
-                               tile t, uint columns, global result *c, ulong ldc) {
-    enum { ACROSS = 128 / sizeof(result), WORD = 16 / sizeof(result) }; /* in results */
-    const uint lane = get_local_id(0) % 32, column = t.column + lane % 8 * WORD;
-    const int line = t.line + (int)(lane / 8);
-    global result *to = c + line * ldc + column;
-    UNROLL_FOR(int i = 0; i < COLUMNS / ACROSS; i++) {
-        const uint at = i % OUTS * PIECE_BYTES;
-        sync_warp();
-        put_piece(sum + i * (ACROSS / 2), alpha, piece + at, piece_at + at);
-        sync_warp();
-        UNROLL_FOR(int r = 0; r < 16; r += 4) {
-            const uint4 value =
-                *(local const uint4 *)(piece + at + word_at(r + lane / 8, lane % 8));
-            if (line + r < t.end && column + i * ACROSS < columns)
-                *(global uint4 *)(to + r * ldc + i * ACROSS) = value;
-        }
-    }
-}
-
-/* A consumer's position in the ring. */
-typedef struct ring {
-    uint base, step, consumer;
-    local uchar *arena;
-} ring;
-
-static inline uint stage_of(const ring *r) {
-    return r->step % STAGES;
-}
-
-static inline void await_stage(const ring *r) {
-    await(r->base + FULL_AT + stage_of(r) * 8, r->step / STAGES);
-}
-
 static inline void multiply_part(float *part, const ring *r, uint p) {
-    const uint stage = r->base / 16 + stage_of(r) * (STAGE_BYTES / 16);
+    const uint stage = r->base / 16 + r->step % STAGES * (STAGE_BYTES / 16);
     multiply(part, stage + r->consumer * (A_BYTES / 32),
              stage + (A_BYTES + p * WIDTH * BLOCK_K) / 16);
 }
 
 /* A stage's scales; those of lines come first. */
 static inline local const float *scales_of(const ring *r) {
-    return (local const float *)(r->arena + SCALES_AT) + stage_of(r) * SCALES;
+    return (local const float *)(r->arena + SCALES_AT) + r->step % STAGES * SCALES;
 }
 
 /* Called after the wgmma instructions are issued: loads between them would delay them. */
@@ -196,31 +134,19 @@ static inline scale_set load_scales(const ring *r) {
     return set;
 }
 
-/* Tells the producers that this warp has finished with the stage. */
-static inline void leave_stage(const ring *r) {
-    sync_warp();
-    if (get_local_id(0) % 32 == 0)
-        arrive(r->base + EMPTY_AT + stage_of(r) * 8);
-}
-
-/* Lets the other consumer use the tensor cores. */
-static inline void pass_turn(uint consumer) {
-    pass_barrier(ORDER + 1 - consumer, 256);
-}
-
 /* Adds a tile's blocks to sum[64,COLUMNS]. The consumers alternate: the tensor cores compute for
  * one while the other adds its part. */
 static inline void add_blocks(float *sum, ring *r, uint k_size) {
     for (int left = k_size; left > 0; left -= BLOCK_K, r->step++) {
         scale_set scales;
-        await_stage(r);
+        await_full(r->base, r->step);
 #if WGRAD
         if (left < BLOCK_K)
-            clear_k(r->arena + stage_of(r) * STAGE_BYTES, left);
+            clear_k(r->arena + r->step % STAGES * STAGE_BYTES, left);
 #endif
         UNROLL_FOR(int p = 0; p < PARTS; p++) {
             float part[PART_SUMS];
-            barrier_of(ORDER + r->consumer, 256);
+            await_turn(r->consumer);
             multiply_part(part, r, p);
             pass_turn(r->consumer);
             if (SCALED && p == 0)
@@ -228,24 +154,24 @@ static inline void add_blocks(float *sum, ring *r, uint k_size) {
             wgmma_wait(0);
             SETTLE(part);
             if (!WGRAD && p == PARTS - 1)
-                leave_stage(r);
+                leave_stage(r->base, r->step);
             add_part(sum + p * PART_SUMS, part, &scales, p, scales_of(r) + LINES);
         }
         if (WGRAD)
-            leave_stage(r);
+            leave_stage(r->base, r->step);
     }
 }
 
-static inline void consume(shape s, global const float *alpha, uint base, local uchar *arena,
-                           global result *c, ulong ldc) {
+static inline void consume(uint base, local uchar *arena, global const float *alpha, target to) {
     const uint consumer = of_warp(get_local_id(0) / 128 - 1), warp = get_local_id(0) % 128 / 32;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES;
+    const pieces own = {arena + out, base + out};
     ring r = {base, 0, consumer, arena};
     if (consumer == 1)
         pass_turn(consumer);
     for (;;) {
-        await_stage(&r);
-        tile t = *(local const tile *)(arena + TILES_AT + 32 * stage_of(&r));
+        await_full(base, r.step);
+        tile t = *(local const tile *)(arena + TILES_AT + TILE_BYTES * (r.step % STAGES));
         if (t.group < 0)
             return;
         float sum[COLUMNS / 2];
@@ -254,17 +180,16 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
         if (t.k_size > 0) {
             add_blocks(sum, &r, t.k_size);
         } else {
-            leave_stage(&r);
+            leave_stage(base, r.step);
             r.step++;
         }
         t.line += consumer * 64 + warp * 16;
-        store_lines(sum, alpha != 0 ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns,
-                    c, ldc);
+        store_lines(sum, alpha != 0 ? alpha[t.group] : 1.0f, 0, COLUMNS, own, t, to);
     }
 }
 
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
-    tensor_map a, tensor_map b, global result *c, global const uint *group_ends,
+    tensor_map a, tensor_map b, global uchar *c, global const uint *group_ends,
     global const float *s, global const float *t, global const float *alpha, moert_fp8_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
@@ -272,7 +197,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
     const scales of = {s, t, args.s_line, args.t_group, args.t_block, args.t_column};
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
-        begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1 + 3 * SCALED, 8);
+        begin_pipeline(base, 1 + 3 * SCALED, 8); /* consumers: one arrival of each warp */
         fence_barriers();
     }
     for (uint g = thread; g < args.groups; g += 384)
@@ -284,6 +209,6 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
             produce(size, &of, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, arena);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(size, alpha, base, arena, c, args.ldc);
+        consume(base, arena, alpha, (target){c, args.ldc, args.columns, RESULT, OWN_COLUMNS, 0});
     }
 }

@@ -8,21 +8,23 @@
  *                          the scales
  *     barrier EMPTY        one arrival of each of the consumers' 8 warps
  */
-#define LINES       128
-#define COLUMNS     256
+#define LINES       MOERT_NVIDIA_LINES
+#define COLUMNS     MOERT_FP8_COLUMNS
 #define RESULTS     COLUMNS
-#define BLOCK_K     128
+#define BLOCK_K     MOERT_FP8_K
+#define STAGES      MOERT_FP8_STAGES
+#define STAGE_BYTES MOERT_FP8_STAGE_BYTES
+#define OUTS        MOERT_FP8_OUTS
+#define GROUP       MOERT_FP8_GROUP
 #define WIDTH       128 /* columns of a part */
 #define PARTS       (COLUMNS / WIDTH)
 #define PART_SUMS   (WIDTH / 2) /* of a work-item */
 #define STEP        32          /* K values of a wgmma */
 #define A_BYTES     (LINES * BLOCK_K)
-#define STAGE_BYTES ((LINES + COLUMNS) * BLOCK_K)
-#define PIECE_BYTES 2048
 /* ORDER and ORDER + 1: the barriers at which a consumer waits until it may use the tensor cores;
  * clear_k uses 3 */
 #define ORDER         4
-#define BLOCK         128 /* columns that share a scale, except in WGRAD */
+#define BLOCK         MOERT_FP8_K /* columns that share a scale, except in WGRAD */
 #define COLUMN_SCALES (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of B */
 #define SCALES        (LINES + (WGRAD ? COLUMNS : 4))
 #define SCALES_OWN    ((LINES + COLUMN_SCALES + 95) / 96) /* scales that a work-item loads */
@@ -31,12 +33,13 @@
 #define KEEPS_EMPTY  0
 
 /* Offsets in the arena. */
-#define OUT_AT    (STAGES * STAGE_BYTES)
-#define FULL_AT   (OUT_AT + 8 * OUTS * PIECE_BYTES)
-#define EMPTY_AT  (FULL_AT + 8 * STAGES)
-#define TILES_AT  (FULL_AT + 128)
-#define SCALES_AT (TILES_AT + 32 * STAGES)
-#define ENDS_AT   (SCALES_AT + 4 * SCALES * STAGES)
+#define OUT_AT     (STAGES * STAGE_BYTES)
+#define FULL_AT    MOERT_FP8_BARRIERS_AT
+#define EMPTY_AT   (FULL_AT + 8 * STAGES)
+#define TILES_AT   (FULL_AT + 128)
+#define TILE_BYTES 32
+#define SCALES_AT  (TILES_AT + TILE_BYTES * STAGES)
+#define ENDS_AT    MOERT_FP8_ENDS_AT(SCALES)
 
 /* The description of a tile for the consumers; group -1: no more tiles. */
 typedef struct tile {
@@ -49,6 +52,7 @@ typedef struct shape {
     uint groups, lines, columns, k_size; /* lines of all groups; in WGRAD of each group */
 } shape;
 
+#include "lib/pipeline.h"
 #include "gemm/nvidia/tiles.h"
 #include "gemm/nvidia/walk.h"
 
@@ -105,14 +109,12 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
         const uint k_size = WGRAD ? w.last - w.first : s.k_size,
                    blocks = more ? blocks_of(k_size) : 0;
         for (; at.block < max(blocks, 1u); at.block++, step++) {
-            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage,
-                       empty = base + EMPTY_AT + 8 * stage;
+            const uint stage = step % STAGES;
             float own[SCALES_OWN];
             if (SCALED && loads_scales && blocks > 0)
                 UNROLL_FOR(uint i = 0; i < SCALES_OWN; i++)
                     own[i] = load_scale(&s, of, &w, at, get_local_id(0) - 32 + 96 * i);
-            if (step >= STAGES)
-                await(empty, step / STAGES - 1);
+            const uint full = claim_stage(base, step);
             if (SCALED && loads_scales) {
                 local float *to =
                     (local float *)(arena + SCALES_AT) + stage * SCALES + get_local_id(0) - 32;
@@ -125,7 +127,7 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
                 continue;
             }
             if (at.block == 0)
-                *(local tile *)(arena + TILES_AT + 32 * stage) = (tile){
+                *(local tile *)(arena + TILES_AT + TILE_BYTES * stage) = (tile){
                     more ? (int)w.group : -1, at.line + (WGRAD ? w.group * s.lines : w.first),
                     WGRAD ? (w.group + 1) * s.lines : w.last, at.column, k_size};
             if (blocks > 0)

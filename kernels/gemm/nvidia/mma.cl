@@ -36,12 +36,12 @@
  * group) times the column tiles. Local memory: 48 KiB. Deterministic: K is summed in blocks of 16
  * from the group's first value on. The hardware determines the order within a block; it is the same
  * in every run and at every position of a tile, and no tile depends on another. Required:
- * ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), GROUP (tiles in a column of tiles that are
- * taken before the next column); and the defines of epilogue.h.
+ * ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16); and the defines of epilogue.h.
  */
-#if !defined(ORIENTATION) || !defined(F16) || !defined(GROUP)
-#error "ORIENTATION, F16 and GROUP must be defined"
+#if !defined(ORIENTATION) || !defined(F16)
+#error "ORIENTATION and F16 must be defined"
 #endif
+#include "args/gemm_nvidia.h"
 #include "lib/nvidia.h"
 #include "gemm/nvidia/mma.h"
 #include "gemm/nvidia/tiles.h"
@@ -51,8 +51,9 @@
 #define WGRAD   2
 
 #define THREADS 128
-#define LINES   128
-#define COLUMNS 128
+#define LINES   MOERT_NVIDIA_LINES
+#define COLUMNS MOERT_MMA_COLUMNS
+#define GROUP   MOERT_MMA_GROUP /* tiles in a column that are taken before the next column */
 #define BLOCK_K 32
 #define STAGES  3
 #define SPAN    64                            /* columns of a warp */
@@ -73,19 +74,12 @@ typedef struct tile {
 } tile;
 
 #include "gemm/nvidia/epilogue.h"
+#include "gemm/nvidia/mma_copy.h"
 
 typedef struct shape {
     uint skip, groups, down, lines, columns,
         k_size; /* WGRAD ignores k_size; FORWARD and DGRAD ignore lines */
 } shape;
-
-/* The next block of an operand: the address of this thread's first piece, the distance of rows in
- * bytes, and the lines (or columns) and K values left from the block's first on. */
-typedef struct operand {
-    global const uchar *at;
-    ulong next;
-    int lines, k_size;
-} operand;
 
 /* ---- tiles ---- */
 
@@ -120,63 +114,6 @@ static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *fi
                                    : *first + (row - *first / LINES - group) * LINES;
     t->end = ORIENTATION == WGRAD ? (group + 1) * s.lines : ends[group];
     return t->line < t->end;
-}
-
-/* ---- copies ---- */
-
-/* A thread's pieces of a block: 16 bytes in each of several rows. */
-#define ACROSS(transposed)  ((transposed) ? LINES / 8 : BLOCK_K / 8) /* pieces of a row */
-#define ROW_OF(transposed)  (get_local_id(0) / ACROSS(transposed))
-#define PIECE(transposed)   (get_local_id(0) % ACROSS(transposed))
-#define ROWS_ON(transposed) (THREADS / ACROSS(transposed)) /* rows from one piece to the next */
-
-/* The offset of a row's piece in a block. */
-static inline uint offset_in_block(bool transposed, uint row, uint piece) {
-    return (row * ACROSS(transposed) + (piece ^ (transposed ? row % 8 : row / 2 % 4))) * 16;
-}
-
-/* The first block of an operand, from (row, column) on. */
-static inline operand begin_operand(global const uchar *p, ulong next, bool transposed, uint row,
-                                    uint column, int lines, int k_size) {
-    return (operand){p + (row + ROW_OF(transposed)) * next + column * 2 + PIECE(transposed) * 16,
-                     next, lines, k_size};
-}
-
-/* The offset of piece i with GLU: 32 gates, their 32 ups, the next 32 gates and their ups. `up`:
- * bytes from a gate to its up. */
-static inline ulong gate_or_up(int i, ulong up, ulong next) {
-    return i % 2 * up + i / 2 * (RUN == 0 ? 32 : 64) * next;
-}
-
-/* Starts the copies of this thread's pieces of a block, and advances to the next block. */
-static inline void copy_block(uint to, operand *f, bool transposed, bool gated, ulong up) {
-    const int row = ROW_OF(transposed), at = PIECE(transposed) * 8;
-    to += offset_in_block(transposed, row, PIECE(transposed));
-    UNROLL_FOR(int i = 0; i < BLOCK_BYTES / 16 / THREADS; i++) {
-        const int line = gated ? row + i / 2 * 32 : row + i * ROWS_ON(transposed);
-        const bool used =
-            transposed ? line < f->k_size && at < f->lines : line < f->lines && at < f->k_size;
-        copy_16(to + i * THREADS * 16,
-                f->at + (gated ? gate_or_up(i, up, f->next) : i * ROWS_ON(transposed) * f->next),
-                used);
-    }
-    f->at += transposed ? BLOCK_K * f->next : BLOCK_K * 2;
-    f->k_size -= BLOCK_K;
-}
-
-/* Starts the copies of the next block of both operands, if there is one, into a free stage. */
-static inline void copy_next(uint stage, operand *a, operand *b, ulong up) {
-    if (a->k_size > 0) {
-        copy_block(stage, a, TRANSPOSED_A, false, 0);
-        copy_block(stage + BLOCK_BYTES, b, TRANSPOSED_B, GLU, up);
-    }
-    end_copies();
-}
-
-/* Waits until the oldest pending block has arrived and no warp reads the block before it. */
-static inline void await_block(void) {
-    await_copies(STAGES - 2);
-    barrier(CLK_LOCAL_MEM_FENCE);
 }
 
 /* ---- multiplication ---- */
@@ -224,24 +161,23 @@ static inline void store_lines(const float *sum, tile t, uint columns, global us
 }
 
 /* The epilogue of a warp. */
-static inline void finish_tile(float *sum, tile t, uint columns, epilogue e, global uchar *c,
-                               ulong ldc) {
+static inline void finish_tile(float *sum, tile t, epilogue e) {
     const uint warp = get_local_id(0) / 32;
     t.line += warp % 2 * 64;
     t.column += warp / 2 * OWN;
     if (BETA == 1 && t.k_size == 0)
         return; /* the old values stay */
     UNROLL for (int i = 0; i < 4; i++, t.line += 16) {
-        if (t.line >= t.end || t.column >= (int)columns)
+        if (t.line >= t.end || t.column >= (int)e.columns)
             return;
         if (GLU) {
-            finish_gates(sum + 32 * i, t, columns, e);
-            finish_glu(sum + 32 * i, t, columns, e, c, ldc);
+            finish_gates(sum + 32 * i, t, e);
+            finish_glu(sum + 32 * i, t, e);
         } else {
-            finish(sum + 32 * i, t, columns, e, c, ldc);
+            finish(sum + 32 * i, t, e);
         }
         if (RESULT != IS_F32)
-            store_lines(sum + 32 * i, t, columns, (global ushort *)c, ldc);
+            store_lines(sum + 32 * i, t, e.columns, (global ushort *)e.c, e.ldc);
     }
 }
 
@@ -267,7 +203,6 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
     global const float *alpha, global const float *beta, global const float *factor,
     global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args) {
     local __attribute__((aligned(1024))) uchar ring[STAGES * STAGE_BYTES];
-    const epilogue e = epilogue_of(alpha, beta, factor, bias, amax, v, args);
     const uint lines = args.lines, columns = args.columns;
     tile t;
     uint first;
@@ -305,5 +240,6 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
         copy_next(base + stage, &from_a, &from_b, up);
         multiply(sum, &odd);
     }
-    finish_tile(sum, t, columns, e, c + args.first_column * (RESULT == IS_F32 ? 4 : 2), args.ldc);
+    c += args.first_column * (RESULT == IS_F32 ? 4 : 2);
+    finish_tile(sum, t, epilogue_of(alpha, beta, factor, bias, amax, v, c, args));
 }

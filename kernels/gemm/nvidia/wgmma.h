@@ -117,9 +117,7 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
             await_ready(counts + w.group);
         known = w.group;
         for (int k = 0; k < max(all, 1); k++, step++) {
-            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage;
-            if (step >= STAGES)
-                await(base + EMPTY_AT + 8 * stage, step / STAGES - 1);
+            const uint stage = step % STAGES, full = claim_stage(base, step);
             if (!more) {
                 tiles[stage].k_size = -1;
                 arrive(full);
@@ -135,22 +133,4 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
                 arrive(full);
         }
     }
-}
-
-/* Tells the producer that this consumer has finished with a stage. */
-static inline void release_stage(uint empty) {
-    if (get_local_id(0) % 128 == 0)
-        arrive(empty);
-}
-
-/* Skips the steps of a tile in which this consumer has no lines. */
-static inline void skip_tile(uint base, uint step, uint count, uint consumer) {
-    barrier_of(1 + consumer, 128); /* all work-items have read the tile */
-    if (get_local_id(0) % 128 < 32)
-        for (const uint last = step + count; step < last; step++) {
-            await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
-            release_stage(base + EMPTY_AT + 8 * (step % STAGES));
-        }
-    /* without this barrier a work-item could be two rounds ahead, and mistake one for the other */
-    barrier_of(1 + consumer, 128);
 }

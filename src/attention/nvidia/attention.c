@@ -14,9 +14,8 @@
 #include "device/nvidia/tensor_map.h"
 
 enum {
-    BLOCK_ROWS = 64,
-    STATS_PER_BLOCK = 128,
-    OWN_ROWS = 128,
+    BLOCK_ROWS = MOERT_ATTENTION_BLOCK_ROWS,
+    OWN_ROWS = MOERT_ATTENTION_OWN_ROWS,
     COUNTER_BYTES = 16,
     FEW_TIMES = 16,
     SPEC_BYTES = 128,
@@ -59,7 +58,7 @@ static moert_status find_blocks(const moert_attention *a, size_t own, blocks *fo
 
 /* The size of the stats of `count` blocks. */
 static size_t stats_bytes(const moert_attention *a, size_t count) {
-    return count * a->heads * STATS_PER_BLOCK * sizeof(float);
+    return count * a->heads * 2 * BLOCK_ROWS * sizeof(float);
 }
 
 size_t moert_attention_nvidia_scratch_bytes(const moert_attention *a) {

@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include "args/gemm.h"
+#include "args/gemm_nvidia.h"
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "device/device.h"
@@ -14,20 +14,9 @@
 #include "device/nvidia/tensor_map.h"
 #include "gemm/nvidia/tensor_cores.h"
 
-enum {
-    LINES = 128,
-    COLUMNS = 256,
-    STAGES = 4,
-    OUTS = 1,
-    GROUP = 8,
-    BLOCK = 128,
-    TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
-    MOST_GROUPS = 448,
-    SPEC_BYTES = 192,
-};
-_Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 4 * MOST_GROUPS <=
-                   MOERT_ARENA_BYTES,
-               "what lies in the arena");
+enum { MOST_GROUPS = 448, SPEC_BYTES = 192 };
+_Static_assert(MOERT_FP8_ENDS_AT(MOERT_FP8_MOST_SCALES) + 4 * MOST_GROUPS <= MOERT_ARENA_BYTES,
+               "the ends of the groups fit into the arena");
 
 static moert_buffer *bytes_of(const moert_matrix *o) {
     return o->quantized != NULL ? (moert_buffer *)o->quantized->q : o->buffer;
@@ -88,7 +77,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
         {!wgrad || (gemm->more->row_multiple > 0 && gemm->more->row_multiple % 16 == 0),
          "an FP8 gemm_wgrad with the promise of a row_multiple of 16"},
         {gemm->groups.count <= MOST_GROUPS, "at most 448 groups"},
-        {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * BLOCK,
+        {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * MOERT_FP8_K,
          "fewer than 2^32 scales"},
     };
     return moert_nvidia_refusal(conditions, MOERT_COUNT(conditions));
@@ -120,7 +109,8 @@ static moert_fp8_args with_strides(size_t s_line, size_t t_group, size_t t_block
 }
 
 static moert_fp8_args strides_of(const moert_gemm *gemm) {
-    const size_t across = moert_ceil_div(gemm->k, BLOCK), down = moert_ceil_div(gemm->n, BLOCK);
+    const size_t across = moert_ceil_div(gemm->k, MOERT_FP8_K),
+                 down = moert_ceil_div(gemm->n, MOERT_FP8_K);
     if (gemm->kind == MOERT_GEMM_FORWARD)
         return with_strides(across, down * across, 1, across);
     if (gemm->kind == MOERT_GEMM_DGRAD)
@@ -139,12 +129,12 @@ static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
     moert_tensor_layout tensor = {.groups = 1, .columns = reduction, .bytes = true};
     tensor.rows = wgrad ? gemm->n : gemm->groups.rows;
     tensor.stride = is_block(&a) ? reduction : a.stride; /* quantized operands are dense */
-    tensor.box_rows = LINES;
+    tensor.box_rows = MOERT_NVIDIA_LINES;
     MOERT_TRY(moert_tensor_map_make(bytes_of(&a), &tensor, map_a));
     tensor.groups = wgrad ? 1 : gemm->groups.count;
     tensor.rows = forward ? gemm->n : gemm->k;
     tensor.stride = reduction;
-    tensor.box_rows = COLUMNS;
+    tensor.box_rows = MOERT_FP8_COLUMNS;
     return moert_tensor_map_make(transposed != NULL ? transposed : bytes_of(&b), &tensor, map_b);
 }
 
@@ -158,11 +148,9 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
         MOERT_TRY(transpose_weights(gemm, transposed));
     MOERT_TRY(make_maps(gemm, transposed, &map_a, &map_b));
     snprintf(spec, sizeof spec,
-             "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d "
-             "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
-             wgrad, is_block(&a), !is_block(&a) && moert_gemm_type(gemm) == MOERT_DTYPE_E5M2,
-             moert_gemm_output(gemm)->type == MOERT_DTYPE_F32, STAGES, OUTS, GROUP,
-             MOERT_ARENA_BYTES);
+             "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d -DARENA=%d", wgrad,
+             is_block(&a), !is_block(&a) && moert_gemm_type(gemm) == MOERT_DTYPE_E5M2,
+             moert_gemm_output(gemm)->type == MOERT_DTYPE_F32, MOERT_ARENA_BYTES);
     moert_fp8_args args = strides_of(gemm);
     args.ldc = moert_nvidia_result_operand(gemm).stride;
     args.groups = (uint32_t)gemm->groups.count;

@@ -2,7 +2,7 @@
  * has the result's columns, into bf16 parts in scratch memory. */
 #include <stdio.h>
 
-#include "args/gemm.h"
+#include "args/gemm_nvidia.h"
 #include "base/memory.h"
 #include "device/buffer.h"
 #include "device/launch.h"
@@ -11,13 +11,12 @@
 #include "gemm/nvidia/tensor_cores.h"
 
 enum {
-    PARTS = 3,
+    PARTS = MOERT_SPLIT_PARTS,
     GRAIN = 8, /* rows of parts are multiples of 16 bytes: 8 values of 16 bits */
     QUAD = 4,  /* floats in 16 bytes */
     ITEMS = 256,
-    LINES = 128,  /* lines of a tile */
-    STAGE_K = 32, /* indices of the reduction in a stage */
-    BARRIER_BYTES = 16,
+    LINES = MOERT_NVIDIA_LINES, /* of a tile */
+    STAGE_K = MOERT_SPLIT_K,
     SPEC_BYTES = 96,
 };
 
@@ -116,17 +115,13 @@ moert_status moert_nvidia_split(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(p.result.buffer);
     /* for a narrow result, narrow tiles keep more compute units busy */
     const unsigned columns = p.columns > LINES ? LINES : LINES / 2;
-    const size_t stage =
-        LINES * STAGE_K * sizeof(float) + PARTS * columns * STAGE_K * sizeof(uint16_t);
-    const size_t stages = MOERT_ARENA_BYTES / (stage + BARRIER_BYTES);
     const size_t tiles = (gemm->kind == MOERT_GEMM_WGRAD ? gemm->groups.count : 1) *
                          moert_ceil_div(p.lines, LINES) * moert_ceil_div(p.columns, columns);
     const moert_grid grid = {moert_min(tiles, moert_device_units(device)), 1, 1};
     moert_tensor_map map_a, map_b;
     char spec[SPEC_BYTES];
-    snprintf(spec, sizeof spec,
-             "gemm/nvidia/split -DORIENTATION=%d -DCOLUMNS=%u -DSTAGES=%zu -DARENA=%d",
-             p.orientation, columns, stages, MOERT_ARENA_BYTES);
+    snprintf(spec, sizeof spec, "gemm/nvidia/split -DORIENTATION=%d -DCOLUMNS=%u -DARENA=%d",
+             p.orientation, columns, MOERT_ARENA_BYTES);
     MOERT_TRY(split(device, spec, &p.b, gemm->more->split));
     MOERT_TRY(make_maps(&p, *gemm->more->split, columns, &map_a, &map_b));
     return MOERT_RUN(

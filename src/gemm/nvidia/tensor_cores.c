@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "args/gemm.h"
+#include "args/gemm_nvidia.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -15,25 +15,21 @@
 #include "device/share.h"
 
 enum {
-    STAGES = 4,
-    OUTS = 2,
-    GROUP = 16, /* STAGES, OUTS and GROUP of kernels/gemm/nvidia/wgmma.cl */
-    PLAIN = 4,  /* A_FORMAT and B_FORMAT of an operand that is not quantized */
-    GROUP_MMA = 16,
-    TILE_MMA = 128,
-    STAGE_BYTES = 49152,
-    OUT_BYTES = 16384,
-    TABLE_BYTES = 256,
+    PLAIN = 4, /* A_FORMAT and B_FORMAT of an operand that is not quantized */
     SPEC_BYTES = 384,
     MOST_ARGUMENTS = 32,
 };
-_Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
-                   MOERT_ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES,
+_Static_assert(MOERT_WGMMA_ENDS_AT + 4 * MOERT_NVIDIA_MOST_GROUPS == MOERT_ARENA_BYTES,
                "the ends of the groups fill the rest of the arena");
 
 /* For each kind of GEMM, operands A and B, and the rows of their TMA boxes in
  * kernels/gemm/nvidia/wgmma.cl. */
-enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TRANSPOSED = 64, BOX_OLD = 128 };
+enum {
+    BOX_LINES = MOERT_NVIDIA_LINES,
+    BOX_COLUMNS = MOERT_WGMMA_COLUMNS,
+    BOX_GATES = MOERT_WGMMA_COLUMNS / 2,
+    BOX_TRANSPOSED = MOERT_WGMMA_K,
+};
 typedef enum name { X, Y, WEIGHT } name;
 static const struct orientation {
     name a, b;
@@ -140,7 +136,7 @@ static moert_status make_old_map(const moert_gemm *gemm, const moert_matrix *res
                                    (gemm->kind == MOERT_GEMM_FORWARD ? gemm->n : gemm->k) * words,
                                .stride = result->stride * words,
                                .first = result->first * words,
-                               .box_rows = BOX_OLD},
+                               .box_rows = BOX_LINES},
         map);
 }
 
@@ -153,13 +149,12 @@ static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char sp
     const moert_gemm_more *e = gemm->more;
     const moert_glu *glu = &gemm->glu;
     const int run = gemm->glu.gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
-    const int used = wgmma
-                         ? snprintf(spec, SPEC_BYTES,
-                                    "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                                    "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
-                                    STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(&a),
-                                    format_of(&b), counted, gemm->groups.runs)
-                         : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
+    const int used = wgmma ? snprintf(spec, SPEC_BYTES,
+                                      "gemm/nvidia/wgmma -DARENA=%d -DA_FORMAT=%d -DB_FORMAT=%d "
+                                      "-DCOUNTED=%d -DSCATTER=%zu",
+                                      MOERT_ARENA_BYTES, format_of(&a), format_of(&b), counted,
+                                      gemm->groups.runs)
+                           : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma");
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DROW_SCALE=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
@@ -259,11 +254,11 @@ static moert_status run_mma(const moert_gemm *gemm) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const moert_row_groups part = moert_groups_filled(gemm->groups);
     const size_t used = gemm->groups.shared ? 1 : part.end - part.first;
-    const size_t down = wgrad
-                            ? used * moert_ceil_div(gemm->n, TILE_MMA)
-                            : (part.end_row - part.first_row) / TILE_MMA + (part.first > 0) + used;
+    const size_t down =
+        wgrad ? used * moert_ceil_div(gemm->n, MOERT_NVIDIA_LINES)
+              : (part.end_row - part.first_row) / MOERT_NVIDIA_LINES + (part.first > 0) + used;
     const size_t across =
-        moert_ceil_div(gemm->kind == MOERT_GEMM_FORWARD ? gemm->n : gemm->k, TILE_MMA);
+        moert_ceil_div(gemm->kind == MOERT_GEMM_FORWARD ? gemm->n : gemm->k, MOERT_MMA_COLUMNS);
     char spec[SPEC_BYTES];
     moert_nvidia_gemm_args args = {.first_a = a.first,
                                    .lda = a.stride,

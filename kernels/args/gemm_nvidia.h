@@ -1,0 +1,78 @@
+/*
+ * The scalar arguments of kernels/gemm/nvidia (see args.h), and the sizes that C and kernels share:
+ * tiles of LINES x COLUMNS results, K values of a block, STAGES of a ring, columns of GROUP tiles,
+ * and pieces of local memory, OUTS for each of 8 warps.
+ */
+#ifndef MOERT_ARGS_GEMM_NVIDIA_H
+#define MOERT_ARGS_GEMM_NVIDIA_H
+
+#include "args/args.h"
+
+enum {
+    MOERT_NVIDIA_LINES = 128, /* of a tile, in all kernels */
+    MOERT_NVIDIA_PIECE_BYTES = 2048,
+};
+
+enum {
+    MOERT_MMA_COLUMNS = 128,
+    MOERT_MMA_GROUP = 16,
+};
+
+/* ENDS_AT: the bytes of the arena before the ends of the groups. */
+enum {
+    MOERT_WGMMA_COLUMNS = 256,
+    MOERT_WGMMA_K = 64,
+    MOERT_WGMMA_STAGES = 4,
+    MOERT_WGMMA_OUTS = 2,
+    MOERT_WGMMA_GROUP = 16,
+    MOERT_WGMMA_STAGE_BYTES = (MOERT_NVIDIA_LINES + MOERT_WGMMA_COLUMNS) * MOERT_WGMMA_K * 2,
+    MOERT_WGMMA_BARRIERS_AT = MOERT_WGMMA_STAGES * MOERT_WGMMA_STAGE_BYTES +
+                              8 * MOERT_WGMMA_OUTS * MOERT_NVIDIA_PIECE_BYTES,
+    MOERT_WGMMA_ENDS_AT = MOERT_WGMMA_BARRIERS_AT + 256,
+};
+
+enum {
+    MOERT_FP8_COLUMNS = 256,
+    MOERT_FP8_K = 128, /* values of K that share a scale, and columns except in wgrad */
+    MOERT_FP8_STAGES = 4,
+    MOERT_FP8_OUTS = 1,
+    MOERT_FP8_GROUP = 8,
+    MOERT_FP8_STAGE_BYTES = (MOERT_NVIDIA_LINES + MOERT_FP8_COLUMNS) * MOERT_FP8_K,
+    MOERT_FP8_BARRIERS_AT =
+        MOERT_FP8_STAGES * MOERT_FP8_STAGE_BYTES + 8 * MOERT_FP8_OUTS * MOERT_NVIDIA_PIECE_BYTES,
+};
+/* With `scales` floats in a stage. */
+#define MOERT_FP8_ENDS_AT(scales)                                                                  \
+    (MOERT_FP8_BARRIERS_AT + 128 + (32 + 4 * (scales)) * MOERT_FP8_STAGES)
+#define MOERT_FP8_MOST_SCALES (MOERT_NVIDIA_LINES + MOERT_FP8_COLUMNS)
+
+/* Of a ring of as many stages as the arena has room for, with 16 bytes of barriers each. */
+enum { MOERT_SPLIT_PARTS = 3, MOERT_SPLIT_K = 32 };
+#define MOERT_SPLIT_STAGE_BYTES(columns)                                                           \
+    (MOERT_NVIDIA_LINES * MOERT_SPLIT_K * 4 + MOERT_SPLIT_PARTS * (columns)*MOERT_SPLIT_K * 2)
+#define MOERT_SPLIT_STAGES(arena, columns) ((arena) / (MOERT_SPLIT_STAGE_BYTES(columns) + 16))
+
+/* Arguments of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
+typedef struct moert_nvidia_gemm_args {
+    args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, row_scale_stride, ldv;
+    args_u32 down, first_end, skip, groups, lines, columns, terms;
+    args_f32 limit, slope, offset;
+    args_i32 activation;
+} moert_nvidia_gemm_args;
+MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 112, 120)
+
+/* Arguments of kernels/gemm/nvidia/split.cl. */
+typedef struct moert_split_args {
+    args_u64 ldc, first_column, rows, stride, first;
+    args_u32 groups, lines, columns, terms, accumulate;
+} moert_split_args;
+MOERT_ARGS_LAYOUT(moert_split_args, accumulate, 56, 64)
+
+/* Arguments of kernels/gemm/nvidia/fp8.cl. */
+typedef struct moert_fp8_args {
+    args_u64 ldc;
+    args_u32 groups, lines, columns, terms, s_line, t_group, t_block, t_column;
+} moert_fp8_args;
+MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 36, 40)
+
+#endif
