@@ -65,23 +65,36 @@ INLINED void produce_tiles(moert_nvidia_attention_args args,
 /* Below all scores, but finite: in a block that it does not see a query has only -INFINITY. */
 #define LOWEST -1e30f
 
-/* Turns scores into weights 2^(factor * score - running maximum). keep[side] is the factor for the
- * sums of all earlier blocks. */
-INLINED void softmax_block(float *score, float factor, float *maximum, float *total, float *keep) {
+/* The state of a work-item's two rows: the maximum that weights refer to, the weights' sum so far,
+ * and the factor by which the last block made all earlier sums smaller. */
+typedef struct rows {
+    float maximum[2], total[2], keep[2];
+} rows;
+
+/* The state before the first block; a sink is the score of no key. */
+INLINED void begin_rows(rows *of, tensors t, int head) {
+    UNROLL_FOR(int side = 0; side < 2; side++) {
+        of->maximum[side] = t.sinks != 0 ? LOG2E * t.sinks[head] : LOWEST;
+        of->total[side] = t.sinks != 0 && get_local_id(0) % 4 == 0 ? 1.0f : 0.0f;
+    }
+}
+
+/* Turns scores into weights 2^(factor * score - maximum). */
+INLINED void softmax_block(float *score, float factor, rows *of) {
     UNROLL_FOR(int side = 0; side < 2; side++) {
         float highest = score[2 * side], sum = 0.0f;
         UNROLL_FOR(int j = 1; j < BLOCK / 4; j++)
             highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
         highest = factor * row_max(highest);
-        highest = highest > maximum[side] + SLACK ? highest : maximum[side];
+        highest = highest > of->maximum[side] + SLACK ? highest : of->maximum[side];
         UNROLL_FOR(int j = 0; j < BLOCK / 4; j++) {
             float *s = score + j / 2 * 4 + 2 * side + j % 2;
             *s = exp2_of(fma(*s, factor, -highest));
             sum += *s;
         }
-        keep[side] = exp2_of(maximum[side] - highest);
-        total[side] = fma(total[side], keep[side], sum);
-        maximum[side] = highest;
+        of->keep[side] = exp2_of(of->maximum[side] - highest);
+        of->total[side] = fma(of->total[side], of->keep[side], sum);
+        of->maximum[side] = highest;
     }
 }
 
@@ -97,16 +110,15 @@ INLINED void take_queries(uint own[][4], uint base, uint turn) {
 }
 
 /* Stores the results of a tile. */
-INLINED void store_tile(place at, tensors t, const float *sums, const float *maximum,
-                        const float *total) {
+INLINED void store_tile(place at, tensors t, const float *sums, const rows *of) {
     const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS, count = at.length - first;
     const size_t head = (at.token + first) * at.heads + at.head;
     float factor[2];
     UNROLL_FOR(int side = 0; side < 2; side++) {
-        const float all = row_sum(total[side]);
+        const float all = row_sum(of->total[side]);
         const int row = opaque(own_row()) + 8 * side;
         if (row < count && get_local_id(0) % 4 == 0)
-            t.other[head + (size_t)row * at.heads] = LN2 * (maximum[side] + log2_of(all));
+            t.other[head + (size_t)row * at.heads] = LN2 * (of->maximum[side] + log2_of(all));
         factor[side] = 1.0f / all;
     }
     store_rows(sums, VALUE_SIZE, factor, at, first, at.heads, t.result);
@@ -115,13 +127,39 @@ INLINED void store_tile(place at, tensors t, const float *sums, const float *max
                    at.heads * VALUE_SIZE);
 }
 
+/* Adds the values of a block at `step` with its weights, and overlaps that with the scores of the
+ * next block, whose keys are at `step` + 1; these become its weights. `ahead` as in mask_unseen. */
+INLINED void add_block(float *sums, float *score, uint weights[][4], uint own[][4], rows *of,
+                       float factor, int ahead, int window, uint base, uint step) {
+    const uint v = step, k = step + 1;
+    await_full(base, v);
+    await_full(base, k);
+    wgmma_fence();
+    score_gemm_rs(score, own, KEY_SIZE, stage_at(base, k));
+    wgmma_commit();
+    sum_values(sums, weights, stage_at(base, v));
+    wgmma_commit();
+    wgmma_wait(1);
+    hand_back(base, k);
+    if (WINDOW ? true : BLOCK < OWN)
+        mask_unseen(score, ahead, window);
+    softmax_block(score, factor, of);
+    wgmma_wait(0);
+    hand_back(base, v);
+    round_weights(score, weights);
+    if (any_lane(of->keep[0] != 1.0f || of->keep[1] != 1.0f))
+        UNROLL_FOR(int i = 0; i < VALUE_SIZE / 2; i++)
+            sums[i] *= of->keep[i / 2 % 2];
+}
+
 /* The first score of the next tile overlaps the last sum of this one, and its end. After the last
  * tile it is computed from anything. */
 INLINED void consume_tiles(moert_nvidia_attention_args args,
                            global const moert_attention_block *list, tensors t, uint base,
                            local uchar *arena) {
-    float maximum[2], total[2], keep[2], sums[VALUE_SIZE / 2], score[BLOCK / 2];
+    float sums[VALUE_SIZE / 2], score[BLOCK / 2];
     uint own[STEPS(KEY_SIZE)][4], weights[STEPS(BLOCK)][4];
+    rows of;
     uint turn = 0, step = 0;
     int tile = take_tile(base, arena, 0);
     take_queries(own, base, 0);
@@ -135,36 +173,15 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
         const range seen = blocks_seen(at, at.first, OWN);
         int block = seen.end - 1;
         int ahead = at.first + (get_local_id(0) / 128 - 1) * ROWS - block * BLOCK;
-        UNROLL_FOR(int side = 0; side < 2; side++) { /* a sink is the score of no key */
-            maximum[side] = t.sinks != 0 ? LOG2E * t.sinks[at.head] : LOWEST;
-            total[side] = t.sinks != 0 && get_local_id(0) % 4 == 0 ? 1.0f : 0.0f;
-        }
+        begin_rows(&of, t, at.head);
         hand_back(base, step);
         clear(sums, VALUE_SIZE / 2);
         mask_unseen(score, ahead, at.window);
-        softmax_block(score, t.factor, maximum, total, keep);
+        softmax_block(score, t.factor, &of);
         round_weights(score, weights);
         for (step++; --block >= seen.begin; step += 2) {
-            const uint v = step, k = step + 1;
             ahead += BLOCK;
-            await_full(base, v);
-            await_full(base, k);
-            wgmma_fence();
-            score_gemm_rs(score, own, KEY_SIZE, stage_at(base, k));
-            wgmma_commit();
-            sum_values(sums, weights, stage_at(base, v));
-            wgmma_commit();
-            wgmma_wait(1);
-            hand_back(base, k);
-            if (WINDOW ? true : BLOCK < OWN)
-                mask_unseen(score, ahead, at.window);
-            softmax_block(score, t.factor, maximum, total, keep);
-            wgmma_wait(0);
-            hand_back(base, v);
-            round_weights(score, weights);
-            if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
-                UNROLL_FOR(int i = 0; i < VALUE_SIZE / 2; i++)
-                    sums[i] *= keep[i / 2 % 2];
+            add_block(sums, score, weights, own, &of, t.factor, ahead, at.window, base, step);
         }
         await_full(base, step);
         wgmma_fence();
@@ -180,7 +197,7 @@ INLINED void consume_tiles(moert_nvidia_attention_args args,
         wgmma_commit();
         wgmma_wait(1);
         hand_back(base, step++);
-        store_tile(place_of(opaque(tile), args, list), t, sums, maximum, total);
+        store_tile(place_of(opaque(tile), args, list), t, sums, &of);
         tile = next;
         wgmma_wait(0);
     } while (tile < args.tiles);
