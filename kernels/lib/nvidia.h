@@ -128,17 +128,18 @@ typedef struct tensor_map {
     ulong16 words;
 } tensor_map;
 
-/* The address of argument `n` of a kernel, a tensor_map. */
-static inline ulong map_address(ulong parameter) {
+/* The address of tensor map `n` of a kernel, whose first argument is a struct of them. TMA takes
+ * maps at multiples of 64 bytes. */
+static inline ulong map_address(ulong parameter, int n) {
     ulong address;
     __asm__("cvta.param.u64 %0, %1;" : "=l"(address) : "l"(parameter));
-    return address;
+    return address + n * sizeof(tensor_map);
 }
 #define MAP_ADDRESS(kernel, n)                                                                     \
     ({                                                                                             \
         ulong parameter_;                                                                          \
-        __asm__("mov.b64 %0, " TEXT(kernel) "_param_" TEXT(n) ";" : "=l"(parameter_));             \
-        map_address(parameter_);                                                                   \
+        __asm__("mov.b64 %0, " TEXT(kernel) "_param_0;" : "=l"(parameter_));                       \
+        map_address(parameter_, n);                                                                \
     })
 
 /* Starts a load of the map's box at (x, y, z), innermost first; TMA counts its bytes at the

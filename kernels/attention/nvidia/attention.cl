@@ -243,12 +243,17 @@ INLINED place place_of(int tile, moert_nvidia_attention_args args,
 #include "attention/nvidia/kv.h"
 #endif
 
+/* The tensor maps of the operands; dout is read only in the backward passes. */
+typedef struct tensor_maps {
+    tensor_map q, k, v, dout;
+} tensor_maps;
+
 /* Grid: {`tiles`}, which is (kv_)heads * blocks of OWN rows of all documents; in FORWARD it may be
  * less, and each work-group then computes several tiles. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
-    tensor_map q, tensor_map k, tensor_map v, tensor_map dout, global float *scratch,
-    global float *result, global float *other, global ushort *out_bf16, global const float *sinks,
-    global const moert_attention_block *list, moert_nvidia_attention_args args) {
+    tensor_maps operands, global float *scratch, global float *result, global float *other,
+    global ushort *out_bf16, global const float *sinks, global const moert_attention_block *list,
+    moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const tensors t = {args.scale, args.factor, scratch, sinks, result, other, out_bf16};

@@ -54,16 +54,16 @@ typedef struct epilogue {
     glu_form form;
 } epilogue;
 
-static inline epilogue epilogue_of(global const float *alpha, global const float *beta,
+/* The epilogue of a kernel's arguments: a GLU has v, and no old values, so no beta. */
+static inline epilogue epilogue_of(global const float *alpha, global uchar *beta_or_v,
                                    global const float *factor, global const uchar *bias,
-                                   global int *amax, global uchar *v, global uchar *c,
-                                   moert_nvidia_gemm_args args) {
+                                   global int *amax, global uchar *c, moert_nvidia_gemm_args args) {
     return (epilogue){alpha,
-                      beta,
+                      (global const float *)beta_or_v,
                       factor,
                       bias,
                       amax,
-                      v,
+                      beta_or_v,
                       c,
                       args.row_scale_stride,
                       args.ldv,

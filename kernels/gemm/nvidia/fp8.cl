@@ -188,9 +188,14 @@ static inline void consume(uint base, local uchar *arena, global const float *al
     }
 }
 
+/* The tensor maps of the operands. */
+typedef struct operand_maps {
+    tensor_map a, b;
+} operand_maps;
+
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
-    tensor_map a, tensor_map b, global uchar *c, global const uint *group_ends,
-    global const float *s, global const float *t, global const float *alpha, moert_fp8_args args) {
+    operand_maps maps, global uchar *c, global const uint *group_ends, global const float *s,
+    global const float *t, global const float *alpha, moert_fp8_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const shape size = {args.groups, args.lines, args.columns, args.terms};

@@ -200,8 +200,8 @@ static inline uint offset_of_b(void) {
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
     global const uchar *a, global const uchar *b, global uchar *c, global const uint *group_ends,
-    global const float *alpha, global const float *beta, global const float *factor,
-    global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args) {
+    global const float *alpha, global uchar *beta_or_v, global const float *factor,
+    global const uchar *bias, global int *amax, moert_nvidia_gemm_args args) {
     local __attribute__((aligned(1024))) uchar ring[STAGES * STAGE_BYTES];
     const uint lines = args.lines, columns = args.columns;
     tile t;
@@ -241,5 +241,5 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
         multiply(sum, &odd);
     }
     c += args.first_column * (RESULT == IS_F32 ? 4 : 2);
-    finish_tile(sum, t, epilogue_of(alpha, beta, factor, bias, amax, v, c, args));
+    finish_tile(sum, t, epilogue_of(alpha, beta_or_v, factor, bias, amax, c, args));
 }

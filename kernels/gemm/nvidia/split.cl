@@ -176,8 +176,13 @@ INLINED void consume(const shape *s, global const uint *ends, uint base, local u
     }
 }
 
+/* The tensor maps of the operands. */
+typedef struct operand_maps {
+    tensor_map a, b;
+} operand_maps;
+
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm_split(
-    tensor_map a, tensor_map b, global float *c, global const uint *ends, global const float *bias,
+    operand_maps maps, global float *c, global const uint *ends, global const float *bias,
     moert_split_args args, global const float *lines_at,
     global const ushort *parts_at) /* keep the tensors allocated until the kernel ends */
 {

@@ -152,17 +152,21 @@ typedef struct shape {
 #include "gemm/nvidia/wgmma.h"
 #include "gemm/nvidia/wgmma_consumer.h"
 
+/* The tensor maps of the operands and of the old values. */
+typedef struct gemm_maps {
+    tensor_map a, b, old;
+} gemm_maps;
+
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
-    tensor_map a, tensor_map b, tensor_map old, global uchar *c, global const uint *group_ends,
-    global const float *alpha, global const float *beta, global const float *factor,
-    global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args,
-    global const uchar *a_payload, global const uchar *a_scales, global uint4 *a_bf16,
-    global const uchar *b_payload, global const uchar *b_scales, global uint4 *b_bf16,
-    global uint *counts) {
+    gemm_maps maps, global uchar *c, global const uint *group_ends, global const float *alpha,
+    global uchar *beta_or_v, global const float *factor, global const uchar *bias, global int *amax,
+    moert_nvidia_gemm_args args, global const uchar *a_payload, global const uchar *a_scales,
+    global uint4 *a_bf16, global const uchar *b_payload, global const uchar *b_scales,
+    global uint4 *b_bf16, global uint *counts) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const shape s = {args.skip, args.groups, args.lines, args.columns, args.terms};
-    epilogue e = epilogue_of(alpha, beta, factor, bias, amax, v, c, args);
+    epilogue e = epilogue_of(alpha, beta_or_v, factor, bias, amax, c, args);
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         *(local uint *)(arena + TOTAL_AT) = 0;

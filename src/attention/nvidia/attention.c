@@ -102,16 +102,18 @@ static moert_status map_rows(const moert_attention *a, const moert_buffer *x, si
 
 static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
                              moert_buffer *other) {
-    moert_tensor_map q, k, v, dout = {{0}};
+    struct {
+        moert_tensor_map q, k, v, dout;
+    } maps = {.dout = {{0}}};
     char spec[SPEC_BYTES];
     moert_device *device = moert_buffer_device(a->q);
     int sequences, tiles;
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
-    MOERT_TRY(map_rows(a, a->q, a->heads * a->head_size, &q));
-    MOERT_TRY(map_rows(a, a->k, a->kv_heads * a->head_size, &k));
-    MOERT_TRY(map_rows(a, a->v, a->kv_heads * a->value_size, &v));
+    MOERT_TRY(map_rows(a, a->q, a->heads * a->head_size, &maps.q));
+    MOERT_TRY(map_rows(a, a->k, a->kv_heads * a->head_size, &maps.k));
+    MOERT_TRY(map_rows(a, a->v, a->kv_heads * a->value_size, &maps.v));
     if (which != FORWARD)
-        MOERT_TRY(map_rows(a, a->dout, a->heads * a->value_size, &dout));
+        MOERT_TRY(map_rows(a, a->dout, a->heads * a->value_size, &maps.dout));
     snprintf(spec, sizeof spec,
              "attention/nvidia/attention -DPASS=%d -DKEY_SIZE=%zu -DVALUE_SIZE=%zu -DWINDOW=%d "
              "-DARENA=%d",
@@ -124,9 +126,9 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
     return MOERT_RUN(
-        device, spec, "nvidia_attention", grid, MOERT_STRUCT(q), MOERT_STRUCT(k), MOERT_STRUCT(v),
-        MOERT_STRUCT(dout), MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
-        MOERT_ARG(a->bf16), MOERT_ARG(a->sinks), MOERT_ARG(of.list),
+        device, spec, "nvidia_attention", grid, MOERT_STRUCT(maps), MOERT_ARG(*a->scratch),
+        MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->bf16), MOERT_ARG(a->sinks),
+        MOERT_ARG(of.list),
         MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = (int)a->length,
                    .heads = (int)a->heads, .kv_heads = (int)a->kv_heads, .sequences = sequences,
                    .window = (int)a->window, .section = (int)heads_at_a_time(a, heads, units),

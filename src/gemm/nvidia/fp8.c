@@ -142,11 +142,11 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
     const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
-    moert_tensor_map map_a, map_b;
+    moert_tensor_map maps[2]; /* of a and b */
     char spec[SPEC_BYTES];
     if (transposed != NULL)
         MOERT_TRY(transpose_weights(gemm, transposed));
-    MOERT_TRY(make_maps(gemm, transposed, &map_a, &map_b));
+    MOERT_TRY(make_maps(gemm, transposed, &maps[0], &maps[1]));
     snprintf(spec, sizeof spec,
              "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d -DARENA=%d", wgrad,
              is_block(&a), !is_block(&a) && moert_gemm_type(gemm) == MOERT_DTYPE_E5M2,
@@ -158,7 +158,7 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
     args.columns = (uint32_t)(forward ? gemm->n : gemm->k);
     args.terms = (uint32_t)(forward ? gemm->k : gemm->n);
     const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
-    return MOERT_RUN(device, spec, "nvidia_fp8", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
+    return MOERT_RUN(device, spec, "nvidia_fp8", grid, MOERT_STRUCT(maps),
                      MOERT_ARG(moert_nvidia_result_operand(gemm).buffer),
                      MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(a.quantized != NULL ? a.quantized->scale : NULL),

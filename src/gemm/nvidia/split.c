@@ -118,18 +118,18 @@ moert_status moert_nvidia_split(const moert_gemm *gemm) {
     const size_t tiles = (gemm->kind == MOERT_GEMM_WGRAD ? gemm->groups.count : 1) *
                          moert_ceil_div(p.lines, LINES) * moert_ceil_div(p.columns, columns);
     const moert_grid grid = {moert_min(tiles, moert_device_units(device)), 1, 1};
-    moert_tensor_map map_a, map_b;
+    moert_tensor_map maps[2]; /* of a and b */
     char spec[SPEC_BYTES];
     snprintf(spec, sizeof spec, "gemm/nvidia/split -DORIENTATION=%d -DCOLUMNS=%u -DARENA=%d",
              p.orientation, columns, MOERT_ARENA_BYTES);
     MOERT_TRY(split(device, spec, &p.b, gemm->more->split));
-    MOERT_TRY(make_maps(&p, *gemm->more->split, columns, &map_a, &map_b));
-    return MOERT_RUN(
-        device, spec, "nvidia_gemm_split", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
-        MOERT_ARG(p.result.buffer), MOERT_ARG(gemm->groups.ends), MOERT_ARG(p.bias),
-        MOERT_ARGS(moert_split_args, .ldc = p.result.stride, .first_column = p.result.first,
-                   .groups = (uint32_t)gemm->groups.count, .lines = (uint32_t)p.lines,
-                   .columns = (uint32_t)p.columns, .terms = (uint32_t)p.reduction,
-                   .accumulate = gemm->epilogue.addend == MOERT_ADDEND_FIRST),
-        MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->more->split));
+    MOERT_TRY(make_maps(&p, *gemm->more->split, columns, &maps[0], &maps[1]));
+    return MOERT_RUN(device, spec, "nvidia_gemm_split", grid, MOERT_STRUCT(maps),
+                     MOERT_ARG(p.result.buffer), MOERT_ARG(gemm->groups.ends), MOERT_ARG(p.bias),
+                     MOERT_ARGS(moert_split_args, .ldc = p.result.stride,
+                                .first_column = p.result.first,
+                                .groups = (uint32_t)gemm->groups.count, .lines = (uint32_t)p.lines,
+                                .columns = (uint32_t)p.columns, .terms = (uint32_t)p.reduction,
+                                .accumulate = gemm->epilogue.addend == MOERT_ADDEND_FIRST),
+                     MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->more->split));
 }

@@ -192,6 +192,8 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     const unsigned groups = (unsigned)gemm->groups.count, used = gemm->groups.shared ? 1 : groups;
     const unsigned end =
         gemm->groups.end > 0 && !gemm->groups.shared ? (unsigned)gemm->groups.end : used;
+    const moert_buffer *v = keeps_v(gemm) ? gemm->y.buffer : NULL;
+    const moert_buffer *beta_or_v = glu->gated ? v : e->beta;
     const moert_buffer *lines = gemm->groups.runs > 0 ? gemm->more->places : result.buffer;
     args->ldc = result.stride;
     args->first_column = result.first;
@@ -208,8 +210,8 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     args->offset = glu->form.offset;
     args->activation = glu->form.activation;
     ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->epilogue.alpha),
-        MOERT_ARG(e->beta), MOERT_ARG(row_scale(gemm)), MOERT_ARG(bias_of(gemm)),
-        MOERT_ARG(e->amax), MOERT_ARG(keeps_v(gemm) ? gemm->y.buffer : NULL), MOERT_STRUCT(*args));
+        MOERT_ARG(beta_or_v), MOERT_ARG(row_scale(gemm)), MOERT_ARG(bias_of(gemm)),
+        MOERT_ARG(e->amax), MOERT_STRUCT(*args));
 }
 
 /* Adds payload, scales and decoded values of both operands, and the counters. */
@@ -228,14 +230,14 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     const moert_matrix result = moert_nvidia_result_operand(gemm);
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
-    moert_tensor_map map_a, map_b, old = {{0}};
+    moert_tensor_map maps[3] = {{{0}}}; /* of a, b and the old values */
     moert_nvidia_gemm_args args = {0};
     call to = {.count = 0};
-    MOERT_TRY(make_map(gemm, how->a, how->box_a, &map_a));
-    MOERT_TRY(make_map(gemm, how->b, gemm->glu.gated ? BOX_GATES : how->box_b, &map_b));
+    MOERT_TRY(make_map(gemm, how->a, how->box_a, &maps[0]));
+    MOERT_TRY(make_map(gemm, how->b, gemm->glu.gated ? BOX_GATES : how->box_b, &maps[1]));
     if (adds(gemm) || gemm->more->beta != NULL)
-        MOERT_TRY(make_old_map(gemm, &result, &old));
-    ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
+        MOERT_TRY(make_old_map(gemm, &result, &maps[2]));
+    ADD(&to, MOERT_STRUCT(maps));
     add_rest(gemm, &args, &to);
     add_quantized(gemm, counts, &to);
     if (moert_nvidia_is_quantized(gemm))
