@@ -52,14 +52,21 @@ enum { MOERT_SPLIT_PARTS = 3, MOERT_SPLIT_K = 32 };
     (MOERT_NVIDIA_LINES * MOERT_SPLIT_K * 4 + MOERT_SPLIT_PARTS * (columns)*MOERT_SPLIT_K * 2)
 #define MOERT_SPLIT_STAGES(arena, columns) ((arena) / (MOERT_SPLIT_STAGE_BYTES(columns) + 16))
 
+/* The addresses of a quantized operand, and of the bf16 values that wgmma.cl decodes. Kernels have no
+ * room for a buffer each, and OpenCL allows no pointers in a struct. */
+typedef struct moert_nvidia_quantized {
+    args_u64 payload, scales, bf16;
+} moert_nvidia_quantized;
+
 /* Arguments of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
 typedef struct moert_nvidia_gemm_args {
+    moert_nvidia_quantized a, b; /* of operands that are quantized */
     args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, row_scale_stride, ldv;
     args_u32 down, first_end, skip, groups, lines, columns, terms;
     args_f32 limit, slope, offset;
     args_i32 activation;
 } moert_nvidia_gemm_args;
-MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 112, 120)
+MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 160, 168)
 
 /* Arguments of kernels/gemm/nvidia/split.cl. */
 typedef struct moert_split_args {

@@ -236,8 +236,9 @@ void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
     moert_device_count(buffer->device, 0, buffer->counted_bytes);
-    if (buffer->host != NULL)
-        moert_device_finish(buffer->device); /* OpenCL does not keep this memory for kernels */
+    if (buffer->host != NULL || buffer->address != 0)
+        moert_device_finish(
+            buffer->device); /* OpenCL keeps the memory of kernels' arguments only */
     for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)
         if (buffer->pieces[i] != NULL)
             clReleaseMemObject(buffer->pieces[i]);

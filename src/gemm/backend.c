@@ -41,9 +41,9 @@ const char *moert_gemm_bf16_order(const moert_device *device) {
 
 moert_status moert_backend_check(const moert_device *device) {
     const moert_backend *backend = moert_backend_get(device);
-    const char *requires = backend->supports(device, NULL);
-    if (requires != NULL)
+    const char *required = backend->supports(device, NULL);
+    if (required != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "MOERT_BACKEND is %s, which takes %s, not %s",
-                          backend->name, requires, moert_device_name(device));
+                          backend->name, required, moert_device_name(device));
     return MOERT_OK;
 }

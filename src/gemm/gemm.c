@@ -245,16 +245,16 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     if (is_by_weight(gemm) ? !has_rows(&full) : full.groups.count == 0)
         return MOERT_OK;
     const moert_device *device = moert_buffer_device(full.groups.ends);
-    const char *requires = backend->supports(device, &full), *first = "";
-    if (requires != NULL && backend != &moert_backend_portable) {
-        first = requires;
+    const char *required = backend->supports(device, &full), *first = "";
+    if (required != NULL && backend != &moert_backend_portable) {
+        first = required;
         backend = &moert_backend_portable;
         full.panels = NULL; /* the panels are in the order of the other backend */
-        requires = backend->supports(device, &full);
+        required = backend->supports(device, &full);
     }
-    if (requires != NULL)
+    if (required != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s%s%s",
-                          moert_gemm_name(&full), full.n, full.k, backend->name, requires,
+                          moert_gemm_name(&full), full.n, full.k, backend->name, required,
                           *first != '\0' ? ", and the first choice " : "", first);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
         report_work(&full);

@@ -34,11 +34,11 @@ bool moert_backend_survey(moert_device *device, size_t index, moert_backend_repo
     float product = 0.0f;
     if (backend == NULL)
         return false;
-    const char *requires = backend->supports(device, NULL);
+    const char *required = backend->supports(device, NULL);
     *report = (moert_backend_report){.name = backend->name,
                                      .automatic = backend == moert_backend_automatic(device)};
-    if (requires != NULL)
-        snprintf(report->reason, sizeof report->reason, "it takes %s", requires);
+    if (required != NULL)
+        snprintf(report->reason, sizeof report->reason, "it takes %s", required);
     else if (multiply(backend, device, &product) != MOERT_OK)
         snprintf(report->reason, sizeof report->reason, "%s", moert_last_error());
     else if (product != 6.0f)

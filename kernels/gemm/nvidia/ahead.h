@@ -28,6 +28,11 @@ typedef struct quantized {
     global uint4 *bf16;
 } quantized;
 
+static inline quantized quantized_at(moert_nvidia_quantized at) {
+    return (quantized){(global const uchar *)at.payload, (global const uchar *)at.scales,
+                       (global uint4 *)at.bf16};
+}
+
 /* A group's part of an operand: lines from `first` on; for decode_down, scale blocks from `block`
  * on. */
 typedef struct part {

@@ -160,9 +160,7 @@ typedef struct gemm_maps {
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
     gemm_maps maps, global uchar *c, global const uint *group_ends, global const float *alpha,
     global uchar *beta_or_v, global const float *factor, global const uchar *bias, global int *amax,
-    moert_nvidia_gemm_args args, global const uchar *a_payload, global const uchar *a_scales,
-    global uint4 *a_bf16, global const uchar *b_payload, global const uchar *b_scales,
-    global uint4 *b_bf16, global uint *counts) {
+    moert_nvidia_gemm_args args, global uint *counts) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const shape s = {args.skip, args.groups, args.lines, args.columns, args.terms};
@@ -186,8 +184,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
                     MAP_ADDRESS(nvidia_gemm, 2), base, (local tile *)(arena + TILES_AT), ends,
                     whole, counts);
         else if (QUANTIZED && thread >= 32)
-            decode_ahead(s, (quantized){a_payload, a_scales, a_bf16},
-                         (quantized){b_payload, b_scales, b_bf16}, ends, counts);
+            decode_ahead(s, quantized_at(args.a), quantized_at(args.b), ends, counts);
         if (COUNTED)
             leave(counts);
     } else {

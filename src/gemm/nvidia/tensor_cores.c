@@ -80,7 +80,7 @@ moert_matrix moert_nvidia_result_operand(const moert_gemm *gemm) {
 const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (!conditions[i].holds)
-    return conditions[i].requires;
+            return conditions[i].required;
     return NULL;
 }
 
@@ -214,15 +214,14 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
         MOERT_ARG(e->amax), MOERT_STRUCT(*args));
 }
 
-/* Adds payload, scales and decoded values of both operands, and the counters. */
-static void add_quantized(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
-    static const moert_quantized none;
-    const moert_matrix first = moert_nvidia_first_operand(gemm),
-                       second = moert_nvidia_second_operand(gemm);
-    const moert_quantized *a = first.quantized != NULL ? first.quantized : &none;
-    const moert_quantized *b = second.quantized != NULL ? second.quantized : &none;
-    ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(first.buffer), MOERT_ARG(b->q),
-        MOERT_ARG(b->scale), MOERT_ARG(second.buffer), MOERT_ARG(counts));
+/* *at = the addresses of an operand, if it is quantized. */
+static moert_status locate(const moert_matrix *operand, moert_nvidia_quantized *at) {
+    const moert_quantized *from = operand->quantized;
+    if (from == NULL)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_address((moert_buffer *)from->q, &at->payload));
+    MOERT_TRY(moert_buffer_address((moert_buffer *)from->scale, &at->scales));
+    return moert_buffer_address(operand->buffer, &at->bf16);
 }
 
 static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buffer *counts) {
@@ -238,8 +237,11 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     if (adds(gemm) || gemm->more->beta != NULL)
         MOERT_TRY(make_old_map(gemm, &result, &maps[2]));
     ADD(&to, MOERT_STRUCT(maps));
+    const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
+    MOERT_TRY(locate(&a, &args.a));
+    MOERT_TRY(locate(&b, &args.b));
     add_rest(gemm, &args, &to);
-    add_quantized(gemm, counts, &to);
+    ADD(&to, MOERT_ARG(counts));
     if (moert_nvidia_is_quantized(gemm))
         MOERT_TRY(moert_buffer_clear(counts, 0, gemm->groups.count * sizeof(uint32_t)));
     write_spec(gemm, true, !moert_nvidia_is_quantized(gemm) && counts != NULL, spec);

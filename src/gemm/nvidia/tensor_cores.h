@@ -35,7 +35,7 @@ static inline bool moert_nvidia_is_part(const moert_gemm *gemm) {
 /* A condition on a GEMM, and the text for `supports` if it does not hold. */
 typedef struct moert_nvidia_condition {
     bool holds;
-    const char *requires;
+    const char *required;
 } moert_nvidia_condition;
 /* The text of the first condition that does not hold, or NULL. */
 const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count);
