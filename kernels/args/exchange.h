@@ -4,9 +4,9 @@
 
 #include "args/args.h"
 
-/* Tokens and slots of a row group. In the GPU form also: the floats of a row that a row group
- * processes, PIECE in dispatch and STRIP in combine, and the row groups of a work-group that has
- * several. */
+/* The tokens or slots that a row group processes. GPU_PIECE and GPU_STRIP: the floats of a row that
+ * it moves in a dispatch and sums in a combine. GPU_ROW_GROUPS: the row groups of a work-group in
+ * kernels that use several. */
 enum {
     MOERT_EXCHANGE_TOKENS = 16,
     MOERT_EXCHANGE_SLOTS = 256,
@@ -17,9 +17,9 @@ enum {
     MOERT_EXCHANGE_GPU_ROW_GROUPS = 4
 };
 
-/* MOERT_PLAN_WORDS: 32-bit words that a kernel receives as an argument; with its other arguments
- * they take less than the 1024 bytes that every device accepts. MOERT_PLAN_CHUNK: tokens of a
- * chunk, one bit each. */
+/* MOERT_PLAN_WORDS: the 32-bit words of store_words' array argument. With its other arguments they
+ * take less than the 1024 bytes that every device accepts. MOERT_PLAN_CHUNK: tokens of a chunk, one
+ * bit each. */
 enum { MOERT_PLAN_WORDS = 240, MOERT_PLAN_CHUNK = 32 };
 
 /* The arguments of kernels that move rows. `chain`: at most this many rows of a token are summed
@@ -30,8 +30,8 @@ typedef struct moert_exchange_args {
 } moert_exchange_args;
 MOERT_ARGS_LAYOUT(moert_exchange_args, round, 52, 56)
 
-/* A barrier of the ranks' devices. If `ranks` is 0, the barrier does nothing. patience: ticks of
- * kernels/exchange/barrier.h. */
+/* A barrier of the ranks' devices. If `ranks` is 0, the barrier does nothing. `patience`: the
+ * longest wait, in ticks (kernels/exchange/barrier.h). */
 typedef struct moert_barrier_args {
     args_u64 patience;
     args_u32 ranks, rank;
@@ -39,10 +39,11 @@ typedef struct moert_barrier_args {
 } moert_barrier_args;
 MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 
-/* A sum of rows in the windows of a host's ranks: the window of each row, its first float, and the
- * sums that end with it (kernels/exchange/peers.cl). MOERT_PEERS_DEPTH: the most sums that wait for
- * their right half; no tree of 2^31 leaves needs more. MOERT_PEERS_FEW: the most rows that are
- * summed in pairs. MOERT_PEERS_COLUMNS: of a row group. */
+/* A sum of rows in the windows of a host's ranks (kernels/exchange/peers.cl). A node is a row: the
+ * rank of its window, its first float there, and the number of additions that follow it.
+ * MOERT_PEERS_DEPTH: the most sums that wait for their right half; no tree of 2^31 leaves needs
+ * more. MOERT_PEERS_FEW: the most rows that sum_pairs takes. MOERT_PEERS_COLUMNS: the columns of a
+ * row group. */
 enum {
     MOERT_PEERS_NODES = 71,
     MOERT_PEERS_FEW = 8,
@@ -61,14 +62,14 @@ typedef struct moert_peers_args {
 } moert_peers_args;
 MOERT_ARGS_LAYOUT(moert_peers_args, node, 24, 880)
 
-/* A copy of n floats into a window: the first float there, and in the source. */
+/* A copy of n floats from float `from` of a buffer to float `to` of a window. */
 typedef struct moert_stage_args {
     args_u64 from, to, n;
 } moert_stage_args;
 MOERT_ARGS_LAYOUT(moert_stage_args, n, 16, 24)
 
-/* The slots of a batch. `first`: the index of the first word, or lane, of a table that the kernel
- * uses. */
+/* The slots of a batch. `first`: where the kernel begins in `table`, in words (store_words) or in
+ * entries (place_slots). */
 typedef struct moert_plan_args {
     args_u32 tokens, topk, experts, chunks, first, count;
 } moert_plan_args;

@@ -9,11 +9,11 @@
  *   verdict            {1 + the late rank, or 0; number of the barrier it was late in}. An arrival
  *                      counter follows, LINE_INTS words after the start. It is 0 between kernels.
  *
- * ticks(polls) is the time after so many polls of a flag. A tick is a nanosecond of the device's
+ * ticks(polls) is the time after `polls` polls of a flag. A tick is a nanosecond of the device's
  * clock on NVIDIA, and of the system's clock on x86-64 Linux, where a waiting thread also yields to
- * other threads. Elsewhere the host measures how long a tick takes: one of x86-64's counter where
- * there are several work-items, since PoCL 6 crashes while it compiles assembly there; one of the
- * clock of cl_khr_kernel_clock; or else a poll.
+ * other threads. Elsewhere the host measures how long a tick takes. On other CPUs it is a tick of
+ * x86-64's time-stamp counter or of cl_khr_kernel_clock, and without either of them a poll. With
+ * several work-items a CPU reads the counter, since PoCL 6 crashes while it compiles assembly.
  */
 #include "args/exchange.h"
 
@@ -40,7 +40,7 @@ static inline uint count_up(global uint *count) {
                      : "memory");
     return before;
 }
-#elif defined(__SPIR__) && !MOERT_CPU /* where clang knows no other atomics than OpenCL's */
+#elif defined(__SPIR__) && !MOERT_CPU /* clang for SPIR has only OpenCL's atomics */
 static inline void raise_flag(global int *flag, int number) {
     mem_fence(CLK_GLOBAL_MEM_FENCE);
     atomic_xchg((volatile global int *)flag, number);

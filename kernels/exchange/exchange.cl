@@ -18,8 +18,8 @@
  *                   first slot of each rank is read. (REMOTE = 0)
  *   gather_rows     packed[i, 0..width) = window of rank(i) [row(i), 0..width), (rank, row) =
  *                   from[i]
- *   dispatch_slots  the cell at row(t,k) of rank(t,k) = what the owner needs of slot (t,k), see
- *                   below
+ *   dispatch_slots  the cell at row(t,k) of rank(t,k) = the slot's float, its number, the sending
+ *                   rank and its link (window.h)
  *   combine_slots   target[t,k] = the float at the start of row(t,k) of rank(t,k); 0 if dropped
  *   find_addresses  place[row] = the destination address of this row: row t K + k of the window of
  *                   the rank that the row's cell names; 0 if the cell is not valid. (REMOTE = 1)

@@ -10,7 +10,7 @@
  *                      finished. All work-groups wait for all ranks, then do the work of
  *                      combine_rows and, with `slots`, combine_slots.
  *   sum_barrier        The first `storing` work-groups do the work of send_rows; the last of them
- *                      to finish raises the flags. Without any, the first work-group raises them.
+ *                      to finish raises the flags. If `storing` is 0, the first work-group does.
  *                      The others wait, then do the work of sum_rows and, with `slots`,
  *                      combine_slots.
  *
@@ -42,8 +42,8 @@ INLINED void barrier_inside(uint storing, local uint *last, BARRIER_PARAMETERS) 
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
 
-/* Whether a row group's work-group stores; the row group's number, and the number of row groups,
- * among work-groups that do the same. */
+/* Whether a row group's work-group stores or waits. `nth` is the row group's number among the
+ * `row_groups` row groups of all such work-groups. */
 typedef struct role {
     bool stores;
     uint nth, row_groups;

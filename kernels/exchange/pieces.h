@@ -33,7 +33,7 @@ INLINED void copy_piece(global const float *from, global float *to, int at, uint
 #endif
 }
 
-/* Rows that their owner sums before sending: at most `chain` of a token. */
+/* Rows that their owner sums before it sends them: at most `chain` of a token. */
 typedef struct chained {
     global const uint4 *cells;
     global const float *rows;

@@ -8,7 +8,7 @@
  *   store_words   table[first + i] = from.word[i] for i < count. The host passes these words as an
  *                 argument, since waiting for a copy takes a kernel longer than it runs.
  *   scan_chunks   counts[e,c] becomes the number of slots of expert e before chunk c, and total[e]
- *                 that of all its slots; row E likewise
+ *                 that of all its slots. Row E, which counts errors, is summed likewise.
  *   place_slots   destination[t,k] = (rank, row + nth) and, unless packed is null, packed[t,k] =
  *                 (0, position + nth) of the slot, slot number nth of expert e in the order of the
  *                 tokens. table[first + e] = (rank, row, position, end) holds for nth < end. Slots

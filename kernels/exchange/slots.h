@@ -66,7 +66,7 @@ INLINED void keep_first(global const uint2 *destination, uint first, uint own, u
 
 /* ---- cells ---- */
 
-/* The link of slot `slot`; `token` is the number of its token's first slot. */
+/* The link of slot `slot` (window.h); `token` is the number of its token's first slot. */
 static inline uint link_of(global const uint2 *destination, uint token, uint slot, uint topk) {
     const uint rank = destination[slot].x;
     uint next = slot + 1, later = 0;
@@ -89,7 +89,7 @@ INLINED void put_slot(WINDOW window, global const uint2 *destination, global con
     cell x = 0.0f;
     x.lo.lo = as_float4(words);
     put(x, row_of(window, to, CELL));
-#else /* 16 of a cell's 64 bytes: a quarter of the packets */
+#else /* a store of 16 of a cell's 64 bytes takes a quarter of the packets */
     *(global uint4 *)row_of(window, to, CELL) = words;
 #endif
 }
