@@ -7,10 +7,10 @@
 /* Sizes that src/gemm/portable and kernels/gemm agree on. */
 enum {
     MOERT_VECTOR = 16,           /* lanes of a vector for CPUs: columns of a panel or a tile */
-    MOERT_GEMM_IDLE_LAYERS = 1,  /* first layers of a grid, whose work-groups compute nothing
+    MOERT_GEMM_IDLE_LAYERS = 1,  /* layers at the start of a grid whose work-groups compute nothing
                                    (docs/design.md, "One launch") */
-    MOERT_GEMM_STRIP = 64,       /* lines that a wgrad packs at a time, at most */
-    MOERT_GEMM_LINE_EXCESS = 16, /* dots between two converted lines, at most */
+    MOERT_GEMM_STRIP = 64,       /* most lines that a wgrad packs at a time */
+    MOERT_GEMM_LINE_EXCESS = 16, /* most padding after a converted line, in dots */
     MOERT_GEMM_PANELS_PAST = 3,  /* panels that a tile may read past the end of prepacked weights */
     MOERT_GPU_GEMM_ITEMS = 256,  /* work-items and columns of a tile in the GPU form */
     MOERT_GPU_GEMM_COLUMNS = 128,

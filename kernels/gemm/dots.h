@@ -23,8 +23,8 @@ typedef char vector_has_its_lanes[VEC == MOERT_VECTOR ? 1 : -1];
 
 /* ---- values of an operand ---- */
 
-/* value: of a row operand in memory. LINE: where a tile reads the elements of a line. load_operand
- * loads 16 values as floats; rounded rounds 16 values of a weight. */
+/* value: the type of a row operand's values in memory. LINE: a pointer to the elements of a line.
+ * load_operand loads 16 values as floats; rounded rounds 16 values of a weight. */
 #if BF16
 typedef ushort value;
 #define LINE local const element *
@@ -55,8 +55,8 @@ typedef float value;
 /* k rounded up to whole steps; panels and lines hold zeros from k on */
 #define WHOLE_STEPS(k) (((k) + STEP * PER_DOT - 1) / (STEP * PER_DOT) * (STEP * PER_DOT))
 
-/* element: a dot in memory. spread: one element in all lanes. dot_of: the dots of 16 columns, from
- * the values of PER_DOT rows. */
+/* element: the type of a dot in memory. spread: the type of a vector with one element in all lanes.
+ * dot_of: the dots of 16 columns, from the values of PER_DOT rows. */
 #if DOT
 #define PER_DOT 2
 typedef uint element;

@@ -62,9 +62,9 @@ typedef struct operand {
     global const void *at; /* the first value of the first line */
     ulong stride;
     int lines, k;
-    bool along; /* K is contiguous and lines are a stride apart; otherwise lines are contiguous */
+    bool along;     /* a line's K values are contiguous; otherwise the lines of a K index are */
     bool quantized; /* bf16 values; otherwise floats, which are rounded if BF16 */
-    bool whole;     /* aligned quads without an edge, except at the end of K */
+    bool whole;     /* quads are aligned, and only the end of K may cut one */
     float padding;  /* the value beyond the end of K */
 } operand;
 
@@ -285,7 +285,7 @@ INLINED void multiply(operand a, operand b, target c, local float4 *lines, local
             put_block(&b, COLUMNS, next_b, its_columns);
         else
             load_edges(&b, p, COLUMNS, its_columns);
-        barrier(CLK_LOCAL_MEM_FENCE); /* block stored, other half read */
+        barrier(CLK_LOCAL_MEM_FENCE); /* a block is stored, and the other half has been read */
         load_block(&a, p + DEPTH, LINES, next_a);
         load_block(&b, p + DEPTH, COLUMNS, next_b);
         add_block(sum, its_lines, its_columns);

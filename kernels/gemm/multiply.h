@@ -43,8 +43,8 @@ static inline prefetch_plan prefetch_lines(global const value *a, ulong lda, int
 
 /*
  * Continues the chains of all tiles by `used` values of the reduction; line r of A is at a + r *
- * lda. `transposed` has room for LINES lines of `used` values, as dots, and 32 more elements each.
- * Also issues `next_panels`, the prefetch of the panels that are read after these.
+ * lda. `transposed` has room for the dots of LINES lines of `used` values, with 32 more elements a
+ * line. Also issues `next_panels`, the prefetch of the panels that are read after these.
  */
 static inline void multiply(global const value *a, ulong lda, local element *transposed,
                             PANEL const vec *panel, int used, int height, target c, bool fresh,

@@ -6,7 +6,8 @@
 #define TILES (VEC / LINES) /* the number of tiles whose lines fit into one vector */
 #define STRIP (MOERT_GEMM_STRIP / (TILES * LINES) * TILES * LINES)
 #if TILES == 2 && defined(__clang__)
-/* the lanes of a half-vector store beyond a tile; they run into the next dot, stored later */
+/* lanes that a store of half a vector writes past a tile's dot; the store of the next dot
+ * overwrites them */
 #define EXCESS (VEC / 2 - LINES)
 #else
 #define EXCESS 0
