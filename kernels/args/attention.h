@@ -21,11 +21,11 @@ enum {
     MOERT_ATTENTION_OWN_ROWS = 128,
 };
 
-/* A block of positions that a work-group owns, of a document or a whole sequence. */
+/* A block of positions that a work-group owns. It lies in one document, or in one sequence. */
 typedef struct moert_attention_block {
     args_u64 token;         /* the document's first token in the batch */
-    args_i32 length, first; /* of the document; the block's first position in it */
-    args_i32 slot;          /* blocks of 64 positions of the documents before it */
+    args_i32 length, first; /* length of the document; the block's first position in it */
+    args_i32 slot;          /* number of 64-position blocks in all documents before this one */
 } moert_attention_block;
 MOERT_ARGS_LAYOUT(moert_attention_block, slot, 16, 24)
 

@@ -4,8 +4,9 @@
 
 #include "args/args.h"
 
-/* The most experts. Tokens of a row group in the CPU form: in router.cl and sums.cl, and in
- * balance.cl and padding.cl. The fewest slots of gpu.cl. */
+/* MOST_EXPERTS: the most experts of a router. In the CPU form, a row group has TOKENS tokens in
+ * router.cl and sums.cl, PADDING_TOKENS in balance.cl and padding.cl. LEAST_SLOTS: the smallest
+ * SLOTS of gpu.cl. */
 enum {
     MOERT_ROUTER_MOST_EXPERTS = 1024,
     MOERT_ROUTER_TOKENS = 16,
@@ -20,7 +21,7 @@ typedef struct moert_router_args {
     args_i32 experts, score;
     args_f32 z_factor;
     args_i32 groups, kept_groups, group_best;
-    args_u32 sequences; /* of `ends`, if there are ends */
+    args_u32 sequences; /* entries of `ends`, if it is given */
 } moert_router_args;
 MOERT_ARGS_LAYOUT(moert_router_args, sequences, 44, 48)
 

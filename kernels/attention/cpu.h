@@ -12,8 +12,8 @@
 #define NV    LANE_VECS
 #define LANES (NV * VEC)
 #define ROWS  32
-#define KEYS  64 /* the block of keys of the forward, which rescales sums once a block (gpu.cl) */
-#define SUMS  16 /* the sums of a row's weights: sum i has the keys i, i + 16, ... of each block */
+#define KEYS  64 /* keys after which the forward rescales its sums, as gpu.cl does */
+#define SUMS  16 /* partial sums of a row's weights: i has the keys i, i + 16, ... of each block */
 /* ROW_TILE: rows of score_gemm's register tile. TILE_OF: values of weighted_sum's register tile,
  * the largest power of two up to MOST_TILE that divides the size of a row. */
 #if NARROW

@@ -41,8 +41,8 @@ static inline moert_attention_block block_of(global const moert_attention_block 
 typedef struct place {
     int query, head, count; /* the first query's position; the number of queries */
     int first_key, end_key,
-        window;         /* keys that the queries may see, in whole blocks at the start */
-    size_t row, kv_row; /* of the first query; of the document's first key */
+        window; /* the queries may see keys first_key to end_key - 1; first_key begins a block */
+    size_t row, kv_row; /* row of q of the first query; row of k of the document's first key */
 } place;
 
 /* A work-group's queries. Later blocks, which see more keys, have lower group numbers, so that they

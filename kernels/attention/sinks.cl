@@ -6,9 +6,9 @@
  * That is ds of a key whose score is the sink and whose value is 0. out, dout [T,N,E]; lse [T,N];
  * dsinks [S,N]. All are float32, but dout is bf16 if ROUNDED is 1.
  *
- * Grid: {heads, sequences}. SUMS sums, on GPUs of a row group each, add every SUMS-th query, and
- * are added in order. Required: ROUNDED (0, 1). Local memory on GPUs: 2 KiB. Deterministic: queries
- * are counted from the start of their sequence.
+ * Grid: {heads, sequences}. Each of SUMS partial sums takes every SUMS-th query; they are then
+ * added in order. On GPUs each has a row group. Required: ROUNDED (0, 1). Local memory on GPUs: 2
+ * KiB. Deterministic: queries are counted from the start of their sequence.
  */
 #include "args/attention.h"
 #include "lib/elementary.h"
@@ -26,9 +26,9 @@ typedef float element;
 #define load_elements(p, n) load_part(p, n)
 #endif
 
-#define SUMS       16 /* each adds every 16th query */
+#define SUMS       16 /* partial sums, each of every 16th query */
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : SUMS)
-#define OWN_SUMS   (SUMS / ROW_GROUPS) /* of a row group */
+#define OWN_SUMS   (SUMS / ROW_GROUPS) /* partial sums of a row group */
 
 KERNEL_OF(ROW_GROUPS)
 void sink_gradient(global const float *sinks, global const float *out, global const float *lse,

@@ -6,7 +6,7 @@
  *   operations   result[0,r,i] = result[1,r,i] = operation r of x[i], y[i], z[i]; n is a multiple
  *                of VEC
  *   sums         sums[4] = over i from `first` on, in order: sum of x, of x y, and of x^2 (in
- *                float64 if the device has it), and what the last one loses as a float
+ *                float64 if the device has it), and what rounding to a float takes from the last
  *
  * One row group. No local memory. Deterministic.
  */

@@ -5,8 +5,9 @@
  * and no tables. So the result of a lane depends neither on the driver nor on the width of the
  * vector. They need a device that keeps subnormal numbers.
  *
- * Kernels call them by these names. Macros over the built-in names would change no call, but hide
- * which function is called, and a file that does not include this one would compile.
+ * Kernels call them as moert_exp, moert_log and so on. Macros that redefine the built-in names
+ * would hide which function is called, and a file that forgets to include this one would still
+ * compile.
  *
  *   exp    x = n ln 2 + r with n = rint(x / ln 2), so |r| <= (ln 2) / 2. The reduction subtracts n
  *          times the high part of ln 2, which has 15 bits, then n times the low part.
@@ -32,8 +33,8 @@
  * for |x| < 2^-25.
  *
  * With MOERT_FAST the names stand for the driver's functions, which on NVIDIA's GPUs use the
- * hardware's exp2 and log2. The epilogues of tensor-core GEMMs have no registers to spare, and the
- * separate GLU must have their bits.
+ * hardware's exp2 and log2. The epilogues of tensor-core GEMMs have no registers to spare for the
+ * functions below, and the separate GLU must give the same bits.
  */
 #ifdef MOERT_FAST
 #define moert_exp   exp

@@ -92,7 +92,7 @@ static inline uvec magnitude_bits(vec x) {
     return as_uvec(x) & 0x7FFFFFFFu;
 }
 
-/* The floats with these magnitude bits; the bits of a NaN exceed all others. */
+/* The floats with these magnitude bits, of which those of a NaN are the largest. */
 static inline vec largest_of(uvec bits) {
     return as_vec(bits > 0x7F800000u ? QUIET : bits);
 }

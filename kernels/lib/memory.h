@@ -2,9 +2,9 @@
 /* Whether a part that begins at p is a single access. */
 #define IS_WHOLE(p) (MOERT_ITEMS > 1 && ((size_t)(p)&15) == 0)
 
-/* Read and write a vector of `n` elements of `type` in the address space `space`, aligned as one of
- * them is. PoCL compiles vloadN and vstoreN to several accesses, vstoreN of bytes and 16-bit
- * elements to N. */
+/* Read and write a vector of `n` elements of `type` in the address space `space`, with the
+ * alignment of one element. PoCL compiles vloadN and vstoreN to several accesses, vstoreN of bytes
+ * and 16-bit elements to N. */
 #if MOERT_ITEMS == 1 && MOERT_CPU && defined(__clang__)
 typedef float16 loose_float16 __attribute__((aligned(4)));
 typedef uint16 loose_uint16 __attribute__((aligned(4)));

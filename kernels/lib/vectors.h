@@ -50,7 +50,8 @@ typedef ushort4 short_vec;
 #endif
 #define VEC (MOERT_ITEMS * PART)
 
-/* The lanes of a sum over a row: eight vectors of a CPU's work-item, or one of each of 32. */
+/* The lanes of a sum over a row: eight vectors of one work-item on CPUs, or one vector of each of
+ * 32 work-items. */
 #define SUM_LANES MOERT_SUM_LANES
 #define SUM_VECS  (SUM_LANES / VEC)
 typedef struct lane_sums {

@@ -2,11 +2,12 @@
  * Digests of rows, by which ranks compare what they compute.
  *
  *   digest_rows   digest[first + r] = (sum of w m(c), sum of turned(w) n(c)) modulo 2^32, over the
- *                 words w of row r at places c
+ *                 words w of row r, c being the index of a word
  *
- * Row r starts at x + at + r * stride and has `words` words of 32 bits, of which the last counts
- * with the bits of `mask`. m(c) and n(c) are odd, so rows that differ in one bit differ in both
- * sums. They look random, so other differences are missed about once in 2^64.
+ * Row r starts at x + at + r * stride and has `words` words of 32 bits. Only the bits of `mask`
+ * count in the last word. turned(w) exchanges the halves of w. m(c) and n(c) are odd, so rows that
+ * differ in one bit differ in both sums. They look random, so other differences are missed about
+ * once in 2^64.
  *
  * A row group owns one row. With ALIGNED, words, stride and `at` are multiples of 4. Required:
  * nothing. Local memory: 8 bytes for each item. Deterministic: sums of integers in any order.

@@ -2,7 +2,7 @@
  * Token embedding.
  *
  *   forward   x[t,h] = table[token[t],h]                        x[T,H], table[V,H], token int32 [T]
- *             A negative token is padding: its x is 0, and its dx counts nowhere.
+ *             A negative token is padding: its x is 0, and its dx is ignored.
  *   backward  partial[s,r,h] = sum of dx[t,h] over the tokens t of sequence first_leaf + s with
  *             token[t] = first_row + r;  partial[S,rows,H], dx[T,H], T = S * length
  *   gradient  the gradient of the whole table, summed over the sequences of each tree node

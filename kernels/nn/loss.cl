@@ -61,7 +61,7 @@ static inline vec larger(vec x, vec than) {
     return x > than ? x : than; /* a NaN is never larger */
 }
 
-/* Adds `runs` runs of columns of one vector of items; the last has n columns. */
+/* Adds the columns that one vector of items owns in `runs` runs; n columns in the last run. */
 INLINED void scan_runs(scan *s, global const float *p, int runs, int n) {
     vec x[BATCHES], peak = s->most, all = s->lanes;
     UNROLL_FOR(int k = 0; k < runs; k++) {
@@ -77,7 +77,7 @@ INLINED void scan_runs(scan *s, global const float *p, int runs, int n) {
     *s = (scan){peak, all};
 }
 
-/* Adds the columns of one vector of items; n columns are left from the first one on. */
+/* Adds the columns that one vector of items owns in a tile; n columns are left from p on. */
 static inline void scan_vector(scan *s, global const float *p, long n) {
     const int last = (int)min((n - 1) / RUN, (long)BATCHES - 1),
               left = (int)min(n - last * RUN, 16l);
@@ -107,7 +107,7 @@ static inline float row_sum_of(global const float *row, ulong vocabulary, float 
     *most = max_lanes(peak, 0);
     float sum = 0.0f;
     IN_ORDER_FOR(int group = 0; group < used; group += GROUP_VECS) {
-        float own[2 * VEC] = {0.0f}; /* of the row group's items */
+        float own[2 * VEC] = {0.0f}; /* sums of the row group's items */
         for (int i = 0; i < GROUP_VECS && group + i < used; i++) {
             const scan *s = &found[group + i];
             const vec e = exponentials(s->most, (vec)(*most)), x = s->lanes;

@@ -1,6 +1,6 @@
 /*
  * Rotary positions of x[T,N,D] (N heads of D elements): y = x with the W elements from `offset` on
- * of each head rotated, in pairs. With ROUNDED y is bf16, and not x; else it is x, in place.
+ * of each head rotated, in pairs. With ROUNDED y is a separate bf16 matrix; else it is x, in place.
  *
  *   with t = positions[token], or token mod length if positions is null;
  *   z = x[token,n,offset ...], w = y[token,n,offset ...], V = W / 2, i < V
@@ -64,7 +64,7 @@ static inline void rope_token(global const float *x, global element *y, global c
         vec a[BATCH], b[BATCH];
         int at[BATCH], column[BATCH];
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            /* beyond the end: the item's first part again, which no other item writes */
+            /* past the end, load the item's first part again, which no other item writes */
             const int part = first + (first + k * MOERT_ITEMS < all ? k * MOERT_ITEMS : 0);
             column[k] = part % parts * PART;
             at[k] = part / parts * args.head_size + column[k];

@@ -102,7 +102,7 @@ typedef ulong unit;
 static inline vec scaled_four(uint payload, uint scale) {
 #if defined(HAS_FP8) && ELEMENT_BITS == 4 && SCALE == 1
     /* in f16, which represents all values exactly: prmt looks up the high bytes of E2M1's eight
-     * magnitudes; then come the signs, and E4M3's scale */
+     * magnitudes; lop3 adds the signs; mul applies E4M3's scale */
     float a, b, c, d;
     __asm__("{ .reg .b16 low, high; .reg .b32 s, tops, left, first, second, signs; "
             "prmt.b32 s, %5, 0, 0x4400; mov.b32 {low, high}, s; cvt.rn.f16x2.e4m3x2 s, low; "
@@ -127,7 +127,7 @@ static inline vec scaled_four(uint payload, uint scale) {
 #endif
 }
 
-/* Whether a lane is a NaN. True as well for infinities of both signs. */
+/* Whether a lane is a NaN, or the lanes have infinities of both signs. */
 static inline bool has_nan(vec x) {
     return isnan(x.x + x.y + x.z + x.w);
 }

@@ -55,7 +55,7 @@ static inline scaling scale_e8m0(vec amax, int rounding) {
     return (scaling){code, invert_e8m0(code), (vec)1.0f, (vec)1.0f, (ivec)0};
 }
 
-/* The values of E4M3 codes; decoded once if `one`: all lanes hold the same code. */
+/* The values of E4M3 bits. If `one`, all lanes hold the same bits, which are decoded once. */
 static inline vec decode_scale(uvec code, bool one) {
     const vec x = decode(code, E4M3);
     return one ? (vec)x.s0 : x;
