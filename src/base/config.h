@@ -31,26 +31,27 @@
       "or a part of its name")                                                                     \
     X(backend, "MOERT_BACKEND", CHOICE, AGREE, "auto",                                             \
       "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),                                                \
-      "computes the expert operations: auto (the best backend that supports them: nvidia on GPUs " \
-      "of compute capability 8.0 and later, else portable) or a named backend, which is an error " \
-      "with the reason where it cannot work; portable by name gives the same bits on any device, " \
-      "as MOERT_BF16=widened does on CPUs")                                                        \
+      "backend of the experts' operations: auto (the best that supports them: nvidia on GPUs of "  \
+      "compute capability 8.0 and later, else portable) or one by name, which is an error with "   \
+      "the reason where it cannot work; portable by name gives the same bits on any device, as "   \
+      "MOERT_BF16=widened does on CPUs")                                                           \
     X(tensor, "MOERT_TENSOR", CHOICE, AGREE, "auto", "auto|mma",                                   \
       "how the nvidia backend multiplies 16-bit values: auto (by wgmma on GPUs of compute "        \
       "capability 9.0, by mma.sync on others) or mma (by mma.sync on all)")                        \
     X(exchange, "MOERT_EXCHANGE", CHOICE, AGREE, "auto",                                           \
       "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD), "how rows travel between ranks")                \
     X(sync, "MOERT_SYNC", CHOICE, AGREE, "auto", "auto|host|device",                               \
-      "what waits for the other ranks in the window exchange: host, device (kernels, by flags in " \
-      "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
-      "each); where devices wait, rows also move during GEMMs, one kernel moves few rows, and "    \
+      "who waits for the other ranks in the window exchange: host, device (kernels wait for "      \
+      "flags in the windows' memory, and hosts only enqueue) or auto (device on GPUs that have "   \
+      "one rank each); with device, rows also move during GEMMs, a few rows take one kernel, and " \
       "devices sum gradients")                                                                     \
     X(push, "MOERT_PUSH", CHOICE, AGREE, "auto", "auto|off|on|sum",                                \
-      "whether the window exchange sends the experts' results to their tokens' ranks: auto (yes "  \
-      "if GEMMs can store them there: bf16 on Hopper GPUs), off (the combine fetches them), on "   \
-      "(yes, by a copy if GEMMs cannot), all with the same bits; or sum (each rank first sums "    \
-      "its own results of a token: fewer bytes, other bits on other numbers of ranks, one more "   \
-      "rounding with --combine bf16); moert-info does not count the rows that on and sum copy")    \
+      "how the window exchange brings the experts' results to their tokens' ranks: off (the "      \
+      "combine reads them there), auto (GEMMs store them there if they can: bf16 on Hopper GPUs; " \
+      "else as off), on (as auto, with a copy if GEMMs cannot), all with the same bits; or sum "   \
+      "(each rank first sums its own results of a token: fewer bytes, other bits on other "        \
+      "numbers of ranks, one more rounding with --combine bf16); moert-info does not count the "   \
+      "rows that on and sum copy")                                                                 \
     X(node_sum, "MOERT_NODE_SUM", CHOICE, AGREE, "exact", "exact|presum",                          \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
       "host first sums its own and sends one row per token, but never sums the bf16 rows of "      \
@@ -89,10 +90,10 @@
     X(node_ranks, "MOERT_NODE_RANKS", UINT, AGREE, "0", "0-4096",                                  \
       "for tests: this many consecutive ranks of a host count as a separate host; 0 = all ranks")  \
     X(plant, "MOERT_PLANT", STRING, LOCAL, "", "",                                                 \
-      "for tests of moert-train --verify: SITE RANK STEP LAYER WORD BIT flips a bit in what a "    \
-      "rank computes (train/cross_check.h)")                                                       \
+      "for tests of moert-train --verify: SITE RANK STEP LAYER WORD BIT flips a bit of a rank's "  \
+      "result (train/cross_check.h)")                                                              \
     X(log_level, "MOERT_LOG", CHOICE, LOCAL, "warn", "error|warn|info|debug|trace",                \
-      "how much is logged on stderr; trace waits for every kernel")
+      "least severe messages that are logged on stderr; trace also waits for every kernel")
 
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
 enum { MOERT_PUSH_AUTO, MOERT_PUSH_OFF, MOERT_PUSH_ON, MOERT_PUSH_SUM };

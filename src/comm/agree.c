@@ -34,17 +34,18 @@ typedef struct place {
  * shared, since the ranks return it from different places. */
 static moert_status report_sites(moert_comm *comm, const char *site, uint64_t hash) {
     place mine = {.hash = hash}, first, other;
-    snprintf(mine.text, sizeof mine.text, "rank %zu (%s) agrees at %s", comm->self.origin,
-             comm->self.host, site);
+    snprintf(mine.text, sizeof mine.text, "rank %zu (%s) at %s", comm->self.origin, comm->self.host,
+             site);
     first = other = mine;
     MOERT_TRY(moert_comm_broadcast(comm, 0, &first, sizeof first));
     uint64_t odd = hash != first.hash ? comm->rank : comm->size;
     MOERT_TRY(moert_comm_smallest(comm, &odd));
     MOERT_TRY(moert_comm_broadcast(comm, (size_t)odd, &other, sizeof other));
-    return MOERT_FAIL(ERROR_INTERNAL,
-                      "the ranks are out of step: %s, %s; one of them failed and skipped calls of "
-                      "the others",
-                      first.text, other.text);
+    return MOERT_FAIL(
+        ERROR_INTERNAL,
+        "the ranks call different collective functions: %s, %s; one of them has failed "
+        "and skipped calls",
+        first.text, other.text);
 }
 
 /* ---- agreements ---- */

@@ -10,7 +10,7 @@
 typedef moert_text_stream entries;
 
 static moert_status print_entries(moert_comm_printer *print, const void *object, entries *list) {
-    MOERT_TRY(moert_text_open("a list of what the ranks must agree on", list));
+    MOERT_TRY(moert_text_open("the list of values that the ranks must share", list));
     print(object, list->file);
     return moert_text_close(list);
 }

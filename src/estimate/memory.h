@@ -47,8 +47,8 @@ typedef struct moert_memory_setting {
       "rows packed into messages of the staged or node exchange; windows of "                      \
       "sums between devices")                                                                      \
     X(moves, "moves",                                                                              \
-      "host copies of experts that move, and of what an expert and its clones or exact "           \
-      "replicas hand to each other")                                                               \
+      "host copies of experts that move, and of the weights and gradients that an expert "         \
+      "exchanges with its clones or exact replicas")                                               \
     X(saves, "saves", "host copy of this rank's part of a checkpoint, to save beside training")    \
     X(checks, "checks",                                                                            \
       "a second copy of a layer and its inputs, with which ranks repeat each other's work "        \
@@ -57,7 +57,8 @@ typedef struct moert_memory_setting {
     X(reserved, "reserved",                                                                        \
       "reserved for those windows; untouched pages of the window exchange "                        \
       "cost nothing")                                                                              \
-    X(total, "total", "sum, with windows (window and node exchange) or reserved (others)")
+    X(total, "total",                                                                              \
+      "sum of the others, with windows (window and node exchange) or reserved (other engines)")
 
 /* A part of the memory, such as "weights: attention". */
 typedef struct moert_memory_part {

@@ -90,14 +90,14 @@ static void read_rows(char *text, const char *name, bool remembered) {
     }
     make_printable(first);
     if (bad > 0)
-        MOERT_WARN("%s:%u: %s; skipped %u row%s of tuning, which costs time at most", name,
+        MOERT_WARN("%s:%u: %s; skipped %u row%s of tuning, so GEMMs may be slower", name,
                    first_line, first, bad, bad > 1 ? "s" : "");
 }
 
 static void read_built_in(void) {
     char *text;
     if (moert_kernel_source("gemm/tuning.txt", &text) != MOERT_OK) {
-        MOERT_WARN("no built-in rows of tuning: %s", moert_last_error());
+        MOERT_WARN("no built-in tuning rows are used: %s", moert_last_error());
         return;
     }
     read_rows(text, "tuning.txt", false);
@@ -111,7 +111,7 @@ static void read_remembered(void) {
             read_rows(text, path, true);
             free(text);
         } else {
-            MOERT_WARN("no measured rows of tuning: %s", moert_last_error());
+            MOERT_WARN("no measured tuning rows are used: %s", moert_last_error());
         }
     }
     free(path);

@@ -139,9 +139,9 @@ static bool detects_rank_out_of_step(size_t odd, moert_status failure) {
         status = moert_comm_agree(test_comm, MOERT_OK);
     else
         status = moert_comm_agree(test_comm, failure);
-    const char *others = titled("agrees at %s:%d", __FILE__, line);
-    const char *skipped = titled("rank %zu (%s) agrees at %s:%d", odd,
-                                 moert_comm_host(test_comm, odd), __FILE__, line + 2);
+    const char *others = titled("at %s:%d", __FILE__, line);
+    const char *skipped =
+        titled("rank %zu (%s) at %s:%d", odd, moert_comm_host(test_comm, odd), __FILE__, line + 2);
     if (odd == 0) /* rank 0 and the first rank elsewhere are named */
         others = titled("rank 1 (%s) %s", moert_comm_host(test_comm, 1), others);
     return status == MOERT_ERROR_INTERNAL && strstr(moert_last_error(), others) != NULL &&
