@@ -176,7 +176,7 @@ static moert_status run(void *self, moert_trainer *t) {
     done->taken_s = (double)(moert_clock_ns() - start) * 1e-9;
     if (done->experts > 0)
         MOERT_INFO("%zu experts and clones have moved in %.3f s, there are %zu clones; the busiest "
-                   "rank's rows / mean: %.3f, were %.3f",
+                   "rank has %.3f times the mean rows, before %.3f",
                    done->experts, done->taken_s, count_clones(rebalance), done->after,
                    done->before);
     return MOERT_OK;

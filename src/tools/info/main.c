@@ -37,9 +37,9 @@ static const moert_option options[] = {
     {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", MOERT_AUX_WORDS,
      "form of the load-balancing loss"},
     {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", MOERT_SAVE_WORDS,
-     "as for moert-train: wait and skip count the host copy of a checkpoint"},
+     "as for moert-train; wait and skip add the host copy of a checkpoint to the estimate"},
     {"verify", MOERT_OPTION_UINT, &verify_every, "0", "0..",
-     "as for moert-train: above 0 counts the second copy of a layer"},
+     "as for moert-train; above 0 adds the second copy of a layer to the estimate"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     MOERT_MEMORY_OPTIONS(memory_choice, most_memory),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
@@ -47,8 +47,8 @@ static const moert_option options[] = {
     {"replicas", MOERT_OPTION_CHOICE, &replicas, "summed", MOERT_REPLICA_WORDS,
      "as for moert-train"},
     {"ranks", MOERT_OPTION_UINT, &asked_ranks, "0", "0..65536",
-     "with --model: estimate for so many ranks of one host, with devices such as this one; 0 = for "
-     "the ranks of this run"},
+     "with --model: estimate for this number of ranks of one host, with devices such as this one; "
+     "0 = for the ranks of this run"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "print one JSON object instead"},
     {"check", MOERT_OPTION_STRING, &checked_path, NULL, NULL,
      "only compare the files of this run directory, checkpoint or model with their checksums"},
@@ -185,7 +185,7 @@ static moert_status print_text(const json_t *survey) {
     MOERT_TRY(PRINT(json_object_get(survey, "devices"), device_columns));
     printf("\nplacement\n");
     MOERT_TRY(PRINT(json_object_get(survey, "placement"), placement_columns));
-    printf("\ndigits (portable: those of every CPU whose OpenCL driver is portable)\n");
+    printf("\ndigits (portable: equal to those of every CPU with a portable OpenCL driver)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "digits"), digits_columns));
     printf("\nexchange engines in groups of %lld of %lld ranks (* = auto)\n",
            number(survey, "group"), number(survey, "ranks"));

@@ -25,7 +25,7 @@
     X(driver, "another OpenCL driver", "install the same driver on all hosts")                     \
     X(settings, "other MOERT_* variables", "mpirun -x NAME passes a variable on to all hosts")     \
     X(results, "other results of the same GEMM",                                                   \
-      "its device or memory is faulty, if it is like the others'; leave the host out")
+      "if its device is of the same kind, it or its memory is faulty; leave the host out")
 
 enum { MOERT_PREFLIGHT_TEXT_BYTES = 512 };
 

@@ -16,7 +16,7 @@ static const char *out_path, *trace_path, *other_run;
 static const moert_option options[] = {
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL, "the page; default RUN/report.html"},
     {"compare", MOERT_OPTION_STRING, &other_run, NULL, NULL,
-     "another run: where the losses part, and which run is faster"},
+     "another run to compare with: where the losses begin to differ, and which run is faster"},
     {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
      "file written by moert-train --trace; default RUN/trace.json, if it exists"},
 };

@@ -173,13 +173,13 @@ moert_status moert_train_say_memory(const moert_context *context, const moert_mo
         most = all[r].device > all[most].device ? r : most;
     const peaks *p = &all[most];
     if (status == MOERT_OK)
-        moert_program_say(context,
-                          "memory  %.1f MiB of the device on rank %zu, expected %.1f for its rows, "
-                          "up to %.2f times balanced ones\n"
-                          "        %.1f MiB of its process, expected %.1f without compiling "
-                          "kernels\n",
-                          mib(p->device), most, mib(p->expected_device), p->rows, mib(p->process),
-                          mib(p->expected_process));
+        moert_program_say(
+            context,
+            "memory  %.1f MiB of device memory on rank %zu, expected %.1f for its rows, "
+            "up to %.2fx those of balanced routing\n"
+            "        %.1f MiB resident in its process, expected %.1f without compiling kernels\n",
+            mib(p->device), most, mib(p->expected_device), p->rows, mib(p->process),
+            mib(p->expected_process));
     MOERT_FREE(all);
     return status;
 }

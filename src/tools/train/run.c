@@ -104,7 +104,7 @@ static void say_begin(const job *j) {
     if (j->inputs.untied)
         moert_program_say(context,
                           "config.json of %s ties the embeddings, but lm_head.weight has values of "
-                          "its own, which count, as in transformers\n",
+                          "its own, which are used, as in transformers\n",
                           o->model_path);
     if (made >= 0 && config->end_token >= 0 && made != config->end_token)
         moert_program_say(context,

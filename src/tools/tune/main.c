@@ -40,7 +40,7 @@ static const moert_option options[] = {
     {"shapes", MOERT_OPTION_LIST, &words, NULL, NULL,
      "instead: experts x rows of each x N x K of the weight, such as 8x32x1408x512"},
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
-     "instead: what a training of this directory's model asks of its experts' GEMMs, in less than "
+     "instead: shapes of the experts' GEMMs in a training of this directory's model, in less than "
      "a minute"},
     {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576",
      "with --model: tokens of a micro-batch on a rank"},
@@ -48,11 +48,11 @@ static const moert_option options[] = {
     {"op", MOERT_OPTION_CHOICE, &op, "all",
      "all|forward|dgrad|wgrad|prepacked_forward|prepacked_dgrad", "operation"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "auto", "auto|f32|bf16|all",
-     "of the operands; auto: all, but with --model f32"},
+     "dtype of the operands; auto: f32 with --model, else all"},
     {.help = "How"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, NULL, "0..3600",
-     "for each of the three to five choices of a GEMM, without compilation; default: 1, with "
-     "--model 0.4"},
+     "time for each choice of a GEMM, without compilation; a GEMM has three to five choices; "
+     "default: 1, or 0.4 with --model"},
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
      "file to read rows from and add rows to; default is MOERT_TUNE_FILE, which every program "
      "reads"},
@@ -60,7 +60,7 @@ static const moert_option options[] = {
      "devices that the rows apply to: all, those of this one's vendor or family, or only this one"},
     {"write", MOERT_OPTION_FLAG, &writes, "1", NULL, "add the rows to the file"},
     {"busy", MOERT_OPTION_FLAG, &busy, NULL, NULL,
-     "add them although other programs keep the processors busy, which makes choices by chance"},
+     "add them although other programs keep the processors busy and so disturb the choices"},
 };
 
 static const moert_column columns[] = {
