@@ -51,7 +51,7 @@ typedef float value;
 
 /* ---- dots ---- */
 
-#define STEP (DOT == 2 ? 16 : 1) /* in dots */
+#define STEP (DOT == 2 ? 16 : 1) /* dots that a chain adds at a time */
 /* k rounded up to whole steps; panels and lines hold zeros from k on */
 #define WHOLE_STEPS(k) (((k) + STEP * PER_DOT - 1) / (STEP * PER_DOT) * (STEP * PER_DOT))
 

@@ -121,7 +121,7 @@ KERNEL void gemm_glu_forward(global const uint *ends, global const value *x, glo
 
 /* ---- gradients of weights ---- */
 
-/* Rows of an operand. */
+/* Rows of x, which gemm_wgrad packs into panels. */
 typedef struct rows_of {
     global const value *at;
     ulong stride;

@@ -24,7 +24,7 @@ typedef struct prefetch_plan {
 #define PREFETCH(address, cache)
 #endif
 
-enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* dots */ };
+enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* an interval in dots */ };
 
 /* Plans a prefetch of `rows` rows of `bytes` bytes, a part every `every` dots. */
 static inline prefetch_plan prefetch_rows(size_t at, size_t stride, int rows, size_t bytes,

@@ -13,7 +13,7 @@
 #ifndef PANEL_WIDTH
 #define PANEL_WIDTH WIDTH
 #endif
-#define COLUMNS (WIDTH * VEC) /* of a tile */
+#define COLUMNS (WIDTH * VEC) /* columns of a tile */
 
 /* The part of the result that a work-group computes; `at` is its first element. */
 typedef struct target {

@@ -126,7 +126,7 @@ INLINED vec log_of_parts(vec e, vec f) {
     return fma(e, (vec)LN_2_HIGH, fma(f * p, f, fma(e, (vec)LN_2_LOW, f)));
 }
 
-/* A logarithm of x: y between the pole and infinity. */
+/* The logarithm y of x if x is finite and above the pole; else -infinity, infinity or NaN. */
 INLINED vec log_or_special(vec x, float pole, vec y) {
     y = x > pole ? y : x == pole ? (vec)-INFINITY : (vec)NAN;
     return x < INFINITY ? y : x;
@@ -144,7 +144,7 @@ static inline vec moert_log1p(vec x) {
     const vec sum = 1.0f + x;
     const ivec e = exponent_of(sum);
     const vec scale = power_of_2(-e);
-    /* 2^-e is no normal number for the largest x, for which the 1 does not matter */
+    /* for the largest x, 2^-e is no normal number; there the 1 of 1 + x does not matter */
     const vec f = x < 0x1p24f ? fma(scale, x, scale - 1.0f) : fraction_of(sum, e);
     const vec y = log_or_special(x, -1.0f, log_of_parts(convert_vec(e), f));
     return fabs(x) < 0x1p-25f ? x : y;

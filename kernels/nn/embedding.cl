@@ -31,7 +31,7 @@
 #define ROW_GROUPS       8
 #define ROOM             512
 #define AHEAD            16 /* tokens that an item loads at once */
-#define LEVELS           32 /* of the tree */
+#define LEVELS           32 /* most levels of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
                               global float *restrict x, moert_embedding_args args) {

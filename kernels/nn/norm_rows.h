@@ -4,7 +4,7 @@
  */
 #include "lib/formats.h"
 
-#define JOIN_ROW_GROUPS 32 /* of norm_sum_pieces */
+#define JOIN_ROW_GROUPS 32 /* row groups of norm_sum_pieces */
 
 /* Writes the first n lanes of x at offset `at` of the result matrices. */
 static inline void store_results(vec x, global float *y, global ushort *bf16, ulong at, int n) {

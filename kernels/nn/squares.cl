@@ -25,7 +25,7 @@
 #define BLOCK      MOERT_SQUARES_CHUNK
 #define JOIN_SUMS  256
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
-#define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS) /* each has JOIN_SUMS / JOIN_ITEMS sums */
+#define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS) /* items that add JOIN_SUMS / JOIN_ITEMS sums each */
 
 #if MOERT_FP64
 typedef double real;

@@ -10,7 +10,7 @@ typedef struct job {
     global const float *x; /* with RUNS: only the odd runs of args.x_runs columns count */
     global uchar *q, *scale;
     global const float *amax, *whole; /* null, one value, or (args.group_scales) one per group */
-    global const float *norm;         /* or null */
+    global const float *norm;         /* one value, or null */
     moert_quantize_args args;
 } job;
 
