@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "device/buffer.h"
 #include "device/device.h"
 #include "device/launch.h"
 #include "device/nvidia/tensor_map.h"
