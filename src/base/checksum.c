@@ -5,7 +5,7 @@
 
 #include <xxhash.h>
 
-/* The form for AVX2 and AVX-512, of the libraries that have it. */
+/* A faster function for AVX2 and AVX-512; NULL if this build of the xxHash library lacks it. */
 XXH128_hash_t XXH3_128bits_dispatch(const void *data, size_t bytes) __attribute__((weak));
 
 moert_checksum moert_checksum_of(const void *data, size_t bytes) {

@@ -11,7 +11,7 @@ uint64_t moert_clock_ns(void);
  * to those that work. */
 void moert_clock_pause(uint64_t begun_ns);
 
-/* From now on moert_clock_pause only yields. Where MPI copies a large message in many pieces, each
- * sleep of either side delays the next pieces. For processes whose device computes without the
- * host's cores. */
+/* From now on moert_clock_pause only yields. If MPI copies a large message in many pieces, each
+ * sleep of the sender or the receiver delays the next pieces. Call this in processes whose device
+ * computes without the host's cores. */
 void moert_clock_stay_awake(void);

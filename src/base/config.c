@@ -11,7 +11,7 @@ static moert_config config;
 static int config_loaded;
 
 static const struct {
-    moert_variable variable; /* its `value` is not filled in */
+    moert_variable variable; /* its field `value` stays NULL */
     size_t offset;
 } rows[] = {
 #define MOERT_SCOPE_AGREE true
@@ -49,7 +49,7 @@ static int parse_number(const moert_variable *row, const char *text, unsigned *v
     errno = 0;
     unsigned long number = strtoul(text, &end, 10);
     *value = (unsigned)number;
-    /* the first test: strtoul accepts leading blanks, and reads "-1" as a huge number */
+    /* text[0] is tested since strtoul accepts leading blanks, and reads "-1" as a huge number */
     return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && number >= low &&
            number <= high;
 }
@@ -71,7 +71,8 @@ const moert_config *moert_config_get(void) {
                 load_row(i, rows[i].variable.standard);
         }
         if (config.bf16 == MOERT_BF16_AUTO && config.backend == MOERT_BACKEND_PORTABLE)
-            config.bf16 = MOERT_BF16_WIDENED; /* portable by name means portable bits */
+            config.bf16 = MOERT_BF16_WIDENED; /* who names this backend gets bits that do not depend
+                                                 on the CPU */
     }
     return &config;
 }

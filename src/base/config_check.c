@@ -24,7 +24,8 @@ static void warn_unknown(const char *entry) {
     MOERT_WARN("unknown variable %s; did you mean %s?", name, nearest.name);
 }
 
-/* Sums in tiles are no portable bits, and only kernels in CPU form have them. */
+/* Sums in AMX tiles have other bits than those that MOERT_BACKEND=portable promises, and only
+ * kernels in CPU form can compute them. */
 static moert_status check_tiles(void) {
     const moert_config *config = moert_config_get();
     const char *other = config->backend == MOERT_BACKEND_PORTABLE ? "MOERT_BACKEND=portable"

@@ -8,8 +8,8 @@
 #include "moert/formats.h"
 
 uint32_t moert_dtype_encode(moert_dtype type, float x);
-/* Decodes exactly; every NaN gives the quiet NaN without sign. Ignores bits above those of the
- * dtype. */
+/* Decodes exactly; every NaN gives the quiet NaN without sign. Ignores bits of the argument above
+ * the dtype's width. */
 float moert_dtype_decode(moert_dtype type, uint32_t bits);
 
 size_t moert_dtype_bits(moert_dtype type);

@@ -25,11 +25,11 @@ moert_status moert_grow(void *array, size_t *room, size_t count, size_t bytes);
 
 void moert_free_all(void *const *pointers, size_t count);
 
-/* Bytes of this host's memory that programs can still take; 0 if the system does not tell. */
+/* Bytes of this host's memory that programs can still allocate; 0 if unknown. */
 size_t moert_memory_available(void);
-/* Bytes of this host's memory; 0 if the system does not tell. */
+/* Bytes of this host's memory; 0 if unknown. */
 size_t moert_memory_total(void);
-/* Bytes of memory in which this process has pages now, and the most so far. */
+/* Resident memory of this process in bytes: now, and its maximum so far. */
 typedef struct moert_resident {
     size_t now, peak;
 } moert_resident;
@@ -51,7 +51,8 @@ static inline size_t moert_ceil_div(size_t value, size_t divisor) {
 }
 
 /* `count` rounded up to a number of the form n * 2^k with n in 9..16: up to an eighth more, as room
- * for growth. So the size to which memory has grown depends on the largest count alone. */
+ * for growth. So the size of a grown array depends only on the largest count that it had to
+ * hold. */
 static inline size_t moert_with_room(size_t count) {
     size_t step = 1;
     while (16 * step < count)

@@ -1,4 +1,5 @@
-/* Takes options of this or an older version of the headers, and knows the version. */
+/* Copies an options struct of a caller that was compiled with these or older headers; also reports
+ * the version. */
 #include "base/options.h"
 
 #include <stdalign.h>

@@ -1,4 +1,4 @@
-/* Options of the caller's version of the headers (moert/status.h). */
+/* Options structs whose `size` tells the version of the caller's headers (moert/status.h). */
 #pragma once
 
 #include <stddef.h>
@@ -8,7 +8,7 @@
 /*
  * MOERT_OPTIONS_TAKE(moert_cast, MOERT_CAST_INIT, &taken, given): taken = the fields that the
  * struct `given` has, and the defaults of the other fields. Errors: ERROR_USAGE (`given` is NULL,
- * or its size is that of no version up to this one).
+ * or no version of the headers up to this one has its size).
  */
 #define MOERT_OPTIONS_TAKE(type, INITIALISER, taken, given)                                        \
     (*(taken) = (type)INITIALISER,                                                                 \

@@ -11,15 +11,16 @@
 static _Atomic uint64_t step, ticks, ticks_beside;
 static atomic_int phase, waiting;
 
-/* Calls that cannot tick, the start of the last one, and the process's time when it ticked last.
- * The watchdog's own thread takes less than quantum_ns in its time limit. */
+/* busy: the calls in progress that cannot tick. busy_since_ns: when the last one began. ticked_at:
+ * the process's CPU time, in units of quantum_ns, at the last tick for such a call. Within its time
+ * limit the watchdog's own thread uses less CPU time than quantum_ns. */
 static atomic_int busy;
 static _Atomic uint64_t busy_since_ns, ticked_at;
 static const uint64_t quantum_ns = 50000000, longest_ns = (uint64_t)600 * 1000000000u;
 
 static _Thread_local bool is_beside;
 
-/* The listener of this thread; other threads may also wait. */
+/* The listener for this thread's waits; waits of other threads are not reported to it. */
 static _Thread_local struct {
     moert_phase_listener *waited;
     void *context;

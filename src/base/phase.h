@@ -54,14 +54,14 @@ void moert_phase_set(moert_phase phase);
 /* Tells the watchdog that a long phase makes progress. */
 void moert_phase_tick(void);
 
-/* Call these before and after a call that may take long and cannot tick, such as a compiler's.
- * Between the two, the process makes progress while it uses the processor, for up to ten minutes:
+/* Call these before and after a call that may take long and cannot tick, such as a call of a
+ * compiler. Between them, CPU time that the process uses counts as progress, for up to ten minutes:
  * on a busy machine a compiler may take longer than the watchdog's time limit. */
 void moert_phase_busy_begin(void);
 void moert_phase_busy_end(void);
 
-/* From now on, this thread's ticks do not reset the watchdog, which watches the step.
- * moert_phase_ticks_beside returns the number of such ticks, of all threads. */
+/* From now on the watchdog ignores this thread's ticks, since it watches the thread of the step.
+ * moert_phase_ticks_beside returns the number of ignored ticks of all threads. */
 void moert_phase_beside(void);
 uint64_t moert_phase_ticks_beside(void);
 
@@ -76,7 +76,7 @@ typedef void moert_phase_listener(void *context, moert_phase phase, uint64_t ns)
 void moert_phase_listen(moert_phase_listener *waited, void *context);
 
 uint64_t moert_phase_step(void);
-moert_phase moert_phase_get(void); /* START until one is set */
-uint64_t moert_phase_ticks(void);  /* grows with every call above that sets, ticks, begins or ends;
-                                      while it does not grow, there is no progress */
-int moert_phase_waiting(void);     /* waits begun and not ended */
+moert_phase moert_phase_get(void); /* START before the first moert_phase_set */
+uint64_t moert_phase_ticks(void);  /* counts progress: every call above that sets, ticks, begins or
+                                      ends adds 1, except ticks beside the step */
+int moert_phase_waiting(void);     /* the number of waits that have begun and not ended */

@@ -70,7 +70,8 @@ static uint64_t low_bits(unsigned bits) {
     return ((uint64_t)1 << bits) - 1;
 }
 
-/* Each half, of at most 32 bits, takes in a random function of the other one in turn. */
+/* A Feistel network: in each round, a random function of one half is added (xor) to the other half.
+ * A half has at most 32 bits. */
 static uint64_t feistel(uint64_t key, uint64_t stream, unsigned bits, uint64_t value) {
     const unsigned right_bits = bits / 2;
     uint64_t right = value & low_bits(right_bits), left = value >> right_bits;

@@ -28,9 +28,9 @@ double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index);
 void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double deviation,
                        float *values, size_t count);
 
-/* The place of `index` in a permutation of 0 to count - 1, which (key, stream) selects: a Feistel
- * network over the smallest power of two that is not below `count`, repeated until the value is
- * below `count` (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002). */
+/* The image of `index` under a permutation of 0 to count - 1, which (key, stream) selects: a
+ * Feistel network over the smallest power of two that is not below `count`, repeated until the
+ * value is below `count` (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002). */
 size_t moert_rng_permute(uint64_t key, uint64_t stream, size_t count, size_t index);
 
 /* A 64-bit stream number from a name, such as a tensor's (FNV-1a). */

@@ -53,14 +53,15 @@ double moert_rope_attention_factor(const moert_rope_scheme *s) {
     return moert_rope_mscale(s->factor, 1.0);
 }
 
-/* The pair, as a fraction, that makes `rotations` full turns over the original length. */
+/* The index, with a fraction, of the pair that makes `rotations` full turns over the original
+ * length. */
 static double pair_of(const moert_rope_scheme *s, double rotations) {
     return (double)s->width * moert_log((double)s->original / (rotations * TWO_PI)) /
            (2.0 * moert_log(s->theta));
 }
 
-/* A pair's power theta^(2i / width), interpolated between full speed for pairs that turn often and
- * 1 / factor of it for those that turn seldom. */
+/* The frequency of pair i, given power = theta^(2i / width). Pairs that turn often keep 1 / power;
+ * pairs that turn seldom get 1 / factor of that. Pairs between them are interpolated. */
 static float yarn(const moert_rope_scheme *s, size_t i, float power) {
     double low = pair_of(s, s->beta_fast != 0.0 ? s->beta_fast : 32.0);
     double high = pair_of(s, s->beta_slow != 0.0 ? s->beta_slow : 1.0);
@@ -77,7 +78,7 @@ static float yarn(const moert_rope_scheme *s, size_t i, float power) {
     return 1.0f / ((float)s->factor * power) * (1.0f - full) + 1.0f / power * full;
 }
 
-/* Divides low frequencies by the factor, keeps high ones, and interpolates between. */
+/* Divides low frequencies by the factor, keeps high ones, and interpolates those between them. */
 static float llama3(const moert_rope_scheme *s, float frequency) {
     const float original = (float)s->original, factor = (float)s->factor,
                 wavelength = (float)TWO_PI / frequency;

@@ -1,6 +1,7 @@
 /*
  * Schemes of rotary positions: which elements of a head rotate, and by which angle per position.
- * nn/nn.h makes tables of them and rotates. No C library decides a digit (elementary.h).
+ * nn/nn.h makes the tables of cosines and sines, and rotates. No digit depends on the C library
+ * (base/elementary.h).
  */
 #pragma once
 
@@ -23,12 +24,13 @@ typedef struct moert_rope_scheme {
     bool interleaved; /* pairs are elements 2i and 2i + 1; otherwise i and i + width / 2 */
     size_t width;     /* rotated elements of a head, even */
     double theta;
-    double factor;                 /* LINEAR, YARN, LLAMA3: context now / `original` */
-    size_t original;               /* YARN, LLAMA3: original_max_position_embeddings */
-    double attention_factor;       /* YARN: multiplies cos and sin; 0: computed from the next two */
-    double mscale, mscale_all_dim; /* YARN; 0: not given */
-    double beta_fast, beta_slow;   /* YARN; 0: 32 and 1 */
-    bool truncate;                 /* YARN: the ramp begins and ends at whole pairs */
+    double factor;                  /* LINEAR, YARN, LLAMA3: longest context / original one */
+    size_t original;                /* YARN, LLAMA3: original_max_position_embeddings */
+    double attention_factor;        /* YARN: multiplies cos and sin; 0: computed from mscale,
+                                       mscale_all_dim */
+    double mscale, mscale_all_dim;  /* YARN; 0: not given */
+    double beta_fast, beta_slow;    /* YARN; 0 stands for 32 and 1 */
+    bool truncate;                  /* YARN: the ramp begins and ends at whole pairs */
     double low_factor, high_factor; /* LLAMA3: low_freq_factor, high_freq_factor */
 } moert_rope_scheme;
 
@@ -42,6 +44,7 @@ void moert_rope_frequencies(const moert_rope_scheme *scheme, float *frequency);
 /* The factor of all cosines and sines: 1 except for YARN. */
 double moert_rope_attention_factor(const moert_rope_scheme *scheme);
 
-/* 0.1 mscale log(factor) + 1, and 1 for a factor up to 1. Scaled schemes of DeepSeek's models
- * multiply scores by the square of this for mscale_all_dim, if that is not 0. */
+/* 0.1 mscale log(factor) + 1; it is 1 for a factor up to 1. DeepSeek's models with a scaled type
+ * multiply attention scores by the square of moert_rope_mscale(factor, mscale_all_dim), unless
+ * mscale_all_dim is 0. */
 double moert_rope_mscale(double factor, double mscale);

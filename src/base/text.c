@@ -59,7 +59,8 @@ moert_status moert_text_path(char **path, const char *format, ...) {
     return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
 }
 
-/* The function of fopencookie() that takes what a stream has in its buffer; 0 is a failure. */
+/* The write function for fopencookie(): appends the stream's buffered bytes to the text. Returns 0
+ * on failure. */
 static ssize_t append(void *object, const char *data, size_t bytes) {
     moert_text_stream *stream = object;
     if (stream->failed ||

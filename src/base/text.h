@@ -21,8 +21,8 @@ moert_status moert_text_path(char **path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /*
- * A stream whose text is in memory. Unlike open_memstream, it keeps the failure of a write: neither
- * fclose() nor ferror() of the C library tells that a longer text had no room.
+ * A stream whose text is in memory. Closing it reports a write that failed for lack of memory.
+ * After open_memstream(), neither fclose() nor ferror() of the C library reports such a failure.
  *
  *     MOERT_TRY(moert_text_open("a list", &list));
  *     fprintf(list.file, ...);
@@ -42,9 +42,9 @@ moert_status moert_text_open(const char *what, moert_text_stream *stream);
 /* Closes the stream. ERROR_MEMORY if a write has failed; the text is then freed and NULL. */
 moert_status moert_text_close(moert_text_stream *stream);
 
-/* *encoded = `text` as UTF-8 that JSON takes as it is, which the caller frees: %NN stands for each
- * byte of no UTF-8, control character, quote, backslash and %. Different texts stay different.
- * Errors: ERROR_MEMORY. */
+/* *encoded = `text` as UTF-8 that needs no escapes in JSON; the caller frees it. Bytes that are not
+ * UTF-8, control characters, quotes, backslashes and % become %NN. Different texts get different
+ * encodings. Errors: ERROR_MEMORY. */
 moert_status moert_text_encode(const char *text, char **encoded);
 /* Writes bytes as "1.5 GiB". */
 enum { MOERT_TEXT_BYTES_SIZE = 32 };

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The width of the widest complete node that starts at `first` and ends at or before `end`. A
- * node's end counts only up to `total`. */
+/* The width of the widest complete node that starts at `first` and ends at or before `end`. The end
+ * of a node that reaches past `total` is `total`. */
 static size_t widest(size_t first, size_t end, size_t total) {
     size_t width = 1;
     while (first % (2 * width) == 0 && first + width < total &&
@@ -35,8 +35,8 @@ void moert_tree_append(moert_tree_node *nodes, size_t *count, moert_tree_node no
     }
 }
 
-/* Computes `node` from the given nodes, in place in the row of its leftmost given node, and returns
- * that row. *at is the index of the next unused given node. */
+/* Sums the given nodes within `node` in the row of the leftmost one, and returns that row. *at is
+ * the index of the next unused given node. */
 static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,
                        float *const *rows, size_t *at, size_t n) {
     /* the caller may give a node with a smaller width if its right part lies past the last leaf */

@@ -13,7 +13,8 @@
 #include "device/arithmetic.h"
 #include "device/device.h"
 
-/* How a rank sums bf16 GEMMs. LACKS_TILES: not as MOERT_BF16=tiles requires. */
+/* How a rank sums the products of bf16 GEMMs. BY_OPTION: because MOERT_BF16=tiles requires it.
+ * LACKS_TILES: MOERT_BF16=tiles requires tiles, but the rank's kernels cannot use them. */
 typedef enum bf16_sums {
     SUMS_ONE_BY_ONE,
     SUMS_IN_TILES,
@@ -53,8 +54,8 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
     return MOERT_OK;
 }
 
-/* Looks for differences of this rank's device to CPUs with other drivers. Logs those of the first
- * rank that has any. Collective. */
+/* Compares the arithmetic of this rank's device with that of CPUs under other drivers. Logs the
+ * difference of the first rank that has one. Collective. */
 static moert_status find_difference(moert_context *context) {
     const size_t rank = moert_comm_rank(context->comm);
     MOERT_TRY(moert_comm_agree(context->comm,
@@ -70,7 +71,7 @@ static moert_status find_difference(moert_context *context) {
 enum { LONGEST_TIMEOUT_S = 86400 };
 static const char engine_words[] = "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD);
 
-/* *taken = the options; given NULL: the defaults. */
+/* *taken = the given options, or the defaults if `given` is NULL; checked. */
 static moert_status take_options(const moert_context_options *given, moert_context_options *taken) {
     const moert_context_options defaults = MOERT_CONTEXT_OPTIONS_INIT;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_context_options, MOERT_CONTEXT_OPTIONS_INIT, taken,

@@ -6,9 +6,9 @@
 #include "moert/device.h"
 #include "topology/topology.h"
 
-/* moert_context_create on *(const MPI_Comm *)comm. same_variables: refuse ranks that differ in a
- * variable whose scope is AGREE (base/config.h). moert-preflight reports these differences itself.
- * Collective. */
+/* Like moert_context_create, with the communicator *(const MPI_Comm *)comm. same_variables: fail if
+ * ranks differ in a variable whose scope is AGREE (base/config.h). moert-preflight reports these
+ * differences itself. Collective. */
 moert_status moert_context_open(const void *comm, const moert_context_options *options,
                                 bool same_variables, moert_context **context);
 

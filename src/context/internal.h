@@ -22,5 +22,5 @@ moert_status moert_context_gather(moert_comm *comm, const void *mine, size_t byt
 /* Binds the rank as its options or variables say, and opens its device. All ranks must take the
  * same path, since the paths contain collective calls. Collective. */
 moert_status moert_context_open_device(moert_context *context);
-/* Restores the affinity of the process's threads if no other context has bound them. */
+/* Restores the affinity of the process's threads, unless another bound context still exists. */
 void moert_context_unbind(const moert_context *context);

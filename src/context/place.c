@@ -11,8 +11,8 @@
 #include "comm/launcher.h"
 #include "device/device.h"
 
-/* What the contexts of this process share: their number that are bound, and the threads' affinity
- * before the first. */
+/* State that the contexts of this process share: the number of bound contexts, and the threads'
+ * affinity before the first was bound. */
 static struct {
     size_t bound;
     moert_affinity *before;
@@ -60,12 +60,13 @@ void moert_context_unbind(const moert_context *context) {
     process.before = NULL;
 }
 
-/* Opens the device and binds its worker threads. PoCL reads their number and starts them when its
- * platform is first queried. */
+/* Opens the device and binds its worker threads. PoCL reads the number of threads and starts them
+ * when its platform is first queried. */
 static moert_status open_bound(moert_context *context, const moert_topology *topology,
                                size_t local_rank) {
     const moert_config *config = moert_config_get();
-    const bool first = process.bound == 0; /* later ones find moert's mask, not the launcher's */
+    const bool first = process.bound == 0; /* a later context sees moert's mask, not the
+                                              launcher's */
     moert_placement *placement = &context->placement;
     moert_thread_snapshot snapshot;
     char threads[16];
@@ -87,10 +88,10 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     return moert_first(status, moert_threads_pin_new(topology, placement, &snapshot, &pinned));
 }
 
-/* The place of this rank among the processes that divide its host. */
+/* The number of this rank among the processes that divide its host, and their launcher's masks. */
 typedef struct place {
     size_t rank, size;
-    char (*masks)[MOERT_CPUS_BYTES]; /* [size]; NULL: all the same */
+    char (*masks)[MOERT_CPUS_BYTES]; /* [size]; NULL: all masks are equal */
 } place;
 
 static bool all_equal(const place *at) {
@@ -100,9 +101,9 @@ static bool all_equal(const place *at) {
     return true;
 }
 
-/* This rank's number among the processes that divide its host: the ranks of `comm`, or, unless the
- * caller has given these, all processes that the launcher started here. They may form other
- * contexts. */
+/* Finds this rank's number among the processes that divide its host: the ranks of `comm`, or all
+ * processes that the launcher started on the host. The latter count, although some may belong to
+ * other contexts, unless the caller has given a communicator for the placement. */
 static void find_share(const moert_context *context, const moert_comm *comm, place *at) {
     size_t rank, size;
     *at = (place){moert_comm_node_rank(comm), moert_comm_node_size(comm), NULL};
@@ -111,8 +112,8 @@ static void find_share(const moert_context *context, const moert_comm *comm, pla
         *at = (place){rank, size, NULL};
 }
 
-/* As find_share(), with the masks of the ranks. If the launcher has bound the ranks of `comm`, each
- * to cores of its own, only these divide the host. */
+/* Like find_share(), but also gathers the ranks' masks. If the masks differ, the launcher has bound
+ * each rank of `comm` to other cores; then only the ranks of `comm` divide the host. */
 static moert_status find_place(const moert_context *context, moert_comm *comm,
                                const moert_topology *topology, place *at) {
     place wide;
@@ -126,7 +127,7 @@ static moert_status find_place(const moert_context *context, moert_comm *comm,
     return MOERT_OK;
 }
 
-/* *comm = the communicator of the processes that divide their hosts, to be given to
+/* *comm = the communicator of the processes that divide their hosts, which the caller releases by
  * leave_placement(). */
 static moert_status placement_comm(moert_context *context, moert_comm **comm) {
     *comm = context->comm;
@@ -177,7 +178,7 @@ static moert_status open_unbound(moert_context *context) {
     return moert_device_open(config->device, NULL, (unsigned)at.rank, &context->device);
 }
 
-/* The origin of a rank's device. */
+/* How a rank gets its device. */
 enum { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER };
 
 static void print_origin(const void *origin, FILE *file) {
