@@ -1,4 +1,5 @@
-/* Agreements on a status, and whether all ranks meet in the same one. */
+/* Agreement of the ranks on a status, and a check that all of them make it at the same line of the
+ * program. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,8 +7,8 @@
 
 enum { REPORT_TEXT_BYTES = 1024 };
 
-/* The last agreement that failed in this process. An outer agreement may pass its message on, and
- * then must not prefix it again. */
+/* The last agreement that failed in this process. If an outer agreement passes its message on, it
+ * must not prefix the message again. */
 static struct {
     bool by_all;   /* every rank of the program took part */
     bool prefixed; /* the text names the failing rank */
@@ -16,7 +17,7 @@ static struct {
 
 /* ---- places of calls ---- */
 
-/* FNV-1a; distinguishes the few hundred sites of a program. */
+/* FNV-1a; distinguishes the few hundred call sites of a program. */
 static uint64_t hash_of(const char *site) {
     uint64_t hash = 0xcbf29ce484222325;
     for (; *site != '\0'; site++)
@@ -24,14 +25,15 @@ static uint64_t hash_of(const char *site) {
     return hash;
 }
 
-/* The place of a rank's call. */
+/* The call site at which a rank agrees, as a hash and as text. */
 typedef struct place {
     uint64_t hash;
     char text[192];
 } place;
 
-/* Names the places of rank 0 and of the first rank that is elsewhere. The failure does not count as
- * shared, since the ranks return it from different places. */
+/* Returns an error that names the call sites of rank 0 and of the first rank at another site.
+ * moert_comm_failure_is_shared() is false for it, since the ranks return it from different
+ * sites. */
 static moert_status report_sites(moert_comm *comm, const char *site, uint64_t hash) {
     place mine = {.hash = hash}, first, other;
     snprintf(mine.text, sizeof mine.text, "rank %zu (%s) at %s", comm->self.origin, comm->self.host,

@@ -11,9 +11,9 @@
 
 #include "comm/comm.h"
 
-/* Compares the clocks of the hosts; call this once. The recorded times of different hosts then
- * agree to within the duration of a barrier. Collective over all ranks of the program. Errors:
- * ERROR_COMM. */
+/* Compares the clocks of the hosts; call this once. After that, recorded times of different hosts
+ * are comparable to within the duration of a barrier. Collective over all ranks of the program.
+ * Errors: ERROR_COMM. */
 moert_status moert_arrivals_enable(moert_comm *world);
 
 /* Starts recording calls. All ranks must begin the recording between the same two collective calls,

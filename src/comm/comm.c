@@ -137,7 +137,7 @@ static moert_status discover(moert_comm *comm) {
     return MOERT_OK;
 }
 
-/* Fills in what this rank knows of its communicator without the other ranks. */
+/* Fills in the fields of a communicator that need no data of other ranks. */
 static moert_status describe(moert_comm *draft, const moert_comm *parent) {
     int rank, size;
     MOERT_MPI(parent, MPI_Comm_set_errhandler(draft->handle, MPI_ERRORS_RETURN));

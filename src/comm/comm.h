@@ -58,8 +58,9 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank);
  * "rank N (host): ". N is the rank in the communicator that moert_comm_create made, even if `comm`
  * is a part of that communicator. Collective.
  *
- * The ranks also compare the places of their calls. If a rank is at another agreement, because a
- * failure made it skip collective calls, all get ERROR_INTERNAL with both places and ranks.
+ * The ranks also compare the source lines of their calls. If a rank calls this at another line,
+ * because a failure made it skip collective calls, all ranks get ERROR_INTERNAL with both lines and
+ * ranks.
  */
 #define moert_comm_agree(comm, local)                                                              \
     moert_comm_agree_at((comm), (local), __FILE__ ":" MOERT_COMM_LINE(__LINE__))
@@ -70,11 +71,11 @@ moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const cha
  * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);
 /* From now on all calls of this process that wait for other ranks return ERROR_TIMEOUT with this
- * message, also one that waits already, whose messages stay in flight: the process must end. Tests
- * take it back by NULL. */
+ * message. A call that is waiting returns it as well; its messages stay in flight, so the process
+ * must end. Tests pass NULL to cancel this. */
 void moert_comm_give_up(const char *message);
-/* Ends all ranks at once with exit code `code` (MPI_Abort), after a failure that the other ranks do
- * not know. */
+/* Ends all ranks at once with exit code `code` (MPI_Abort), after a failure of which the other
+ * ranks have not been told. */
 void moert_comm_abort(moert_comm *comm, int code);
 
 /* Collective, blocking. */
@@ -84,9 +85,9 @@ moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, siz
 moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value);
 /* *value = the sum of the values of all ranks. */
 moert_status moert_comm_sum(moert_comm *comm, uint64_t *value);
-/* all[size][bytes] */
 /* data[bytes] = the bitwise or of all ranks' data. Collective. */
 moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes);
+/* all[size][bytes] = the data of all ranks in rank order. Collective. */
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
 /* all = the data of all ranks in rank order, bytes[size]. `mine` may be at its position in
  * `all`. */
@@ -111,10 +112,10 @@ moert_status moert_comm_compare(moert_comm *comm, moert_comm_printer *print, con
 /* ---- files and memory shared by the ranks of one host ---- */
 
 /*
- * all[size][count] = file descriptors of this process, to be closed by the caller, for the open
- * files that rank r has under mine[count]. `count` is the same on all ranks. Collective. All ranks
- * return the same error, with all[] = -1: ERROR_UNSUPPORTED (ranks on several hosts or in several
- * containers, no file or more than 1000), ERROR_MEMORY (too many open files).
+ * all[size][count]: all[r][i] = a file descriptor of this process for the open file mine[i] of rank
+ * r. The caller closes them. `count` is the same on all ranks. Collective. All ranks return the
+ * same error, with all[] = -1: ERROR_UNSUPPORTED (ranks on several hosts or in several containers,
+ * a count of 0 or above 1000), ERROR_MEMORY (too many open files).
  */
 moert_status moert_comm_share_files(moert_comm *comm, const int *mine, size_t count, int *all);
 

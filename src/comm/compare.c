@@ -1,4 +1,5 @@
-/* Compares with rank 0 what each rank of a job knows: options, variables, files. */
+/* Compares lists of strings, such as options, variables or file names, of each rank with those of
+ * rank 0. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,8 @@ static moert_status share_entries(moert_comm *comm, const entries *mine, entries
     return moert_comm_broadcast(comm, 0, theirs->text, theirs->bytes);
 }
 
-/* The entry at *at, which moves on to the next entry; past the last one a text that says so. */
+/* Returns the entry at *at, and sets *at to the next entry. Past the last entry, returns a text
+ * that says so. */
 static const char *next_entry(const entries *list, size_t *at) {
     const char *entry = list->text + *at;
     if (*at == list->bytes)

@@ -3,8 +3,8 @@
  *
  * Every rank has a datagram socket. The system chooses the socket's name, so no file appears in any
  * directory. Rank r sends to rank r + s in step s. When a send returns, the datagram is in the
- * receiver's queue. So after the ranks have agreed on a step's sends, no receive waits, and a rank
- * that could not send delays no other rank.
+ * receiver's queue. The ranks agree on a step's sends before they receive. So no receive waits, and
+ * a rank that could not send does not delay the others.
  */
 #include <errno.h>
 #include <fcntl.h>

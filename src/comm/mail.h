@@ -41,12 +41,12 @@ moert_status moert_mail_create(moert_comm *comm, moert_mail **mail);
 /* Abandons messages in flight. NULL is legal. */
 void moert_mail_destroy(moert_mail *mail);
 
-/* Makes room for a number of messages in flight, each of one run and up to `bytes`: posting them
- * then needs no memory. Errors: ERROR_MEMORY. */
+/* Allocates room for a number of messages in flight, each of one run and up to `bytes`. Posting
+ * that many messages then allocates nothing. Errors: ERROR_MEMORY. */
 moert_status moert_mail_reserve(moert_mail *mail, size_t messages, size_t bytes);
 
-/* Posts the rows of `count` runs; if they are empty, it posts no message. `peer` may be this rank.
- * Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (a row or a list of runs beyond MPI's counts),
+/* Posts a message with the rows of `count` runs, or no message if all runs are empty. `peer` may be
+ * this rank. Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (a row or a list of runs beyond MPI's counts),
  * ERROR_COMM. */
 moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
                              const moert_mail_run *runs, size_t count);

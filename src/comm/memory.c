@@ -28,7 +28,7 @@ const char *moert_memory_processes = "/proc";
 
 /* The message that the first process broadcasts to the other processes. */
 typedef struct ticket {
-    int pid, file; /* file -1: it failed */
+    int pid, file; /* file -1: the first process has failed */
     uint64_t device, inode;
     uint64_t tag; /* stored at the end of the memory, so that the other processes can verify the
                      file */

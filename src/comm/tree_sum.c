@@ -23,8 +23,8 @@ typedef struct sum_round {
 
 struct moert_tree_sum {
     moert_comm *comm;
-    int tag;      /* only of this sum's messages, so rounds of several sums may be posted in any
-                     order */
+    int tag;      /* used by this sum's messages alone, so rounds of several sums may be posted in
+                     any order */
     size_t total; /* leaves */
     moert_tree_node *nodes; /* [node_count] the nodes of all ranks, ascending */
     size_t *first_node;     /* [R + 1] index of each rank's first node */

@@ -1,7 +1,7 @@
 /*
  * Sums by the fixed tree of base/tree.h over all ranks' leaves, in shards, with the same bits for
- * any number of ranks and any shards. The module offers the two halves of an all-reduce
- * (reduce-scatter, all-gather), without floating-point reductions by MPI.
+ * any number of ranks and any shards. Its two operations are the halves of an all-reduce:
+ * reduce-scatter and all-gather. MPI does no floating-point reductions.
  *
  * Of n columns every rank owns a shard, [border[r], border[r + 1]) of border[size + 1]; border
  * rises from 0 to n and is the same on all ranks.
@@ -17,9 +17,10 @@
 moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_span *spans);
 
 /*
- * A sum in progress. node_rows has the rows [n] of this rank's nodes, at least one. In this rank's
- * shard, the first row gets the root of the tree over all leaves; the sum overwrites the shard of
- * the other rows. Nothing else may touch node_rows, spans and border until the end.
+ * A sum in progress. node_rows has the rows [n] of this rank's nodes, at least one. The first row
+ * gets, in this rank's shard, the root of the tree over all leaves. In that shard the other rows
+ * are overwritten. The caller must not access node_rows, and must not change spans and border,
+ * until the sum has ended.
  *
  * The ranks exchange columns in rounds. A round receives up to 4 MiB of nodes, and two rounds are
  * in flight at a time. moert_tree_sum_start posts messages without waiting; moert_tree_sum_progress

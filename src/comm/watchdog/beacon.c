@@ -193,8 +193,9 @@ static void drop(moert_beacon *beacon, const struct sockaddr_in *from) {
                (unsigned long long)beacon->dropped, address);
 }
 
-/* Whether a datagram is a new one of another host of the job. Drops it otherwise. While a host
- * sends to several addresses, its last datagram comes again, which is no reason to count it. */
+/* Whether a datagram is a new one of another host of the job. Drops it otherwise. A host that still
+ * sends to several addresses repeats its last datagram, so a repeated one is dropped but not
+ * counted. */
 static bool is_new(moert_beacon *beacon, const datagram *message, bool whole, size_t bytes,
                    const struct sockaddr_in *from) {
     const bool authentic = whole && message->tag == tag_of(beacon, message, bytes) &&
@@ -217,7 +218,7 @@ bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t
         const bool whole = got == (ssize_t)(offsetof(datagram, data) + bytes);
         if (got < 0 || !is_new(beacon, &message, whole, bytes, &from))
             continue;
-        /* from now on send to this host only at the address of this datagram */
+        /* from now on datagrams for this host go only to the address that this one came from */
         contact *known = &beacon->contacts[message.host];
         beacon->places[message.host] =
             (moert_beacon_address){.addresses = {from.sin_addr.s_addr}, .port = from.sin_port};

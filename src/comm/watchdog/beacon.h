@@ -8,9 +8,9 @@
  *
  * Every datagram carries the sender's index, a sequence number and a SipHash tag of its content
  * under the job's secret key. A receiver drops and counts datagrams whose tag is wrong (other jobs,
- * port scans, forgeries) or whose number is not above that of the host's last one (replays). It
- * warns at the first, the tenth, the hundredth... of them, and they have no other effect. The
- * content is not encrypted.
+ * port scans, forgeries) or whose sequence number is not above that of the host's last datagram
+ * (replays). It warns at the first, the tenth, the hundredth... of them, and they have no other
+ * effect. The content is not encrypted.
  */
 #pragma once
 

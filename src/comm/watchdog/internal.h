@@ -11,17 +11,17 @@
 struct moert_watchdog {
     moert_comm *comm;
     atomic_uint timeout_s;
-    moert_watch_sink *sink; /* is told before this process ends, or NULL */
+    moert_watch_sink *sink; /* called before this process ends, or NULL */
     void *sink_user;
     bool released;            /* the program ends its process itself */
     moert_watch_table *table; /* NULL: off */
     size_t table_bytes;
     size_t me, count;        /* this rank's index, and the number of ranks, on this host */
-    size_t *ranks;           /* [count] the ranks in comm of this host's ranks */
+    size_t *ranks;           /* [count] the numbers of this host's ranks in comm */
     bool *visible;           /* [count] whether this process finds the ranks' processes in /proc */
     moert_watch_host *hosts; /* [node_count], after the table's entries; this host's is unused */
-    moert_beacon *beacon;    /* NULL unless this is the first rank of its host, and hosts are
-                                several */
+    moert_beacon *beacon;    /* NULL except on the first rank of each host, if the job has several
+                                hosts */
     uint64_t next_note_ns;
     pthread_t thread;
     pthread_mutex_t mutex;
@@ -31,7 +31,7 @@ struct moert_watchdog {
                             gone */
     atomic_bool claimed; /* this rank has reported a failure itself */
     uint64_t ending_ns;  /* when to end after another rank's report; 0: no report */
-    char message[1024];  /* with which this process ends; "": none yet */
+    char message[1024];  /* the reason for which this process ends; "": none yet */
 };
 
 /* Publishes the state of this process, and ends it if a check finds a reason. The watchdog's thread
@@ -52,8 +52,8 @@ moert_suspect moert_watchdog_suspect(const moert_watchdog *watchdog, uint64_t no
 /* Writes which rank keeps this rank waiting, and for how long. */
 void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_suspect *culprit,
                                   uint64_t now_ns, char *text, size_t bytes);
-/* Writes the message for the case that all known ranks wait: in different calls, or for a host from
- * which no datagram came. */
+/* Writes the message for the case that all ranks with a known state wait. They may wait in
+ * different calls, or for a host from which no datagram came. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes);
 

@@ -1,4 +1,5 @@
-/* Notes that hosts send each other through their beacons: which rank the others may wait for. */
+/* Notes that hosts send each other through their beacons. A note names the rank of its host for
+ * which other ranks may be waiting. */
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -25,7 +26,7 @@ moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog) {
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_broadcast(comm, 0, &key, sizeof key));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < comm->size; r++) /* in place: a node's index is at most its lowest
+    for (size_t r = 0; r < comm->size; r++) /* in place, since a node's index is at most its lowest
                                                rank */
         if (comm->peers[r].leader == r)
             all[comm->peers[r].node] = all[r];

@@ -1,5 +1,5 @@
 /*
- * SipHash-2-4 with a 64-bit tag: only who knows the key can compute the tag of a message.
+ * SipHash-2-4 with a 64-bit tag: the tag of a message can be computed only with the key.
  *
  * Source: Aumasson and Bernstein, SipHash: a fast short-input PRF (2012).
  */

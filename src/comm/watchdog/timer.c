@@ -18,8 +18,10 @@
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t beat_ns = 200000000u;    /* interval of the checks */
-static const uint64_t silence_ns = 3000000000; /* without checks: the process was suspended */
-static const uint64_t apart_ns = 1500000000u;  /* mpirun needs a second to end the next rank */
+static const uint64_t silence_ns = 3000000000; /* if no check ran for so long, the process was
+                                                  suspended */
+static const uint64_t apart_ns = 1500000000u;  /* between the limits of two ranks, since mpirun
+                                                  needs a second to end the other ranks */
 enum { MOST_APART = 4 };
 
 static unsigned limit_s;

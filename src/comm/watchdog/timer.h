@@ -1,24 +1,24 @@
 /*
- * Ends this process if it waits for other ranks where no watchdog watches: from before MPI_Init
- * until the watchdog's start, and from its stop until the process has ended.
+ * Ends this process if it waits too long for other ranks while no watchdog runs: from before
+ * MPI_Init until the watchdog's start, and from its stop to the end of the process.
  *
- * A thread of this process measures its waits (base/phase.h). It knows nothing of the other ranks,
- * which may not know each other yet. A process that has waited in one call for longer than the time
- * limit prints a message and ends with status 1; mpirun then ends the job. Higher ranks wait up to
- * 6 seconds longer, so that usually only one rank prints. Not for libraries, whose program may call
- * MPI_Init itself.
+ * A thread of this process measures its waits (base/phase.h). It has no data about the other ranks,
+ * since the ranks may not be connected yet. A process that has waited in one call for longer than
+ * the time limit prints a message and ends with status 1; mpirun then ends the job. Higher ranks
+ * wait up to 6 seconds longer, so that usually only one rank prints. For programs only: in a
+ * library, the caller's program may call MPI_Init itself.
  */
 #pragma once
 
 #include "base/error.h"
 
-/* Starts the thread, which runs until the process ends. With timeout_s = 0 there is none. `where`
- * is as below. ERROR_MEMORY (no thread). */
+/* Starts the thread, which runs until the process ends. With timeout_s = 0 it starts no thread.
+ * `where`: see moert_timer_place. ERROR_MEMORY (no thread). */
 moert_status moert_timer_start(unsigned timeout_s, const char *where);
 /* Sets the words for the message: "rank 3 has waited for 62 s `where`; ending the job". Keeps the
  * pointer. */
 void moert_timer_place(const char *where);
 
-/* A watchdog calls these when it starts and stops; in between, the timer rests. */
+/* A watchdog calls these when it starts and stops; between the two calls the timer does nothing. */
 void moert_timer_pause(void);
 void moert_timer_resume(void);

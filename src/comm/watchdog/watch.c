@@ -10,9 +10,10 @@
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
-    3 * (uint64_t)1000000000u; /* of a process, which publishes 5 heartbeats a second */
+    3 * (uint64_t)1000000000u; /* of a process that should publish 5 heartbeats a second */
 static const uint64_t host_silence_ns =
-    4 * (uint64_t)1000000000u; /* of a host, which sends every second; some datagrams are lost */
+    4 * (uint64_t)1000000000u; /* of a host that should send every second; some datagrams may be
+                                  lost */
 
 /* State letter and start time of a process; 0 if there is no such process. See proc(5),
  * /proc/PID/stat. */
@@ -90,7 +91,7 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     if (atomic_load(&entry->state) != MOERT_WATCH_PRESENT)
         return MOERT_WATCH_FINE;
     moert_watch_life life = visible ? moert_watch_process(entry) : MOERT_WATCH_RUNNING;
-    if (life == MOERT_WATCH_UNKNOWN) /* or the process has set LEFT since the check above */
+    if (life == MOERT_WATCH_UNKNOWN) /* if not, the process has set LEFT since the check above */
         return atomic_load(&entry->state) == MOERT_WATCH_PRESENT ? MOERT_WATCH_GONE
                                                                  : MOERT_WATCH_FINE;
     if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)

@@ -22,7 +22,8 @@ typedef struct moert_watch_entry {
     _Atomic uint64_t birth; /* start time in /proc, to detect a reused pid */
     atomic_int pid, waiting, state;
     atomic_int phase;  /* moert_phase */
-    atomic_int paused; /* its program has said that it computes outside of moert */
+    atomic_int paused; /* its program has called moert_watchdog_pause, since it computes outside of
+                          moert */
 } moert_watch_entry;
 
 /* The verdicts on a rank, in ascending order of gravity. */
@@ -34,7 +35,7 @@ typedef enum moert_watch_verdict {
     MOERT_WATCH_SILENT,  /* its host has stopped sending datagrams */
     MOERT_WATCH_REFUSED, /* its host refuses datagrams: no watchdog listens there any more */
     MOERT_WATCH_GONE,    /* the process has ended without setting LEFT */
-    MOERT_WATCH_ENDING   /* only of a host: it has reported the failure and ends the job */
+    MOERT_WATCH_ENDING   /* for hosts only: the host has reported the failure and ends the job */
 } moert_watch_verdict;
 
 /* The last report of another host about one of its ranks, see moert_watch_note. */

@@ -3,9 +3,9 @@
  *
  * The thread makes no MPI call. On a host's first rank the thread also reports the host's ranks to
  * the other hosts every second (comm/watchdog/beacon.h), and stores their reports in the table.
- * Every rank of the host decides alone. The first rank to set `reported` writes the message; lower
- * ranks decide a little earlier. Once `reported` is set, the job is ending, and every rank of the
- * host ends its process.
+ * Every rank of the host decides on its own when to report a failure. The first rank to set
+ * `reported` writes the message; lower ranks have slightly shorter limits. Once `reported` is set,
+ * the job is ending, and every rank of the host ends its process.
  */
 #include "comm/watchdog/watchdog.h"
 
@@ -51,7 +51,7 @@ static void write_line(char *text) {
     const size_t length = strlen(text);
     text[length] = '\n';
     const ssize_t ignored = write(STDERR_FILENO, text, length + 1);
-    (void)ignored; /* perhaps nobody reads it */
+    (void)ignored; /* ignores a failure, such as a closed pipe */
     text[length] = '\0';
 }
 
@@ -75,8 +75,9 @@ static void end_process(moert_watchdog *watchdog, uint64_t now_ns, const char *e
     leave(watchdog);
 }
 
-/* How long this rank waits for the suspect before it reports. The limit is short for a process that
- * is gone, since mpirun ends the job soon. Other ranks of the suspect's host report earlier. */
+/* The time that this rank waits for the suspect before it reports it. The limit is short for a
+ * process that is gone, since mpirun ends the job soon. Other ranks of the suspect's host report
+ * earlier. */
 static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *culprit) {
     const moert_comm *comm = watchdog->comm;
     uint64_t limit_ns = watchdog->timeout_s * second_ns;
@@ -309,7 +310,7 @@ void moert_watchdog_pause(moert_watchdog *watchdog, bool paused) {
     if (watchdog == NULL || watchdog->table == NULL)
         return;
     moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    if (!paused) /* its time counts from here */
+    if (!paused) /* its time without progress counts from here */
         atomic_store(&mine->progress_ns, moert_clock_ns());
     atomic_store(&mine->paused, paused);
 }

@@ -10,12 +10,12 @@
  * mpirun ends the other ranks. The preceding rank on the host names such a process even if that
  * rank waits outside of any call (for its device, for example).
  *
- * Hosts send each other a datagram every second, independently of MPI. The datagram names the rank
- * of the host for which other ranks may have to wait, with its step and phase. So the message of a
- * rank that waits for another host names the late rank there, or the host that sends no datagrams
- * any more. Such a rank reports two or three seconds later than the other host itself would. Where
- * datagrams (UDP over IPv4) do not pass, the message only says which ranks wait. Where the ranks of
- * a host share no memory, the watchdog warns and is off.
+ * Hosts send each other a datagram every second, independently of MPI. The datagram names the
+ * host's rank for which other ranks may have to wait, with that rank's step and phase. So the
+ * message of a rank that waits for another host names the late rank there, or the host that sends
+ * no datagrams any more. Such a rank reports two or three seconds later than the other host itself
+ * would. Where datagrams (UDP over IPv4) do not pass, the message only says which ranks wait. Where
+ * the ranks of a host share no memory, the watchdog warns and is off.
  */
 #pragma once
 
@@ -25,9 +25,9 @@ typedef struct moert_watchdog moert_watchdog;
 
 /*
  * Before the watchdog ends this process, it calls sink(user, message) on its own thread instead of
- * writing the message to stderr. If the sink returns true, the program ends its process itself: the
- * watchdog stops watching, and all calls that wait for other ranks, also one that waits already,
- * return ERROR_TIMEOUT with the message.
+ * writing the message to stderr. If the sink returns true, the program ends its process itself. The
+ * watchdog then stops watching. All calls that wait for other ranks return ERROR_TIMEOUT with the
+ * message, also a call that is waiting at that time.
  */
 typedef bool moert_watch_sink(void *user, const char *message);
 void moert_watchdog_set_sink(moert_watchdog *watchdog, moert_watch_sink *sink, void *user);
