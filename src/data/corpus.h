@@ -12,7 +12,7 @@
 typedef struct moert_corpus_file {
     char *path;
     size_t bytes;
-    struct timespec changed; /* when the content changed last, before the file was added */
+    struct timespec changed; /* time of the content's last change, as of moert_corpus_add */
 } moert_corpus_file;
 
 typedef struct moert_corpus {
@@ -32,6 +32,7 @@ moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
 void moert_corpus_clear(moert_corpus *corpus);
 
 /* Reads content[bytes] of a file from `offset` on. ERROR_IO, also if the file's size or time of
- * change is no longer that of moert_corpus_add, or if it ends before offset + bytes. */
+ * change differs from those found by moert_corpus_add, or if the file has less than offset +
+ * bytes. */
 moert_status moert_corpus_read(const moert_corpus_file *file, size_t offset, size_t bytes,
                                void *content);

@@ -24,7 +24,7 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
     return MOERT_OK;
 }
 
-/* The identity of a blend: of the parts' identities and weights. */
+/* Sets the identity of a blend: a checksum of the parts' identities and weights. */
 static moert_status identify_blend(moert_data *data, const uint64_t *weights) {
     char hex[MOERT_CHECKSUM_DIGITS + 1];
     moert_text_stream all;
@@ -109,7 +109,8 @@ void moert_data_destroy(moert_data *data) {
     MOERT_FREE(data->parts, data);
 }
 
-/* Whether documents divide the sequences that start anywhere in the source. */
+/* Whether a sequence that starts at any position is divided at the ends of the source's
+ * documents. */
 static bool knows_documents(const moert_data *data) {
     return data->source != NULL && data->source->kind == MOERT_SOURCE_INDEXED;
 }
@@ -232,7 +233,7 @@ static moert_status replay(const moert_replay *from, moert_draw draw, int32_t *i
 }
 
 /* Cuts a sequence at the ends of the source's documents: the last token of a document has no
- * target, and positions count from its first token in the sequence. */
+ * target, and positions count from the document's first token in the sequence. */
 static void cut_at_documents(const moert_source *source, size_t position, size_t length,
                              int32_t *target, int32_t *positions) {
     size_t document = moert_source_document(source, position), begin = position;
@@ -254,7 +255,8 @@ static void count_positions(size_t length, int32_t *positions) {
         positions[i] = (int32_t)i;
 }
 
-/* Divides a sequence, which may have documents already, behind every token `end`. */
+/* Also ends a document after every token `end` of a sequence, which may already hold several
+ * documents. */
 static void divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
                    int32_t *positions) {
     for (size_t i = 0; end >= 0 && i < length; i++) {
@@ -276,7 +278,7 @@ static moert_status read_at(const moert_data *data, size_t position, size_t leng
     return MOERT_OK;
 }
 
-/* Reads a sequence of a source in random order. */
+/* Reads a sequence at a random position of a source's training data. */
 static moert_status read_random(const moert_data *data, moert_draw draw, size_t length,
                                 int32_t *input, int32_t *target, int32_t *positions) {
     moert_stretches all;
@@ -334,7 +336,7 @@ moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw dr
     return MOERT_OK;
 }
 
-/* Negative targets do not count; negative tokens are wrong. */
+/* Negative targets are masked, so they are legal; negative tokens are not. */
 static moert_status check_array(const moert_replay *from, const char *what, const int32_t *values,
                                 size_t count, size_t vocabulary) {
     for (size_t at = 0; at < count; at++)

@@ -1,12 +1,12 @@
 /*
- * The sequences of a training, from a token source (data/source.h), from a blend of several
- * (data/blend.h), or replayed batch by batch from an array tokens[steps,batch,length + 1].
+ * The sequences of a training. They come from a token source (data/source.h), from a blend of
+ * several sources (data/blend.h), or batch by batch from an array tokens[steps,batch,length + 1].
  *
- * A source is one long row of tokens, of which parts are kept from training (data/split.h). A
- * training sequence is a row of an epoch, or starts at a random position of the training data. It
- * depends only on moert_draw, so any rank can read any sequence. A sequence of `length` tokens
- * reads length + 1, so that target[i] = input[i + 1]. All ranks must open the same data, which
- * moert_data_compare checks; no other call is collective.
+ * A source is one long row of tokens; its held-out and test parts are not used for training
+ * (data/split.h). A training sequence is a row of an epoch (data/epochs.h), or starts at a random
+ * position of the training data. moert_draw alone determines it, so any rank can read any sequence.
+ * For a sequence of `length` tokens, length + 1 are read: target[i] = input[i + 1]. All ranks must
+ * open the same data, which moert_data_compare checks; no other call is collective.
  */
 #pragma once
 
@@ -25,9 +25,9 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
                                     moert_data **data);
 
 /*
- * A blend of `count` parts that are no blends: of the sequences in order of (step, index), part i
- * has its share by weights[i], to less than one sequence. The parts have the same split. Takes
- * ownership of the parts, also after an error. Errors: those of moert_blend_create.
+ * A blend of `count` parts, which are not blends themselves. Of the sequences in order of (step,
+ * index), part i is always within one sequence of its weight, weights[i]. The parts have the same
+ * split. Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
  */
 moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
                                    moert_data **data);
@@ -38,21 +38,21 @@ typedef struct moert_replay {
     size_t steps, batch, row; /* row = length + 1 */
     const int32_t *tokens;    /* [steps,batch,row] */
     const int32_t
-        *targets; /* [steps,batch,length], negative where a target does not count; or NULL:
-                                 the next tokens */
+        *targets; /* [steps,batch,length], negative ones are masked; NULL: the targets are the next
+                     tokens */
 } moert_replay;
 moert_status moert_data_from_array(const moert_replay *replay, moert_data **data);
 
 /*
- * From now on training sequences of `length` follow epochs (data/epochs.h), in an order that `seed`
- * selects; in a blend, those of each part. Errors: those of moert_data_check_length, ERROR_USAGE
- * (an array), ERROR_MEMORY.
+ * From now on training sequences, of `length` tokens, come in epochs (data/epochs.h), in an order
+ * that `seed` selects. In a blend each part has epochs of its own. Errors: those of
+ * moert_data_check_length, ERROR_USAGE (an array), ERROR_MEMORY.
  */
 moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t length);
 
 /*
- * From now on a token equal to `end` also ends a document and belongs to it: in all data, or only
- * `in_streams`, raw token files, which do not know their documents. -1: in none.
+ * From now on a token equal to `end` also ends a document, as its last token; -1: no token does.
+ * With `in_streams` this holds only for raw token files, whose documents are unknown otherwise.
  */
 void moert_data_end_documents(moert_data *data, int32_t end, bool in_streams);
 
@@ -61,22 +61,24 @@ void moert_data_destroy(moert_data *data);
 
 typedef struct moert_data_info {
     const char *identity;        /* moert_source.identity; lives as long as the data */
-    size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
+    size_t files, tokens;        /* numbers of files and of tokens, held-out and test tokens
+                                    included */
     size_t steps, batch, length; /* shape of an array; 0 for a source */
     bool documents;              /* a source of tokenized documents */
     bool divided;                /* sequences may hold several documents */
-    int32_t end;                 /* of moert_data_end_documents, of any part; -1: none */
+    int32_t end;                 /* token of moert_data_end_documents, in any part; -1: none */
     size_t rows;                 /* sequences of an epoch, of all parts together; 0: no epochs */
     const char *name;            /* moert_source.name; NULL for an array and a blend */
     bool text;                   /* some tokens are bytes of text */
-    size_t vocabulary_made;      /* of moert_source, the largest of all parts */
-    int32_t end_made;            /* of moert_source, of any part */
-    size_t parts;                /* of a blend, else 0 */
+    size_t vocabulary_made;      /* moert_source.vocabulary_made; largest of all parts */
+    int32_t end_made;            /* moert_source.end_made, of any part */
+    size_t parts;                /* number of parts of a blend, else 0 */
     moert_split split;           /* of the source, or of all sources of a blend */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
-/* A part of a blend, and how many of the first `sequences` sequences of a training are from it. */
+/* A part of a blend, and the number of sequences from it among the first `sequences` of a
+ * training. */
 const moert_data *moert_data_part(const moert_data *data, size_t part);
 uint64_t moert_data_part_count(const moert_data *data, size_t part, uint64_t sequences);
 
@@ -102,31 +104,31 @@ typedef struct moert_draw {
 } moert_draw;
 
 /*
- * Reads input[length] and target[length] of a training sequence. A target of -1 does not count, and
- * an input of -1 is padding. positions[length] = the tokens' distances from the first token of
- * their document in the sequence. The last token of a document has no target. Where data are not
- * `divided`, a sequence is one document, and positions may be NULL. Errors: those of
+ * Reads input[length] and target[length] of a training sequence. A target of -1 is masked, and an
+ * input of -1 is padding. positions[length] = the tokens' distances from the first token of their
+ * document in the sequence. The last token of a document has no target. If moert_data_info.divided
+ * is false, a sequence is one document, and positions may be NULL. Errors: those of
  * moert_data_check_length and moert_source_read; ERROR_USAGE (past the last step or the batch of an
  * array).
  */
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target, int32_t *positions);
 
-/* Whether some of the data are for this use; all is for training in an array. */
+/* Whether some of the data are for this use. An array is training data only. */
 bool moert_data_has(const moert_data *data, moert_use use);
 
 /* Identifies a held-out or test sequence: sequence `index` of `count` sequences at evenly spaced
- * positions of these data. */
+ * positions of the data for this use. */
 typedef struct moert_kept_draw {
     moert_use use;
     size_t index, count;
 } moert_kept_draw;
 
 /*
- * Reads a held-out or test sequence of a source (of a blend: read those of its parts). They overlap
- * if these data are shorter than `count` sequences. positions[length] as those of
+ * Reads a held-out or test sequence of a source; for a blend, call it for each part. Sequences
+ * overlap if the data for this use are shorter than `count` sequences. positions[length] as in
  * moert_data_sequence. Errors: those of moert_data_check_length and moert_source_read; ERROR_USAGE
- * (there are no such data, index >= count).
+ * (no data for this use, index >= count).
  */
 moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw draw, size_t length,
                                       int32_t *input, int32_t *target, int32_t *positions);

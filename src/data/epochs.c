@@ -1,4 +1,4 @@
-/* Cuts documents in random order into rows, and reads the rows in random order. */
+/* Cuts the documents, in random order, into rows, and reads these rows in another random order. */
 #include "data/epochs.h"
 
 #include <stdlib.h>
@@ -9,12 +9,12 @@
 
 enum { STRIDE = 16 }; /* rows for each entry of the index */
 
-/* A place in the permuted parts. */
+/* A position in the permuted parts: `offset` tokens into part `part`. */
 typedef struct cursor {
     size_t part, offset;
 } cursor;
 
-/* The documents with tokens in a range. A part is what a range has of a document. */
+/* The documents with tokens in a range. A part is the tokens that one document has in one range. */
 typedef struct region {
     moert_range range;
     size_t document; /* the first one */
@@ -55,7 +55,7 @@ static moert_range part_at(const moert_epochs *e, size_t number) {
 /* A walk over the parts. */
 typedef struct walk {
     cursor at;
-    moert_range part; /* part at.part, or empty behind the last one */
+    moert_range part; /* tokens of part at.part; empty after the last part */
 } walk;
 
 static walk walk_from(const moert_epochs *e, cursor at) {
@@ -84,7 +84,7 @@ static bool next_piece(const moert_epochs *e, walk *w, size_t used, piece *next)
     return false;
 }
 
-/* Passes over a row; returns its tokens. */
+/* Skips a row; returns its number of tokens. */
 static size_t skip_row(const moert_epochs *e, walk *w) {
     size_t used = 0;
     for (piece next; next_piece(e, w, used, &next);)
@@ -96,7 +96,7 @@ static moert_status make_index(moert_epochs *e) {
     size_t tokens = 0;
     for (size_t i = 0; i < e->count; i++)
         tokens += e->regions[i].range.end - e->regions[i].range.begin;
-    /* Of two rows in turn, the first one and the first piece of the second exceed a row. */
+    /* A row and the first piece of the next row together exceed `length` tokens. */
     const size_t most = 2 * (tokens / e->options.length) + 2;
     MOERT_TRY(MOERT_NEW_ARRAY(&e->index, most / STRIDE + 1));
     walk w = walk_from(e, (cursor){0, 0});
@@ -134,7 +134,8 @@ size_t moert_epochs_rows(const moert_epochs *epochs) {
     return epochs->rows;
 }
 
-/* input[i] and target[i] = tokens i and i + 1 of the piece, and -1 behind its part. */
+/* input[i] and target[i] = tokens i and i + 1 from the piece's start on. The last token of a part
+ * has the target -1. */
 static moert_status read_piece(const moert_epochs *e, const piece *from, int32_t *input,
                                int32_t *target) {
     const moert_source *source = e->options.source;
@@ -149,7 +150,7 @@ static moert_status read_piece(const moert_epochs *e, const piece *from, int32_t
                           : MOERT_OK;
 }
 
-/* Positions count from 0; input and target are padding. */
+/* Makes inputs and targets padding, whose positions count from 0. */
 static void clear(size_t length, int32_t *input, int32_t *target, int32_t *positions) {
     for (size_t i = 0; i < length; i++) {
         input[i] = target[i] = -1;

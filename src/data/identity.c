@@ -6,8 +6,9 @@
 #include "base/memory.h"
 #include "data/internal.h"
 
-/* Content of up to MOERT_SOURCE_WHOLE_BYTES, over all files, is read whole. Of more content, the
- * first block, the last, and others at equal distances are read of each file. */
+/* If the files have at most MOERT_SOURCE_WHOLE_BYTES together, they are read whole. Otherwise
+ * BLOCKS blocks of each larger file are read: the first, the last, and others at equal
+ * distances. */
 enum { BLOCKS = 64, BLOCK_BYTES = 4096, PART_BYTES = 1 << 20 };
 
 size_t moert_source_bytes(const moert_source *source) {
@@ -45,7 +46,7 @@ static moert_status sum_of_all(const moert_corpus_file *file, moert_checksum *su
     return status;
 }
 
-/* The checksum of the size and of blocks of a file. */
+/* The checksum of a file's size and of BLOCKS of its blocks. */
 static moert_status sum_of_blocks(const moert_corpus_file *file, moert_checksum *sum) {
     struct {
         XXH64_canonical_t bytes;

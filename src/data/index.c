@@ -107,8 +107,8 @@ static moert_status read_lengths(reader *from, moert_index *index) {
     return MOERT_OK;
 }
 
-/* Checks that every sequence lies within the tokens, and frees index->positions if all lie there
- * one after another. */
+/* Checks that every sequence lies within the file of tokens. Frees index->positions if the
+ * sequences lie there one after another. */
 static moert_status read_positions(reader *from, const moert_corpus_file *binary,
                                    moert_index *index) {
     bool in_order = true;
@@ -161,8 +161,8 @@ static moert_status read_documents(reader *from, moert_index *index) {
     return MOERT_OK;
 }
 
-/* The lists follow each other in the file; each is read from its own first byte on, so that its
- * numbers lie whole in the buffer. */
+/* Reads the lists, which follow each other in the file. The buffer is filled anew from each list's
+ * first byte on, so that no number crosses the buffer's end. */
 static moert_status read_lists(reader *from, const moert_corpus_file *binary, moert_index *index) {
     const size_t n = index->sequences;
     MOERT_TRY(MOERT_NEW_ARRAY(&index->starts, n + 1));

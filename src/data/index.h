@@ -24,14 +24,14 @@ typedef struct moert_index {
     size_t sequences, documents, tokens;
     size_t *starts;    /* [sequences + 1] tokens before each sequence */
     size_t *positions; /* [sequences] bytes of NAME.bin before each sequence; NULL if the sequences
-                            lie there one after another from byte 0 on */
+                          lie there one after another from byte 0 on */
     size_t *first;     /* [documents + 1] first sequence of each document; NULL if every document is
-                            one sequence */
+                          one sequence */
 } moert_index;
 
 /* Reads the index `file` of the tokens `binary`. The caller calls moert_index_free, also after an
- * error. Errors: ERROR_IO, ERROR_MEMORY, ERROR_FORMAT (not such an index, or it does not fit the
- * tokens; the message names the file and the sequence or document). */
+ * error. Errors: ERROR_IO, ERROR_MEMORY, ERROR_FORMAT (not an index of this format, or it
+ * contradicts the file of tokens; the message names the file and the sequence or document). */
 moert_status moert_index_read(const moert_corpus_file *file, const moert_corpus_file *binary,
                               moert_index *index);
 void moert_index_free(moert_index *index);

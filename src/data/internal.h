@@ -10,7 +10,7 @@ struct moert_data {
     moert_blend *blend;   /* NULL: no blend */
     moert_data **parts;   /* [count] of the blend */
     size_t count;
-    size_t tokens; /* of the source, of all parts, or of all batches */
+    size_t tokens; /* in the source, in all parts, or in all batches */
     moert_split split;
     moert_replay replay;  /* the array */
     moert_checksum sum;   /* of the array */

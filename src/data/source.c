@@ -243,8 +243,8 @@ size_t moert_source_document(const moert_source *source, size_t position) {
 
 /* ---- tokens ---- */
 
-/* Tokens that lie one after another in a file, from byte `offset` on. A 0 byte between two files is
- * a run without file. */
+/* Tokens that lie one after another in a file, from byte `offset` on. The 0 byte between two files
+ * of text is a run with `file` NULL. */
 typedef struct run {
     const moert_corpus_file *file;
     size_t offset, tokens;
@@ -287,7 +287,7 @@ static int64_t token_at(const moert_source *s, const unsigned char *bytes, size_
     return is_int32 ? (int32_t)(uint32_t)value : (int64_t)value;
 }
 
-/* Reads the first `count` tokens of a run, at most the number that `bytes` holds. */
+/* Reads the first `count` tokens of a run. `bytes` is scratch with room for them. */
 static moert_status read_part(const moert_source *s, const run *from, size_t count,
                               unsigned char *bytes, int32_t *tokens) {
     MOERT_TRY(moert_corpus_read(from->file, from->offset, count * s->width, bytes));

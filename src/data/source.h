@@ -1,5 +1,5 @@
 /*
- * A token source: tokens in files, by position, and the documents that they form.
+ * A token source: access by position to tokens in files, and the documents that the tokens form.
  *
  *   text      all bytes of files and directories, in order, with one 0 byte between files; tokens
  *             are the bytes 0..255, and a document is a file
@@ -25,21 +25,21 @@ typedef enum moert_source_kind {
 
 enum { MOERT_IDENTITY_BYTES = 160 };
 
-/* Read it as you like, but change it only by the functions below. */
+/* Callers may read the fields, but must change them only by the functions below. */
 typedef struct moert_source {
     moert_source_kind kind;
     char *name;          /* the first path by which it was opened */
     moert_corpus corpus; /* indexed: NAME.bin, then NAME.idx */
     const char *type;    /* name of the token type */
     unsigned width;      /* bytes of a token */
-    size_t tokens;       /* of all documents; text: and of the 0 bytes between them */
+    size_t tokens;       /* in all documents; for text, with the 0 bytes between files */
     size_t documents;
     size_t *starts;    /* text: position of each file's first byte */
-    bool masked;       /* indexed: the third file, NAME.mask.bin, says which tokens count */
+    bool masked;       /* indexed: NAME.mask.bin, the third file, marks targets that count */
     moert_index index; /* indexed */
-    /* indexed: what NAME.dataset.json of launch/tokenize says of the tokenizer */
+    /* indexed: the tokenizer's values in NAME.dataset.json, which launch/tokenize writes */
     size_t vocabulary_made; /* 0: unknown */
-    int32_t end_made;       /* token behind each document; -1: none or unknown */
+    int32_t end_made;       /* the token that ends each document; -1: none or unknown */
     uint64_t vocabulary;    /* tokens must be below it */
     moert_checksum *sums;   /* of each file of the corpus */
     /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
@@ -61,10 +61,10 @@ moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source
  * Opens what `paths` name: one Megatron dataset (NAME, NAME.bin or NAME.idx, where both files
  * exist), one raw file NAME.bin without NAME.idx, with tokens of `bits`, or else text. Beside a
  * dataset, NAME.mask.bin, if it exists, has one byte for each token of NAME.bin: 1 if it counts as
- * a target, else 0. NAME.dataset.json, if it exists, tells the tokenizer's vocabulary and end
+ * a target, else 0. NAME.dataset.json, if it exists, gives the tokenizer's vocabulary and end
  * token. Errors: as above, those of moert_index_read and moert_json_read, ERROR_FORMAT (a dataset
- * has no tokens, a value of NAME.dataset.json), ERROR_USAGE (more than one path, and not all are
- * text).
+ * without tokens, an illegal value in NAME.dataset.json), ERROR_USAGE (more than one path, and not
+ * all are text).
  */
 moert_status moert_source_open(const char *const *paths, size_t count, unsigned bits,
                                moert_source **source);
@@ -95,8 +95,9 @@ size_t moert_source_document(const moert_source *source, size_t position);
 /* Tokens of a document, without the 0 byte that follows it in text. */
 size_t moert_source_length(const moert_source *source, size_t document);
 
-/* From now on tokens must be below `vocabulary`. Also reads all tokens, unless the files have more
- * than 256 MiB, or text has no larger bytes. Errors: those of moert_source_read. */
+/* From now on tokens must be below `vocabulary`. Also reads and checks all tokens now, unless the
+ * files have more than 256 MiB, or the source is text and `vocabulary` is at least 256. Errors:
+ * those of moert_source_read. */
 moert_status moert_source_limit(moert_source *source, size_t vocabulary);
 
 /* Computes the checksums and the identity of a source; opening a source calls it. Errors: ERROR_IO,

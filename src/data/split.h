@@ -1,9 +1,9 @@
 /*
  * The division of a source into training, held-out and test data.
  *
- * The tokens are cut into up to 16 equal stretches, or fewer if the parts of the stretches would be
- * short. Every stretch begins with its training part, then come its held-out and its test part, so
- * that the data of all uses resemble each other.
+ * The tokens are cut into up to 16 equal stretches; into fewer if the parts of the stretches would
+ * be short. Each stretch consists of a training, a held-out and a test part, in this order. So
+ * training, held-out and test data are each drawn from everywhere in the source.
  */
 #pragma once
 
@@ -19,8 +19,8 @@ typedef struct moert_split {
     double part[MOERT_USES];
 } moert_split;
 
-/* *split = a fraction `held_out`, and the rest for training. Errors: ERROR_USAGE (it is not 0 to
- * below 1). */
+/* *split = a fraction `held_out` of held-out data; the rest is for training. Errors: ERROR_USAGE
+ * (held_out is below 0, or 1 or more). */
 moert_status moert_split_hold_out(double held_out, moert_split *split);
 enum { MOERT_SPLIT_TEXT_BYTES = 64 };
 /* The fractions of the three uses, with commas between them. */
@@ -28,10 +28,10 @@ void moert_split_text(const moert_split *split, char text[MOERT_SPLIT_TEXT_BYTES
 /* Reads the weights of the three uses, such as 969,30,1. Errors: ERROR_USAGE. */
 moert_status moert_split_read(const char *text, moert_split *split);
 
-/* A remainder of less than `count` tokens behind the stretches is for training, too. */
+/* The stretches. After them up to count - 1 tokens may remain, which are also for training. */
 typedef struct moert_stretches {
-    size_t count, tokens;    /* of each stretch, */
-    size_t part[MOERT_USES]; /* and of its parts */
+    size_t count, tokens;    /* number of stretches; tokens of each */
+    size_t part[MOERT_USES]; /* tokens of the parts of each */
 } moert_stretches;
 
 /* Divides `tokens` for sequences of `length`. The held-out and the test part of a stretch have at
@@ -40,10 +40,10 @@ typedef struct moert_stretches {
 moert_status moert_split_divide(const moert_split *split, size_t tokens, size_t length,
                                 moert_stretches *all);
 
-/* What a stretch has for training; stretch `count` is the remainder. */
+/* The range of a stretch's training part; stretch `count` is the remainder. */
 moert_range moert_split_training(const moert_stretches *all, size_t stretch, size_t tokens);
 
-/* The number of positions at which a sequence of `length` may start in the data of a use, which
- * exist, and position `number` of them. */
+/* The number of positions at which a sequence of `length` may start in the data for a use, and
+ * position `number` of these. The split must have data for this use. */
 size_t moert_split_starts(const moert_stretches *all, moert_use use, size_t length);
 size_t moert_split_start(const moert_stretches *all, moert_use use, size_t length, size_t number);
