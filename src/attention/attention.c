@@ -71,7 +71,8 @@ static moert_status complete(const moert_attention *attention, moert_attention *
     return check(complete);
 }
 
-/* Whether the tensor cores compute a call. The log says why not where the caller allows bf16. */
+/* Whether the tensor cores compute a call. If they do not, although the caller allows bf16, logs
+ * the reason. */
 static bool takes_nvidia(const moert_attention *a) {
     const char *taken = moert_attention_nvidia_supports(moert_buffer_device(a->q), a);
     if (taken != NULL && a->type == MOERT_DTYPE_BF16)
@@ -80,9 +81,9 @@ static bool takes_nvidia(const moert_attention *a) {
     return a->sequences * a->length > 0 && taken == NULL;
 }
 
-/* Reports work to the profile: `key_products` matrix products with keys and `value_products` with
- * values, over the pairs of a query and a key that it sees; the bytes of q, k, v, out and lse, and
- * in the backward also those of their gradients. */
+/* Reports work to the profile. FLOPs are those of `key_products` matrix products with keys and
+ * `value_products` with values, for all pairs of a query and a key that it sees. Bytes are those of
+ * q, k, v, out and lse, and in the backward also those of their gradients. */
 static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
                         bool backward, bool tensor_cores) {
     const double pairs = a->documents != NULL

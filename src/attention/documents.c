@@ -10,7 +10,7 @@
 enum { LEAST_OWN = 16, OWN_SIZES = 4, SLOT = 64 };
 
 typedef struct document {
-    size_t token, length; /* the first token in the batch */
+    size_t token, length; /* index in the batch of its first token; tokens */
 } document;
 
 /* The blocks of one size; `count` is 0 until they are made. */

@@ -3,9 +3,9 @@
  * Padding counts as a document. A position is a token's distance from the first token of its
  * document.
  *
- * Attention (moert_attention) takes the documents as work of their own, in blocks that it counts
- * from a document's first token; rotary positions (moert_rotation) take the positions. So a
- * document has the same bits as alone in a sequence. Calls are not collective.
+ * Attention (moert_attention) processes each document by itself, in blocks that count from the
+ * document's first token. Rotary positions (moert_rotation) use the positions. So a document's
+ * results have the same bits as if it were alone in a sequence. Calls are not collective.
  */
 #pragma once
 
@@ -36,12 +36,13 @@ const moert_buffer *moert_documents_positions(const moert_documents *documents);
 /*
  * The documents in blocks of up to `own` positions (16, 32, 64 or 128), counted from each
  * document's start: *blocks holds *count structs moert_attention_block (kernels/args/attention.h)
- * in order of tokens. The buffer stays until the next set. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ * in order of tokens. The buffer stays valid until the next moert_documents_set. Errors:
+ * ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_documents_blocks(moert_documents *documents, size_t own,
                                     const moert_buffer **blocks, size_t *count);
 /* The number of pairs of a query and a key that it sees; window as in moert_attention, but not
  * 0. */
 double moert_documents_pairs(const moert_documents *documents, size_t window);
-/* The pairs of one document or sequence. */
+/* The number of such pairs in one document or sequence. */
 double moert_attention_pairs(size_t length, size_t window);

@@ -1,5 +1,6 @@
-/* The implementations of attention. src/attention/attention.c checks the arguments, sets value_size
- * and window (at most the length) where they are 0, chooses one, and computes dsinks. */
+/* The implementations of attention. src/attention/attention.c checks the arguments, replaces a
+ * value_size or window of 0 by its default (the window is at most the length), chooses an
+ * implementation, and computes dsinks. */
 #pragma once
 
 #include "attention/attention.h"

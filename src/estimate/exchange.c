@@ -1,4 +1,4 @@
-/* The memory of a rank for the exchange. */
+/* Adds up the memory that a rank allocates for the exchange. */
 #include "base/config.h"
 #include "base/memory.h"
 #include "device/device.h"
@@ -31,7 +31,7 @@ static void add_window(const moert_memory_shape *s, moert_row_peak peak, size_t 
     memory->total += (worst ? peak.rows : rows) * row_bytes;
 }
 
-/* Two windows per pass (layer/pass.c) and three of the mesh. */
+/* Adds two windows for each pass (layer/pass.c), and three that the mesh owns. */
 static void add_windows(const moert_memory_shape *s, moert_memory *memory) {
     const size_t width = s->choices.forth.width, count = moert_memory_kept_layers(s, s->moe_layers);
     for (size_t i = 0; i < count; i++) {
@@ -44,8 +44,9 @@ static void add_windows(const moert_memory_shape *s, moert_memory *memory) {
     add_window(s, s->peak, s->choices.back.width, "results of the experts", memory);
 }
 
-/* Bytes of the windows of sums and gathers between devices that wait for each other: of all ranks,
- * and of those with the same experts. */
+/* Bytes of the windows for sums and gathers between devices (exchange/peers.h), if the devices wait
+ * for each other. All ranks share one set; replicas of the same experts share another, unless they
+ * are exact. */
 static size_t peers_bytes(const moert_memory_setting *setting) {
     const unsigned sync = moert_config_get()->sync;
     const bool waits = setting->device != NULL && moert_device_describe(setting->device)->is_gpu

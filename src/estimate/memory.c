@@ -1,4 +1,4 @@
-/* The memory that a rank allocates, from the tables of its owners. */
+/* Adds up the memory that a rank allocates, from the buffer tables of the modules that own it. */
 #include "estimate/memory.h"
 
 #include <math.h>
@@ -15,7 +15,8 @@
 
 /* ---- settings ---- */
 
-/* At least the columns of any projection of attention, and their sum within a factor of four. */
+/* At least the columns of each projection of attention. The sum of all their columns is within a
+ * factor of four of this value. */
 static double widest_heads(const moert_model_config *c) {
     const moert_latent_sizes *s = &c->latent;
     return (double)(c->heads + c->kv_heads) * (double)c->head_size +
@@ -55,7 +56,7 @@ static moert_mesh_place place_of(const moert_memory_setting *setting, size_t ran
                                    : (moert_mesh_place){rank / ep, rank % ep, rank / ep};
 }
 
-/* The sequences of all ranks of a group. */
+/* The number of sequences of all ranks of an EP group. */
 static size_t count_sequences(const moert_memory_setting *setting, size_t group) {
     size_t first, count, sum = 0;
     for (size_t r = 0; r < setting->ranks; r++) {
@@ -65,7 +66,8 @@ static size_t count_sequences(const moert_memory_setting *setting, size_t group)
     return sum;
 }
 
-/* The bound of M; `tokens` are those of the rank's group, `held` its experts. */
+/* The largest M that any routing can give. `tokens`: number of tokens of the rank's EP group.
+ * `held`: number of experts of the rank. */
 static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, size_t held) {
     size_t most = tokens;
     for (size_t g = 0; setting->exact && g < setting->ranks / setting->ep; g++)
@@ -139,7 +141,8 @@ size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank) {
 
 #define ADD MOERT_MEMORY_ADD
 
-/* Adds the activations of a table, `count` times, with room to grow up to `largest` bytes. */
+/* Adds each buffer of a table to the activations, `count` times, with room to grow up to `largest`
+ * bytes. */
 static void add_growing(moert_memory *memory, moert_buffer_table *table, const void *sizes,
                         size_t count, size_t largest) {
     moert_buffer_row row[MOERT_BUFFER_TABLE_ROWS];
@@ -160,13 +163,14 @@ static void add_table(moert_memory *memory, moert_buffer_table *table, const voi
 typedef struct block_kind {
     const char *name;
     const moert_block_shape *shape;
-    size_t count, open;       /* blocks, and those whose gradients are open at once */
-    size_t holders, position; /* ranks that divide its shards; this rank's among them */
+    size_t count, open;       /* blocks; most blocks open at once (moert_block_open) */
+    size_t holders, position; /* ranks with shards of it; this rank's number among them */
     bool replicated;
 } block_kind;
 
-/* How many layers of a kind have open blocks at once: the backward of a layer begins before that
- * of the layer above it has ended. */
+/* The largest number of layers of a kind with open blocks (moert_block_open) at one time. It is 2
+ * for neighbouring layers: the backward of a layer begins before that of the layer above it has
+ * ended. */
 static size_t open_layers(const moert_model_config *c, bool moe) {
     size_t most = 0;
     for (size_t l = 0; l < c->layers; l++)
@@ -203,8 +207,9 @@ static size_t shard_of(const block_kind *kind) {
            moert_block_border(kind->shape, kind->holders, kind->position);
 }
 
-/* Adds the weights of a kind, and what belongs to them: block_bf16.c keeps the gradients of layers
- * in bf16; bf16 moments have keys; a host copy of the shards is that of a save beside training. */
+/* Adds the weights of a kind of blocks, with their gradients, moments and sums. If gradients are
+ * bf16, those of layers are kept by block_bf16.c. Moments in bf16 have keys. With a save beside
+ * training, there is a host copy of the shards. */
 static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool outside,
                      size_t nodes, moert_memory *memory) {
     const moert_memory_choice *choice = &s->setting->config->memory;
@@ -288,13 +293,14 @@ static void add_activations(const moert_memory_shape *s, size_t direct, moert_me
     add_head(s, direct, memory);
 }
 
-/* The most experts of a rank, which another one repeats with --verify. */
+/* The largest number of experts of any rank: with --verify another rank repeats the work of that
+ * rank. */
 static size_t most_experts(const moert_memory_shape *s) {
     const moert_model_config *c = s->setting->config;
     return moert_max(c->expert_slots, moert_ceil_div(c->router.experts, s->setting->ep));
 }
 
-/* The mesh's scratch buffers, and what the backward of all layers shares. */
+/* Adds the mesh's scratch buffers, and the buffers that the backward of all layers shares. */
 static void add_scratch(const moert_memory_shape *s, moert_memory *memory) {
     static const char *const names[] = {
 #define NAME(buffer, text) text,
@@ -329,7 +335,7 @@ static void add_scratch(const moert_memory_shape *s, moert_memory *memory) {
 
 /* ---- experts that move, and clones ---- */
 
-/* The most experts of this rank whose chain has other members. */
+/* The largest number of experts of this rank whose chain has members on other ranks. */
 static size_t count_links(const moert_memory_shape *s) {
     const moert_memory_setting *setting = s->setting;
     const size_t share = moert_ceil_div(setting->config->router.experts, setting->ep);
@@ -338,9 +344,9 @@ static size_t count_links(const moert_memory_shape *s) {
     return setting->clones ? moert_min(s->layer.local, (s->layer.local - share) * setting->ep) : 0;
 }
 
-/* Host copies of the weights and moments of all experts of a layer, for those that leave and for
- * those that arrive (train/move.c). Also, for each link, an expert's weights to send and to receive
- * (layer/clones.c). */
+/* Adds two host copies of the weights and moments of a layer's experts: one for experts that leave,
+ * and one for experts that arrive (train/move.c). Also adds, for each link of a chain, an expert's
+ * weights to send and to receive (layer/clones.c). */
 static void add_moves(const moert_memory_shape *s, moert_memory *memory) {
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->layer.local);
     const size_t values = 1 + moert_optimizers[s->setting->config->memory.optimizer].moments;
@@ -361,7 +367,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     MOERT_TRY(check(setting));
     make_shape(setting, rank, &s);
     *memory = (moert_memory){0};
-    /* moert_block_begin; a single rank needs no nodes */
+    /* as in moert_block_begin: a single rank with one node needs no memory for nodes */
     const size_t count = moert_max(moert_tree_nodes(s.model.span, list), 1);
     const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
     const bool adds = nodes == 0 && setting->micro_batches > 1; /* moert_block_nodes */
@@ -379,7 +385,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         ADD(memory, checks, "a second copy of a layer",
             moert_audit_bytes(&s.model, &s.layer, most_experts(&s), nodes,
                               setting->micro_batches > 1));
-    moert_memory_add_exchange(&s, memory); /* and the windows to the total */
+    moert_memory_add_exchange(&s, memory); /* also adds the windows to the total */
     memory->total += memory->weights + memory->gradients + memory->moments + memory->copies +
                      memory->sums + memory->activations + memory->scratch + memory->staging +
                      memory->moves + memory->saves + memory->checks;

@@ -1,9 +1,9 @@
 /*
  * Computes the memory that a rank of a training run allocates, from config.json and the setting. It
- * adds up the tables by which the run reserves its buffers: of blocks (layer/block.h), of a layer's
- * passes and scratch (layer/sizes.h), of a run (model/sizes.h) and of windows (exchange).
- * tests/unit/estimate/test_memory_estimate.c compares the result with the allocations of real
- * models. Memory of OpenCL, MPI and compiled kernels is not included.
+ * adds up the tables by which the run reserves its buffers. These are the tables of blocks
+ * (layer/block.h), of a layer's passes and scratch (layer/sizes.h), of a run (model/sizes.h) and of
+ * windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the result with the
+ * allocations of real models. Memory of OpenCL, MPI and compiled kernels is not included.
  */
 #pragma once
 
@@ -18,14 +18,14 @@ typedef struct moert_memory_setting {
     size_t batch, length; /* B sequences of one micro-batch over all ranks, of S tokens each */
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
     bool exact;           /* the other sets are exact replicas */
-    bool moves, clones;   /* experts move between the ranks; and get clones in spare slots */
-    const moert_mesh_place *places; /* [R] in the mesh; NULL: as on one host */
+    bool moves, clones;   /* experts move between the ranks; experts get clones in spare slots */
+    const moert_mesh_place *places; /* [R] of each rank in the mesh; NULL: as on one host */
     unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
     size_t micro_batches;           /* micro-batches of a step */
     bool saves_beside;              /* checkpoints are written beside training */
     bool verifies;                  /* ranks repeat each other's work */
-    const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
+    const moert_device *device;     /* prepacked weights as on this device; NULL: none */
     moert_aux_form aux_form;
     const moert_row_peak *peaks; /* [MoE layers] rows of the rank; NULL: those of balanced routing,
                                     tokens of its EP group x K x L / E rounded up, times
@@ -62,7 +62,7 @@ typedef struct moert_memory_setting {
 
 /* A part of the memory, such as "weights: attention". */
 typedef struct moert_memory_part {
-    const char *kind, *name; /* of the table above; of the buffers */
+    const char *kind, *name; /* field of the table above; name of the buffers */
     size_t bytes;
 } moert_memory_part;
 enum { MOERT_MEMORY_PARTS = 96 };
@@ -71,11 +71,12 @@ typedef struct moert_memory {
 #define MOERT_MEMORY_FIELD(field, title, help) size_t field;
     MOERT_MEMORY_TABLE(MOERT_MEMORY_FIELD)
 #undef MOERT_MEMORY_FIELD
-    moert_memory_part part[MOERT_MEMORY_PARTS]; /* the largest first; all but "reserved" */
+    moert_memory_part part[MOERT_MEMORY_PARTS]; /* in descending order of bytes; without parts of
+                                                   "reserved" */
     size_t parts;
 } moert_memory;
 
-/* M of rank `rank`: the most of its layers. */
+/* M of rank `rank`: the rows of its layer with the most rows. */
 size_t moert_memory_rows(const moert_memory_setting *setting, size_t rank);
 
 /*

@@ -6,18 +6,18 @@
 
 typedef struct moert_memory_shape {
     const moert_memory_setting *setting;
-    moert_layer_options options; /* implied by the config, as the next two */
+    moert_layer_options options; /* follows from the config, as do the next two fields */
     moert_layer_choices choices;
     moert_attention_shape attention;
     moert_model_sizes model;
-    moert_layer_sizes layer; /* with the rows of the layer that has most */
+    moert_layer_sizes layer; /* `rows` is that of the layer with the most rows */
     moert_row_peak peak;     /* of that layer */
-    size_t capacity_rows;    /* the bound of M */
+    size_t capacity_rows;    /* the largest M that any routing can give */
     size_t chain;            /* the most members of an expert's chain (plan/expert_map.h) */
     size_t moe_layers, dense_layers;
 } moert_memory_shape;
 
-/* How many layers of a kind keep their activations (moert_recompute). */
+/* The number of a kind's `layers` whose activations are kept (moert_recompute). */
 static inline size_t moert_memory_kept_layers(const moert_memory_shape *s, size_t layers) {
     return s->setting->config->memory.recompute == MOERT_RECOMPUTE_LAYER ? layers > 0 : layers;
 }
@@ -27,11 +27,13 @@ static inline moert_row_peak moert_memory_pass_peak(const moert_memory_shape *s,
     return s->setting->peaks != NULL ? s->setting->peaks[pass] : s->peak;
 }
 
-/* Adds bytes to a kind of memory, and to its part of that name. */
+/* Adds `bytes` to a kind of memory (a field of MOERT_MEMORY_TABLE), and to the part `name` of that
+ * kind. */
 #define MOERT_MEMORY_ADD(memory, kind, name, bytes)                                                \
     moert_memory_add((memory), #kind, &(memory)->kind, (name), (bytes))
 void moert_memory_add(moert_memory *memory, const char *kind, size_t *sum, const char *name,
                       size_t bytes);
 
-/* The windows of the exchange, those of sums between devices, and rows packed into messages. */
+/* Adds the windows of the exchange, the windows for sums between devices, and the rows packed into
+ * messages. */
 void moert_memory_add_exchange(const moert_memory_shape *shape, moert_memory *memory);

@@ -1,7 +1,7 @@
 /*
- * Attention on the tensor cores of Hopper GPUs, by kernels/attention/nvidia/attention.cl; before a
- * backward kernels/attention/stats.cl runs. The scratch buffer holds the number of tiles taken in
- * the forward, and the stats of the queries in the backward.
+ * Attention on the tensor cores of Hopper GPUs, by kernels/attention/nvidia/attention.cl. Before a
+ * backward, kernels/attention/stats.cl computes the stats of the queries. The scratch buffer holds
+ * in the forward the number of tiles that work-groups have taken, and in the backward these stats.
  */
 #include <stdio.h>
 
@@ -41,8 +41,9 @@ const char *moert_attention_nvidia_supports(const moert_device *device, const mo
     return NULL;
 }
 
-/* The blocks of `own` positions of all documents: a list, or NULL and their number in each of
- * *sequences sequences. */
+/* The blocks of `own` positions. With documents, `list` has the `count` blocks of all documents,
+ * and sequences is 1. Otherwise `list` is NULL, and each of `sequences` sequences has `count`
+ * blocks. */
 typedef struct blocks {
     const moert_buffer *list;
     size_t count, sequences;
@@ -65,7 +66,7 @@ size_t moert_attention_nvidia_scratch_bytes(const moert_attention *a) {
     return stats_bytes(a, a->sequences * moert_ceil_div(a->length, BLOCK_ROWS));
 }
 
-/* Computes the stats, and rounds out to a->bf16. */
+/* Computes the stats of the queries, and rounds `out` to bf16 in a->bf16. */
 static moert_status make_stats(const moert_attention *a) {
     moert_device *device = moert_buffer_device(a->q);
     blocks of;
@@ -80,9 +81,9 @@ static moert_status make_stats(const moert_attention *a) {
                      MOERT_ARGS(moert_stats_args, .length = a->length, .heads = (int)a->heads));
 }
 
-/* How many heads, counted over all sequences, come at a time: as many as keep all units busy, since
- * their rows stay in the cache meanwhile; all if that would be few times, since some units wait at
- * the end. */
+/* The number of heads, over all sequences, whose tiles are taken before those of other heads. As
+ * many as keep all units busy, so that their rows stay in the cache. All heads, if that makes fewer
+ * than FEW_TIMES groups of heads, since some units wait at the end. */
 static size_t heads_at_a_time(const moert_attention *a, size_t heads, size_t units) {
     const size_t all = a->sequences * heads,
                  busy = moert_ceil_div(units, moert_ceil_div(a->length, OWN_ROWS));

@@ -18,7 +18,8 @@
 #include "moert/quantize.h"
 
 enum {
-    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes; size 128 fits 48 KB */
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes, so that 128 fits in 48 KB of
+                                  local memory */
     VECTOR_LANES = 16,
     MOST_OWN = 64,           /* positions of a work-group on GPUs */
     MOST_OWN_HEAD_SIZE = 256 /* larger heads get half of MOST_OWN, so that sums fit in registers */
@@ -26,9 +27,9 @@ enum {
 
 typedef struct launch_shape {
     char program[80];
-    const moert_buffer *list; /* the documents' blocks, or NULL */
-    size_t blocks, sequences; /* blocks of positions (in the CPU form each lane has one position) of
-                                 each sequence, or of the list as one */
+    const moert_buffer *list; /* blocks of all documents, or NULL */
+    size_t blocks, sequences; /* sequences, and blocks of positions in each; the list counts as one
+                                 sequence. In the CPU form each lane has one position */
     moert_attention_args args;
 } launch_shape;
 
