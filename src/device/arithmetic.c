@@ -130,7 +130,7 @@ static char *first_difference(const examination *e) {
     return strdup("");
 }
 
-/* Compares on a queue of its own, since the caller's queue may wait for anything. */
+/* Compares on a queue of its own, since the caller's queue may be blocked by any event. */
 static moert_status compare(const moert_device *device, char **difference) {
     moert_device own = {.context = device->context, .id = device->id, .info = device->info};
     examination *e;
@@ -151,7 +151,8 @@ free_examination:
     return status;
 }
 
-/* compare(), or its result that the cache has kept. */
+/* Takes the result from the cache or, if it is missing there, calls compare() and stores the
+ * result. */
 static moert_status recall_or_compare(const moert_device *device, char **difference) {
     moert_cache_entry entry;
     moert_status status = MOERT_OK;

@@ -40,7 +40,8 @@ static moert_status adopt_memory(moert_device *device, cl_mem memory, size_t byt
 }
 
 /* Lets Linux back a large allocation of a CPU's driver by huge pages, whose addresses need fewer
- * entries of the TLB. The memory must not have been used. Its own queue does not wait for work. */
+ * entries of the TLB. The memory must not have been used. Maps the memory on a queue of its own,
+ * which does not wait for enqueued work. */
 static void use_huge_pages(const moert_device *device, cl_mem memory, size_t bytes) {
     cl_command_queue queue = clCreateCommandQueue(device->context, device->id, 0, NULL);
     char *host = queue == NULL ? NULL
@@ -100,7 +101,7 @@ static moert_status add_piece(moert_buffer *buffer, char *memory, size_t bytes) 
     return status;
 }
 
-/* Wraps host memory as pieces, of which kernels see one range. */
+/* Wraps host memory as pieces, which kernels see as one range. */
 static moert_status wrap_pieces(moert_device *device, char *memory, size_t bytes,
                                 moert_buffer **buffer) {
     moert_buffer *made;
@@ -144,8 +145,8 @@ static bool needs_pieces(const moert_device *device, size_t bytes) {
     return bytes > device->info.piece_bytes && bytes <= device->info.largest_bytes;
 }
 
-/* On a CPU, asks for host memory, which PoCL allocates in this call. It allocates other memory at
- * the first use, and ends the process if there is none. */
+/* On a CPU, passes CL_MEM_ALLOC_HOST_PTR, so that PoCL allocates the memory during this call.
+ * Without it, PoCL allocates at the first use, and ends the process if that fails. */
 moert_status moert_buffer_create(moert_device *device, size_t bytes, moert_buffer **buffer) {
     MOERT_REQUIRE(device);
     MOERT_REQUIRE(buffer);
@@ -185,7 +186,8 @@ static moert_status share_pieces(const moert_buffer *parent, size_t offset_bytes
     return MOERT_OK;
 }
 
-/* OpenCL has no regions of regions: replaces a region by the memory that it is of. */
+/* OpenCL allows no sub-buffers of sub-buffers: replaces a sub-buffer by its parent, and adds its
+ * offset. */
 static cl_int find_whole(cl_mem *memory, size_t *offset_bytes) {
     cl_mem whole;
     size_t offset;
@@ -210,7 +212,8 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
             ERROR_USAGE,
             "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
             offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
-    /* OpenCL has no empty views: an empty view gets a byte of the parent, which no one accesses */
+    /* OpenCL has no empty sub-buffers: an empty view gets a byte of the parent that is never
+     * accessed */
     size_t start = bytes > 0 ? offset_bytes : 0, part = moert_max(bytes, 1);
     cl_mem source = moert_buffer_part(parent, &start, &part);
     cl_int code = find_whole(&source, &start);
@@ -236,9 +239,9 @@ void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
     moert_device_count(buffer->device, 0, buffer->counted_bytes);
+    /* kernels must end first: OpenCL keeps only memory of its own that is an argument */
     if (buffer->host != NULL || buffer->address != 0)
-        moert_device_finish(
-            buffer->device); /* OpenCL keeps the memory of kernels' arguments only */
+        moert_device_finish(buffer->device);
     for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)
         if (buffer->pieces[i] != NULL)
             clReleaseMemObject(buffer->pieces[i]);
@@ -270,7 +273,8 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer != NULL ? buffer->device : NULL;
 }
 
-/* The memory that a buffer is in: the cl_mem without a parent, or host memory. */
+/* The bytes of a buffer as a range of `memory`, a cl_mem without a parent, or of host addresses
+ * (memory NULL). */
 typedef struct extent {
     const void *memory;
     size_t first, end;

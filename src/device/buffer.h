@@ -16,8 +16,8 @@
                           sizeof((moert_buffer *[]){__VA_ARGS__}) / sizeof(moert_buffer *))
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
 
-/* Ensures that *buffer (NULL at first) holds at least `bytes`. A new buffer replaces a buffer that
- * is too small, whose content is lost; if there is no room for it, *buffer is NULL. */
+/* Ensures that *buffer (NULL at first) holds at least `bytes`. Replaces a buffer that is too small
+ * by a new one, without its content. If there is no room for the new one, *buffer is NULL. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);
 
 /* Whether two buffers share memory: one buffer, views of it, or wrapped host memory. */
@@ -29,15 +29,17 @@ moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* The most bytes that this rank's buffers and windows took of the device's memory at one time. */
 size_t moert_device_peak_bytes(const moert_device *device);
-/* Takes the peak back to `bytes`, one of before, for a measurement whose memory does not count. */
+/* Resets the peak to `bytes`, an earlier value of it, after a measurement whose memory should not
+ * count. */
 void moert_device_set_peak(moert_device *device, size_t bytes);
-/* For memory that moert_buffer_create did not allocate: adds `more` bytes to those in use, then
- * subtracts `fewer`. */
+/* Adds `more` bytes to the memory in use, then subtracts `fewer`. For memory that
+ * moert_buffer_create did not allocate. */
 void moert_device_count(moert_device *device, size_t more, size_t fewer);
 
 /* ---- commands (transfer.c) ---- */
 
-/* The family of kernels that copy, which commands of the driver that copy count for. */
+/* The family of the kernels that copy. In profiles it also stands for the driver's copy
+ * commands. */
 #define MOERT_FAMILY_COPY "lib/copy"
 
 /* Enqueues a copy of `rows` rows of `target_row_bytes` each, at a stride of `source_row_bytes`, to

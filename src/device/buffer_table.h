@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "moert/device.h"
 
-#define MOERT_NO_BUFFER SIZE_MAX /* the bytes of a row whose buffer these sizes do not need */
+#define MOERT_NO_BUFFER SIZE_MAX /* `bytes` of a row without a buffer for the given sizes */
 
 typedef struct moert_buffer_row {
     const char *name;
@@ -48,6 +48,6 @@ void moert_buffer_table_free(moert_buffer_table *table, void *owner);
 /* The sum of the rows. */
 size_t moert_buffer_table_bytes(moert_buffer_table *table, const void *sizes);
 
-/* The bytes of a buffer with room to grow, where the largest one has `largest` bytes; 0: without
- * such room. */
+/* The bytes to allocate for `bytes` bytes with room to grow, but not more than `largest`, the
+ * device's largest buffer. largest = 0: without room to grow. */
 size_t moert_buffer_room(size_t bytes, size_t largest);

@@ -1,9 +1,9 @@
 /*
- * Manages one OpenCL device per rank: its choice, what it is, and its AMX registers. The headers
- * beside this one declare the rest of src/device.
+ * Manages one OpenCL device per rank: its choice, its properties, and its use of AMX. The other
+ * headers of src/device declare the rest.
  *
  * Only src/device includes CL/cl.h, apart from the public header for contexts on the caller's
- * OpenCL objects. Headers of src/device that other modules include do without it.
+ * OpenCL objects. Headers of src/device that other modules include do not include CL/cl.h.
  */
 #pragma once
 
@@ -19,7 +19,7 @@ typedef struct moert_device_info {
     unsigned compute_units;
     size_t global_bytes, local_bytes;
     size_t largest_bytes; /* of a buffer */
-    size_t piece_bytes;   /* of one allocation; on a CPU a buffer may consist of several */
+    size_t piece_bytes;   /* of an allocation; on a CPU a buffer may consist of several */
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and it is worth using */

@@ -14,15 +14,15 @@ typedef struct moert_shared_work {
     moert_phase phase;
     struct moert_event *ready; /* completes when the work's inputs are complete and the counts are
                                   0 */
-    moert_buffer *counts;      /* kept for the next work */
+    moert_buffer *counts;      /* reused for the next work */
 } moert_shared_work;
 
 /* Follows the commands of a device. device/profile sets it. */
 typedef struct moert_command_hook {
     void *context;
-    /* Where to store the event of the next command, which is one of `program`; or NULL. */
+    /* Returns where to store the event of the next command, which belongs to `program`; or NULL. */
     cl_event *(*new_event)(void *context, const char *program);
-    /* The next command, one of `program`, moves `bytes` of device memory. */
+    /* Reports that the next command, which belongs to `program`, moves `bytes` of device memory. */
     void (*add_bytes)(void *context, const char *program, double bytes);
     void (*release)(void *context); /* called when the device is closed */
     bool serial;                    /* commands must not overlap */
@@ -35,7 +35,7 @@ struct moert_device {
     cl_command_queue other; /* the queue not in use; NULL until the second queue exists */
     bool second_in_use;
     bool both_used;        /* `other` may have commands that have not ended */
-    bool awaits;           /* the queue may wait for an event of the program */
+    bool awaits;           /* a command in the queue may wait for an event of the caller */
     unsigned spared_units; /* reserved by moert_device_reserve_units */
     size_t shared_count;
     moert_shared_work shared[MOERT_MOST_SHARED_WORKS]; /* [shared_count] */

@@ -20,14 +20,15 @@ static moert_status enqueue(moert_device *device, const char *program, const moe
     cl_int code = clEnqueueNDRangeKernel(device->queue, kernel->handle, 3, NULL, all, items, 0,
                                          NULL, moert_command_event(device, program));
     if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
-        code = clFinish(device->queue); /* so that a failure while running names the kernel */
+        code = clFinish(device->queue); /* so that the message of a failure at run time names the
+                                           kernel */
     return code == CL_SUCCESS ? MOERT_OK : MOERT_CL_FAIL(device, code, kernel->name);
 }
 
 /* The first launch of a kernel compiles it, unless another process has compiled it. During the
  * compilation the other processes wait for the cache's lock. The launch depends on no other
- * process, so it always ends. Behind an event of the program it cannot wait for its end: PoCL
- * compiles later, and the cache gets no entry. */
+ * process, so it always ends. If the queue may wait for an event of the caller, this function does
+ * not wait for the launch: PoCL then compiles later, and the cache gets no entry. */
 static moert_status enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
                                   bool large, const size_t groups[3]) {
     moert_pocl_step step;

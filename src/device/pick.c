@@ -40,8 +40,8 @@ typedef struct device_table {
 
 /* OpenCL does not report the instructions of a CPU device, so this tests the CPU that runs it.
  * Intel's CPUs take two cycles for vdpbf16ps. On them two fma were as fast with few rows and up to
- * a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt). Every GEMM still
- * widened its bf16 pairs itself when this was measured. */
+ * a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt). At the time of
+ * this measurement, every GEMM still widened its bf16 pairs itself. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
@@ -73,7 +73,8 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
                           moert_device_info *info) {
     *info = (moert_device_info){.platform = platform_index, .index = index};
     cl_device_type type = 0;
-    cl_uint vector_floats = 0; /* 1: the lanes of a vector are work-items */
+    cl_uint vector_floats = 0; /* 1: the hardware's lanes hold work-items, not elements of a
+                                  vector */
     char extensions[8192] = "";
     const struct {
         cl_device_info key;
@@ -110,7 +111,7 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
     info->largest_bytes = info->is_cpu && !info->is_simulator
                               ? moert_max(info->piece_bytes, moert_memory_total())
                               : info->piece_bytes;
-    /* Both need assembly in kernels, which of the drivers for CPUs only PoCL accepts. */
+    /* Both need assembly in kernels. Of the drivers for CPUs, only PoCL accepts it. */
     info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
     info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&
                       moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
@@ -128,9 +129,10 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
     return MOERT_OK;
 }
 
-/* Without memory the OpenCL loader cannot load a driver, and says that there is none. */
+/* If memory runs out, the OpenCL loader cannot load a driver, and reports that there is no
+ * driver. */
 static moert_status check_memory(cl_int code) {
-    enum { DRIVER_BYTES = 256 << 20 }; /* about what PoCL's libraries map */
+    enum { DRIVER_BYTES = 256 << 20 }; /* about the bytes that PoCL's libraries map */
     void *probe = mmap(NULL, DRIVER_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (probe != MAP_FAILED)
         munmap(probe, DRIVER_BYTES);
@@ -204,8 +206,8 @@ static bool matches(const moert_device_info *info, const char *selector) {
 }
 
 /* The index of the matching device at `pci`, or else of match number local_rank modulo the number
- * of matches. All CPU devices are the same cores, by other drivers; so only the first of them
- * counts, and the ranks of a host have equal devices. table->count if no device matches. */
+ * of matches. All CPU devices are the same cores under different drivers. Only the first of them
+ * counts, so that the ranks of a host have equal devices. table->count if no device matches. */
 static size_t choose(const device_table *table, const char *selector, const char *pci,
                      unsigned local_rank) {
     size_t found[MAX_DEVICES], count = 0;
@@ -221,7 +223,7 @@ static size_t choose(const device_table *table, const char *selector, const char
     return count > 0 ? found[local_rank % count] : table->count;
 }
 
-/* A hint how to make a GPU visible that has no OpenCL platform, or "". */
+/* A hint for the message if an NVIDIA GPU has no OpenCL platform; else "". */
 static const char *missing_driver_hint(const device_table *table) {
     for (size_t i = 0; i < table->count; i++)
         if (table->info[i].is_gpu)

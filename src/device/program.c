@@ -23,7 +23,8 @@
 
 #define CACHE_FORMAT "4"
 
-/* Registers of a work-item at entry, before setmaxnreg changes them: 384 work-items fill an SM. */
+/* Registers of a work-item at entry, before setmaxnreg changes their number. With 168, 384
+ * work-items use all registers of an SM. */
 #define HOPPER_OPTIONS "-cl-nv-maxrregcount=168"
 
 /* The bits of results depend on the rounding of / and sqrt. Drivers that refuse the option, such as
@@ -64,8 +65,9 @@ bool moert_program_is_fast(const moert_device *device) {
            (backend == MOERT_BACKEND_AUTO || backend == MOERT_BACKEND_NVIDIA);
 }
 
-/* Whether divisions and square roots of a program must round correctly: everywhere, except that of
- * fast programs only those that quantize or read block formats do. */
+/* Whether divisions and square roots of a program must round correctly. If programs are fast
+ * (moert_program_is_fast), only those that quantize or read block formats must; otherwise all
+ * must. */
 static bool must_round_correctly(const moert_device *device, const char *spec) {
     return !moert_program_is_fast(device) || strncmp(spec, "quant/", 6) == 0 ||
            strstr(spec, "-DELEMENT=") != NULL;
@@ -91,7 +93,7 @@ static moert_status build_options(const moert_device *device, const char *spec, 
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
 
-/* What may have kept the compiler from building, for the end of a line. */
+/* A hint for the end of a message that the compiler may lack memory; or "". */
 static const char *memory_hint(cl_int code) {
     struct rlimit limit;
     const bool limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -250,7 +252,7 @@ moert_status moert_program_key(const moert_device *device, const char *spec, cha
     return status;
 }
 
-/* Sets the handle and the key of a program by its spec. */
+/* Builds or loads the program of program->spec; sets its handle and its key. */
 static moert_status obtain(moert_device *device, moert_program *program) {
     const char *spec = program->spec;
     char *source, *options;
@@ -332,7 +334,7 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
                                            moert_cl_error_name(code));
     }
     /* A kernel that PoCL compiles at its first launch has a cache entry. On the caller's own queue,
-     * which may wait for anything, the kernel has no entry, so that no other process waits for this
+     * which any event may block, a kernel gets no entry, so that no other process waits for this
      * launch. */
     if (device->info.is_pocl && !device->adopted && program->key != NULL)
         made->key = moert_text_format("%s-%s", program->key, name);

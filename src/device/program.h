@@ -34,7 +34,7 @@ moert_status moert_kernel_set(const moert_kernel *kernel, cl_kernel handle,
 /* *key = the cache key of a program on the device, which the caller frees; NULL if memory runs
  * out. */
 moert_status moert_program_key(const moert_device *device, const char *spec, char **key);
-/* Whether programs use the faster functions of NVIDIA's GPUs: where tensor cores are used, whose
- * sums differ from those of CPUs anyway. */
+/* Whether programs use the faster functions of NVIDIA's GPUs. True where tensor cores are used,
+ * since their sums differ from those of CPUs anyway. */
 bool moert_program_is_fast(const moert_device *device);
 void moert_program_release_all(moert_device *device);

@@ -8,8 +8,9 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Calls a function of OpenCL 1.2, as drivers of that version have no other; the loader never
- * returns from its successor with Oclgrind 21.10. */
+/* Calls clCreateCommandQueue of OpenCL 1.2. Drivers of that version have no other function for
+ * this, and with Oclgrind 21.10 the loader never returns from
+ * clCreateCommandQueueWithProperties. */
 static moert_status create(const moert_device *device, cl_command_queue_properties properties,
                            cl_command_queue *queue) {
     cl_int code;
@@ -127,7 +128,7 @@ void moert_event_free(moert_event *event) {
 
 /* ---- waiting while the host does something else ---- */
 
-enum { LOOK_NS = 200000 }; /* interval of the tests whether the device is done */
+enum { LOOK_NS = 200000 }; /* interval at which the host tests whether the device is done */
 
 moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
                                void *context) {

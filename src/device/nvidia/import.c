@@ -20,7 +20,7 @@
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 
-enum { ATTEMPTS = 64 }; /* enough to fill all gaps; each takes addresses only, and milliseconds */
+enum { ATTEMPTS = 64 }; /* enough to fill all gaps; one takes milliseconds, but no memory */
 static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, PIECE_UNIT_BYTES = (size_t)32 << 20;
 
 #ifndef CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR

@@ -23,8 +23,8 @@
 /* PoCL keeps the names of files below its directory in arrays of 1024 bytes. */
 enum { LONGEST_DIRECTORY = 700 };
 
-/* Memory that PoCL's compiler needs, without which LLVM aborts the process: the first step of a
- * process takes 125 MB, later ones a few. */
+/* Memory that PoCL's compiler needs; LLVM aborts the process if it runs out. The first step of a
+ * process takes 125 MB, later steps a few. */
 enum { FIRST_COMPILER_BYTES = 160 << 20, COMPILER_BYTES = 32 << 20 };
 
 /* Free bytes that the directory needs at first, and before each step: LLVM aborts the process on a
@@ -101,7 +101,7 @@ static int lacks(const char *path, size_t bytes) {
     return info.f_bavail < bytes / info.f_frsize ? ENOSPC : 0;
 }
 
-/* Like lacks(), but also writes, which a quota may limit. */
+/* Like lacks(), but also writes a file of that size, since a quota may limit writes. */
 static int refuses(const char *path, size_t bytes) {
     char *name = moert_text_format("%s/room-XXXXXX", path);
     int code = name != NULL ? lacks(path, bytes) : ENOMEM;
@@ -118,7 +118,8 @@ static int refuses(const char *path, size_t bytes) {
 }
 
 /* Creates a directory and locks it, if the file system has locks: *handle, or -1. Tries again if
- * another process takes the directory for abandoned before the lock. Returns an error number. */
+ * another process considers the directory abandoned before this one has locked it. Returns an error
+ * number. */
 static int make(char *path, int *handle) {
     char *const random = path + strlen(path) - strlen("XXXXXX");
     for (int attempt = 0; attempt < 10; attempt++) {
@@ -132,8 +133,8 @@ static int make(char *path, int *handle) {
     return EBUSY;
 }
 
-/* Sets own.path to a new directory in `parent`; returns 0 or an error number. The name has the
- * host, since locks may not reach other hosts. */
+/* Sets own.path to a new directory in `parent`; returns 0 or an error number. The directory's name
+ * contains the host's, since locks may not work between hosts. */
 static int create_in(const char *parent) {
     char host[64] = "";
     int handle = -1;
@@ -226,7 +227,7 @@ moert_status moert_pocl_prepare(const char *what, bool compiles) {
         MOERT_TRY(check_memory(what));
     if (own.path == NULL)
         return MOERT_OK;
-    if (mkdir(own.path, 0700) == 0) { /* it was deleted while this process runs */
+    if (mkdir(own.path, 0700) == 0) { /* the directory had been deleted */
         moert_close_files(&own.lock, 1);
         own.lock = lock(own.path);
     }

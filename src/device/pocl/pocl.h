@@ -16,8 +16,8 @@
 #include "device/cache.h"
 
 /* Creates the private directory, unless it exists, and sets POCL_CACHE_DIR. Must precede the first
- * OpenCL call. Without a usable directory PoCL gets one that cannot exist; then it has no device,
- * where it would otherwise abort the process. */
+ * OpenCL call. If no directory is usable, sets a path that cannot exist: PoCL then reports no
+ * device, and does not abort the process. */
 void moert_pocl_set_directory(void);
 /* Hides the directory from child processes, after PoCL has read POCL_CACHE_DIR. */
 void moert_pocl_unset_directory(void);
@@ -25,9 +25,9 @@ void moert_pocl_unset_directory(void);
 const char *moert_pocl_directory(void);
 /* Why PoCL has no directory, for the end of a message; or "". */
 const char *moert_pocl_problem(void);
-/* Creates the private directory again if it was deleted, and checks that PoCL has room there for
- * `what`, with more certainty if PoCL compiles; then also that its compiler has memory. Errors:
- * ERROR_IO, ERROR_MEMORY. */
+/* Creates the private directory again if it was deleted, and checks that PoCL has room there. If
+ * PoCL `compiles`, also writes to the directory as a test, and checks that the compiler has memory.
+ * `what` names the program or kernel in messages. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_pocl_prepare(const char *what, bool compiles);
 
 /* A build of a program or a first launch of a kernel. */
@@ -35,10 +35,11 @@ typedef struct moert_pocl_step {
     moert_cache_entry entry;
     bool compiles; /* the cache has no entry */
 } moert_pocl_step;
-/* Unpacks the entry of `key` (NULL: there is none), or locks it until end. `what` is compiled, for
- * messages. Errors: those of moert_pocl_prepare. */
+/* Unpacks the cache entry of `key` (NULL: no entry). If it is missing, locks it until
+ * moert_pocl_end. `what` names the program or kernel in messages. Errors: those of
+ * moert_pocl_prepare. */
 moert_status moert_pocl_begin(const char *key, const char *what, moert_pocl_step *step);
-/* If PoCL has compiled and `done`, stores the new files. */
+/* Ends a step. If PoCL has compiled, and `done` is true, stores the new files in the cache. */
 void moert_pocl_end(moert_pocl_step *step, bool done);
 
 /* Walks a directory and everything below it, without following links; NULL on failure. */

@@ -1,7 +1,7 @@
 /*
  * Stores the files that PoCL adds in a step, and unpacks them in another process. An entry of the
- * cache is a sequence of files: a header, the name within the directory, the content. Files that an
- * entry has get the modification time 0.
+ * cache is a sequence of files: a header, the name within the directory, the content. Files that
+ * are part of an entry get the modification time 0.
  */
 #include "device/pocl/pocl.h"
 
@@ -39,8 +39,8 @@ static bool pack_file(FILE *out, const char *path, const char *name, size_t byte
     return whole && utimensat(AT_FDCWD, path, stored, 0) == 0;
 }
 
-/* packed->text = all files that no entry has; NULL if there are none or memory runs out. Empty
- * files are temporary. */
+/* packed->text = all files that are not yet part of an entry; NULL if there are none or memory runs
+ * out. Empty files are temporary. */
 static void pack(moert_text_stream *packed) {
     if (moert_text_open("compiled kernels", packed) != MOERT_OK)
         return;
@@ -66,7 +66,8 @@ static bool make_parent(const char *path) {
     return made;
 }
 
-/* Writes a file unless it exists. The rename shows PoCL only whole files. */
+/* Writes a file unless it exists. It gets its name when it is complete, so that PoCL finds no
+ * partial file. */
 static bool unpack_file(const char *name, const unsigned char *content, size_t bytes) {
     char *path = moert_text_format("%s/%s", moert_pocl_directory(), name);
     char *temporary = path != NULL ? moert_text_format("%s.new", path) : NULL;
@@ -103,7 +104,7 @@ static bool unpack(const unsigned char *data, size_t bytes) {
         bytes -= sizeof header;
         if (header.name_bytes == 0 || header.name_bytes > bytes ||
             header.bytes > bytes - header.name_bytes || data[header.name_bytes - 1] != '\0' ||
-            strstr((const char *)data, "..") != NULL || /* not below the directory */
+            strstr((const char *)data, "..") != NULL || /* its path would leave the directory */
             !unpack_file((const char *)data, data + header.name_bytes, header.bytes))
             return false;
         data += header.name_bytes + header.bytes;

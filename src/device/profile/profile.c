@@ -52,8 +52,8 @@ static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
 
 /* ---- spans ---- */
 
-/* Adds a span to the sums, and shows it to the observer. Messages of a dispatch and of a combine
- * may be in flight at the same time, which counts once. */
+/* Adds a span to the sums, and passes it to the observer. Time in which messages of both a dispatch
+ * and a combine are in flight counts once. */
 static void record(struct profiler *profiler, moert_profile_span span) {
     if (span.kind == MOERT_SPAN_MESSAGE) {
         const uint64_t from =
@@ -173,7 +173,8 @@ const moert_profile *moert_profile_last(const moert_device *device) {
     return profiler_of(device) != NULL ? &profiler_of(device)->last : NULL;
 }
 
-/* Fits the times into the wall time: shortens waits, and makes the rest the host's. */
+/* Makes the times add up to the wall time: shortens waits if they do not fit, and assigns remaining
+ * time to HOST. */
 static void fit(moert_profile *profile) {
     moert_profile_row *row = profile->row;
     const double waits = row[MOERT_OPERATION_WAIT].ns + row[MOERT_OPERATION_EXCHANGE_WAIT].ns;
@@ -190,7 +191,7 @@ static void fit(moert_profile *profile) {
 
 /* ---- begin and end ---- */
 
-/* Replaces the queue by one with profiling, unless it is the caller's. */
+/* Replaces the queue by one with profiling. Fails if the queue is the caller's and lacks it. */
 static moert_status profiling_queue(moert_device *device) {
     cl_command_queue_properties current = 0;
     MOERT_CL(device, clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof current,
@@ -205,7 +206,7 @@ static moert_status profiling_queue(moert_device *device) {
     return moert_queue_open(device, true);
 }
 
-/* Ends a span, so that no event outlives the queue. */
+/* Ends the span in progress, if any, so that no event outlives the queue. */
 static void release(void *context) {
     struct profiler *profiler = context;
     if (profiler->counting)
@@ -236,8 +237,8 @@ static moert_status check_span(const moert_device *device, bool counting) {
     return MOERT_OK;
 }
 
-/* Makes the device serial while a profile without an observer counts: it adds up the times of
- * commands, so these must not overlap. */
+/* Forbids commands to overlap while a profile without an observer counts, since it adds up their
+ * times. */
 static void set_counting(struct profiler *profiler, bool counting) {
     profiler->counting = counting;
     profiler->device->hook.serial = counting && profiler->observer == NULL;

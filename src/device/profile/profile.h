@@ -1,12 +1,13 @@
 /*
  * Measures where a device's time goes. Every kernel and copy belongs to an operation. The family of
- * its program determines the operation; for GEMMs, exchanges and copies the current phase does
+ * its program determines the operation; for GEMMs, exchanges and copies, so does the current phase
  * (base/phase.h).
  *
  * Outside moert_profile_begin and _end, a launch costs one more branch. Between the two calls each
  * command has an event. The profile reads the events when its ring is full, and at the end. Without
  * an observer only one in-order queue is used, so no two commands overlap and their times add up.
- * moert_profile_end makes the rest of the wall time the operation HOST. So all rows add up.
+ * moert_profile_end assigns the rest of the wall time to the operation HOST. So all rows add up to
+ * the wall time.
  */
 #pragma once
 
@@ -18,10 +19,10 @@
 #include "moert/device.h"
 
 /*
- * X(NAME, text in tables, phases, starts...): an operation has the kernels of programs that begin
- * with a start, in these phases. A start is a family, or a directory with its slash. The longest
- * start that fits counts, of several rows the first one. A tied head has its GEMMs in the
- * embedding's backward.
+ * X(NAME, text in tables, phases, starts...): in these phases, kernels belong to this operation if
+ * their program's name begins with one of the starts. A start is a family, or a directory with its
+ * slash. If several starts fit, the longest one counts; if several rows have it, the first row. The
+ * embedding's backward runs GEMMs of a tied head.
  */
 #define MOERT_OPERATION_TABLE(X)                                                                   \
     X(EXPERTS_FPROP, "experts fprop", IN(EXPERTS), "gemm/")                                        \
