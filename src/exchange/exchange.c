@@ -15,7 +15,7 @@
 static const moert_engine *const engines[] = {MOERT_ENGINE_TABLE(ENGINE)};
 enum { ENGINES = MOERT_COUNT(engines) };
 
-/* Opens an engine; `reason`, the same on all ranks, says why it does not work. */
+/* Opens an engine. `reason` says why it does not work, or is ""; it is the same on all ranks. */
 static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {
     memset(reason, 0, MOERT_EXCHANGE_REASON_BYTES);
     exchange->engine = engines[which];
@@ -79,7 +79,7 @@ const char *moert_exchange_engine(const moert_exchange *exchange) {
     return exchange->engine->name;
 }
 
-/* The verdict on the dispatches and combines so far. Waits for the device. */
+/* Fails if a device was late in a dispatch or combine so far. Waits for the device. */
 static moert_status check_transfers(moert_exchange *exchange) {
     if (exchange->engine->fetch_verdict == NULL)
         return MOERT_OK;

@@ -6,7 +6,7 @@
  * floats at a stride of moert_window_stride() floats (width rounded up to 16). All ranks of the
  * exchange can reach a window. Dispatch copies the bits of each token's row into the windows of the
  * owners of its K experts, at the plan's rows. Combine sums the K rows of each token from the
- * owners' windows, in slot order. With each row may travel its slot: one float, such as a routing
+ * owners' windows, in slot order. One float per slot may travel with its row, such as a routing
  * weight or its gradient.
  *
  *   local   one rank
@@ -18,8 +18,8 @@
  *
  * Order: plan, dispatch, work on the window's rows, combine. The plan waits for this device's
  * earlier work, so the next round may use the same window. Between a combine and the next dispatch
- * *to the same window* there must be a plan or another dispatch-combine pair, whose two
- * synchronisations order the accesses.
+ * *to the same window* there must be a plan or another dispatch-combine pair. The two
+ * synchronisations of a pair order the accesses.
  *
  * Chunks let a rank compute while rows travel. A chunk is a range of consecutive experts of every
  * rank, and so a range of a window's rows:
@@ -33,11 +33,11 @@
  * moert_exchange_dispatch and moert_exchange_combine make the calls of all chunks in turn.
  *
  * If a rank fails in a collective call, all ranks return its failure, and the exchange stays
- * usable. If the ranks' devices wait for each other (MOERT_SYNC), the next plan or
- * moert_exchange_settle reports any device that came late. The exceptions are failures after the
- * last synchronisation of a call, when a device fails or memory runs out: make_plan while it copies
- * the plan; dispatch and combine while they enqueue their last kernels. In these cases only this
- * rank fails, and passes its error to the next plan as `local`.
+ * usable. Exceptions are failures after the last synchronisation of a call, when a device fails or
+ * memory runs out: in make_plan while it copies the plan, in dispatch and combine while they
+ * enqueue their last kernels. Then only this rank fails, and passes its error to the next plan as
+ * `local`. If the ranks' devices wait for each other (MOERT_SYNC), the next plan or
+ * moert_exchange_settle reports a device that was late at a barrier.
  */
 #pragma once
 
@@ -105,14 +105,15 @@ static inline size_t moert_window_room(size_t needed, size_t capacity, size_t li
     return moert_min(wanted, limit);
 }
 
-/* Bytes that an engine packs rows into, for a rank whose tokens have `slots` slots and which
- * receives `rows` rows. Rows are `forth` floats wide in a dispatch and `back` in a combine. Of the
- * node engine it is a bound: every slot's result travels between hosts. */
+/* Bytes of the memory into which the staged or the node engine packs rows. The rank's tokens have
+ * `slots` slots, and it receives `rows` rows. Rows are `forth` floats wide in a dispatch and `back`
+ * in a combine. For the node engine this is an upper bound: every slot's result travels between
+ * hosts. */
 size_t moert_staged_bytes(size_t slots, size_t forth, size_t back);
 size_t moert_node_bytes(size_t slots, size_t rows, size_t forth, size_t back);
 
-/* Creates a window for rows of `width` floats, still without rows. Every rank calls it, but the
- * ranks do not communicate; the caller agrees on the status. */
+/* Creates a window for rows of `width` floats, still without rows. Every rank calls this, but the
+ * ranks do not communicate: an error is local to this rank. */
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
 /* Like moert_window_create, for rows of `columns` bf16 values, two in the space of a float. Combine
  * sums the bf16 rows in float32. Errors: ERROR_UNSUPPORTED (odd number of columns). */
@@ -146,7 +147,8 @@ struct moert_exchange_plan {
     moert_buffer *packed;          /* staged engine: uint32 [T,K,2]: (0, row among the packed rows);
                                       else NULL */
     struct moert_relay *relay;     /* node engine: routes to other hosts; else NULL */
-    size_t capacity_rows;          /* the most rows of a rank in any plan of these token counts */
+    size_t capacity_rows;          /* an upper bound of a rank's rows in any plan of these token
+                                      counts */
     size_t largest_slots;          /* the largest T K of all ranks */
     size_t chunks;                 /* 1 until moert_exchange_cut */
     struct moert_planner *planner; /* of the exchange */
@@ -155,7 +157,7 @@ typedef struct moert_exchange_slots {
     const moert_buffer *index; /* int32 [T,K] */
     size_t tokens, topk, experts;
     const moert_expert_map *placement; /* where the experts are; NULL: in contiguous blocks. Must
-                                         stay as it is until the plan is made */
+                                          not change until the plan is made */
 } moert_exchange_slots;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
@@ -193,13 +195,13 @@ typedef struct moert_transfer {
     const moert_buffer *source;      /* dispatch: [T,width] */
     const moert_buffer *slot_source; /* dispatch with slots: [T,K] */
 
-    const moert_buffer *weight; /* combine: [T,K], or NULL: 1 */
+    const moert_buffer *weight; /* combine: [T,K]; NULL: each is 1 */
     moert_buffer *target;       /* combine: float32 [T,width], or [T,columns] of a bf16 window */
     moert_buffer *slot_target;  /* combine with slots: [T,K] */
     const moert_window *slot_window; /* combine of pushed rows: `slots` of their dispatch; NULL: the
                                         combine fetches rows */
 
-    /* the exchange sets the fields below, not the caller */
+    /* the exchange, not the caller, sets the fields below */
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
     bool overlaps;              /* other work may run at the same time as the combine */
     bool one_copy_per_rank;     /* a dispatch sends a token's row at most once to each rank */
@@ -208,8 +210,9 @@ typedef struct moert_transfer {
 
 /*
  * Copies row t of source[T,width] to the owners of its slots; with `slots` also one float per slot.
- * Reserves the windows. Work that this device does next finds the rows in them. `local` is this
- * rank's status so far: if it is bad on any rank, all ranks return the same error. Collective.
+ * Reserves the windows. Work that the caller enqueues next finds the rows in the windows. `local`
+ * is this rank's status so far: if it is bad on any rank, all ranks return the same error.
+ * Collective.
  */
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_transfer *transfer,
                                      moert_status local);
@@ -239,7 +242,7 @@ typedef struct moert_chunk {
 } moert_chunk;
 moert_chunk moert_exchange_chunk(const moert_exchange_plan *plan, size_t chunk);
 
-/* A good number of chunks between ranks of `experts` experts each that each send `bytes`. */
+/* A good number of chunks if each rank has `experts` experts and sends `bytes`. */
 size_t moert_exchange_good_chunks(size_t bytes, size_t experts);
 /* MOERT_CHUNKS if it is set, else a good number of chunks for a plan's rows of `row_bytes`. The
  * result is the same on all ranks. */
@@ -302,10 +305,10 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  * bf16. */
 bool moert_exchange_pushes(const moert_exchange *exchange, bool gemm_scatters);
 /*
- * Whether push_rows sums a rank's rows of a token, in order of k, and sends the sum to the position
- * of the first (MOERT_PUSH=sum; bf16 values are rounded once more). Combine then adds these sums,
- * without weights, and moert_exchange_push returns ERROR_USAGE. The result is the same on all
- * ranks.
+ * Whether moert_exchange_push_rows sums the rows that a rank has for a token, in order of k, and
+ * sends the sum to the position of the first of them (MOERT_PUSH=sum; bf16 values are rounded once
+ * more). Combine then adds these sums, without weights, and moert_exchange_push returns
+ * ERROR_USAGE. The result is the same on all ranks.
  */
 bool moert_exchange_sums(const moert_exchange *exchange);
 /*
@@ -316,7 +319,7 @@ bool moert_exchange_sums(const moert_exchange *exchange);
 moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer *transfer,
                                  const moert_buffer **addresses);
 /* Copies rows[M,stride of the window] to the addresses of moert_exchange_push, possibly as late as
- * in the combine. So rows and cells must not change before the combine, or
- * moert_exchange_combine_overlapped, returns. */
+ * in the combine. So `rows` and the window `slots` of the dispatch must not change before the
+ * combine, or moert_exchange_combine_overlapped, returns. */
 moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *transfer,
                                       const moert_buffer *rows);

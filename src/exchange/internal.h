@@ -93,9 +93,9 @@ typedef struct moert_engine {
     /* moert_exchange_combine_overlapped and _join. */
     moert_status (*prepare_overlapped)(moert_exchange *exchange, moert_transfer *transfer);
     moert_status (*join)(moert_exchange *exchange);
-    /* Failures on the device of dispatches and combines that returned MOERT_OK: fetch_verdict
-     * enqueues a copy of the verdict to the host; after it, check_verdict returns the verdict,
-     * which is local to this rank. */
+    /* Report failures on the device in dispatches and combines that returned MOERT_OK.
+     * fetch_verdict enqueues a copy of the verdict to the host. After this copy, check_verdict
+     * returns the verdict, which is local to this rank. */
     moert_status (*fetch_verdict)(moert_exchange *exchange);
     moert_status (*check_verdict)(moert_exchange *exchange);
     /* moert_exchange_pushes. */
@@ -117,7 +117,7 @@ struct moert_exchange {
     void *state;                 /* the engine's */
     moert_relay_map *relay_map;  /* node engine: its plans have `relay`; else NULL */
     bool automatic;              /* MOERT_EXCHANGE is auto: an engine may refuse if it would be
-                                   slower */
+                                    slower */
     bool reserves_worst_case;    /* untouched rows of windows cost nothing */
     uint64_t largest_bytes;      /* smallest limit of an allocation of all ranks' devices */
     size_t capacity_rows;        /* largest capacity_rows of all plans so far */
@@ -125,10 +125,11 @@ struct moert_exchange {
     moert_buffer *row_addresses; /* addresses that the last push found; NULL before the first
                                     push */
     bool sums;                   /* moert_exchange_sums; the engine sets it */
-    uint64_t dispatched_bytes;   /* that this rank's dispatches have stored into windows so far
-                                  (staged engine: packed), with slots and rows for itself */
-    uint64_t far_rows; /* that they have sent to other hosts: node engine: at most one for each
-                          token and host */
+    uint64_t dispatched_bytes;   /* bytes that this rank's dispatches have stored into windows so
+                                    far (staged engine: packed), with slots and with rows for this
+                                    rank */
+    uint64_t far_rows; /* rows that these dispatches have sent to other hosts; node engine: at most
+                          one for each token and host */
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
@@ -161,14 +162,16 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfe
 /* After a dispatch that sends a row to each rank once, and its barrier: copies the rows that
  * arrived to this rank's other rows of the same tokens. */
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer *t);
-/* addresses[rows], uint64 = the address of each row of this rank in the window of its slot's rank,
- * by the cells of the dispatch; 0 for a row without a slot. */
+/* addresses[rows], uint64 = the address, for each row of this rank, in the window of its slot's
+ * rank; 0 for a row without a slot. Reads the cells that the dispatch stored
+ * (kernels/exchange/window.h). */
 moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_transfer *t,
                                          moert_buffer *addresses);
 /* Sends the unsent rows to their addresses or, if the exchange sums (moert_exchange_sums), the sum
  * of each token's rows. */
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t);
-/* Sums the rows of each token's slots, from all windows or, with cells, from those pushed here. */
+/* Sums the rows of each token's slots: fetched from all windows or, with slot_window, those pushed
+ * to this rank. */
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
                                        bool remote);
 /* Fetches the slots' floats, if the transfer has slots. */

@@ -23,8 +23,8 @@ typedef struct moert_shape {
     moert_grid by_slot;
 } moert_shape;
 
-/* Work-groups for `rows` rows of `floats`: in the CPU form one for TOKENS rows, in the GPU form one
- * for each `piece` floats of a row. */
+/* The work-groups for `rows` rows of `floats` floats. In the CPU form a work-group has TOKENS rows,
+ * in the GPU form `piece` floats of a row. */
 static moert_grid pieces_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
     return (moert_grid){
         moert_by_form(device, moert_ceil_div(rows, TOKENS), rows * moert_ceil_div(floats, piece)),
@@ -79,7 +79,8 @@ static void profile_floats(const moert_exchange *exchange, const moert_shape *sh
     moert_profile_work(exchange->device, shape->program, 0.0, sizeof(float) * floats);
 }
 
-/* Reports to a profile that every token's row moves once, and each of its K window rows once. */
+/* Reports to a profile that the row of every token moves once, and so does each of the token's K
+ * rows in windows. */
 static void profile_work(const moert_exchange *exchange, const moert_transfer *t,
                          const moert_shape *shape) {
     profile_floats(exchange, shape,

@@ -32,7 +32,7 @@ void moert_peers_destroy(moert_peers *peers); /* Waits for the device. NULL is l
 /* Device memory that moert_peers_create allocates. */
 size_t moert_peers_bytes(const moert_device *device);
 
-/* The nodes of a sum by the tree of base/tree.h. Each rank has those of its span. */
+/* The nodes of a sum by the tree of base/tree.h. Each rank has the nodes of its span. */
 typedef struct moert_peers_sum {
     const moert_span *spans; /* [size] leaves of each rank, in order (moert_comm_gather_spans) */
     const moert_buffer *node_rows; /* f32 [nodes of this rank, n] */
@@ -49,7 +49,8 @@ bool moert_peers_can_sum(const moert_peers *peers, const moert_span *spans);
  * must not change before the device has done the commands. An error is local to this rank.
  */
 moert_status moert_peers_reduce_scatter(moert_peers *peers, const moert_peers_sum *sum);
-/* values[n], f32 = the shards of all ranks; this rank provides its own. Otherwise as above. */
+/* values[n], f32 = the shards of all ranks; this rank provides its own. Otherwise like
+ * moert_peers_reduce_scatter. */
 moert_status moert_peers_all_gather(moert_peers *peers, const size_t *border, moert_buffer *values);
 
 /* Waits for the device. ERROR_COMM if a rank's device was late in an operation since the last call;

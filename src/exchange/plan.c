@@ -19,12 +19,13 @@ enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
 enum { ENTRY_WORDS = 4 }; /* words of a lane's entry in the table of kernels/exchange/plan.cl */
 
 /* A rank's message to the other ranks, in words of 64 bits: this header, counts[E] and, with a
- * relay_map and without clones, the number of the rank's tokens with slots on each node. Where
- * clones are, these numbers follow from all counts, and have a message of their own. */
+ * relay_map and without clones, the number of the rank's tokens with slots on each node. With
+ * clones, these numbers depend on the counts of all ranks; so ranks send them in a second
+ * message. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
 /* Memory for the plans of an exchange. Allocating it takes longer than making a plan, so the
- * exchange keeps it, and a freed plan leaves its buffers to the next one. */
+ * exchange keeps it, and the next plan reuses the buffers of a freed one. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
     moert_expert_map *contiguous;   /* for plans without a placement of their own, or NULL */
@@ -200,9 +201,9 @@ static moert_status gather_counts(moert_exchange *exchange, const moert_planner 
 }
 
 /*
- * An upper bound of the rows of a rank. A token sends a rank at most min(K, its experts) rows. A
- * rank of a group of exact replicas gets those of its group's tokens, and of each expert up to
- * MOERT_CUT_ROWS - 1 others.
+ * An upper bound of the rows of a rank. A token sends a rank at most min(K, its experts) rows. With
+ * exact replicas a rank gets the rows of its group's tokens, and of each expert up to
+ * MOERT_CUT_ROWS - 1 rows of other groups.
  */
 static size_t bound_rows(const moert_planner *planner, size_t ranks) {
     const moert_expert_map *placement = planner->choice.placement;
@@ -218,8 +219,8 @@ static size_t bound_rows(const moert_planner *planner, size_t ranks) {
     return moert_expert_map_bound(planner->choice.topk, held, all, most);
 }
 
-/* Reads the messages of all ranks: the counts, the largest number of slots of a rank, and the bound
- * of the rows of a rank. */
+/* Takes from the messages of all ranks the counts, the largest number of slots of a rank, and an
+ * upper bound of a rank's rows. */
 static moert_status read_counts(const moert_planner *planner, size_t ranks,
                                 moert_exchange_plan *made) {
     const size_t experts = planner->choice.experts, topk = planner->choice.topk;
@@ -296,8 +297,8 @@ static moert_status place_slots(moert_exchange *exchange, const moert_planner *p
                      moert_argument_local((experts + 1) * sizeof(uint32_t)));
 }
 
-/* Makes the relays' routes of a plan. With clones it gathers the numbers of rows, also if this
- * rank's `status` is a failure. */
+/* Makes the relays' routes of a plan. With clones it gathers the numbers of rows first, even if
+ * this rank's `status` is a failure, since the gather is collective. */
 static moert_status make_relay(moert_exchange *exchange, const moert_planner *planner,
                                moert_status status, moert_exchange_plan *made) {
     const moert_relay_map *map = exchange->relay_map;
@@ -341,7 +342,7 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
     return MOERT_OK;
 }
 
-/* Sets the placement of plans that have none. */
+/* Sets the contiguous placement, for a plan whose caller gives none. */
 static moert_status place(moert_planner *planner, size_t ranks) {
     const size_t experts = planner->choice.experts;
     if (planner->contiguous != NULL && planner->contiguous->experts != experts) {

@@ -7,7 +7,8 @@
 #include "exchange/internal.h"
 #include "plan/expert_map.h"
 
-/* Finds the runs of each rank's rows of each local slot in the window. */
+/* Finds the runs of window rows: one for each local expert slot and each rank whose tokens it
+ * gets. */
 static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     for (size_t i = 0; i < plan->local_experts; i++) {
         size_t row = i > 0 ? plan->ends[i - 1] : 0;

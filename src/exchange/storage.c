@@ -62,8 +62,8 @@ void moert_storage_release(moert_storage *storage) {
     *storage = (moert_storage){.rows = NULL};
 }
 
-/* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it.
- * Where untouched rows cost nothing, these may be more rows of the same memory. */
+/* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it. If
+ * untouched rows cost nothing, `rows` may have risen within the same memory. */
 static void count(moert_window *window, size_t rows) {
     const size_t bytes = window->storage.segments != NULL ? rows * moert_row_bytes(window) : 0;
     const size_t had = window->counted_bytes,
@@ -89,7 +89,7 @@ moert_buffer *moert_window_rows(const moert_window *window) {
     return window->storage.rows;
 }
 
-/* Releases the rows when no rank uses them any more. */
+/* Waits until no rank uses the rows any more, and releases them. */
 static moert_status release(moert_window *window) {
     moert_exchange *exchange = window->exchange;
     MOERT_TRY(moert_comm_agree(exchange->comm, moert_device_finish(exchange->device)));
@@ -118,7 +118,8 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
     return moert_first(status, local);
 }
 
-/* If there is no memory for the rows that any plan can need, there may be for those of this one. */
+/* Grows a window to at least `needed` rows. If there is no memory for the rows that any plan can
+ * need, tries the rows that this plan needs. */
 static moert_status grow(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;
     if (window->capacity_rows >= needed)

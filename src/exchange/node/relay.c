@@ -117,7 +117,7 @@ typedef struct cursor {
     size_t token, last_row; /* 1 + the token of the last row, and the index of that row */
 } cursor;
 
-/* The slots of a rank on this node. */
+/* The number of rows that a rank's tokens have on this node. */
 static size_t rows_on_node(const moert_relay_map *relay_map, const moert_plan *plan, size_t rank) {
     const uint32_t *first = plan->placement->first;
     size_t rows = 0;
@@ -171,8 +171,8 @@ static void route_to_node(const moert_relay_map *relay_map, const moert_plan *pl
         set_pair(&relay->sums.to, slot, local_ranks, to->sums++);
 }
 
-/* A token's head is the node of its leading slots: the slots seen so far, while all are on one
- * node. */
+/* `head` in route(): the node of all slots of the token so far; NO_HEAD once they are on several
+ * nodes. */
 enum { NO_SLOT = -1, NO_HEAD = -2 };
 
 static void route(const moert_relay_map *relay_map, const moert_plan *plan, cursor *cursors,

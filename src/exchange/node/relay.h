@@ -1,12 +1,12 @@
 /*
- * The routes of rows between nodes, for the node engine: integers on the host, and their tables on
- * the device.
+ * The routes of rows between nodes, for the node engine: tables of integers on the host, with
+ * copies on the device.
  *
  * If a token has experts on another node, its row goes there once, to one rank of that node, the
- * *relay*, which stores it into the windows of its node. In a node of S ranks, number i mod S is
- * the relay of the ranks with number i on other nodes. Rows travel sorted by (relay, token), and so
- * do sums of results on the way back. Single results come from the experts' owners, without a
- * relay.
+ * *relay*, which stores it into the windows of its node. In a node of S ranks, the rank with number
+ * i mod S is the relay of the ranks with number i on other nodes. Rows travel sorted by (relay,
+ * token), and so do sums of results on the way back. Single results come from the experts' owners,
+ * without a relay.
  */
 #pragma once
 
@@ -39,24 +39,25 @@ typedef struct moert_pairs {
 
 /* Sums of results that relays send back. */
 typedef struct moert_sums {
-    size_t *send, *receive;   /* [ranks] sums to the ranks served, and from the relays */
+    size_t *send, *receive;   /* [ranks] sums sent to ranks served, received from relays */
     size_t rows_out, rows_in; /* of all ranks */
     moert_pairs from;         /* [rows_out,K] rows in this node's windows that make up each sum */
-    moert_pairs to; /* [T,K] slot on this node: its row; else (local_ranks, number of its sum among
-                       rows_in); DROPPED also for a slot that an earlier slot's sum includes */
+    moert_pairs to; /* [T,K] of a slot on this node: its row; else (local_ranks, number of its sum
+                       among rows_in). DROPPED also if the sum of an earlier slot includes this
+                       slot */
 } moert_sums;
 
 /* The routes of one plan. Tables of windows have local ranks, 0..local_ranks-1. */
 typedef struct moert_relay {
-    size_t *send_rows, *receive_rows; /* [ranks] rows to the relays, and from the ranks served */
+    size_t *send_rows, *receive_rows; /* [ranks] rows sent to relays, received from ranks served */
     size_t rows_out, rows_in;         /* of all ranks */
     size_t slots_here, slots_relayed; /* slots that this rank stores for itself, and slots that it
                                          stores as a relay */
     moert_pairs source;               /* [rows_out] (0, token) */
     moert_pairs near;                 /* [T,K] slots on this node; else DROPPED */
     moert_pairs outgoing;             /* [rows_out,K] where the relay stores the row, or DROPPED */
-    moert_pairs each; /* [T,K] single results: slot on this node: its row; else (local_ranks,
-                         slot_position of the plan) */
+    moert_pairs each; /* [T,K] for single results. Of a slot on this node: its row; else
+                         (local_ranks, slot_position of the plan) */
     moert_sums sums;
     bool known; /* all relays of the plan have the tables sums.from, sums.send, sums.rows_out and
                    incoming */
@@ -69,7 +70,7 @@ typedef struct moert_relay {
 } moert_relay;
 
 /* rows[nodes] = the number of tokens of index, int32 [T,K], with slots on each node. owner[E] are
- * the ranks of the experts; NULL: index has the ranks of the slots. */
+ * the ranks of the experts. If owner is NULL, index holds ranks, not experts. */
 moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
                                size_t tokens, size_t topk, const uint32_t *owner, uint64_t *rows);
 /*

@@ -119,7 +119,7 @@ static moert_status dispatch_staged(moert_exchange *exchange, const moert_transf
     return MOERT_OK;
 }
 
-/* Clears the padding of received rows, which messages do not have. */
+/* Clears the padding of received rows, since messages carry rows without padding. */
 static void clear_padding(const moert_window *window, size_t first, size_t end) {
     const size_t bytes = (window->stride - window->width) * sizeof(float);
     float *row = (float *)moert_staging_host(window->storage.staging) + first * window->stride;
@@ -142,7 +142,8 @@ static moert_status send_staged(moert_exchange *exchange, const moert_transfer *
     if (chunk == 0 && stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
     if (chunk == 0 && t->window->stride > stage->stride) {
-        /* this window is wider than all windows before the dispatch; the ranks agree on that */
+        /* this window is wider than all windows before the dispatch; this holds on all ranks, so
+         * all of them make this collective call */
         const size_t floats = moert_routes_packed_rows(t->plan->plan) * t->window->stride;
         MOERT_TRY(moert_comm_agree(
             exchange->comm, moert_staging_reserve(exchange->device, floats * sizeof(float),

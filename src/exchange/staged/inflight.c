@@ -66,8 +66,8 @@ static void post_ready(moert_staged *stage, moert_inflight *inflight) {
             for (size_t c = 0; c < inflight->plan->chunks; c++)
                 moert_staged_note(stage, post_chunk(stage, inflight, c, false));
         }
-        /* after a failure this rank still sends its rows, whatever they hold, so that no rank
-         * waits */
+        /* even after a failure this rank sends its rows, with unspecified contents, so that no rank
+         * waits for ever */
         moert_staged_note(stage, post_chunk(stage, inflight, inflight->posted++, true));
     }
 }
@@ -90,8 +90,8 @@ static void report_message(moert_staged *stage, moert_inflight *inflight) {
 }
 
 /* Posts all messages whose events have completed, and lets MPI make progress. With `wait`, it
- * returns when a message is complete, or at once if it has posted a chunk: the caller may wait only
- * for that. */
+ * returns when a message is complete, or at once if it has posted a chunk, since the caller may be
+ * waiting for just that. */
 static moert_status advance(moert_staged *stage, bool wait) {
     const size_t before = stage->out.posted + stage->back.posted;
     post_ready(stage, &stage->out);

@@ -121,8 +121,9 @@ static unsigned spared_units(const moert_exchange *exchange) {
     return moert_device_describe(exchange->device)->compute_units * RESERVED / OF_UNITS;
 }
 
-/* Prepares a combine on the second queue, if no host process waits for a device. All steps that may
- * fail are here, since this rank can still report their failure to the other ranks. */
+/* Prepares a combine on the second queue, if devices wait for each other without their host
+ * processes. All steps that may fail are here, where this rank can still report a failure to the
+ * other ranks. */
 static moert_status prepare_overlapped(moert_exchange *exchange, moert_transfer *t) {
     moert_control *control = exchange->state;
     t->overlaps = control->flags != NULL;

@@ -57,7 +57,8 @@ typedef struct tick_count {
     uint64_t ticks, tick_is_ns;
 } tick_count;
 
-/* Counts the ticks so far, after some polls; *ns = when the device ended. */
+/* Polls a flag `polls` times on the device, then reads its tick counter; *ns = the time at which
+ * the kernel ended. */
 static moert_status count_ticks(const moert_flags *flags, const moert_buffer *result, size_t polls,
                                 tick_count *counted, uint64_t *ns) {
     MOERT_TRY(MOERT_RUN(flags->device, "exchange/barrier", "count_ticks", ((moert_grid){1, 1, 1}),
@@ -67,7 +68,7 @@ static moert_status count_ticks(const moert_flags *flags, const moert_buffer *re
     return moert_buffer_read(result, 0, counted, sizeof *counted);
 }
 
-/* Measures a tick over so long a time that the start of a kernel does not count. */
+/* Measures the length of a tick over a time so long that the start of a kernel is negligible. */
 static moert_status measure_tick(moert_flags *flags) {
     const uint64_t long_ns = 50000000;
     tick_count before = {.tick_is_ns = 0}, after;

@@ -16,8 +16,8 @@ typedef struct moert_flags moert_flags;
  * other rank uses, since the kernels of all ranks can then run at the same time. Collective; the
  * result is the same on all ranks. */
 moert_status moert_flags_wanted(const moert_device *device, moert_comm *comm, bool *wanted);
-/* Three quarters of the watchdog's time: a device that waits so long names the late rank before the
- * watchdog ends the job. */
+/* The longest wait of a device at a barrier: three quarters of the watchdog's time limit. So a
+ * device names the late rank before the watchdog ends the job. */
 uint64_t moert_flags_patience_ns(void);
 /* Creates flags whose barriers wait for `patience_ns` at most. Collective; all ranks return the
  * same status. */

@@ -5,7 +5,8 @@
 #include "device/device.h"
 #include "exchange/internal.h"
 
-/* The ranks' windows are mapped into every process; kernels find those of others by address. */
+/* Fails if kernels cannot access memory by address: windows of other ranks are mapped into this
+ * process, but are not OpenCL buffers of it. */
 static moert_status look(const moert_device *device, moert_comm *comm) {
     (void)comm;
     if (moert_device_describe(device)->is_simulator)

@@ -13,8 +13,8 @@
 #include "exchange/internal.h"
 #include "exchange/window/flags.h"
 
-/* Floats of a half of the window. A round moves enough that its launches do not count: on an H200
- * a barrier takes about 10 us, and 32 MiB from another GPU take 100 us. */
+/* Floats of a half of the window. A round moves so much that its launches are negligible: on an
+ * H200 a barrier takes about 10 us, and 32 MiB from another GPU take 100 us. */
 enum { HALVES = 2, HALF_FLOATS = 1 << 18, GPU_HALF_FLOATS = 1 << 23 };
 /* A round's columns of a shard are a multiple of STEP, so that staged rows are aligned. */
 enum { STEP = 128 };
@@ -25,7 +25,7 @@ struct moert_peers {
     moert_flags *flags;
     moert_storage window; /* f32 [HALVES][half_floats] */
     size_t counted_bytes; /* moert_device_count */
-    uint64_t rounds;      /* so far; round i uses half i % HALVES */
+    uint64_t rounds;      /* number of rounds so far; round i uses half i % HALVES */
 };
 
 static size_t half_floats(const moert_device *device) {
@@ -114,7 +114,7 @@ static moert_status fetch(const moert_peers *peers, const moert_peers_args *args
 
 /* ---- sums ---- */
 
-/* The number of the ranks' nodes; *most = that of the rank with most. */
+/* The number of nodes of all ranks; *most = the largest number of nodes of one rank. */
 static size_t count_nodes(const moert_peers *peers, const moert_span *spans, size_t *most) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     size_t sum = 0;
@@ -246,7 +246,7 @@ static moert_status open_probe(const moert_peers *peers, peers_probe *p) {
     return MOERT_OK;
 }
 
-/* Gathers numbers of the ranks, and compares them. */
+/* Gathers known numbers from all ranks, and checks the result. */
 static moert_status probe_round(moert_peers *peers, const peers_probe *p, size_t round) {
     const size_t ranks = moert_comm_size(peers->comm);
     const size_t first = moert_comm_rank(peers->comm) * STEP;
