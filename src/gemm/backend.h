@@ -18,16 +18,17 @@ typedef struct moert_prepacker {
     /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
     moert_status (*fill)(const moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized);
-    size_t pays_at; /* which GEMM after a change of the weight prepacks it; 1 = the first */
+    size_t pays_at; /* the GEMM after a change of the weight that prepacks it: 1 = the first */
     bool any_use;   /* the same panels serve all GEMMs that use the weight */
     bool in_order;  /* bf16 panels hold the rounded weight in the weight's own order */
 } moert_prepacker;
 
 typedef struct moert_backend {
     const char *name;
-    /* NULL if the backend computes this GEMM on this device; else what it requires, such as
-     * "stacked weights", for a message. With `gemm` NULL it checks only the device, which may then
-     * be NULL. It does not read contents of buffers; strides must not be 0. */
+    /* Returns NULL if the backend computes this GEMM on this device. Else returns a text for a
+     * message that names what the backend takes, such as "stacked weights". With `gemm` NULL it
+     * checks only the device, which may then be NULL. It does not read contents of buffers; strides
+     * must not be 0. */
     const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
     const moert_prepacker *prepacker; /* NULL: the backend does not prepack weights */
     moert_status (*run)(const moert_gemm *gemm);
@@ -38,15 +39,16 @@ typedef struct moert_backend {
      * whether they are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
-    /* Whether a wgrad writes `rounded`; NULL: never, and the caller casts `weight`. */
+    /* Whether a wgrad writes `rounded` itself. If not, or if NULL, the caller casts `weight`. */
     bool (*rounds)(const moert_device *device, const moert_gemm *gemm);
     bool records;        /* run() with a workspace only launches kernels, so an op can record it */
-    moert_dtype decoded; /* dtype of operands that the caller dequantizes, as run() cannot */
+    moert_dtype decoded; /* dtype to which the caller dequantizes operands that run() does not
+                            decode */
     bool coarse_fp8;     /* sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
 
-/* Where the buffers of a workspace come from: the device; nowhere (only their bytes are counted,
- * and they are NULL); or an arena of the caller, of which they are views. */
+/* Where the buffers of a workspace come from. ALLOCATED: from the device. COUNTED: the buffers are
+ * NULL, and only their bytes are counted. ARENA: they are views of a buffer of the caller. */
 typedef enum moert_workspace_from {
     MOERT_WORKSPACE_ALLOCATED,
     MOERT_WORKSPACE_COUNTED,
@@ -71,7 +73,8 @@ MOERT_BACKEND_TABLE(MOERT_BACKEND_DECLARE)
  * that supports the device. */
 const moert_backend *moert_backend_get(const moert_device *device);
 
-/* moert_gemm_run by this backend, or by `portable` where it does not support the GEMM. */
+/* Like moert_gemm_run, but by this backend, or by `portable` if this one does not support the
+ * GEMM. */
 moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm);
 
 /* The backend that MOERT_BACKEND=auto chooses. */
@@ -99,10 +102,11 @@ bool moert_gemm_has_epilogue(const moert_gemm *gemm);
 struct moert_panels {
     moert_panels_shape shape;
     const moert_prepacker *prepacker;
-    moert_choices tile; /* chosen for any number of rows; its width is that of the panels */
+    moert_choices tile; /* chosen for any number of rows; tile.width is the panels' width */
     moert_dot dot;
     moert_buffer *buffer; /* of all panels */
 };
 
-/* The dot of the prepacked weight if there is one, else of the device and the operands' type. */
+/* The dot of the prepacked weight if there is one, else moert_dot_of(device, type of the
+ * operands). */
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device);

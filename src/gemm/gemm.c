@@ -31,7 +31,8 @@ static double bytes_of(moert_dtype type) {
     return (double)moert_dtype_bits(type) / 8.0;
 }
 
-/* Checks the type of rows: as operands in bf16 or float32, those of a wgrad in the same type. */
+/* Checks the type of x or y: float32 or bf16. If it is an operand, it must have the type in which
+ * operands are multiplied. */
 static moert_status check_type(const moert_gemm *gemm, const char *name, const moert_matrix *rows,
                                unsigned reads) {
     const moert_dtype type = moert_gemm_type(gemm);

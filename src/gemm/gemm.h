@@ -45,11 +45,11 @@ typedef struct moert_row_groups {
     size_t count, rows; /* G, M */
     size_t first, end, first_row, end_row;
     bool shared;
-    size_t runs; /* with `places`: the rows of a group form about so many equal runs,
-                    one per destination memory; the kernel takes tiles from these in turn */
+    size_t runs; /* with `places`: a group's rows form about this many equal runs, one per
+                    destination memory; the kernel takes tiles from the runs in turn */
 } moert_row_groups;
 
-/* The groups with the part that they compute filled in. */
+/* The groups, with all of them as the part to compute if none is set. */
 static inline moert_row_groups moert_groups_filled(moert_row_groups groups) {
     if (groups.end == 0) {
         groups.end = groups.count;
@@ -70,27 +70,27 @@ typedef struct moert_matrix {
     moert_buffer *buffer;
     moert_dtype type;
     size_t stride;              /* from row to row, in elements; 0 = dense. A weight is dense */
-    size_t first;               /* the first column in use, of y; 0 of the others */
+    size_t first;               /* of y: the first column in use; of other matrices 0 */
     const moert_buffer *gather; /* uint32 [M]: row r is row gather[r] of the matrix or, for an x
                                    that is read, row gather[r] / divisor. NULL: in order */
-    /* An operand that the backend takes as payload and scales. The backend stores decoded values in
-     * the buffer, unless that is NULL. Of a weight one element or, with `discrete`, [G]. */
+    /* Payload and scales of a quantized operand; NULL: not quantized. The backend stores decoded
+     * values in `buffer`, unless that is NULL. A weight has one struct or, with `discrete`, [G]. */
     const moert_quantized *quantized;
 } moert_matrix;
 
-/* What is added to the result: nothing, or its old value. That starts each chain of sums, or is
- * added last, as with a beta of 1. */
+/* What is added to the result: nothing, or its old value. The old value starts each chain of sums
+ * (FIRST), or is added last, as with a beta of 1 (LAST). */
 typedef enum moert_addend {
     MOERT_ADDEND_NONE,
-    MOERT_ADDEND_FIRST, /* of dgrad, wgrad, bias_grad */
-    MOERT_ADDEND_LAST   /* of op objects */
+    MOERT_ADDEND_FIRST, /* for dgrad, wgrad, bias_grad */
+    MOERT_ADDEND_LAST   /* for op objects */
 } moert_addend;
 
 static inline moert_addend moert_accumulate(bool accumulates) {
     return accumulates ? MOERT_ADDEND_FIRST : MOERT_ADDEND_NONE;
 }
 
-/* What follows the sums, besides a bias and a GLU. */
+/* The epilogue other than a bias and a GLU. */
 typedef struct moert_epilogue {
     const moert_buffer *alpha; /* float32 [G]: multiplies the sums; NULL: 1. Op objects only */
     moert_addend addend;
@@ -99,16 +99,19 @@ typedef struct moert_epilogue {
 /* A backend's memory for GEMMs with conversions. */
 typedef struct moert_workspace moert_workspace;
 
-/* What few GEMMs need. Layers set the first three fields, measurements the fourth, op objects the
- * others; these have the formulas of moert/ops.h. Buffers may be NULL. */
+/* Fields that few GEMMs need. Layers set the first three fields, measurements the fourth, op
+ * objects the others. moert/ops.h has the formulas for the fields of op objects. Buffers may be
+ * NULL. */
 typedef struct moert_gemm_more {
     moert_buffer **split;  /* float32: the backend may multiply each operand as a sum of three bf16
-                             values, stored in the growable buffer *split. NULL: sums are chains */
+                              values, stored in the growable buffer *split. NULL: sums are chains of
+                              fma */
     moert_buffer *rounded; /* wgrad of all groups without an addend: bf16 [G,N,K] gets the result,
-                              rounded to nearest even, and `weight` unspecified values */
+                              rounded to nearest even. Then `weight` gets unspecified values */
     /* uint64 [M]: row m of y (dgrad: x) is stored at the address places[m], which the device's
-     * kernels reach, such as peer memory; not if that is 0. For dgrad, and for forward without a
-     * GLU. y (x) must be given and is not written. NULL: rows are stored in the result's buffer. */
+     * kernels can reach, such as peer memory. A row whose address is 0 is not stored. For dgrad,
+     * and for forward without a GLU. The buffer of y (x) must be given and is not written. NULL:
+     * rows are stored in the result's buffer. */
     const moert_buffer *places;
     /* Tiles of the portable backend (gemm/tuning/tuning.h): all are set, and within their bounds.
      * NULL: those of the tuning rows. */
@@ -133,8 +136,8 @@ typedef struct moert_gemm_more {
  * the float32 sums, where moert_gemm_rounds says so. A weight that is an operand is float32
  * [G,N,K]; prepacking or the kernel rounds it to bf16 if the rows are. Products of two bf16 values
  * are exact in float32. So a chain of fma has the same bits for bf16 operands and for the same
- * values in float32, except that values below 2^-126 may be flushed to 0. With a workspace, as in
- * the op objects, any types, row orders and epilogues are legal.
+ * values in float32, except that magnitudes below 2^-126 may be flushed to 0. With a workspace, as
+ * in the op objects, any types, row orders and epilogues are legal.
  *
  * With `glu.gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of
  * `glu`. In forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the
@@ -154,18 +157,18 @@ typedef struct moert_gemm {
     const moert_panels *panels; /* forward, dgrad: the weight for this use; or NULL */
     moert_glu glu;
     moert_epilogue epilogue;
-    const moert_gemm_more *more; /* NULL: nothing of it */
+    const moert_gemm_more *more; /* NULL: none of its fields is set */
 } moert_gemm;
 
-/* Makes `gemm` one of this kind whose operands among x and y have a type and whose result is
- * float32. */
+/* Sets the kind of `gemm`, and the types of x and y: `operands` for operands, float32 for the
+ * result. */
 static inline void moert_gemm_set(moert_gemm *gemm, moert_gemm_kind kind, moert_dtype operands) {
     gemm->kind = kind;
     gemm->x.type = kind == MOERT_GEMM_DGRAD ? MOERT_DTYPE_F32 : operands;
     gemm->y.type = kind == MOERT_GEMM_FORWARD ? MOERT_DTYPE_F32 : operands;
 }
 
-/* The result, except of bias_grad. */
+/* The result of a GEMM other than bias_grad. */
 static inline const moert_matrix *moert_gemm_output(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_FORWARD ? &gemm->y
            : gemm->kind == MOERT_GEMM_DGRAD ? &gemm->x
@@ -199,7 +202,7 @@ moert_status moert_gemm_run(const moert_gemm *gemm);
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
 /* Whether forward and dgrad can also store the rows of a BF16 result at `places`. */
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
-/* The size to which forward, dgrad and wgrad of this shape let `split` grow. */
+/* The largest size to which forward, dgrad and wgrad of this shape grow the buffer `split`. */
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
 
 /* *gflops = the best rate at which the device multiplies large bf16 matrices by a prepacked weight.

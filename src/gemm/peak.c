@@ -9,8 +9,8 @@
 #include "gemm/gemm.h"
 
 enum {
-    CPU_SIDE = 1024, /* a GEMM of some ten milliseconds */
-    GPU_SIDE = 8192, /* of about two milliseconds on an H200 */
+    CPU_SIDE = 1024, /* a GEMM then takes some ten milliseconds */
+    GPU_SIDE = 8192, /* about two milliseconds on an H200 */
     TRIALS = 6,
 };
 
@@ -19,7 +19,8 @@ typedef struct matrices {
     moert_panels *weight;
 } matrices;
 
-/* Makes x and the weight of [side,side] normal values: GEMMs of zeros are faster. */
+/* Fills x and the weight, both [side,side], with normal random values, since GEMMs of zeros are
+ * faster. */
 static moert_status fill(moert_device *device, size_t side, matrices *m) {
     const moert_panels_shape shape = {1, side, side, MOERT_PANELS_FORWARD, MOERT_DTYPE_BF16};
     const size_t count = side * side;

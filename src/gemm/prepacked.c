@@ -132,7 +132,7 @@ moert_status moert_weight_cache_take(moert_weight_cache *cache, moert_gemm *gemm
     if (prepacker->any_use)
         use = MOERT_PANELS_FORWARD;
     moert_panels **panels = &cache->panels[use];
-    /* tensor cores cannot do without the copy */
+    /* pays_at is 1 for tensor cores, which always need the panels */
     const bool repeats = cache->repeats && prepacker->pays_at > 1;
     /* the GEMMs of a weight's parts count as one */
     const bool counts = !repeats && (gemm->groups.first == 0 || cache->gemms[use] == 0);

@@ -33,8 +33,8 @@ typedef struct moert_panels_shape {
 } moert_panels_shape;
 moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
                                  moert_panels **panels);
-/* The same with these choices, for measurements; NULL: those of the tuning rows. ERROR_USAGE if one
- * is missing or out of bounds. */
+/* Like moert_panels_create with the given choices, for measurements; NULL: those of the tuning
+ * rows. ERROR_USAGE if one is missing or out of bounds. */
 struct moert_choices;
 moert_status moert_panels_create_with(moert_device *device, const moert_panels_shape *shape,
                                       const struct moert_choices *choices, moert_panels **panels);
@@ -77,15 +77,16 @@ struct moert_gemm;
 typedef struct moert_weight_cache {
     moert_panels *panels[MOERT_PANELS_USES];
     size_t gemms[MOERT_PANELS_USES]; /* GEMMs of each use since the weight changed */
-    bool repeats; /* GEMMs repeat earlier ones: they do not count, and prepack only if they must */
+    bool repeats; /* GEMMs now repeat earlier ones: they are not counted in `gemms`, and prepack
+                     only where tensor cores need it */
 } moert_weight_cache;
 /* To be called when the weight has changed; a zeroed struct needs no call. */
 void moert_weight_cache_changed(moert_weight_cache *cache);
 /* Sets gemm->panels for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_weight_cache_take(moert_weight_cache *cache, struct moert_gemm *gemm);
-/* The memory of the panels of weight[n] if these are the weight rounded to bf16 in the weight's
- * order; else NULL. A caller may write it together with the weight. It then calls
- * moert_weight_cache_changed, and moert_weight_cache_rounded after that. */
+/* The memory of the panels of weight[n] if they hold the weight rounded to bf16, in the weight's
+ * order; else NULL. A caller that changes the weight may also write this memory. It then calls
+ * moert_weight_cache_changed, and after that moert_weight_cache_rounded. */
 moert_buffer *moert_weight_cache_copy(const moert_weight_cache *cache, size_t n);
 void moert_weight_cache_rounded(moert_weight_cache *cache);
 /* Bytes of the panels after `gemms` forwards, of use shape->use, and `gemms` dgrads. */

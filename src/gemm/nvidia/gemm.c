@@ -92,7 +92,7 @@ static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *oper
     const size_t block = moert_format_block(operand->format);
     if (operand->transposed || (operand->axis == MOERT_AXIS_COLUMN) != down)
         return false;
-    /* with row_multiple, groups that break the promise would have blocks without room */
+    /* row_multiple > 1: blocks of a group whose rows are not such a multiple would have no room */
     return !down                               ? columns % (4 * block) == 0
            : operand == gemm->weight.quantized ? gemm->n % block == 0
                                                : gemm->more->row_multiple <= 1;

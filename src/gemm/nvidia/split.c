@@ -30,7 +30,8 @@ typedef struct matrix {
 typedef struct problem {
     int orientation;
     matrix a, b, result;
-    size_t lines, columns, reduction; /* in wgrad `reduction` is 0: `ends` gives it */
+    size_t lines, columns, reduction; /* in wgrad `reduction` is 0: the kernel takes it from
+                                         `ends` */
     const moert_buffer *bias;
 } problem;
 

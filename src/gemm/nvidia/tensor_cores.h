@@ -2,8 +2,8 @@
  * GEMMs on the tensor cores of NVIDIA GPUs. Operands of one 16-bit type: on Hopper by
  * kernels/gemm/nvidia/wgmma.cl, on other GPUs from compute capability 8.0 on by
  * kernels/gemm/nvidia/mma.cl. FP8 and split float32 operands: on Hopper by fp8.cl and split.cl.
- * Sums are the tensor cores' float32 sums. They are the same in every run and do not depend on
- * other rows, but agree with other backends only within rounding.
+ * Sums are the float32 sums of tensor cores. They are the same in every run and do not depend on
+ * other rows. They agree with other backends only within rounding.
  */
 #pragma once
 

@@ -12,13 +12,14 @@
 
 enum {
     DOT_BYTES = 4, /* a float or a pair of bf16 values (kernels/gemm/dots.h) */
-    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* of a row of a vector-wide panel */
+    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* of a panel's row for each vector of its width */
     STRIP_BYTES = MOERT_GEMM_STRIP * DOT_BYTES, /* of a dot of a wgrad's packed lines */
     SMALLEST_SPLIT = 128,
-    WORK_GROUPS_PER_UNIT = 8,    /* enough for compute units to finish at about the same time */
-    PAST_CACHE_BYTES = 16 << 20, /* a v that caches do not hold until the backward reads it */
-    GLU_FLOATS = 16384,          /* about the GLU's results per work-group on CPUs */
-    GPU_GLU_FLOATS = 768,        /* the same on GPUs, which need more work-groups */
+    WORK_GROUPS_PER_UNIT = 8,    /* so many that compute units finish at about the same time */
+    PAST_CACHE_BYTES = 16 << 20, /* a larger v does not stay in caches until the backward reads
+                                    it */
+    GLU_FLOATS = 16384,          /* about the number of the GLU's results per work-group on CPUs */
+    GPU_GLU_FLOATS = 768,        /* that number on GPUs, which need more work-groups */
 };
 
 /* Where the panels are (local or global memory), and which operands are packed into panels. */

@@ -34,7 +34,8 @@ void moert_portable_release(moert_workspace *workspace) {
     workspace->state = NULL;
 }
 
-/* Places the results of the epilogue behind the sums of the GEMM; returns the floats of all. */
+/* Sets the offsets of the epilogue's results, which follow the GEMM's sums in work->acc. Returns
+ * the floats of all of them. */
 static size_t place_results(const moert_gemm *gemm, moert_general *work) {
     const size_t m = gemm->groups.rows, grain = 16; /* floats of a cache line */
     size_t floats = moert_round_up(m * (reads_y(gemm) ? gemm->k : gemm->n), grain);
@@ -53,7 +54,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
                                     moert_workspace *workspace) {
     const size_t m = gemm->groups.rows, groups = gemm->groups.count, weight = gemm->n * gemm->k;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    /* whether the kernels can write the caller's result, without an epilogue */
+    /* whether the kernels can write the caller's result, since no epilogue follows */
     const bool direct =
         !moert_gemm_has_epilogue(gemm) && !gemm->glu.gated && is_plain(moert_gemm_output(gemm));
     const bool converts = gemm->weight.type != MOERT_DTYPE_F32 || (wgrad && !direct);
@@ -89,8 +90,8 @@ static size_t row_split(const moert_device *device, size_t columns) {
     return moert_by_form(device, moert_ceil_div(16384, columns), 1);
 }
 
-/* Sets *use to rows of `width` columns. If `copy` is not NULL, they are converted to float32 in
- * `copy`, and *use is set to that. */
+/* Sets *use to the rows `from`, of `width` columns. If `copy` is not NULL, converts them to float32
+ * in `copy`, and sets *use to the copy. */
 static moert_status load_rows(const moert_gemm *gemm, const moert_matrix *from, size_t width,
                               moert_buffer *copy, moert_matrix *use) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
@@ -111,7 +112,7 @@ static moert_status load_rows(const moert_gemm *gemm, const moert_matrix *from, 
                    .width = (int)width, .split = (unsigned)split));
 }
 
-/* The factor of the old result, unless there is one for each group. */
+/* The factor of the old result in all groups; unused if `beta` gives one for each group. */
 static float beta_of(const moert_gemm *gemm) {
     return gemm->epilogue.addend == MOERT_ADDEND_LAST ? 1.0f : 0.0f;
 }

@@ -16,7 +16,7 @@ typedef struct moert_general {
     bool direct;          /* the kernels write the caller's result; no epilogue follows */
     moert_buffer *x, *y;  /* operands [M,K], [M,N] */
     moert_buffer *weight; /* [batch,N,K] */
-    moert_buffer *acc;    /* the sums of forward [M,N] or dgrad [M,K], and at these floats: */
+    moert_buffer *acc;    /* sums of forward [M,N] or dgrad [M,K], then results at these offsets: */
     size_t wide;          /* MOERT_GATED_BACKWARD with dbias: dv [M,2K] before rounding; else 0 */
     size_t peak;          /* amax of each row: [M], with MOERT_GATED_BACKWARD [M,2]; else 0 */
     size_t batch;

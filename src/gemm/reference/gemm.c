@@ -139,7 +139,7 @@ static void add_product(chain *c, float a, float b) {
         *c = (chain){.tiled = true, .sum = chain_sum(c)};
 }
 
-/* A chain in the order in which the device in use sums, so that tests can compare bits. */
+/* Begins a chain with the order of sums of the device in use, so that tests can compare bits. */
 static chain begin_chain(const moert_gemm *gemm, float start) {
     const moert_device *device = moert_buffer_device(gemm->groups.ends);
     const bool tiled = gemm->more->workspace == NULL &&

@@ -20,7 +20,7 @@ static float sigmoid(float x) {
 
 MOERT_ACTIVATE(float, sigmoid)
 
-/* Columns of v with the gate and the up of result j. */
+/* The columns of v that hold the gate and the up of result j. */
 static size_t gate_at(const moert_glu *glu, size_t j) {
     return j / glu->run * 2 * glu->run + j % glu->run + (glu->linear_first ? glu->run : 0);
 }

@@ -9,7 +9,7 @@
 
 enum { MOST_WORDS = 24, LINE_BYTES = 512, PROBLEM_BYTES = 160 };
 
-/* Prints the reason to `problem`; yields false. */
+/* Writes the reason to `problem`; its value is false. */
 #define REFUSED(problem, ...) (snprintf(problem, PROBLEM_BYTES, __VA_ARGS__), false)
 
 static const char *const level_names[] = {"default", "vendor", "family", "device"};

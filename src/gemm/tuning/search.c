@@ -17,7 +17,7 @@ static const moert_choices axes[MOERT_TUNE_AXES][MOST_VALUES] = {
 #undef AXIS_ROW
 };
 
-/* `base` with the choices that `value` sets. */
+/* Returns `base`, with each choice that `value` sets replaced by that of `value`. */
 static moert_choices replace(moert_choices base, const moert_choices *value) {
 #define CHOICE_REPLACE(name, low, high, multiple, standard)                                        \
     base.name = value->name != 0 ? value->name : base.name;

@@ -63,7 +63,8 @@ static void sort(void) {
 
 /* ---- reading ---- */
 
-/* Keeps control characters and binary data of a file off the terminal. */
+/* Replaces all but printable ASCII characters, so that a file's binary data do not reach the
+ * terminal. */
 static void make_printable(char *text) {
     for (; *text != '\0'; text++)
         if ((unsigned char)*text < ' ' || (unsigned char)*text > '~')

@@ -5,8 +5,8 @@
  * row costs time only.
  *
  * Rows measured on this machine are in a file (MOERT_TUNE_FILE), to which processes append whole
- * lines. The later of two rows for the same shape counts. Lines that cannot be parsed are skipped
- * with a warning.
+ * lines. Of two rows for the same shape, the later one counts. Lines that cannot be parsed are
+ * skipped with a warning.
  */
 #pragma once
 
