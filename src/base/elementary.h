@@ -1,9 +1,9 @@
 /*
  * exp, log, pow, cos and sin in float64 without the C library, whose results differ in the last
- * bits between libraries and between CPUs. Whatever the host computes for the device (rotary
- * tables, bias corrections, learning rates, random normals) uses these functions, so that training
- * has the same digits on every system. They use only +, -, *, / and fma, which IEEE 754 rounds, and
- * exact functions (ldexp, frexp, rint).
+ * bits between libraries and between CPUs. The host uses them for all values that it computes for
+ * the device: rotary tables, bias corrections, learning rates, random normals. So training has the
+ * same digits on every system. They use only +, -, *, / and fma, which IEEE 754 rounds, and exact
+ * functions (ldexp, frexp, rint).
  *
  * Errors are a few units in the last place of a float64, 10^8 times below the rounding to float32
  * that follows. They do not set errno or floating-point exceptions as the C library does.

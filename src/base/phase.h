@@ -78,5 +78,5 @@ void moert_phase_listen(moert_phase_listener *waited, void *context);
 uint64_t moert_phase_step(void);
 moert_phase moert_phase_get(void); /* START before the first moert_phase_set */
 uint64_t moert_phase_ticks(void);  /* counts progress: every call above that sets, ticks, begins or
-                                      ends adds 1, except ticks beside the step */
+                                      ends adds 1, except ticks that the watchdog ignores */
 int moert_phase_waiting(void);     /* the number of waits that have begun and not ended */

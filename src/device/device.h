@@ -19,7 +19,7 @@ typedef struct moert_device_info {
     unsigned compute_units;
     size_t global_bytes, local_bytes;
     size_t largest_bytes; /* of a buffer */
-    size_t piece_bytes;   /* of an allocation; on a CPU a buffer may consist of several */
+    size_t piece_bytes;   /* of one allocation, at most; a buffer on a CPU may be several */
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and it is worth using */
@@ -31,7 +31,8 @@ typedef struct moert_device_info {
     char pci[24]; /* "0000:3b:00.0", or "" if the driver does not report it */
 } moert_device_info;
 
-/* Lists the devices of all platforms; the caller frees the list. ERROR_DEVICE without any. */
+/* Lists the devices of all platforms; the caller frees the list. ERROR_DEVICE if no device
+ * exists. */
 moert_status moert_device_list(moert_device_info **list, size_t *count);
 
 /*

@@ -6,7 +6,8 @@
 #include "base/dtype.h"
 #include "base/memory.h"
 
-/* values[count] = bf16 elements, which are in the second half of its memory. */
+/* Widens bf16 elements to values[count], in place: the elements lie in the second half of the
+ * memory of `values`. */
 static void decode(float *values, size_t count) {
     const char *from = (const char *)values + count * sizeof(uint16_t);
     for (size_t i = 0; i < count; i++) {

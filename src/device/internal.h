@@ -66,7 +66,7 @@ struct moert_buffer {
     moert_device *device;
     cl_mem memory;
     size_t bytes;
-    size_t counted_bytes; /* of the device's memory; 0 for views and memory of others */
+    size_t counted_bytes; /* bytes passed to moert_device_count; 0 for views and others' memory */
     uint64_t address; /* the buffer's address in kernels; 0 before the first moert_buffer_address */
     /* Memory larger than one allocation: pieces at consecutive addresses. Kernels get `memory`,
      * which starts where the buffer does, and see one range. A command reaches only one piece. */

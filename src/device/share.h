@@ -28,5 +28,5 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
 /* Launches again all work that was shared since moert_device_reserve_units. */
 moert_status moert_device_run_shared(moert_device *device);
 
-/* Frees what the device holds of shared works, when it is closed. */
+/* Frees the device's shared works when the device is closed. */
 void moert_shared_work_release(moert_device *device);

@@ -8,9 +8,9 @@
 #include "device/internal.h"
 #include "device/launch.h"
 
-/* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses, and the driver's
- * commands stop at the end of a piece of imported memory. Kernels of kernels/lib/copy.cl handle
- * such ranges if they consist of whole floats. */
+/* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses. In imported memory,
+ * the driver's commands stop at the end of a piece. Kernels of kernels/lib/copy.cl handle such
+ * ranges if they consist of whole floats. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 /* From this size on, fills by NVIDIA's driver are slower than a kernel. */
 enum { SLOW_BYTES = 1 << 20 };

@@ -208,8 +208,8 @@ static size_t shard_of(const block_kind *kind) {
 }
 
 /* Adds the weights of a kind of blocks, with their gradients, moments and sums. If gradients are
- * bf16, those of layers are kept by block_bf16.c. Moments in bf16 have keys. With a save beside
- * training, there is a host copy of the shards. */
+ * bf16, those of layers are kept by block_bf16.c. Moments in bf16 have keys. If checkpoints are
+ * written while training goes on, there is a host copy of the shards. */
 static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool outside,
                      size_t nodes, moert_memory *memory) {
     const moert_memory_choice *choice = &s->setting->config->memory;

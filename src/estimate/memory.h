@@ -23,7 +23,7 @@ typedef struct moert_memory_setting {
     unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
     size_t micro_batches;           /* micro-batches of a step */
-    bool saves_beside;              /* checkpoints are written beside training */
+    bool saves_beside;              /* checkpoints are written while training goes on */
     bool verifies;                  /* ranks repeat each other's work */
     const moert_device *device;     /* prepacked weights as on this device; NULL: none */
     moert_aux_form aux_form;

@@ -67,10 +67,10 @@ void moert_exchange_destroy(moert_exchange *exchange);
 const char *moert_exchange_engine(const moert_exchange *exchange);
 
 /*
- * From now on adds to dispatched_bytes[r] the bytes of rows and slots that a dispatch moves from
- * this rank to rank r (also this one), and to combined_bytes[r] those that a combine moves. Both
- * counts follow from the plans alone; they ignore an engine's route and padding. The caller owns
- * both arrays, [ranks]. NULL ends the counting.
+ * From now on counts the bytes of rows and slots that move from this rank to rank r, which may be
+ * this rank. Dispatches add to dispatched_bytes[r], combines add to combined_bytes[r]. Both counts
+ * follow from the plans alone; they ignore an engine's route and padding. The caller owns both
+ * arrays, [ranks]. NULL ends the counting.
  */
 typedef struct moert_exchange_tally {
     uint64_t *dispatched_bytes, *combined_bytes;
@@ -95,10 +95,10 @@ static inline size_t moert_window_stride_of(size_t width) {
     return moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
 }
 /*
- * The rows that a window gets when it needs `needed` of at most `limit`. Growing costs far more
- * than reserving. If untouched rows cost nothing in the engine (`worst`), it gets `capacity`, the
- * largest number of rows that any plan of these token counts can need. In other engines it gets
- * room for up to an eighth more rows.
+ * The number of rows that a window reserves if it needs `needed` rows: at most `limit`. Growing
+ * later costs far more than reserving. If untouched rows cost nothing in the engine (`worst`), it
+ * gets `capacity`, the largest number of rows that any plan of these token counts can need. In
+ * other engines it gets room for up to an eighth more rows.
  */
 static inline size_t moert_window_room(size_t needed, size_t capacity, size_t limit, bool worst) {
     const size_t wanted = worst ? moert_max(capacity, needed) : moert_with_room(needed);
@@ -305,9 +305,9 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  * bf16. */
 bool moert_exchange_pushes(const moert_exchange *exchange, bool gemm_scatters);
 /*
- * Whether moert_exchange_push_rows sums the rows that a rank has for a token, in order of k, and
- * sends the sum to the position of the first of them (MOERT_PUSH=sum; bf16 values are rounded once
- * more). Combine then adds these sums, without weights, and moert_exchange_push returns
+ * Whether moert_exchange_push_rows sums the rows that a rank has for a token, in order of k
+ * (MOERT_PUSH=sum). It sends the sum to the position of the first of these rows; bf16 values are
+ * rounded once more. Combine then adds these sums, without weights, and moert_exchange_push returns
  * ERROR_USAGE. The result is the same on all ranks.
  */
 bool moert_exchange_sums(const moert_exchange *exchange);

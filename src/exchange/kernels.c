@@ -130,7 +130,8 @@ moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, true, &shape));
-    profile_rows(exchange, &shape, 1.0); /* about half of the rows are copies, read and written */
+    profile_rows(exchange, &shape, 1.0); /* about half of the rows are copies, each read and written
+                                            once */
     return MOERT_RUN(device, shape.program, "fan_out",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.rows), MOERT_STRUCT(shape.args));

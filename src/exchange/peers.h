@@ -10,9 +10,9 @@
  *   barrier   of all devices
  *   fetch     sum, or copy, the columns in that half of all windows
  *
- * The next round uses the other half. Before a rank writes to a half again, it has passed the
- * barrier of the round in between, which all ranks reach after they have read that half. So a round
- * needs one barrier.
+ * The next round uses the other half. So one barrier per round is enough: between two rounds that
+ * use the same half lies the barrier of another round. All ranks reach that barrier only after they
+ * have read the half.
  */
 #pragma once
 

@@ -57,8 +57,8 @@ static bool item_includes(const char *item, const char *name, uint32_t address) 
     return inet_pton(AF_INET, network, &wanted) == 1 && ((wanted.s_addr ^ address) & mask) == 0;
 }
 
-/* Whether the job's messages use the interface. launch/train sets the variable if all hosts share a
- * network. */
+/* Whether the job's messages use the interface: OMPI_MCA_btl_tcp_if_include names it, or is not
+ * set. launch/train sets that variable if all hosts share a network. */
 static bool is_included(const char *name, uint32_t address) {
     const char *list = getenv("OMPI_MCA_btl_tcp_if_include");
     char items[256], *rest = items;

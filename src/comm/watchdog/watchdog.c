@@ -56,7 +56,7 @@ static void write_line(char *text) {
 }
 
 /* Ends this process. The first process of its host that ends this way writes the message, unless
- * its program takes messages; later ones end a second after it. */
+ * its program has set a sink. Later processes end a second after it. */
 static void end_process(moert_watchdog *watchdog, uint64_t now_ns, const char *explanation,
                         bool late) {
     char cause[48] = "";
@@ -329,7 +329,8 @@ bool moert_watchdog_is_on(const moert_watchdog *watchdog) {
 void moert_watchdog_stop(moert_watchdog *watchdog) {
     if (watchdog == NULL)
         return;
-    moert_comm_barrier(watchdog->comm); /* still watched, so a rank that never arrives is named */
+    moert_comm_barrier(watchdog->comm); /* the watchdog is still on here, so it names a rank that
+                                           never arrives */
     if (watchdog->table != NULL) {
         stop_thread(watchdog);
         atomic_store(&watchdog->table->entries[watchdog->me].state, MOERT_WATCH_LEFT);

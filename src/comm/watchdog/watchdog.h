@@ -49,5 +49,6 @@ moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_wa
 bool moert_watchdog_claim(moert_watchdog *watchdog);
 /* Whether the watchdog can end the job: false without a table or a time limit. */
 bool moert_watchdog_is_on(const moert_watchdog *watchdog);
-/* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */
+/* Waits for all ranks, then stops this rank's watchdog. Collective, before moert_comm_destroy. NULL
+ * is legal. */
 void moert_watchdog_stop(moert_watchdog *watchdog);

@@ -12,7 +12,7 @@ enum { MOERT_NODE_TABLES = 1, MOERT_NODE_ROWS, MOERT_NODE_SLOTS, MOERT_NODE_WEIG
 /* Rows to send and rows received, which kernels write and read in place. */
 typedef struct moert_node_message {
     moert_staging *out, *in;
-    moert_buffer *addresses; /* combine: uint64 [local_ranks + 1]: segments of the node, `in` */
+    moert_buffer *addresses; /* combine: uint64 [local_ranks + 1]: the node's segments, then `in` */
 } moert_node_message;
 
 typedef struct moert_node {

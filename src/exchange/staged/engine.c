@@ -4,9 +4,9 @@
  *
  * A rank packs its rows on the device, sorted by (owner, row there), in the order of the plan's
  * `packed`. The packed rows are a window of one rank, so the kernels of the other engines pack and
- * sum them, with the same bits. A message of a chunk is one run of packed rows at the token's rank,
- * and one run of the window for each expert of the chunk at the owner. Combine sends the same rows
- * back.
+ * sum them, with the same bits. At the token's rank a message of a chunk is one run of packed rows.
+ * At the owner it is one run of the window for each expert of the chunk. Combine sends the same
+ * rows back.
  *
  *   dispatch   out.packed -> window        combine   window -> back.packed
  *

@@ -65,10 +65,10 @@ typedef enum moert_tuning_level {
     MOERT_TUNING_DEVICE
 } moert_tuning_level;
 
-/* Adds a row for a device, its family or its vendor, and appends it with `comment` (its origin) to
- * the file of measured rows, if there is one. A row measured with a weight that was already
- * prepacked should not set the tile. Errors: ERROR_MEMORY, ERROR_IO (the row is in use, but not in
- * the file). */
+/* Adds a row for a device, its family or its vendor. Also appends it to the file of measured rows,
+ * if there is one, with `comment`, which tells its origin. A row measured with a weight that was
+ * already prepacked should not set the tile. Errors: ERROR_MEMORY, ERROR_IO (the row is in use, but
+ * not in the file). */
 moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
                                    const moert_tuning_key *key, const moert_choices *choices,
                                    const char *comment);
