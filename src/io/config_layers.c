@@ -5,7 +5,7 @@
 #include "io/internal.h"
 #include "io/model_fields.h"
 
-/* The layers whose sets are filled. */
+/* The layers of the config, at most as many as a moert_layer_set holds. */
 static size_t layer_count(const moert_model_config *config) {
     return config->layers < MOERT_LAYERS_MOST ? config->layers : MOERT_LAYERS_MOST;
 }
@@ -28,7 +28,8 @@ static moert_status read_types(const char *path, const json_t *list, moert_model
     return MOERT_OK;
 }
 
-/* In other families all layers are alike, which layer_types must confirm. */
+/* Checks layer_types of a family whose layers are all alike: all have a window if sliding_window is
+ * given, otherwise none. */
 static moert_status check_types(const char *path, const moert_model_config *config) {
     for (size_t l = 0; l < layer_count(config); l++) {
         const bool windowed = moert_layer_set_has(&config->windowed, l);

@@ -9,10 +9,10 @@
 #include "io/internal.h"
 #include "io/model_fields.h"
 
-/* In the order of moert_rope_type. */
+/* Names of the rotary types, in the order of moert_rope_type. */
 #define TYPES "default|linear|yarn|llama3"
 
-/* The numbers of a scheme, with the types that need them. */
+/* The numeric keys of a rotary scheme, and the rotary types that require them. */
 enum { THETA = offsetof(moert_rope_scheme, theta) };
 #define NEEDED(type) (1U << MOERT_ROPE_##type)
 static const struct {
@@ -72,7 +72,8 @@ static moert_status read_type(const char *path, const char *name, const json_t *
     return MOERT_OK;
 }
 
-/* The value of a key of a scheme, or NULL; writes the key's name in messages to `full`. */
+/* Returns the value of a key of the rotary scheme, or NULL. `full` = the key's name for
+ * messages. */
 static const json_t *find(const json_t *rope, const char *name, const char *key, char full[96]) {
     snprintf(full, 96, "%s.%s", name, key);
     return moert_field_value(rope, key);

@@ -15,7 +15,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-/* The two usual reasons why a write fails, for messages. */
+/* Text for messages: the two usual reasons why a write fails. */
 static const char room_hint[] = "is there room, and may you write there?";
 
 /* *text = the content of an open file of `bytes` bytes. */

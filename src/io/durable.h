@@ -23,10 +23,10 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
  * flushes the directory. On failure an older `path` is unchanged. Writes directly to a device or
  * pipe. ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
-/* The same for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
+/* Like moert_durable_write, for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
 moert_status moert_durable_write_in(const char *directory, const char *name, const char *text);
 
-/* Copies a file to `path` in the same way. ERROR_IO, ERROR_MEMORY. */
+/* Copies a file to `path` with the same steps as moert_durable_write. ERROR_IO, ERROR_MEMORY. */
 moert_status moert_durable_copy(const char *from, const char *path);
 
 /*
@@ -42,14 +42,13 @@ moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 moert_status moert_durable_check(const char *path);
 
 /*
- * Renames a file with a temporary name, which its writer has flushed, to `path` if `status` is
- * MOERT_OK; else removes it. Returns `status`, or ERROR_IO if moert_durable_check or the rename
- * fails.
+ * If `status` is MOERT_OK, renames a flushed file from its temporary name to `path`; otherwise
+ * removes the file. Returns `status`, or ERROR_IO if moert_durable_check or the rename fails.
  */
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
 
-/* Flushes and closes a file that was written with a temporary name, then settles it. Returns
- * ERROR_IO also if an earlier write failed; errno must then still be its reason. */
+/* Flushes and closes a file with a temporary name, then calls moert_durable_settle. An earlier
+ * failed write is ERROR_IO too; errno must still hold its reason. */
 moert_status moert_durable_finish(FILE *file, const char *temporary, const char *path);
 
 /* Whether both paths exist and are the same file or directory. */

@@ -12,7 +12,7 @@
 #define SEPARATE(shared) "mlp", "gate", {"gate_proj", "up_proj", "down_proj"}, shared, false
 #define FUSED            "mlp", "router", {"gate_up_proj", "gate_up_proj", "down_proj"}, NULL, true
 
-/* A row; the last arguments are fields of `standard`. */
+/* One row of the table. The last arguments initialise fields of moert_family_row.standard. */
 #define FAMILY(id, type, architecture, output_bias, windows, names, ...)                           \
     [MOERT_FAMILY_##id] = {type, architecture, output_bias, MOERT_WINDOW_##windows, names,         \
                            {__VA_ARGS__}}

@@ -1,30 +1,30 @@
 /*
- * The model families: a table with one row for each. A row has what config.json leaves open, and
- * the names of tensors. The keys of config.json are in model_fields.c, where each row of a key has
- * the families that know it.
+ * The model families: a table with one row for each. A row has the settings that a family's
+ * config.json does not contain, and the names of its tensors. model_fields.c lists the keys of
+ * config.json, each with the families that have it.
  *
- * To add a family: add it to moert_family, a row here, and its bit to the keys that it knows.
+ * To add a family: extend moert_family, add a row here, and add the family's bit to its keys.
  */
 #pragma once
 
 #include "io/model_config.h"
 
-/* Which layers have the sliding window, where config.json does not list them by layer_types. */
+/* Which layers have the sliding window if config.json has no layer_types. */
 typedef enum moert_window_rule {
-    MOERT_WINDOW_ALL,      /* if sliding_window is given */
+    MOERT_WINDOW_ALL,      /* all layers, if sliding_window is given */
     MOERT_WINDOW_SWITCHED, /* all, if use_sliding_window */
-    MOERT_WINDOW_FIRST,    /* if use_sliding_window, every second of max_window_layers layers */
+    MOERT_WINDOW_FIRST,    /* if use_sliding_window: the even layers below max_window_layers */
     MOERT_WINDOW_EVEN      /* every second layer */
 } moert_window_rule;
 
 typedef struct moert_family_row {
     const char *model_type, *architecture;
-    bool output_bias; /* attention_bias means that of o, too */
+    bool output_bias; /* attention_bias also adds a bias to o_proj */
     moert_window_rule windows;
     const char *mlp;             /* name of the MLP in a layer, such as "mlp" */
-    const char *router;          /* names in the MLP: of the router, */
-    const char *projections[3];  /* of an expert's gate, up and down, */
-    const char *shared;          /* and of the shared expert */
+    const char *router;          /* name of the router in the MLP */
+    const char *projections[3];  /* names of an expert's gate, up and down projections */
+    const char *shared;          /* name of the shared expert in the MLP, or NULL */
     bool fused;                  /* the experts' tensors are fused (gpt-oss) */
     moert_model_config standard; /* constants, and defaults of absent keys as in transformers 5 */
 } moert_family_row;

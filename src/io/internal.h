@@ -22,7 +22,8 @@ moert_status moert_shard_open(const char *path, moert_shard *shard);
 void moert_shard_close(moert_shard *shard);
 const moert_tensor *moert_shard_find(const moert_shard *shard, const char *name);
 
-/* elements = the product of the shape, bytes = elements in this type; false on overflow. */
+/* elements = the product of the shape, bytes = the elements' bytes in this type; false on
+ * overflow. */
 bool moert_shape_size(moert_file_type type, size_t rank, const size_t *shape, size_t *elements,
                       size_t *bytes);
 
@@ -36,5 +37,5 @@ moert_status moert_check_elements(const char *file, const char *name, size_t ele
 
 /* Compares structs whose first field is a string, by that string. */
 int moert_compare_names(const void *left, const void *right);
-/* Compares tensors of a file by their positions there. */
+/* Compares two tensors of one file by their offsets in the file. */
 int moert_compare_positions(const void *left, const void *right);

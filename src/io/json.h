@@ -2,9 +2,9 @@
  * Parses and writes JSON. A malformed object gives one error message. A text is written whole or
  * not at all.
  *
- * Without memory, jansson's calls that build a value return NULL or -1, and the value would be
- * missing from the text. So programs let jansson allocate through a function that records failures
- * (moert_json_watch). After a failed allocation moert_json_text makes no text.
+ * When memory runs out, jansson's calls that build a value return NULL or -1. The value would then
+ * be missing from the text. So programs let jansson allocate through a function that records
+ * failures (moert_json_watch). After a failed allocation moert_json_text makes no text.
  */
 #pragma once
 

@@ -20,8 +20,8 @@
 struct moert_lock {
     char *directory, *path;
     int handle; /* of the file `path`, or -1 */
-    bool held;  /* the file is this job's */
-    size_t old; /* bytes of `directory` that name what existed before */
+    bool held;  /* this job holds the lock */
+    size_t old; /* bytes of the part of `directory` that existed before the lock was taken */
 };
 
 static moert_status refuse(const moert_lock *lock) {
@@ -76,14 +76,14 @@ static moert_status take(moert_lock *lock) {
     return MOERT_OK;
 }
 
-/* Cuts a path at its last '/'; without one nothing is left. Returns the bytes that are left. */
+/* Cuts a path at its last '/', or to "" if it has none. Returns the bytes that remain. */
 static size_t cut_last(char *path) {
     char *slash = strrchr(path, '/');
     *(slash != NULL ? slash : path) = '\0';
     return strlen(path);
 }
 
-/* *bytes = the bytes of the longest part of a path that names something that exists. */
+/* *bytes = the length of the longest leading part of `path` that exists. */
 static moert_status find_existing(const char *path, size_t *bytes) {
     char *part = moert_text_format("%s", path);
     if (part == NULL)

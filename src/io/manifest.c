@@ -35,8 +35,8 @@ typedef struct listed_file {
 struct moert_manifest {
     char *directory;
     listed_file *files;
-    part *parts;          /* of all files, in order */
-    moert_checksum *sums; /* [pieces], of all parts, in order */
+    part *parts;          /* parts of all files, in the order of the files */
+    moert_checksum *sums; /* [pieces] checksums of all parts' pieces, in the order of the parts */
     size_t file_count, file_room, part_count, part_room, pieces, piece_room;
 };
 
@@ -196,7 +196,7 @@ static void sum_pieces(void *context, size_t first, size_t end) {
     summing *s = context;
     size_t bytes;
     int reason = ENOMEM;
-    char *data = NULL; /* not needed if all pieces are summed */
+    char *data = NULL; /* allocated only if a checksum is missing */
     for (size_t i = s->first + first; i < s->first + end; i++) {
         if (moert_piece_is_summed(&s->manifest->sums[i]))
             continue;
@@ -213,7 +213,7 @@ static void sum_pieces(void *context, size_t first, size_t end) {
     free(data);
 }
 
-/* Opens the files of the pieces that are not summed yet. A file that other hosts wrote must be
+/* Opens the files of the pieces whose checksums are missing. A file that other hosts wrote must be
  * opened after they closed it. */
 static moert_status open_files(moert_manifest *m, size_t first, size_t count) {
     size_t bytes;
@@ -252,7 +252,7 @@ moert_status moert_manifest_sum_heads(moert_manifest *m) {
     return MOERT_OK;
 }
 
-/* Computes the checksum of a part; false if that of a piece is not computed yet. */
+/* Computes the checksum of a part from those of its pieces; false if one of these is missing. */
 static bool sum_part(const moert_manifest *m, const part *p, moert_checksum *sum) {
     const moert_checksum *sums = m->sums + p->first_piece;
     for (size_t i = 0; i < p->pieces; i++)

@@ -41,9 +41,9 @@ moert_status moert_manifest_read(const char *directory, moert_manifest **manifes
 void moert_manifest_free(moert_manifest *manifest);
 const char *moert_manifest_directory(const moert_manifest *manifest);
 
-/* ---- checksums of the bytes that are there ---- */
+/* ---- checksums of the files' present bytes ---- */
 
-/* The number of pieces of all files, and their checksums [pieces], zeros where not yet computed. */
+/* The number of pieces of all files, and their checksums [pieces]; a missing checksum is zero. */
 size_t moert_manifest_pieces(const moert_manifest *manifest);
 moert_checksum *moert_manifest_sums(moert_manifest *manifest);
 
@@ -52,8 +52,8 @@ moert_checksum *moert_manifest_sums(moert_manifest *manifest);
 moert_checksum *moert_manifest_find(moert_manifest *manifest, const char *path, size_t offset,
                                     size_t bytes);
 
-/* Computes those of the checksums of pieces [first, first + count) that are not computed yet, on
- * all processors of the calling thread. Errors: ERROR_IO, ERROR_MEMORY. */
+/* Computes the missing checksums of pieces [first, first + count), on all processors of the calling
+ * thread. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_manifest_sum(moert_manifest *manifest, size_t first, size_t count);
 /* Computes the checksums of all bytes but the tensors' values. */
 moert_status moert_manifest_sum_heads(moert_manifest *manifest);
@@ -64,6 +64,6 @@ moert_status moert_manifest_write(const moert_manifest *manifest);
  * message of ERROR_FORMAT names the first file and tensor that differ. */
 moert_status moert_manifest_compare(const moert_manifest *manifest);
 
-/* Checks all files of a directory in this process. *bytes = the bytes read, 0 without a
- * manifest. */
+/* Checks all files of a directory in this process. *bytes = the bytes read; 0 if the directory has
+ * no manifest. */
 moert_status moert_manifest_check(const char *directory, size_t *bytes);

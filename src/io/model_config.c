@@ -54,7 +54,8 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
     return MOERT_OK;
 }
 
-/* *token = the value of a key, a number or the first of a list; -1 if there is none. */
+/* *token = the value of a key: a number, or the first element of a list; -1 if it is absent or
+ * null. */
 static moert_status read_token(const char *path, const json_t *root, const char *key,
                                json_int_t *token) {
     const json_t *value = moert_field_value(root, key),
@@ -68,7 +69,8 @@ static moert_status read_token(const char *path, const json_t *root, const char 
                                 path, key);
 }
 
-/* The end token serves raw token files alone; one outside the vocabulary counts as none. */
+/* Reads the end token, which only raw token files need. One outside the vocabulary counts as
+ * absent. */
 static moert_status read_end(const char *path, const json_t *root, moert_model_config *config) {
     json_int_t begin, end;
     MOERT_TRY(read_token(path, root, "bos_token_id", &begin));
@@ -184,7 +186,7 @@ static moert_status check_router(const char *path, const moert_router_options *r
     return MOERT_OK;
 }
 
-/* Sets fields that follow from others. */
+/* Sets the fields that are computed from other fields. */
 static moert_status derive(const char *path, moert_model_config *config) {
     if (config->kv_heads == 0)
         config->kv_heads = config->heads;
@@ -237,7 +239,8 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     MOERT_TRY(read_family(path, root, config));
     MOERT_TRY(read_activation(path, root, config));
     MOERT_TRY(moert_fields_check(path, root, config->family));
-    if (json_is_null(json_object_get(root, "n_group"))) /* no groups; absent, the default */
+    if (json_is_null(json_object_get(root, "n_group"))) /* null: no groups; an absent key keeps the
+                                                           family's default */
         config->router.groups = config->router.kept_groups = 1;
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) /* absent, the default */
         config->kv_heads = 0;

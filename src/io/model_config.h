@@ -28,7 +28,7 @@ typedef enum moert_family {
 /* Sizes of multi-head latent attention: q and k have nope + rope elements per head, of which the
  * last `rope` rotate, and v has `value`. */
 typedef struct moert_latent_sizes {
-    size_t q_rank, kv_rank; /* 0: q is projected directly; the attention is no latent one */
+    size_t q_rank, kv_rank; /* q_rank 0: q is projected directly. kv_rank 0: no latent attention */
     size_t nope, rope, value;
 } moert_latent_sizes;
 
@@ -52,18 +52,18 @@ static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
 }
 
 /* How training trades time for memory. On CPUs, only `optimizer`, `moments` and `gradients` change
- * a bit. */
-enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs add up to this number of rows at a time */
+ * the bits of the results. */
+enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs sum over tokens in blocks of up to this many */
 /* What the backward computes again, instead of keeping it from the forward. */
 typedef enum moert_recompute {
     MOERT_RECOMPUTE_NONE,
     MOERT_RECOMPUTE_EXPERTS, /* the experts' first projections and GLUs (moert_layer_options) */
     MOERT_RECOMPUTE_LAYER,   /* whole layers, of which only the inputs are kept */
-    MOERT_RECOMPUTE_AUTO     /* the first of these that fits; not for a model */
+    MOERT_RECOMPUTE_AUTO     /* the first of the above that fits; illegal in a model */
 } moert_recompute;
 #define MOERT_RECOMPUTE_WORDS "none|experts|layer|auto"
 
-/* The types of what training keeps for each parameter beside its float32 weight. */
+/* The dtypes of the optimizer's moments and of kept gradients. Weights are always float32. */
 typedef enum moert_state_type { MOERT_STATE_F32, MOERT_STATE_BF16 } moert_state_type;
 #define MOERT_STATE_WORDS "f32|bf16"
 
@@ -74,34 +74,37 @@ static inline moert_dtype moert_state_dtype(unsigned type) {
 typedef struct moert_memory_choice {
     unsigned recompute; /* a moert_recompute */
     size_t loss_chunk;  /* the most tokens whose logits a rank holds, a multiple of
-                          MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
+                           MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
     unsigned optimizer; /* a moert_optimizer_kind (nn/optimizer.h), which decides the moments */
-    unsigned moments;   /* a moert_state_type: of the optimizer's moments */
-    unsigned gradients; /* a moert_state_type: of the layers' gradients between backwards */
-    double imbalance;   /* rows that estimates assume, relative to balanced routing; below 1: 1 */
+    unsigned moments;   /* dtype of the optimizer's moments, a moert_state_type */
+    unsigned gradients; /* dtype of the layers' gradients between backwards, a moert_state_type */
+    double imbalance;   /* rows of a rank that memory estimates assume, relative to balanced
+                           routing; values below 1 count as 1 */
 } moert_memory_choice;
 
 typedef struct moert_model_config {
     moert_family family;
     size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
-    int32_t end_token; /* eos_token_id, of a list the first; -1: none */
+    int32_t end_token; /* eos_token_id, or the first of a list; -1: none */
     int32_t pad_token; /* pad_token_id, whose row of the embedding gets no gradient; -1: none */
-    moert_latent_sizes latent;  /* replaces kv_heads and head_size */
+    moert_latent_sizes latent;  /* sizes that replace kv_heads and head_size in latent attention */
     size_t intermediate;        /* I of one expert */
     size_t shared_intermediate; /* I of the shared expert, 0 = none */
     size_t shared_experts;      /* n_shared_experts: shared_intermediate is this times I */
     size_t dense_intermediate;  /* I of a dense layer's GLU; 0: not given */
     float norm_epsilon, initializer_range, aux_coefficient;
-    float clip_qkv;         /* q, k and v are clipped to this; 0 = not */
-    float partial_rotary;   /* the part of a head that rotates */
-    moert_rope_scheme rope; /* its width is that of a head's rotated part */
+    float clip_qkv;         /* q, k and v are clipped to [-clip_qkv, clip_qkv]; 0 = no clipping */
+    float partial_rotary;   /* fraction of a head's elements that rotate */
+    moert_rope_scheme rope; /* rope.width: rotated elements of a head */
     bool tied_embeddings, qk_norm;
-    bool qk_norm_whole;           /* the norms of q and k are over all heads together */
-    bool attention_bias;          /* biases of q, k and v */
+    bool qk_norm_whole;           /* q and k are normalised over all heads together, not over each
+                                     head */
+    bool attention_bias;          /* q, k and v have biases */
     bool output_bias;             /* and of o */
     bool sinks;                   /* attention has a sink for each head */
     bool shared_gate;             /* a gate scales the shared expert's result */
-    size_t sliding_window;        /* of the layers in `windowed`; 0 = none: full causal attention */
+    size_t sliding_window;        /* window of the layers in `windowed`, in tokens; 0: full causal
+                                     attention in all layers */
     size_t sparse_step;           /* decoder_sparse_step; 0 and 1 = every layer is MoE */
     size_t first_dense;           /* first_k_dense_replace */
     size_t prediction_layers;     /* multi-token-prediction layers in the files, which moert neither
@@ -115,19 +118,19 @@ typedef struct moert_model_config {
     moert_glu_form glu;
     const char *quant_method; /* format of the weights on disk (weights.h): "fp8", "mxfp4", or NULL
                                  = plain */
-    bool joined_experts; /* the files at hand have the experts as transformers holds them in memory:
-                            moert_joined_tensor */
-    /* settings of the computation, not part of config.json; F32 after reading */
+    bool joined_experts;      /* the files hold all experts of a layer in joint tensors
+                                 (moert_joined_tensor) */
+    /* settings of the computation, not part of config.json; after reading, each is F32 */
     bool balanced_routing;     /* hashes of the routers' logits choose the experts */
     moert_precision precision; /* precision of the experts' GEMMs */
     moert_precision dense;     /* precision of all GEMMs except the experts' and the router's: F32
                                   or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    size_t expert_slots; /* of moert_layer_options; 0: contiguous blocks of experts */
+    size_t expert_slots; /* moert_layer_options.slots; 0: contiguous blocks of experts */
     moert_memory_choice memory;
-    char *text; /* config.json as read, but of plain weights without prediction_layers, as a trained
-                   model is saved */
+    char *text; /* config.json of the trained model when saved: as read, without quantization_config
+                   and multi-token-prediction layers */
 } moert_model_config;
 
 /*
@@ -149,8 +152,8 @@ void moert_model_config_free(moert_model_config *config);
 void moert_model_config_start(moert_model_config *config, moert_family family);
 
 /*
- * Unties the embeddings of a config, and of its text, if the weights at `path` have a head that
- * differs from the embedding, as transformers does; *untied tells of it. Errors: those of
+ * Unties the embeddings of a config and its text if the weights at `path` have a head that differs
+ * from the embedding, as transformers does. *untied = whether it did. Errors: those of
  * moert_tensors_open and moert_json_parse.
  */
 moert_status moert_model_config_check_tied(const char *path, moert_model_config *config,
@@ -190,9 +193,9 @@ void moert_router_tensor_name(const moert_model_config *config, size_t layer, co
                               char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 /*
- * The tensor of a layer's files that has a projection of all experts, with joined_experts: gate and
- * up in experts.gate_up_proj [E,2I,H], down in experts.down_proj [E,H,I]; the MLP of every family
- * is "mlp".
+ * With joined_experts: the name of the tensor that holds a projection of all experts of a layer.
+ * Gate and up are in experts.gate_up_proj [E,2I,H], down is experts.down_proj [E,H,I]; the MLP is
+ * named "mlp" in every family.
  */
 void moert_joined_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
                          char *name, size_t bytes, size_t shape[3]);

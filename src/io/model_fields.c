@@ -25,7 +25,7 @@
 typedef enum field_kind {
     FIELD_SIZE,   /* size_t, smallest..MOERT_FIELD_SIZE_LIMIT */
     FIELD_FLOAT,  /* float, at least 0; above 0 if `smallest` is 1 */
-    FIELD_DOUBLE, /* the same as double */
+    FIELD_DOUBLE, /* like FIELD_FLOAT, but stored as double */
     FIELD_BOOL
 } field_kind;
 
@@ -37,7 +37,7 @@ typedef struct config_field {
     size_t offset;
     int smallest;
     field_need need;   /* AGREED: required, and all present keys must have the same value */
-    unsigned families; /* bit mask of the families whose configs have the key */
+    unsigned families; /* families whose configs have the key, one bit each */
 } config_field;
 
 #define FIELD(field) offsetof(moert_model_config, field)
@@ -133,8 +133,8 @@ static const char *const harmless[] = {
     "use_cache",
 };
 
-/* Keys that must be 0 or false, and those that must be 1 or true. Of Qwen3, Qwen3-Coder says what
- * Qwen3-MoE always and never has. */
+/* Keys that must be 0 or false, and those that must be 1 or true. The QWEN3 rows are keys of
+ * Qwen3-Coder configs; their required values hold for all Qwen3-MoE models. */
 static const listed_key zeros[] = {
     {"add_cross_attention", EVERY}, {"attention_dropout", EVERY}, {"attn_pdrop", EVERY},
     {"chunk_size_feed_forward", EVERY}, {"dropout", EVERY}, {"embd_pdrop", EVERY},
@@ -238,7 +238,7 @@ static moert_status read_field(const char *path, const json_t *root, const confi
     }
 }
 
-/* ---- the keys that may be there ---- */
+/* ---- check that every key is known ---- */
 
 static bool lists(const listed_key *table, size_t count, const char *key, moert_family family) {
     for (size_t i = 0; i < count; i++)
@@ -316,7 +316,7 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
     switch (field->kind) {
     case FIELD_SIZE:
         size = *(const size_t *)value;
-        /* sizes that are not given are written as null */
+        /* unknown sizes are written as null */
         if (size == 0 && (field->smallest > 0 || field->offset == FIELD(sliding_window)))
             return json_null();
         return json_integer((json_int_t)size);
@@ -331,8 +331,8 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
     }
 }
 
-/* Fields of rotary positions are written elsewhere. Without dense layers their size is left out,
- * as Hugging Face transformers refuses null. */
+/* Whether to write a field here. model_text.c writes the rotary fields. Models without dense layers
+ * omit the dense size, since transformers refuses null there. */
 static bool is_written(const config_field *field, const moert_model_config *config) {
     return (field->families >> config->family & 1) && field->offset != FIELD(rope.theta) &&
            field->offset != FIELD(partial_rotary) &&

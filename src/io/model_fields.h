@@ -35,7 +35,7 @@ moert_status moert_field_float(const char *path, const char *key, const json_t *
                                bool positive, float *out);
 moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);
 
-/* Read the rotary scheme; and the layers with a sliding window and with a dense GLU. */
+/* Read the rotary scheme; read which layers have a sliding window and which have a dense GLU. */
 moert_status moert_config_read_rope(const char *path, const json_t *root,
                                     moert_model_config *config);
 moert_status moert_config_read_layers(const char *path, const json_t *root,

@@ -121,7 +121,7 @@ static json_t *shared_keys(const moert_model_config *config) {
                      rope_parameters(config), "use_cache", 1);
 }
 
-/* Keys of a family without a field of the same meaning. */
+/* The keys of one family that no field of moert_model_config holds. */
 static json_t *family_keys(const moert_model_config *config) {
     const int windowed = config->sliding_window > 0;
     switch (config->family) {

@@ -12,11 +12,11 @@
 /* Pieces begin at multiples of this; the last one may be shorter. */
 enum { MOERT_PIECE_BYTES = 1 << 20 };
 
-/* Whether the checksum has been computed. It is all zeros before, and never afterwards (but once in
- * 2^128 pieces, which are then summed again). */
+/* Whether the checksum has been computed. Zeros mean not computed. A real checksum is zero once in
+ * 2^128 pieces; it is then computed again. */
 bool moert_piece_is_summed(const moert_checksum *sum);
 
-/* Computes those of sums[] whose pieces lie within bytes [first, first + bytes) of `total`, if they
- * are not computed yet. `data` has these bytes. */
+/* Computes the missing checksums in sums[] of the pieces that lie entirely within bytes [first,
+ * first + bytes) of `total`. `data` points to these bytes. */
 void moert_pieces_sum(moert_checksum *sums, size_t total, size_t first, size_t bytes,
                       const void *data);

@@ -55,7 +55,8 @@ typedef struct moert_tensor {
     size_t elements, bytes;
     const void *data;     /* mapped, read-only, may be unaligned */
     const char *file;     /* path of the file that holds it */
-    moert_checksum *sums; /* of its pieces, filled in by reads (moert_tensors_watch), or NULL */
+    moert_checksum *sums; /* checksums of its pieces, which reads fill in (moert_tensors_watch), or
+                             NULL */
 } moert_tensor;
 
 typedef struct moert_tensors moert_tensors;

@@ -1,4 +1,4 @@
-/* What the files of a model with tied embeddings really hold. */
+/* Detects a head of its own in the files of a model whose config ties the embeddings. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,8 +10,8 @@
 #include "io/internal.h"
 
 enum {
-    FP8_BLOCK = 128,  /* number of rows, and of columns, that share a scale */
-    MXFP4_BLOCK = 32, /* columns that share a scale */
+    FP8_BLOCK = 128,  /* an FP8 scale covers FP8_BLOCK x FP8_BLOCK values */
+    MXFP4_BLOCK = 32, /* an MXFP4 scale covers this many columns of a row */
     NAME_BYTES = 256,
 };
 
@@ -27,7 +27,7 @@ static bool has(const moert_tensors *files, const char *stem, const char *suffix
     return moert_tensors_find(files, name) != NULL;
 }
 
-/* The types from which a role's tensors are read. */
+/* The dtypes that a tensor of a role (values or scales) may have in files. */
 typedef struct readable {
     const char *role, *list;
     unsigned types; /* bit mask */

@@ -19,8 +19,8 @@
 typedef struct moert_weight {
     const moert_tensor *values; /* plain values, or the payload */
     const moert_tensor *scales; /* NULL if plain */
-    size_t rows, columns;       /* N and K, where there are scales */
-    bool transposed;            /* MXFP4: read as [E,N,K] */
+    size_t rows, columns;       /* N and K; set only if there are scales */
+    bool transposed;            /* MXFP4: the file stores [E,N,K] */
 } moert_weight;
 
 /*
