@@ -9,16 +9,16 @@
 
 enum {
     COLUMNS = 256,                 /* columns of a work-group of bias_gradient */
-    GPU_COLUMNS = MOERT_SUM_LANES, /* the same on GPUs: a step */
-    GPU_ROW_GROUPS = 16384,        /* on GPUs, about the most row groups of a launch */
+    GPU_COLUMNS = MOERT_SUM_LANES, /* columns of a work-group of bias_gradient on GPUs */
+    GPU_ROW_GROUPS = 16384,        /* on GPUs, the approximate maximum of row groups in a launch */
 };
 
 static const char *program_of(const moert_scaled_bias *bias) {
     return MOERT_PROGRAM(moert_buffer_device(bias->y), "nn/bias", bias->n | bias->ldy);
 }
 
-/* Groups by row groups. Each group gets the same number of row groups, since only the device knows
- * how many rows it has. */
+/* The grid: groups times row groups. Each group gets the same number of row groups, since the host
+ * does not know the groups' sizes. */
 static moert_grid rows_grid(const moert_scaled_bias *bias) {
     const moert_row_groups part = moert_groups_filled(bias->groups);
     const size_t groups = part.end - part.first;

@@ -13,7 +13,7 @@ typedef struct moert_scaled_bias {
     size_t n, ldy;
     const moert_buffer *prob; /* [M] at stride prob_stride; NULL: no scale */
     size_t prob_stride;
-    const moert_buffer *bias; /* [G,n], or [n] if groups are shared */
+    const moert_buffer *bias; /* [G,n], or [n] if `shared` */
     moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; dprob and gradient read
                             dy here */
     moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */

@@ -1,4 +1,4 @@
-/* Blocks of columns: launches kernels/nn/columns.cl. */
+/* Copies and sums of column blocks: launches kernels/nn/columns.cl. */
 #include <stdio.h>
 
 #include "args/nn.h"

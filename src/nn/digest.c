@@ -28,9 +28,9 @@ moert_status moert_digest_rows(const moert_digest *digest) {
                    .mask = rest > 0 ? (uint32_t)((1ull << 8 * rest) - 1) : UINT32_MAX));
 }
 
-enum { ROW_FLOATS = 1024 }; /* of a digest of a buffer without rows */
+enum { ROW_FLOATS = 1024 }; /* floats of one digest when a buffer has no rows */
 
-/* *hash = that of the digests of `rows` rows, and of *hash. */
+/* *hash = the hash of its old value and of the digests of `rows` rows. */
 static moert_status hash_digests(const moert_buffer *digests, size_t rows, uint64_t *hash) {
     uint64_t *digest;
     MOERT_TRY(moert_alloc(&digest, rows + 1, sizeof *digest));

@@ -6,7 +6,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-/* The grid for n floats; reports to the profile that `passes` buffers are read or written. */
+/* Returns the grid for n floats. Reports `passes` reads or writes of n floats to the profile. */
 static moert_grid grid_of(moert_device *device, size_t n, size_t passes) {
     moert_profile_work(device, "nn/elementwise", 0.0, (double)(passes * sizeof(float)) * (double)n);
     return (moert_grid){moert_ceil_div(n, moert_by_form(device, MOERT_ELEMENTWISE_BLOCK,

@@ -66,12 +66,13 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, 
  * no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
-    const moert_buffer *positions; /* int32 [T], all below the table's (moert_documents_positions,
-                                      attention/documents.h); NULL: token t has t mod length */
+    const moert_buffer *positions; /* int32 [T], each below the table's length
+                                      (moert_documents_positions, attention/documents.h); NULL: the
+                                      position of token t is t mod length */
     size_t heads, length;
     size_t width;     /* rotated elements of a head; 0: all of them */
-    size_t offset;    /* of the first of these elements in the head */
-    bool interleaved; /* as in the table's scheme */
+    size_t offset;    /* index in the head of the first rotated element */
+    bool interleaved; /* moert_rope_scheme.interleaved of the table */
 } moert_rotation;
 
 /*

@@ -11,28 +11,29 @@
 #include "nn/nn.h"
 
 enum {
-    BLOCK_ROWS = 32, /* rows of a work-group: enough work to hide its start */
+    BLOCK_ROWS = 32, /* rows of a work-group, enough work to hide the cost of its start */
     COLUMNS = 64,    /* columns of a work-group of norm_partial */
-    /* the following are for GPUs */
-    STEP = MOERT_SUM_LANES, /* on GPUs replaces COLUMNS */
+    /* the rest applies to GPUs only */
+    STEP = MOERT_SUM_LANES, /* columns of a work-group of norm_partial on GPUs */
     FORWARD_STEPS = 16,     /* the most steps of a row in the registers of a row group */
-    BACKWARD_STEPS = 4,     /* the same in backward, where dy and a sum also take registers */
-    MOST_ROW_GROUPS = 16,   /* the most row groups of a row, which hold more steps of wider rows */
+    BACKWARD_STEPS = 4,     /* the same limit in the backward, where dy and a sum also take
+                               registers */
+    MOST_ROW_GROUPS = 16,   /* the most row groups that share a row */
     MOST_FLOATS = 16384,    /* the widest row that fits the registers of several row groups */
-    FLOATS_AHEAD = 1024,    /* a row group reads rows of about this many floats at a time */
+    FLOATS_AHEAD = 1024,    /* a row group reads whole rows of about this many floats together */
     PIECE_BLOCKS = 8,       /* the fewest blocks of a piece of norm_gradients */
     PIECE_ROWS = 64,        /* rows of a piece of norm_partial */
     ROTATED_GRAIN = 8,      /* the norm kernels rotate only a multiple of 8 columns */
-    MOST_PIECES = 1024,     /* pieces of a sequence for norm_sum_pieces to add */
+    MOST_PIECES = 1024,     /* the most pieces of a sequence that norm_sum_pieces adds */
     SPEC_BYTES = 104,
 };
 
-/* How kernels process rows of a width, and the program for that. */
+/* How the kernels process rows of a given width, and the program compiled for it. */
 typedef struct norm_form {
     int columns;  /* columns of a row */
     size_t steps; /* steps of a row that a row group holds in registers; 0: rows are read twice */
     size_t block; /* rows of a row group */
-    size_t part;  /* columns that a row group sums, in both forms */
+    size_t part;  /* columns that a row group sums, on CPUs and GPUs */
     size_t piece_grain; /* the rows of a piece are a multiple of this; 0: PIECE_ROWS */
     char program[64];
 } norm_form;
@@ -81,8 +82,8 @@ static moert_status check_results(const moert_buffer *floats, const moert_buffer
     return MOERT_OK;
 }
 
-/* The columns that the norm kernels also rotate; 0: none. Rows must stay in registers, and their
- * positions are those of whole sequences. */
+/* The columns of a head that the norm kernels rotate as well; 0: none. This needs rows in
+ * registers, and positions that start at 0 in every sequence. */
 static int rotated_columns(const norm_form *form, const moert_rotation *rotation) {
     const size_t columns = moert_rotation_width(rotation, (size_t)form->columns);
     return rotation->table != NULL && form->steps > 0 && columns % ROTATED_GRAIN == 0 &&

@@ -27,31 +27,33 @@ typedef struct moert_update {
     double rate, decay;
     double beta1, beta2, epsilon; /* of AdamW */
     double momentum;              /* of SGD */
-    double scale;                 /* multiplies the gradient first (clipping) */
+    double scale;                 /* factor of the gradient, for clipping */
     uint64_t step;                /* counts from 1 */
-    moert_buffer *rounded;        /* gets the new parameters in bf16, to nearest even; or NULL */
+    moert_buffer *rounded;        /* receives the new parameters rounded to bf16 (nearest even), or
+                                     NULL */
     size_t at;                    /* offset of the first element in parameter and `rounded` */
-    /* BF16 moments are rounded up or down at random with the right mean. The random numbers depend
-     * on `step`, and on an element's place and key: elements belong to parts of equal size. */
-    size_t part, first;       /* elements of a part; the place of the first element, from the start
-                                 of the first part on */
-    const moert_buffer *keys; /* uint64 of each part, from `keys_at` on */
+    /* BF16 moments are rounded stochastically, so their expected values are right. The elements
+     * belong to parts of equal size. A random number depends on `step`, the part's key, and the
+     * element's index in the part. */
+    size_t part, first;       /* elements of a part; index of the first updated element, counted
+                                 from the start of the first part */
+    const moert_buffer *keys; /* uint64, one key for each part, from element `keys_at` on */
     size_t keys_at;
 } moert_update;
 
 struct moert_update_args;
 
-/* A moment of each weight, beside its value. */
+/* A kind of moment: one more value that an optimizer keeps for each weight. */
 typedef struct moert_moment_kind {
-    const char *prefix; /* of its tensors' names in checkpoints */
-    bool is_square;     /* a mean of squares, so never below 0 */
+    const char *prefix; /* prefix of the names of its tensors in checkpoints */
+    bool is_square;     /* the moment is a mean of squares, so never below 0 */
 } moert_moment_kind;
 
 typedef struct moert_optimizer_row {
-    const char *name; /* of the kernel, and in messages */
+    const char *name; /* name of the kernel, also used in messages */
     size_t moments;
     moert_moment_kind moment[MOERT_MOMENTS_MOST];
-    /* Sets those of the kernel's arguments that the optimizer defines. */
+    /* Sets the kernel arguments that only this optimizer defines. */
     void (*coefficients)(const moert_update *update, struct moert_update_args *args);
 } moert_optimizer_row;
 extern const moert_optimizer_row moert_optimizers[MOERT_OPTIMIZERS];

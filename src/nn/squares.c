@@ -9,8 +9,8 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-/* A span as kernels/nn/squares.cl reads it, three ulongs: offset and length in floats, and the
- * number of its first chunk. */
+/* A span in the layout of kernels/nn/squares.cl: offset and length in floats, and the index of its
+ * first chunk. */
 typedef struct span_row {
     uint64_t begin, length, chunk;
 } span_row;
@@ -21,14 +21,16 @@ typedef struct stretch {
     size_t first, end; /* spans [first, end) */
     size_t chunk;      /* number of the first chunk */
     size_t elements;   /* sum of the lengths */
-    size_t sizes;      /* offsets and lengths or'ed, for MOERT_PROGRAM */
+    size_t sizes;      /* bitwise or of all offsets and lengths, for MOERT_PROGRAM */
 } stretch;
 
 struct moert_squares {
     moert_device *device;
-    size_t count, chunks, stretches, sum_bytes; /* a sum is a double, or a float without fp64 */
+    size_t count, chunks, stretches, sum_bytes; /* bytes of a sum: double, or float on devices
+                                                   without fp64 */
     stretch *stretch;                           /* [stretches] */
-    moert_buffer *table;                        /* span_row [count + 1]; the last ends the chunks */
+    moert_buffer *table;                        /* span_row [count + 1]; the last one holds the end
+                                                   of the chunks */
     moert_buffer *chunk_sums, *sums;
     void *host_sums; /* room for chunk_sums or sums */
 };

@@ -65,7 +65,7 @@ void moert_op_free_conversions(moert_op *op) {
 static moert_status make_values(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
     const size_t elements = q->rows * q->columns, bytes = moert_dtype_bits(c->type) / 8;
-    /* the second version is quantized from the values of the result */
+    /* `column` is quantized from the values of the result, so it needs no buffer */
     if (q->payload == MOERT_OP_BUFFER_column)
         return MOERT_OK;
     if (needs_no_values(op, c))

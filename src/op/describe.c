@@ -76,7 +76,7 @@ static moert_status check_pair(const moert_op *op) {
     return MOERT_OK;
 }
 
-/* Switches that only some kinds have. */
+/* Checks that each flag set in the options applies to the op's kind. */
 static moert_status check_switches(const moert_op *op) {
     const moert_op_options *o = &op->options;
     for (size_t i = 0; i < MOERT_OP_FIELDS; i++) {

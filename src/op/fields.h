@@ -21,11 +21,11 @@ typedef enum moert_op_buffer {
 const char *moert_op_buffer_name(moert_op_buffer which);
 moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which);
 
-/* The shape of a buffer, one letter for each dimension; "" if it depends on blocks. A row of x is
- * one of its tokens if it is gathered. */
+/* The shape of a buffer, one letter for each dimension; "" if it depends on blocks. If x is
+ * gathered, its rows are tokens. */
 const char *moert_op_shape(const moert_op_options *options, moert_op_buffer which);
-/* What a letter stands for: the options' groups, rows, n and k; T tokens, ceil(M/topk); V columns
- * of gate and up; D columns of d; A values of amax for a group; 1. */
+/* The size that a letter stands for: G, M, N and K of the options; T tokens, ceil(M/topk); V
+ * columns of gate and up; D columns of d; A values of amax for a group; or 1. */
 size_t moert_op_size(const moert_op_options *options, char letter);
 size_t moert_op_columns(const moert_op_options *options, moert_op_buffer which);
 
@@ -79,7 +79,8 @@ moert_operand *moert_op_operand(const moert_op_options *options, moert_op_buffer
 
 /* ---- fields ---- */
 
-/* The kinds of ops that have a field, and what it must be in other ops. */
+/* Bit masks of the kinds of ops that have a field, and the text for messages: the field's legal
+ * value in other kinds. */
 #define MOERT_OP_IS(kind)   (1u << MOERT_OP_##kind)
 #define MOERT_OP_IN_ALL     ~0u, ""
 #define MOERT_OP_IN_GEMMS   ~(MOERT_OP_IS(GLU) | MOERT_OP_IS(DGLU)), "false, except in a GEMM"
@@ -99,7 +100,7 @@ typedef enum moert_op_use {
     MOERT_OP_RAISE /* to the maximum of the old value and the new one */
 } moert_op_use;
 
-/* The dtype of its values: float32, or the options' bias_type. */
+/* The dtype of a buffer's values: float32, or the options' bias_type. */
 typedef enum moert_op_type { MOERT_OP_F32, MOERT_OP_BIAS } moert_op_type;
 
 /* X(field, KINDS, buffer, USE, TYPE, shape): the fields that are true or false, and the buffers

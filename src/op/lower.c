@@ -124,8 +124,8 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     return glu;
 }
 
-/* What an op adds to a plain GEMM. A dGLU with an offset ignores alpha and beta, as in cuDNN.
- * Global scales multiply the sums of a dGLU. */
+/* The settings of an op that a plain GEMM does not have. A dGLU with an offset ignores alpha and
+ * beta, as in cuDNN. Global scales multiply the sums of a dGLU. */
 static moert_gemm_more lower_more(const moert_op *op, const moert_op_buffers *b, bool scales) {
     const moert_op_options *o = &op->options;
     return (moert_gemm_more){.weights =

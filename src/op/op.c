@@ -14,7 +14,7 @@
 
 /* ---- backends ---- */
 
-/* The backend's text if it does not support the op; NULL if it does. */
+/* NULL if the backend supports the op, otherwise the reason why not. */
 static const char *refusal(moert_op *op, const moert_backend *backend) {
     op->backend = backend;
     return moert_op_plan(op);
@@ -100,7 +100,7 @@ static moert_status bind_workspace(moert_op *op, const moert_buffer *workspace) 
 
 /* ---- create, execute, destroy ---- */
 
-/* Makes an op that has the description, the backend and, unless `counts`, the workspace. */
+/* Makes an op: describes it, chooses the backend and, unless `counts`, allocates the workspace. */
 static moert_status make(moert_device *device, const moert_op_options *options, bool counts,
                          moert_op **op) {
     moert_op *made;

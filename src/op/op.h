@@ -31,8 +31,8 @@ typedef struct moert_op_quantized {
     bool result;
     bool by_ends;                 /* true: the groups of the op; false: groups of equal size */
     bool transposed;              /* each group holds the transpose of the operand's matrix */
-    moert_quantizer how;          /* how.axis is that of this matrix; rounding is not AUTO */
-    size_t groups, rows, columns; /* number of groups, and the size of one group's matrix */
+    moert_quantizer how;          /* how.axis refers to this matrix; how.rounding is never AUTO */
+    size_t groups, rows, columns; /* number of groups; rows and columns of one group's matrix */
     size_t blocks;                /* row blocks that payload and scales have room for */
     moert_scale_layout scales;
     size_t width; /* scales in a line of linear scales that are not transposed */

@@ -10,12 +10,12 @@
  * exchange between nodes must save 1/GATHER_WORTH of the rows of the two experts. */
 enum { EXCHANGE_WORTH = 100, CLONE_WORTH = 30, GATHER_WORTH = 4 };
 
-/* A placement that is being improved. */
+/* State of the search: the placement that it improves, and its loads. */
 typedef struct search {
-    const moert_expert_map *map; /* for its sizes */
+    const moert_expert_map *map; /* the present placement; only its sizes are used */
     const uint64_t *rows;        /* [E] */
     uint32_t *expert;            /* [slots of all ranks] */
-    uint64_t *members;           /* [E] the expert and its clones */
+    uint64_t *members;           /* [E] members of the chain: the expert and its clones */
     uint64_t *load;              /* [ranks] rows */
 } search;
 
@@ -64,7 +64,7 @@ static uint64_t sum_of(const search *s) {
     return sum;
 }
 
-/* Whether a slot of a rank, except for slot `but`, holds an expert or a clone of it. */
+/* Whether a slot of `rank`, other than slot `but`, holds expert e or a clone of it. */
 static bool has(const search *s, size_t rank, uint32_t e, size_t but) {
     for (size_t i = s->map->first[rank]; i < s->map->first[rank + 1]; i++)
         if (i != but && expert_in(s, i) == e)
@@ -77,8 +77,8 @@ static bool has(const search *s, size_t rank, uint32_t e, size_t but) {
 /* Two slots whose experts change places. */
 typedef struct exchange {
     size_t here, there;
-    uint64_t larger; /* rows of the busier of their two ranks afterwards, or */
-    int64_t saved;   /* rows that no longer travel between nodes */
+    uint64_t larger; /* find_exchange: rows of the busier of the two ranks after the exchange */
+    int64_t saved;   /* find_gathering: how many fewer rows then travel between nodes */
 } exchange;
 
 /* Whether the contents of slot `from` may go to slot `to` of a rank. */
@@ -114,7 +114,8 @@ static void exchange_two(search *s, const exchange *two) {
     count(s);
 }
 
-/* Exchanges slots as long as each exchange pays. */
+/* Exchanges slots as long as each exchange saves more than 1/EXCHANGE_WORTH of the busiest rank's
+ * rows. */
 static void exchange_slots(search *s) {
     for (;;) {
         const size_t busiest = busiest_of(s);
@@ -157,8 +158,8 @@ static size_t empty_slot(const search *s, size_t rank) {
     return SIZE_MAX;
 }
 
-/* Makes a slot of a full rank empty: its expert or clone with the fewest rows goes to another rank.
- * SIZE_MAX if that is not possible. */
+/* Moves the expert or clone with the fewest rows of a full rank to another rank. Returns the slot
+ * that is then empty; SIZE_MAX if no other rank can take it. */
 static size_t make_room(search *s, size_t rank) {
     size_t from = s->map->first[rank];
     for (size_t i = from; i < s->map->first[rank + 1]; i++)
@@ -192,8 +193,8 @@ static bool add_clone(search *s, uint32_t e) {
     return true;
 }
 
-/* Clones the hottest expert of the busiest rank, again and again, as long as that pays: the busiest
- * rank has more than CLONE_WORTH above the mean, and a clone takes CLONE_WORTH of its rows away. */
+/* Clones the hottest expert of the busiest rank, repeatedly. Stops when the busiest rank is at most
+ * 1/CLONE_WORTH above the mean, or a clone would save less than 1/CLONE_WORTH of its rows. */
 static moert_status add_clones(search *s) {
     const size_t slots = moert_expert_map_slots(s->map);
     const uint64_t enough = sum_of(s) / s->map->ranks * (CLONE_WORTH + 1) / CLONE_WORTH;
@@ -245,8 +246,8 @@ static int64_t saved_by(const search *s, const moert_row_sources *from, size_t s
                : (int64_t)(from->rows[to * experts + e] - from->rows[node * experts + e]);
 }
 
-/* Looks between two ranks on different nodes for exchanges after which neither rank has more than
- * `limit` rows. *best becomes the one that saves most, if it saves more than *best. */
+/* Finds the exchange between two ranks on different nodes that saves most, among those that leave
+ * neither rank more than `limit` rows. Stores it in *best if it saves more than *best. */
 static void find_gathering(const search *s, const moert_row_sources *from, size_t r, size_t q,
                            uint64_t limit, exchange *best) {
     const uint32_t *first = s->map->first;

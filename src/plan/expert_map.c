@@ -8,7 +8,7 @@
 #include "base/memory.h"
 
 void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
-    if (rank >= ranks) { /* no such rank, no experts */
+    if (rank >= ranks) { /* this rank does not exist, so it has no experts */
         *first = experts;
         *count = 0;
         return;
@@ -77,8 +77,8 @@ void moert_expert_map_destroy(moert_expert_map *placement) {
         MOERT_FREE(placement->first, placement);
 }
 
-/* Fills the slots of a rank with its block of experts, of which its group has every groups-th; the
- * others are clones. Returns the number of the rank's slots. */
+/* Fills the slots of a rank with its contiguous block. Every groups-th expert of the block is the
+ * expert itself, the others are clones. Returns the number of the rank's slots. */
 static size_t fill_slots(const moert_expert_map *placement, size_t rank, size_t slots) {
     const size_t groups = placement->groups, size = placement->ranks / groups;
     uint32_t *expert = placement->expert + placement->first[rank];
@@ -138,7 +138,7 @@ size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, s
     return slot;
 }
 
-/* The rows that the first `ranks` ranks have for an expert. */
+/* The number of rows for an expert from the tokens of ranks 0 to `ranks` - 1. */
 static uint64_t rows_before(const moert_expert_map *placement, size_t expert, size_t ranks,
                             const uint64_t *counts) {
     uint64_t rows = 0;
@@ -161,11 +161,11 @@ uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, 
     return pieces * MOERT_CUT_ROWS < rows ? pieces * MOERT_CUT_ROWS : rows;
 }
 
-/* What check() has seen of an expert. */
+/* What check() has found about an expert so far. */
 typedef struct seen {
     size_t last;    /* 1 + the last rank that holds it or a clone */
     size_t members; /* slots that hold it or a clone */
-    bool placed;    /* it has a slot */
+    bool placed;    /* a slot holds the expert itself */
 } seen;
 
 /* Checks the word in a slot of a rank. */

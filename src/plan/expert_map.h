@@ -14,7 +14,7 @@
 
 #include "moert/plan.h"
 
-enum { MOERT_CUT_ROWS = 64 }; /* the ranges of a chain begin at multiples of it */
+enum { MOERT_CUT_ROWS = 64 }; /* each member's range of rows begins at a multiple of this */
 
 /* MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
 #define MOERT_NO_EXPERT    UINT32_MAX
@@ -22,13 +22,13 @@ enum { MOERT_CUT_ROWS = 64 }; /* the ranges of a chain begin at multiples of it 
 
 typedef struct moert_expert_map {
     size_t experts, ranks;
-    size_t groups;      /* of consecutive ranks, each with all experts; 1 or more */
+    size_t groups;      /* number of groups of consecutive ranks; each group holds all experts */
     size_t longest;     /* members of the longest chain; 1: there are no clones */
     uint32_t *first;    /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all */
     uint32_t *expert;   /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
-    uint32_t *position; /* [slots of all ranks] of a slot in the chain of its expert */
-    uint32_t *rank;     /* [E] the rank that holds an expert, */
-    uint32_t *slot;     /* [E] and its slot, counted from that rank's first */
+    uint32_t *position; /* [slots of all ranks] position of the slot in the chain of its expert */
+    uint32_t *rank;     /* [E] the rank that holds the expert itself */
+    uint32_t *slot;     /* [E] the slot of the expert itself, counted from its rank's first slot */
     uint32_t *chain;    /* [E] members of its chain */
 } moert_expert_map;
 
@@ -44,8 +44,8 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
 /*
  * The first of an expert's rows that member `position` of its chain computes, or the end if it is
  * the number of members; counts[ranks,E] are the rows of each rank's tokens. Members share the rows
- * evenly, or each computes those of its group's tokens. Ranges begin at multiples of
- * MOERT_CUT_ROWS, so that the pairs and blocks of sums over rows stay whole.
+ * evenly; with exact replicas, each computes the rows of its group's tokens. Ranges begin at
+ * multiples of MOERT_CUT_ROWS, so that no pair or block of a sum over rows is divided.
  */
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts);
@@ -59,9 +59,10 @@ size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, s
 /* The rank of a slot, counted over all ranks. */
 size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot);
 
-/* Contiguous blocks of experts, in each of `groups` groups, which divide the ranks; the experts
- * themselves are spread over the groups. Each rank has `slots` slots, of which the last may be
- * empty; 0: as many as it has experts. Errors: ERROR_USAGE (too few slots), ERROR_MEMORY. */
+/* Creates the contiguous placement. Each of `groups` groups of ranks holds all experts in
+ * contiguous blocks; the experts themselves are spread over the groups. `slots`: slots of each
+ * rank, the last of which may be empty; 0: as many as the rank has experts. Errors: ERROR_USAGE
+ * (too few slots), ERROR_MEMORY. */
 moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t groups, size_t slots,
                                      moert_expert_map **placement);
 void moert_expert_map_destroy(moert_expert_map *placement); /* NULL is legal. */
@@ -78,16 +79,16 @@ size_t moert_expert_map_slots_of(const moert_expert_map *placement, size_t rank)
 /* The most experts and clones of a rank. */
 size_t moert_expert_map_most(const moert_expert_map *placement);
 
-/* Where the rows of a plan's rank for one member of a chain go. */
+/* A lane: the rows that the plan's rank sends to one member of a chain, and where they go. */
 typedef struct moert_lane {
-    uint32_t rank;     /* the member's */
+    uint32_t rank;     /* the member's rank */
     uint64_t row;      /* the first row in that rank's window */
     uint64_t position; /* the first position among this rank's rows */
     uint64_t rows;
 } moert_lane;
 
-/* moert_plan_create for experts in these places; shape->experts and ranks are those of the
- * placement, which the plan copies. lanes[longest,E] = the lanes of each expert's members. */
+/* Like moert_plan_create, for any placement, which the plan copies. shape->experts and shape->ranks
+ * must be those of the placement. lanes[longest,E] = the lanes of each expert's members. */
 moert_status moert_plan_create_placed(const moert_plan_shape *shape,
                                       const moert_expert_map *placement, const int32_t *index,
                                       const uint64_t *counts, moert_lane *lanes, moert_plan **plan);

@@ -88,8 +88,8 @@ uint64_t moert_plan_slot_rows(const moert_plan *plan, size_t rank, size_t slot) 
     return count_common(rows_of(plan, slot), before, plan->counts[rank * plan->experts + e]);
 }
 
-/* Lays out the rows of a slot of rank `owner` behind *rows other rows, and sets the lane of this
- * rank's part, which begins at *position. */
+/* Places the rows of a slot of rank `owner` after the owner's first *rows rows. Sets the lane of
+ * this rank's rows for the slot, which begins at *position; advances both. */
 static void lay_out_slot(moert_plan *plan, size_t owner, size_t slot, uint64_t *rows,
                          uint64_t *position, moert_lane *lanes) {
     const size_t e = moert_expert_map_at(plan->placement, slot);
@@ -138,8 +138,8 @@ static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
     return MOERT_OK;
 }
 
-/* The lane of the slot number `nth` of this rank for an expert, less the rows before the lane;
- * NULL if the counts hold no such slot. */
+/* Finds the lane that takes this rank's row number *nth for an expert; *nth becomes the row's index
+ * in that lane. NULL if the counts have no such row. */
 static const moert_lane *find_lane(const moert_plan *plan, const moert_lane *lanes, size_t expert,
                                    uint64_t *nth) {
     for (size_t member = 0; member < plan->placement->chain[expert]; member++) {

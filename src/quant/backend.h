@@ -10,7 +10,7 @@
 #include "quant/quantize.h"
 #include "quant/scales.h"
 
-/* X(entry, argument): one row per operation. */
+/* X(entry, argument): the operations, with the struct that each takes. */
 #define MOERT_QUANT_TABLE(X)                                                                       \
     X(quantize_amax, moert_quantize)                                                               \
     X(quantize, moert_quantize)                                                                    \

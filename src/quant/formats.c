@@ -59,7 +59,7 @@ size_t moert_row_blocks(const uint32_t *ends, size_t groups, size_t block) {
     return blocks;
 }
 
-/* The number is largest when every group has one row more than whole blocks. */
+/* The number of blocks is largest if every group has one row more than a multiple of the block. */
 size_t moert_row_blocks_most(size_t rows, size_t groups, size_t block) {
     return rows < groups ? rows : (rows - groups) / block + groups;
 }

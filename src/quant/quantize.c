@@ -38,8 +38,8 @@ static moert_status check_how(const moert_quantizer *how) {
     return MOERT_OK;
 }
 
-/* Checks the fields that all calls use. *full = the description with defaults filled in and without
- * unused fields. */
+/* Checks the fields that all calls use. *full = the description with defaults filled in and unused
+ * fields cleared. */
 static moert_status check_shape(const moert_quantize *given, moert_quantize *full) {
     int narrow;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_quantize, MOERT_QUANTIZE_INIT, full, given));

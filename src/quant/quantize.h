@@ -3,11 +3,12 @@
 
 #include "moert/quantize.h"
 
-/* The quantizer with AUTO rounding resolved and, with a norm, the fields that norm replaces set to
- * their defaults. */
+/* The quantizer with AUTO rounding resolved. With a norm, the fields that norm makes irrelevant
+ * have their defaults. */
 moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm);
 
-/* The shape of an operation. With row_bytes, q_bytes and scales are the stride of rows. */
+/* The shapes of payload and scales of an operation. With row_bytes, q_bytes and scales give the
+ * stride of rows. */
 moert_quantized_shape moert_quantized_layout(const moert_quantize *op);
 
 enum { MOERT_SPEC_BYTES = 512 }; /* the most bytes of a program's name and options */

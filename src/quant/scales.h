@@ -35,7 +35,8 @@ typedef struct moert_block_ends {
 typedef struct moert_global_scales {
     size_t groups;
     const moert_buffer *alpha;          /* float32 [groups] */
-    const moert_buffer *first, *second; /* float32 [1]; [groups] if the flag below is set */
+    const moert_buffer *first, *second; /* float32 [1], or [groups] if first_by_groups or
+                                           second_by_groups is set */
     bool first_by_groups, second_by_groups;
     moert_buffer *to; /* float32 [groups] */
 } moert_global_scales;

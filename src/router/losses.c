@@ -13,7 +13,7 @@ double moert_router_aux_loss(moert_aux_form form, const moert_router_options *op
                              const moert_router_load *load, double coefficient, float *gradient) {
     const size_t experts = options->experts;
     const double slots = form == MOERT_AUX_HUGGING_FACE ? 1.0 : (double)options->topk;
-    /* without a token there is neither loss nor gradient */
+    /* if there are no tokens, loss and gradient are 0 */
     const double rows = load->rows;
     const double factor = rows > 0.0 ? (double)experts / (slots * rows * rows) : 0.0;
     double sum = 0.0;

@@ -15,18 +15,19 @@
 
 enum {
     MOST_EXPERTS = MOERT_ROUTER_MOST_EXPERTS,
-    MOST_NARROW = 256, /* experts that fewer than 32 work-items hold in registers */
+    MOST_NARROW = 256, /* up to this many experts, fewer than 32 work-items hold a token's scores in
+                          registers */
     SPEC_BYTES = 96
 };
 
-/* A program with the kernels of the router, and the tokens of a work-group. */
+/* The program of the router's kernels, and the tokens that a work-group processes. */
 typedef struct program {
     char spec[SPEC_BYTES];
     size_t tokens;
 } program;
 
-/* The form of the device chooses between kernels/router/router.cl and gpu.cl. On GPUs some items of
- * a row group share a token: as many as it has slots, rounded up to a power of 2. */
+/* Chooses kernels/router/router.cl for CPUs, kernels/router/gpu.cl for GPUs. On GPUs several items
+ * of a row group share a token: at least one per slot, rounded up to a power of 2. */
 static program choose_program(const moert_device *device, const moert_router_options *options) {
     const size_t least =
         options->experts > MOST_NARROW ? MOERT_GPU_ITEMS : MOERT_ROUTER_LEAST_SLOTS;
@@ -43,7 +44,7 @@ static program choose_program(const moert_device *device, const moert_router_opt
     return chosen;
 }
 
-/* The work-groups of a kernel whose row groups have `tokens` tokens on CPUs, one on GPUs. */
+/* The grid of a kernel whose row groups process `tokens` tokens each on CPUs, one token on GPUs. */
 static moert_grid grid_of(const moert_device *device, size_t all, size_t tokens) {
     return (moert_grid){moert_ceil_div(all, moert_by_form(device, tokens, 1)), 1, 1};
 }

@@ -81,8 +81,8 @@ moert_status moert_router_counts(const moert_router_options *options, size_t tok
                                  const moert_buffer *scores, const moert_buffer *sequence_ends,
                                  size_t sequences, moert_buffer *counts);
 
-/* entropy[T] = -sum_e r log r of each token, in nats: 0 if all is on one expert, log E if all
- * experts are alike. 0 for padding. */
+/* entropy[T] = -sum_e r log r of each token, in nats: 0 if one expert has all probability, log E if
+ * all experts have the same. 0 for padding. */
 moert_status moert_router_entropy(const moert_router_options *options, size_t tokens,
                                   const moert_buffer *scores, moert_buffer *entropy);
 

@@ -7,7 +7,7 @@
 
 struct moert_affinity {
     moert_thread_snapshot threads;
-    cpu_set_t *masks; /* [threads.count]; empty: not known */
+    cpu_set_t *masks; /* [threads.count]; an empty mask: not known */
 };
 
 moert_status moert_affinity_save(moert_affinity **affinity) {

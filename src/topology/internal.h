@@ -14,7 +14,8 @@ typedef struct moert_gpu_location {
 struct moert_topology {
     hwloc_topology_t tree;
     hwloc_bitmap_t usable;      /* processors that both the machine and the process's mask allow */
-    hwloc_obj_type_t core_type; /* cores; processors if hwloc cannot find the cores */
+    hwloc_obj_type_t core_type; /* object type that counts as a core: HWLOC_OBJ_CORE, or PUs if
+                                   hwloc finds no cores */
     bool here;                  /* the topology is this machine's, not one described by
                                    MOERT_TOPOLOGY */
     bool masked;                /* the mask excludes processors that the machine allows */

@@ -12,9 +12,9 @@
 #include "quant/backend.h"
 
 enum {
-    STRIP = 1024,     /* columns of a work-group, a multiple of the largest block */
-    GPU_STRIP = 4096, /* the same on GPUs, where starting a work-group takes as long as several
-                          steps */
+    STRIP = 1024,     /* columns of a work-group on CPUs, a multiple of the largest block */
+    GPU_STRIP = 4096, /* columns of a work-group on GPUs, where starting one takes as long as
+                         several steps */
     GPU_COLUMNS = MOERT_SUM_LANES, /* one step: columns of a work-group on GPUs if blocks span
                                       rows */
 };
@@ -33,7 +33,7 @@ static const int dtype_special[] = {
 #undef DTYPE_SPECIAL
 };
 
-/* The values of SCALE in the kernels. */
+/* The values of the kernels' define SCALE. */
 enum { SCALE_E8M0, SCALE_E4M3, SCALE_F32 };
 static const int scale_kind[] = {
 #define SCALE_KIND(name, text, element, block, scale) SCALE_##scale,
