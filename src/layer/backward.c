@@ -9,8 +9,8 @@
 #include "layer/wire.h"
 #include "nn/nn.h"
 
-/* With recompute_experts: repeats the forward's first projection and GLU of the experts' rows in
- * `part`, or of the shared expert if it is NULL. */
+/* With recompute_experts: recomputes the forward's first projection and GLU for the experts' rows
+ * in `part`, or for the shared expert if `part` is NULL. */
 static moert_status recompute_activation(moert_pass *pass, const moert_row_groups *part) {
     moert_block *block = pass->layer->block[part != NULL ? BLOCK_EXPERT_IN : BLOCK_DENSE];
     if (!pass->layer->options.recompute_experts)
@@ -253,7 +253,7 @@ static moert_status dispatch(moert_pass *pass) {
     return moert_exchange_dispatch_start(pass->layer->mesh->exchange, &there, pass->status);
 }
 
-/* Combines dx. From then on the weights have gradients, to be reduced. */
+/* Combines dx, and records that the layer has gradients that must be reduced. */
 static moert_status combine(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &pass->back, pass->status));
@@ -308,7 +308,7 @@ static moert_status check_rounded(const moert_pass *pass, const char *name, int 
     return moert_layer_check_buffer(layer, name, gradient, elements * sizeof(uint16_t));
 }
 
-/* Takes the losses of a backward, and checks them and its buffers. */
+/* Copies the caller's losses to the pass, and checks them and the backward's buffers. */
 static moert_status take_losses(moert_pass *pass, const moert_layer_losses *given) {
     const moert_layer_losses none = MOERT_LAYER_LOSSES_INIT, *losses = &pass->losses;
     const moert_layer *layer = pass->layer;

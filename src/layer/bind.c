@@ -1,14 +1,13 @@
 /*
- * Tensors in buffers of the caller. Kernels read bound weights, and write bound gradients of
- * experts, where they are. Sums over ranks are formed in the block's own gradient, so bound
- * gradients are copied there and back: those of replicated blocks in every reduction, those of
- * experts only if there are replicas. Sums of scattered tensors would cost a message for each
- * tensor and rank.
+ * Tensors in buffers of the caller. Kernels use bound weights, and bound gradients of experts, in
+ * place. Sums over ranks are formed in the block's own gradient, because scattered tensors would
+ * cost a message for each tensor and rank. So each reduction copies bound gradients there and back:
+ * always those of replicated blocks, those of experts only if the experts have replicas.
  */
 #include "base/memory.h"
 #include "layer/check.h"
 
-/* Whether sums of the block's gradients are formed in the block's own buffer. */
+/* Whether the ranks sum the block's gradients in the block's own buffer. */
 static bool sums_inside(const moert_block *block) {
     return block->replicated || moert_comm_size(block->comm) > 1;
 }
@@ -31,7 +30,7 @@ static void free_unused(moert_block *block) {
     }
 }
 
-/* Replaces a view by one of the caller's buffer. */
+/* Replaces a view of the block's buffer by a view of the caller's buffer. */
 static moert_status replace(const moert_buffer *by, size_t bytes, moert_buffer **view) {
     moert_buffer *made;
     MOERT_TRY(moert_buffer_view(by, 0, bytes, &made));

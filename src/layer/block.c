@@ -175,7 +175,8 @@ moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_
     return moert_tree_reduce(&at, n, partial);
 }
 
-/* Pieces of a dense weight gradient begin at multiples of this, as tensor cores need it. */
+/* Pieces of a dense weight gradient begin at multiples of this many rows, which tensor cores
+ * require. */
 enum { PIECE_ROWS = 128 };
 
 /* On an H200 each further piece costs 10 us: a head of 150,000 rows took 2.2 ms more in pieces of
@@ -197,7 +198,7 @@ static size_t partial_rows(const moert_device *device, size_t sequences, size_t 
 size_t moert_block_partial_floats(const moert_device *device, size_t sequences, size_t n,
                                   size_t k) {
     const size_t rows = partial_rows(device, sequences, n, k);
-    return sequences * moert_max(rows * k, n); /* or of its bias */
+    return sequences * moert_max(rows * k, n); /* n: room for the bias gradients */
 }
 
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
@@ -258,8 +259,8 @@ done:
     return status;
 }
 
-/* The buffer that the ranks sum. For host sums it is mapped to host memory, on CPUs without a
- * copy. */
+/* Returns the buffer that the ranks sum. If hosts sum, it is mapped to host memory, on CPUs without
+ * a copy. */
 static moert_buffer *summed_buffer(const moert_block *block) {
     return block->replicated ? block->nodes : block->gradient;
 }

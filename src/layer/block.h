@@ -39,7 +39,8 @@ enum { MOERT_VIEW_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
 typedef struct moert_holders {
     moert_device *device;
     moert_comm *comm;
-    moert_peers *peers; /* their devices, if these sum and gather without their hosts; or NULL */
+    moert_peers *peers; /* the ranks' devices, if devices sum and gather without their hosts; else
+                           NULL */
 } moert_holders;
 
 typedef struct moert_block_tensor {
@@ -51,19 +52,20 @@ typedef struct moert_block_tensor {
     moert_weight_cache cache;        /* the weight's panels */
 } moert_block_tensor;
 
-/* Float32 gradients for the open ones of blocks that keep bf16 ones (moert_block_keep_bf16). */
+/* Float32 gradient buffers that blocks with bf16 gradients use while they are open
+ * (moert_block_keep_bf16). */
 typedef struct moert_gradient_pool {
     moert_device *device;
     struct {
-        const char *what; /* the kind of block, whose padding is zero */
+        const char *what; /* moert_block.what of the blocks that may use it; its padding is zero */
         moert_buffer *buffer;
-    } free[16]; /* NULL: none; two of each of the kinds of blocks in layers */
+    } free[16]; /* buffer NULL: empty entry. Room for two buffers of each kind of block */
 } moert_gradient_pool;
 
 typedef struct moert_block {
     moert_device *device;
     moert_comm *comm;   /* the ranks that hold the block */
-    moert_peers *peers; /* their devices, or NULL */
+    moert_peers *peers; /* as in moert_holders */
     const char *what;   /* a description for messages; a literal */
     bool replicated;
     size_t floats; /* floats of all tensors with their padding, which stays zero */
@@ -72,10 +74,11 @@ typedef struct moert_block {
     moert_block_tensor *tensor;
     size_t *border; /* offsets in floats where the shards start; last, the end */
     moert_buffer *weight, *gradient, *nodes;
-    moert_buffer *kept; /* the gradient in bf16, or NULL; `gradient` then exists only while */
-    moert_gradient_pool *pool; /* the block is open, and comes from here */
+    moert_buffer *kept; /* the gradient in bf16, or NULL. With it, `gradient` exists only while the
+                           block is open */
+    moert_gradient_pool *pool; /* where `gradient` comes from if `kept` is set */
     moert_tree_sum *sum;       /* the sum in progress, or NULL */
-    float *mapped;             /* the buffer that `sum` adds up */
+    float *mapped;             /* host memory in which `sum` adds */
     bool collects_sum;         /* partial sums go to the gradient; the block has no nodes */
     bool accumulate;           /* add to the gradient instead of replacing it */
 } moert_block;
@@ -85,7 +88,7 @@ typedef struct moert_block_shape {
     const size_t *elements; /* [count] floats of each tensor; 0 is legal */
     size_t count;
     const size_t
-        *parts; /* [count] tensors of the model's files that form each of them, or NULL: 1 */
+        *parts; /* [count] tensors of the model's files that form each tensor; NULL: one each */
 } moert_block_shape;
 
 /* The offset in floats where the shard of rank `rank` of `ranks` starts. With rank == ranks: the
@@ -103,31 +106,33 @@ void moert_block_destroy(moert_block *block);
 /*
  * Keeps the gradient in bf16 from now on. A block is open from moert_block_open, which
  * moert_block_begin calls, to the end of moert_block_reduce_wait. Meanwhile it has a float32
- * gradient from the pool: with `accumulate` the kept one, to which the backward adds. At the end
- * that is rounded to nearest even. Not collective.
+ * gradient from the pool. With `accumulate` this starts as the kept gradient, and the backward adds
+ * to it. At the end it is rounded to nearest even and kept. Not collective.
  */
 moert_status moert_gradient_pool_create(moert_device *device, moert_gradient_pool **pool);
 void moert_gradient_pool_destroy(moert_gradient_pool *pool);
 moert_status moert_block_keep_bf16(moert_block *block, moert_gradient_pool *pool);
 moert_status moert_block_open(moert_block *block, bool accumulate);
 moert_status moert_block_close(moert_block *block);
-/* The kept gradient from element `at` on. */
+/* The elements of the kept gradient (bf16 or float32) from `at` on. */
 moert_elements moert_block_gradient(const moert_block *block, size_t at);
 /* target[floats] = the kept gradient. */
 moert_status moert_block_copy_gradient(const moert_block *block, moert_buffer *target);
 
-/* Moves a tensor's weight and gradient to buffers of the caller; NULL: it stays where it is. */
+/* Moves a tensor's weight and gradient to buffers of the caller. A NULL buffer leaves its part
+ * where it is. */
 moert_status moert_block_bind(moert_block *block, size_t tensor, const moert_buffer *weight,
                               const moert_buffer *gradient);
-/* Copies the caller's gradients to the block's buffer before a sum over ranks or sequences that
- * adds to them, and back after it. */
+/* take copies the caller's bound gradients to the block's buffer, before a sum over ranks or
+ * sequences that adds to them; give copies them back after the sum. */
 moert_status moert_block_take_bound(const moert_block *block);
 moert_status moert_block_give_bound(const moert_block *block);
 
 /* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
-/* `repeats`: from now on GEMMs by the block's weights repeat earlier ones (moert_weight_cache). */
+/* With `repeats`, later GEMMs by the block's weights repeat earlier ones, and prepack the weights
+ * only if they must (moert_weight_cache). */
 void moert_block_repeat(moert_block *block, bool repeats);
 
 /* Makes a tensor of the block the weight of a forward or dgrad: sets `weight` and `panels`. */
@@ -199,18 +204,20 @@ moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
 moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* From now on hashes of the router's logits replace them, so that the experts get nearly equal
- * numbers of rows, to compare speeds. Gradients pass as if the logits were not replaced, so the
- * model does not learn to route. */
+ * numbers of rows, to compare speeds. The backward treats the logits as if they were not replaced,
+ * so the model does not learn to route. */
 void moert_layer_balance_routing(moert_layer *layer);
-/* Begins to send the weights of experts to their clones, which the next forward would do first, so
- * that they travel while the caller computes what comes before the layer. Until then the weights
- * must not change, and no other layer of the mesh may run. Collective over the EP group. */
+/* Begins to send the weights of experts to their clones. Without this call the next forward does it
+ * first; with it, the weights travel while the caller computes what precedes the layer. Until that
+ * forward the weights must not change, and no other layer of the mesh may run. Collective over the
+ * EP group. */
 moert_status moert_layer_send_weights(moert_layer *layer);
-/* From now on forward does not read the ends of batches to check them, which waits for the device.
+/* From now on forward does not check the ends of batches, since reading them waits for the device.
  */
 void moert_layer_trust_batches(moert_layer *layer);
-/* From now on the passes of the layer are those of `with`, a layer of the same mesh and options: a
- * pass that one of them has destroyed leaves its memory to all. The layer must have had none. */
+/* From now on the layer shares the pass list of `with`, a layer of the same mesh and options: each
+ * reuses the memory of passes that the other has destroyed. The layer must not have created a pass
+ * before. */
 void moert_layer_share_passes(moert_layer *layer, const moert_layer *with);
 /* The most rows of a plan so far: of this rank, and of any rank of its EP group. */
 typedef struct moert_row_peak {
@@ -220,9 +227,9 @@ static inline void moert_row_peak_add(moert_row_peak *peak, size_t rows, size_t 
     peak->rows = moert_max(peak->rows, rows);
     peak->largest = moert_max(peak->largest, largest);
 }
-/* That of all passes in the layer's list. */
+/* The peak over all passes in the layer's list. */
 moert_row_peak moert_layer_row_peak(const moert_layer *layer);
-/* From now on the layer's passes take digests (layer/probe.h); NULL: none. */
+/* From now on the layer's passes take digests (layer/probe.h). NULL: they take none. */
 typedef struct moert_probe moert_probe;
 void moert_layer_set_probe(moert_layer *layer, moert_probe *probe);
 /* Where the experts are; valid until moert_layer_place. */

@@ -8,9 +8,9 @@
 
 /* ---- options ---- */
 
-/* True if n floats of each of these factors are more than a tensor may have. */
+/* Whether a tensor of a * b * c floats is too large. */
 static bool exceeds(size_t a, size_t b, size_t c) {
-    const size_t most = PTRDIFF_MAX / sizeof(float) / 4; /* with its gradient and padding */
+    const size_t most = PTRDIFF_MAX / sizeof(float) / 4; /* 4: room for its gradient and padding */
     size_t n;
     return __builtin_mul_overflow(a, b, &n) || __builtin_mul_overflow(n, c, &n) || n > most;
 }
@@ -41,7 +41,7 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     return MOERT_OK;
 }
 
-/* X(format, field): the fields of moert_layer_options, all of which must agree. */
+/* X(format, field): all fields of moert_layer_options; every rank must give the same values. */
 #define OPTION_TABLE(X)                                                                            \
     X("%zu", hidden)                                                                               \
     X("%zu", intermediate)                                                                         \

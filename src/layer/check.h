@@ -15,7 +15,7 @@ moert_status moert_layer_compare_options(const moert_mesh *mesh,
 /* ERROR_USAGE if the buffer `name` is NULL, of another device, or has less than `bytes`. */
 moert_status moert_layer_check_buffer(const moert_layer *layer, const char *name,
                                       const moert_buffer *buffer, size_t bytes);
-/* The same for rows of a batch in bf16, which may be NULL. */
+/* Like moert_layer_check_buffer, for a batch's rows in bf16, which may be NULL. */
 moert_status moert_layer_check_bf16(const moert_layer *layer, const char *name,
                                     const moert_buffer *rows, const moert_batch *batch);
 /* ERROR_USAGE if the two buffers share memory. */

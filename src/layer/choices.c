@@ -38,7 +38,7 @@ static moert_hop hop_of(moert_dispatch encoding, size_t hidden) {
     return (moert_hop){encoding, bytes, moert_ceil_div(bytes, sizeof(float))};
 }
 
-/* What a GEMM of `experts` weights [n,k] can do with its results. */
+/* Whether a GEMM by `experts` weights [n,k] can round and scatter its results. */
 static moert_storing storing_of(const moert_device *device, moert_gemm_kind kind, size_t experts,
                                 size_t n, size_t k, moert_dtype type) {
     moert_gemm gemm = {.kind = kind, .groups = {.count = experts}, .n = n, .k = k};

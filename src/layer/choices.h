@@ -1,7 +1,7 @@
 /*
- * What follows from a layer's options, decided once: how rows travel, and in which dtypes the
- * experts compute. No other file asks the options for precision, dispatch, combine or
- * expert_biases.
+ * Decisions that follow from a layer's options: how rows travel, and the dtypes in which the
+ * experts compute. They are made once: no other file reads the options precision, dispatch, combine
+ * or expert_biases.
  *
  *   precision  operands of the experts' GEMMs                  v, dh     h     dv
  *   f32        float32                                         F32       F32   F32
@@ -24,13 +24,13 @@
 typedef struct moert_hop {
     moert_dispatch encoding; /* float32, bf16, or MXFP8 payload and scales */
     size_t bytes;            /* of a row */
-    size_t width;            /* of a window that receives such rows, in floats */
+    size_t width;            /* width in floats of a window that receives such rows */
 } moert_hop;
 
 /* What the last GEMM of a forward or backward can do with results that travel in bf16. */
 typedef struct moert_storing {
-    bool rounds;   /* it rounds them */
-    bool scatters; /* it also stores them in the windows of other ranks */
+    bool rounds;   /* it rounds its results to bf16 */
+    bool scatters; /* it also stores its results in the windows of other ranks */
 } moert_storing;
 
 typedef struct moert_layer_choices {
@@ -39,14 +39,15 @@ typedef struct moert_layer_choices {
     moert_storing y, dx;  /* the GEMMs whose results travel back */
     bool pushes;          /* ranks may push y; the same on all ranks, whatever their devices */
     bool chunks;          /* experts can compute some rows while others travel: no conversion
-                                before or after the GEMMs needs all rows */
-    bool biases;          /* of both projections of the experts */
-    moert_dtype operand;  /* of the experts' GEMMs */
+                             before or after the GEMMs needs all rows */
+    bool biases;          /* both projections of the experts have biases */
+    moert_dtype operand;  /* dtype of the operands of the experts' GEMMs */
     moert_dtype received; /* x and dy as the GEMMs get them: BF16 if these read the window */
-    moert_dtype v, h, dv; /* of v[M,2I] and dh[M,I]; of h[M,I]; of dv[M,2I] */
+    moert_dtype v, h, dv; /* dtype of v[M,2I] and dh[M,I], of h[M,I], and of dv[M,2I] */
     bool quantizes;       /* operands are rounded to `format` first */
     moert_format format;  /* MXFP8 or NVFP4 */
-    bool global_scales;   /* NVFP4: of a weight one per expert, of rows one for all ranks */
+    bool global_scales;   /* NVFP4: one global scale per expert's weight, one for the rows of all
+                             ranks */
     bool splits_router;   /* the router's GEMMs may multiply sums of bf16 values */
 } moert_layer_choices;
 
@@ -54,7 +55,7 @@ typedef struct moert_layer_choices {
  * GEMM rounds its results. */
 moert_layer_choices moert_layer_choose(const moert_layer_options *options,
                                        const moert_device *device, size_t experts);
-/* ERROR_USAGE, ERROR_UNSUPPORTED: options of which the choices cannot be made. */
+/* Checks the options that the choices depend on. Errors: ERROR_USAGE, ERROR_UNSUPPORTED. */
 moert_status moert_layer_check_choices(const moert_layer_options *options);
 
 /* The shapes of the blocks of a layer that holds `local` experts, by the index of

@@ -10,35 +10,35 @@
 
 /*
  * A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
- * gradients have the tags below. Weight gradients are handed on in up to MOST_PIECES pieces, so
- * that the next member begins while this one computes the next piece. Each link has a part of the
- * mail for each piece that it receives, and one for all that it sends.
+ * gradients have the tags below. Weight gradients travel in up to MOST_PIECES pieces, so that the
+ * next member can begin while this one computes the next piece. In the mail, each link has one part
+ * for each piece that it receives, and one part for all pieces that it sends.
  */
 enum { FIRST_TAG = 20000, MOST_PIECES = 8, WEIGHTS = 2 * EXPERT_TENSORS };
 
-/* A tensor of the local slots: [L,rows,columns]; a slot is handed on in `pieces` pieces. */
+/* A tensor of the local slots, [L,rows,columns]. Each slot's matrix travels in `pieces` pieces. */
 typedef struct tensor {
     moert_buffer *buffer;
     size_t rows, columns, pieces;
-    size_t before; /* floats of `in` and `out` before its values */
+    size_t before; /* offset of its values in moert_handover.in and .out, in floats */
 } tensor;
 
-/* The weights of the local slots that a layer has, and all values that its links send or receive.
+/* The weight tensors of a layer's local slots, and the floats that all links send or receive.
  */
 typedef struct weight_list {
     tensor tensor[WEIGHTS];
     size_t count, floats;
 } weight_list;
 
-/* Rows of a slot's matrix, or pieces of it: [first, first + count). */
+/* A range [first, first + count) of rows or pieces of a slot's matrix, or of slots. */
 typedef struct span {
     size_t first, count;
 } span;
 
 /* ---- preparation ---- */
 
-/* The slots of this rank whose experts have several members, in the order of the experts, which all
- * ranks have. Returns their number; `links`, unless NULL, gets them. */
+/* Lists this rank's slots whose chains have several members, in ascending order of the experts, the
+ * same order on all ranks. Returns their number; stores them in `links` unless that is NULL. */
 static size_t list_links(const moert_layer *layer, moert_chain_link *links) {
     const moert_expert_map *map = layer->placement;
     const size_t rank = moert_comm_rank(layer->mesh->experts);
@@ -126,7 +126,7 @@ static bool is_home(const moert_chain_link *l) {
 
 /* ---- messages ---- */
 
-/* Rows between the places at which a view of a matrix with `columns` columns can begin. */
+/* A view of a matrix with `columns` columns can begin at every multiple of this many rows. */
 static size_t rows_of_view(size_t columns) {
     size_t rows = MOERT_VIEW_FLOATS;
     while (rows > 1 && rows / 2 * columns % MOERT_VIEW_FLOATS == 0)
@@ -148,7 +148,7 @@ static float *values_of(const moert_handover *h, size_t number, const tensor *t,
            (number * t->rows + piece_of(t, piece).first) * t->columns;
 }
 
-/* The parts that count the messages which a link sends, and those with a piece for it. */
+/* The mail's part for the messages that a link sends, and the part for a piece that it receives. */
 static size_t sent_by(size_t number) {
     return MOERT_LINKS_MOST + number;
 }
@@ -239,7 +239,7 @@ static moert_status exchange_weight(const moert_layer *layer, const tensor *t) {
     return MOERT_OK;
 }
 
-/* Waits for a tensor's weights for clones. */
+/* Waits until this rank's clones have the weights of a tensor. */
 static moert_status take_weight(moert_handover *h, const tensor *t) {
     for (size_t i = 0; i < h->count; i++)
         if (!is_home(&h->links[i]))
@@ -279,7 +279,8 @@ moert_status moert_clones_take(moert_layer *layer) {
 
 /* ---- gradients ---- */
 
-/* A gradient of all local slots. `run` computes `rows` of the matrix of each slot in `part`. */
+/* The gradient of a tensor of all local slots. `run` computes the rows `rows` of the matrix of each
+ * slot in `part`. */
 typedef struct chained {
     moert_status (*run)(const struct chained *c, const moert_row_groups *part, span rows,
                         bool accumulate);
@@ -312,7 +313,7 @@ static bool is_link(const moert_handover *h, size_t slot) {
     return false;
 }
 
-/* Computes the slots that are in no chain. */
+/* Computes the slots whose experts have no clones. */
 static void run_others(moert_pass *pass, const moert_handover *h, const chained *c) {
     const size_t local = pass->layer->local_experts;
     size_t first = 0;
@@ -323,20 +324,20 @@ static void run_others(moert_pass *pass, const moert_handover *h, const chained 
         }
 }
 
-/* Whether a link goes on from another member's values: the sums of the member before it, or, as the
- * first, the old gradient of the expert itself. */
+/* Whether a link starts from another member's values: from the previous member's sums or, for the
+ * first member, from the old gradient of the expert itself. */
 static bool waits(const moert_chain_link *l, const chained *c) {
     return l->position > 0 || (c->accumulate && !is_home(l));
 }
 
-/* Whether a link hands its sums on, and to which member: to the next one, or from the last one to
- * the expert itself. */
+/* Whether a link sends its sums to another member. *to = that member: the next one or, after the
+ * last one, the expert itself. */
 static bool hands_on(const moert_chain_link *l, size_t *to) {
     *to = l->position < l->last ? l->position + 1 : l->home;
     return *to != l->position;
 }
 
-/* Computes pieces [first, end) of a link: takes the sums so far, goes on, and hands them on. */
+/* Computes some pieces of a link: receives the sums so far, adds this slot's, and sends them on. */
 static moert_status run_pieces(moert_pass *pass, moert_handover *h, size_t number, const chained *c,
                                span pieces) {
     const moert_chain_link *l = &h->links[number];
@@ -353,8 +354,9 @@ static moert_status run_pieces(moert_pass *pass, moert_handover *h, size_t numbe
     return MOERT_OK;
 }
 
-/* Computes a link's part of the chain. A GPU computes all pieces at once, since one would not keep
- * it busy. An expert itself that is not the last member then waits for the sums of that one. */
+/* Computes a link's part of the chain. A GPU computes all pieces at once, since one piece would not
+ * keep it busy. If the expert itself is not the last member, it then posts the receive of the last
+ * member's sums. */
 static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number, const chained *c) {
     const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;
@@ -366,8 +368,8 @@ static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number,
                                                : MOERT_OK;
 }
 
-/* The chains that this rank begins come first, those that wait for others last. All ranks take the
- * latter in the same order, so no two ranks wait for each other. */
+/* Computes first the links that wait for no other member, last those that wait. All ranks process
+ * the waiting ones in the same order, so no two ranks wait for each other. */
 static moert_status run_chains(moert_pass *pass, moert_handover *h, const chained *c) {
     const moert_layer *layer = pass->layer;
     const tensor *t = &c->result;
@@ -379,7 +381,7 @@ static moert_status run_chains(moert_pass *pass, moert_handover *h, const chaine
     for (size_t i = 0; i < h->count; i++) {
         const moert_chain_link *l = &h->links[i];
         if (c->accumulate && is_home(l) && l->position > 0)
-            for (size_t p = 0; p < t->pieces; p++) /* the old gradient, to the first member */
+            for (size_t p = 0; p < t->pieces; p++) /* send the old gradient to the first member */
                 MOERT_TRY(give(layer, i, t, p, 0));
         if (!waits(l, c))
             MOERT_TRY(run_link(pass, h, i, c));
@@ -403,9 +405,8 @@ static void run_chained(moert_pass *pass, const chained *c) {
         pass->status = c->run(c, &all, all_rows(c), c->accumulate);
 }
 
-/* If few experts have clones, their weight gradients [N,K] are handed on in pieces. With many,
- * whole gradients do: a member computes that of one expert while the next member computes
- * another's. */
+/* The number of pieces in which a weight gradient [N,K] travels. With many chains it is 1: while
+ * one member computes one expert, the next member computes another expert. */
 static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
     const moert_expert_map *map = layer->placement;
     const size_t step = rows_of_view(k);
@@ -415,8 +416,8 @@ static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
     return chains > MOST_PIECES || n % step != 0 ? 1 : moert_min(n / step, MOST_PIECES);
 }
 
-/* Runs a wgrad of some rows of one slot's [N,K]. Their place in a view of matrices that have just
- * these rows is where they are in the whole weight. */
+/* Runs a wgrad of some rows of one slot's matrix [N,K]. It views the weight as matrices of only
+ * these rows, at an offset that puts the slot's rows where they are in the whole weight. */
 static moert_status run_rows(moert_gemm *gemm, span rows) {
     const size_t slot = gemm->groups.first, row_bytes = gemm->k * sizeof(float);
     const size_t before = slot * (gemm->n - rows.count) + rows.first;

@@ -3,7 +3,7 @@
  * (plan/expert_map.h). Forward and dgrad need nothing more than the expert's weight. A weight
  * gradient is one chain over the expert's rows: the first member of the expert's chain begins it,
  * each next one goes on from the sums of the one before, and the last one, which is the expert
- * itself, has the gradient. So its bits are those of one rank that computes all rows. With
+ * itself, has the gradient. So the bits are the same as if one rank computed all rows. With
  * `accumulate` the expert first hands its old gradient to the first member.
  *
  * The slots of clones have weights and gradients, too. These gradients are partial sums that nobody
@@ -13,14 +13,16 @@
 
 #include "layer/internal.h"
 
-/* Reserves what the layer's clones need, in its placement; the other calls then need no memory.
- * Not collective. Errors: ERROR_UNSUPPORTED (too many clones on this rank), ERROR_MEMORY. */
+/* Reserves the memory that clones need in the layer's present placement; the calls below then
+ * allocate none. Not collective. Errors: ERROR_UNSUPPORTED (too many clones on this rank),
+ * ERROR_MEMORY. */
 moert_status moert_clones_prepare(moert_layer *layer);
 
 /*
- * moert_gemm_run of a wgrad or bias_grad of all local experts, whose results are per slot, and
- * moert_scaled_bias_gradient. A failure becomes the status of the pass. A rank whose pass has
- * failed sends and receives in the chains without computing, so that no other rank blocks.
+ * Run a wgrad or bias_grad of all local experts (as moert_gemm_run), or the scaled bias gradient
+ * (as moert_scaled_bias_gradient), along the chains. Results are per slot. A failure becomes the
+ * status of the pass. A rank whose pass has failed sends and receives in the chains without
+ * computing, so that no other rank blocks.
  */
 void moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
 void moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);

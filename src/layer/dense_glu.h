@@ -17,7 +17,7 @@ typedef struct moert_dense_glu {
     size_t first;
     size_t hidden, width;     /* H, I */
     moert_glu_form form;      /* `interleaved` is ignored */
-    moert_dtype type;         /* of the operands */
+    moert_dtype type;         /* dtype of the operands */
     const moert_buffer *x;    /* [T,H], float32 */
     moert_buffer *v, *h;      /* [T,2I] (moert_glu_between), [T,I] in `type` */
     const moert_buffer *prob; /* [T] multiplies each row of h, or NULL */
@@ -26,7 +26,7 @@ typedef struct moert_dense_glu {
     bool drop_v; /* v is not needed after the activation */
 } moert_dense_glu;
 
-/* Raises the scratch that a GLU takes to that of these sizes; width 0: no GLU. */
+/* Raises floats[] to the scratch that a GLU of these sizes needs. Width 0: no GLU. */
 void moert_dense_glu_scratch(const moert_glu_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
 /* Computes v and h. */

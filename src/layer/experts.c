@@ -5,7 +5,7 @@
 #include "layer/rounding.h"
 #include "layer/wire.h"
 
-/* Makes the row matrix that is operand x or y of a GEMM by `block`. */
+/* Finds or converts the rows that are operand x or y of a GEMM by the weight of `block`. */
 static moert_status take_rows(moert_pass *pass, int block, bool y, moert_matrix *rows) {
     const moert_layer_choices *c = &pass->layer->choices;
     if (block == (y ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN))
@@ -43,7 +43,7 @@ static void add_glu(const moert_pass *pass, moert_gemm *gemm) {
                             .h = pass->h};
 }
 
-/* The GEMM without its matrices. */
+/* Fills in a GEMM except for its matrices. */
 static void describe(const moert_pass *pass, moert_gemm_kind kind, int block,
                      const moert_row_groups *groups, moert_expert_gemm *planned) {
     const moert_layer_options *o = &pass->layer->options;

@@ -12,10 +12,11 @@
 
 #include "layer/internal.h"
 
-/* Where the result of a forward or dgrad goes. */
+/* The destination of the result of a forward or dgrad. */
 typedef struct moert_result {
     moert_matrix rows;
-    const moert_buffer *places; /* of rows, instead of the buffer (moert_gemm_more), or NULL */
+    const moert_buffer *places; /* addresses of the rows, used instead of rows.buffer
+                                   (moert_gemm_more.places), or NULL */
 } moert_result;
 
 /* A GEMM that is ready to run, and its row matrices before rounding. */
@@ -32,11 +33,11 @@ typedef struct moert_expert_gemm {
 moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int block,
                                 const moert_row_groups *groups, const moert_result *result,
                                 moert_expert_gemm *planned);
-/* Prepares the gradient of the weight of `block`. A failure is that of the pass; the GEMM then has
- * its shape and no operands. */
+/* Prepares the gradient of the weight of `block`. A failure becomes the status of the pass; the
+ * GEMM then has its shape, but no operands. */
 void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned);
-/* The gradient of the first projection's biases, on all rows. */
+/* The GEMM descriptor for the gradient of the first projection's biases, over all rows. */
 moert_gemm moert_experts_bias_gradient(const moert_pass *pass);
-/* The scaled biases of the second projection, of rows y or dy. */
+/* The descriptor of the second projection's scaled biases, for rows y or dy. */
 moert_scaled_bias moert_experts_biases(const moert_pass *pass, const moert_row_groups *groups,
                                        const moert_matrix *rows);

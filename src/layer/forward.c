@@ -10,7 +10,7 @@
 #include "layer/wire.h"
 #include "nn/nn.h"
 
-/* Takes the batch of a pass, and checks it with the forward's buffers. */
+/* Copies the caller's batch to the pass, and checks it and the forward's buffers. */
 static moert_status take_batch(moert_pass *pass, const moert_batch *given, bool forward_only,
                                const moert_buffer *x, const moert_buffer *y) {
     const moert_layer *layer = pass->layer;
@@ -101,7 +101,7 @@ static moert_status open_gate(moert_pass *pass, const moert_buffer *x) {
                                 pass->gate_logits, NULL, &pass->gate);
 }
 
-/* v and h of the shared expert are in scratch if the backward computes them again. */
+/* Uses scratch buffers for v and h of the shared expert if the backward recomputes them. */
 static moert_status take_shared(moert_pass *pass) {
     if (!pass->layer->options.recompute_experts)
         return MOERT_OK;
@@ -136,7 +136,7 @@ static moert_status take_clones(moert_pass *pass) {
     return moert_clones_take(pass->layer);
 }
 
-/* Begins the plan. The device packs x while the host makes it. */
+/* Begins the plan. The device packs x while the host computes the plan. */
 static moert_status begin_plan(moert_pass *pass) {
     const moert_layer *layer = pass->layer;
     return moert_exchange_begin_plan(

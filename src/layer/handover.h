@@ -1,6 +1,5 @@
 /*
- * What a mesh keeps for the clones of its layers' experts (clones.h): messages, and memory for
- * them.
+ * The state of a mesh for its layers' clones (clones.h): messages, and their memory.
  */
 #pragma once
 
@@ -19,12 +18,12 @@ typedef struct moert_chain_link {
 
 typedef struct moert_handover {
     moert_mail *mail;
-    moert_chain_link links[MOERT_LINKS_MOST]; /* of the layer at work */
+    moert_chain_link links[MOERT_LINKS_MOST]; /* links of the layer that is computing */
     size_t count;
-    float *in, *out; /* values that arrive, and that are sent: [count,elements] of each tensor */
-    size_t room;     /* floats of each */
-    moert_status *status; /* of the call under way: after a failure of this rank's device, messages
-                             still travel, so that no other rank blocks */
+    float *in, *out;      /* received and sent values: [count,elements] of each tensor */
+    size_t room;          /* floats of `in`, and of `out` */
+    moert_status *status; /* status of the call in progress. After a failure of this rank's device,
+                             it still sends and receives, so that no other rank blocks */
 } moert_handover;
 
 /* NULL is legal. */

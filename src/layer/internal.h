@@ -32,15 +32,15 @@ typedef struct moert_rounded {
     moert_buffer *weight[MOERT_PANELS_USES];
 } moert_rounded;
 
-/* The passes of a layer, or of several that share them. One that is not in use leaves its memory to
- * later ones. */
+/* The passes of a layer, or of several that share them. A later pass reuses the memory of one that
+ * is not in use. */
 typedef struct moert_pass_list {
     moert_pass **pass; /* [count] */
     size_t count, room;
-    size_t layers; /* that share the list */
+    size_t layers; /* number of layers that share the list */
 } moert_pass_list;
 
-/* Whether clones have the weights of their experts, or these are on the way. */
+/* Whether clones have the current weights of their experts, old ones, or new ones in flight. */
 typedef enum clones_state { CLONES_OLD, CLONES_SENT, CLONES_CURRENT } clones_state;
 
 struct moert_layer {
@@ -48,33 +48,34 @@ struct moert_layer {
     moert_layer_options options;
     moert_layer_choices choices;
     moert_expert_map *placement;
-    size_t first_expert, local_experts; /* of the contiguous placement; L */
+    size_t first_expert, local_experts; /* first expert of this rank in the contiguous placement;
+                                           L */
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
     bool weights_changed; /* the weights changed since `rounded` was computed */
     clones_state clones;
     moert_probe *probe; /* NULL: none */
-    size_t gathers;     /* gathers of an amax that remain in the call under way */
+    size_t gathers;     /* gathers of an amax that remain in the forward or backward in progress */
 
     moert_pass_list *passes;
-    moert_batch batch; /* of the last backward */
-    bool unreduced;    /* its gradients have not been reduced */
+    moert_batch batch; /* the batch of the last backward */
+    bool unreduced;    /* the last backward's gradients have not been reduced */
     bool trusts_batches;
     bool balanced;      /* moert_layer_balance_routing */
     uint64_t backwards; /* backwards so far */
     bool lost_wgrad;    /* a pass ended before its deferred wgrad */
 };
 
-/* A forward and all that its backward needs. */
+/* A forward, and the data that its backward needs. */
 struct moert_pass {
-    moert_layer *layer; /* that uses it, or used it last */
+    moert_layer *layer; /* the layer that uses the pass, or used it last */
     enum {
-        PASS_FREE,       /* it leaves its memory to a later pass */
-        PASS_FORWARD,    /* its forward is under way, or was the only call */
-        PASS_READY,      /* for its backward */
-        PASS_BACKWARD,   /* its backward is under way */
+        PASS_FREE,       /* not in use; a later pass may reuse its memory */
+        PASS_FORWARD,    /* its forward runs, or has run without a backward to follow */
+        PASS_READY,      /* ready for its backward */
+        PASS_BACKWARD,   /* its backward runs */
         PASS_FAILED,     /* its backward has failed */
-        PASS_OWES_WGRAD, /* a deferred one */
+        PASS_OWES_WGRAD, /* its deferred wgrad has not run */
         PASS_DONE
     } state;
 
@@ -82,30 +83,30 @@ struct moert_pass {
     const moert_buffer *input; /* the caller's x[T,H] */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
-    const moert_buffer *index, *weight; /* [T,K]: those of `routing`, or of the caller */
+    const moert_buffer *index, *weight; /* [T,K]: buffers of `routing`, or of the caller */
     moert_exchange_plan *plan;
-    moert_row_peak peak;       /* of all its plans so far */
+    moert_row_peak peak;       /* peak over all plans of this pass so far */
     moert_window *x, *prob;    /* received rows in the wire's encoding, and routing weights */
     moert_buffer *v, *h;       /* [M,2I], [M,I], in the dtypes of the choices */
-    moert_buffer *gate_logits; /* [T] of the shared expert's gate; */
-    moert_routing gate;        /* its weight[T] scales the shared expert's result */
+    moert_buffer *gate_logits; /* [T] logits of the shared expert's gate */
+    moert_routing gate;        /* gate.weight[T] scales the shared expert's result */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
-    /* the call under way */
-    moert_status status;         /* its first failure */
+    /* the call in progress */
+    moert_status status;         /* first failure of the call */
     const moert_buffer *packed;  /* x or dy in the wire's encoding */
     moert_transfer back;         /* the experts' results */
     moert_buffer *result;        /* the caller's y or dx [T,H] */
-    moert_buffer *shared_result; /* [T,H] of the shared expert, in scratch */
+    moert_buffer *shared_result; /* [T,H] result of the shared expert, in scratch */
 
     /* the backward, kept for a deferred wgrad */
     const moert_buffer *gradient; /* the caller's dy[T,H] */
     moert_layer_losses losses;
-    moert_window *dy;      /* the layer's passes own it if wgrad is deferred */
+    moert_window *dy;      /* each pass has its own if wgrad is deferred */
     moert_buffer *dv;      /* [M,2I]: v, or scratch */
     moert_buffer *dlogits; /* [T,E], in scratch */
-    uint64_t backward;     /* the number of its backward among those of the layer */
+    uint64_t backward;     /* index of its backward among the layer's backwards */
 };
 
 /* *status = the first failure. */
@@ -114,32 +115,32 @@ static inline void moert_note(moert_status *status, moert_status now) {
 }
 
 /*
- * A stage of a forward or backward, and what becomes of it after a failure. In a local stage the
+ * A stage of a forward or backward. Its kind says whether it runs after a failure. In a local stage
  * ranks do not wait for each other; in the others they may.
  */
 typedef enum moert_stage_kind {
     MOERT_STAGE_LOCAL,  /* skipped after a failure */
     MOERT_STAGE_JOINT,  /* a rank that has failed takes part without computing; skipped after a
                            failure of the EP group */
-    MOERT_STAGE_AGREED, /* a joint stage, whose failure is that of all ranks of the EP group, except
-                           after its last synchronisation (exchange.h) */
-    MOERT_STAGE_ALWAYS  /* a rank takes part after any failure */
+    MOERT_STAGE_AGREED, /* a joint stage that fails on all ranks of the EP group alike, except after
+                           its last synchronisation (exchange.h) */
+    MOERT_STAGE_ALWAYS  /* runs after any failure */
 } moert_stage_kind;
 typedef struct moert_stage {
     moert_status (*run)(moert_pass *pass);
     moert_stage_kind kind;
 } moert_stage;
-/* Runs the stages in order; returns pass->status. After a failure of the group, its replicas learn
- * of it. */
+/* Runs the stages in order; returns pass->status. A failure of the EP group is made known to its
+ * replicas. */
 moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count);
 
 /* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over
  * the mesh's context if all are in use. */
 moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
-/* Leaves the layer's list of passes; the last layer frees them. */
+/* Removes the layer from its list of passes. The last layer to leave frees the passes. */
 void moert_pass_leave_list(moert_layer *layer);
 
-/* The groups of the received rows; all are computed. */
+/* The received rows, grouped by expert, with all groups selected. */
 moert_row_groups moert_pass_groups(const moert_pass *pass);
 /* Whether v is not needed after the GLU. */
 bool moert_pass_drops_v(const moert_pass *pass);
@@ -152,7 +153,7 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
                                   moert_buffer *logits);
 
 /* Calls `work` for the experts and rows of each chunk, between its dispatch and its combine. After
- * a failure it calls `work` no more, but still waits for and sends the remaining chunks. */
+ * a failure it no longer calls `work`, but still receives and sends the remaining chunks. */
 typedef moert_status moert_chunk_work(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
@@ -170,8 +171,8 @@ moert_status moert_pass_activate_shared(moert_pass *pass);
 
 /* ---- probes (layer/probe.h) ---- */
 
-/* Rows of a point: `bytes` of each, `stride` floats apart. The functions below do nothing if the
- * layer has no probe. */
+/* Rows at a probe point: `bytes` of each row are hashed; rows are `stride` floats apart. The
+ * functions below do nothing if the layer has no probe. */
 typedef struct moert_probe_rows {
     moert_buffer *rows;
     size_t stride, bytes;

@@ -32,7 +32,7 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     return moert_layer_check_sizes(options, ep);
 }
 
-/* Creates the blocks of a layer that has its placement. */
+/* Creates the blocks of a layer whose placement is set. */
 static moert_status create_parts(moert_layer *layer) {
     static const char *const what[BLOCKS] = {
         "the router and the shared experts of a layer",
@@ -56,7 +56,7 @@ static moert_status create_parts(moert_layer *layer) {
     return MOERT_OK;
 }
 
-/* Allocates what a layer with these options needs. */
+/* Allocates the placement, passes and blocks of a layer. */
 static moert_status create(moert_layer *layer) {
     const moert_mesh *mesh = layer->mesh;
     const moert_layer_options *o = &layer->options;
@@ -238,7 +238,7 @@ uint32_t moert_layer_expert(const moert_layer *layer, size_t slot) {
 
 /* ---- initial weights ---- */
 
-enum { PIECE = 1 << 22 }; /* floats that are drawn at once */
+enum { PIECE = 1 << 22 }; /* floats that are initialised at once */
 
 /* Draws one expert's part of a tensor, or all of a replicated one. */
 static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, uint64_t seed,

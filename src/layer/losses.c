@@ -38,7 +38,7 @@ static moert_status allocate(const moert_pass *pass, sums *s) {
     return MOERT_NEW_ARRAY(&s->gradient, experts);
 }
 
-/* Fills s->mine from the device. */
+/* Reads the sums of this rank's tokens from the device to s->mine. */
 static moert_status sum_tokens(const moert_pass *pass, sums *s) {
     const moert_batch *b = &pass->batch;
     const moert_layer *layer = pass->layer;
@@ -93,7 +93,7 @@ static moert_status check(const moert_pass *pass, const moert_pass_losses *losse
                                           layer->options.router.experts * sizeof(float));
 }
 
-/* Takes the caller's struct, and sums over this rank's tokens. */
+/* Copies and checks the caller's struct, and sums over this rank's tokens. */
 static moert_status sum_own(moert_pass *pass, const moert_pass_losses *given,
                             moert_pass_losses *taken, sums *s) {
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_pass_losses, MOERT_PASS_LOSSES_INIT, taken, given));

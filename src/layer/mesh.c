@@ -51,7 +51,7 @@ static void print_sizes(const void *sizes, FILE *file) {
     fprintf(file, "ep=%zu%cexact replicas=%zu%c", size[0], 0, size[1], 0);
 }
 
-/* Sums and gathers pass between the devices where the exchange may use windows, too. */
+/* Devices sum and gather among themselves if the exchange may use windows. */
 static moert_status find_holders(const moert_mesh *mesh, moert_comm *comm, moert_holders *holders) {
     const unsigned engine = moert_context_exchange(mesh->context);
     *holders = (moert_holders){.device = mesh->device, .comm = comm};
@@ -87,7 +87,7 @@ static moert_status create(moert_context *context, size_t ep, bool exact, moert_
     MOERT_TRY_OR(fail, moert_comm_split(world, moert_comm_rank(made->experts), &made->replicas));
     status = moert_exchange_create(made->device, made->experts, moert_context_exchange(context),
                                    &made->exchange);
-    MOERT_TRY_OR(fail, moert_comm_agree(world, status)); /* of all groups of experts */
+    MOERT_TRY_OR(fail, moert_comm_agree(world, status)); /* all EP groups must have succeeded */
     MOERT_TRY_OR(fail, find_holders(made, made->world, &made->everyone));
     MOERT_TRY_OR(fail, find_holders(made, made->replicas, &made->owners));
     *mesh = made;

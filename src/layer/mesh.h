@@ -18,14 +18,14 @@
     X(SLOTS, "gradients of routing weights") /* [T,K] */                                           \
     X(LOGITS, "gradients of the routers' logits") /* [T,E] */                                      \
     X(TOKENS, "results of shared experts")        /* [T,H] */                                      \
-    X(DENSE, "received rows in float32")          /* [M,H]; results with a window's gaps */        \
-    X(WIRE, "rows for the wire")                  /* payloads that quantizers write, too */        \
+    X(DENSE, "received rows in float32")          /* [M,H]; also results, with window gaps */      \
+    X(WIRE, "rows for the wire")                  /* also payloads that quantizers write */        \
     X(SCALES, "scales of payloads")                                                                \
     X(GLOBAL, "global scales")          /* [L] */                                                  \
     X(AMAX, "largest magnitudes")       /* [L] */                                                  \
     X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
-    X(ROUNDED_Y, "rounded operands y of GEMMs") /* and results rounded for the wire */
+    X(ROUNDED_Y, "rounded operands y of GEMMs") /* also results rounded for the wire */
 
 typedef enum moert_scratch {
 #define MOERT_SCRATCH_INDEX(buffer, name) MOERT_SCRATCH_##buffer,
@@ -34,7 +34,7 @@ typedef enum moert_scratch {
         MOERT_SCRATCHES
 } moert_scratch;
 
-/* Raises the floats of a scratch buffer. */
+/* Raises floats[which] to at least `need`. */
 static inline void moert_scratch_need(size_t floats[MOERT_SCRATCHES], moert_scratch which,
                                       size_t need) {
     floats[which] = floats[which] > need ? floats[which] : need;
@@ -46,7 +46,8 @@ typedef enum moert_shared_window {
     MOERT_WINDOW_BF16,  /* rows of MOERT_WINDOW_OUT as bf16; its width counts bf16 values */
     MOERT_WINDOW_DY,    /* gradients of the experts' results */
     MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
-    MOERT_WINDOW_ROUTE, /* rows of a route, then slots, and what travels back with slots */
+    MOERT_WINDOW_ROUTE, /* rows of a route; the next three: rows in bf16, slots, and values that
+                           return with slots */
     MOERT_WINDOW_ROUTE_BF16,
     MOERT_WINDOW_ROUTE_SLOTS,
     MOERT_WINDOW_ROUTE_BACK,
@@ -63,19 +64,23 @@ struct moert_mesh {
     moert_context *context;
     moert_device *device;
     moert_comm *world;    /* the context's */
-    moert_comm *experts;  /* the EP ranks of this rank's group; with exact replicas all ranks */
-    moert_comm *replicas; /* the EDP ranks with the same experts; with exact ones this rank alone */
-    moert_holders everyone, owners; /* of replicated blocks, and of the experts' blocks */
-    size_t exact;                   /* exact replicas among `experts`; 1: there are none */
+    moert_comm *experts;  /* ranks of this rank's EP group; with exact replicas, all ranks */
+    moert_comm *replicas; /* EDP ranks with the same experts; with exact replicas, this rank
+                             alone */
+    moert_holders everyone, owners; /* ranks that hold replicated blocks; ranks that hold the same
+                                       experts' blocks */
+    size_t exact;                   /* number of exact replicas of an expert among `experts`; 1:
+                                       none */
     moert_exchange *exchange;
     moert_window *windows[MOERT_SHARED_WINDOWS];
     size_t window_width[MOERT_SHARED_WINDOWS];
     moert_buffer *scratch[MOERT_SCRATCHES];
-    moert_gemm_more splitting;  /* of GEMMs whose split operands are in MOERT_SCRATCH_ROUNDED_X */
-    moert_amax_report *reports; /* [R] */
+    moert_gemm_more splitting;       /* options of GEMMs whose split operands are in
+                                        MOERT_SCRATCH_ROUNDED_X */
+    moert_amax_report *reports;      /* [R] */
     struct moert_handover *handover; /* layer/handover.h; NULL until a layer has clones */
     moert_span *spans;         /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
-    moert_span *replica_spans; /* [EDP] one leaf for each replica */
+    moert_span *replica_spans; /* [EDP] spans for sums over replicas, one leaf for each */
 };
 
 /* The kinds of replicas of the experts: moert_mesh_create, and moert_mesh_create_exact. */

@@ -87,7 +87,7 @@ void moert_pass_leave_list(moert_layer *layer) {
         return;
     for (size_t i = 0; i < list->room; i++)
         if (list->pass[i] != NULL) {
-            list->pass[i]->layer = layer; /* the one that used it may be gone */
+            list->pass[i]->layer = layer; /* the layer that used the pass may be destroyed */
             free_pass(list->pass[i]);
         }
     MOERT_FREE(list->pass, list);
@@ -173,7 +173,7 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 /* ---- stages ---- */
 
 moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count) {
-    bool together = false; /* the group has failed */
+    bool together = false; /* the whole EP group has failed */
     for (size_t i = 0; i < count; i++) {
         const moert_stage_kind kind = stages[i].kind;
         if (pass->status != MOERT_OK && kind != MOERT_STAGE_ALWAYS &&

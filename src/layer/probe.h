@@ -24,18 +24,18 @@ typedef enum moert_probe_point {
         MOERT_PROBE_POINTS
 } moert_probe_point;
 
-/* A wrong bit for tests: in word `word` modulo the number of words. */
+/* A bit to flip, for tests: bit `bit` of word `word`, modulo the number of words. */
 typedef struct moert_plant {
     uint64_t word;
     unsigned bit;
 } moert_plant;
 
 struct moert_probe {
-    bool takes;            /* digests; false: it only plants */
-    bool closed[2];        /* whether the forward and the backward have left their hashes */
+    bool takes;            /* takes digests; false: only flips bits (`plant`) */
+    bool closed[2];        /* whether the hashes of the forward and of the backward are complete */
     moert_buffer *digests; /* uint64 [POINTS, room] */
     size_t room;           /* rows */
-    uint64_t *hash;        /* [POINTS, slots]: of the digests of an expert's rows */
+    uint64_t *hash;        /* [POINTS, slots]: hash of the digests of an expert's rows */
     const moert_plant *plant[MOERT_PROBE_POINTS]; /* NULL: none */
 };
 
@@ -43,6 +43,6 @@ struct moert_probe {
 moert_status moert_probe_create(size_t slots, moert_probe **probe);
 void moert_probe_destroy(moert_probe *probe); /* NULL is legal */
 
-/* Flips a bit among `words` words of a buffer from float `at` on. */
+/* Flips the planted bit in the `words` words of a buffer that start at float `at`. */
 moert_status moert_plant_bit(const moert_plant *plant, moert_buffer *buffer, size_t at,
                              size_t words);

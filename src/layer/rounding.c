@@ -85,7 +85,7 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
 
 /* ---- weights ---- */
 
-/* Quantizes weight[L,N,K] for a use, and prepacks its values or, where that gains nothing,
+/* Quantizes weight[L,N,K] for forward or dgrad. Prepacks the values or, where that gains nothing,
  * dequantizes them to a float32 copy. */
 static moert_status refresh_use(moert_layer *layer, int block, moert_panels_use use,
                                 const matrix *source, size_t n) {
@@ -167,7 +167,7 @@ void moert_round_free(moert_layer *layer) {
 
 /* ---- activations ---- */
 
-enum { GATHERS = 2 }; /* per pass: the amax of x and of h, or of dy and of dv */
+enum { GATHERS = 2 }; /* per forward or backward: the amax of x and h, or of dy and dv */
 
 void moert_round_begin(moert_layer *layer) {
     layer->gathers = layer->choices.global_scales ? GATHERS : 0;

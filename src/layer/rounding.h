@@ -25,17 +25,17 @@
 
 #include "layer/experts.h"
 
-/* Quantizes the weights again if they are stale. Not collective. */
+/* Quantizes the weights again if they have changed. Not collective. */
 moert_status moert_round_weights(moert_layer *layer);
 /* Sets the copy of the weight of `block` that a forward or dgrad reads. */
 moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm);
 void moert_round_free(moert_layer *layer);
 
-/* Raises the scratch that quantizing takes to that of a layer of these sizes. */
+/* Raises floats[] to the scratch that quantizing needs in a layer of these sizes. */
 void moert_round_scratch(const moert_layer_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
-/* Rounds operand x or y of a GEMM by `block` to scratch; rows of the operands' dtype stay as they
- * are. Collective over the world with global scales, except for a wgrad. */
+/* Rounds operand x or y of a GEMM by `block` to scratch; rows that already have the operands' dtype
+ * are not copied. Collective over the world with global scales, except for a wgrad. */
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                               moert_matrix *rows);
 
@@ -49,6 +49,6 @@ void moert_round_begin(moert_layer *layer);
  * failed ranks and those that wait.
  */
 moert_status moert_round_join_failed_gather(moert_layer *layer, moert_status status);
-/* The same for a failure that all ranks of the EP group share but their replicas do not know.
- * Returns `status` if the experts have no replicas. */
+/* Like moert_round_join_failed_gather, for a failure that all ranks of the EP group share but the
+ * other replicas do not know. Returns `status` if the experts have no replicas. */
 moert_status moert_round_join_gather_of_replicas(moert_layer *layer, moert_status status);

@@ -9,7 +9,7 @@
 
 /* ---- meetings ---- */
 
-/* Compares the words of all ranks with those of rank 0; the same failure on all ranks. */
+/* Compares the words of all ranks with those of rank 0. A difference fails on all ranks alike. */
 static moert_status compare(const moert_comm *comm, const moert_meeting *meeting,
                             const uint64_t *all) {
     for (size_t r = 1; r < moert_comm_size(comm); r++)

@@ -8,17 +8,17 @@ struct moert_route {
     moert_mesh *mesh;
     moert_exchange_plan *plan;
     size_t tokens, topk;
-    size_t rows;        /* M, with the rows that fill up experts */
-    bool padded;        /* the rows of experts are filled up */
-    moert_buffer *ends; /* uint32 [L], of the rows with those that fill up */
+    size_t rows;        /* M, including padding rows (row_multiple) */
+    bool padded;        /* experts have padding rows */
+    moert_buffer *ends; /* uint32 [L] ends of the experts' rows, including padding rows */
     uint64_t *meeting;  /* [ranks][MOERT_MEETING_WORDS] */
 };
 
-/* What the ranks compare before a call: names[] of the words after the status; NULL ends the
- * list. */
+/* Values that the ranks compare before a call. names[] are the words' names, without the status;
+ * NULL ends the list. */
 enum { MOERT_MEETING_WORDS = 8 };
 typedef struct moert_meeting {
-    const char *what;                    /* the call, for messages */
+    const char *what;                    /* name of the call, for messages */
     const char *const *names;            /* [MOERT_MEETING_WORDS - 1] */
     uint64_t words[MOERT_MEETING_WORDS]; /* the status, then the words */
 } moert_meeting;

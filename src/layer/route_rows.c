@@ -1,12 +1,12 @@
 /*
  * Dispatch and combine of a route, and their gradients. The calls use windows of the mesh and copy
  * rows to and from the caller's dense buffers (kernels/exchange/route.cl), which also fills experts
- * up to a multiple of rows. That copy is the price for rows that the caller owns: they may live as
- * long as a backward needs them, and any number of routes shares the windows. Before each call the
- * ranks wait for their devices and gather what they must agree on in one message
- * (moert_route_meet). So no peer still uses a window, and a rank with other arguments is named
- * instead of corrupting memory. The gradient of a weighted combine dispatches the gradient and the
- * weights, weighs on the owner, and sends the sums back as slots.
+ * up to a multiple of rows. The copy lets the caller own its rows: they may live until a backward
+ * needs them, and all routes share the windows. Before each call the ranks wait for their devices
+ * and gather their arguments in one message (moert_route_meet). So no peer still uses a window. A
+ * rank with different arguments gives an error that names it, instead of corrupting memory. The
+ * gradient of a weighted combine dispatches the gradient and the weights. The owner multiplies its
+ * rows by the weights, and returns the weights' gradients to their slots.
  */
 #include "args/exchange.h"
 #include "base/memory.h"
@@ -49,7 +49,7 @@ static moert_status check_form(call which, const moert_route_buffers *b) {
     return MOERT_OK;
 }
 
-/* Checks the buffers of a call whose form is right. */
+/* Checks the buffers of a call whose other arguments are valid. */
 static moert_status check_buffers(const moert_route *route, call which,
                                   const moert_route_buffers *b) {
     const bool dispatches = which == DISPATCH || which == COMBINE_BACKWARD;
@@ -87,7 +87,7 @@ static moert_status take_buffers(const moert_route *route, call which,
     return check_buffers(route, which, b);
 }
 
-/* Takes and checks the buffers of a call, and meets the other ranks. */
+/* Copies and checks the buffers of a call, and compares its arguments with the other ranks. */
 static moert_status begin(moert_route *route, call which, const moert_route_buffers *given,
                           moert_route_buffers *b) {
     static const char *const names[MOERT_MEETING_WORDS - 1] = {"call", "columns", "type", "mxfp8",
@@ -107,7 +107,7 @@ typedef struct part {
     size_t bytes, first_byte;
 } part;
 
-/* Moves a part of all rows from the window (take), or to it. */
+/* Copies a part of all rows from the window (`take`) or to the window. */
 static moert_status move(const moert_route *route, const moert_window *window, const part *p,
                          bool take) {
     const size_t stride = moert_window_stride(window) * sizeof(float);
@@ -215,8 +215,8 @@ moert_status moert_route_dispatch_backward(moert_route *route, const moert_route
     return combine(route, &b, b.row_weight, b.weight);
 }
 
-/* dots[M] = the scalar product of each row of the gradient, times its weight, and the combined row,
- * moved to the window in which they return. */
+/* For each row: multiplies the gradient by its weight; dots[M] = the scalar product of the combined
+ * row and the unweighted gradient, copied to the window in which they return. */
 static moert_status weigh_rows(moert_route *route, const moert_route_buffers *b,
                                const moert_buffer *weight, moert_buffer *dots,
                                moert_transfer *back) {
@@ -240,7 +240,7 @@ moert_status moert_route_combine_backward(moert_route *route, const moert_route_
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, route->rows, &weight));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN, route->rows, &dots));
     MOERT_TRY(dispatch(route, &b, weight));
-    /* the dots return to their slots; the rows that a combine needs are the dots themselves */
+    /* the dots return to their slots; a combine requires rows, for which the dots serve as well */
     moert_transfer back = {.plan = route->plan, .slot_target = b.weight_gradient};
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_ROUTE_BACK, 1, &back.slots));
     MOERT_TRY(moert_window_reserve(back.slots, route->plan->plan));

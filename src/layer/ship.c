@@ -6,7 +6,8 @@
 
 #include "base/memory.h"
 
-/* One direction: floats[R] per rank, and the memory for all of them, by rank. */
+/* One direction of an exchange: floats[R] to or from each rank, and their values, ordered by
+ * rank. */
 typedef struct cargo {
     const moert_parcels *parcels;
     size_t *floats, *next; /* [R] */

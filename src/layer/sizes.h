@@ -10,7 +10,8 @@
 
 /* The sizes of a dense GLU (layer/dense_glu.h). */
 typedef struct moert_glu_sizes {
-    const moert_device *device; /* NULL, in an estimate: one whose GEMMs do not round results */
+    const moert_device *device; /* NULL in an estimate: assumes GEMMs that do not round their
+                                   results */
     moert_dtype type;           /* of the operands */
     size_t tokens, sequences, hidden, width;
 } moert_glu_sizes;
@@ -29,7 +30,7 @@ static inline size_t moert_glu_h_floats(const moert_glu_sizes *s) {
 typedef struct moert_layer_sizes {
     const moert_layer_options *options;
     const moert_layer_choices *choices;
-    const moert_device *device; /* as above */
+    const moert_device *device; /* as in moert_glu_sizes */
     size_t local;               /* L */
     size_t tokens, sequences;   /* T */
     size_t rows;                /* M; 0 before the plan */
@@ -38,11 +39,11 @@ typedef struct moert_layer_sizes {
     bool sends;                 /* ranks push results (moert_transfer.slot_window) */
 } moert_layer_sizes;
 
-/* The shared expert's; width 0: there is none. */
+/* The sizes of the shared expert's GLU; width 0: no shared expert. */
 moert_glu_sizes moert_layer_shared_sizes(const moert_layer_sizes *sizes);
 
-/* Buffers that a pass keeps for its backward: those that it reserves before its plan, and those
- * whose sizes follow from its rows. */
+/* Buffers that a pass keeps for its backward: those reserved before its plan, and those whose sizes
+ * depend on the plan's rows. */
 moert_buffer_table moert_pass_routing_buffers, moert_pass_hidden_buffers;
 
 /*
@@ -91,6 +92,6 @@ typedef enum moert_layer_use {
         MOERT_LAYER_USES
 } moert_layer_use;
 
-/* The floats of a use, and the scratch buffer that it uses. */
+/* Returns the floats of a use. *which = its scratch buffer. */
 size_t moert_layer_use_floats(const moert_layer_sizes *sizes, moert_layer_use use,
                               moert_scratch *which);

@@ -31,6 +31,6 @@ moert_status moert_wire_back(moert_pass *pass, bool forward);
  * until the next unpack.
  */
 moert_status moert_wire_choose_output(moert_pass *pass, bool forward, moert_result *result);
-/* After the GEMM: moves its results from scratch to the window, or pushes them. Does nothing if the
- * GEMM has stored the results there. */
+/* Call it after the GEMM: copies the results from scratch to the window, or pushes them. Does
+ * nothing if the GEMM has stored its results in the windows. */
 moert_status moert_wire_return(moert_pass *pass, const moert_result *result);
