@@ -7,10 +7,11 @@
 #include "base/memory.h"
 #include "device/device.h"
 
-/* What a rank tells the others. */
+/* A rank's message to the other ranks. */
 typedef struct report {
-    uint64_t needed, available; /* bytes; `available` is shared by the ranks of one place */
-    uint64_t place;             /* of its memory: a host, or a GPU of a host */
+    uint64_t needed, available; /* bytes; the ranks of one place share `available` */
+    uint64_t place;             /* identifies the rank's memory: a host's, or that of a GPU of a
+                                   host */
 } report;
 
 void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
@@ -36,9 +37,9 @@ static uint64_t place_of(const moert_comm *world, const moert_device_info *info)
     return node << 32 | device;
 }
 
-/* Bytes of the memory that the ranks of one place share. A host that does not tell what is
- * available has all of its memory. 2 % of a GPU's memory are for its driver, and for estimates that
- * are too low. */
+/* Bytes of the memory that the ranks of one place share. A host whose available memory is unknown
+ * counts with all of its memory. 2 % of a GPU's memory are reserved for its driver and for errors
+ * of the estimate. */
 static size_t available_bytes(const moert_device_info *info) {
     if (!info->is_cpu)
         return info->global_bytes / 50 * 49;
@@ -46,13 +47,14 @@ static size_t available_bytes(const moert_device_info *info) {
     return bytes > 0 ? bytes : info->global_bytes;
 }
 
-/* Keeps the rank with the least room. */
+/* Stores the rank in *fit if it has less room than those before. */
 static void take(moert_fit *fit, size_t rank, size_t needed, size_t limit) {
     if (rank == 0 || needed + fit->limit > fit->needed + limit)
         *fit = (moert_fit){rank, needed, limit};
 }
 
-/* Ranks of one host that are only asked about: each has a GPU, or they share the CPUs. */
+/* Estimates setting->ranks hypothetical ranks of one host: each has a GPU, or they share the
+ * CPUs. */
 static moert_status compare_others(const moert_memory_setting *setting, size_t most,
                                    moert_fit *fit) {
     const moert_device_info *info = moert_device_describe(setting->device);

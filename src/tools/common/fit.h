@@ -7,15 +7,15 @@
 
 #include "estimate/memory.h"
 
-/* The rank that has the least room, by the estimate. */
+/* The rank with the least room (limit - needed), by the estimate. */
 typedef struct moert_fit {
     size_t rank;
-    size_t needed; /* bytes that it takes */
-    size_t limit;  /* bytes that it may take */
+    size_t needed; /* bytes that the rank needs */
+    size_t limit;  /* bytes that the rank may take */
 } moert_fit;
 
-/* Fills in what the mesh knows of a setting: ranks, ep, places, engine, largest_bytes, device.
- * places[R] must live as long as the setting. Not collective. */
+/* Fills in the fields of a setting that follow from the mesh: ranks, ep, places, engine,
+ * largest_bytes, device. places[R] must live as long as the setting. Not collective. */
 void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
                        moert_memory_setting *setting);
 
@@ -33,9 +33,9 @@ static inline bool moert_fit_holds(const moert_fit *fit) {
 }
 
 /*
- * Looks for the way to compute that fits and repeats the least: first with all logits at once, then
- * in chunks, unless choice->loss_chunk is given (above 0). *choice and *fit are the first one that
- * fits, or the last one tried. setting->config is not changed.
+ * Finds the choice that fits memory and recomputes the least: first with all logits at once, then
+ * with logits in chunks, unless choice->loss_chunk is given (above 0). *choice and *fit are the
+ * first one that fits, or the last one tried. setting->config is not changed.
  */
 moert_status moert_fit_choose(moert_comm *world, const moert_memory_setting *setting, size_t most,
                               moert_memory_choice *choice, moert_fit *fit);

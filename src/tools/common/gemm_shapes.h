@@ -9,8 +9,8 @@ typedef struct moert_gemm_shape {
 } moert_gemm_shape;
 
 /* CPU = the shapes that have goals in bench_gemm. REAL = the expert layers of released models, cut
- * to the experts that fit into 128 MiB of float32 weights (at least one). SMALL = shapes to compare
- * all backends on, the slow reference included. */
+ * to the experts that fit into 128 MiB of float32 weights (at least one). SMALL = shapes on which
+ * all backends, even the slow reference, are compared. */
 #define MOERT_GEMM_SUITE_WORDS "cpu|real|small"
 typedef enum moert_gemm_suite {
     MOERT_GEMM_SUITE_CPU,

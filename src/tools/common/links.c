@@ -13,14 +13,14 @@ enum {
     LEAST_BYTES = 64 << 10,
     MOST_BYTES = 16 << 20,
     SAMPLES = 5,
-    SAMPLES_OF_A_PAIR = 12, /* about the samples of a pair, which divide a round's time */
+    SAMPLES_OF_A_PAIR = 12, /* a round's time is divided among about this many samples */
 };
 
 /* This rank and its partner; a communicator of one rank if this rank rests in this round. */
 typedef struct pair {
     moert_comm *comm;
     unsigned char *send, *receive; /* [MOST_BYTES] */
-    double most_s;                 /* about the longest sample of large messages */
+    double most_s;                 /* approximate limit of the time of a sample of large messages */
 } pair;
 
 size_t moert_links_rounds(size_t count) {
@@ -30,7 +30,7 @@ size_t moert_links_rounds(size_t count) {
 /* The circle method: with an even count the last player stays and the others rotate around it. */
 size_t moert_links_partner(size_t count, size_t round, size_t i) {
     const size_t rotating = count - 1 + count % 2;
-    if (i == rotating) { /* the player that stays plays the one that the circle pairs with itself */
+    if (i == rotating) { /* the fixed player plays the one that the circle pairs with itself */
         for (size_t other = 0; other < rotating; other++)
             if (2 * other % rotating == round)
                 return other;

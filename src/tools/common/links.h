@@ -16,7 +16,7 @@ typedef struct moert_link {
 } moert_link;
 
 /* Rounds of a tournament of `count` players in which every pair plays once, and the partner of
- * player `i` in one of them; a partner of `count` means that player i rests. */
+ * player `i` in round `round`; `count` means that player i rests. */
 size_t moert_links_rounds(size_t count);
 size_t moert_links_partner(size_t count, size_t round, size_t i);
 

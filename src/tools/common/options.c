@@ -162,7 +162,7 @@ const char *moert_options_given(const moert_command *command, const void *object
     return NULL;
 }
 
-/* Makes an option that has no default one that is not given. */
+/* Stores the value that stands for "not given", for an option without a default. */
 static void unset(const moert_option *option) {
     switch (option->type) {
 #define MOERT_OPTION_UNSET(type, shown, of, none)                                                  \

@@ -21,8 +21,8 @@
 #include "base/error.h"
 #include "nn/optimizer.h"
 
-/* The words of a CHOICE: moert_precision for experts and for dense layers, moert_dispatch,
- * moert_combine. */
+/* Words of MOERT_OPTION_CHOICE: moert_precision of the experts, moert_precision of the dense
+ * layers, moert_dispatch, moert_combine. */
 #define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
 #define MOERT_DENSE_WORDS     "f32|bf16"
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
@@ -70,7 +70,8 @@ typedef struct moert_compute_choice {
      "rows of a rank that the estimate of the memory assumes, relative to balanced routing"}
 /* clang-format on */
 
-/* X(TYPE, value shown by --help, type of *target, value if not given and without a default) */
+/* X(TYPE, how --help shows a value, type of *target, value of *target if the option is not given
+ * and has no default) */
 /* clang-format off */
 #define MOERT_OPTION_TABLE(X)                                                                      \
     X(HEADING, "", char, 0)       /* a line of the usage text; only `help` is set */               \
@@ -123,8 +124,8 @@ typedef struct moert_command {
  * option does. */
 const char *moert_options_given(const moert_command *command, const void *object, size_t bytes);
 
-/* The value of an option as text, perhaps in buffer[bytes], of which 64 are enough; NULL if it is
- * not given or off. Not for a LIST. */
+/* The value of an option as text, which may lie in buffer[bytes] (64 bytes suffice); NULL if the
+ * option is not given or off. Not for a LIST. */
 const char *moert_option_text(const moert_option *option, char *buffer, size_t bytes);
 
 /* Prints the value of each option as "--name value" or "no --name", each with a final 0 byte. */

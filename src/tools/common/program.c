@@ -33,7 +33,7 @@ moert_status moert_program_flush(void) {
                       errno != 0 ? strerror(errno) : "an earlier write failed");
 }
 
-/* Ends all ranks at once if this rank has failed and the others do not know of it. */
+/* Ends all ranks at once if this rank has failed alone, so that the others do not know. */
 static void end_if_alone(const char *name, moert_comm *world, moert_context *context,
                          moert_status status) {
     if (status == MOERT_OK || moert_comm_size(world) == 1 || moert_comm_failure_is_shared())
@@ -55,14 +55,14 @@ static moert_status run(const moert_program *program, const char *name, moert_co
             moert_comm_agree(world, moert_comm_rank(world) == 0 ? moert_program_flush() : MOERT_OK);
     end_if_alone(name, world, context, status);
     moert_context_destroy(context);
-    if (status == MOERT_OK) { /* fails if MPI has failed on this rank */
+    if (status == MOERT_OK) { /* the barrier fails if MPI has failed on this rank */
         status = moert_comm_barrier(world);
         end_if_alone(name, world, NULL, status);
     }
     return status;
 }
 
-/* What all ranks must agree on. */
+/* Facts of the call that must be the same on all ranks. */
 typedef struct call {
     const moert_program *program;
     bool help;
@@ -74,7 +74,8 @@ static void print_call(const void *object, FILE *file) {
     moert_options_print(given->program->options, given->program->option_count, file);
 }
 
-/* Like moert_comm_agree, but if all ranks have failed, each keeps its message, without a rank. */
+/* Like moert_comm_agree, but if all ranks have failed, each keeps its own message, which then names
+ * no rank. */
 static moert_status agree_or_fail_alike(moert_comm *world, moert_status status) {
     uint64_t all_failed = status != MOERT_OK;
     MOERT_TRY(moert_comm_smallest(world, &all_failed));

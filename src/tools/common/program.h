@@ -20,7 +20,7 @@ typedef struct moert_program {
     /* checks the parsed options, with the same result on each rank; may be NULL */
     moert_status (*check)(int argc, char **argv);
     moert_status (*run)(moert_context *context);
-    bool any_variables; /* run() reports ranks that differ in MOERT_* variables */
+    bool any_variables; /* ranks may differ in MOERT_* variables; run() reports them */
     /* takes a first argument that is no option, and returns the number of options that then apply;
      * may be NULL */
     size_t (*take_word)(int *argc, char ***argv);
@@ -47,8 +47,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
     static const moert_program program = MOERT_PROGRAM_OF(synopsis, about, check);                 \
     MOERT_MAIN(program)
 
-/* Every program begins so: a write above `ulimit -f` fails with EFBIG instead of ending the process
- * without a message, and jansson's lack of memory ends it with one. */
+/* Every program calls this first. A write above `ulimit -f` then fails with EFBIG instead of
+ * killing the process, and a failed allocation of jansson is reported. */
 void moert_program_begin(void);
 
 /* Writes what is left in stdout's buffer. ERROR_IO if any output was lost, now or earlier. The

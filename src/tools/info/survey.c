@@ -19,12 +19,12 @@ typedef struct rank_report {
     moert_placement placement;
     moert_device_info device;
     char topology[256];
-    bool portable; /* has the digits of other drivers */
+    bool portable; /* its digits are those of CPUs with other drivers */
     char difference[256], bf16_order[32];
     size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
 } rank_report;
 
-enum { LARGEST = 10 }; /* buffers that are named */
+enum { LARGEST = 10 }; /* number of largest buffers that the report names */
 
 typedef struct survey {
     moert_comm *world;
@@ -273,7 +273,7 @@ static moert_status put_largest(json_t *object, const moert_memory *memory) {
     return MOERT_OK;
 }
 
-/* The ranks that are asked about. */
+/* Sets the ranks of the estimate, if they are not this job's. */
 static moert_status set_ranks(const moert_survey_model *model, moert_memory_setting *setting) {
     if (model->ranks == 0)
         return MOERT_OK;

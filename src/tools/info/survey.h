@@ -13,10 +13,10 @@ typedef struct moert_survey_model {
     const moert_model_config *config;    /* NULL = no estimate */
     size_t batch, length, micro_batches; /* batch = sequences of one micro-batch */
     moert_aux_form aux_form;
-    bool saves_beside; /* checkpoints are written beside training */
+    bool saves_beside; /* checkpoints are written while training continues */
     bool verifies;     /* ranks repeat each other's work */
-    size_t ranks, ep;  /* the estimate is for so many ranks of one host, `ep` of which share one set
-                          of experts; ranks 0: for these */
+    size_t ranks, ep;  /* the estimate is for `ranks` ranks of one host, `ep` of which share one set
+                          of experts; ranks 0: for this job's ranks */
     size_t most;       /* bytes that a rank may take; 0: as for moert_fit_compare */
     bool exact;        /* replicas of the experts are exact */
 } moert_survey_model;

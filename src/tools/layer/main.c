@@ -46,7 +46,8 @@ typedef struct job {
     size_t tokens, first, count; /* T of the file; the range of this rank's tokens */
     moert_batch batch;
     moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
-    moert_layer_range *ranges, *all_ranges; /* tensors' parts of this rank's experts; of all */
+    moert_layer_range *ranges, *all_ranges; /* ranges of tensors: those of this rank's experts;
+                                               those of all experts */
     size_t range_count, all_count;
 } job;
 

@@ -65,7 +65,7 @@ static moert_status cast(moert_file_op_job *job) {
 
 /* ---- interleave ---- */
 
-/* Moves the elements of x[M,2I], or the rows of K elements of x[G,2I,K]. */
+/* Interleaves the elements of x[M,2I], or the rows of K elements of x[G,2I,K]. */
 static moert_status interleave(moert_file_op_job *job) {
     static const size_t runs[] = {1, 8, 32};
     const moert_tensor *x;

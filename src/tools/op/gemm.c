@@ -65,7 +65,7 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_row *row) {
     case MOERT_GEMM_SCALE:
     case MOERT_GEMM_RESULT_SCALE:
         return is_quantized(job, row);
-    case MOERT_GEMM_RESULT: /* the second version of a result is always quantized */
+    case MOERT_GEMM_RESULT: /* `column`, the second version of a result, is always quantized */
         return row->buffer != MOERT_OP_BUFFER_column || is_quantized(job, row);
     case MOERT_GEMM_INDEX:
         return job->options->permute != MOERT_OP_PERMUTE_NONE;

@@ -10,8 +10,8 @@
 #include "op/op.h"
 #include "tools/op/op.h"
 
-/* A tensor of the file, and the buffer of the op that holds it. Tensors of one buffer of float32
- * values are multiplied. */
+/* A tensor of the file, and the buffer of the op that holds it. Several float32 tensors may name
+ * one buffer; it then holds their product. */
 typedef struct moert_gemm_tensor {
     const char *name;
     moert_op_buffer buffer;
@@ -55,10 +55,10 @@ typedef enum moert_gemm_role {
     MOERT_GEMM_INPUT,  /* an operand that is multiplied: plain, or payload */
     MOERT_GEMM_SCALE,  /* scales of a quantized operand; ignored if it is plain */
     MOERT_GEMM_GLOBAL, /* optional: an operand's global scale, float32 [1] or [G] */
-    MOERT_GEMM_DTYPES, /* values of any plain dtype, which becomes that of the option */
+    MOERT_GEMM_DTYPES, /* values of any plain dtype; the tensor's dtype sets the option's */
     MOERT_GEMM_F32,    /* optional, float32 */
     MOERT_GEMM_INDEX,  /* int32: needed with a permutation, else ignored */
-    MOERT_GEMM_RESULT, /* an operand; with beta or accumulate the file holds its old value */
+    MOERT_GEMM_RESULT, /* the result; with beta or accumulate the file holds its old value */
     MOERT_GEMM_RESULT_SCALE,
     MOERT_GEMM_SUM, /* a float32 result that starts at 0 */
     MOERT_GEMM_MOST /* a float32 maximum that starts at -inf */
@@ -105,8 +105,8 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_row *row, const moer
 moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_row *row,
                                     const moert_tensor **tensor);
 
-/* Checks that a tensor has a type that its row allows; then, once all are known, that the tensors
- * go together. ERROR_MISMATCH. */
+/* check_type: whether a tensor has a type that its row allows. check_tensors: after all are found,
+ * whether they can be combined. ERROR_MISMATCH. */
 moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_row *row,
                                    const moert_tensor *tensor);
 moert_status moert_gemm_check_tensors(const moert_gemm_job *job);

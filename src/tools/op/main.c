@@ -80,7 +80,7 @@ static moert_status run(moert_context *context) {
 static size_t take_word(int *argc, char ***argv) {
     op = NULL;
     op_word = NULL;
-    if (*argc > 1 && (*argv)[1][0] != '-') { /* the rest are options */
+    if (*argc > 1 && (*argv)[1][0] != '-') { /* the words after the operation are options */
         op_word = (*argv)[1];
         for (size_t i = 0; i < OPS; i++)
             if (strcmp(ops[i]->name, op_word) == 0)

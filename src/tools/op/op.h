@@ -86,7 +86,8 @@ size_t moert_file_op_count_tiles(moert_scale_tiles *tiles, const uint32_t *ends)
 moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name,
                                     moert_scale_tiles *tiles, const uint32_t *ends);
 
-/* Adds a result: the first elements of `buffer`, with the name, dtype and shape of `spec`. */
+/* Adds a result with the name, dtype and shape of `spec`, whose elements are the first of
+ * `buffer`. */
 moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,
                                   const moert_buffer *buffer);
 

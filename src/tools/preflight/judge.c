@@ -18,7 +18,7 @@ enum {
 #define LATENCY_FACTOR 4.0
 #define LATENCY_US     50.0 /* delay that a busy core may add to any message */
 
-/* The findings so far, and scratch for one value per rank. */
+/* The findings so far, and scratch arrays with one value per rank. */
 typedef struct judge {
     moert_preflight *all;
     double slow;
@@ -45,7 +45,7 @@ static void add(judge *j, bool wrong, const char *hint, const char *format, ...)
         j->status = MOERT_FAIL(ERROR_MEMORY, "no room for the findings");
 }
 
-/* Counts the odd ranks of a node, and all its ranks. */
+/* Returns the number of odd ranks of a node. *ranks = the number of all its ranks. */
 static size_t count_odd(const judge *j, size_t node, size_t *ranks) {
     size_t odd = 0;
     *ranks = 0;
@@ -151,7 +151,7 @@ static double median(const judge *j, const double *values, bool larger) {
 }
 
 /* Sets `odd` for the ranks whose value is below `slow` times the reference. Returns the mean of
- * their values over the reference; 0 if no rank is slow. */
+ * these values, divided by the reference; 0 if no rank is slow. */
 static double find_slow(judge *j, double reference) {
     double sum = 0.0;
     size_t count = 0;

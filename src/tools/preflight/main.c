@@ -107,7 +107,7 @@ static void print_matrix(const moert_preflight *all) {
     }
 }
 
-/* *wrong += the findings that are not just notes. */
+/* *wrong += the number of findings that are more than notes. */
 static void print_findings(const json_t *findings, size_t *wrong) {
     size_t i;
     json_t *finding;

@@ -81,7 +81,7 @@ static moert_status compare_clocks(moert_comm *world, double *skew) {
 
 /* ---- stress ---- */
 
-/* *hash = that of the results of a GEMM. */
+/* *hash = the hash of the results of a GEMM. */
 static moert_status hash_gemm(moert_tune_gemm *gemm, moert_buffer **scratch, uint64_t *hash) {
     *hash = 0;
     MOERT_TRY(moert_gemm_run(&gemm->gemm));

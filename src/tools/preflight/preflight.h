@@ -43,9 +43,10 @@ typedef struct moert_preflight_rank {
     size_t memory_bytes; /* available memory of the host */
     double skew_s;       /* this host's wall clock minus rank 0's */
     moert_rates rates;
-    size_t runs, wrong_runs; /* GEMMs of the stress test; those with other bits than the first */
+    size_t runs, wrong_runs; /* GEMMs of the stress test; GEMMs among them whose bits differ from
+                                the first one's */
     double inside, between;  /* typical GB/s to ranks of this node, of other nodes; 0 = none */
-    double inside_us, between_us; /* typical latency to the same ranks */
+    double inside_us, between_us; /* typical latency to ranks of this node, of other nodes */
 } moert_preflight_rank;
 
 typedef struct moert_preflight {

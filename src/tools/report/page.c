@@ -13,7 +13,7 @@
 
 enum { DIGITS = 10 };
 
-/* kernels/embed.c makes it of page.html. */
+/* The text of page.html, which kernels/embed.c embeds at build time. */
 extern const char *const moert_page_texts[];
 
 /* ---- values ---- */
@@ -46,7 +46,7 @@ static json_t *object_or_null(json_t *object) {
 
 /* ---- the record ---- */
 
-/* Column by column; columns without a number are left out. */
+/* Lists the steps column by column, without the columns that have no number. */
 static json_t *list_steps(const moert_run_record *record) {
     static const struct {
         const char *name;
@@ -110,8 +110,8 @@ static json_t *describe_profile(const moert_run_record *record) {
 
 /* ---- the page ---- */
 
-/* *page = `text`, in which the JSON `data` stands for @RECORD@. In JSON <, > and & are parts of
- * strings; escaped, they end no element of HTML. */
+/* *page = `text` with @RECORD@ replaced by the JSON `data`. JSON has <, > and & only in strings.
+ * They are escaped, so that they cannot end an element of HTML. */
 static moert_status fill(const char *text, const char *data, char **page) {
     static const char mark[] = "@RECORD@";
     const char *at = strstr(text, mark);

@@ -54,16 +54,18 @@ typedef struct moert_run_record {
     size_t steps, room;
     moert_run_step *step; /* [steps] */
     json_t *last_step;    /* the object of the last line of metrics.jsonl, or NULL */
-    json_t *run;          /* that of run.json, or NULL */
+    json_t *run;          /* the object of run.json, or NULL */
 
     size_t ranks, profiled_steps; /* 0 without a profile; then the fields below are 0 or NULL */
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
-    json_t *exchange;             /* that of profile-ranks.json; NULL until the run has ended, as
-                                     all below, which are its means over the steps */
+    json_t *exchange;             /* the object of profile-ranks.json; NULL until the run has ended.
+                                     The fields below are means over the steps from this file, and 0
+                                     or NULL until then */
     size_t group;                 /* ranks that share one set of experts */
-    double *waited_ms;            /* [ranks,ranks]: the row's rank waited for the column's */
-    double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: from the row's rank to the
+    double *waited_ms;            /* [ranks,ranks]: time for which the row's rank waited for the
+                                     column's */
+    double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: bytes from the row's rank to the
                                                   column's */
     size_t layers, experts;
     double *expert_rows;  /* [layers,experts] */

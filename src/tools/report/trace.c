@@ -13,7 +13,7 @@ enum { LIMIT_BYTES = 1 << 30, STEPS = 0, ROWS = 5, MOST_RANKS = 4096 };
 /* A complete event, times in us. */
 typedef struct event {
     const char *name;
-    size_t rank, row; /* the row of a rank's steps is STEPS */
+    size_t rank, row; /* row STEPS holds the steps of the rank */
     moert_time time;
     double start, end;
 } event;
@@ -64,8 +64,8 @@ static void find_step(const json_t *events, step *s) {
     }
 }
 
-/* Adds a span of the step, or joins it to `*open`, the number of the last span of its row, from 1
- * on. */
+/* Adds a span of the step, or joins it to the last span of its row. *open is that span's index plus
+ * 1; 0: none. */
 static void add_span(step *s, const event *e, size_t *open) {
     const double close = (s->end - s->start) * 5e-4;
     event *one = *open > 0 ? &s->span[*open - 1] : NULL;

@@ -261,7 +261,7 @@ void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict) 
 /* The steps that are in both runs. */
 typedef struct common {
     size_t count;
-    const moert_run_step *first, *last, *differs; /* of the run; NULL: none */
+    const moert_run_step *first, *last, *differs; /* steps of the first run; NULL: none */
     const moert_run_step *other_last, *other_differs;
 } common;
 

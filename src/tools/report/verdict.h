@@ -11,9 +11,10 @@
 #define MOERT_HOT_TIMES 2.0
 /* Steps are uneven if their mean time exceeds this multiple of the median. */
 #define MOERT_UNEVEN 1.3
-/* Held-out and training loss part at the lowest held-out loss if at least MOERT_PART_LATER
- * evaluations follow it, and training still falls by this fraction: from the mean of the steps up
- * to the first of these evaluations to that of the steps up to the last one. */
+/* The report says that held-out and training loss part at the lowest held-out loss. At least
+ * MOERT_PART_LATER evaluations must follow it, and the training loss must still fall by this
+ * fraction. The fall is measured from the mean of the steps up to the first of these evaluations to
+ * the mean of the steps up to the last one. */
 #define MOERT_PART_FALL 0.01
 
 enum { MOERT_PART_LATER = 2, MOERT_VERDICT_LINES = 8, MOERT_VERDICT_BYTES = 400 };
@@ -26,7 +27,8 @@ typedef struct moert_verdict {
         char text[MOERT_VERDICT_BYTES];
     } line[MOERT_VERDICT_LINES];
     size_t late_rank; /* SIZE_MAX = none */
-    double parts;     /* the step at which held-out and training loss part; NaN = none */
+    double parts;     /* the step with the lowest held-out loss, after which only the training loss
+                         falls; NaN = none */
 } moert_verdict;
 
 void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict);

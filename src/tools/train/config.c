@@ -26,9 +26,9 @@ static void size_dense(moert_model_config *config) {
         moert_layer_set_add(&config->dense_layers, l);
 }
 
-/* Sets what only DeepSeek's families have, from the head size: latent sizes in the proportions of
- * the released models, V3's 4 of 8 groups of experts if there are enough experts, and one dense
- * layer. */
+/* Sets the sizes that only DeepSeek's families have. Latent sizes follow from the head size, in the
+ * proportions of the released models. One layer is dense. V3 keeps 4 of 8 groups of experts if
+ * there are enough experts. */
 static void size_deepseek(moert_model_config *config) {
     const size_t size = config->head_size, experts = config->router.experts;
     const bool v3 = config->family == MOERT_FAMILY_DEEPSEEK_V3;
@@ -37,7 +37,7 @@ static void size_deepseek(moert_model_config *config) {
                                           .nope = size,
                                           .rope = size / 2,
                                           .value = size};
-    config->head_size = config->rope.width = size / 2; /* the head_dim of transformers */
+    config->head_size = config->rope.width = size / 2; /* transformers defines head_dim so */
     config->rope.interleaved = true;
     config->router.renormalise &= v3;
     config->first_dense = 1;
@@ -66,7 +66,7 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
                                  (config->router.score == MOERT_SCORE_SIGMOID && sizes->topk > 1);
     if (config->partial_rotary > 0.0f)
         config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
-    if (config->shared_gate) /* a family whose windows are off */
+    if (config->shared_gate) /* families with a shared gate have their windows off */
         config->sliding_window = 0;
     for (size_t l = 0; l < config->layers && config->sliding_window > 0; l += 2) /* gpt-oss */
         moert_layer_set_add(&config->windowed, l);

@@ -21,10 +21,10 @@ typedef struct moert_model_sizes {
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config);
 
 /*
- * *end = the token that ends a document, or -1: as `given` says, a number below the vocabulary, the
- * text of one of the added tokens in tokenizer.json of the directory `model`, or "none"; without
- * it, the eos_token_id of the model's config (of a list, the first). `model` is NULL for a new
- * model, which has no such token. Errors: ERROR_USAGE, those of moert_json_read.
+ * *end = the token that ends a document, or -1. `given` may be a number below the vocabulary, the
+ * text of an added token in tokenizer.json of the directory `model`, or "none". If it is NULL, the
+ * token is the eos_token_id of the model's config, or the first of a list. `model` is NULL for a
+ * new model, which has no such token. Errors: ERROR_USAGE, those of moert_json_read.
  */
 moert_status moert_config_document_end(const char *given, const char *model,
                                        const moert_model_config *config, int32_t *end);

@@ -165,13 +165,13 @@ static moert_status open_source(const char *path, const moert_train_data_options
     return moert_data_from_source(source, &o->split, data);
 }
 
-/* Opens the sources of a blend, which was listed with `status`. */
+/* Opens the sources of a blend, unless `status`, the result of listing them, is a failure. */
 static moert_status open_blend(blend *b, const moert_train_data_options *o, moert_status status,
                                moert_data **data) {
     for (; status == MOERT_OK && b->opened < b->count; b->opened += status == MOERT_OK)
         status = open_source(b->paths[b->opened], o, &b->parts[b->opened]);
     if (status == MOERT_OK) {
-        b->opened = 0; /* the blend owns the parts, also after an error */
+        b->opened = 0; /* moert_data_from_blend takes ownership of the parts, also if it fails */
         status = moert_data_from_blend(b->parts, b->weights, b->count, data);
     }
     free_blend(b);

@@ -12,16 +12,18 @@ typedef struct moert_train_data {
 
 typedef struct moert_train_data_options {
     const moert_option_list *paths; /* of --data */
-    const char *token_file;         /* of --tokens, or NULL; one of the two is given */
-    unsigned token_bits;            /* of raw tokens */
+    const char *token_file;         /* of --tokens, or NULL; exactly one of paths and token_file is
+                                       given */
+    unsigned token_bits;            /* bits of a token in a raw token file */
     moert_split split;
 } moert_train_data_options;
 
 /*
- * Opens the paths (moert_source_open), or a token file: raw integers, or the tensor `tokens`
- * [steps,B,S+1] of a .safetensors file, with `targets` [steps,B,S] or without. Paths may be a
- * blend: a weight before each path, all of these in one word, or one file NAME.json with
- * {"PATH": WEIGHT, ...}, whose paths start at its directory. Errors: ERROR_USAGE, ERROR_FORMAT, ...
+ * Opens the paths (moert_source_open) or a token file. A token file holds raw integers or, if it is
+ * a .safetensors file, the tensor `tokens` [steps,B,S+1] and optionally `targets` [steps,B,S].
+ * Paths may be a blend: a weight before each path, all of these in one word, or one file NAME.json
+ * with {"PATH": WEIGHT, ...}, whose paths start at its directory. Errors: ERROR_USAGE,
+ * ERROR_FORMAT, ...
  */
 moert_status moert_train_data_open(const moert_train_data_options *options, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);

@@ -1,4 +1,5 @@
-/* Compares the estimate of a training run's memory with what there is, and later with the run. */
+/* Compares the estimate of a training run's memory with the available memory, and after the run
+ * with the memory used. */
 #include "tools/train/memory.h"
 
 #include "base/config.h"
@@ -10,7 +11,7 @@
 
 enum { OPTIONS_BYTES = 128 };
 
-/* The way to compute, as options. */
+/* Writes a memory choice as command-line options. */
 static void put_options(const moert_memory_choice *choice, size_t micro_batches,
                         char text[OPTIONS_BYTES]) {
     const char *word = moert_choice_word(MOERT_RECOMPUTE_WORDS, choice->recompute);
@@ -98,7 +99,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
                                     ? moert_fit_choose(world, setting, most, &config->memory, fit)
                                     : moert_fit_compare(world, setting, most, fit);
     const bool run_refuses = status == MOERT_ERROR_USAGE || status == MOERT_ERROR_UNSUPPORTED;
-    if (run_refuses && !chooses) { /* the run's own message tells more */
+    if (run_refuses && !chooses) { /* the run will fail with a more precise message */
         fit->needed = 0;
         return MOERT_OK;
     }
@@ -128,10 +129,10 @@ void moert_train_say_fit(const moert_context *context, const moert_train_memory 
 /* The memory of a rank, in bytes. */
 typedef struct peaks {
     uint64_t device, expected_device, process, expected_process;
-    double rows; /* the most rows of a layer, relative to balanced ones */
+    double rows; /* most rows of this rank in any layer, relative to balanced routing */
 } peaks;
 
-/* Compares what this rank has taken with the estimate for the rows that it had. */
+/* Measures the peak memory of this rank, and estimates it for the rows that the rank had. */
 static moert_status measure(const moert_model *model, const moert_train_memory *memory, size_t rank,
                             peaks *own) {
     const moert_device *device = memory->setting.device;

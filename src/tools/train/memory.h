@@ -1,16 +1,16 @@
-/* The memory of a training run: what will be enough, and what was taken. */
+/* The memory of a training run: the estimate before it, and the memory used. */
 #pragma once
 
 #include "tools/common/fit.h"
 #include "train/trainer.h"
 
-/* What the estimate is made from, and what it says before the run. */
+/* The input and the result of the estimate before the run. */
 typedef struct moert_train_memory {
     moert_memory_setting setting;
-    moert_mesh_place *places; /* of `setting`; the caller frees them */
-    moert_fit fit;            /* before the run; needed 0: there is no estimate */
-    size_t resident;          /* pages of this process before the model exists */
-    char options[128];        /* those chosen by --recompute auto, or "" */
+    moert_mesh_place *places; /* setting.places; the caller frees them */
+    moert_fit fit;            /* result of the estimate; needed 0: no estimate */
+    size_t resident;          /* resident memory of this process before the model was created */
+    char options[128];        /* options that --recompute auto has chosen, or "" */
 } moert_train_memory;
 
 /*

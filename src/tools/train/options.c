@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "train/values.h"
 
-/* Sets what follows from single options. */
+/* Sets the fields that follow from one option each. */
 static void derive(moert_train_options *o) {
     o->replays = o->replay_steps != NULL;
     o->computes_only = !o->replays && (o->gradients_path != NULL || o->logits_path != NULL);
@@ -97,7 +97,7 @@ moert_status moert_train_check(moert_train_options *o) {
     return check_steps(o);
 }
 
-/* The options beside those of the schedule and the data that change the results of a run. */
+/* Options that change the results of a run, without those of the schedule and the data. */
 static const char *const lasting[] = {
     "optimizer", "weight-decay", "decay-all", "beta1",         "beta2",
     "epsilon",   "momentum",     "grad-clip", "aux-coef",      "aux-form",
@@ -125,7 +125,8 @@ moert_status moert_train_note_settings(moert_train_options *o) {
     settings[0] = '\0';
     for (const char *line = all.text; line < all.text + all.bytes; line += strlen(line) + 1)
         if (lasts(line) && used < sizeof settings) {
-            const bool given = line[0] == '-'; /* otherwise it is "no --name" */
+            const bool given = line[0] == '-'; /* a line is "--name value" if given, else "no
+                                                  --name" */
             used += (size_t)snprintf(settings + used, sizeof settings - used, "%s%s\n",
                                      line + (given ? 0 : 3), given ? "" : " none");
         }

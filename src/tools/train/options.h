@@ -13,13 +13,13 @@ typedef struct moert_train_options {
     /* model */
     const char *model_path;
     bool random_weights;
-    moert_model_sizes sizes; /* of a new model */
+    moert_model_sizes sizes; /* sizes of a new model */
     bool has_vocabulary;     /* --vocabulary is given */
     bool reads_weights;      /* the weights are those of --model */
     moert_compute_choice compute;
     moert_memory_choice memory;
     const char *most_memory;
-    size_t most_bytes; /* of --memory, or 0 */
+    size_t most_bytes; /* bytes that --memory names, or 0 */
     bool balanced_routing;
     size_t ep, spare_slots;
     unsigned replicas;
@@ -48,7 +48,7 @@ typedef struct moert_train_options {
     const char *prompt;
     double temperature;
     const char *gradients_path, *logits_path;
-    bool computes_only;    /* only the gradients or logits of the first step */
+    bool computes_only;    /* the run only computes the gradients or logits of the first step */
     char *default_metrics; /* the path in trainer.metrics if --metrics is not given */
 } moert_train_options;
 
@@ -56,6 +56,6 @@ typedef struct moert_train_options {
  * Errors: ERROR_USAGE, ERROR_MEMORY. */
 moert_status moert_train_check(moert_train_options *options);
 
-/* trainer.settings = the options that change the results of a run, with their values, and of a
- * schedule that depends on it, the number of steps. Errors: ERROR_MEMORY. */
+/* trainer.settings = the options that change the results of a run, with their values. It includes
+ * the number of steps if the schedule depends on it. Errors: ERROR_MEMORY. */
 moert_status moert_train_note_settings(moert_train_options *options);

@@ -1,4 +1,4 @@
-/* What a run's record says of the program and its options (train/run_file.h). */
+/* The program and its options, for a run's record (train/run_file.h). */
 #pragma once
 
 #include "base/error.h"

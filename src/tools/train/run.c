@@ -20,7 +20,7 @@ typedef struct job {
     moert_comm *world;
     moert_train_options *options;
     moert_train_inputs inputs;
-    moert_manifest *manifest; /* of --model, or NULL */
+    moert_manifest *manifest; /* manifest of --model, or NULL */
     moert_mesh *mesh;
     moert_train_memory memory;
     char *record;
@@ -72,7 +72,7 @@ static moert_status make_weights(const job *j, moert_model *model) {
                                   moert_model_load(model, o->model_path, j->manifest));
 }
 
-/* Gives each rank room for experts that move. */
+/* Sets the number of slots per rank, with spare ones for experts that move. */
 static moert_status make_slots(job *j) {
     const moert_train_options *o = j->options;
     const size_t experts = j->inputs.config.router.experts;
@@ -84,7 +84,7 @@ static moert_status make_slots(job *j) {
     return MOERT_OK;
 }
 
-/* Prints what runs, and what the user may not expect of the inputs. */
+/* Prints a summary of the run, and properties of its inputs that may surprise the user. */
 static void say_begin(const job *j) {
     const moert_train_options *o = j->options;
     const moert_context *context = j->context;

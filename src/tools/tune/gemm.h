@@ -13,8 +13,8 @@ typedef struct moert_tune_gemm {
     moert_choices tile;
 } moert_tune_gemm;
 
-/* Creates a GEMM with groups of equal size. *possible = whether the device has the operation; if
- * that reads prepacked weights, the device must be able to prepack. */
+/* Creates a GEMM with groups of equal size. *possible = whether the device has the operation, and
+ * can prepack if the operation reads prepacked weights. */
 moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation, moert_dtype type,
                                     const moert_gemm_shape *shape, moert_tune_gemm *gemm,
                                     bool *possible);

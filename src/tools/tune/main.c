@@ -26,8 +26,9 @@ static const char *model_path, *out_path;
 static bool writes, busy;
 
 #define SHAPE_BOUND   1048576
-#define MODEL_SECONDS 0.4 /* so that a model takes less than a minute, with its compilations */
-/* Others' work that is too much: more than this part of the processors, and more than this load. */
+#define MODEL_SECONDS 0.4 /* tuning a model then takes under a minute, with compilation */
+/* Load of other programs that is too high for tuning: above BUSY_LOAD, and above this fraction of
+ * the processors. */
 #define BUSY_PART   0.1
 #define BUSY_LOAD   0.5
 #define LEVEL_WORDS "default|vendor|family|device" /* in the order of moert_tuning_level */
@@ -89,7 +90,7 @@ static moert_status read_shape(const char *word, moert_gemm_shape *shape) {
     return MOERT_OK;
 }
 
-/* shapes[2] = those of the projections of a model's experts. */
+/* shapes[2] = the shapes of the two projections of the model's experts. */
 static moert_status read_model(moert_gemm_shape *shapes) {
     moert_model_config c;
     MOERT_TRY(moert_model_config_read(model_path, &c));
@@ -106,7 +107,8 @@ static moert_status read_model(moert_gemm_shape *shapes) {
     return MOERT_OK;
 }
 
-/* Other programs' work makes choices by chance, which all later runs would read. */
+/* Fails if other programs are busy: tuning would then choose by chance, and all later runs would
+ * use these choices. */
 static moert_status check_load(void) {
     const double processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
     const double most = BUSY_PART * processors > BUSY_LOAD ? BUSY_PART * processors : BUSY_LOAD;
