@@ -80,7 +80,8 @@ static moert_status take_means(const moert_device *device, moert_comm *world,
 
 /* ---- lines ---- */
 
-/* X(name in the JSON, title, width, digits, unit of the table, its factor) */
+/* X(name in the JSON, title in the table, width, digits, unit, factor from the JSON's value to the
+ * table's) */
 #define COLUMN_TABLE(X)                                                                            \
     X(calls, "calls", 7, 1, "", 1.0)                                                               \
     X(ms_per_step, "ms/step", 10, 3, "", 1.0)                                                      \
@@ -135,7 +136,8 @@ static void put_number(FILE *file, int width, int digits, double value, const ch
 }
 
 static void put_line(FILE *file, line l) {
-    l.calls = l.calls > 0.0 ? l.calls : -1.0; /* a step and the host have none */
+    l.calls = l.calls > 0.0 ? l.calls : -1.0; /* the lines of the step and of the host have no
+                                                 number of calls */
     fprintf(file, "  %-23s", l.name);
 #define PUT_NUMBER(name, title, width, digits, unit, factor)                                       \
     put_number(file, width, digits, (l.name) * (factor), unit);

@@ -23,16 +23,17 @@ typedef struct moert_breakdown {
     uint64_t steps; /* the number of steps counted so far */
 } moert_breakdown;
 
-/* Measures the peaks of the device, if `bf16` also that of bf16 GEMMs. The memory for that does not
- * count. Collective, since ranks that share a device or its memory measure their part of it. */
+/* Measures the device's peak rates, with `bf16` also that of bf16 GEMMs. The memory that this takes
+ * does not raise the device's recorded peak. Collective: ranks that share a device, or its memory,
+ * measure at the same time, so each gets its part. */
 moert_status moert_peaks_measure(moert_device *device, moert_comm *world, bool bf16,
                                  moert_roof *roof);
 
-/* The first of steps [first, end) that counts. The last step always counts. */
+/* Returns the first of steps [first, end) that counts. The last step always counts. */
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 
-/* Prepares the device and measures its peaks, for steps [first, end). Collective. Errors:
- * ERROR_UNSUPPORTED, ERROR_DEVICE, ERROR_MEMORY. */
+/* Enables the profile of the device and measures its peaks, for a run of steps [first, end).
+ * Collective. Errors: ERROR_UNSUPPORTED, ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, bool bf16,
                                    uint64_t first, uint64_t end, moert_breakdown *breakdown);
 

@@ -16,7 +16,7 @@
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
-/* X(field): the state of a run, integers in state.json, which also has texts. */
+/* X(field): the integers in state.json, the state of a run. state.json also has the texts below. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* steps that updated the weights */                                         \
@@ -32,11 +32,13 @@ typedef struct moert_run_state {
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
     uint64_t left_out; /* steps whose data were left out; an older state.json has none of these */
-    /* "" if state.json, by an older version, has none */
+    /* a text that an older version's state.json lacks is "" */
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
-    char split[MOERT_SPLIT_TEXT_BYTES];       /* of the data (data/split.h); of an array: "" */
-    char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */
-    char options[MOERT_SETTINGS_BYTES]; /* others that change results, "--name value\n" each */
+    char split[MOERT_SPLIT_TEXT_BYTES];       /* split of the data (data/split.h); "" for token
+                                                 arrays */
+    char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* schedule of the learning rate */
+    char options[MOERT_SETTINGS_BYTES];       /* other options that change results, "--name value\n"
+                                                 each */
 } moert_run_state;
 
 /* Reads the state of the checkpoint at `path`. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
@@ -69,8 +71,8 @@ typedef struct moert_keep {
 } moert_keep;
 
 /*
- * Removes checkpoints of `directory` up to step `newest`, the one just written, except those to
- * keep. Also removes those of higher steps, which belong to an older run, and the remains of
- * interrupted saves. Not collective. Errors: ERROR_IO, ERROR_MEMORY.
+ * After writing checkpoint `newest`, removes the older checkpoints of `directory` that `keep` does
+ * not retain. Also removes checkpoints of higher steps, which belong to an older run, and the
+ * remains of interrupted saves. Not collective. Errors: ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, moert_keep keep);

@@ -74,7 +74,7 @@ moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size
     return status;
 }
 
-/* Removes the checkpoints whose names end so. */
+/* Removes the checkpoints whose names end with `ending`. */
 static moert_status remove_ending(const char *directory, const char *ending) {
     DIR *listing = opendir(directory);
     moert_status status = MOERT_OK;

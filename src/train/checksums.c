@@ -35,7 +35,7 @@ moert_status moert_checksums_sum(const moert_comm *world, moert_manifest *manife
     return moert_manifest_sum(manifest, first, count);
 }
 
-/* Exchanges the checksums that the ranks have computed, and computes those that none has. */
+/* Exchanges the checksums that the ranks have computed, and computes those that no rank has. */
 static moert_status sum_all(moert_comm *world, moert_manifest *manifest) {
     MOERT_TRY(moert_checksums_exchange(world, manifest));
     MOERT_TRY(moert_comm_agree(world, moert_checksums_sum(world, manifest)));

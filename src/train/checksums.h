@@ -15,17 +15,17 @@ moert_status moert_checksums_exchange(moert_comm *world, moert_manifest *manifes
 moert_status moert_checksums_sum(const moert_comm *world, moert_manifest *manifest);
 
 /*
- * Reads the manifest of `directory`, and compares all bytes but the tensors' values, so that the
- * small files and the headers may be read. *manifest = NULL if there is none, or on failure.
- * Collective. Errors: those of moert_manifest_read, _sum and _compare, ERROR_MISMATCH (the ranks
- * see different files).
+ * Reads the manifest of `directory`, and compares all bytes but the tensors' values. On success the
+ * small files and the headers are known to be undamaged. *manifest = NULL if there is none, or on
+ * failure. Collective. Errors: those of moert_manifest_read, _sum and _compare, ERROR_MISMATCH (the
+ * ranks see different files).
  */
 moert_status moert_checksums_begin(moert_comm *world, const char *directory,
                                    moert_manifest **manifest);
 /*
- * Compares all bytes, after the tensors were loaded with the result `status`, the same on all
- * ranks. Damage that is found counts before `status`. `manifest` may be NULL. Collective. Errors:
- * `status`, those of moert_manifest_sum and _compare.
+ * Compares all bytes after loading the tensors; `status` is the result of loading, the same on all
+ * ranks. If damage is found, its error is returned instead of `status`. `manifest` may be NULL.
+ * Collective. Errors: `status`, those of moert_manifest_sum and _compare.
  */
 moert_status moert_checksums_finish(moert_comm *world, moert_manifest *manifest,
                                     moert_status status);

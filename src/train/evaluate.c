@@ -7,7 +7,7 @@
 #include "base/phase.h"
 #include "base/text.h"
 
-/* The losses of the sources in the last run of a use. */
+/* The losses of each source in the last evaluation of held-out or of test data. */
 typedef struct sources {
     moert_scalar *number; /* [count] */
     char **name;          /* [parts] */
@@ -18,7 +18,8 @@ struct moert_evaluation {
     moert_evaluation_options options;
     moert_comm *world;
     size_t parts;                        /* sources of a blend, or 0 */
-    int32_t *input, *target, *positions; /* this rank's part of the sequences that run at once */
+    int32_t *input, *target, *positions; /* this rank's part of the sequences that the model
+                                            computes at once */
     sources of[MOERT_USES];
 };
 
@@ -87,14 +88,14 @@ typedef struct sum {
     uint64_t targets;
 } sum;
 
-/* Sequences [first, first + count) of `total` of a use. */
+/* Sequences [first, first + count) of `total` held-out or test sequences. */
 typedef struct some {
     const moert_data *data;
     moert_use use;
     size_t first, count, total;
 } some;
 
-/* Reads this rank's part of the sequences; *targets = its number of targets. */
+/* Reads this rank's part of the sequences. *targets = the number of its targets. */
 static moert_status read(moert_evaluation *e, const some *from, uint64_t *targets) {
     const moert_evaluation_options *o = &e->options;
     size_t first, count;
@@ -112,7 +113,7 @@ static moert_status read(moert_evaluation *e, const some *from, uint64_t *target
     return MOERT_OK;
 }
 
-/* Adds sequences that run at once. */
+/* Computes some sequences at once, and adds their losses. */
 static moert_status add(moert_evaluation *e, const some *from, sum *to) {
     const moert_evaluation_options *o = &e->options;
     const bool divided = moert_data_describe(from->data).divided;

@@ -12,8 +12,9 @@ typedef struct moert_evaluation moert_evaluation;
 
 typedef struct moert_evaluation_options {
     moert_run *run;
-    const moert_data *data; /* both must outlive the evaluation */
-    size_t sequences;       /* of an evaluation, in a blend shared by the sources' weights */
+    const moert_data *data; /* run and data must outlive the evaluation */
+    size_t sequences;       /* sequences of an evaluation, divided among a blend's sources by their
+                               weights */
     size_t at_once;         /* sequences that the model computes at once */
     size_t length;
     moert_model_losses losses;

@@ -19,11 +19,11 @@ struct moert_event_file {
 
 /* A record: length, its checksum, data, their checksum. */
 enum { HEADER_BYTES = 12, FOOTER_BYTES = 4 };
-/* Bytes of data beside the names of scalars: at most so many in an event, and for each scalar. */
+/* Most bytes of data without the names of scalars: those of an event, and those of each scalar. */
 enum { EVENT_BYTES = 64, SCALAR_BYTES = 24 };
 
 typedef struct record {
-    size_t bytes; /* of the data so far */
+    size_t bytes; /* bytes of data so far */
     unsigned char *space;
 } record;
 
@@ -50,7 +50,7 @@ static void put_little_endian(unsigned char *to, uint64_t value, size_t bytes) {
         to[i] = (unsigned char)(value >> 8 * i);
 }
 
-/* Puts the bit pattern of a float or double. */
+/* Appends a field with the bit pattern of a float or double. */
 static void put_fixed(record *r, unsigned field, uint64_t bits, size_t bytes) {
     put_key(r, field, bytes == 8 ? WIRE_FIXED64 : WIRE_FIXED32);
     put_little_endian(r->space + HEADER_BYTES + r->bytes, bits, bytes);
@@ -64,7 +64,7 @@ static void put_text(record *r, unsigned field, const char *text) {
         put_byte(r, (unsigned char)*text);
 }
 
-/* Begins a message inside the message; its length, a varint of LENGTH_BYTES, follows at its end. */
+/* Begins a nested message. Its length, a varint of LENGTH_BYTES, is filled in when it ends. */
 enum { LENGTH_BYTES = 4 };
 static size_t begin_message(record *r, unsigned field) {
     put_key(r, field, WIRE_BYTES);
@@ -115,7 +115,7 @@ enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVE
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2 };
 enum { SESSION_STATUS = 1, SESSION_START = 1 };
 
-/* Begins a record that has room for `most_bytes` of data. */
+/* Begins a record with room for `most_bytes` of data. */
 static moert_status begin_event(record *r, uint64_t step, size_t most_bytes) {
     struct timespec now;
     uint64_t bits;

@@ -19,12 +19,13 @@ struct moert_gradient_norm {
     size_t held;
     size_t *first_chunk;          /* [blocks + 1] */
     double *chunk_sum;            /* [chunks] */
-    double *by_rank;              /* [chunks] the same sums, ordered by rank */
+    double *by_rank;              /* [chunks] the sums of chunk_sum, ordered by rank */
     size_t *bytes;                /* [ranks] bytes of each rank's part of `by_rank` */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
-/* The place of a block's part in the table of tensors: `tensor` holds it, if any does. */
+/* A tensor of the model in a block: its offset in the block, and its index among the model's
+ * tensors. */
 typedef struct held_part {
     size_t offset, tensor;
 } held_part;
@@ -46,7 +47,7 @@ static size_t find_parts(const moert_gradient_norm *norm, const moert_block *blo
     return count;
 }
 
-/* Adds the parts of a block to `span`. Slots without an expert have parts, too, but no tensor. */
+/* Adds the parts of a block to `span`. Slots without an expert also have parts, but NO_TENSOR. */
 static void list_block(moert_gradient_norm *norm, const moert_block *block, held_part *parts,
                        moert_square_span *span) {
     const size_t count = find_parts(norm, block, parts);
@@ -159,7 +160,7 @@ static void reorder(moert_gradient_norm *norm, const moert_comm *comm, bool back
     }
 }
 
-/* Gives every rank of `comm` the chunk sums of the blocks that any of them holds. Collective. */
+/* Gathers the chunk sums of the blocks that the ranks of `comm` hold. Collective. */
 static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
     const char *mine = (const char *)norm->by_rank;
     if (moert_comm_size(comm) == 1)

@@ -15,6 +15,6 @@ void moert_gradient_norm_destroy(moert_gradient_norm *norm);
 
 /* *value = the 2-norm over all parameters, each counted once. Collective. */
 moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value);
-/* layer[layers + 1] = the 2-norms of the last take over each layer's parameters, and over those
- * outside of the layers. Not collective. */
+/* layer[layers + 1] = the 2-norms over each layer's parameters, and over those outside of the
+ * layers, as of the last moert_gradient_norm_take. Not collective. */
 void moert_gradient_norm_layers(const moert_gradient_norm *norm, double *layer);

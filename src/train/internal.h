@@ -8,16 +8,16 @@
 
 struct moert_trainer {
     moert_model *model;
-    moert_run *run; /* of training and evaluation */
+    moert_run *run; /* the run for training and evaluation */
     const moert_data *data;
     const moert_trainer_options *options;
     moert_comm *world;
     bool first; /* rank 0 */
     moert_optimizer *optimizer;
     moert_saver *saver;    /* NULL if the run saves nothing */
-    char *checkpoints;     /* their directory; NULL without options->out */
+    char *checkpoints;     /* directory of the checkpoints; NULL without options->out */
     uint64_t saved_steps;  /* steps done at the last checkpoint of this run, 0 without one */
-    double held_s, save_s; /* for the next metrics row */
+    double held_s, save_s; /* moert_metrics_row.save_held_s and save_s of the next row */
     moert_metrics *metrics;
     moert_run_state state;
     uint64_t end;                    /* the step at which the loop ends */
@@ -26,8 +26,9 @@ struct moert_trainer {
     moert_evaluation *evaluation;
     moert_loader *loader;
     moert_loaded loaded; /* this rank's part of the step */
-    uint64_t targets;    /* of the step that count, over all ranks */
-    bool has_gradients;  /* those of the last step: its data count, its routing is finite */
+    uint64_t targets;    /* targets of the step that count, over all ranks */
+    bool has_gradients;  /* the last step has gradients: its data are not left out, and its routing
+                            scores are finite */
 
     /* for observers */
     size_t micro_batch;
@@ -66,8 +67,8 @@ moert_status moert_trainer_resume(moert_trainer *t);
  * if this run writes one or starts at step 0. Not collective. */
 moert_status moert_trainer_open_directory(const moert_trainer *t);
 moert_status moert_trainer_create_saver(moert_trainer *t);
-/* Saves the state after the last step: beside training, or now if it is the last save or the run
- * waits for its saves. */
+/* Saves the state after the last step: in the background, or at once if it is the last save or the
+ * run waits for its saves. */
 moert_status moert_trainer_save(moert_trainer *t, bool last);
 /* Advances a background save, or waits for it. If the save fails, training goes on. Collective. */
 void moert_trainer_poll_save(moert_trainer *t);

@@ -17,8 +17,8 @@
 #define STEPS_NAME "profile-steps.jsonl"
 #define RANKS_NAME "profile-ranks.json"
 
-/* The times of a rank in a step, in ns. All fields of this struct and the next one are doubles, so
- * that the values of one field have a stride. */
+/* The times of a rank in a step, in ns. All fields of this struct and the next one are doubles. So
+ * one field of an array of structs is an array of doubles with a stride. */
 typedef struct moert_ledger_account {
     double step, waited, operation[MOERT_OPERATIONS];
 } account;
@@ -90,8 +90,8 @@ static json_t *numbers(const double *first, size_t count, size_t stride, double 
     return array;
 }
 
-/* A JSON array [R] of one field of the accounts in ms; `first` is that of the first rank. NULL if
- * all are 0. */
+/* A JSON array [R] of one field of the accounts, in ms. `first` points to the field of rank 0. NULL
+ * if all values are 0. */
 static json_t *times(const moert_ledger *l, const double *first) {
     for (size_t r = 0; r < l->ranks; r++)
         if (first[r * ACCOUNT] > 0.0)

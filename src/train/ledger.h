@@ -44,7 +44,7 @@ moert_status moert_ledger_clear(const char *out);
 /* Opens a ledger in directory `out`. The device's profile must be enabled. Collective. Errors:
  * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_ledger_open(moert_ledger *ledger, moert_model *model, const char *out);
-/* Legal if the opening has failed, or has not been called. */
+/* Legal also if moert_ledger_open has failed or was not called. */
 void moert_ledger_close(moert_ledger *ledger);
 
 /* Begins a step. All ranks call it between the same two collective calls. Not collective. */

@@ -7,15 +7,15 @@
 #include "base/memory.h"
 #include "model/model.h"
 
-/* A step that is read, or was read. */
+/* A step that the thread reads or has read. */
 typedef struct slot {
     const moert_loader_options *options;
     uint64_t step;
-    size_t first; /* index, in a micro-batch, of this rank's first sequence */
+    size_t first; /* index of this rank's first sequence in a micro-batch */
     int32_t *input, *target, *positions;
     moert_loaded loaded;
     moert_status status;
-    char *message; /* of a failure on the thread */
+    char *message; /* message of a failure on the thread */
 } slot;
 
 struct moert_loader {

@@ -20,7 +20,7 @@
 struct moert_metrics {
     moert_metrics_options options;
     int file;  /* -1: none */
-    bool made; /* the file did not exist before */
+    bool made; /* this job created the file */
     size_t rows;
     char *path;
     moert_event_file *events;
@@ -152,7 +152,8 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     return status;
 }
 
-/* *numbers[*count] = the numbers of a row, for every kind of file; the caller frees them. */
+/* *numbers[*count] = the numbers of a row with their names, for JSON lines and event files; the
+ * caller frees them. */
 static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **numbers,
                                  size_t *count) {
     const struct {
@@ -219,7 +220,7 @@ static moert_status write_files(const moert_metrics *metrics, const moert_metric
     return status;
 }
 
-/* printf writes the sign of a NaN, which says nothing. */
+/* NaN without a sign, since printf would write the meaningless sign of a NaN. */
 static double unsigned_nan(double x) {
     return isnan(x) ? NAN : x;
 }

@@ -29,7 +29,7 @@ typedef struct moert_metrics_options {
     const char *events; /* directory of the event file; NULL = none */
     FILE *console;      /* step lines, and a bar if it is a terminal; NULL = none */
     uint64_t every;     /* steps between console lines; held-out, skipped and last steps have one
-                         as well; 0 = none */
+                           as well; 0 = none */
 } moert_metrics_options;
 
 enum { MOERT_METRICS_MORE = 3 };
@@ -39,9 +39,11 @@ typedef struct moert_metrics_row {
     double loss, aux_loss, grad_norm, lr, tokens_per_s;
     double expert_load;           /* rows of the busiest expert / mean */
     double epoch;                 /* epochs of data used so far; 0: no epochs */
-    double rank_load;             /* rows of the busiest rank / mean; 0: experts do not move */
-    double moved_experts, move_s; /* since the previous row, and for how long, or 0 */
-    double clones;                /* of experts, in all layers */
+    double rank_load;             /* rows of the busiest rank / mean; 0: not reported, since experts
+                                     do not move */
+    double moved_experts, move_s; /* experts and clones moved since the previous row, and the time
+                                     that this took; or 0 */
+    double clones;                /* number of clones of experts, in all layers */
     double save_held_s; /* time that the run has waited for saves since the previous row, or 0 */
     double save_s;      /* duration of the save that has ended since the previous row, or 0 */
     bool has_heldout, has_test;
@@ -50,7 +52,8 @@ typedef struct moert_metrics_row {
         const moert_scalar *number;
         size_t count;
     } more[MOERT_METRICS_MORE]; /* further numbers */
-    bool skipped;               /* the step was not applied: loss or gradient were not finite */
+    bool skipped;               /* the step was not applied, since loss or gradient were not
+                                   finite */
 } moert_metrics_row;
 
 /*

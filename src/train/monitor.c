@@ -21,7 +21,7 @@
 #include "train/breakdown.h"
 #include "train/internal.h"
 
-enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: numbers that are not of a layer */
+enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: number of metrics that belong to no layer */
 
 typedef struct moert_monitor {
     moert_model *model;
@@ -33,8 +33,8 @@ typedef struct moert_monitor {
     size_t count;
 } moert_monitor;
 
-/* *sum = the peaks of all ranks' devices, in FLOP/s. Ranks that share a device each measure their
- * part of it. Collective. */
+/* *sum = the sum of the peaks of all ranks' devices, in FLOP/s. Ranks that share a device each
+ * measure their part of it. Collective. */
 static moert_status sum_peaks(const moert_trainer *t, double *sum) {
     const moert_mesh *mesh = moert_model_mesh(t->model);
     const size_t ranks = moert_comm_size(mesh->world);

@@ -1,7 +1,7 @@
 /*
  * Moves experts between ranks (move.h). Both ends of a move list the same parcels in the same
- * order. Every replica of the old owner sends the weight to the same replica of the new one. The
- * moments are sharded over the replicas at both ends.
+ * order. Every replica of the old owner sends the weight to the corresponding replica of the new
+ * one. The moments are sharded over the replicas at both ends.
  */
 #include "train/move.h"
 
@@ -12,7 +12,7 @@
 #include "device/elements.h"
 #include "layer/ship.h"
 
-enum { WEIGHT, MOMENTS }; /* what moves: the weight, and each moment */
+enum { WEIGHT, MOMENTS }; /* kinds of values that move: the weight, and each moment */
 
 /* A tensor that moves. Offsets are in its block, which has the same shape on all ranks. */
 typedef struct moved {
@@ -28,7 +28,7 @@ typedef struct move {
     moert_model_tensor *before; /* [tensors] */
     moved *moved;               /* [count] tensors that this rank sends or receives */
     size_t count;
-    size_t *rank_of; /* [EP * replicas] the rank of a member's replica */
+    size_t *rank_of; /* [EP * replicas] the rank of each replica of each member of the EP group */
     moert_parcels out, in;
 } move;
 
@@ -63,7 +63,7 @@ static void find_moved(move *m) {
 
 /* ---- parcels ---- */
 
-/* The elements of a tensor at `offset` in a replica's shard. */
+/* The range of a tensor's elements that lies in a replica's shard, if the tensor is at `offset`. */
 static moert_model_range shard_of(const moved *of, size_t offset, size_t replica) {
     const size_t *border = of->block->border, end = offset + of->tensor->elements;
     const size_t from = moert_max(border[replica], offset),
@@ -71,14 +71,15 @@ static moert_model_range shard_of(const moved *of, size_t offset, size_t replica
     return from < to ? (moert_model_range){from - offset, to - from} : (moert_model_range){0, 0};
 }
 
-/* Elements of a tensor, of this kind, if the tensor is at `offset`. */
+/* The values of a kind (weight or moment) from `offset` of a block on. */
 static moert_elements elements_of(const move *m, const moert_block *block, size_t kind,
                                   size_t offset) {
     return kind == WEIGHT ? (moert_elements){block->weight, MOERT_DTYPE_F32, offset}
                           : moert_optimizer_moment(m->optimizer, block, kind - MOMENTS, offset);
 }
 
-/* Lists what replica `source` of the old owner sends to replica `target` of the new one. */
+/* Lists the parcels that replica `source` of the old owner sends to replica `target` of the new
+ * one. */
 static moert_status list_replicas(move *m, const moved *of, size_t source, size_t target) {
     const moert_model_range old = shard_of(of, of->offset, source),
                             new = shard_of(of, of->tensor->offset, target);
@@ -101,7 +102,7 @@ static moert_status list_replicas(move *m, const moved *of, size_t source, size_
     return MOERT_OK;
 }
 
-/* Lists all that this rank sends or receives, in an order that both ends have. */
+/* Lists all parcels that this rank sends or receives, in the same order at both ends. */
 static moert_status list_parcels(move *m) {
     find_moved(m);
     for (size_t i = 0; i < m->count; i++)

@@ -8,7 +8,7 @@
  * their new slots. No gradient moves: call it between steps. *moved_bytes, if not NULL, gets the
  * bytes that this rank has sent to other ranks. Needs host memory for what this rank sends and
  * receives. Collective. Errors, the same on all ranks: ERROR_USAGE, ERROR_MEMORY, ERROR_DEVICE,
- * ERROR_COMM. After an error the state is not whole.
+ * ERROR_COMM. After an error, weights and moments may be incomplete.
  */
 moert_status moert_move_experts(moert_optimizer *optimizer, size_t layer, const uint32_t *expert,
                                 uint64_t *moved_bytes);

@@ -1,7 +1,7 @@
 /*
- * Observers: what a training does beside its loop, such as profiles, checks and moves of experts.
- * The loop tells them of its events and knows none of them. A new observer is a file and a row of
- * the table below.
+ * Observers: parts of a training outside of its loop, such as profiles, checks and moves of
+ * experts. The loop calls all observers at its events, and depends on none of them. A new observer
+ * is a file and a row of the table below.
  */
 #pragma once
 
@@ -15,12 +15,12 @@
     X(START)    /* all checks are done, and the run directory exists */                            \
     X(STEP)     /* a step begins */                                                                \
     X(BATCH)    /* a micro-batch, number t->micro_batch, begins */                                 \
-    X(GIVE_UP)  /* its forward has failed on all ranks alike; the step has no gradients */         \
-    X(LOSS)     /* it has its loss, t->result */                                                   \
-    X(BACKWARD) /* it has its gradients */                                                         \
+    X(GIVE_UP)  /* the forward has failed on all ranks alike: no gradients in this step */         \
+    X(LOSS)     /* the micro-batch has its loss, t->result */                                      \
+    X(BACKWARD) /* the micro-batch has its gradients */                                            \
     X(STOP)     /* a signal drops the step between two micro-batches */                            \
     X(UPDATE)   /* the optimizer is about to step, with t->coefficients */                         \
-    X(UPDATED)  /* it has stepped */                                                               \
+    X(UPDATED)  /* the optimizer has stepped */                                                    \
     X(DONE)     /* the device has done the step */                                                 \
     X(ROW)      /* t->row gets the step's numbers; the step took t->step_s */                      \
     X(BETWEEN)  /* another step follows */                                                         \
@@ -38,14 +38,15 @@ typedef struct moert_trainer moert_trainer;
 /* The functions are collective, and all ranks return the same status. */
 typedef struct moert_observer {
     bool (*wanted)(const moert_trainer *t);
-    size_t bytes; /* of its state, `self`, which is all zeros before `open` */
-    moert_status (*open)(void *self, moert_trainer *t); /* writes no file; START does. Or NULL */
-    void (*close)(void *self); /* also after `open` has failed; does not free `self`. Or NULL */
+    size_t bytes; /* size of its state `self`, which is all zeros before `open` */
+    moert_status (*open)(void *self, moert_trainer *t); /* must write no file (START may). NULL:
+                                                           nothing */
+    void (*close)(void *self); /* called also after `open` has failed; does not free `self`. NULL:
+                                  nothing */
     moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
 } moert_observer;
 
-/* X(NAME): a training's observers, moert_observer_NAME, in the order in which they learn of
- * events. */
+/* X(NAME): a training's observers, moert_observer_NAME, in the order in which they are called. */
 #define MOERT_OBSERVER_TABLE(X)                                                                    \
     X(collapse)                                                                                    \
     X(profile)                                                                                     \
@@ -62,8 +63,8 @@ enum {
         MOERT_OBSERVERS
 };
 
-/* Opens those that are wanted; closes all. */
+/* Opens the observers that are wanted; closes all. */
 moert_status moert_observers_open(moert_trainer *t);
 void moert_observers_close(moert_trainer *t);
-/* Tells all of an event, in the order of the table. */
+/* Calls all open observers for an event, in the order of the table. */
 moert_status moert_observers_tell(moert_trainer *t, moert_event event);

@@ -39,8 +39,8 @@ uint64_t moert_optimizer_key(const moert_model_tensor *tensor) {
     return (uint64_t)r.word[1] << 32 | r.word[0];
 }
 
-/* keys[parts of the block's tensors] = those of the model's tensors in it; slots without an expert
- * have none. */
+/* keys[parts of the block's tensors] = moert_optimizer_key of the model's tensor in each part.
+ * Parts of slots without an expert are not written. */
 static void list_keys(const moert_model *model, const moert_block *block, uint64_t *keys) {
     const moert_model_tensor *tensor = moert_model_tensors(model);
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
@@ -123,8 +123,8 @@ bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_model_
     return !tensor->is_fixed && (optimizer->options.decay_all || tensor->is_matrix);
 }
 
-/* A tensor of the model in a tensor of a block, or NULL if its slots have no experts. All of them
- * are alike. */
+/* Finds one of the model's tensors that lie in a tensor of a block, all of which are alike. NULL if
+ * its slots have no experts. */
 static const moert_model_tensor *find_tensor(const moert_model *model, const moert_block *block,
                                              const moert_block_tensor *whole) {
     const moert_model_tensor *tensor = moert_model_tensors(model);

@@ -21,16 +21,18 @@ typedef struct moert_optimizer_options {
 
 /* The moments of this rank's shard of a block. */
 typedef struct moert_moments {
-    /* [elements of the shard] of config.memory.moments; NULL: the optimizer has fewer */
+    /* [elements of the shard] in the dtype config.memory.moments; NULL: the optimizer has fewer
+     * moments */
     moert_buffer *moment[MOERT_MOMENTS_MOST];
-    moert_buffer *keys; /* [parts of the block's tensors] of bf16 moments, or NULL */
+    moert_buffer *keys; /* [parts of the block's tensors] keys for rounding bf16 moments
+                           (moert_optimizer_key), or NULL */
 } moert_moments;
 
 typedef struct moert_optimizer {
     moert_model *model;
     moert_optimizer_options options;
     moert_moments *moments;    /* [blocks of the model] */
-    moert_gradient_norm *norm; /* the gradient's norm, which the caller may use as well */
+    moert_gradient_norm *norm; /* norm of the model's gradient; the caller may use it as well */
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */

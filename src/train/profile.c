@@ -11,8 +11,9 @@ typedef struct profile {
     moert_breakdown breakdown;
     moert_ledger ledger;
     moert_trace trace;
-    bool counts, logs, traced; /* of the step: at all, in the ledger, in the trace */
-    uint64_t start;            /* when it began */
+    bool counts, logs, traced; /* whether the present step is profiled at all, is recorded in the
+                                  ledger, and in the trace */
+    uint64_t start;            /* time at which the step began */
 } profile;
 
 static bool wanted(const moert_trainer *t) {
@@ -59,7 +60,7 @@ static moert_status begin_step(void *self, moert_trainer *t) {
     return p->counts ? moert_profile_begin(p->device) : MOERT_OK;
 }
 
-/* The profile has the times of a step that is dropped. */
+/* Ends the profile of a step that a signal has dropped; its times count in the profile. */
 static moert_status stop(void *self, moert_trainer *t) {
     const profile *p = self;
     (void)t;

@@ -21,7 +21,8 @@ enum {
     MEMORY = 8  /* each step takes 1/MEMORY off the rows of earlier steps */
 };
 
-/* What the last moves have done. Loads are the rows of the busiest rank / mean, in the worst layer.
+/* The effect of the last moves. `before` and `after` are the rows of the busiest rank / mean, in
+ * the worst layer.
  */
 typedef struct moves {
     size_t experts; /* experts and clones that have moved, in all layers */
@@ -36,10 +37,10 @@ typedef struct moert_rebalance {
     bool clones;
     uint64_t *rows;      /* [layers,E], smoothed over earlier steps */
     uint32_t *expert;    /* [slots of all ranks] */
-    size_t nodes;        /* 0: experts do not move for the sake of nodes */
+    size_t nodes;        /* 0: traffic between nodes is ignored */
     uint32_t *node;      /* [ranks] */
-    uint64_t *node_rows; /* [layers,nodes,E] `rows` of the tokens of each node */
-    moves last;          /* since the last row of metrics */
+    uint64_t *node_rows; /* [layers,nodes,E] `rows`, separately for the tokens of each node */
+    moves last;          /* moves since the last row of metrics */
 } moert_rebalance;
 
 static bool wanted(const moert_trainer *t) {
@@ -62,7 +63,7 @@ static moert_status create(moert_rebalance *made, const moert_trainer *t) {
     const moert_mesh *mesh = moert_model_mesh(model);
     const size_t ranks = moert_comm_size(mesh->experts),
                  nodes = moert_comm_node_count(mesh->experts);
-    /* groups of replicas are on different nodes, but have the same placement */
+    /* with replicas: one placement serves groups on different nodes, so nodes are ignored */
     made->nodes = nodes > 1 && moert_comm_size(mesh->replicas) == 1 ? nodes : 0;
     const size_t slots =
         made->layers > 0 ? moert_expert_map_slots(moert_model_placement(model, 0)) : 0;
@@ -86,7 +87,7 @@ static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
 }
 
 /* Adds the rows of the last loss. At the first micro-batch of a step, the rows of earlier steps
- * lose an eighth before. */
+ * first lose 1/MEMORY. */
 static moert_status count(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
     const bool first = t->micro_batch == 0;
@@ -108,7 +109,7 @@ static double load_of(const moert_rebalance *rebalance, const uint64_t *counts) 
     return worst;
 }
 
-/* The clones in all layers. */
+/* The number of clones in all layers. */
 static size_t count_clones(const moert_rebalance *rebalance) {
     size_t clones = 0;
     for (size_t l = 0; l < rebalance->layers; l++) {
@@ -126,7 +127,8 @@ static size_t count_moved(const moert_expert_map *map, const uint32_t *expert) {
     return moved;
 }
 
-/* Finds a placement of a layer. *saved: the part of its rows that it keeps within a node. */
+/* Finds a better placement of a layer. *saved = the fraction of its rows that then no longer
+ * travels between nodes. */
 static moert_status find_placement(moert_rebalance *rebalance, size_t layer, double *saved) {
     const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
     const size_t experts = rebalance->experts;
@@ -161,7 +163,8 @@ static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moves *d
     return moert_move_experts(rebalance->optimizer, layer, rebalance->expert, NULL);
 }
 
-/* Moves experts if that is due. A save in progress still has them in their old places. */
+/* Moves experts if a move is due. First ends a save in progress, which saves experts in their old
+ * places. */
 static moert_status run(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
     moves *done = &rebalance->last;

@@ -12,7 +12,7 @@
 #include "train/checksums.h"
 #include "train/ledger.h"
 
-/* X(name in messages, value): what makes a checkpoint's model the run's. */
+/* X(name in messages, value): values of a config that must be equal in a checkpoint and the run. */
 #define MODEL_TABLE(X, c)                                                                          \
     X("model family number", (c)->family)                                                          \
     X("num_hidden_layers", (c)->layers)                                                            \
@@ -64,7 +64,7 @@ static moert_status check_model(const moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
-/* The line "--name value\n" of the option name[length] among `lines`, or their end. */
+/* The line "--name value\n" of option name[length] in `lines`, or the end of `lines`. */
 static const char *find_option(const char *lines, const char *name, size_t length) {
     while (*lines != '\0' && (strncmp(lines, name, length) != 0 || lines[length] != ' ')) {
         lines += strcspn(lines, "\n");
@@ -79,7 +79,7 @@ static moert_status check_optimizer(const moert_trainer *t, const char *path,
     static const char name[] = "--optimizer";
     const char *given = moert_optimizer_of(t->model)->name, *saved = moert_optimizers[0].name;
     const char *line = find_option(s->options, name, sizeof name - 1);
-    if (*line != '\0') /* older checkpoints are all of AdamW */
+    if (*line != '\0') /* older checkpoints do not name their optimizer; it was AdamW */
         saved = line + sizeof name;
     const size_t length = strcspn(saved, "\n");
     if (strlen(given) == length && strncmp(saved, given, length) == 0)
@@ -157,8 +157,8 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                       directory, (unsigned long long)newest);
 }
 
-/* Warns of each option, "--name value\n", that this run has otherwise. Older checkpoints have
- * none. */
+/* Warns of each option "--name value\n" of the checkpoint that differs in this run. Older
+ * checkpoints have no options. */
 static void warn_of_options(const char *path, const char *saved, const char *given) {
     for (const char *at = saved; *at != '\0'; at += strcspn(at, "\n"), at += *at == '\n') {
         const size_t name = strcspn(at, " \n"), whole = strcspn(at, "\n");
@@ -230,7 +230,7 @@ static moert_status load_newest(moert_trainer *t, const uint64_t *steps, size_t 
     return status;
 }
 
-/* A run that has saved to OUT/checkpoints does not find its checkpoints in another directory. */
+/* Fails if OUT/checkpoints has checkpoints but --save-dir, which the run would use, has none. */
 static moert_status check_moved(const moert_trainer *t) {
     char *before;
     uint64_t *steps;

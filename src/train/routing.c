@@ -14,7 +14,7 @@ static bool has_experts(const moert_trainer *t) {
     return c->router.experts >= 2 * c->router.topk;
 }
 
-/* The number, among all layers, of MoE layer `index`. */
+/* The index among all layers of MoE layer `index`. */
 static size_t layer_number(const moert_model_config *c, size_t index) {
     size_t layer = 0;
     while (!moert_layer_is_moe(c, layer) || index-- > 0)
@@ -22,8 +22,8 @@ static size_t layer_number(const moert_model_config *c, size_t index) {
     return layer;
 }
 
-/* Warns once if all tokens of a layer choose the same expert: its load is then E / K. With few
- * other experts or tokens that may be chance. */
+/* Warns once if all tokens of a layer choose the same expert, whose load is then E / K. Requires 2
+ * K experts and 4 E tokens, since with fewer this may happen by chance. */
 static moert_status look_for_collapse(void *self, moert_trainer *t) {
     const moert_model_config *c = moert_model_describe(t->model);
     const size_t experts = c->router.experts;

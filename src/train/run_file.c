@@ -18,7 +18,7 @@ enum { LIMIT_BYTES = 1 << 26, DIGITS = 15 };
 
 typedef struct run_file {
     char *path;
-    json_t *root, *session; /* rank 0's; the session is the last of the root's */
+    json_t *root, *session; /* on rank 0; `session` is the last one in root.sessions */
     bool written;
 } run_file;
 
@@ -78,7 +78,7 @@ static moert_status list_places(const moert_trainer *t, json_t **ranks) {
     return status;
 }
 
-/* The object of the run that this one resumes, or NULL: there is none, or no readable one. */
+/* The run.json of the run that this one resumes; NULL if there is no readable one. */
 static json_t *read_older(const run_file *f, const moert_trainer *t) {
     json_t *older;
     bool there = false;
@@ -87,7 +87,7 @@ static json_t *read_older(const run_file *f, const moert_trainer *t) {
     return moert_json_read(f->path, "it", LIMIT_BYTES, &older) == MOERT_OK ? older : NULL;
 }
 
-/* The held-out losses so far, unless some are of steps that will be computed again. */
+/* The held-out losses so far, or null if some belong to steps that this run computes again. */
 static json_t *older_losses(const moert_trainer *t, const json_t *older) {
     json_t *losses = json_object_get(older, "held_out");
     const json_int_t best = json_integer_value(json_object_get(losses, "best_step")),
@@ -176,7 +176,8 @@ static moert_status start(void *self, moert_trainer *t) {
     return moert_comm_agree(t->world, status);
 }
 
-/* A run that fails in its first step leaves no file. */
+/* Writes the file after the first step and after each held-out loss. A run that fails in its first
+ * step leaves no file. */
 static moert_status between(void *self, moert_trainer *t) {
     run_file *f = self;
     return t->row.has_heldout || !f->written ? update(f, t, "running") : MOERT_OK;

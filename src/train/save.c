@@ -11,7 +11,7 @@
 #include "train/values.h"
 #include "train/checksums.h"
 
-/* Ends a stage, of which this rank's work has the result `status`. Collective. */
+/* Ends a stage; `status` is the result of this rank's work in it. Collective. */
 static moert_status end_stage(moert_saver *s, moert_status status) {
     MOERT_TRY(moert_comm_agree(s->world, status));
     if (moert_save_stages[s->stage].exchanges)
@@ -80,7 +80,7 @@ static moert_status go_on(moert_saver *s) {
     return MOERT_OK;
 }
 
-/* Begins a save that has been prepared with the result `status`, the same on all ranks. */
+/* Begins a save; `status` is the result of its preparation, the same on all ranks. */
 static moert_status begin_save(moert_saver *s, moert_status status, bool beside) {
     if (status != MOERT_OK)
         return end_save(s, status);
@@ -131,7 +131,8 @@ moert_status moert_saver_create(const moert_saver_options *options, moert_saver 
     if (status == MOERT_OK && options->beside)
         status = MOERT_NEW_ARRAY(&s->copy, floats);
     if (status == MOERT_OK && options->beside)
-        memset(s->copy, 0, floats * sizeof *s->copy); /* no step waits for its pages */
+        memset(s->copy, 0, floats * sizeof *s->copy); /* touches the pages now, so that no step
+                                                         waits for them */
     if (status == MOERT_OK)
         *saver = s;
     else

@@ -20,11 +20,12 @@ typedef struct moert_saver_options {
     const char *directory;   /* of the checkpoints */
     moert_keep keep;
     bool beside;        /* allocates the host memory for saves beside training */
-    double bytes_per_s; /* of all ranks, beside training; 0 = no limit */
+    double bytes_per_s; /* bandwidth limit of all ranks together for saves beside training; 0 = no
+                           limit */
 } moert_saver_options;
 
-/* The host memory of a saver with `beside`, in floats: three for each of this rank's shards, with
- * their padding. */
+/* The host memory of a saver with `beside`, in floats: weight and moments (moert_checkpoint_kinds)
+ * of this rank's shards, with their padding. */
 size_t moert_saver_floats(const moert_model *model);
 
 /* The options' pointers must outlive the saver. Not collective. Errors: ERROR_MEMORY. */
@@ -36,13 +37,13 @@ void moert_saver_destroy(moert_saver *saver);
 /*
  * Writes the checkpoint of `state`, then removes older ones, unless the last steps of the run were
  * skipped. No other save may be in progress. Collective; all ranks return the same status. If an
- * older checkpoint cannot be removed, a warning says so. On failure nothing is left of the
- * checkpoint; an older one of this step stays. Errors: ERROR_IO, ERROR_MEMORY, ...
+ * older checkpoint cannot be removed, a warning says so. On failure, no part of the new checkpoint
+ * remains, and an older one of the same step stays. Errors: ERROR_IO, ERROR_MEMORY, ...
  */
 moert_status moert_saver_write(moert_saver *saver, const moert_run_state *state);
 
-/* Begins such a save beside training: copies the values, and lets a thread write them. Collective.
- * Errors: ERROR_MEMORY, those of moert_buffer_read. */
+/* Begins to write a checkpoint beside training: copies the values, and lets a thread write them.
+ * Collective. Errors: ERROR_MEMORY, those of moert_buffer_read. */
 moert_status moert_saver_begin(moert_saver *saver, const moert_run_state *state);
 /* True from moert_saver_begin until the save has ended; the same on all ranks. */
 bool moert_saver_is_busy(const moert_saver *saver);
@@ -57,7 +58,7 @@ moert_status moert_saver_wait(moert_saver *saver);
 typedef struct moert_saved {
     uint64_t step;
     char *path;     /* the saver's */
-    double taken_s; /* from its beginning to its end */
+    double taken_s; /* duration of the save */
 } moert_saved;
 moert_saved moert_saver_last(const moert_saver *saver);
 

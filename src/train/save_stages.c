@@ -36,9 +36,9 @@ static moert_status add_file(moert_saver *s, size_t *room, size_t first) {
     return MOERT_OK;
 }
 
-/* The weights have one file, or as many as the model's tensors fill in their order with at most
- * file_bytes each; a larger tensor has a file of its own. They have the names that transformers
- * gives. A checkpoint also has the file of the moments. */
+/* The weights have one file, or with file_bytes several. Each of these takes the next tensors that
+ * fit into file_bytes; a larger tensor has its own file. Names are those of transformers. A
+ * checkpoint has one more file, for the moments. */
 moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
     const size_t tensors = moert_model_file_tensor_count(s->model);
     size_t room = 0, left_bytes = 0;
@@ -108,7 +108,7 @@ static moert_status write_index(const moert_saver *s) {
     return moert_json_write_new(s->temporary, index_name, root, JSON_INDENT(2));
 }
 
-/* Copies the files that belong to a model and hold no weights, of those that are there. */
+/* Copies those of a model's files without weights (names[]) that exist. */
 static moert_status copy_companions(const moert_saver *s) {
     static const char *const names[] = {"tokenizer.json",
                                         "tokenizer_config.json",
@@ -156,7 +156,7 @@ static moert_status create_files(moert_saver *s) {
     return MOERT_OK;
 }
 
-/* Delays the thread until the bytes that it has written keep to the rate. */
+/* Delays the thread until its written bytes are within the bandwidth limit. */
 static void keep_rate(moert_saver *s, size_t bytes) {
     enum { LONGEST_NS = 50000000 };
     const double ns_per_byte =
@@ -252,7 +252,7 @@ static moert_status commit(moert_saver *s) {
         return MOERT_OK;
     MOERT_TRY(moert_manifest_write(s->manifest));
     MOERT_TRY(moert_durable_commit(s->temporary, s->path));
-    /* older checkpoints stay while steps are skipped */
+    /* after skipped steps, older checkpoints are not removed */
     if (is_checkpoint(s) && s->state.skipped_in_row == 0 &&
         moert_checkpoint_prune(s->options.directory, s->state.step, s->options.keep) != MOERT_OK)
         MOERT_WARN("%s is saved, but not all older checkpoints could be removed: %s", s->path,

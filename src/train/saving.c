@@ -1,4 +1,4 @@
-/* What the trainer says of its saves, and when it waits for them. */
+/* The trainer's saves: when it starts them, waits for them, and how it reports them. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "train/internal.h"

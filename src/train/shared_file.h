@@ -11,7 +11,7 @@ typedef struct moert_shared_file {
     size_t count;
     const char *const *metadata; /* as in moert_writer_open */
     moert_status (*put)(const void *context,
-                        moert_tensor_writer *writer); /* writes this rank's ranges */
+                        moert_tensor_writer *writer); /* callback that writes this rank's ranges */
     const void *context;
 } moert_shared_file;
 

@@ -8,7 +8,7 @@
 
 enum { DIGITS_MOST = 15 }; /* of a step */
 
-/* Reads digits and moves *at behind them; false if there are none, or too many. */
+/* Reads a number and moves *at past its digits; false if it has none, or more than DIGITS_MOST. */
 static bool read_step(const char **at, uint64_t *step) {
     char *end;
     if (!isdigit((unsigned char)**at))

@@ -5,12 +5,12 @@
 
 #include "comm/comm.h"
 
-/* SIGTERM, and SIGUSR1: schedulers send one some time before they kill the job (Slurm:
+/* SIGTERM and SIGUSR1. Schedulers send one of them some time before they kill the job (Slurm:
  * --signal=USR1@120). */
 enum { MOERT_STOP_SIGNALS = 2 };
 
-/* Catches the signals from now on, the first time that each comes; a second one ends the process.
- * *before = their earlier actions. */
+/* From now on catches each signal once; the same signal a second time ends the process. before[] =
+ * the earlier actions. */
 void moert_stop_catch(struct sigaction before[MOERT_STOP_SIGNALS]);
 void moert_stop_restore(const struct sigaction before[MOERT_STOP_SIGNALS]);
 

@@ -18,8 +18,8 @@ static const char *const row_names[ROWS] = {"steps", "device", "messages", "rows
                                             "rows in flight back"};
 
 typedef struct moert_trace_event {
-    double start_us, us; /* from the start of the trace */
-    uint64_t step;       /* in ROW_STEPS */
+    double start_us, us; /* microseconds from the start of the trace, and duration */
+    uint64_t step;       /* step number, for events in ROW_STEPS */
     moert_operation operation;
     moert_phase phase;
     int row;

@@ -20,7 +20,7 @@ typedef struct moert_trace {
     size_t steps;
     struct moert_trace_event *events; /* [count] */
     size_t count, room;
-    bool full; /* there was no memory for an event */
+    bool full; /* an event was lost for lack of memory */
     const char *path;
     char *temporary; /* name of rank 0's file until it is complete */
     FILE *file;      /* rank 0's */
@@ -30,7 +30,7 @@ typedef struct moert_trace {
  * Collective. Errors, on all ranks alike: ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_trace_start(moert_trace *trace, moert_device *device, moert_comm *world,
                                const char *path);
-/* Removes an unfinished file. Legal if the start has failed, or has not been called. */
+/* Removes an unfinished file. Legal also if moert_trace_start has failed or was not called. */
 void moert_trace_close(moert_trace *trace);
 
 /* Records a step from start_ns to end_ns of moert_clock_ns(). After MOERT_TRACE_STEPS steps the

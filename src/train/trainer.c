@@ -40,7 +40,7 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
     return moert_comm_agree(t->world, status);
 }
 
-/* Computes a step and waits for the device. If a signal comes between its micro-batches, sets
+/* Computes a step and waits for the device. If a signal arrives between its micro-batches, sets
  * *stopped; the step then has no effect. */
 static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean,
                             bool *stopped) {
@@ -106,7 +106,7 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     return moert_comm_agree(t->world, writes ? moert_metrics_write(t->metrics, row) : MOERT_OK);
 }
 
-/* Goes past a step whose data are left out. */
+/* Skips a step whose data are left out. */
 static void leave_out(moert_trainer *t) {
     MOERT_INFO("the data of step %llu are left out", (unsigned long long)t->state.step);
     t->state.step++;
@@ -118,7 +118,7 @@ static void leave_out(moert_trainer *t) {
 
 static moert_status open_metrics(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    const bool replays = o->replay.end > 0; /* to a new file, without a bar */
+    const bool replays = o->replay.end > 0; /* a replay writes a new file, without a progress bar */
     const moert_metrics_options metrics = {.path = o->metrics,
                                            .start = replays ? 0 : t->state.step,
                                            .total = replays ? 0 : o->steps,
@@ -137,8 +137,8 @@ static moert_status reopen_metrics(moert_trainer *t) {
     return open_metrics(t);
 }
 
-/* Computes a step. After wrong bits it goes back, if it may, unless they are in the same step as
- * the last ones. */
+/* Computes a step. After wrong bits it returns to the last checkpoint if options->goes_back, unless
+ * the same step had wrong bits the last time. */
 static moert_status step_or_go_back(moert_trainer *t, bool *interrupted) {
     const uint64_t now = t->state.step;
     const moert_status status = step(t, interrupted);
@@ -169,7 +169,7 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
         const bool ends = t->state.step == t->end;
         if (!*interrupted && !ends)
             MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_BETWEEN));
-        *interrupted &= !ends; /* the last step ends the run anyway */
+        *interrupted &= !ends; /* a signal in the last step changes nothing */
         moert_trainer_poll_save(t);
         if (t->saver == NULL)
             continue;

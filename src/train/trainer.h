@@ -10,12 +10,13 @@
 #include "train/schedule.h"
 #include "train/step_ranges.h"
 
-/* Whether steps wait for their checkpoints. WAIT and SKIP write them beside training; if the
- * previous one is not done, a save waits for it, or is left out. */
+/* Whether training waits while a checkpoint is written (HELD) or continues (WAIT, SKIP). If the
+ * previous save is not finished, WAIT waits for it, and SKIP leaves the new one out. */
 typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP } moert_save_mode;
 
-/* Where a run begins: at step 0, from a checkpoint, or from the newest whole checkpoint of its
- * directory, if any (auto), or else with ERROR_USAGE (must). */
+/* Where a run begins. NONE: at step 0. PATH: from a given checkpoint. AUTO, MUST: from the newest
+ * undamaged checkpoint of its directory; without one, AUTO begins at step 0 and MUST fails with
+ * ERROR_USAGE. */
 typedef enum moert_resume {
     MOERT_RESUME_NONE,
     MOERT_RESUME_PATH,
@@ -26,7 +27,8 @@ typedef enum moert_resume {
 typedef struct moert_trainer_options {
     size_t steps, seed;
     size_t batch;         /* sequences per step, over all ranks */
-    size_t micro_batches; /* parts of the batch, computed in turn; must divide it */
+    size_t micro_batches; /* parts of the batch, computed one after the other; must divide the
+                             batch */
     size_t length;        /* tokens per sequence */
     moert_schedule schedule;
     moert_model_losses losses;
@@ -38,7 +40,8 @@ typedef struct moert_trainer_options {
     moert_save_mode save_mode;
     double save_bytes_per_s;    /* of all ranks, beside training; 0 = no limit */
     moert_keep keep;            /* checkpoints kept */
-    double bias_rate;           /* of moert_model_update_correction after each step; 0 = fixed */
+    double bias_rate;           /* rate of moert_model_update_correction, called after each step; 0
+                                   = biases stay fixed */
     size_t rebalance_every;     /* steps between moves of experts (train/rebalance.c); 0 = none */
     bool clones;                /* with rebalance_every: experts with many rows get clones */
     size_t max_skipped;         /* stop after this many steps in a row with non-finite gradients */
@@ -50,17 +53,17 @@ typedef struct moert_trainer_options {
     const char *out;      /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;  /* JSON lines, or NULL */
-    bool tensorboard;     /* the metrics also as TensorBoard's events in `out` */
-    bool watch;           /* the metrics also have those of train/monitor.c */
-    double peak_flops;    /* with watch: of a rank's device; 0: measured */
+    bool tensorboard;     /* also writes the metrics as TensorBoard's event files to `out` */
+    bool watch;           /* adds the numbers of train/monitor.c to the metrics */
+    double peak_flops;    /* with watch: peak FLOP/s of a rank's device; 0: measured */
     moert_resume resume;
     const char *checkpoint; /* of MOERT_RESUME_PATH */
     const char *settings;   /* options that change results, "--name value\n" each; a resume warns of
-                                other values. NULL: none */
+                               other values. NULL: none */
     bool checksums;         /* compare a checkpoint's bytes with its checksums before it is read */
-    size_t verify_every;    /* steps between checks of the ranks by each other
-                                (train/cross_check.h); 0 = none */
-    bool goes_back;         /* after wrong bits, go on from the last checkpoint */
+    size_t verify_every;    /* steps between checks in which ranks verify each other
+                               (train/cross_check.h); 0 = none */
+    bool goes_back;         /* after wrong bits, continue from the last checkpoint */
     const char *config_text; /* config.json of the model */
     const char *record;      /* JSON of the program and its options for OUT/run.json
                                 (train/run_file.h); NULL: no such file */

@@ -37,7 +37,7 @@ void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor
 moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
                               const moert_model_tensor *tensor, const moert_elements *shard);
 
-/* Metadata of the files, by which transformers knows them. */
+/* Metadata of the files, which transformers requires. */
 extern const char *const moert_value_metadata[];
 
 /* Writes the gradients of the last backward to one safetensors file. Collective. */
