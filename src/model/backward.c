@@ -28,7 +28,7 @@ static moert_status progress_sums(void *context) {
     return moert_block_reduce_progress(layer->attention);
 }
 
-/* Where hosts sum, waits for the device and meanwhile advances the sums of layer `under_way`. */
+/* If hosts sum, waits for the device, and meanwhile advances the sums of layer `under_way`. */
 static moert_status wait_for_device(moert_model *model, moert_model_layer *under_way) {
     if (moert_comm_size(model->mesh->world) == 1 || model->mesh->everyone.peers != NULL)
         return MOERT_OK;

@@ -2,8 +2,8 @@
 #include "base/memory.h"
 #include "model/sizes.h"
 
-/* Bytes of the panels of a weight [n,k] (moert_weight_cache), which one forward and one dgrad of
- * each of `times` micro-batches read. `use` is that of the forward. */
+/* Bytes of the panels of a weight [n,k] (moert_weight_cache) that `times` micro-batches read, each
+ * with one forward and one dgrad. `use` is the panels' use in the forward. */
 static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k, moert_panels_use use,
                               moert_dtype type, size_t times) {
     const moert_panels_shape shape = {1, n, k, use, type};

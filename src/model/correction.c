@@ -1,4 +1,4 @@
-/* The routers' correction bias, which balances the experts' loads without a loss. */
+/* Updates the routers' correction biases, which balance the experts' loads without a loss. */
 #include <stdlib.h>
 
 #include "base/memory.h"

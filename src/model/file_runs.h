@@ -18,15 +18,16 @@
 
 typedef struct moert_file_runs {
     size_t first, count; /* the run: elements [first, first + count) of the file's tensor */
-    size_t done;         /* elements of the range in the runs before it */
+    size_t done;         /* elements of the range in earlier runs */
     /* private */
-    size_t file_first, rows, columns; /* columns: 0 if not transposed */
+    size_t file_first, rows, columns; /* columns 0: the tensor is not transposed */
     moert_model_range range;
-    size_t at; /* where the run starts in the file's order of the tensor, */
-    size_t to; /* and where it ends */
+    size_t at; /* start of the run, in the file's order of the tensor */
+    size_t to; /* end of the run, in the file's order of the tensor */
 } moert_file_runs;
 
-/* Before the first run. With `transposed` the tensor must be so. */
+/* An iterator before the first run. `transposed` requires a tensor that the file stores
+ * transposed. */
 moert_file_runs moert_file_runs_of(const moert_model_tensor *tensor, moert_model_range range,
                                    bool transposed);
 /* Goes to the next run, which ends at a multiple of `most` elements or before. Returns whether

@@ -6,7 +6,7 @@
 
 enum { GLU_MATRICES = 3 }; /* gate, up, down */
 
-/* Pairs of a token and one that it attends to: sum_t min(t + 1, window). */
+/* The number of pairs (token, token that it attends to): sum_t min(t + 1, window). */
 static double count_pairs(const moert_model_config *c, size_t layer, size_t length) {
     const bool windowed = moert_layer_set_has(&c->windowed, layer) && c->sliding_window > 0;
     const double n = (double)length,

@@ -79,12 +79,13 @@ moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer) {
 moert_status moert_model_run_layer(moert_run *run, size_t index) {
     moert_run_layer *layer = &run->layer[index];
     if (!layer->of->is_dense)
-        MOERT_TRY(moert_layer_send_weights(layer->of->moe)); /* they travel during the attention */
+        MOERT_TRY(moert_layer_send_weights(layer->of->moe)); /* the weights travel while attention
+                                                                computes */
     MOERT_TRY(moert_model_attention_forward(run, layer, moert_model_input(run, index)));
     return moert_model_mlp_forward(run, layer);
 }
 
-/* Puts the layer before the message of values that are not finite. */
+/* Prefixes the message of ERROR_NUMERIC with the layer. */
 static moert_status name_layer(size_t layer, moert_status status) {
     if (status != MOERT_ERROR_NUMERIC)
         return status;
@@ -110,7 +111,7 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
                                       run->embedded));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_reserve_layer(run, &run->layer[i]));
-        /* the backward begins with the last layer, whose activations are still there then */
+        /* the backward begins with the last layer, so its activations are not discarded */
         run->discards = moert_model_recomputes(run->model) && i + 1 < c->layers;
         MOERT_TRY(name_layer(i, moert_model_run_layer(run, i)));
         if (!run->layer[i].of->is_dense)

@@ -1,18 +1,18 @@
-/* Attention with grouped-query heads. Options of a config: norms of q and k, over each head or over
- * all; clipping of q, k and v; rotation, possibly of a part of each head; biases; a sliding window
- * in some layers; sinks. */
+/* Attention with grouped-query heads. A config may have: norms of q and k (over each head or over
+ * all heads), clipping of q, k and v, rotation of a whole head or a part of it, biases, a sliding
+ * window in some layers, sinks. */
 #include <math.h>
 
 #include "base/memory.h"
 #include "model/sublayer.h"
 
 enum { Q, Q_BIAS, K, K_BIAS, V, V_BIAS, O, O_BIAS, Q_NORM, K_NORM, SINKS, PARAMETERS };
-/* Activations. Of q, k and v: as projected, where a norm follows; before the clip; as attention
- * reads them. */
+/* Activations that the backward reads. Three each of q, k and v: RAW projected values (if a norm
+ * follows), CLIPPED values before the clip, READ values that attention reads. */
 enum {
     KEPT_RAW,
     KEPT_CLIPPED = KEPT_RAW + 3,
-    KEPT_READ = KEPT_CLIPPED + 3, /* of the dtype that attention reads */
+    KEPT_READ = KEPT_CLIPPED + 3, /* in the dtype that attention reads */
     KEPT_Q_RSTD = KEPT_READ + 3,
     KEPT_K_RSTD,
     KEPT_OUT,
@@ -35,7 +35,7 @@ static void list_groups(const moert_model_config *c, head_group groups[GROUPS]) 
     groups[2] = (head_group){V, 0, c->kv_heads, false};
 }
 
-/* Rows of a token, and their width, in the norm of a group. */
+/* The rows per token, and their width, in the norm of q or k. */
 static size_t norm_rows(const moert_model_config *c, const head_group *g) {
     return c->qk_norm_whole ? 1 : g->count;
 }
@@ -103,7 +103,7 @@ static moert_rotation rotation_of(const moert_run *run, const head_group *g) {
                             .interleaved = run->config->rope.interleaved};
 }
 
-/* Whether the norm of a group also rotates. */
+/* Whether the norm of q or k also rotates. */
 static bool norm_rotates(const moert_model_config *c, const head_group *g) {
     return g->norm != 0 && !c->qk_norm_whole && !(c->clip_qkv > 0.0f);
 }
@@ -131,13 +131,13 @@ static moert_attention attention_of(const moert_run *run, const moert_run_layer 
                              .scratch = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
-/* The rows of q, k or v on their way. Where attention reads bf16, the last step rounds, and
- * `floats` is scratch; elsewhere it is `read`. */
+/* The rows of q, k or v after each step. If attention reads bf16, the last step rounds and `floats`
+ * is scratch; otherwise `floats` is `read`. */
 typedef struct group_rows {
-    moert_buffer *raw;       /* as projected, where a norm follows */
-    moert_buffer *unclipped; /* before the clip, or `floats` */
+    moert_buffer *raw;       /* projected values, if a norm follows */
+    moert_buffer *unclipped; /* values before the clip; without a clip, `floats` */
     moert_buffer *floats, *read;
-    bool rounds, clips, rotates; /* rotates: in a step of its own */
+    bool rounds, clips, rotates; /* rotates: in a separate step, not in the norm */
 } group_rows;
 
 static group_rows list_rows(const moert_run *run, const moert_run_layer *layer, size_t index,
@@ -155,7 +155,7 @@ static group_rows list_rows(const moert_run *run, const moert_run_layer *layer, 
     return r;
 }
 
-/* Projection and norm, to `unclipped`, or to `read` if no step follows. */
+/* Computes the projection and the norm. The result is `unclipped`, or `read` if no step follows. */
 static moert_status begin_group(moert_run *run, moert_run_layer *layer, size_t index,
                                 const head_group *g, const group_rows *r) {
     const moert_model_config *c = run->config;
@@ -180,7 +180,7 @@ static moert_status begin_group(moert_run *run, moert_run_layer *layer, size_t i
         .rotation = norm_rotates(c, g) ? rotation_of(run, g) : (moert_rotation){.table = NULL}});
 }
 
-/* Computes q, k or v: projection, then the norm, clip and rotation that the model has. */
+/* Computes q, k or v: projection, then norm, clip and rotation as far as the model has them. */
 static moert_status project_group(moert_run *run, moert_run_layer *layer, size_t index,
                                   const head_group *g) {
     const moert_model_config *c = run->config;
@@ -210,7 +210,8 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
     return moert_model_project(run, layer, O, result, y);
 }
 
-/* *operand = the gradient of a group's projection, from `d`, that of what attention reads. */
+/* *operand = the gradient of the projected q, k or v, from `d`, the gradient of the rows that
+ * attention reads. */
 static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t index,
                                   const head_group *g, moert_buffer *d, moert_buffer **operand) {
     const moert_model_config *c = run->config;

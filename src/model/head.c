@@ -3,16 +3,16 @@
  *
  *   logits = x W^T    g = gradient of the logits, in their place    dx = g W    dW = g^T x
  *
- * If config.memory.loss_chunk is below the tokens of this rank, logits exist only for a chunk of
- * tokens of one sequence at a time. The chain of fma of a sequence's dW continues from chunk to
- * chunk, so dW has the bits that it has without chunks. A stack holds the sums over sequences, the
+ * If config.memory.loss_chunk is below the tokens of this rank, logits exist only for one chunk of
+ * tokens of one sequence at a time. A sequence's dW is one chain of fma that continues from chunk
+ * to chunk, so its bits are the same as without chunks. A stack holds the sums over sequences, the
  * nodes of their tree (base/tree.h):
  *
  *   sequence 0: n(0,1)    1: n(0,2)    2: n(0,2) n(2,1)    3: n(0,4)    4: n(0,4) n(4,1) ...
  *
  * The bottom of the stack lies where the block collects its nodes; one node needs no more memory.
- * A tied weight adds the head's gradient to the embedding's within each sequence. The latter needs
- * the whole backward pass, so logits in chunks are computed again after it.
+ * For a tied weight, the head's gradient is added to the embedding's within each sequence. The
+ * embedding's gradient needs the whole backward, so logits in chunks are computed again after it.
  */
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -28,15 +28,17 @@ typedef struct chunk {
     moert_buffer *x, *dx, *target, *loss;
 } chunk;
 
-/* A pass over all tokens. */
+/* The state of one pass of the head over all tokens. */
 typedef struct pass {
     moert_run *run;
     moert_gemm forward, dgrad, wgrad;
-    float slope;     /* of the loss by each token's loss; 0: losses only */
-    bool recomputes; /* the pass that adds the head's gradient to the embedding's */
+    float slope;     /* derivative of the loss by each token's cross-entropy; 0: computes losses
+                        only */
+    bool recomputes; /* the second pass, which adds the head's gradient to the embedding's */
     moert_tree_node node[MOERT_TREE_MAX_NODES];
     moert_buffer *sum[MOERT_TREE_MAX_NODES], *view[MOERT_TREE_MAX_NODES];
-    size_t depth, direct; /* sums on the stack; those that lie where the block collects nodes */
+    size_t depth, direct; /* number of sums on the stack; number of these that lie in the block's
+                             nodes */
 } pass;
 
 static size_t step_of(const moert_run *run) {
@@ -90,7 +92,7 @@ static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk 
                              rows * sizeof(int32_t));
 }
 
-/* Copies a chunk's rows to those of the batch. */
+/* Copies a chunk's rows to their place in the batch's buffer. */
 static moert_status give_rows(const chunk *from, const moert_buffer *rows, size_t columns,
                               moert_buffer *target) {
     const size_t row_bytes = columns * sizeof(float);
@@ -124,7 +126,8 @@ static moert_status begin_pass(moert_run *run, float slope, bool recomputes, pas
     const moert_model_sizes sizes = moert_run_sizes(run);
     *p = (pass){.run = run, .slope = slope, .recomputes = recomputes};
     MOERT_TRY(moert_buffer_table_reserve(moert_run_head_buffers, run->device, &sizes, run, false));
-    if (!recomputes) /* one pass over a weight, however many its chunks, prepacks nothing on CPUs */
+    if (!recomputes) /* one pass over a weight prepacks nothing on CPUs, whatever the number of its
+                        chunks */
         MOERT_TRY(make_gemm(run, MOERT_GEMM_FORWARD, &run->head.forward));
     p->forward = run->head.forward;
     if (slope == 0.0f)
@@ -166,7 +169,7 @@ static size_t weight_floats(const moert_model_config *config) {
     return config->vocabulary * config->hidden;
 }
 
-/* Counts the sums that need no memory of their own. */
+/* Sets `direct`, the number of sums that lie in the block's nodes. */
 static void begin_stack(pass *p) {
     const moert_run *run = p->run;
     const moert_tree_nodes_at at =

@@ -20,10 +20,10 @@ enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 
 /* A tensor of the model's files, [rows, columns], or [rows] if columns is 0. */
 typedef struct moert_model_parameter {
-    const char *suffix; /* of its name, after "model.layers.N." */
+    const char *suffix; /* its name after "model.layers.N." */
     size_t rows, columns;
     moert_initial initial;
-    bool is_bias; /* of the parameter before it */
+    bool is_bias; /* it is the bias of the preceding parameter */
 } moert_model_parameter;
 
 /* A buffer of [T,width]. */
@@ -36,13 +36,15 @@ typedef struct moert_model_rows {
 typedef struct moert_attention_shape {
     moert_model_parameter parameter[MOERT_ATTENTION_MOST]; /* absent ones have 0 rows */
     size_t parameters;
-    moert_model_rows kept[MOERT_ATTENTION_MOST];    /* activations of a layer */
-    moert_model_rows scratch[MOERT_ATTENTION_MOST]; /* of the backward, for all layers */
+    moert_model_rows kept[MOERT_ATTENTION_MOST];    /* activations that each layer keeps */
+    moert_model_rows scratch[MOERT_ATTENTION_MOST]; /* buffers of the backward, shared by all
+                                                       layers */
     struct {
         size_t rows, width;      /* rows of each token */
-    } norm[2];                   /* its norms; 0 rows: none */
-    size_t rounded_x, rounded_y; /* widths of its widest operands x and y that are rounded to bf16
-                                    in the mesh's scratch, x of weights and y of results */
+    } norm[2];                   /* norms inside attention; 0 rows: none */
+    size_t rounded_x, rounded_y; /* largest widths of operands x (inputs of projections) and y
+                                    (gradients of their results) that are rounded to bf16 in the
+                                    mesh's scratch */
 } moert_attention_shape;
 
 /* The shape of a config's attention on a device; NULL: on one without tensor cores. */
@@ -50,13 +52,13 @@ moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
                                                const moert_device *device);
 
 /*
- * The kinds of blocks of a model, and the shapes that a rank's blocks have: those of the outside,
- * of each layer's attention, of a dense layer, and of a MoE layer with `local` experts on the rank.
+ * The kinds of blocks of a model, and their shapes on a rank: outside of the layers, attention, a
+ * dense layer's MLP, and a MoE layer with `local` experts on the rank.
  */
 enum { MOERT_MODEL_OUTER, MOERT_MODEL_ATTENTION, MOERT_MODEL_DENSE, MOERT_MODEL_MOE };
 enum { MOERT_MODEL_SHAPES = MOERT_MODEL_MOE + MOERT_LAYER_BLOCKS };
 typedef struct moert_model_shapes {
-    moert_block_shape of[MOERT_MODEL_SHAPES]; /* of the arrays below */
+    moert_block_shape of[MOERT_MODEL_SHAPES]; /* shapes that point to the arrays below */
     size_t outer[OUTER_TENSORS], attention[MOERT_ATTENTION_MOST + 2], dense[2];
     moert_layer_shapes layer;
 } moert_model_shapes;
@@ -67,11 +69,13 @@ void moert_model_list_shapes(const moert_model_config *config,
 
 /* The activations of a layer that its backward reads; T rows each. */
 typedef struct moert_model_activations {
-    moert_buffer *normed, *rstd;              /* [T,H] as operands (layer/operand.h), [T] */
-    moert_buffer *kept[MOERT_ATTENTION_MOST]; /* of the variant of attention */
+    moert_buffer *normed, *rstd;              /* [T,H] in the operands' dtype (layer/operand.h);
+                                                 [T] */
+    moert_buffer *kept[MOERT_ATTENTION_MOST]; /* as in moert_attention_shape */
     moert_buffer *middle;                     /* [T,H] residual after attention */
-    moert_buffer *post_normed, *post_rstd;    /* input of the MLP */
-    moert_buffer *mlp_v, *mlp_h;              /* of a dense GLU (layer/dense_glu.h) */
+    moert_buffer *post_normed, *post_rstd;    /* input of the MLP, and its norm's rstd */
+    moert_buffer *mlp_v, *mlp_h;              /* dense layers: v and h of the GLU
+                                                 (layer/dense_glu.h) */
 } moert_model_activations;
 
 /* The weights of a layer. */
@@ -81,24 +85,26 @@ typedef struct moert_model_layer {
     bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
     moert_block *mlp;       /* the dense GLU's W1 and W2 */
     moert_layer *moe;
-    size_t moe_index; /* among the MoE layers */
+    size_t moe_index; /* its index among the MoE layers */
 } moert_model_layer;
 
 /* A layer in a run. */
 typedef struct moert_run_layer {
     moert_model_layer *of;
-    moert_pass *pass;           /* of the last forward; NULL: it is discarded */
+    moert_pass *pass;           /* pass of the last forward; NULL: discarded */
     moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
-    moert_model_activations *activations; /* its own, or those of all layers (moert_recompute) */
+    moert_model_activations *activations; /* the layer's own, or one set that all layers share
+                                             (moert_recompute) */
     moert_buffer *out;                    /* [T,H] residual after the MLP */
 } moert_run_layer;
 
 /* What head.c keeps for chunks of tokens. */
 typedef struct moert_head_buffers {
     moert_buffer *x, *dx, *target, *loss; /* of the chunk */
-    moert_buffer *end[2];                 /* uint32 [1] with the value end_rows */
+    moert_buffer *end[2];                 /* uint32 [1], each with the value end_rows[i] */
     size_t end_rows[2];
-    moert_gemm forward;                      /* by the head's weight, without rows */
+    moert_gemm forward;                      /* GEMM by the head's weight; its rows are set for each
+                                                chunk */
     moert_buffer *sum[MOERT_TREE_MAX_NODES]; /* [V,H] sums over sequences */
 } moert_head_buffers;
 
@@ -110,21 +116,21 @@ struct moert_model {
     moert_attention_shape attention;
     moert_block *outer;
     moert_model_layer *layer; /* [layers] */
-    moert_model_layer **moe;  /* [moe_layers] those that are MoE layers */
+    moert_model_layer **moe;  /* [moe_layers] the MoE layers among `layer` */
     size_t moe_layers;
     moert_block **block; /* [blocks] all blocks, in a fixed order */
     size_t blocks;
     moert_model_tensor *tensor;
     size_t tensor_count, file_tensor_count;
-    moert_gradient_pool *gradient_pool; /* if the layers keep bf16 gradients */
+    moert_gradient_pool *gradient_pool; /* used if the layers keep bf16 gradients */
     moert_buffer *rope;                 /* rotations of positions below rope_length */
     size_t rope_length;
 };
 
-/* A batch on its way through a model, and what its forward leaves for its backward. */
+/* A batch in a model, and the data that its forward leaves for its backward. */
 struct moert_run {
     moert_model *model;
-    moert_mesh *mesh; /* the model's, as the next two */
+    moert_mesh *mesh; /* mesh, device and config are the model's */
     moert_device *device;
     const moert_model_config *config;
     moert_run_layer *layer; /* [layers] */
@@ -136,38 +142,39 @@ struct moert_run {
     /* the last batch */
     moert_batch batch;
     size_t length;
-    moert_documents *documents; /* of the batch, if it gives positions */
-    bool packed;                /* it does */
+    moert_documents *documents; /* documents of the batch, if it gives positions */
+    bool packed;                /* the batch gives positions */
     moert_buffer *ends, *tokens, *targets;
     moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
     moert_buffer *embedded; /* [T,H] */
-    moert_buffer *final_normed, *final_rstd; /* like normed and rstd of a layer */
+    moert_buffer *final_normed, *final_rstd; /* [T,H] in the operands' dtype; [T] */
     moert_buffer *bf16;   /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
-                           dense layers use float32 */
-    moert_buffer *d_bf16; /* the same of d, if layers are computed again; NULL: in bf16 */
-    bool discards;        /* the backward computes the layer under way again
-                                   (moert_recompute) */
+                             dense layers use float32 */
+    moert_buffer *d_bf16; /* d in bf16 if layers are recomputed; NULL: `bf16` holds it */
+    bool discards;        /* the forward of the present layer keeps nothing, since the backward
+                             recomputes it (moert_recompute) */
     moert_buffer *token_loss;         /* [T] */
-    moert_buffer *loss_inputs;        /* of the MoE layers (losses.c) */
-    struct moert_audit *audit;        /* under way (audit.h), or NULL */
-    bool watched;                     /* they have entropies (watch.h) */
+    moert_buffer *loss_inputs;        /* inputs of the MoE layers' losses (losses.c) */
+    struct moert_audit *audit;        /* the audit in progress (audit.h), or NULL */
+    bool watched;                     /* loss_inputs include the routers' entropies (watch.h) */
     moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
     size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */
     moert_head_buffers head;
-    moert_model_losses losses; /* as given to the last loss */
+    moert_model_losses losses; /* options of the last loss */
     double factor;
-    float slope;          /* of the loss by a token's cross-entropy; 0: no backward follows */
+    float slope;          /* derivative of the loss by a token's cross-entropy; 0: no backward
+                             follows */
     bool accumulate;      /* the batch is not the first micro-batch of a step */
     size_t counted;       /* moert_model_batch.targets */
     double rows;          /* tokens of the last loss without padding, over all ranks */
     uint64_t *own_counts; /* [moe_layers,E] slots per expert of the last forward, in the EP group */
-    uint64_t *counts;     /* [moe_layers,E] the same of the last loss, over all ranks */
+    uint64_t *counts;     /* [moe_layers,E] slots per expert of the last loss, over all ranks */
     uint64_t *node_counts; /* [moe_layers,nodes,E] own_counts, of the tokens of each node; NULL if
                               the EP group is on one node */
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
-    moert_buffer *scratch[MOERT_ATTENTION_MOST]; /* of the variant of attention */
+    moert_buffer *scratch[MOERT_ATTENTION_MOST]; /* as in moert_attention_shape */
 };
 
 /* The values of d in bf16, or NULL. */
@@ -230,7 +237,7 @@ static inline const moert_buffer *moert_model_positions(const moert_run *run) {
     return run->packed ? moert_documents_positions(run->documents) : NULL;
 }
 
-/* Makes room for the buffers of `rows` [MOERT_ATTENTION_MOST]. */
+/* Reserves a buffer for each used entry of rows[MOERT_ATTENTION_MOST]. */
 static inline moert_status moert_model_reserve_rows(moert_run *run, const moert_model_rows *rows,
                                                     moert_buffer **buffers) {
     for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
@@ -260,8 +267,8 @@ static inline void moert_model_discard(moert_run_layer *layer) {
     layer->pass = NULL;
 }
 
-/* Takes the loads of a MoE layer's experts after its forward, and what the losses need of a pass
- * that does not last until then. */
+/* After a MoE layer's forward, stores its experts' loads. If its pass will be discarded, also
+ * copies the inputs of the losses. */
 moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer);
 /* The offset in floats of the entropies [moe_layers,T] in run->loss_inputs, after a loss. */
 size_t moert_model_entropies_at(const moert_run *run);

@@ -59,8 +59,8 @@ static void add_router(range_list *list, const char *suffix, moert_layer_tensor 
     moert_router_tensor_name(list->config, list->layer, suffix, range->name, sizeof range->name);
 }
 
-/* Adds the three projections of an expert (SIZE_MAX: the shared one). They are expert `at` of the
- * layer's tensors. */
+/* Adds the ranges of an expert's three projections (SIZE_MAX: the shared expert's). In the layer's
+ * tensors it is expert number `at`. */
 static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
                        moert_layer_tensor in, moert_layer_tensor out) {
     size_t hidden = list->config->hidden, matrix = width * hidden;

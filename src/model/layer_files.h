@@ -25,7 +25,7 @@ typedef struct moert_layer_range {
 /* A tensor of a file that has all experts of a layer: [E, columns, rows] of an expert's matrix
  * [rows, columns], or [E, columns] of its vector where rows is 0. */
 typedef struct moert_fused_tensor {
-    const char *suffix; /* of its name in the MLP */
+    const char *suffix; /* its name in the MLP */
     moert_layer_tensor which;
     size_t rows, columns;
 } moert_fused_tensor;

@@ -9,7 +9,8 @@
 
 static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
 
-/* Parts of the names of tensors that a model lacks for want of a key, the first match counts. */
+/* Parts of tensor names, and the key of config.json that a model with such tensors needs. The first
+ * match counts. */
 static const struct {
     const char *part, *keys;
 } needed[] = {
@@ -35,7 +36,7 @@ static bool begins(const char *name, const char *with) {
     return strncmp(name, with, strlen(with)) == 0;
 }
 
-/* The layer that a name says, or `none`. */
+/* The layer number in a tensor's name, or `none`. */
 static size_t layer_of(const char *name, size_t none) {
     size_t layer;
     return sscanf(name, "model.layers.%zu.", &layer) == 1 ? layer : none;

@@ -1,6 +1,6 @@
 /*
- * The losses of a forward pass: cross-entropy, load balancing, z. All sums are float64. The rank
- * that holds a sequence sums over its tokens; then all ranks add the sums of the sequences in
+ * The losses of a forward pass: cross-entropy, load balancing, z-loss. All sums are float64. The
+ * rank that holds a sequence sums over its tokens; then all ranks add the sums of the sequences in
  * order. So the digits do not depend on the number of ranks.
  */
 #include <stdlib.h>
@@ -71,8 +71,8 @@ static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_bu
     return moert_buffer_copy(from, 0, inputs, at * sizeof(float), count * sizeof(float));
 }
 
-/* Copies the inputs of a layer to run->loss_inputs, in which the host reads those of all layers
- * at once. Before a loss, its form is not known. */
+/* Copies the inputs of a layer to run->loss_inputs, so that the host reads those of all layers at
+ * once. The loss is called later, so its form is not known here. */
 static moert_status gather_layer(moert_run *run, const moert_run_layer *layer, bool knows_form) {
     const moert_router_options *router = &run->config->router;
     const moert_routing *routing = moert_pass_routing(layer->pass);

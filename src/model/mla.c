@@ -9,8 +9,8 @@
  *   y                     = W_o attention(q with its last `rope` elements rotated, k, v)
  *
  * The gradients of the heads' rotated keys are summed in the order of the heads. A layer keeps the
- * latent rows, and q, k and v as attention reads them; what lies between is scratch that all layers
- * share.
+ * latent rows, and q, k and v as attention reads them. All layers share scratch buffers for the
+ * steps between.
  */
 #include <math.h>
 
@@ -18,7 +18,7 @@
 #include "model/sublayer.h"
 
 enum {
-    Q_A, /* absent, like its norm, without a latent q; Q_B is then the one projection of q */
+    Q_A, /* absent, like Q_A_NORM, if q has no latent; Q_B then projects q directly */
     Q_A_BIAS,
     Q_A_NORM,
     Q_B,
@@ -46,7 +46,7 @@ enum {
 /* LATENT, SHARED and EXPANDED also serve the forward: [c | r], r, and [k_nope | v]. */
 enum { D_OUT, D_Q, D_K, D_V, D_LATENT, D_SHARED, D_EXPANDED, D_NORMED };
 
-/* The latent norms have their own epsilon, whatever rms_norm_eps says. */
+/* The epsilon of the latent norms, independent of rms_norm_eps. */
 static const float latent_epsilon = 1e-6f;
 
 static size_t key_size(const moert_latent_sizes *s) {
@@ -143,8 +143,8 @@ static moert_status rotate(const moert_run *run, size_t heads, size_t size, bool
     return moert_rope(&rotation, run->batch.tokens, size, inverse, x);
 }
 
-/* A latent of q, or of k and v: the parameter of its norm, and its rows [T,width], which are then
- * normed, an operand. */
+/* A latent of q, or of k and v: the parameter index of its norm; its rows [T,width], raw and normed
+ * (an operand). */
 typedef struct latent_rows {
     size_t norm, width;
     moert_buffer *raw, *rstd, *normed;
@@ -174,11 +174,12 @@ static moert_status normalise(moert_run *run, const moert_run_layer *layer, cons
                       .rstd = l->rstd});
 }
 
-/* A part of the heads of k or v in the heads of W_kvb's result. */
+/* A part of each head in W_kvb's result that belongs to k or to v. */
 typedef struct head_part {
-    size_t kept, scratch; /* the buffers of k or v, and of their gradients */
-    size_t columns, size; /* of the part, the first of its head; of the head */
-    size_t column;        /* in a head of W_kvb's result */
+    size_t kept, scratch; /* indices of the buffers of k or v, and of their gradients */
+    size_t columns, size; /* columns of the part, at the start of a head of k or v; columns of that
+                             head */
+    size_t column;        /* first column of the part in a head of W_kvb's result */
 } head_part;
 enum { HEAD_PARTS = 2 };
 
@@ -324,7 +325,7 @@ static moert_status norm_backward(moert_run *run, moert_run_layer *layer, const 
                                      &own);
 }
 
-/* dx = gradient through q. */
+/* dx = the gradient of the layer's input through q. */
 static moert_status q_backward(moert_run *run, moert_run_layer *layer, moert_buffer *dx) {
     const moert_model_config *c = run->config;
     const moert_buffer *x = layer->activations->normed;

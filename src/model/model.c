@@ -32,7 +32,7 @@ static moert_status keep_bf16(moert_model *model, const moert_model_layer *layer
     return MOERT_OK;
 }
 
-/* What a rank creates without the others: all but the MLPs. */
+/* Creates the parts of a model that need no other ranks: all but the MLPs. */
 static moert_status create_own(moert_model *model) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(moert_model_create_block(model, MOERT_MODEL_OUTER, &model->outer));

@@ -34,8 +34,8 @@ moert_mesh *moert_model_mesh(const moert_model *model);
  * collective. */
 moert_status moert_model_initialize(moert_model *model, uint64_t seed);
 
-/* Call it after writing weights other than by moert_model_initialize or moert_model_load, as the
- * optimizer does (moert_layer_weights_changed). Not collective. */
+/* Call it after writing weights in any way except moert_model_initialize and moert_model_load
+ * (moert_layer_weights_changed). Not collective. */
 void moert_model_weights_changed(moert_model *model);
 
 /* With `repeats`, GEMMs prepack no weights (moert_block_repeat): for a few forwards, the copies
@@ -59,12 +59,13 @@ typedef enum moert_initial {
 } moert_initial;
 
 typedef struct moert_model_tensor {
-    char name[96];         /* of the file's tensor, */
-    size_t layer;          /* of the model; its number of layers: outside of them */
-    size_t file;           /* its index among them, */
-    size_t rank, shape[3]; /* and its shape */
-    size_t file_first;     /* where this part of it starts, in elements; 0: the tensor is whole */
-    size_t elements;       /* of the part */
+    char name[96];         /* name of the file's tensor */
+    size_t layer;          /* layer; the number of layers for tensors outside of the layers */
+    size_t file;           /* index of the file's tensor */
+    size_t rank, shape[3]; /* shape of the file's tensor */
+    size_t file_first;     /* element of the file's tensor at which this part starts; 0: the first
+                              part, or the whole */
+    size_t elements;       /* elements of this part */
     bool transposed; /* the file has [E, columns, rows]; the part is one expert's [rows, columns] */
     bool replicated; /* false: the tensor belongs to one expert */
     bool is_matrix;  /* false: a vector, such as a norm */

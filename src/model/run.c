@@ -1,4 +1,4 @@
-/* Creates runs, and tells what they have computed. */
+/* Creates runs, and returns their results: logits and counts. */
 #include <stdlib.h>
 
 #include "base/memory.h"

@@ -197,7 +197,7 @@ void moert_model_scratch(const moert_model_sizes *s, size_t floats[MOERT_SCRATCH
     const moert_model_config *c = s->config;
     need_attention(s, floats);
     need_norm(s, s->tokens, c->hidden, floats);
-    if (s->chunk == s->tokens) /* else the head needs sums instead */
+    if (s->chunk == s->tokens) /* with chunks, the head uses sums over sequences instead */
         moert_scratch_need(
             floats, MOERT_SCRATCH_PARTIAL,
             c->tied_embeddings

@@ -10,8 +10,8 @@
 typedef struct moert_model_sizes {
     const moert_model_config *config;
     const moert_attention_shape *attention;
-    const moert_device *device; /* NULL, in an estimate: one without tensor cores */
-    size_t layers;              /* of the run */
+    const moert_device *device; /* NULL in an estimate: assumes a device without tensor cores */
+    size_t layers;              /* layers of the run */
     size_t tokens, length;      /* T, S */
     moert_span span;            /* this rank's sequences among those of the batch */
     size_t chunk;               /* tokens whose logits exist at a time (moert_head_rows) */
@@ -21,30 +21,31 @@ typedef struct moert_model_sizes {
 
 moert_model_sizes moert_run_sizes(const moert_run *run);
 
-/* The buffers of a run: of any run, of a run of all layers, of a backward, of logits. */
+/* Buffers of a run: those of every run; and those of a run of all layers, of a backward, of the
+ * head. */
 moert_buffer_table moert_run_rows_buffers, moert_run_batch_buffers, moert_run_backward_buffers,
     moert_run_head_buffers;
-/* Of its head (moert_head_buffers), if logits exist in chunks. */
+/* Buffers of a run's head (moert_head_buffers) if logits exist in chunks. */
 moert_buffer_table moert_head_chunk_buffers;
-/* Of its layers (moert_run_layer): all, and those of a MoE. */
+/* Buffers of a run's layers (moert_run_layer): those of every layer, and those of MoE layers. */
 moert_buffer_table moert_run_layer_buffers, moert_run_moe_buffers;
-/* Activations (moert_model_activations): of any layer, and of a dense GLU. */
+/* Activations (moert_model_activations): those of every layer, and those of a dense GLU. */
 moert_buffer_table moert_activation_buffers, moert_dense_buffers;
 
 /* The offset of layer `layer` in run->loss_inputs (losses.c), with `sums` = sequences x E. */
 static inline size_t moert_loss_inputs_at(size_t tokens, size_t sums, size_t layer) {
     return tokens + layer * (tokens + 2 * sums);
 }
-/* The floats of a variant of attention's buffers `rows` [MOERT_ATTENTION_MOST]. */
+/* The floats of all buffers in rows[MOERT_ATTENTION_MOST] together. */
 size_t moert_model_rows_floats(const moert_model_rows *rows, size_t tokens);
 /* The sizes of the GLU of a dense layer. */
 moert_glu_sizes moert_model_glu_sizes(const moert_model_sizes *sizes);
-/* The sums [V,H] over sequences that logits in chunks need, if `direct` nodes are collected in
- * place. */
+/* The number of sums [V,H] over sequences that logits in chunks need, besides `direct` sums that
+ * lie in the block's nodes. */
 size_t moert_head_sums(moert_span span, size_t direct);
 /* The rows of a tied embedding whose gradients are collected at a time. */
 size_t moert_head_tied_rows(const moert_model_sizes *sizes);
-/* Raises the scratch of the mesh to that of a model's replicated parts. */
+/* Raises floats[] to the scratch that a model's replicated parts need. */
 void moert_model_scratch(const moert_model_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
 /*

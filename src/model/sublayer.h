@@ -14,8 +14,8 @@
 #include "model/internal.h"
 
 typedef struct moert_attention_variant {
-    /* Lists the parameters and buffers for a config on a device; NULL: one without tensor cores.
-     * Fields are zero before. */
+    /* Fills in the shape, which the caller has zeroed: parameters and buffers for a config on a
+     * device. device NULL: a device without tensor cores. */
     void (*describe)(const moert_model_config *config, const moert_device *device,
                      moert_attention_shape *shape);
     /* y[T,H] = attention of layer->activations->normed [T,H], an operand. */
@@ -32,15 +32,16 @@ extern const moert_attention_variant moert_model_mla; /* multi-head latent atten
 /* A variant of the MLP, the second sublayer of a block. */
 typedef struct moert_mlp_variant {
     moert_status (*create)(moert_model *model, moert_model_layer *layer); /* collective */
-    void (*destroy)(moert_model_layer *layer); /* also after a failed create, or without one */
+    void (*destroy)(moert_model_layer *layer); /* legal also after a failed create, or before
+                                                  create */
     /* layer->out[T,H] = the MLP of layer->activations->post_normed[T,H]; collective. */
     moert_status (*forward)(moert_run *run, moert_run_layer *layer);
     /* run->dn[T,H] = gradient of layer->activations->post_normed, from run->d. Collects or,
      * with `accumulate`, adds the gradients of its parameters. Collective. */
     moert_status (*backward)(moert_run *run, moert_run_layer *layer, bool accumulate);
-    /* Its blocks, in order; NULL past the end. */
+    /* The layer's MLP blocks, in order; NULL past the end. */
     moert_block *(*block)(const moert_model_layer *layer, size_t index);
-    /* Sum its gradients over the ranks (moert_layer_reduce_start, ...). */
+    /* Sum the MLP's gradients over the ranks (moert_layer_reduce_start, ...). */
     moert_status (*reduce_start)(moert_model *model, moert_model_layer *layer, bool last);
     moert_status (*reduce_progress)(moert_model_layer *layer);
     moert_status (*reduce_wait)(moert_model_layer *layer);
@@ -87,8 +88,8 @@ moert_status moert_model_attention_backward(moert_run *run, moert_run_layer *lay
 /* y[T,n] = x[T,k] weight^T + bias; x is an operand. */
 moert_status moert_model_project(moert_run *run, moert_run_layer *layer, size_t index,
                                  const moert_buffer *x, moert_buffer *y);
-/* A result of a projection or its gradient: `rows`, of `type` F32 or BF16. BF16 needs `floats`,
- * float32 scratch of as many elements, for GEMMs that cannot round. */
+/* The destination of a projection's result or gradient: `rows`, of `type` F32 or BF16. With BF16,
+ * `floats` is float32 scratch of the same size, for GEMMs that cannot round. */
 typedef struct moert_model_target {
     moert_dtype type;
     moert_buffer *rows, *floats;
@@ -104,8 +105,8 @@ moert_status moert_model_input_backward_to(moert_run *run, moert_run_layer *laye
 moert_status moert_model_weight_backward(moert_run *run, moert_run_layer *layer, size_t index,
                                          const moert_buffer *x, const moert_buffer *dy);
 
-/* *operand = the result of an attention as an operand: out, or bf16 values that the attention also
- * writes. */
+/* *operand = the result of attention as an operand of dense layers: `out`, or a bf16 copy that
+ * attention writes as well. */
 moert_status moert_model_attention_operand(moert_run *run, moert_attention *attention,
                                            moert_buffer **operand);
 

@@ -10,7 +10,7 @@
 #include "model/layer_files.h"
 #include "model/sublayer.h"
 
-/* Floats that are read at once; they stay in the cache. */
+/* Floats that are read at once, few enough to stay in the CPU's cache. */
 enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
 
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
@@ -174,12 +174,13 @@ static void add_experts(moert_model *model, size_t index) {
     }
 }
 
-/* Numbers the tensors of the files. */
+/* Sets `file` of each tensor: the index of the file's tensor that it is a part of. */
 static void number_files(moert_model *model) {
     model->file_tensor_count = 0;
     for (size_t i = 0; i < model->tensor_count; i++) {
         moert_model_tensor *tensor = &model->tensor[i];
-        model->file_tensor_count += tensor->file_first == 0; /* the first part of another one */
+        model->file_tensor_count += tensor->file_first == 0; /* 0: a new tensor of the files
+                                                                begins */
         tensor->file = model->file_tensor_count - 1;
     }
 }

@@ -10,9 +10,10 @@
 struct moert_model_watch {
     moert_run *run;
     size_t columns;        /* layers, then MoE layers */
-    double *sum;           /* [columns] over the step so far */
-    double *part;          /* [columns] of a micro-batch */
-    double rows, elements; /* of the step so far: tokens without padding, elements of a residual */
+    double *sum;           /* [columns] sums over the step so far */
+    double *part;          /* [columns] sums of one micro-batch */
+    double rows, elements; /* of the step so far: tokens without padding; elements of a layer's
+                              residual */
 };
 
 moert_status moert_model_watch_create(moert_run *run, moert_model_watch **watch) {
@@ -37,7 +38,8 @@ void moert_model_watch_destroy(moert_model_watch *watch) {
     MOERT_FREE(watch->part, watch->sum, watch);
 }
 
-/* per[sequences, columns]: sets the columns of the layers, a span for each sequence and layer. */
+/* Sets the layers' columns of per[sequences, columns]: sums of squares, one span for each sequence
+ * and layer. */
 static moert_status sum_squares(const moert_model_watch *watch, double *per) {
     const moert_run *run = watch->run;
     const size_t layers = run->config->layers, sequences = run->batch.sequences;
@@ -61,7 +63,7 @@ done:
     return status;
 }
 
-/* Sets the columns of the MoE layers. */
+/* Sets the MoE layers' columns: sums of the router's entropies. */
 static moert_status sum_entropies(const moert_model_watch *watch, double *per) {
     const moert_run *run = watch->run;
     const size_t tokens = run->batch.tokens, count = run->model->moe_layers * tokens;

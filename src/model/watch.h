@@ -1,6 +1,7 @@
 /*
- * What a model computes inside, layer by layer, for the metrics of a run. The sums of the sequences
- * are added in their order, so the digits do not depend on the number of ranks.
+ * Statistics of each layer for the metrics of a run: the size of the residual, and the entropy of
+ * the router. The sums of the sequences are added in their order, so the digits do not depend on
+ * the number of ranks.
  */
 #pragma once
 
