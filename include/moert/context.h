@@ -2,10 +2,9 @@
  * A context ties a rank to its communicator, its cores and its device.
  *
  * Creating a context binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE)
- * and starts the watchdog (MOERT_TIMEOUT_S). Options replace these variables where a program
- * decides. Destroying the last context of a process restores the affinity of its threads. The
- * caller must first initialize MPI with MPI_THREAD_FUNNELED, on the thread that makes all further
- * calls.
+ * and starts the watchdog (MOERT_TIMEOUT_S). A program can override these variables by options.
+ * Destroying the last context of a process restores the affinity of its threads. The caller must
+ * first initialize MPI with MPI_THREAD_FUNNELED, on the thread that makes all further calls.
  */
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
@@ -61,17 +60,19 @@ typedef struct moert_context_options {
     void *cl_context;      /* cl_context */
     void *cl_device;       /* cl_device_id */
     void *cl_queue;        /* cl_command_queue */
-    const char *engine;    /* of the exchange, a word of MOERT_EXCHANGE; NULL: that variable */
-    moert_binding binding; /* the same on all ranks, as are engine and timeout_s */
-    int timeout_s;         /* seconds as in MOERT_TIMEOUT_S; -1: that variable */
+    const char *engine;    /* exchange engine, a word of MOERT_EXCHANGE; NULL: that variable
+                              decides */
+    moert_binding binding; /* engine, binding and timeout_s must be the same on all ranks */
+    int timeout_s;         /* time limit in seconds (MOERT_TIMEOUT_S); -1: that variable decides */
     moert_log_callback *log;
     void *log_user;
     moert_watch_callback *watch;
     void *watch_user;
-    const MPI_Comm *placement; /* the processes that divide cores and GPUs of their hosts, among
-                                  them all of this context's; all of them create contexts at the
-                                  same time. NULL: those that the launcher has started, where it
-                                  tells and has not bound them; else those of the context */
+    const MPI_Comm *placement; /* communicator of the processes that divide the cores and GPUs of
+                                  their hosts. It includes all processes of this context, and all of
+                                  them create contexts at the same time. NULL: the processes that
+                                  the launcher started, if they are known and not bound; else this
+                                  context's */
 } moert_context_options;
 
 #define MOERT_CONTEXT_OPTIONS_INIT                                                                 \
@@ -93,7 +94,7 @@ MOERT_API void moert_context_destroy(moert_context *context);
 /*
  * For programs that compute outside of moert for long. Between pause_watch(context, true) and
  * pause_watch(context, false) no rank ends the job because this rank is late; a rank that is gone
- * or stopped is still found. set_timeout sets the time limit of this rank's waits in seconds, 0:
+ * or stopped is still detected. set_timeout sets the time limit of this rank's waits in seconds, 0:
  * none. Not collective. Errors: ERROR_USAGE (a limit above 86400 s).
  */
 MOERT_API moert_status moert_context_pause_watch(moert_context *context, bool paused);

@@ -11,12 +11,13 @@
  *
  * Rows are in the order of moert/plan.h: expert by expert, and within an expert in global token
  * order. They are dense row-major matrices in buffers of the caller. `ends` goes to op objects as
- * it is, and with row_multiple every expert's rows begin at a multiple, behind rows of zeros.
+ * it is, and with row_multiple, rows of zeros fill up each expert, so that every expert's rows
+ * begin at a multiple of it.
  *
  * Calls are collective over the EP group of the mesh unless their comment says otherwise: all ranks
  * make the same calls in the same order, with the same columns, types and kinds of buffers. Each
- * call waits for the work that this device has been given, then for the other ranks; its own last
- * work may still be enqueued when it returns, so buffers may be used in queue order. All ranks
+ * call waits for all work enqueued on this rank's device, then for the other ranks. Its own last
+ * kernels may still be enqueued when it returns, so use its buffers in queue order. All ranks
  * return the same error: ERROR_USAGE (an argument, or ranks that differ; the message names both),
  * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
@@ -55,9 +56,9 @@ MOERT_API moert_status moert_route_create(moert_mesh *mesh, const moert_route_op
 /* Enqueued work may still use the route. Not collective. NULL is legal. */
 MOERT_API void moert_route_destroy(moert_route *route);
 
-/* Not collective: M, with the rows of zeros; the ends of this rank's experts, uint32 [L] on the
- * device; and the plan on the host, whose rows and ends do not count rows of zeros. The route owns
- * the results. NULL and 0 without a route. */
+/* Not collective. rows: M, including the rows of zeros. ends: the ends of this rank's experts,
+ * uint32 [L] on the device. plan: the plan on the host, whose rows and ends do not count rows of
+ * zeros. The route owns the results. Without a route they are 0 or NULL. */
 MOERT_API size_t moert_route_rows(const moert_route *route);
 MOERT_API moert_buffer *moert_route_ends(const moert_route *route);
 MOERT_API const moert_plan *moert_route_plan(const moert_route *route);

@@ -41,7 +41,7 @@ typedef struct moert_glu_rows {
     size_t size; /* sizeof(moert_glu_rows) */
     moert_glu_form form;
     size_t rows, width;       /* M, I */
-    moert_dtype from, to;     /* of v and dh, of h and dv: F32 or BF16, rounded */
+    moert_dtype from, to;     /* dtype of v and dh; dtype of h and dv. F32 or BF16 (rounded) */
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* float32 [M]; NULL: each is 1 */
     moert_buffer *h;          /* [M,I]: apply writes it */

@@ -40,11 +40,11 @@ typedef struct moert_mesh moert_mesh;
  */
 MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh);
 /*
- * Like moert_mesh_create, but with exact replicas: results have the bits of EDP 1, where CPUs add
- * (moert_layer_place says when). Groups are consecutive ranks. A replica computes the rows of its
- * group's tokens, but the first 63 or fewer rows of an expert may belong to the group before. The
- * weight gradient of an expert is one sum, which its replicas hand on to each other; one of them
- * has the result, and sends its weights to the others.
+ * Like moert_mesh_create, but with exact replicas: on CPUs, results have the same bits as with EDP
+ * 1 (moert_layer_place names the exceptions). Groups are consecutive ranks. A replica computes the
+ * rows of its group's tokens, but up to 63 of an expert's first rows may be those of the preceding
+ * group. The weight gradient of an expert is one sum, which its replicas hand on to each other; one
+ * of them has the result, and sends its weights to the others.
  */
 MOERT_API moert_status moert_mesh_create_exact(moert_context *context, size_t ep,
                                                moert_mesh **mesh);
@@ -69,7 +69,8 @@ typedef struct moert_batch {
     size_t size;              /* sizeof(moert_batch) */
     size_t tokens;            /* T on this rank */
     size_t sequences;         /* on this rank, in order; some may be empty */
-    size_t first_sequence;    /* global index of the first; ascending with the rank */
+    size_t first_sequence;    /* global index of this rank's first sequence; ascends with the
+                                 rank */
     size_t total_sequences;   /* of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T. Forward waits
                                  for the device to check them */
@@ -108,10 +109,10 @@ typedef struct moert_layer_options {
     moert_dispatch dispatch;
     moert_combine combine;
     bool external_routing;  /* no router: each batch brings index and weights of its slots. Of
-                              `router`, only experts and topk count */
+                               `router`, only experts and topk count */
     bool shared_gate;       /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
     size_t slots;           /* L: experts that each rank has room for, ceil(E / EP) to E; 0: as many
-                              as moert_plan_experts gives it */
+                               as moert_plan_experts gives it */
     bool recompute_experts; /* the backward computes the experts' first projection and GLU again,
                                the shared expert's too, instead of keeping their results. It gives
                                the same bits. Not with deferred_wgrad */
@@ -200,7 +201,8 @@ typedef struct moert_layer_losses {
      * layer's float32 ones, which get unspecified values; or NULL. They must stay valid until the
      * pass's wgrad is done. Not with `accumulate`, replicas of experts, or clones. */
     moert_buffer *w1_gradient, *w2_gradient;
-    const moert_buffer *dy_bf16; /* as the batch's bf16, of dy */
+    const moert_buffer *dy_bf16; /* [T,H] the values of a float32 dy rounded to bf16, if the caller
+                                    has them; or NULL */
 } moert_layer_losses;
 
 #define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )
@@ -265,13 +267,13 @@ MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_ten
 /*
  * Makes the layer use the caller's memory for a tensor from now on: `weight`, `gradient`, or both
  * (NULL: it stays as it is). The buffers have the shapes of the table; the layer keeps a reference
- * to their memory. The weight's values are those of the buffer. A backward without `accumulate`
- * replaces the gradient, one with it adds to the buffer's content; the gradient is complete after
- * the last moert_layer_reduce. Once all tensors of a kind (W1 and B1; W2 and B2; the replicated
- * ones) are bound, the layer frees its own memory of weights, and that of the experts' gradients
- * unless they have replicas. Call it between steps. Not collective, but all ranks bind the same
- * tensors. Errors: ERROR_USAGE (no such tensor, a buffer is too small or of another device),
- * ERROR_DEVICE, ERROR_MEMORY.
+ * to their memory. The layer takes the buffer's contents as the weight. A backward without
+ * `accumulate` replaces the gradient, one with it adds to the buffer's content; the gradient is
+ * complete after the last moert_layer_reduce. Once all tensors of a kind (W1 and B1; W2 and B2; the
+ * replicated ones) are bound, the layer frees its own memory of weights, and that of the experts'
+ * gradients unless they have replicas. Call it between steps. Not collective, but all ranks bind
+ * the same tensors. Errors: ERROR_USAGE (no such tensor, a buffer is too small or of another
+ * device), ERROR_DEVICE, ERROR_MEMORY.
  */
 MOERT_API moert_status moert_layer_bind(moert_layer *layer, moert_layer_tensor which,
                                         moert_buffer *weight, moert_buffer *gradient);

@@ -149,8 +149,8 @@ typedef struct moert_op_options {
     moert_op_kind kind;
     const char *backend;        /* "reference", "portable", "nvidia": that backend, or an error with
                                    the reason; NULL or "auto" = MOERT_BACKEND, where auto is the
-                                   best backend that supports the description. FP8 on tensor cores
-                                   needs the name */
+                                   best backend that supports the description. "auto" never uses FP8
+                                   on tensor cores, "nvidia" does */
     bool fallback;              /* use another backend if this one refuses, and log it */
     size_t groups, rows, n, k;  /* G; M, the most rows, may be 0; N; K */
     moert_operand x, weight, y; /* the two inputs of the GEMM are each plain or quantized; if both
@@ -165,7 +165,7 @@ typedef struct moert_op_options {
                             the values of an earlier execute that had room for these rows */
     bool norm;           /* multiplies the quantized results, see above */
 
-    bool alpha, beta;      /* one value per group; otherwise 1 and 0 */
+    bool alpha, beta;      /* alpha and beta have one value per group; otherwise they are 1 and 0 */
     bool accumulate;       /* beta is 1 */
     bool bias;             /* forward, GLU */
     bool bias_scale;       /* forward: multiplies the bias of each row */
@@ -177,11 +177,12 @@ typedef struct moert_op_options {
 
     moert_glu_form glu;    /* `interleaved` = interleave 1 */
     size_t interleave;     /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
-    bool linear_first;     /* up comes before gate (cuDNN's text), not after it (cuDNN's code) */
+    bool linear_first;     /* up comes before gate (as in cuDNN's documentation), not after it (as
+                              in cuDNN's code) */
     bool save_c;           /* GLU: also write c */
     bool prob;             /* multiplies each row; otherwise 1. A GEMM takes no beta, accumulate or
-                           bias with it (cuDNN scales the bias instead: bias_scale); not in
-                           GEMM_WGRAD */
+                              bias with it (cuDNN scales the bias instead: bias_scale); not in
+                              GEMM_WGRAD */
     bool amax;             /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
     bool dprob, dbias;     /* DGLU: also compute these */
     bool caller_workspace; /* create allocates nothing on the device; execute uses the buffer
@@ -201,7 +202,7 @@ typedef struct moert_op_options {
     X(x)       /* [M,K], with permute X as input [ceil(M/topk),K] */                               \
     X(weight)  /* [G,N,K], unless discrete */                                                      \
     X(y)       /* [M,N] */                                                                         \
-    X(c)       /* GLU: [M,N], written before the limits; DGLU: [M,2K], read */                     \
+    X(c)       /* GLU: [M,N], written before clamping; DGLU: [M,2K], read */                       \
     X(d)       /* GLU: [M,N/2]; DGLU: [M,2K]; written */                                           \
     X(x_scale) /* of quantized operands, see moert_operand */                                      \
     X(y_scale)                                                                                     \
@@ -220,8 +221,8 @@ typedef struct moert_op_options {
     X(gather)     /* uint32 [M] */                                                                 \
     X(row_weight) /* float32 w[M], by slots */                                                     \
     X(prob)       /* float32 [M] */                                                                \
-    X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised, so set 0 or -inf first; NaN
-                     stays */       \
+    X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised to the new maximum, so set it to 0
+                     or -inf first; a NaN stays */ \
     X(dprob)      /* float32 [M], added to */                                                      \
     X(dbias)      /* [G,2K], added to: column sums of d before rounding */                         \
     X(workspace)  /* bytes, see caller_workspace and moert_op_check; ops that need none take NULL */

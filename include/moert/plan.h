@@ -53,7 +53,8 @@ typedef struct moert_plan {
     uint32_t *slot_position; /* [T,K] position among this rank's rows, sorted by rank, then row */
     size_t *send_rows;       /* [ranks] rows from here to each rank */
     size_t *receive_rows;    /* [ranks] rows from each rank to here */
-    struct moert_expert_map *placement; /* the library's: the slots that hold the experts */
+    struct moert_expert_map *placement; /* private to the library: the slots that hold the
+                                           experts */
 } moert_plan;
 
 /*

@@ -14,7 +14,7 @@ extern "C" {
 #define MOERT_VERSION_NUMBER                                                                       \
     (MOERT_VERSION_MAJOR * 10000 + MOERT_VERSION_MINOR * 100 + MOERT_VERSION_PATCH)
 
-/* MOERT_VERSION_NUMBER of the library. */
+/* The MOERT_VERSION_NUMBER of the library that the program runs with. */
 MOERT_API unsigned moert_version(void);
 
 #ifdef __cplusplus
