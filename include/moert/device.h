@@ -47,8 +47,8 @@ MOERT_API size_t moert_buffer_bytes(const moert_buffer *buffer);
 MOERT_API moert_device *moert_buffer_device(const moert_buffer *buffer);
 
 /* Copies host to device or device to host. Blocks until `source` may be reused, or `target` is
- * complete. Later commands of the device find what was written; other processes that share the
- * memory find it after moert_device_finish. Errors: ERROR_USAGE (outside the buffer), ERROR_DEVICE.
+ * complete. Later commands of the device see the written data; other processes that share the
+ * memory see it after moert_device_finish. Errors: ERROR_USAGE (outside the buffer), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes,
                                           const void *source, size_t bytes);
@@ -86,9 +86,9 @@ MOERT_API void *moert_buffer_memory(const moert_buffer *buffer);
 MOERT_API moert_status moert_buffer_adopt(moert_device *device, void *memory,
                                           moert_buffer **buffer);
 
-/* For work in other queues. await_event: what moert enqueues from now on waits for a cl_event.
- * record_event: *event = a cl_event that completes when all work enqueued so far is done; the
- * caller releases it. Neither blocks. Errors: ERROR_DEVICE. */
+/* For work in other queues. await_event: all work that moert enqueues from now on waits for a
+ * cl_event. record_event: *event = a cl_event that completes when all work enqueued so far is done;
+ * the caller releases it. Neither blocks. Errors: ERROR_DEVICE. */
 MOERT_API moert_status moert_device_await_event(moert_device *device, void *event);
 MOERT_API moert_status moert_device_record_event(moert_device *device, void **event);
 

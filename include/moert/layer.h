@@ -78,7 +78,8 @@ typedef struct moert_batch {
     const moert_buffer *index, *weight; /* [T,K] with external_routing: int32 as in
                                            moert/exchange.h, and the routing weights */
     /* int32 [T], or NULL: tokens with a negative number are padding, routed to no expert. Their y
-     * is that of a shared expert, or 0, and the router gets no gradient from them. */
+     * is the shared expert's result, or 0 without one, and the router gets no gradient from
+     * them. */
     const moert_buffer *token;
     /* Of x, y, and the backward's dy and dx: F32; or BF16 in a layer with external_routing and
      * dispatch BF16, but no shared expert. y and dx are then rounded to nearest even. */
@@ -103,9 +104,10 @@ typedef struct moert_layer_options {
     bool expert_biases;        /* both projections of the experts have biases */
     bool deferred_wgrad;       /* backward leaves the experts' weight gradients to
                                   moert_pass_wgrad */
-    moert_precision precision; /* of the experts' GEMMs. The router's operands stay float32; on
-                                  Hopper GPUs, unless this is F32, they are sums of bf16 values */
-    moert_precision dense;     /* of the shared expert's GEMMs: F32 or BF16 */
+    moert_precision precision; /* precision of the experts' GEMMs. The router's operands stay
+                                  float32; on Hopper GPUs, unless this is F32, they are sums of bf16
+                                  values */
+    moert_precision dense;     /* precision of the shared expert's GEMMs: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
     bool external_routing;  /* no router: each batch brings index and weights of its slots. Of
@@ -281,8 +283,7 @@ MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
 
 /*
- * X(NAME): what the router of a pass has computed. The pass owns the buffers; they are valid until
- * it ends.
+ * X(NAME): the results of a pass's router. The pass owns the buffers; they are valid until it ends.
  */
 #define MOERT_PASS_VIEW_TABLE(X)                                                                   \
     X(INDEX)  /* int32 [T,K], best expert first */                                                 \
@@ -302,8 +303,8 @@ typedef enum moert_pass_view {
  * its shape. Not collective. */
 MOERT_API const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which);
 
-/* The losses of a pass's router over all tokens of all ranks, and what its backward needs of
- * them. */
+/* The losses of a pass's router over all tokens of all ranks, and the gradient that its backward
+ * needs. */
 typedef struct moert_pass_losses {
     size_t size;                /* sizeof(moert_pass_losses) */
     double aux_coefficient;     /* given: multiplies aux_gradient */

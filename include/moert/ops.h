@@ -152,7 +152,7 @@ typedef struct moert_op_options {
                                    best backend that supports the description. "auto" never uses FP8
                                    on tensor cores, "nvidia" does */
     bool fallback;              /* use another backend if this one refuses, and log it */
-    size_t groups, rows, n, k;  /* G; M, the most rows, may be 0; N; K */
+    size_t groups, rows, n, k;  /* G; M (the most rows; may be 0); N; K */
     moert_operand x, weight, y; /* the two inputs of the GEMM are each plain or quantized; if both
                                    are plain, they have the same dtype */
     moert_operand c, d;         /* GLU, DGLU; c is plain */
@@ -169,10 +169,10 @@ typedef struct moert_op_options {
     bool accumulate;       /* beta is 1 */
     bool bias;             /* forward, GLU */
     bool bias_scale;       /* forward: multiplies the bias of each row */
-    moert_dtype bias_type; /* of bias and dbias */
+    moert_dtype bias_type; /* dtype of bias and dbias */
 
     moert_op_permute permute;
-    size_t topk;     /* with permute; at least 1 */
+    size_t topk;     /* slots of a token, with permute; at least 1 */
     bool row_weight; /* forward, permute Y: y = round(round(v) * round(w[gather[r]])) */
 
     moert_glu_form glu;    /* `interleaved` = interleave 1 */
@@ -204,7 +204,7 @@ typedef struct moert_op_options {
     X(y)       /* [M,N] */                                                                         \
     X(c)       /* GLU: [M,N], written before clamping; DGLU: [M,2K], read */                       \
     X(d)       /* GLU: [M,N/2]; DGLU: [M,2K]; written */                                           \
-    X(x_scale) /* of quantized operands, see moert_operand */                                      \
+    X(x_scale) /* scales of quantized operands, see moert_operand */                               \
     X(y_scale)                                                                                     \
     X(weight_scale) /* unless discrete */                                                          \
     X(d_scale)                                                                                     \

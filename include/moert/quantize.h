@@ -155,7 +155,7 @@ MOERT_API moert_status moert_cast_run(const moert_cast *cast);
  */
 typedef struct moert_scale_tiles {
     size_t size;         /* sizeof(moert_scale_tiles) */
-    moert_groups groups; /* of lines; ends NULL: one group */
+    moert_groups groups; /* groups of lines; ends NULL: one group */
     size_t width;
     bool transposed;
     bool whole; /* the groups are one matrix of groups.rows lines. Lines past the last end are not

@@ -19,7 +19,7 @@
 
 struct moert_lock {
     char *directory, *path;
-    int handle; /* of the file `path`, or -1 */
+    int handle; /* file descriptor of `path`, or -1 */
     bool held;  /* this job holds the lock */
     size_t old; /* bytes of the part of `directory` that existed before the lock was taken */
 };

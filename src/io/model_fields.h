@@ -15,8 +15,8 @@ moert_status moert_fields_read(const char *path, const json_t *root, moert_model
 /* ERROR_UNSUPPORTED if a key is not known for the family, or must have another value. */
 moert_status moert_fields_check(const char *path, json_t *root, moert_family family);
 
-/* Adds the keys of the config's family to `root`, except those of the rotary scheme; false without
- * memory. */
+/* Adds the keys of the config's family to `root`, except those of the rotary scheme; false if
+ * memory runs out. */
 bool moert_fields_write(const moert_model_config *config, json_t *root);
 /* The shortest decimal number that reads back as this float or double, such as 1e-05 instead of
  * 9.99999975e-06. */

@@ -157,7 +157,8 @@ moert_status moert_model_config_text(const moert_model_config *config, char **te
 }
 
 moert_status moert_model_config_retype(const char *text, const char *dtype, char **changed) {
-    static const char *const keys[] = {"dtype", "torch_dtype"}; /* of transformers 5, and older */
+    static const char *const keys[] = {"dtype", "torch_dtype"}; /* keys of transformers 5, and of
+                                                                   older versions */
     json_t *root;
     bool named = false, whole = true;
     MOERT_TRY(moert_json_parse("config.json", "the model config", text, strlen(text), &root));

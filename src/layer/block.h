@@ -159,8 +159,8 @@ moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
 
 /*
  * Collects the weight gradient of a dense layer y = x weight^T. If gemm->bias is not NULL, also
- * collects the bias gradient, that of `tensor` + 1. Fills in groups, weight and bias of `gemm`.
- * `scratch` is a growable buffer for gradients per sequence.
+ * collects the gradient of the bias, which is tensor `tensor` + 1. Fills in groups, weight and bias
+ * of `gemm`. `scratch` is a growable buffer for gradients per sequence.
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch);

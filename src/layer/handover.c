@@ -1,4 +1,4 @@
-/* Frees what a mesh keeps for clones. */
+/* Frees a mesh's state for clones. */
 #include "layer/handover.h"
 
 #include "base/memory.h"

@@ -116,7 +116,8 @@ moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch)
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
                                 moert_buffer **buffer);
 
-/* The shared window with rows of `width` floats (those of bf16: bf16 values). Collective when
+/* The shared window with rows of `width` floats; in the two BF16 windows, of `width` bf16 values.
+ * Collective when
  * the width changes. */
 moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width,
                                moert_window **window);

@@ -1,8 +1,8 @@
 /*
- * A probe takes digests of what a pass of a layer receives and computes for this rank's experts, so
- * that ranks can compare it (model/audit.h). Digests of rows are those of moert_digest_rows. A
- * layer with a probe does not scatter the results of its GEMMs, because their rows are then in no
- * memory of this rank.
+ * A probe takes digests of the rows that a layer's pass receives and computes for this rank's
+ * experts, so that ranks can compare them (model/audit.h). Digests of rows are those of
+ * moert_digest_rows. A layer with a probe does not scatter the results of its GEMMs, because their
+ * rows are then in no memory of this rank.
  */
 #pragma once
 

@@ -10,7 +10,7 @@ moert_glu_sizes moert_layer_shared_sizes(const moert_layer_sizes *s) {
                              s->options->hidden, s->options->shared_intermediate};
 }
 
-/* ---- what a pass keeps ---- */
+/* ---- buffers that a pass keeps ---- */
 
 /* Floats of `width` times [M,I] values. */
 static size_t hidden(const moert_layer_sizes *s, moert_dtype type, size_t width) {

@@ -1,6 +1,6 @@
 /*
- * The sizes of a layer's buffers: what its passes keep for their backward, and what they put into
- * the mesh's scratch buffers. The layer and the estimate of memory use the same tables.
+ * The sizes of a layer's buffers: those that its passes keep for their backward, and those that
+ * they use in the mesh's scratch. The layer and the estimate of memory use the same tables.
  */
 #pragma once
 

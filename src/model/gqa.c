@@ -20,7 +20,7 @@ enum {
 };
 enum { D_OUT, D_Q, D_K, D_V, D_SINKS };
 
-/* q, k or v: parameters, and sizes. */
+/* One of q, k and v: the indices of its parameters, and its sizes. */
 typedef struct head_group {
     size_t weight, norm; /* norm 0: none */
     size_t count;        /* heads */

@@ -42,8 +42,8 @@ static size_t layer_of(const char *name, size_t none) {
     return sscanf(name, "model.layers.%zu.", &layer) == 1 ? layer : none;
 }
 
-/* Whether a model may leave a tensor of its files unread: those of other models, of multi-token
- * prediction, and tables of rotary positions. */
+/* Whether a model may ignore a tensor of its files: one of another model or of multi-token
+ * prediction, or a table of rotary positions. */
 static bool may_stay(const moert_model_config *c, const char *name) {
     const size_t layer = layer_of(name, 0);
     return !(begins(name, "model.") || begins(name, "lm_head")) ||

@@ -278,7 +278,7 @@ static moert_status balance_layers(moert_run *run, const uint64_t *counts, const
     return MOERT_OK;
 }
 
-/* Computes the auxiliary loss, and the gradients of forms whose sums are those of all ranks. */
+/* Computes the auxiliary loss and, for forms that use sums over all ranks, its gradients. */
 static moert_status balance(moert_run *run, const double *sums, double *aux) {
     const double coefficient = run->losses.aux_coefficient * run->factor;
     float *gradient;

@@ -362,7 +362,7 @@ static moert_status shared_backward(moert_run *run) {
                                                .to_column = s->kv_rank});
 }
 
-/* D_LATENT[:, ... kv_rank] = gradient of the latent row, from those of k and v. */
+/* D_LATENT[:, ... kv_rank] = gradient of the latent row, from the gradients of k and v. */
 static moert_status expanded_backward(moert_run *run, moert_run_layer *layer) {
     const moert_latent_sizes *s = &run->config->latent;
     const size_t tokens = run->batch.tokens, heads = run->config->heads, width = s->nope + s->value;

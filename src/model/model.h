@@ -53,7 +53,7 @@ moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config);
  */
 
 typedef enum moert_initial {
-    MOERT_INITIAL_NORMAL, /* with the config's initializer_range */
+    MOERT_INITIAL_NORMAL, /* standard deviation: the config's initializer_range */
     MOERT_INITIAL_ONES,
     MOERT_INITIAL_ZEROS
 } moert_initial;
@@ -134,8 +134,8 @@ typedef struct moert_model_result {
     double expert_load;   /* largest / mean slots per expert, in the worst layer */
 } moert_model_result;
 
-/* A batch on its way through a model. A run may serve any number of batches, one after another, and
- * a model any number of runs. Destroy its runs before the model. Not collective. */
+/* The state of a batch in a model. A run may compute any number of batches, one after the other. A
+ * model may have any number of runs. Destroy its runs before the model. Not collective. */
 typedef struct moert_run moert_run;
 moert_status moert_run_create(moert_model *model, moert_run **run);
 moert_model *moert_run_model(const moert_run *run);
@@ -195,8 +195,8 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
 /*
  * Reads this rank's weights from a directory or file in Hugging Face form, fused or not (then files
  * are written unfused). `manifest`, if not NULL, gets the checksums of what is read. A tensor of
- * the files that belongs to the model's layers or head, but to none of its parts, is an
- * ERROR_MISMATCH that names the key of config.json that it needs; layers of multi-token prediction
- * are left out. All ranks return the same status.
+ * the model's layers or head that no part of the model reads is an ERROR_MISMATCH, whose message
+ * names the key of config.json that it needs. Layers of multi-token prediction are ignored. All
+ * ranks return the same status.
  */
 moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest);

@@ -40,7 +40,7 @@ static size_t copy_bytes(const moert_model_sizes *s, bool wanted) {
     return wanted && type_of(s) != MOERT_DTYPE_F32 ? operand_bytes(s) : MOERT_NO_BUFFER;
 }
 
-/* Floats of the losses' inputs, and of the entropies behind them (losses.c). */
+/* Floats of the losses' inputs, and of the entropies that follow them (losses.c). */
 static size_t loss_floats(const moert_model_sizes *s) {
     const size_t layers = moert_moe_layers(s->config);
     return moert_loss_inputs_at(s->tokens, s->span.count * s->config->router.experts, layers) +

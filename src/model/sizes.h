@@ -1,6 +1,6 @@
 /*
- * The sizes of a run's buffers: activations, logits, and what the model puts into the mesh's
- * scratch buffers. The run and the estimate of memory use the same tables.
+ * The sizes of a run's buffers: activations, logits, and the model's buffers in the mesh's scratch.
+ * The run and the estimate of memory use the same tables.
  */
 #pragma once
 
@@ -59,7 +59,8 @@ size_t moert_copies_of_attention(const moert_model_sizes *sizes, size_t times);
 size_t moert_copies_of_dense(const moert_model_sizes *sizes, size_t times);
 size_t moert_copies_of_head(const moert_model_sizes *sizes, size_t times);
 
-/* The memory of an audit (audit.h) on a rank: `experts` of the layer's copy, `nodes` of sums over
- * tokens, and whether backwards add to earlier gradients. Without digests of rows. */
+/* The memory of an audit (audit.h) on a rank, without digests of rows. `experts`: experts of the
+ * layer's copy. `nodes`: tree nodes of the gradients' sums. `adds`: backwards add to earlier
+ * gradients. */
 size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes *layer,
                          size_t experts, size_t nodes, bool adds);

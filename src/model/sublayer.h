@@ -74,7 +74,7 @@ moert_status moert_model_run_layer(moert_run *run, size_t index);
 moert_status moert_model_attention_forward(moert_run *run, moert_run_layer *layer,
                                            const moert_buffer *x);
 moert_status moert_model_mlp_forward(moert_run *run, moert_run_layer *layer);
-/* run->d [T,H], the gradient of the sublayer's result, becomes that of its input. */
+/* run->d [T,H], the gradient of the sublayer's result, becomes the gradient of its input. */
 moert_status moert_model_mlp_backward(moert_run *run, moert_run_layer *layer, bool accumulate);
 moert_status moert_model_attention_backward(moert_run *run, moert_run_layer *layer,
                                             const moert_buffer *x);

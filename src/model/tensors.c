@@ -91,8 +91,8 @@ static void add_dense(moert_model *model, size_t index) {
     }
 }
 
-/* Moves a tensor from the first slot of its block to that of an expert; a slot has `stride` floats.
- * Only the owner of the expert keeps the block. */
+/* Gives a tensor of an expert its owner, and the offset of the expert's slot; a slot has `stride`
+ * floats. On other ranks its block is NULL. */
 static void give_to_owner(const moert_model *model, const moert_layer *moe, size_t expert,
                           size_t stride, moert_model_tensor *tensor) {
     const moert_expert_map *placement = moert_layer_placement(moe);

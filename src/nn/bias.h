@@ -1,8 +1,8 @@
 /*
- * Biases of groups of rows: that of an expert's second projection, scaled by each row's routing
- * weight, which the GLU has already applied to the GEMM's result; and biases of dense layers, which
- * have no `prob` and one bias for all groups. The groups of a dense layer are sequences, so that
- * dbias is a partial gradient for each sequence.
+ * Biases of groups of rows, and their gradients. The bias of an expert's second projection is
+ * scaled by each row's routing weight, which the GLU has already applied to the GEMM's result. A
+ * dense layer's bias has no `prob` and is the same for all groups. Its groups are sequences, so
+ * dbias holds a partial gradient for each sequence.
  */
 #pragma once
 

@@ -62,7 +62,7 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, 
  * ---- */
 
 /* A rotation of rows. Each row is then a head: there are `heads` per token, in sequences of
- * `length` tokens. `table` is that of moert_rope_table_create, for the same width and pairs; NULL:
+ * `length` tokens. `table` is made by moert_rope_table_create for the same width and pairs; NULL:
  * no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
@@ -155,7 +155,7 @@ typedef struct moert_prediction {
     size_t tokens, vocabulary;
     const moert_buffer *target; /* int32 [T] */
     float factor;
-    moert_dtype type; /* of the gradient: F32 (0) or BF16 */
+    moert_dtype type; /* dtype of the gradient: F32 (0) or BF16 */
     moert_buffer *logits, *loss;
 } moert_prediction;
 moert_status moert_cross_entropy(const moert_prediction *prediction);
@@ -188,7 +188,7 @@ typedef struct moert_columns {
     size_t repeat; /* 0: 1 */
     const moert_buffer *from;
     size_t from_stride, from_column; /* elements between rows; the first column */
-    moert_dtype type;                /* of `to`: F32 (0) or BF16 */
+    moert_dtype type;                /* dtype of `to`: F32 (0) or BF16 */
     moert_buffer *to;
     size_t to_stride, to_column;
 } moert_columns;
@@ -214,7 +214,7 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
  */
 typedef struct moert_squares moert_squares;
 typedef struct moert_square_span {
-    moert_elements x; /* of the same type for all spans of a buffer */
+    moert_elements x; /* values of the span; all spans of a buffer have the same dtype */
     size_t length;    /* 0 is legal; its sum is 0 */
 } moert_square_span;
 moert_status moert_squares_create(moert_device *device, const moert_square_span *span, size_t count,

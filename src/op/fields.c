@@ -1,4 +1,4 @@
-/* The tables of fields.h as arrays, and what follows from them. */
+/* The tables of fields.h as arrays, and functions that read them. */
 #include "op/fields.h"
 
 #include <string.h>

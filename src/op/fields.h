@@ -131,7 +131,7 @@ typedef struct moert_op_field {
     const char *name;
     size_t at; /* offset of the bool in the options */
     unsigned kinds;
-    const char *legal; /* what the field must be in an op of another kind */
+    const char *legal; /* the field's legal value in ops of other kinds, for messages */
     moert_op_buffer buffer;
     moert_op_use use;
     moert_op_type type;

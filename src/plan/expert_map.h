@@ -50,8 +50,8 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts);
 
-/* The most rows that a rank with `held` experts and clones can get, K experts a token: `tokens` are
- * those of all groups, `most` those of the largest group. */
+/* The most rows that a rank with `held` experts and clones can receive if each token chooses `topk`
+ * experts. `tokens`: tokens of all groups; `most`: tokens of the largest group. */
 size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most);
 
 /* The slot, counted over all ranks, of a member of an expert's chain. */

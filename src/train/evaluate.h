@@ -1,6 +1,6 @@
 /*
- * Losses of the data that are kept from training: the mean cross-entropy over the targets of evenly
- * spaced sequences, over all of them and, for a blend, over those of each source.
+ * Losses of held-out and test data: the mean cross-entropy over the targets of evenly spaced
+ * sequences. For a blend, also the mean of each source.
  */
 #pragma once
 

@@ -63,8 +63,8 @@ void moert_trainer_free(moert_trainer *t);
  * ERROR_MISMATCH (a checkpoint of another run), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
 
-/* Creates the run directory, and removes what unfinished saves have left. Removes an older profile
- * if this run writes one or starts at step 0. Not collective. */
+/* Creates the run directory, and removes the files of unfinished saves. Removes an older profile if
+ * this run writes one or starts at step 0. Not collective. */
 moert_status moert_trainer_open_directory(const moert_trainer *t);
 moert_status moert_trainer_create_saver(moert_trainer *t);
 /* Saves the state after the last step: in the background, or at once if it is the last save or the
@@ -86,10 +86,10 @@ moert_status moert_trainer_go_back(moert_trainer *t);
 moert_status moert_trainer_load(moert_trainer *t);
 /* Runs micro-batch `index` of the loaded step forward. Collective. */
 moert_status moert_trainer_forward(moert_trainer *t, size_t index);
-/* Loads a step and computes its losses and gradients; means over the micro-batches, in order. A
- * step whose routing scores are not finite has none (has_gradients). *stopped = whether a rank
- * caught a signal (train/stop.h) before the last micro-batch; the gradients are then incomplete.
- * Collective. */
+/* Loads a step, and computes its losses and gradients: the means over its micro-batches, added in
+ * order. A step whose routing scores are not finite has none (has_gradients). *stopped = whether a
+ * rank caught a signal (train/stop.h) before the last micro-batch; the gradients are then
+ * incomplete. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);
 /* Writes the gradients of the last step, whose number is `step`; ERROR_NUMERIC if it has none.
  * Collective. */

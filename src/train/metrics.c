@@ -83,8 +83,8 @@ static moert_status keep_lines(const char *path, const char *temporary, uint64_t
     return status;
 }
 
-/* Prepares the file, or the target of a link, for the lines from step `start` on, and removes what
- * an interrupted run has left. */
+/* Prepares the file, or the target of a link, for the lines from step `start` on. Removes the
+ * temporary file of an interrupted run. */
 static moert_status prepare_file(const char *path, uint64_t start, int *file) {
     char *temporary = NULL;
     char *target = realpath(path, NULL);

@@ -1,4 +1,5 @@
-/* The observer that keeps OUT/run.json: what ran where, and how far (run_file.h). */
+/* The observer that keeps OUT/run.json: the program, the ranks' devices, and the progress of the
+ * run (run_file.h). */
 #include "train/run_file.h"
 
 #include <stdio.h>

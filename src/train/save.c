@@ -20,7 +20,7 @@ static moert_status end_stage(moert_saver *s, moert_status status) {
     return MOERT_OK;
 }
 
-/* Ends a save. Removes what a failed one has written. */
+/* Ends a save. If it has failed, removes its files. */
 static moert_status end_save(moert_saver *s, moert_status status) {
     if (status != MOERT_OK && s->temporary != NULL && moert_saver_is_first(s)) {
         char *message = moert_error_keep();

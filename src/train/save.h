@@ -1,6 +1,5 @@
 /*
- * Writes checkpoints and models (train/checkpoint.h says what they consist of), at once or beside
- * training.
+ * Writes checkpoints and models (train/checkpoint.h lists their files), at once or beside training.
  *
  * A save has stages: rank 0 creates the files; all ranks write their values; all ranks compute the
  * checksums that are missing; rank 0 writes the manifest and gives the directory its final name.
@@ -30,8 +29,7 @@ size_t moert_saver_floats(const moert_model *model);
 
 /* The options' pointers must outlive the saver. Not collective. Errors: ERROR_MEMORY. */
 moert_status moert_saver_create(const moert_saver_options *options, moert_saver **saver);
-/* Gives up a save in progress, and removes what it has written so far. NULL is legal. Not
- * collective. */
+/* Gives up a save in progress, and removes its files. NULL is legal. Not collective. */
 void moert_saver_destroy(moert_saver *saver);
 
 /*

@@ -6,7 +6,7 @@
 
 typedef struct moert_schedule {
     enum { MOERT_SCHEDULE_CONSTANT, MOERT_SCHEDULE_COSINE, MOERT_SCHEDULE_LINEAR } kind;
-    double rate;           /* at the end of the warm-up */
+    double rate;           /* learning rate at the end of the warm-up */
     double floor_fraction; /* the decay ends at rate * floor_fraction */
     size_t warmup;         /* steps */
     size_t decay;          /* steps of the decay, the run's last ones; 0 = all after the warm-up */

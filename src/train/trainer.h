@@ -38,7 +38,8 @@ typedef struct moert_trainer_options {
     size_t save_every; /* steps between checkpoints; 0 = none */
     bool save_last;    /* with `out`: also a checkpoint after the last step */
     moert_save_mode save_mode;
-    double save_bytes_per_s;    /* of all ranks, beside training; 0 = no limit */
+    double save_bytes_per_s;    /* bandwidth limit of all ranks together for saves beside training;
+                                   0 = no limit */
     moert_keep keep;            /* checkpoints kept */
     double bias_rate;           /* rate of moert_model_update_correction, called after each step; 0
                                    = biases stay fixed */
@@ -74,11 +75,11 @@ typedef struct moert_trainer_options {
 } moert_trainer_options;
 
 /*
- * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the micro-batch
- * (or the evaluation), drops a step that lacks further micro-batches, writes a checkpoint (with
- * `out`) of the last whole step and returns MOERT_OK with *interrupted. Errors: ERROR_USAGE,
- * ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_HARDWARE
- * (verify_every), ERROR_IO, ...
+ * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, all finish the micro-batch or
+ * the evaluation, and drop a step that lacks further micro-batches. With `out` they write a
+ * checkpoint of the last whole step. The call then returns MOERT_OK with *interrupted. Errors:
+ * ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped),
+ * ERROR_HARDWARE (verify_every), ERROR_IO, ...
  * Collective.
  */
 moert_status moert_train(moert_model *model, const moert_data *data,

@@ -1,4 +1,4 @@
-/* Compares the estimated memory with what the ranks may take. */
+/* Compares the estimated memory with the memory that the ranks may take. */
 #include "tools/common/fit.h"
 
 #include <string.h>

@@ -271,7 +271,7 @@ static void put_lines(FILE *file, int from, const char *text) {
     fputc('\n', file);
 }
 
-/* Prints the help of an option from HELP_COLUMN on; `column` is that of the cursor. */
+/* Prints the help of an option from HELP_COLUMN on; `column`: the cursor's present column. */
 static void put_help(FILE *file, int column, const char *text) {
     if (column + 2 > HELP_COLUMN) {
         fputc('\n', file);

@@ -32,15 +32,15 @@ typedef struct moert_of_ranks {
 } moert_of_ranks;
 moert_status moert_rates_over_ranks(moert_comm *comm, double mine, moert_of_ranks *of);
 
-/* Work to time. With `together`, all ranks of that communicator measure at once: a sample begins at
- * a barrier, and its time is that of the slowest rank. The call is then collective, and other ranks
- * do not know of one rank's failure. */
+/* Work whose time is measured. With `together`, all ranks of that communicator measure at once: a
+ * sample begins at a barrier, and its time is that of the slowest rank. The call is then
+ * collective, and other ranks do not know of one rank's failure. */
 typedef struct moert_timed {
     moert_device *device;
     moert_comm *together;            /* or NULL */
     moert_status (*run)(void *what); /* enqueues the work once */
     void *what;                      /* argument of run() */
-    size_t samples;                  /* of moert_rates_time; 0 = 5 */
+    size_t samples;                  /* number of samples of moert_rates_time; 0 = 5 */
     double sample_s;                 /* seconds that a sample lasts at least; 0 = 0.02 */
 } moert_timed;
 /* *seconds of one of `calls` calls in a row: a sample. Blocks. */

@@ -1,4 +1,4 @@
-/* Prints what a token source holds, and its documents. */
+/* Prints the properties of a token source, and writes its documents. */
 #include "tools/info/data.h"
 
 #include <errno.h>

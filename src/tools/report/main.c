@@ -1,4 +1,4 @@
-/* moert-report: one page that shows what bounded a training run. */
+/* moert-report: writes a page that shows the bottlenecks of a training run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

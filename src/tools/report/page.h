@@ -4,8 +4,8 @@
 #include "tools/report/trace.h"
 #include "tools/report/verdict.h"
 
-/* *page = the text of the page, which the caller frees. `name` is the run's, `trace` that of
- * moert_trace_step_read, or NULL. Errors: ERROR_MEMORY. */
+/* *page = the text of the page, which the caller frees. `name`: the run's name. `trace`: the result
+ * of moert_trace_step_read, or NULL. Errors: ERROR_MEMORY. */
 moert_status moert_report_page(const char *name, const moert_run_record *record,
                                const moert_verdict *verdict, const moert_verdict *comparison,
                                json_t *trace, char **page);

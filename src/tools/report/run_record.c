@@ -289,7 +289,8 @@ static moert_status read_operations(const char *path, moert_run_record *record) 
     return MOERT_OK;
 }
 
-/* The page shows what it knows of run.json; only the shape of its sessions must be right. */
+/* Reads run.json. Checks only the form of its sessions, since the page ignores fields that it does
+ * not find. */
 static moert_status read_run(const char *path, moert_run_record *record) {
     json_t *session;
     size_t i;

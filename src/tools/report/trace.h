@@ -1,5 +1,5 @@
-/* One step of a trace (train/trace.h): what every rank's device did, when the rank waited for
- * messages, and when rows were in flight. */
+/* One step of a trace (train/trace.h): the work of each rank's device, and the times when the rank
+ * waited for messages and when rows were in flight. */
 #pragma once
 
 #include "tools/report/run_record.h"

@@ -33,6 +33,6 @@ typedef struct moert_verdict {
 
 void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict);
 
-/* Compares the steps that are in both runs; `name` is that of the other run. */
+/* Compares the steps that are in both runs; `name` is the other run's name. */
 void moert_comparison_make(const moert_run_record *record, const moert_run_record *other,
                            const char *name, moert_verdict *comparison);

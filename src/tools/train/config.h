@@ -1,4 +1,5 @@
-/* The config of a new model from moert-train's options, and what the run takes from a config. */
+/* The config of a new model from moert-train's options, and the end token and config.json text of
+ * any model. */
 #pragma once
 
 #include "comm/comm.h"

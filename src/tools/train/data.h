@@ -28,5 +28,5 @@ typedef struct moert_train_data_options {
 moert_status moert_train_data_open(const moert_train_data_options *options, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
 
-/* Says how many epochs `sequences` sequences are, and how many each source of a blend has. */
+/* Prints how many epochs `sequences` sequences are, in all and for each source of a blend. */
 void moert_train_data_say(const moert_context *context, const moert_data *data, size_t sequences);

@@ -1,4 +1,4 @@
-/* The options of moert-train, and what follows from them alone. */
+/* The options of moert-train, and values that follow from options alone. */
 #pragma once
 
 #include "data/split.h"
@@ -52,8 +52,8 @@ typedef struct moert_train_options {
     char *default_metrics; /* the path in trainer.metrics if --metrics is not given */
 } moert_train_options;
 
-/* Checks the parsed options, and sets what follows from them; the caller frees `default_metrics`.
- * Errors: ERROR_USAGE, ERROR_MEMORY. */
+/* Checks the parsed options, and sets the fields that follow from them; the caller frees
+ * `default_metrics`. Errors: ERROR_USAGE, ERROR_MEMORY. */
 moert_status moert_train_check(moert_train_options *options);
 
 /* trainer.settings = the options that change the results of a run, with their values. It includes
