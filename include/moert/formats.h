@@ -109,10 +109,10 @@ typedef struct moert_quantizer {
     size_t size; /* sizeof(moert_quantizer) */
     moert_format format;
     moert_axis axis;
-    moert_scale_rounding scale_rounding; /* E8M0 */
+    moert_scale_rounding scale_rounding; /* of E8M0 scales */
     moert_nvfp4_rule nvfp4_rule;
-    moert_rounding rounding; /* E2M1 */
-    uint64_t seed;           /* STOCHASTIC */
+    moert_rounding rounding; /* of E2M1 elements */
+    uint64_t seed;           /* of STOCHASTIC rounding */
     bool transposed;         /* COLUMN: q and scale are stored transposed */
     bool hadamard;           /* NVFP4, COLUMN: rotate each whole block first: signs, then the
                                 Hadamard matrix of order 16, divided by 4 */

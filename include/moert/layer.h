@@ -71,7 +71,7 @@ typedef struct moert_batch {
     size_t sequences;         /* on this rank, in order; some may be empty */
     size_t first_sequence;    /* global index of this rank's first sequence; ascends with the
                                  rank */
-    size_t total_sequences;   /* of all ranks */
+    size_t total_sequences;   /* sequences of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T. Forward waits
                                  for the device to check them */
     bool forward_only;        /* forward keeps less data; a backward of its pass is an error */

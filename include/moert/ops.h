@@ -155,7 +155,7 @@ typedef struct moert_op_options {
     size_t groups, rows, n, k;  /* G; M (the most rows; may be 0); N; K */
     moert_operand x, weight, y; /* the two inputs of the GEMM are each plain or quantized; if both
                                    are plain, they have the same dtype */
-    moert_operand c, d;         /* GLU, DGLU; c is plain */
+    moert_operand c, d;         /* operands of GLU and DGLU; c is plain */
     moert_operand column;       /* if quantized: a second version of the quantized result, in COLUMN
                                    blocks; not in GEMM_WGRAD */
     size_t row_multiple; /* a promise: the rows of every group are a multiple of this (0 = 1), so
@@ -167,7 +167,7 @@ typedef struct moert_op_options {
 
     bool alpha, beta;      /* alpha and beta have one value per group; otherwise they are 1 and 0 */
     bool accumulate;       /* beta is 1 */
-    bool bias;             /* forward, GLU */
+    bool bias;             /* adds a bias; forward and GLU */
     bool bias_scale;       /* forward: multiplies the bias of each row */
     moert_dtype bias_type; /* dtype of bias and dbias */
 
@@ -175,7 +175,7 @@ typedef struct moert_op_options {
     size_t topk;     /* slots of a token, with permute; at least 1 */
     bool row_weight; /* forward, permute Y: y = round(round(v) * round(w[gather[r]])) */
 
-    moert_glu_form glu;    /* `interleaved` = interleave 1 */
+    moert_glu_form glu;    /* glu.interleaved means interleave = 1 */
     size_t interleave;     /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
     bool linear_first;     /* up comes before gate (as in cuDNN's documentation), not after it (as
                               in cuDNN's code) */

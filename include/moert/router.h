@@ -21,7 +21,7 @@ extern "C" {
 
 typedef enum moert_score {
     MOERT_SCORE_SOFTMAX,      /* softmax over all experts, then the K largest (Mixtral, Qwen3-MoE,
-                            OLMoE) */
+                                 OLMoE) */
     MOERT_SCORE_SOFTMAX_TOPK, /* the K largest logits, then softmax over these (gpt-oss) */
     MOERT_SCORE_SIGMOID,      /* sigmoid of each logit (DeepSeek-V3) */
     MOERT_SCORE_SQRT_SOFTPLUS /* sqrt(log(1 + exp(logit))) of each logit (DeepSeek-V4) */
@@ -34,7 +34,7 @@ typedef struct moert_router_options {
     moert_score score;
     bool renormalise;   /* divide the K weights by their sum. Sigmoid and sqrt-softplus: by their
                            sum + 1e-20, and only where K > 1 */
-    float scale;        /* multiplies the weights last */
+    float scale;        /* factor of the weights, applied last */
     size_t groups;      /* experts form this many equal groups; 1 = no grouping */
     size_t kept_groups; /* groups whose experts may be chosen */
     size_t group_best;  /* the kept groups have the largest sums of this many best selection scores:

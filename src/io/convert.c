@@ -130,7 +130,7 @@ moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, siz
 
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
-    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* whole pieces of every type */
+    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* elements: whole pieces in every dtype */
     MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
     size_t done = 0;
     do {

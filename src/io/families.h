@@ -12,7 +12,7 @@
 /* Which layers have the sliding window if config.json has no layer_types. */
 typedef enum moert_window_rule {
     MOERT_WINDOW_ALL,      /* all layers, if sliding_window is given */
-    MOERT_WINDOW_SWITCHED, /* all, if use_sliding_window */
+    MOERT_WINDOW_SWITCHED, /* all layers, if use_sliding_window */
     MOERT_WINDOW_FIRST,    /* if use_sliding_window: the even layers below max_window_layers */
     MOERT_WINDOW_EVEN      /* every second layer */
 } moert_window_rule;

@@ -242,7 +242,7 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     if (json_is_null(json_object_get(root, "n_group"))) /* null: no groups; an absent key keeps the
                                                            family's default */
         config->router.groups = config->router.kept_groups = 1;
-    if (json_is_null(json_object_get(root, "num_key_value_heads"))) /* absent, the default */
+    if (json_is_null(json_object_get(root, "num_key_value_heads"))) /* null: the default */
         config->kv_heads = 0;
     if (json_is_null(json_object_get(root, "q_lora_rank"))) /* q is projected directly */
         config->latent.q_rank = 0;

@@ -100,7 +100,7 @@ typedef struct moert_model_config {
     bool qk_norm_whole;           /* q and k are normalised over all heads together, not over each
                                      head */
     bool attention_bias;          /* q, k and v have biases */
-    bool output_bias;             /* and of o */
+    bool output_bias;             /* o has a bias */
     bool sinks;                   /* attention has a sink for each head */
     bool shared_gate;             /* a gate scales the shared expert's result */
     size_t sliding_window;        /* window of the layers in `windowed`, in tokens; 0: full causal

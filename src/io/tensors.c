@@ -16,7 +16,7 @@
 enum { INDEX_LIMIT_BYTES = 100000000 };
 
 struct moert_tensors {
-    char *path;          /* as given */
+    char *path;          /* path as the caller gave it */
     moert_shard *shards; /* ascending by path */
     size_t shard_count;
     const moert_tensor **tensors; /* [count] of the shards, ascending by name */

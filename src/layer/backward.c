@@ -219,7 +219,7 @@ static moert_status shared_backward(moert_pass *pass) {
 
 /* ---- stages ---- */
 
-/* Reserves the windows. */
+/* Reserves the backward's windows. */
 static moert_status reserve(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     moert_transfer *back = &pass->back;
@@ -231,7 +231,7 @@ static moert_status reserve(moert_pass *pass) {
     return moert_window_reserve(back->slots, pass->plan->plan);
 }
 
-/* Opens the gradients. */
+/* Opens the gradients of the layer's blocks. */
 static moert_status open_gradients(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     MOERT_TRY(moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->losses.accumulate));

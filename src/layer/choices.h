@@ -23,7 +23,7 @@
 /* The rows of a direction between ranks. The exchange copies them bit by bit, as rows of floats. */
 typedef struct moert_hop {
     moert_dispatch encoding; /* float32, bf16, or MXFP8 payload and scales */
-    size_t bytes;            /* of a row */
+    size_t bytes;            /* bytes of a row */
     size_t width;            /* width in floats of a window that receives such rows */
 } moert_hop;
 

@@ -361,7 +361,7 @@ static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number,
     const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t together = moert_by_form(pass->layer->mesh->device, 1, t->pieces);
-    MOERT_TRY(await(h, sent_by(number))); /* the old gradient */
+    MOERT_TRY(await(h, sent_by(number))); /* until the old gradient is sent */
     for (size_t p = 0; p < t->pieces; p += together)
         MOERT_TRY(run_pieces(pass, h, number, c, (span){p, together}));
     return l->position < l->last && is_home(l) ? post_all(pass->layer, number, false, l->last, t)

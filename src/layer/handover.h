@@ -12,7 +12,7 @@ typedef struct moert_chain_link {
     uint32_t expert;
     int tag;
     size_t slot;
-    size_t position, last; /* in the chain */
+    size_t position, last; /* position in the chain; position of the last member */
     size_t home;           /* the position of the expert itself */
 } moert_chain_link;
 

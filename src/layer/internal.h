@@ -96,7 +96,7 @@ struct moert_pass {
     /* the call in progress */
     moert_status status;         /* first failure of the call */
     const moert_buffer *packed;  /* x or dy in the wire's encoding */
-    moert_transfer back;         /* the experts' results */
+    moert_transfer back;         /* transfer of the experts' results */
     moert_buffer *result;        /* the caller's y or dx [T,H] */
     moert_buffer *shared_result; /* [T,H] result of the shared expert, in scratch */
 

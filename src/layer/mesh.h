@@ -63,7 +63,7 @@ typedef struct moert_amax_report {
 struct moert_mesh {
     moert_context *context;
     moert_device *device;
-    moert_comm *world;    /* the context's */
+    moert_comm *world;    /* all ranks of the context */
     moert_comm *experts;  /* ranks of this rank's EP group; with exact replicas, all ranks */
     moert_comm *replicas; /* EDP ranks with the same experts; with exact replicas, this rank
                              alone */

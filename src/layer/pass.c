@@ -74,7 +74,7 @@ static void free_pass(moert_pass *pass) {
         moert_window_destroy(pass->dy);
     moert_window_destroy(pass->prob);
     moert_window_destroy(pass->x);
-    if (pass->layer->options.recompute_experts) /* these are scratch */
+    if (pass->layer->options.recompute_experts) /* v and h lie in scratch */
         pass->v = pass->h = pass->shared_v = pass->shared_h = NULL;
     moert_buffer_table_free(moert_pass_routing_buffers, pass);
     moert_buffer_table_free(moert_pass_hidden_buffers, pass);

@@ -34,7 +34,7 @@ struct moert_probe {
     bool takes;            /* takes digests; false: only flips bits (`plant`) */
     bool closed[2];        /* whether the hashes of the forward and of the backward are complete */
     moert_buffer *digests; /* uint64 [POINTS, room] */
-    size_t room;           /* rows */
+    size_t room;           /* rows for which `digests` has room */
     uint64_t *hash;        /* [POINTS, slots]: hash of the digests of an expert's rows */
     const moert_plant *plant[MOERT_PROBE_POINTS]; /* NULL: none */
 };

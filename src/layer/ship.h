@@ -9,7 +9,7 @@
 
 typedef struct moert_parcel {
     size_t peer;           /* the rank at the other end; may be this one */
-    size_t count;          /* floats */
+    size_t count;          /* number of floats */
     moert_elements device; /* location of the elements; bf16 elements travel as float32 */
     float *host;           /* host memory of the elements, if device.buffer is NULL */
 } moert_parcel;

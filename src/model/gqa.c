@@ -23,7 +23,7 @@ enum { D_OUT, D_Q, D_K, D_V, D_SINKS };
 /* One of q, k and v: the indices of its parameters, and its sizes. */
 typedef struct head_group {
     size_t weight, norm; /* norm 0: none */
-    size_t count;        /* heads */
+    size_t count;        /* number of heads */
     bool rotates;
 } head_group;
 

@@ -257,7 +257,7 @@ static moert_status run_sequences(pass *p) {
         begin_stack(p);
     for (size_t s = 0; s < run->batch.sequences && status == MOERT_OK; s++)
         status = run_sequence(p, s);
-    if (status == MOERT_OK && p->depth > p->direct) /* the block accumulates */
+    if (status == MOERT_OK && p->depth > p->direct) /* add to the accumulated gradient */
         status = moert_add(weight_floats(run->config), p->sum[0],
                            run->model->outer->tensor[head].gradient);
     moert_buffers_destroy(p->view, p->direct);

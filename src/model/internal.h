@@ -40,7 +40,7 @@ typedef struct moert_attention_shape {
     moert_model_rows scratch[MOERT_ATTENTION_MOST]; /* buffers of the backward, shared by all
                                                        layers */
     struct {
-        size_t rows, width;      /* rows of each token */
+        size_t rows, width;      /* rows per token, and their width */
     } norm[2];                   /* norms inside attention; 0 rows: none */
     size_t rounded_x, rounded_y; /* largest widths of operands x (inputs of projections) and y
                                     (gradients of their results) that are rounded to bf16 in the
@@ -100,7 +100,7 @@ typedef struct moert_run_layer {
 
 /* What head.c keeps for chunks of tokens. */
 typedef struct moert_head_buffers {
-    moert_buffer *x, *dx, *target, *loss; /* of the chunk */
+    moert_buffer *x, *dx, *target, *loss; /* buffers of one chunk */
     moert_buffer *end[2];                 /* uint32 [1], each with the value end_rows[i] */
     size_t end_rows[2];
     moert_gemm forward;                      /* GEMM by the head's weight; its rows are set for each

@@ -16,7 +16,7 @@
 typedef struct moert_layer_range {
     char name[128]; /* name of the file's tensor */
     size_t rank, shape[3];
-    size_t file_first, layer_first; /* in elements */
+    size_t file_first, layer_first; /* first element in the tensor of the file, of the layer */
     size_t rows, columns;           /* shape in the layer; a vector has 1 row */
     bool transposed;                /* the file has [columns, rows] */
     moert_layer_tensor which;

@@ -9,7 +9,7 @@
 
 struct moert_model_watch {
     moert_run *run;
-    size_t columns;        /* layers, then MoE layers */
+    size_t columns;        /* number of layers + number of MoE layers */
     double *sum;           /* [columns] sums over the step so far */
     double *part;          /* [columns] sums of one micro-batch */
     double rows, elements; /* of the step so far: tokens without padding; elements of a layer's

@@ -18,7 +18,7 @@ typedef struct moert_scaled_bias {
                             dy here */
     moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */
     moert_buffer *dbias; /* [G,n]: the gradient of `bias`, summed over rows in order */
-    bool accumulate;     /* gradient adds to dbias */
+    bool accumulate;     /* moert_scaled_bias_gradient adds to dbias */
 } moert_scaled_bias;
 
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias);

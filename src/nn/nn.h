@@ -185,7 +185,7 @@ moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, m
  */
 typedef struct moert_columns {
     size_t rows, columns;
-    size_t repeat; /* 0: 1 */
+    size_t repeat; /* 0 counts as 1 */
     const moert_buffer *from;
     size_t from_stride, from_column; /* elements between rows; the first column */
     moert_dtype type;                /* dtype of `to`: F32 (0) or BF16 */

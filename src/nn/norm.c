@@ -115,7 +115,7 @@ moert_status moert_norm_run(const moert_norm *norm) {
     MOERT_TRY(choose_form(device, norm->width, FORWARD_STEPS, &form));
     MOERT_TRY(check_results(norm->y, norm->bf16));
     MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
-    const bool rounds = rotated && norm->bf16 != NULL; /* y is scratch */
+    const bool rounds = rotated && norm->bf16 != NULL; /* y serves as scratch */
     if (rounds && norm->y == NULL)
         return MOERT_FAIL(ERROR_USAGE, "rotated heads in bf16 need a float32 buffer as scratch");
     const int fused = norm->x != norm->y ? rotated_columns(&form, rotation) : 0;

@@ -105,7 +105,7 @@ static moert_status run(const moert_rotation *rotation, size_t tokens, size_t he
     snprintf(spec, sizeof spec, "%s -DROUNDED=%d",
              MOERT_PROGRAM(device, "nn/rope", width / 2 | head_size | offset), rounds);
     const size_t bytes = rounds ? (sizeof(float) + sizeof(uint16_t)) * head_size
-                                : 2 * sizeof(float) * width; /* of a head */
+                                : 2 * sizeof(float) * width; /* bytes of a head */
     moert_profile_work(device, "nn/rope", 0.0, (double)(tokens * heads * bytes));
     return MOERT_RUN(
         device, spec, rotation->interleaved ? "rope_interleaved" : "rope",

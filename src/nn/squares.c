@@ -17,10 +17,10 @@ typedef struct span_row {
 
 /* Consecutive spans of one buffer, which one launch sums. */
 typedef struct stretch {
-    moert_elements x;  /* the first span */
+    moert_elements x;  /* values of the first span */
     size_t first, end; /* spans [first, end) */
     size_t chunk;      /* number of the first chunk */
-    size_t elements;   /* sum of the lengths */
+    size_t elements;   /* floats of all spans */
     size_t sizes;      /* bitwise or of all offsets and lengths, for MOERT_PROGRAM */
 } stretch;
 

@@ -77,7 +77,7 @@ static moert_matrix lower_result(const moert_op *op, const moert_op_buffers *b,
     return m;
 }
 
-/* Rows x or y. */
+/* The row matrix x or y of the GEMM. */
 static moert_matrix lower_rows(const moert_op *op, const moert_op_buffers *b,
                                const moert_op_rows *rows, moert_op_buffer which) {
     moert_matrix m = rows->input    ? lower_operand(op, b, which, rows->width)

@@ -40,7 +40,7 @@ size_t moert_expert_map_most(const moert_expert_map *placement) {
     for (size_t r = 0; r < placement->ranks; r++) {
         size_t count = 0;
         for (uint32_t s = placement->first[r]; s < placement->first[r + 1]; s++)
-            count += placement->expert[s] != MOERT_NO_EXPERT; /* or a clone */
+            count += placement->expert[s] != MOERT_NO_EXPERT; /* counts clones as well */
         most = moert_max(most, count);
     }
     return most;

@@ -104,7 +104,7 @@ typedef enum moert_aux_form {
 typedef struct moert_router_load {
     const uint64_t *counts; /* [E] slots per expert */
     const double *mass;     /* [E] sums of r */
-    double rows;            /* tokens */
+    double rows;            /* number of tokens */
 } moert_router_load;
 double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,
                              const moert_router_load *load, double coefficient, float *gradient);

@@ -37,7 +37,7 @@ moert_status moert_breakdown_start(moert_device *device, moert_comm *world, bool
 
 /* Means over the ranks. */
 typedef struct means {
-    moert_profile profile; /* of a step */
+    moert_profile profile; /* profile of one step */
     moert_roof roof;
     moert_profile_row gemm, step;
     uint64_t steps;

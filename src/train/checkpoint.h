@@ -66,8 +66,8 @@ moert_status moert_checkpoint_sweep(const char *directory);
 
 /* Which checkpoints stay when a new one is written. */
 typedef struct moert_keep {
-    size_t last;  /* the newest ones, by number */
-    size_t every; /* all whose step is a multiple of this; 0 = none */
+    size_t last;  /* number of newest checkpoints that stay */
+    size_t every; /* all checkpoints whose step is a multiple of this stay; 0 = none */
 } moert_keep;
 
 /*

@@ -127,7 +127,7 @@ static moert_status add(moert_evaluation *e, const some *from, sum *to) {
                                      .target = e->target,
                                      .positions = divided ? e->positions : NULL,
                                      .forward_only = true,
-                                     .targets = 1}; /* the loss is a sum */
+                                     .targets = 1}; /* the loss is then the sum */
     MOERT_TRY(moert_run_forward(o->run, &batch));
     MOERT_TRY(moert_run_loss(o->run, &o->losses, 0.0, &result));
     MOERT_TRY(moert_comm_sum(e->world, &targets));

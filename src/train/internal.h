@@ -32,9 +32,9 @@ struct moert_trainer {
 
     /* for observers */
     size_t micro_batch;
-    moert_model_result result; /* of the micro-batch */
+    moert_model_result result; /* result of the micro-batch */
     uint64_t *counts;          /* [layers,E] slots of the step so far */
-    moert_update coefficients; /* of the update */
+    moert_update coefficients; /* coefficients of the update */
     moert_metrics_row row;
     double step_s;
 };

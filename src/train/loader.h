@@ -20,7 +20,7 @@ typedef struct moert_loader_options {
 
 /* This rank's part of a step, which stays valid until the second take after it. */
 typedef struct moert_loaded {
-    size_t sequences;              /* of each micro-batch */
+    size_t sequences;              /* sequences of each micro-batch */
     const int32_t *input, *target; /* [micro_batches, sequences, S]; -1: see moert_data_sequence */
     const int32_t *positions; /* [micro_batches, sequences, S]; NULL: neither ends nor epochs */
     size_t targets;           /* targets that count, in this rank's part */

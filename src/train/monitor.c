@@ -26,7 +26,7 @@ enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: number of metrics that belong t
 typedef struct moert_monitor {
     moert_model *model;
     moert_model_watch *watch;
-    double step_flops, peak_flops; /* of all ranks */
+    double step_flops, peak_flops; /* FLOPs of a step, peak FLOP/s; of all ranks */
     double *norm;                  /* [layers + 1] */
     moert_scalar *number;          /* [count] */
     char (*name)[NAME_BYTES];      /* [count] */

@@ -16,9 +16,9 @@ enum { WEIGHT, MOMENTS }; /* kinds of values that move: the weight, and each mom
 
 /* A tensor that moves. Offsets are in its block, which has the same shape on all ranks. */
 typedef struct moved {
-    const moert_model_tensor *tensor; /* after the move */
-    moert_block *block;               /* of this rank */
-    size_t owner, offset;             /* before the move */
+    const moert_model_tensor *tensor; /* the tensor as after the move */
+    moert_block *block;               /* block of this rank */
+    size_t owner, offset;             /* owner and offset before the move */
 } moved;
 
 typedef struct move {

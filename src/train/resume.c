@@ -202,7 +202,7 @@ static moert_status load(moert_trainer *t, const char *path) {
                    t->state.schedule);
     if (t->first)
         warn_of_options(path, saved.options, t->state.options);
-    memcpy(saved.data, t->state.data, sizeof saved.data); /* an older state.json has none */
+    memcpy(saved.data, t->state.data, sizeof saved.data); /* older state.json files lack them */
     memcpy(saved.split, t->state.split, sizeof saved.split);
     memcpy(saved.schedule, t->state.schedule, sizeof saved.schedule);
     memcpy(saved.options, t->state.options, sizeof saved.options);
@@ -285,7 +285,7 @@ moert_status moert_trainer_go_back(moert_trainer *t) {
     uint64_t *steps = NULL;
     size_t count = 0;
     moert_status status = MOERT_OK;
-    moert_run_end(t->run); /* experts may move */
+    moert_run_end(t->run); /* ends the passes, so that experts may move */
     if (t->checkpoints != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, t->checkpoints, &steps, &count));
     if (count > 0)

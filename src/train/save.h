@@ -15,8 +15,8 @@ typedef struct moert_saver moert_saver;
 
 typedef struct moert_saver_options {
     const moert_optimizer *optimizer;
-    const char *config_text; /* config.json */
-    const char *directory;   /* of the checkpoints */
+    const char *config_text; /* content of config.json */
+    const char *directory;   /* directory of the checkpoints */
     moert_keep keep;
     bool beside;        /* allocates the host memory for saves beside training */
     double bytes_per_s; /* bandwidth limit of all ranks together for saves beside training; 0 = no
@@ -55,13 +55,13 @@ moert_status moert_saver_wait(moert_saver *saver);
 /* The last save that was begun. */
 typedef struct moert_saved {
     uint64_t step;
-    char *path;     /* the saver's */
+    char *path;     /* owned by the saver */
     double taken_s; /* duration of the save */
 } moert_saved;
 moert_saved moert_saver_last(const moert_saver *saver);
 
 typedef struct moert_export {
-    const char *config_text; /* of config.json */
+    const char *config_text; /* content of config.json */
     moert_file_type type;    /* F32, or BF16, to which the weights are rounded; config.json then
                                 says so */
     size_t file_bytes; /* above 0: splits the weights into files of at most that size, as far as

@@ -160,7 +160,7 @@ static moert_status create_files(moert_saver *s) {
 static void keep_rate(moert_saver *s, size_t bytes) {
     enum { LONGEST_NS = 50000000 };
     const double ns_per_byte =
-        1e9 * (double)moert_comm_size(s->world) / s->options.bytes_per_s; /* of this rank */
+        1e9 * (double)moert_comm_size(s->world) / s->options.bytes_per_s; /* for this rank */
     s->written_bytes += bytes;
     while (s->options.bytes_per_s > 0.0 && !s->dropped) {
         const double left =

@@ -31,10 +31,10 @@ struct moert_saver {
     moert_manifest *manifest;
     size_t stage, next_value; /* next_value: index in `copy` of the next value to write */
     uint64_t begun_ns, ended_ns;
-    bool busy;   /* in progress */
+    bool busy;   /* a save is in progress */
     bool beside; /* the save runs beside training: a thread writes the values of `copy` */
 
-    /* its thread, which works on one stage */
+    /* the save's thread, which works on one stage */
     pthread_t thread;
     bool has_thread;
     moert_status status; /* the stage's result, once it has ended */

@@ -7,7 +7,7 @@
 
 double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total) {
     const double pi = 3.141592653589793;
-    uint64_t begin = schedule->warmup; /* of the decay */
+    uint64_t begin = schedule->warmup; /* first step of the decay */
     if (step < schedule->warmup)
         return schedule->rate * (double)(step + 1) / (double)schedule->warmup;
     if (schedule->decay > 0 && total > begin + schedule->decay)

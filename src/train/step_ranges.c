@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 
-enum { DIGITS_MOST = 15 }; /* of a step */
+enum { DIGITS_MOST = 15 }; /* digits of a step number */
 
 /* Reads a number and moves *at past its digits; false if it has none, or more than DIGITS_MOST. */
 static bool read_step(const char **at, uint64_t *step) {

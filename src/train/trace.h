@@ -23,7 +23,7 @@ typedef struct moert_trace {
     bool full; /* an event was lost for lack of memory */
     const char *path;
     char *temporary; /* name of rank 0's file until it is complete */
-    FILE *file;      /* rank 0's */
+    FILE *file;      /* the open file, on rank 0 */
 } moert_trace;
 
 /* Starts a trace; rank 0 opens PATH.tmp. The device's profile must be enabled and not be counting.

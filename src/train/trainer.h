@@ -53,12 +53,12 @@ typedef struct moert_trainer_options {
     const char *replay_gradients; /* file for the gradients of its last step, or NULL */
     const char *out;      /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
-    const char *metrics;  /* JSON lines, or NULL */
+    const char *metrics;  /* file of the metrics as JSON lines, or NULL */
     bool tensorboard;     /* also writes the metrics as TensorBoard's event files to `out` */
     bool watch;           /* adds the numbers of train/monitor.c to the metrics */
     double peak_flops;    /* with watch: peak FLOP/s of a rank's device; 0: measured */
     moert_resume resume;
-    const char *checkpoint; /* of MOERT_RESUME_PATH */
+    const char *checkpoint; /* path of the checkpoint for MOERT_RESUME_PATH */
     const char *settings;   /* options that change results, "--name value\n" each; a resume warns of
                                other values. NULL: none */
     bool checksums;         /* compare a checkpoint's bytes with its checksums before it is read */

@@ -98,7 +98,7 @@ moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
 
 typedef struct gradient_file {
     const moert_model *model;
-    moert_tensor_spec *specs; /* of all tensors */
+    moert_tensor_spec *specs; /* specs of all tensors */
     moert_tensor_spec *kept;  /* [count] specs of the tensors that have a gradient */
     size_t count;
 } gradient_file;

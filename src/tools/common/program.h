@@ -48,7 +48,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
     MOERT_MAIN(program)
 
 /* Every program calls this first. A write above `ulimit -f` then fails with EFBIG instead of
- * killing the process, and a failed allocation of jansson is reported. */
+ * killing the process, and jansson's failed allocations are recorded, so that they become
+ * errors. */
 void moert_program_begin(void);
 
 /* Writes what is left in stdout's buffer. ERROR_IO if any output was lost, now or earlier. The

@@ -81,7 +81,7 @@ static void add_span(step *s, const event *e, size_t *open) {
 }
 
 static moert_status take_spans(const json_t *events, step *s) {
-    size_t(*open)[ROWS], i; /* of each rank */
+    size_t(*open)[ROWS], i; /* [ranks] open spans of each rank */
     const json_t *object;
     event e;
     MOERT_TRY(moert_alloc(&s->span, json_array_size(events), sizeof *s->span));

@@ -106,7 +106,7 @@ static moert_status add_words(blend *b, const char *const *words, size_t count) 
     return MOERT_OK;
 }
 
-/* Adds the pairs of one word. */
+/* Adds the WEIGHT PATH pairs in one word. */
 static moert_status add_word(blend *b, const char *word) {
     const size_t bytes = strlen(word) + 1;
     char *text = NULL, *rest = NULL;

@@ -11,7 +11,7 @@ typedef struct moert_train_data {
 } moert_train_data;
 
 typedef struct moert_train_data_options {
-    const moert_option_list *paths; /* of --data */
+    const moert_option_list *paths; /* words of --data */
     const char *token_file;         /* of --tokens, or NULL; exactly one of paths and token_file is
                                        given */
     unsigned token_bits;            /* bits of a token in a raw token file */
