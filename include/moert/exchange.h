@@ -10,9 +10,9 @@
  * and the engine (moert/layer.h); all engines give the same bits.
  *
  * Rows are in the order of moert/plan.h: expert by expert, and within an expert in global token
- * order. They are dense row-major matrices in buffers of the caller. `ends` goes to op objects as
- * it is, and with row_multiple, rows of zeros fill up each expert, so that every expert's rows
- * begin at a multiple of it.
+ * order. They are dense row-major matrices in buffers of the caller. `ends` can be passed to op
+ * objects as it is. With row_multiple, rows of zeros fill up each expert, so that every expert's
+ * rows begin at a multiple of it.
  *
  * Calls are collective over the EP group of the mesh unless their comment says otherwise: all ranks
  * make the same calls in the same order, with the same columns, types and kinds of buffers. Each

@@ -4,7 +4,7 @@
  *
  * EP ranks own the E experts in contiguous blocks; the first E mod EP ranks own one expert more
  * than the other ranks. The owner keeps its rows expert by expert, and within an expert in global
- * token order (rank-major, then token), so that the order does not depend on the number of ranks:
+ * token order (rank-major, then token). So the order does not depend on the number of ranks:
  *
  *   row = rows of that owner's lower experts
  *         + rows of this expert from lower ranks

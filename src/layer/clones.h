@@ -1,13 +1,13 @@
 /*
  * Clones of experts: several ranks compute one expert, each a range of its rows
  * (plan/expert_map.h). Forward and dgrad need nothing more than the expert's weight. A weight
- * gradient is one chain over the expert's rows: the first member of the expert's chain begins it,
- * each next one goes on from the sums of the one before, and the last one, which is the expert
- * itself, has the gradient. So the bits are the same as if one rank computed all rows. With
- * `accumulate` the expert first hands its old gradient to the first member.
+ * gradient is one chain of sums over the expert's rows. The first member of the expert's chain
+ * starts the sums, and each next member continues from the sums of the previous one. The expert
+ * itself gets the gradient from the last member. So the bits are the same as if one rank computed
+ * all rows. With `accumulate` the expert first hands its old gradient to the first member.
  *
- * The slots of clones have weights and gradients, too. These gradients are partial sums that nobody
- * else reads. Calls are collective over the EP group.
+ * The slots of clones also have weights and gradients. These gradients are partial sums that only
+ * the chain uses. Calls are collective over the EP group.
  */
 #pragma once
 

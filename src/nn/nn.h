@@ -180,8 +180,8 @@ moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, m
  * stride), ERROR_UNSUPPORTED (another type).
  *
  * With heads as rows, these join and split the tensors of multi-head latent attention: a key [T,
- * heads, nope + rope] is a copy of each head's nope part and one of the rope part that all heads
- * share (repeat = heads), whose gradient is a sum.
+ * heads, nope + rope] is made of copies of each head's nope part and of the rope part, which all
+ * heads share (repeat = heads). The gradient of the shared part is a sum.
  */
 typedef struct moert_columns {
     size_t rows, columns;

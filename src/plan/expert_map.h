@@ -7,8 +7,8 @@
  * in the order of their slots, then the expert. Each member of the chain computes a range of the
  * expert's rows, in this order (moert_expert_map_cut).
  *
- * If the ranks form several groups (exact replicas), each group has a member of each expert's
- * chain, and member m is in group m, wherever the expert itself is.
+ * If the ranks form several groups (exact replicas), each group has one member of each expert's
+ * chain. Member m is in group m, whichever member is the expert itself.
  */
 #pragma once
 

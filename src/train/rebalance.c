@@ -1,9 +1,9 @@
 /*
  * The observer that moves experts between the steps of a training, so that the ranks get equal
- * numbers of rows. It moves those of a layer if the busiest rank's rows then fall by at least a
- * thirtieth, or a thirtieth of all rows no longer travels between nodes. With clones, experts with
- * more rows than the ranks' mean get clones in empty slots. All ranks have the same counts, so they
- * agree.
+ * numbers of rows. It moves the experts of a layer in two cases: if the busiest rank's rows fall by
+ * more than a thirtieth, or if more than a thirtieth of all rows no longer travels between nodes.
+ * With clones, experts with more rows than the ranks' mean get clones in empty slots. All ranks
+ * have the same counts, so they agree.
  */
 #include <math.h>
 #include <stdlib.h>

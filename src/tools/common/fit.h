@@ -20,10 +20,10 @@ void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
                        moert_memory_setting *setting);
 
 /*
- * Estimates the memory of all ranks. A rank may take `most` bytes. If that is 0, the ranks that use
- * one GPU share its memory equally, and those that use the CPUs of one host share what is available
- * there now. If setting->ranks is not the size of `world`, each of the ranks is estimated as if it
- * had this rank's device. Errors: those of moert_memory_estimate.
+ * Estimates the memory of all ranks. A rank may take `most` bytes. If that is 0, ranks that use the
+ * same GPU share its memory equally, and ranks that use the CPUs of one host share its available
+ * memory. If setting->ranks is not the size of `world`, each of the ranks is estimated as if it had
+ * this rank's device. Errors: those of moert_memory_estimate.
  */
 moert_status moert_fit_compare(moert_comm *world, const moert_memory_setting *setting, size_t most,
                                moert_fit *fit);
