@@ -22,8 +22,10 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     const int shift = 23 - mantissa;
     const uint magic = (uint)(151 - bias - mantissa) << 23;
 #ifdef HAS_FP8
-    if (bits == 8)
-        return special == 1 ? encode_e4m3(x) : encode_e5m2(x);
+    if (bits == 8 && bias == 7)
+        return encode_e4m3(x);
+    if (bits == 8 && bias == 15)
+        return encode_e5m2(x);
 #endif
 #ifdef HAS_BF16
     if (mantissa == 7) {
@@ -57,8 +59,10 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
 static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overflow, uint nan_code,
                          int special) {
 #ifdef HAS_FP8
-    if (bits == 8)
-        return special == 1 ? decode_e4m3(code) : decode_e5m2(code);
+    if (bits == 8 && bias == 7)
+        return decode_e4m3(code);
+    if (bits == 8 && bias == 15)
+        return decode_e5m2(code);
     if (mantissa == 1) /* E2M1: its bits at the position of float32's, times a power of two */
         return as_vec((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 #endif
@@ -82,6 +86,28 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
         u = a == nan_code ? QUIET : u;
     return as_vec(u);
 }
+
+#ifdef HAS_FP8
+/* encode and decode for four elements of 8 bits in a word; a NaN becomes any NaN. */
+static inline uint pack_bytes(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code,
+                              int special) {
+    if (bias == 7)
+        return pack_e4m3(x);
+    if (bias == 15)
+        return pack_e5m2(x);
+    return as_uint(convert_byte_vec(encode(x, bits, mantissa, bias, overflow, nan_code, special)));
+}
+
+static inline vec unpack_bytes(uint bytes, int bits, int mantissa, int bias, uint overflow,
+                               uint nan_code, int special) {
+    if (bias == 7)
+        return unpack_e4m3(bytes);
+    if (bias == 15)
+        return unpack_e5m2(bytes);
+    return decode(convert_uvec(as_uchar4(bytes)), bits, mantissa, bias, overflow, nan_code,
+                  special);
+}
+#endif
 
 /* 2^(b-127), NaN for 255. */
 static inline vec decode_e8m0(uvec b) {

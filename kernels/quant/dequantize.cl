@@ -118,8 +118,7 @@ static inline vec scaled_four(uint payload, uint scale) {
             : "r"(payload), "r"(scale));
     return (vec)(a, b, c, d);
 #elif defined(HAS_FP8) && ELEMENT_BITS == 8
-    return (LARGEST == 448.0f ? unpack_e4m3(payload) : unpack_e5m2(payload)) *
-           scales_of((uvec)scale).x;
+    return unpack_bytes(payload, ELEMENT) * scales_of((uvec)scale).x;
 #else
     const uvec each =
         (uvec)payload >> ((uvec)(0, 1, 2, 3) * ELEMENT_BITS) & ((1u << ELEMENT_BITS) - 1);

@@ -33,8 +33,7 @@ static inline void store_payload(const job *j, const scaling *s, const vec *x, u
 #elif defined(HAS_FP8) && ELEMENT_BITS == 8 && defined(ALIGNED)
     UNROLL_FOR(int i = 0; i < HELD_PARTS; i++) {
         const int own = c + step_of(from + i) + part_start();
-        const uint payload =
-            LARGEST == 448.0f ? pack_e4m3(scaled(s, x[i])) : pack_e5m2(scaled(s, x[i]));
+        const uint payload = pack_bytes(scaled(s, x[i]), ELEMENT);
         if (own < last)
             *(global uint *)(j->q + row * j->args.q_bytes + own) = s->zero.s0 ? 0 : payload;
     }

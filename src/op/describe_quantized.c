@@ -54,11 +54,13 @@ static moert_status check_memory(const moert_op *op, const moert_op_matrix *m,
 
 static moert_status check_ranges(const moert_op *op, const char *name, const moert_operand *o) {
     const moert_quantizer *how = &o->how;
+    char formats[24];
+    snprintf(formats, sizeof formats, "0 to %d", MOERT_FORMATS - 1);
     return MOERT_OP_CHECK_RULES(
         op, name,
         {how->size != sizeof *how, usage, "how.size",
          "0 for plain elements, or that of MOERT_QUANTIZER_INIT", NULL, how->size},
-        {how->format > MOERT_FORMAT_FP8_BLOCK, usage, "how.format", "0 to 4", NULL, how->format},
+        {how->format >= MOERT_FORMATS, usage, "how.format", formats, NULL, how->format},
         {how->axis > MOERT_AXIS_TILE, usage, "how.axis", "row (0), column (1) or tile (2)", NULL,
          how->axis},
         {how->scale_rounding > MOERT_SCALE_FLOOR, usage, "how.scale_rounding", "0 or 1", NULL,

@@ -15,7 +15,7 @@ bool moert_decode_suits(const moert_quantize *op, bool equal_groups) {
     const moert_quantizer *how = &op->how;
     const size_t block = moert_format_block(how->format);
     if (!moert_device_describe(moert_buffer_device(op->x))->gpu_form ||
-        op->x_type != MOERT_DTYPE_BF16 || how->format == MOERT_FORMAT_FP8_BLOCK ||
+        op->x_type != MOERT_DTYPE_BF16 || how->format >= MOERT_DECODED_FORMATS ||
         op->global != NULL)
         return false;
     if (how->axis != MOERT_AXIS_COLUMN)

@@ -7,6 +7,9 @@
 
 #include "moert/quantize.h"
 
+/* The formats that kernels for tensor cores decode to bf16, by their numbers. */
+#define MOERT_DECODED_FORMATS (MOERT_FORMAT_NVFP4 + 1)
+
 /* Whether moert_decode can run the operation. equal_groups: all groups have the same number of
  * rows. */
 bool moert_decode_suits(const moert_quantize *op, bool equal_groups);

@@ -18,7 +18,7 @@ static moert_status check_how(const moert_quantizer *how) {
     if (how->size != sizeof *how)
         return MOERT_FAIL(ERROR_USAGE, "a quantizer's size is %zu, not %zu", how->size,
                           sizeof *how);
-    MOERT_TRY(check_choice("format", how->format, MOERT_FORMAT_FP8_BLOCK));
+    MOERT_TRY(check_choice("format", how->format, MOERT_FORMATS - 1));
     MOERT_TRY(check_choice("axis", how->axis, MOERT_AXIS_TILE));
     MOERT_TRY(check_choice("scale_rounding", how->scale_rounding, MOERT_SCALE_FLOOR));
     MOERT_TRY(check_choice("nvfp4_rule", how->nvfp4_rule, MOERT_NVFP4_BRIDGE));

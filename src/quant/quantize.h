@@ -3,6 +3,10 @@
 
 #include "moert/quantize.h"
 
+/* The number of block-scaled formats. */
+#define MOERT_FORMAT_ONE(...) +1
+#define MOERT_FORMATS         (0 MOERT_FORMAT_TABLE(MOERT_FORMAT_ONE))
+
 /* The quantizer with AUTO rounding resolved. With a norm, the fields that norm makes irrelevant
  * have their defaults. */
 moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm);

@@ -13,6 +13,7 @@
 #include "gemm/backend.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "quant/backend.h"
+#include "quant/decode.h"
 
 enum { GRAIN = 8 }; /* bf16 values in 16 bytes, the unit of copies to local memory */
 
@@ -107,8 +108,8 @@ static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm
             is_decoded_ahead(gemm, gemm->weight.quantized, gemm->k, dgrad));
 }
 
-static bool is_block(const moert_quantized *operand) {
-    return operand != NULL && operand->format == MOERT_FORMAT_FP8_BLOCK;
+static bool has_values(const moert_quantized *operand) {
+    return operand == NULL || operand->format < MOERT_DECODED_FORMATS;
 }
 
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
@@ -134,8 +135,8 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     const size_t lengths = gemm->n | gemm->k | gemm->x.stride | gemm->y.stride | gemm->y.first |
                            (gemm->glu.gated ? gemm->glu.ldh : 0);
     const moert_nvidia_condition conditions[] = {
-        {!is_block(gemm->x.quantized) && !is_block(gemm->y.quantized) &&
-             !is_block(gemm->weight.quantized),
+        {has_values(gemm->x.quantized) && has_values(gemm->y.quantized) &&
+             has_values(gemm->weight.quantized),
          "fp8-block in both operands"},
         {!wide && (type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16),
          "bf16 or f16 operands, bf16 with a quantized one"},

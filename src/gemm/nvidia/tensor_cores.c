@@ -14,9 +14,10 @@
 #include "device/launch.h"
 #include "device/nvidia/tensor_map.h"
 #include "device/share.h"
+#include "quant/decode.h"
 
 enum {
-    PLAIN = 4, /* A_FORMAT and B_FORMAT of an operand that is not quantized */
+    PLAIN = MOERT_DECODED_FORMATS, /* A_FORMAT and B_FORMAT of an operand that is not quantized */
     SPEC_BYTES = 384,
     MOST_ARGUMENTS = 32,
 };

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/text.h"
+#include "quant/quantize.h"
 #include "train/shared_file.h"
 
 moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer) {
@@ -132,7 +133,7 @@ moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count) 
 }
 
 moert_file_op_format moert_file_op_format_of(unsigned word) {
-    const unsigned last = 1 + MOERT_FORMAT_FP8_BLOCK, square = last + 2;
+    const unsigned last = MOERT_FORMATS, square = last + 2;
     if (word > last)
         return (moert_file_op_format){MOERT_FORMAT_FP8_BLOCK, word == square, word != square};
     return (moert_file_op_format){word == 0 ? MOERT_FORMAT_MXFP8_E4M3 : (moert_format)(word - 1),
