@@ -27,6 +27,9 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     if (options->recompute_experts && options->deferred_wgrad)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "recompute_experts of a layer with deferred_wgrad, "
                                              "which keeps what it would compute again");
+    if (moert_activation_name(options->glu.activation) == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "a layer's GLU has no activation %d",
+                          options->glu.activation);
     if (options->shared_gate && options->shared_intermediate == 0)
         return MOERT_FAIL(ERROR_USAGE, "shared_gate of a layer without a shared expert");
     return moert_layer_check_sizes(options, ep);

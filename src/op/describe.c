@@ -134,6 +134,9 @@ static moert_status check_glu(moert_op *op) {
     if (!(o->glu.limit > 0.0f))
         return moert_op_refuse(MOERT_ERROR_USAGE, op, "glu.limit", "positive", "%g",
                                (double)o->glu.limit);
+    if (moert_activation_name(o->glu.activation) == NULL)
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "glu.activation", "one that has a name", "%d",
+                               o->glu.activation);
     if (moert_op_takes_c(op))
         MOERT_TRY(check_rows(op, "c.type", "c.stride", &o->c, columns));
     return check_rows(op, "d.type", "d.stride", &o->d,

@@ -143,7 +143,7 @@ part own gives 'grouped-gemm-glu --format f32 --interleave 0' "${glu[@]}" "$b" "
 part own gives 'grouped-gemm-glu --format f32 --act geglu --interleave 1' "${glu[@]}" "$b" \
     -- 'c:F32[3,4]:5,5,5,1,5.5,-6,-10,-1,-8.5,8,16,1' 'amax:F32[2]:29.9939579,27.4976348' \
     'd:F32[3,2]:29.9939579,9.99798597,-27.4976348,0,-3.54462598e-05,13.9999063'
-part own gives 'grouped-gemm-glu --format f32 --interleave 1 --glu-order linear-first --limit 3 --b-major n' "${glu[@]}" \
+part own gives 'grouped-gemm-glu --format f32 --act silu --interleave 1 --glu-order linear-first --limit 3 --b-major n' "${glu[@]}" \
     'b:F32[2,2,4]:1,-3,5,-1,2,4,0,1,0.5,2,-2,1,-1,3,1,1' \
     -- 'd:F32[3,2]:8.57316714,2.19317574,-0.0445072168,0.806824264,-8.57316714,2.19317574' 'amax:F32[2]:8.57316714'
 part own gives 'grouped-gemm-quant --format f32' "${glu[@]}" "$b" "$alpha" "$prob" \

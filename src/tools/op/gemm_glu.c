@@ -1,5 +1,6 @@
 /* moert-op grouped-gemm-glu, -dglu and -quant: tensors and their names as in cuDNN. */
 
+#include "args/activations.h"
 #include "base/memory.h"
 #include "tools/op/gemm.h"
 
@@ -7,6 +8,10 @@ static unsigned format, c_format, d_format, act, glu_order, scales, b_major;
 static size_t interleave;
 static double limit;
 static bool with_column;
+
+/* Words of --act: the GLUs of Mixtral and of gpt-oss; then Mixtral's with any activation. */
+enum { SWIGLU, GEGLU, FIRST_ACTIVATION };
+#define ACTIVATION_WORD(name, value, slope) "|" #name
 
 /* Words of --scales. */
 static const moert_scale_layout row_layouts[] = {MOERT_SCALES_TILED_WHOLE, MOERT_SCALES_TILED,
@@ -31,7 +36,9 @@ static const moert_scale_layout weight_layouts[] = {MOERT_SCALES_TILED, MOERT_SC
     {"column", MOERT_OPTION_FLAG, &with_column, "1", NULL,                                         \
      "also write d_col and sfd_col, d quantized in blocks along columns"}
 #define GLU_OPTIONS                                                                                \
-    {"act", MOERT_OPTION_CHOICE, &act, "swiglu", "swiglu|geglu", "activation"},                    \
+    {"act", MOERT_OPTION_CHOICE, &act, "swiglu",                                                   \
+     "swiglu|geglu" MOERT_ACTIVATION_TABLE(ACTIVATION_WORD),                                       \
+     "swiglu is silu; geglu has the alpha and the offset of gpt-oss"},                             \
     {"limit", MOERT_OPTION_FLOAT, &limit, "0", "0..",                                              \
      "bound of gate and up; 0 = none for swiglu, 7 for geglu"},                                    \
     {"glu-order", MOERT_OPTION_CHOICE, &glu_order, "gate-first", "gate-first|linear-first",        \
@@ -83,7 +90,9 @@ static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axi
     *d = moert_gemm_operand(d_format, MOERT_AXIS_ROW, false, row_layouts[scales]);
     if (with_column && moert_gemm_quantized(d))
         o->column = moert_gemm_column(d_format, row_layouts[scales]);
-    o->glu = act == 0 ? (moert_glu_form)MOERT_GLU_SWIGLU : (moert_glu_form)MOERT_GLU_GPT_OSS;
+    o->glu = act == GEGLU ? (moert_glu_form)MOERT_GLU_GPT_OSS : (moert_glu_form)MOERT_GLU_SWIGLU;
+    if (act >= FIRST_ACTIVATION)
+        o->glu.activation = (int)act - FIRST_ACTIVATION;
     o->glu.interleaved = false;
     if (limit > 0.0)
         o->glu.limit = (float)limit;

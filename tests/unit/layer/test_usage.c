@@ -73,6 +73,7 @@ TEST(test_impossible_layers_are_refused) {
          {SET(hidden, size_t, INT32_MAX), SET(intermediate, size_t, INT32_MAX / 2)}},
         {MOERT_ERROR_USAGE, "precision", {SET(precision, moert_precision, 4)}},
         {MOERT_ERROR_USAGE, "dense", {SET(dense, moert_precision, MOERT_PRECISION_MXFP8)}},
+        {MOERT_ERROR_USAGE, "no activation 9", {SET(glu.activation, int, 9)}},
         {MOERT_ERROR_USAGE, "dispatch", {SET(dispatch, moert_dispatch, 3)}},
         {MOERT_ERROR_USAGE, "combine", {SET(combine, moert_combine, 2)}},
         {MOERT_ERROR_UNSUPPORTED,

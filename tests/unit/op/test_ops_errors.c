@@ -62,6 +62,7 @@ TEST(test_a_wrong_field_is_named_with_its_value) {
     PLAIN(forward, usage, "row_weight is true", o.row_weight = true);
     PLAIN(gated, unsupported, "interleave is 16", o.interleave = 16);
     PLAIN(gated, usage, "glu.limit is 0", o.glu.limit = 0.0f);
+    PLAIN(gated, usage, "glu.activation is 9", o.glu.activation = 9);
     PLAIN(gated, usage, "n is 63", o.n = 63);
     PLAIN(gated, unsupported, "d.type is e2m1", o.d.type = MOERT_DTYPE_E2M1);
     PLAIN(dglu, usage, "c.stride is 63", o.c.stride = 63);
