@@ -3,7 +3,8 @@
  * config.json does not contain, and the names of its tensors. model_fields.c lists the keys of
  * config.json, each with the families that have it.
  *
- * To add a family: extend moert_family, add a row here, and add the family's bit to its keys.
+ * To add a family: add it to moert_family, and a row here. The row names the family whose keys it
+ * has; a family with keys of its own has a bit in the tables of keys.
  */
 #pragma once
 
@@ -18,6 +19,7 @@ typedef enum moert_window_rule {
 } moert_window_rule;
 
 typedef struct moert_family_row {
+    moert_family keys; /* config.json has the keys of this family (model_fields.c) */
     const char *model_type, *architecture;
     bool output_bias; /* attention_bias also adds a bias to o_proj */
     moert_window_rule windows;

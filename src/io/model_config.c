@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "io/model_config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -35,6 +36,18 @@ void moert_model_config_start(moert_model_config *config, moert_family family) {
     config->pad_token = family == MOERT_FAMILY_OLMOE ? 1 : -1;
 }
 
+/* Reports the model types that there are. */
+static moert_status refuse_type(const char *path, const char *type) {
+    char types[1024] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < MOERT_FAMILIES + MOERT_COUNT(aliases); i++)
+        used += (size_t)snprintf(types + used, sizeof types - used, "%s%s", i > 0 ? ", " : "",
+                                 i < MOERT_FAMILIES ? moert_family_of((moert_family)i)->model_type
+                                                    : aliases[i - MOERT_FAMILIES].model_type);
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: model_type is '%.64s'; supported are %s", path, type,
+                      types);
+}
+
 static moert_status read_family(const char *path, const json_t *root, moert_model_config *config) {
     json_t *value = moert_field_value(root, "model_type");
     const char *type = json_string_value(value);
@@ -46,10 +59,7 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
         if (strcmp(aliases[i].model_type, type) == 0)
             family = aliases[i].family;
     if (family == MOERT_FAMILIES)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s: model_type is '%.64s'; supported are mixtral, qwen2_moe, qwen3_moe, "
-                          "olmoe, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3 and kimi_k2",
-                          path, type);
+        return refuse_type(path, type);
     moert_model_config_start(config, family);
     return MOERT_OK;
 }
@@ -218,7 +228,7 @@ static moert_status read_scoring(const char *path, const json_t *root, moert_mod
         MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
         return expect_text(path, root, "topk_method", "noaux_tc");
     }
-    if (config->family != MOERT_FAMILY_DEEPSEEK_V2)
+    if (moert_family_of(config->family)->keys != MOERT_FAMILY_DEEPSEEK_V2)
         return MOERT_OK;
     MOERT_TRY(expect_text(path, root, "scoring_func", "softmax"));
     config->router.group_best = 1;

@@ -37,7 +37,7 @@ typedef struct config_field {
     size_t offset;
     int smallest;
     field_need need;   /* AGREED: required, and all present keys must have the same value */
-    unsigned families; /* families whose configs have the key, one bit each */
+    unsigned families; /* bit mask of the families (moert_family_row.keys) that have the key */
 } config_field;
 
 #define FIELD(field) offsetof(moert_model_config, field)
@@ -240,9 +240,13 @@ static moert_status read_field(const char *path, const json_t *root, const confi
 
 /* ---- check that every key is known ---- */
 
+static bool has(unsigned families, moert_family family) {
+    return families >> moert_family_of(family)->keys & 1;
+}
+
 static bool lists(const listed_key *table, size_t count, const char *key, moert_family family) {
     for (size_t i = 0; i < count; i++)
-        if (strcmp(table[i].key, key) == 0 && table[i].families >> family & 1)
+        if (strcmp(table[i].key, key) == 0 && has(table[i].families, family))
             return true;
     return false;
 }
@@ -251,7 +255,7 @@ static bool lists(const listed_key *table, size_t count, const char *key, moert_
 static bool is_used(const char *key, moert_family family) {
     for (size_t i = 0; i < MOERT_COUNT(fields); i++)
         for (size_t k = 0; k < 4 && fields[i].keys[k] != NULL; k++)
-            if (fields[i].families >> family & 1 && strcmp(fields[i].keys[k], key) == 0)
+            if (has(fields[i].families, family) && strcmp(fields[i].keys[k], key) == 0)
                 return true;
     return LISTS(other_keys, key, family);
 }
@@ -334,7 +338,7 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
 /* Whether to write a field here. model_text.c writes the rotary fields. Models without dense layers
  * omit the dense size, since transformers refuses null there. */
 static bool is_written(const config_field *field, const moert_model_config *config) {
-    return (field->families >> config->family & 1) && field->offset != FIELD(rope.theta) &&
+    return has(field->families, config->family) && field->offset != FIELD(rope.theta) &&
            field->offset != FIELD(partial_rotary) &&
            (field->offset != FIELD(dense_intermediate) || config->dense_intermediate > 0);
 }
@@ -350,7 +354,7 @@ bool moert_fields_write(const moert_model_config *config, json_t *root) {
 
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config) {
     for (size_t i = 0; i < MOERT_COUNT(fields); i++)
-        if (fields[i].families >> config->family & 1)
+        if (has(fields[i].families, config->family))
             MOERT_TRY(read_field(path, root, &fields[i], config));
     return MOERT_OK;
 }

@@ -124,7 +124,7 @@ static json_t *shared_keys(const moert_model_config *config) {
 /* The keys of one family that no field of moert_model_config holds. */
 static json_t *family_keys(const moert_model_config *config) {
     const int windowed = config->sliding_window > 0;
-    switch (config->family) {
+    switch (moert_family_of(config->family)->keys) {
     case MOERT_FAMILY_MIXTRAL:
         return json_pack("{s:f}", "router_jitter_noise", 0.0);
     case MOERT_FAMILY_QWEN3_MOE:
