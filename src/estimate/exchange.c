@@ -62,10 +62,7 @@ void moert_memory_add_exchange(const moert_memory_shape *s, moert_memory *memory
         MOERT_MEMORY_ADD(memory, staging, "sums between devices", peers_bytes(s->setting));
     const moert_hop *forth = &s->choices.forth, *back = &s->choices.back;
     const size_t slots = s->layer.tokens * s->options.router.topk;
-    if (s->setting->engine == MOERT_EXCHANGE_STAGED)
-        MOERT_MEMORY_ADD(memory, staging, "packed rows",
-                         moert_staged_bytes(slots, forth->width, back->width));
-    if (s->setting->engine == MOERT_EXCHANGE_NODE)
-        MOERT_MEMORY_ADD(memory, staging, "messages",
-                         moert_node_bytes(slots, s->peak.rows, forth->width, back->width));
+    const moert_packed_sizes sizes = {slots, s->peak.rows, forth->width, back->width};
+    MOERT_MEMORY_ADD(memory, staging, "packed rows",
+                     moert_exchange_packed_bytes(s->setting->engine, &sizes));
 }

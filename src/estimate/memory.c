@@ -252,7 +252,7 @@ static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
 static void add_pass(const moert_memory_shape *s, size_t rows, moert_memory *memory) {
     const moert_plan_sizes plan = {s->layer.local, s->chain * s->options.router.experts,
                                    s->layer.tokens * s->options.router.topk,
-                                   s->setting->engine == MOERT_EXCHANGE_STAGED};
+                                   moert_exchange_packs(s->setting->engine)};
     const size_t largest = s->setting->largest_bytes;
     moert_layer_sizes sizes = s->layer;
     sizes.rows = rows;

@@ -79,6 +79,14 @@ const char *moert_exchange_engine(const moert_exchange *exchange) {
     return exchange->engine->name;
 }
 
+bool moert_exchange_packs(unsigned engine) {
+    return engines[engine]->packs;
+}
+
+size_t moert_exchange_packed_bytes(unsigned engine, const moert_packed_sizes *sizes) {
+    return engines[engine]->packed_bytes != NULL ? engines[engine]->packed_bytes(sizes) : 0;
+}
+
 /* Fails if a device was late in a dispatch or combine so far. Waits for the device. */
 static moert_status check_transfers(moert_exchange *exchange) {
     if (exchange->engine->fetch_verdict == NULL)

@@ -105,12 +105,17 @@ static inline size_t moert_window_room(size_t needed, size_t capacity, size_t li
     return moert_min(wanted, limit);
 }
 
-/* Bytes of the memory into which the staged or the node engine packs rows. The rank's tokens have
- * `slots` slots, and it receives `rows` rows. Rows are `forth` floats wide in a dispatch and `back`
- * in a combine. For the node engine this is an upper bound: every slot's result travels between
- * hosts. */
-size_t moert_staged_bytes(size_t slots, size_t forth, size_t back);
-size_t moert_node_bytes(size_t slots, size_t rows, size_t forth, size_t back);
+/* The rows that a rank packs: its tokens have `slots` slots, and it receives `rows` rows, which are
+ * `forth` floats wide in a dispatch and `back` in a combine. */
+typedef struct moert_packed_sizes {
+    size_t slots, rows, forth, back;
+} moert_packed_sizes;
+
+/* Whether the plans of an engine (MOERT_EXCHANGE_* of base/config.h, not AUTO) have `packed`, and
+ * the bytes of the memory into which it packs rows. For the node engine this is an upper bound:
+ * every slot's result travels between hosts. */
+bool moert_exchange_packs(unsigned engine);
+size_t moert_exchange_packed_bytes(unsigned engine, const moert_packed_sizes *sizes);
 
 /* Creates a window for rows of `width` floats, still without rows. Every rank calls this, but the
  * ranks do not communicate: an error is local to this rank. */

@@ -88,6 +88,7 @@ typedef struct moert_engine {
     moert_status (*combine)(moert_exchange *exchange, const moert_transfer *transfer,
                             moert_status status);
     /* An engine may lack the entries below (NULL). */
+    size_t (*packed_bytes)(const moert_packed_sizes *sizes); /* moert_exchange_packed_bytes */
     moert_status (*wait)(moert_exchange *exchange, size_t chunk);
     moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t chunk);
     /* moert_exchange_combine_overlapped and _join. */

@@ -151,4 +151,5 @@ const moert_engine moert_engine_node = {
     .allocate = allocate_node,
     .dispatch = dispatch_node,
     .combine = moert_node_combine,
+    .packed_bytes = moert_node_packed_bytes,
 };

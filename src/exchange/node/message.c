@@ -4,11 +4,11 @@
 #include "base/phase.h"
 #include "exchange/node/node.h"
 
-size_t moert_node_bytes(size_t slots, size_t rows, size_t forth, size_t back) {
-    const size_t wide = moert_window_stride_of(moert_max(forth, back));
-    return moert_staging_room(rows * wide * sizeof(float)) +
-           moert_staging_room(slots * sizeof(float)) +
-           moert_staging_room(slots * (wide + MOERT_SLOT_STRIDE) * sizeof(float));
+size_t moert_node_packed_bytes(const moert_packed_sizes *s) {
+    const size_t wide = moert_window_stride_of(moert_max(s->forth, s->back));
+    return moert_staging_room(s->rows * wide * sizeof(float)) +
+           moert_staging_room(s->slots * sizeof(float)) +
+           moert_staging_room(s->slots * (wide + MOERT_SLOT_STRIDE) * sizeof(float));
 }
 
 moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,

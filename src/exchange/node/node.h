@@ -25,6 +25,7 @@ typedef struct moert_node {
 
 /* ---- messages (message.c) ---- */
 
+size_t moert_node_packed_bytes(const moert_packed_sizes *sizes); /* packed_bytes of the engine */
 moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,
                                         size_t width, moert_node_message *message);
 void moert_node_message_free(moert_node_message *message);

@@ -71,12 +71,12 @@ static moert_status copy_packed(const moert_inflight *inflight, moert_copy *copy
     return MOERT_OK;
 }
 
-size_t moert_staged_bytes(size_t slots, size_t forth, size_t back) {
-    const size_t out = moert_window_stride_of(forth),
-                 widest = moert_max(out, moert_window_stride_of(back));
-    return moert_staging_room(slots * out * sizeof(float)) +
-           moert_staging_room(slots * widest * sizeof(float)) +
-           2 * moert_staging_room(slots * MOERT_SLOT_STRIDE * sizeof(float));
+static size_t packed_bytes(const moert_packed_sizes *s) {
+    const size_t out = moert_window_stride_of(s->forth),
+                 widest = moert_max(out, moert_window_stride_of(s->back));
+    return moert_staging_room(s->slots * out * sizeof(float)) +
+           moert_staging_room(s->slots * widest * sizeof(float)) +
+           2 * moert_staging_room(s->slots * MOERT_SLOT_STRIDE * sizeof(float));
 }
 
 /* Enqueues the packing of rows and slots, and their copy to the host. */
@@ -214,6 +214,7 @@ const moert_engine moert_engine_staged = {
     .allocate = allocate_staged,
     .dispatch = dispatch_staged,
     .combine = combine_staged,
+    .packed_bytes = packed_bytes,
     .wait = wait_staged,
     .send = send_staged,
 };
