@@ -32,6 +32,7 @@ struct moert_tree_sum {
     float **rows; /* [node_count] the nodes' values in a round */
     float *node_rows;
     const size_t *border;
+    size_t shift;           /* a rank sums the shard of the rank so far before it */
     size_t columns, widest; /* columns of a round; columns of the widest shard */
     size_t posted, summed;  /* columns of every shard, posted and summed so far */
     sum_round round[ROUNDS];
@@ -106,9 +107,10 @@ static moert_status make_rounds(moert_tree_sum *sum) {
     return MOERT_OK;
 }
 
-/* The number of columns of a rank's shard in the round that begins at column `at` of every shard;
- * *start = the first of them. */
-static size_t width_of(const moert_tree_sum *sum, size_t owner, size_t at, size_t *start) {
+/* The number of columns of the shard that a rank sums in the round that begins at column `at` of
+ * every shard; *start = the first of them. */
+static size_t width_of(const moert_tree_sum *sum, size_t rank, size_t at, size_t *start) {
+    const size_t ranks = sum->comm->size, owner = (rank + ranks - sum->shift) % ranks;
     const size_t length = sum->border[owner + 1] - sum->border[owner];
     *start = sum->border[owner] + at;
     return moert_min(sum->columns, length - moert_min(at, length));
@@ -161,6 +163,12 @@ static moert_status finish_round(moert_tree_sum *sum) {
 
 moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, float *node_rows,
                                   const size_t *border, moert_tree_sum **sum) {
+    return moert_tree_sum_start_shifted(comm, spans, node_rows, border, 0, sum);
+}
+
+moert_status moert_tree_sum_start_shifted(moert_comm *comm, const moert_span *spans,
+                                          float *node_rows, const size_t *border, size_t shift,
+                                          moert_tree_sum **sum) {
     moert_tree_sum *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
@@ -170,6 +178,7 @@ moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, flo
     made->total = spans[0].total;
     made->node_rows = node_rows;
     made->border = border;
+    made->shift = shift % comm->size;
     MOERT_TRY_OR(fail, list_nodes(made, spans));
     MOERT_TRY_OR(fail, make_rounds(made));
     for (size_t i = 0; i < ROUNDS && made->posted < made->widest; i++)

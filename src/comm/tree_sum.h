@@ -29,6 +29,10 @@ moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_sp
 typedef struct moert_tree_sum moert_tree_sum;
 moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, float *node_rows,
                                   const size_t *border, moert_tree_sum **sum);
+/* The same, but each rank sums the shard of the rank `shift` before it. */
+moert_status moert_tree_sum_start_shifted(moert_comm *comm, const moert_span *spans,
+                                          float *node_rows, const size_t *border, size_t shift,
+                                          moert_tree_sum **sum);
 moert_status moert_tree_sum_progress(moert_tree_sum *sum);
 /* Waits for the other ranks, and frees `sum`, which may be NULL. */
 moert_status moert_tree_sum_wait(moert_tree_sum *sum);

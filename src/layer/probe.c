@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/checksum.h"
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "device/buffer.h"
 #include "layer/experts.h"
@@ -25,7 +26,7 @@ fail:
 void moert_probe_destroy(moert_probe *probe) {
     if (probe == NULL)
         return;
-    moert_buffer_destroy(probe->digests);
+    MOERT_DESTROY(probe->digests, probe->scratch);
     MOERT_FREE(probe->hash, probe);
 }
 
@@ -102,12 +103,17 @@ moert_status moert_probe_close(const moert_pass *pass, bool forward) {
     const size_t slots = pass->layer->local_experts;
     const int first = forward ? 0 : MOERT_PROBE_DY,
               end = forward ? MOERT_PROBE_DY : MOERT_PROBE_POINTS;
+    const size_t floats =
+        pass->batch.tokens * pass->layer->options.hidden * moert_dtype_bits(pass->batch.type) / 32;
     uint64_t *digest;
     if (probe == NULL || probe->closed[!forward])
         return MOERT_OK;
     probe->closed[!forward] = true;
     if (!probe->takes)
         return MOERT_OK;
+    probe->combined[!forward] = 0;
+    MOERT_TRY(
+        moert_digest_floats(pass->result, 0, floats, &probe->scratch, &probe->combined[!forward]));
     MOERT_TRY(moert_alloc(&digest, plan->rows, sizeof *digest));
     moert_status status = MOERT_OK;
     for (int p = first; p < end && status == MOERT_OK; p++) {

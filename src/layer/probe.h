@@ -36,6 +36,8 @@ struct moert_probe {
     moert_buffer *digests; /* uint64 [POINTS, room] */
     size_t room;           /* rows for which `digests` has room */
     uint64_t *hash;        /* [POINTS, slots]: hash of the digests of an expert's rows */
+    uint64_t combined[2];  /* of the combined rows of the forward and the backward */
+    moert_buffer *scratch; /* their digests */
     const moert_plant *plant[MOERT_PROBE_POINTS]; /* NULL: none */
 };
 

@@ -1,5 +1,4 @@
-/* Audits of a layer: pairs each rank with the rank that recomputes its work, creates the layer's
- * second copy, and starts a run. */
+/* Audits: who repeats whose work, the second copies, and the start of a run. */
 #include "model/audit.h"
 
 #include <stdio.h>
@@ -12,6 +11,7 @@
 #include "device/buffer.h"
 #include "device/device.h"
 #include "model/audit_internal.h"
+#include "model/audit_points.h"
 #include "model/layer_files.h"
 #include "model/sublayer.h"
 
@@ -127,6 +127,10 @@ size_t moert_audit_peers(const moert_audit *audit, moert_audit_class class, size
     return audit->ring[class].count[rank];
 }
 
+bool moert_audit_exchange(const moert_audit *audit, size_t rank, size_t other) {
+    return audit->place[rank].group == audit->place[other].group;
+}
+
 /* ---- create ---- */
 
 static moert_status create_copy(moert_audit *audit) {
@@ -138,6 +142,8 @@ static moert_status create_copy(moert_audit *audit) {
     MOERT_TRY(
         moert_comm_agree(model->mesh->world, moert_model_create_block(model, MOERT_MODEL_ATTENTION,
                                                                       &audit->copy.attention)));
+    MOERT_TRY(moert_comm_agree(model->mesh->world,
+                               moert_model_create_block(model, MOERT_MODEL_OUTER, &audit->outer)));
     if (model->moe_layers < model->config.layers)
         MOERT_TRY(moert_model_dense.create(model, &audit->copy));
     if (model->moe_layers == 0)
@@ -150,12 +156,17 @@ static moert_status create_copy(moert_audit *audit) {
 }
 
 static moert_status create_rest(moert_audit *audit) {
-    for (int i = 0; i < 2; i++)
-        MOERT_TRY(
-            moert_alloc(&audit->hash[i], MOERT_AUDIT_SITES * audit->slots, sizeof *audit->hash[i]));
-    MOERT_TRY(moert_probe_create(audit->slots, &audit->plants));
+    const size_t parts = audit->model->config.layers + 1, sites = parts * MOERT_AUDIT_SITES;
+    MOERT_TRY(moert_alloc(&audit->hash, sites * audit->slots, sizeof *audit->hash));
+    MOERT_TRY(moert_alloc(&audit->left, parts * audit->slots, sizeof *audit->left));
+    MOERT_TRY(moert_alloc(&audit->taken, sites, sizeof *audit->taken));
+    MOERT_TRY(moert_alloc(&audit->again_hash, MOERT_AUDIT_SITES * audit->slots,
+                          sizeof *audit->again_hash));
     MOERT_TRY(moert_probe_create(audit->slots, &audit->probe));
-    return moert_run_create_of(audit->model, &audit->copy, 1, &audit->repeat);
+    MOERT_TRY(moert_run_create_of(audit->model, &audit->copy, 1, &audit->repeat));
+    audit->repeat->outer = audit->outer;
+    audit->repeat->audit = audit;
+    return MOERT_OK;
 }
 
 moert_status moert_audit_create(moert_run *run, moert_audit **audit) {
@@ -182,94 +193,142 @@ void moert_audit_destroy(moert_audit *audit) {
     moert_layer_destroy(audit->copy.moe);
     moert_block_destroy(audit->copy.mlp);
     moert_block_destroy(audit->copy.attention);
+    moert_block_destroy(audit->outer);
     moert_probe_destroy(audit->probe);
-    moert_probe_destroy(audit->plants);
-    MOERT_DESTROY(audit->digests, audit->middle, audit->d[0], audit->d[1], audit->before[0],
-                  audit->before[1], audit->x, audit->received, audit->positions);
+    moert_digest_free(&audit->digests);
+    MOERT_DESTROY(audit->d[0], audit->d[1], audit->before[0], audit->before[1], audit->before_outer,
+                  audit->x, audit->received);
+    moert_audit_free_sums(audit);
     for (int c = 0; c < MOERT_AUDIT_CLASSES; c++)
         MOERT_FREE(audit->ring[c].order, audit->ring[c].at, audit->ring[c].first,
                    audit->ring[c].count);
-    MOERT_FREE(audit->place, audit->hash[0], audit->hash[1], audit);
+    MOERT_FREE(audit->place, audit->hash, audit->left, audit->taken, audit->again_hash, audit);
 }
+
+static const moert_audit_class classes[MOERT_AUDIT_SITES] = {
+#define CLASS(NAME, name, part, class, ...) MOERT_AUDIT_##class,
+    MOERT_AUDIT_TABLE(CLASS)
+#undef CLASS
+};
+
+static const moert_audit_part parts[MOERT_AUDIT_SITES] = {
+#define PART(NAME, name, part, ...) MOERT_AUDIT_##part,
+    MOERT_AUDIT_TABLE(PART)
+#undef PART
+};
+
+const moert_audit_kind moert_audit_kinds[MOERT_AUDIT_SITES] = {
+#define KIND(NAME, name, part, class, kind, ...) MOERT_AUDIT_##kind,
+    MOERT_AUDIT_TABLE(KIND)
+#undef KIND
+};
+
+static uint64_t *hashes_of(const moert_audit *audit, size_t part) {
+    return audit->hash + part * MOERT_AUDIT_SITES * audit->slots;
+}
+
+static bool is_dense(const moert_audit *audit) {
+    const moert_model_layer *layer = moert_audit_layer_of(audit);
+    return layer != NULL && layer->is_dense;
+}
+
+moert_audit_class moert_audit_class_of(const moert_audit *audit, moert_audit_site site) {
+    return moert_audit_kinds[site] == MOERT_AUDIT_RESTS ? MOERT_AUDIT_OWN
+           : is_dense(audit)                            ? MOERT_AUDIT_TOKENS
+                                                        : classes[site];
+}
+
+bool moert_audit_of_experts(moert_audit_site site) {
+    return classes[site] == MOERT_AUDIT_EXPERTS;
+}
+
+/* ---- the run under way ---- */
+
+static void set_probes(const moert_audit *audit, moert_probe *probe) {
+    const moert_model *model = audit->model;
+    for (size_t i = 0; i < model->moe_layers; i++)
+        moert_layer_set_probe(model->moe[i]->moe, probe);
+}
+
+void moert_audit_begin(moert_audit *audit, moert_audit_check *check, void *context,
+                       const moert_audit_plant *plant) {
+    const size_t count = audit->model->config.layers + 1, row = MOERT_AUDIT_SITES * audit->slots;
+    audit->run->audit = audit;
+    audit->left_step = audit->taken[MOERT_AUDIT_EXPERT_GRADIENT] && audit->check != NULL;
+    audit->check = check;
+    audit->context = context;
+    audit->plant = plant;
+    for (size_t i = 0; i < count; i++)
+        memcpy(audit->left + i * audit->slots,
+               hashes_of(audit, i) + MOERT_AUDIT_EXPERT_GRADIENT * audit->slots,
+               audit->slots * sizeof *audit->left);
+    memset(audit->taken, 0, count * MOERT_AUDIT_SITES * sizeof *audit->taken);
+    memset(audit->hash, 0, count * row * sizeof *audit->hash);
+    set_probes(audit, audit->probe);
+    moert_audit_forget_sums(audit);
+    audit->digests.count = audit->digests.rows = 0;
+}
+
+void moert_audit_end(moert_audit *audit) {
+    set_probes(audit, NULL);
+    audit->run->audit = NULL;
+}
+
+bool moert_audit_checks(const moert_run *run) {
+    return run->audit != NULL && run->audit->check != NULL && run == run->audit->run;
+}
+
+moert_status moert_audit_check_part(moert_run *run, size_t index) {
+    moert_audit *audit = run->audit;
+    if (!moert_audit_checks(run))
+        return MOERT_OK;
+    audit->part = index;
+    if (index < run->layers)
+        moert_model_discard(&run->layer[index]); /* its pass is free for the second run */
+    MOERT_TRY(moert_comm_agree(run->mesh->world, moert_audit_take_rests(audit)));
+    return audit->check(audit->context, MOERT_AUDIT_COMPUTED);
+}
+
+moert_status moert_audit_check_sums(moert_run *run, size_t index) {
+    moert_audit *audit = run->audit;
+    if (!moert_audit_checks(run) || moert_comm_size(run->mesh->world) == 1)
+        return MOERT_OK;
+    audit->part = index;
+    MOERT_TRY(audit->check(audit->context, MOERT_AUDIT_SUMMED));
+    moert_audit_forget_sums(audit);
+    return MOERT_OK;
+}
+
+/* ---- what the caller compares ---- */
 
 size_t moert_audit_slots(const moert_audit *audit) {
     return audit->slots;
 }
 
+size_t moert_audit_layer(const moert_audit *audit) {
+    return audit->part;
+}
+
 const uint64_t *moert_audit_hashes(const moert_audit *audit, bool repeated) {
-    return audit->hash[repeated];
+    return repeated ? audit->again_hash : hashes_of(audit, audit->part);
 }
-
-moert_audit_class moert_audit_class_of(const moert_audit *audit, moert_audit_site site) {
-    static const moert_audit_class classes[] = {
-#define CLASS(NAME, name, class, description) MOERT_AUDIT_##class,
-        MOERT_AUDIT_TABLE(CLASS)
-#undef CLASS
-    };
-    return audit->layer != NULL && audit->layer->is_dense ? MOERT_AUDIT_TOKENS : classes[site];
-}
-
-/* ---- the run under way ---- */
-
-/* The probe of a MoE layer in the run under way, or NULL. */
-static moert_probe *probe_of(const moert_audit *audit, const moert_model_layer *layer) {
-    if (layer == audit->layer)
-        return audit->probe;
-    return audit->plant != NULL && audit->plant->layer == layer->index ? audit->plants : NULL;
-}
-
-static void set_probes(const moert_audit *audit, bool on) {
-    const moert_model *model = audit->model;
-    for (size_t i = 0; i < model->moe_layers; i++)
-        moert_layer_set_probe(model->moe[i]->moe, on ? probe_of(audit, model->moe[i]) : NULL);
-}
-
-void moert_audit_open_probe(moert_probe *probe, bool takes, const moert_audit_plant *plant) {
-    probe->takes = takes;
-    probe->closed[0] = probe->closed[1] = false;
-    for (int p = 0; p < MOERT_PROBE_POINTS; p++)
-        probe->plant[p] = NULL;
-    if (plant == NULL)
-        return;
-    static const moert_audit_site sites[] = {MOERT_AUDIT_ROWS, MOERT_AUDIT_PROB, MOERT_AUDIT_Y,
-                                             MOERT_AUDIT_DY,   MOERT_AUDIT_DX,   MOERT_AUDIT_DPROB};
-    for (size_t p = 0; p < MOERT_COUNT(sites); p++)
-        if (sites[p] == plant->site)
-            probe->plant[p] = &plant->plant;
-}
-
-void moert_audit_begin(moert_audit *audit, ptrdiff_t layer, const moert_audit_plant *plant) {
-    const moert_model *model = audit->model;
-    const bool any = layer != MOERT_AUDIT_NO_LAYER;
-    audit->run->audit = audit->repeat->audit = audit;
-    audit->layer = any ? &model->layer[layer] : NULL;
-    audit->plant = plant;
-    memset(audit->taken, 0, sizeof audit->taken);
-    for (int i = 0; i < 2; i++)
-        memset(audit->hash[i], 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->hash[i]);
-    const bool here = any && plant != NULL && plant->layer == (size_t)layer;
-    moert_audit_open_probe(audit->probe, true, here ? plant : NULL);
-    moert_audit_open_probe(audit->plants, false, plant);
-    set_probes(audit, true);
-}
-
-void moert_audit_end(moert_audit *audit) {
-    set_probes(audit, false);
-    audit->run->audit = audit->repeat->audit = NULL;
-}
-
-/* ---- what the caller compares ---- */
 
 bool moert_audit_compares(const moert_audit *audit, moert_audit_site site) {
     const moert_mesh *mesh = audit->model->mesh;
     const bool presums = moert_exchange_sums(mesh->exchange) ||
                          moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
-    return audit->layer->is_dense || !presums ||
-           (site != MOERT_AUDIT_OUT && site != MOERT_AUDIT_D_MIDDLE);
+    const bool sums = site == MOERT_AUDIT_COMBINED || site == MOERT_AUDIT_OUT ||
+                      site == MOERT_AUDIT_D_COMBINED || site == MOERT_AUDIT_D_MIDDLE;
+    return parts[site] ==
+               (moert_audit_layer_of(audit) == NULL ? MOERT_AUDIT_OUTSIDE : MOERT_AUDIT_LAYER) &&
+           (is_dense(audit) || !presums || !sums);
 }
 
 uint32_t moert_audit_expert(const moert_audit *audit, size_t rank, size_t slot) {
-    const moert_expert_map *map = moert_layer_placement(audit->layer->moe);
+    const moert_model_layer *layer = moert_audit_layer_of(audit);
+    if (layer == NULL || layer->is_dense)
+        return MOERT_LAYER_NO_EXPERT;
+    const moert_expert_map *map = moert_layer_placement(layer->moe);
     const size_t member = audit->place[rank].member;
     return slot < moert_expert_map_slots_of(map, member) ? map->expert[map->first[member] + slot]
                                                          : MOERT_LAYER_NO_EXPERT;

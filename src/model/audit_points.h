@@ -4,15 +4,30 @@
 #include "model/internal.h"
 
 typedef enum moert_audit_point {
+    /* of a layer */
     MOERT_AUDIT_ATTENDED,       /* middle is computed */
     MOERT_AUDIT_FORWARDED,      /* out is computed; before the pass is discarded */
     MOERT_AUDIT_BACKWARD,       /* the layer's backward begins */
     MOERT_AUDIT_MLP_DONE,       /* run->d is the gradient of middle */
     MOERT_AUDIT_DIFFERENTIATED, /* run->d is the gradient of the layer's input */
+    /* outside of the layers; without a layer */
+    MOERT_AUDIT_EMBEDDINGS_DONE, /* run->embedded is computed */
+    MOERT_AUDIT_NORM_DONE,       /* run->final_normed is computed */
+    MOERT_AUDIT_LOSS_DONE,       /* run->dn is the gradient of run->final_normed */
+    MOERT_AUDIT_HEAD_DONE,       /* run->d is the gradient of the last layer's result */
+    MOERT_AUDIT_ALL_DONE,        /* the outside has all its gradients */
 } moert_audit_point;
 
 moert_status moert_audit_take(moert_run *run, const moert_run_layer *layer,
                               moert_audit_point point);
+/* Lets the caller of an audit check layer `index`, or what is outside if it is the number of
+ * layers. Discards the layer's pass. Collective. */
+moert_status moert_audit_check_part(moert_run *run, size_t index);
+
+/* Whether the parts are checked. */
+bool moert_audit_checks(const moert_run *run);
+/* The same once the sums over the ranks are complete. */
+moert_status moert_audit_check_sums(moert_run *run, size_t index);
 
 /* Does nothing without an audit. */
 static inline moert_status moert_audit_at(moert_run *run, const moert_run_layer *layer,

@@ -1,4 +1,4 @@
-/* The second run of an audited layer, with the work of other ranks. */
+/* The second run of a part, with the work of other ranks. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,32 +14,41 @@
 
 /* ---- handing work on ---- */
 
-/* Sends `floats` of `source` to the rank that repeats this rank's work, and receives `others`
- * floats in `target` from the rank whose work this one repeats. Collective. */
-static moert_status hand_on(const moert_audit *audit, moert_audit_class class,
-                            moert_elements source, size_t floats, moert_elements target,
-                            size_t others) {
-    moert_comm *world = audit->model->mesh->world;
-    const size_t rank = moert_comm_rank(world);
-    moert_parcel out = {moert_audit_repeater(audit, class, rank, audit->distance), floats, source,
-                        NULL},
-                 in = {moert_audit_repeated(audit, class, rank, audit->distance), others, target,
-                       NULL};
-    return moert_ship(world, &(moert_parcels){&out, 1, 1}, &(moert_parcels){&in, 1, 1}, MOERT_OK);
+/* Work on its way, at a distance. */
+typedef struct handing {
+    const moert_audit *audit;
+    size_t distance;
+    moert_parcels out, in;
+} handing;
+
+static moert_parcel of_device(const moert_buffer *buffer, size_t at, size_t floats) {
+    return (moert_parcel){.count = floats, .device = {(moert_buffer *)buffer, MOERT_DTYPE_F32, at}};
 }
 
-static moert_elements floats_of(const moert_buffer *buffer, size_t at) {
-    return (moert_elements){(moert_buffer *)buffer, MOERT_DTYPE_F32, at};
+/* 32-bit words of host memory. */
+static moert_parcel of_host(const int32_t *values, size_t count) {
+    return (moert_parcel){.count = count, .host = (float *)(void *)values};
 }
 
-/* Receives rows [tokens of the other rank, H] in *received. */
-static moert_status hand_on_rows(moert_audit *audit, const moert_buffer *rows, size_t own,
-                                 size_t tokens, moert_buffer **received) {
-    const size_t width = audit->model->config.hidden;
-    MOERT_TRY(moert_comm_agree(audit->model->mesh->world,
-                               moert_model_reserve(audit->model, tokens * width, received)));
-    return hand_on(audit, MOERT_AUDIT_TOKENS, floats_of(rows, 0), own * width,
-                   floats_of(*received, 0), tokens * width);
+/* Adds `source` for the rank that repeats this rank's work of a class, and `target` from the rank
+ * whose work this one repeats. */
+static moert_status add(handing *h, moert_audit_class class, moert_parcel source,
+                        moert_parcel target) {
+    const size_t rank = moert_comm_rank(h->audit->model->mesh->world);
+    source.peer = moert_audit_repeater(h->audit, class, rank, h->distance);
+    target.peer = moert_audit_repeated(h->audit, class, rank, h->distance);
+    MOERT_TRY(MOERT_GROW(&h->out.list, &h->out.room, h->out.count + 1));
+    MOERT_TRY(MOERT_GROW(&h->in.list, &h->in.room, h->in.count + 1));
+    h->out.list[h->out.count++] = source;
+    h->in.list[h->in.count++] = target;
+    return MOERT_OK;
+}
+
+/* Hands on all that was added. Collective. */
+static moert_status ship(handing *h, moert_status status) {
+    status = moert_ship(h->audit->model->mesh->world, &h->out, &h->in, status);
+    MOERT_FREE(h->out.list, h->in.list);
+    return status;
 }
 
 /* ---- weights ---- */
@@ -52,9 +61,9 @@ static moert_status copy_weights(const moert_block *from, moert_block *to) {
 }
 
 /* Places the experts of each owner on the rank that repeats its work. */
-static moert_status place(moert_audit *audit) {
+static moert_status place(moert_audit *audit, size_t distance) {
     const moert_mesh *mesh = audit->model->mesh;
-    const moert_expert_map *own = moert_layer_placement(audit->layer->moe);
+    const moert_expert_map *own = moert_layer_placement(moert_audit_layer_of(audit)->moe);
     const size_t ranks = moert_comm_size(mesh->world),
                  slots = moert_comm_size(mesh->experts) * audit->slots;
     uint32_t *expert = NULL;
@@ -62,7 +71,7 @@ static moert_status place(moert_audit *audit) {
     for (size_t i = 0; i < slots; i++)
         expert[i] = MOERT_LAYER_NO_EXPERT;
     for (size_t r = 0; r < ranks; r++) {
-        const size_t to = moert_audit_repeater(audit, MOERT_AUDIT_EXPERTS, r, audit->distance);
+        const size_t to = moert_audit_repeater(audit, MOERT_AUDIT_EXPERTS, r, distance);
         const size_t member = audit->place[r].member,
                      count = moert_expert_map_slots_of(own, member);
         for (size_t s = 0; s < count; s++)
@@ -74,46 +83,31 @@ static moert_status place(moert_audit *audit) {
     return status;
 }
 
-/* Hands on the experts' weights or, with `before`, the gradients to which the backward adds. */
-static moert_status hand_on_experts(moert_audit *audit, bool before) {
-    const moert_layer *own = audit->layer->moe;
+/* Adds the experts' weights or, with `before`, the gradients to which the backward adds. */
+static moert_status add_experts(handing *h, bool before) {
+    const moert_audit *audit = h->audit;
+    moert_layer *own = moert_audit_layer_of(audit)->moe;
     const moert_expert_map *placement = moert_layer_placement(own);
     const size_t rank = moert_comm_rank(audit->model->mesh->world),
                  local = moert_layer_local_experts(own);
-    const size_t from = moert_audit_repeated(audit, MOERT_AUDIT_EXPERTS, rank, audit->distance);
+    const size_t from = moert_audit_repeated(audit, MOERT_AUDIT_EXPERTS, rank, h->distance);
     const size_t others = moert_expert_map_slots_of(placement, audit->place[from].member);
     for (size_t b = 1; b <= MOERT_AUDIT_EXPERT_BLOCKS; b++) {
-        const moert_block *block = moert_layer_block((moert_layer *)own, b),
-                          *copy = moert_layer_block(audit->copy.moe, b);
+        const moert_block *block = moert_layer_block(own, b),
+                          *again = moert_layer_block(audit->copy.moe, b);
+        const moert_buffer *source = before ? audit->before[b - 1] : block->weight,
+                           *target = before ? again->gradient : again->weight;
         for (size_t i = 0; i < block->count; i++) {
             const size_t floats = block->tensor[i].elements / moert_max(local, 1);
-            const moert_elements source = floats_of(before ? audit->before[b - 1] : block->weight,
-                                                    block->tensor[i].offset),
-                                 target = floats_of(before ? copy->gradient : copy->weight,
-                                                    copy->tensor[i].offset);
-            MOERT_TRY(hand_on(audit, MOERT_AUDIT_EXPERTS, source, local * floats, target,
-                              others * floats));
+            MOERT_TRY(add(h, MOERT_AUDIT_EXPERTS,
+                          of_device(source, block->tensor[i].offset, local * floats),
+                          of_device(target, again->tensor[i].offset, others * floats)));
         }
     }
     return MOERT_OK;
 }
 
-static moert_status take_weights(moert_audit *audit) {
-    const moert_model_layer *layer = audit->layer;
-    MOERT_TRY(copy_weights(layer->attention, audit->copy.attention));
-    if (layer->is_dense)
-        return copy_weights(layer->mlp, audit->copy.mlp);
-    MOERT_TRY(place(audit));
-    MOERT_TRY(
-        copy_weights(moert_layer_block(layer->moe, 0), moert_layer_block(audit->copy.moe, 0)));
-    MOERT_TRY(hand_on_experts(audit, false));
-    if (audit->run->accumulate)
-        MOERT_TRY(hand_on_experts(audit, true));
-    moert_layer_weights_changed(audit->copy.moe);
-    return MOERT_OK;
-}
-
-/* ---- tokens ---- */
+/* ---- batches ---- */
 
 /* Gives the second run a batch of its own, with the settings of the first one. */
 static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
@@ -121,25 +115,25 @@ static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
     moert_run *run = audit->repeat;
     run->batch = *batch;
     run->length = first->length;
+    run->losses = first->losses;
     const moert_model_sizes sizes = moert_run_sizes(run);
     MOERT_TRY(moert_buffer_table_reserve(moert_run_rows_buffers, run->device, &sizes, run, false));
+    MOERT_TRY(
+        moert_buffer_table_reserve(moert_run_backward_buffers, run->device, &sizes, run, false));
     MOERT_TRY(moert_buffer_write_ends(batch->sequences, first->length, run->ends));
     run->batch.ends = run->ends;
     run->packed = first->packed;
-    run->losses = first->losses;
     run->factor = first->factor;
     run->slope = first->slope;
+    run->counted = first->counted;
     run->accumulate = first->accumulate;
     run->rows = first->rows;
     return MOERT_OK;
 }
 
 /* Makes room for what a run of one layer needs of the batch. */
-static moert_status reserve(moert_run *run) {
-    const moert_model_sizes sizes = moert_run_sizes(run);
+static moert_status reserve_layer(moert_run *run) {
     MOERT_TRY(moert_model_reserve_layer(run, run->layer));
-    MOERT_TRY(
-        moert_buffer_table_reserve(moert_run_backward_buffers, run->device, &sizes, run, false));
     return moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch);
 }
 
@@ -153,35 +147,56 @@ static moert_status take_gradient(moert_run *run, const moert_buffer *d) {
                              : MOERT_OK;
 }
 
-/* Takes the positions of the documents of the rank whose work this one repeats. */
-static moert_status take_positions(moert_audit *audit) {
+/* The batch of the rank whose tokens this one repeats. */
+static moert_batch other_batch(const moert_audit *audit, size_t distance) {
     const moert_run *first = audit->run;
-    moert_run *run = audit->repeat;
-    const size_t mine = first->batch.tokens, tokens = run->batch.tokens;
-    int32_t *positions = NULL;
-    moert_status status;
-    if (!first->packed)
-        return MOERT_OK;
-    MOERT_TRY(moert_comm_agree(
-        first->mesh->world,
-        moert_buffer_reserve(run->device, tokens * sizeof *positions, &audit->positions)));
-    MOERT_TRY(hand_on(audit, MOERT_AUDIT_TOKENS, floats_of(moert_model_positions(first), 0), mine,
-                      floats_of(audit->positions, 0), tokens));
-    MOERT_TRY_OR(done, moert_alloc(&positions, tokens + 1, sizeof *positions));
-    if (tokens > 0)
-        MOERT_TRY_OR(done,
-                     moert_buffer_read(audit->positions, 0, positions, tokens * sizeof *positions));
-    status = moert_documents_set(run->documents, run->batch.sequences, run->length, positions);
-done:
-    free(positions);
-    return status;
+    const moert_comm *world = first->mesh->world;
+    moert_batch other = first->batch;
+    other.token = NULL; /* padding is computed like other tokens */
+    moert_model_partition(
+        other.total_sequences,
+        moert_audit_repeated(audit, MOERT_AUDIT_TOKENS, moert_comm_rank(world), distance),
+        moert_comm_size(world), &other.first_sequence, &other.sequences);
+    other.tokens = other.sequences * first->length;
+    return other;
+}
+
+/* ---- attention and dense layers ---- */
+
+/* What another rank's tokens need. */
+typedef struct tokens_work {
+    moert_batch batch;
+    int32_t *positions; /* of its documents, or NULL */
+    int32_t *input, *target;
+} tokens_work;
+
+static moert_status begin_tokens(moert_audit *audit, size_t distance, tokens_work *work) {
+    work->batch = other_batch(audit, distance);
+    const size_t floats = work->batch.tokens * audit->model->config.hidden;
+    MOERT_TRY(moert_model_reserve(audit->model, floats, &audit->x));
+    MOERT_TRY(moert_model_reserve(audit->model, floats, &audit->received));
+    return audit->run->packed ? MOERT_NEW_ARRAY(&work->positions, work->batch.tokens) : MOERT_OK;
+}
+
+/* Adds the part's input x[T,H] and a gradient d[T,H]. */
+static moert_status add_rows(handing *h, const tokens_work *work, const moert_buffer *x,
+                             const moert_buffer *d) {
+    const moert_audit *audit = h->audit;
+    const size_t width = audit->model->config.hidden, own = audit->run->batch.tokens * width,
+                 others = work->batch.tokens * width;
+    MOERT_TRY(add(h, MOERT_AUDIT_TOKENS, of_device(x, 0, own), of_device(audit->x, 0, others)));
+    return add(h, MOERT_AUDIT_TOKENS, of_device(d, 0, own), of_device(audit->received, 0, others));
 }
 
 /* Runs attention, and a dense MLP, on the rows in audit->x and audit->received. */
-static moert_status run_tokens(moert_audit *audit) {
+static moert_status run_tokens(moert_audit *audit, const tokens_work *work) {
     moert_run *run = audit->repeat;
     moert_run_layer *layer = run->layer;
-    MOERT_TRY(reserve(run));
+    MOERT_TRY(take_batch(audit, &work->batch));
+    if (work->positions != NULL)
+        MOERT_TRY(moert_documents_set(run->documents, run->batch.sequences, run->length,
+                                      work->positions));
+    MOERT_TRY(reserve_layer(run));
     MOERT_TRY(moert_model_attention_forward(run, layer, audit->x));
     if (layer->of->is_dense)
         MOERT_TRY(moert_model_mlp_forward(run, layer));
@@ -192,42 +207,22 @@ static moert_status run_tokens(moert_audit *audit) {
     return moert_model_attention_backward(run, layer, audit->x);
 }
 
-/* Repeats what another rank has computed for its tokens alone. */
-static moert_status repeat_tokens(moert_audit *audit) {
-    const moert_run *first = audit->run;
-    const moert_mesh *mesh = first->mesh;
-    const size_t from = moert_audit_repeated(audit, MOERT_AUDIT_TOKENS,
-                                             moert_comm_rank(mesh->world), audit->distance);
-    const size_t own = first->batch.tokens;
-    moert_batch other = first->batch;
-    other.token = NULL; /* padding is computed like other tokens */
-    moert_model_partition(other.total_sequences, from, moert_comm_size(mesh->world),
-                          &other.first_sequence, &other.sequences);
-    other.tokens = other.sequences * first->length;
-    MOERT_TRY(hand_on_rows(audit, moert_model_input(first, audit->layer->index), own, other.tokens,
-                           &audit->x));
-    MOERT_TRY(hand_on_rows(audit, audit->d[!audit->layer->is_dense], own, other.tokens,
-                           &audit->received));
-    MOERT_TRY(moert_comm_agree(mesh->world, take_batch(audit, &other)));
-    MOERT_TRY(moert_comm_agree(mesh->world, take_positions(audit)));
-    return moert_comm_agree(mesh->world, run_tokens(audit));
-}
-
 /* ---- the MoE layer ---- */
 
 static moert_status repeat_experts(moert_audit *audit) {
     moert_run *run = audit->repeat;
     moert_run_layer *layer = run->layer;
+    const moert_run_layer *own = &audit->run->layer[audit->part];
     const size_t floats = audit->run->batch.tokens * run->config->hidden;
-    const moert_buffer *aux = audit->run->layer[audit->layer->index].aux_gradient;
+    const moert_model_sizes sizes = moert_run_sizes(audit->run);
     MOERT_TRY(take_batch(audit, &audit->run->batch));
-    MOERT_TRY(reserve(run));
-    MOERT_TRY(
-        moert_buffer_copy(aux, 0, layer->aux_gradient, 0, moert_buffer_bytes(layer->aux_gradient)));
+    MOERT_TRY(reserve_layer(run));
+    MOERT_TRY(moert_buffer_table_reserve(moert_run_batch_buffers, run->device, &sizes, run, false));
     if (floats > 0)
-        MOERT_TRY(moert_buffer_copy(audit->middle, 0, layer->activations->middle, 0,
+        MOERT_TRY(moert_buffer_copy(own->activations->middle, 0, layer->activations->middle, 0,
                                     floats * sizeof(float)));
     MOERT_TRY(moert_model_mlp_forward(run, layer));
+    MOERT_TRY(moert_model_take_loss_inputs(run, layer));
     MOERT_TRY(take_gradient(run, audit->d[0]));
     MOERT_TRY(moert_block_begin(layer->of->attention, &run->batch, run->accumulate));
     MOERT_TRY(moert_model_mlp_backward(run, layer, run->accumulate));
@@ -236,21 +231,165 @@ static moert_status repeat_experts(moert_audit *audit) {
     return moert_layer_reduce_wait(layer->of->moe);
 }
 
-moert_status moert_audit_repeat(moert_audit *audit, size_t distance) {
-    const moert_model_layer *layer = audit->layer;
-    moert_model_layer *copy = &audit->copy;
-    audit->distance = distance;
-    memset(audit->taken[1], 0, sizeof audit->taken[1]);
-    memset(audit->hash[1], 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->hash[1]);
-    copy->index = layer->index;
-    copy->is_dense = layer->is_dense;
-    copy->moe_index = layer->moe_index;
-    MOERT_TRY(take_weights(audit));
+/* Prepares the second copy of the layer. */
+static moert_status take_layer(moert_audit *audit, size_t distance) {
+    const moert_model_layer *layer = moert_audit_layer_of(audit);
+    moert_model_layer *again = &audit->copy;
+    again->index = layer->index;
+    again->is_dense = layer->is_dense;
+    again->moe_index = layer->moe_index;
+    MOERT_TRY(copy_weights(layer->attention, again->attention));
+    if (layer->is_dense)
+        return copy_weights(layer->mlp, again->mlp);
+    moert_layer_share_passes(again->moe, layer->moe);
+    MOERT_TRY(place(audit, distance));
+    audit->probe->closed[0] = audit->probe->closed[1] = false;
+    memset(audit->probe->plant, 0, sizeof audit->probe->plant);
+    moert_layer_set_probe(again->moe, audit->probe);
+    return copy_weights(moert_layer_block(layer->moe, 0), moert_layer_block(again->moe, 0));
+}
+
+static moert_status add_layer(handing *h, const tokens_work *work) {
+    const moert_audit *audit = h->audit;
+    const moert_model_layer *layer = moert_audit_layer_of(audit);
     if (!layer->is_dense) {
-        moert_audit_open_probe(audit->probe, true, NULL);
-        moert_layer_set_probe(copy->moe, audit->probe);
-        moert_model_discard(audit->run->moe[0]); /* its pass is free for the second run */
-        MOERT_TRY(repeat_experts(audit));
+        MOERT_TRY(add_experts(h, false));
+        if (audit->run->accumulate)
+            MOERT_TRY(add_experts(h, true));
     }
-    return repeat_tokens(audit);
+    if (work->positions != NULL)
+        MOERT_TRY(add(h, MOERT_AUDIT_TOKENS,
+                      of_host(audit->run->given.positions, audit->run->batch.tokens),
+                      of_host(work->positions, work->batch.tokens)));
+    return add_rows(h, work, moert_model_input(audit->run, layer->index),
+                    audit->d[!layer->is_dense]);
+}
+
+static moert_status repeat_layer(moert_audit *audit, size_t distance) {
+    const moert_model_layer *layer = moert_audit_layer_of(audit);
+    moert_comm *world = audit->model->mesh->world;
+    handing h = {.audit = audit, .distance = distance};
+    tokens_work work = {.positions = NULL};
+    moert_status status;
+    MOERT_TRY_OR(done, take_layer(audit, distance));
+    MOERT_TRY_OR(done, moert_comm_agree(world, begin_tokens(audit, distance, &work)));
+    MOERT_TRY_OR(done, ship(&h, add_layer(&h, &work)));
+    if (!layer->is_dense) {
+        moert_layer_weights_changed(audit->copy.moe);
+        MOERT_TRY_OR(done, repeat_experts(audit));
+    }
+    status = moert_comm_agree(world, run_tokens(audit, &work));
+done:
+    free(work.positions);
+    return status;
+}
+
+/* ---- outside of the layers ---- */
+
+static moert_status begin_outside(moert_audit *audit, size_t distance, tokens_work *work) {
+    MOERT_TRY(copy_weights(audit->run->outer, audit->outer));
+    if (audit->run->accumulate && moert_comm_size(audit->outer->comm) == 1)
+        MOERT_TRY(moert_buffer_copy(audit->before_outer, 0, audit->outer->gradient, 0,
+                                    moert_buffer_bytes(audit->before_outer)));
+    MOERT_TRY(begin_tokens(audit, distance, work));
+    MOERT_TRY(MOERT_NEW_ARRAY(&work->input, work->batch.tokens));
+    return MOERT_NEW_ARRAY(&work->target, work->batch.tokens);
+}
+
+static moert_status add_outside(handing *h, const tokens_work *work) {
+    const moert_run *first = h->audit->run;
+    const size_t own = first->batch.tokens, others = work->batch.tokens;
+    MOERT_TRY(
+        add(h, MOERT_AUDIT_TOKENS, of_host(first->given.input, own), of_host(work->input, others)));
+    MOERT_TRY(add(h, MOERT_AUDIT_TOKENS, of_host(first->given.target, own),
+                  of_host(work->target, others)));
+    return add_rows(h, work, first->layer[first->layers - 1].out, first->d);
+}
+
+/* Runs embedding, last norm and head on another rank's tokens. */
+static moert_status run_outside(moert_audit *audit, const tokens_work *work) {
+    moert_run *run = audit->repeat;
+    const moert_batch *batch = &work->batch;
+    MOERT_TRY(take_batch(audit, batch));
+    const moert_model_sizes sizes = moert_run_sizes(run);
+    MOERT_TRY(moert_buffer_table_reserve(moert_run_batch_buffers, run->device, &sizes, run, false));
+    MOERT_TRY(moert_model_upload_tokens(run, work->input, work->target));
+    MOERT_TRY(moert_model_embed(run));
+    MOERT_TRY(moert_model_normalise(run, run->outer, OUTER_NORM, audit->x, run->final_normed,
+                                    run->final_rstd));
+    MOERT_TRY(moert_audit_at(run, NULL, MOERT_AUDIT_NORM_DONE));
+    MOERT_TRY(moert_head_loss(run));
+    MOERT_TRY(moert_model_normalise_backward(run, run->outer, OUTER_NORM, audit->x, run->final_rstd,
+                                             false));
+    MOERT_TRY(moert_audit_at(run, NULL, MOERT_AUDIT_HEAD_DONE));
+    MOERT_TRY(take_gradient(run, audit->received));
+    return moert_model_embed_backward(run);
+}
+
+/* The logits of the first run have been used; the second run puts its own in their place. */
+static void swap_logits(moert_audit *audit) {
+    moert_buffer *const logits = audit->run->logits;
+    audit->run->logits = audit->repeat->logits;
+    audit->repeat->logits = logits;
+    audit->run->logits_rows = audit->repeat->logits_rows = 0;
+}
+
+static moert_status repeat_outside(moert_audit *audit, size_t distance) {
+    moert_comm *world = audit->model->mesh->world;
+    handing h = {.audit = audit, .distance = distance};
+    tokens_work work = {.positions = NULL};
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(world, begin_outside(audit, distance, &work)));
+    MOERT_TRY_OR(done, ship(&h, add_outside(&h, &work)));
+    swap_logits(audit);
+    status = moert_comm_agree(world, run_outside(audit, &work));
+    swap_logits(audit);
+done:
+    MOERT_FREE(work.positions, work.input, work.target);
+    return status;
+}
+
+/* ---- what rests ---- */
+
+/* again_hash[rests] = the hash that `producer` of another part has left. */
+static void expect(moert_audit *audit, moert_audit_site rests, size_t part,
+                   moert_audit_site producer) {
+    const uint64_t *hash = audit->hash + (part * MOERT_AUDIT_SITES + producer) * audit->slots;
+    audit->again_hash[rests * audit->slots] = *hash;
+}
+
+/* Fills in the hashes that what rests should have. */
+static void expect_rests(moert_audit *audit) {
+    const size_t part = audit->part, layers = audit->model->config.layers;
+    if (part == layers) {
+        expect(audit, MOERT_AUDIT_D_EMBEDDED, 0, MOERT_AUDIT_D_INPUT);
+        expect(audit, MOERT_AUDIT_LAST, layers - 1, MOERT_AUDIT_OUT);
+        return;
+    }
+    expect(audit, MOERT_AUDIT_INPUT, part > 0 ? part - 1 : layers,
+           part > 0 ? MOERT_AUDIT_OUT : MOERT_AUDIT_EMBEDDED);
+    expect(audit, MOERT_AUDIT_RESIDUAL, part, MOERT_AUDIT_MIDDLE);
+    expect(audit, MOERT_AUDIT_D_RESULT, part + 1,
+           part + 1 < layers ? MOERT_AUDIT_D_INPUT : MOERT_AUDIT_D_HEAD);
+    expect(audit, MOERT_AUDIT_AUX, part, MOERT_AUDIT_AUX); /* all ranks have the same */
+    /* what the micro-batch before has left, unless it has been rounded to bf16 */
+    const bool *taken = audit->taken + part * MOERT_AUDIT_SITES;
+    const moert_model_layer *layer = &audit->model->layer[part];
+    const bool chained =
+        !layer->is_dense && audit->left_step && moert_layer_block(layer->moe, 1)->kept == NULL;
+    const uint64_t *left =
+        chained ? audit->left + part * audit->slots
+                : moert_audit_hashes(audit, false) + MOERT_AUDIT_ADDEND * audit->slots;
+    if (taken[MOERT_AUDIT_ADDEND])
+        memcpy(audit->again_hash + MOERT_AUDIT_ADDEND * audit->slots, left,
+               audit->slots * sizeof *left);
+}
+
+moert_status moert_audit_repeat(moert_audit *audit, size_t distance) {
+    memset(audit->again_taken, 0, sizeof audit->again_taken);
+    memset(audit->again_hash, 0, MOERT_AUDIT_SITES * audit->slots * sizeof *audit->again_hash);
+    expect_rests(audit);
+    MOERT_TRY(audit->part < audit->model->config.layers ? repeat_layer(audit, distance)
+                                                        : repeat_outside(audit, distance));
+    return moert_comm_agree(audit->model->mesh->world, moert_digest_flush(&audit->digests));
 }

@@ -26,6 +26,26 @@ static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *
                       moert_buffer_table_bytes(moert_dense_buffers, one));
 }
 
+/* The copy of what is outside of the layers. The second run uses the first one's logits. With
+ * `adds`, a rank alone keeps the gradients from before the loss. */
+static size_t outside_bytes(const moert_model_sizes *one, const moert_block_shape *outer,
+                            size_t nodes, bool adds) {
+    const moert_model_config *c = one->config;
+    const bool alone = nodes == 0;
+    moert_model_sizes sizes = *one;
+    const size_t floats = (2 + nodes + (alone && adds ? 1 : 0)) * moert_block_border(outer, 1, 1);
+    size_t bytes = floats * sizeof(float) + moert_copies_of_head(one, 1) +
+                   moert_buffer_table_bytes(moert_run_batch_buffers, one);
+    sizes.chunk = 0;
+    bytes += moert_buffer_table_bytes(moert_run_head_buffers, &sizes);
+    if (one->chunk == one->tokens)
+        return bytes;
+    return bytes + moert_buffer_table_bytes(moert_head_chunk_buffers, one) +
+           (one->length % one->chunk == 0 ? 1 : 2) * sizeof(uint32_t) +
+           moert_head_sums(one->span, alone && adds ? 0 : moert_max(nodes, 1)) * c->vocabulary *
+               c->hidden * sizeof(float);
+}
+
 size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes *layer,
                          size_t experts, size_t nodes, bool adds) {
     static moert_buffer_table *const tables[] = {moert_run_rows_buffers, moert_run_backward_buffers,
@@ -38,10 +58,11 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     moert_model_list_shapes(c, one.attention, experts, &shapes);
     size_t floats =
         (2 + nodes) * moert_block_border(&shapes.of[MOERT_MODEL_ATTENTION], 1, 1) +
-        5 * one.tokens * c->hidden + /* inputs of both runs: middle, d of two layers, x, received */
+        4 * one.tokens * c->hidden + /* inputs of the second run: d, d of middle, x, received */
         moert_model_rows_floats(one.attention->scratch, one.tokens) +
         moert_model_rows_floats(one.attention->kept, one.tokens);
-    size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1);
+    size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1) +
+                   outside_bytes(&one, &shapes.of[MOERT_MODEL_OUTER], nodes, adds);
     for (size_t i = 0; i < MOERT_COUNT(tables); i++)
         bytes += moert_buffer_table_bytes(tables[i], &one);
     if (moe_layers > 0)

@@ -3,21 +3,24 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "device/queue.h"
+#include "model/audit_points.h"
 #include "model/sublayer.h"
 
-static moert_status embedding_backward(moert_run *run) {
+moert_status moert_model_embed_backward(moert_run *run) {
     const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING_BACKWARD);
     if (c->tied_embeddings)
-        return moert_head_collect_tied(run);
-    return moert_embedding_gradient(&(moert_embedding_sum){
-        .length = run->length,
-        .hidden = c->hidden,
-        .rows = c->vocabulary,
-        .token = run->tokens,
-        .link = run->links,
-        .dx = run->d,
-        .at = moert_block_nodes(run->model->outer, OUTER_EMBED, &run->batch, 0)});
+        MOERT_TRY(moert_head_collect_tied(run));
+    else
+        MOERT_TRY(moert_embedding_gradient(&(moert_embedding_sum){
+            .length = run->length,
+            .hidden = c->hidden,
+            .rows = c->vocabulary,
+            .token = run->tokens,
+            .link = run->links,
+            .dx = run->d,
+            .at = moert_block_nodes(run->outer, OUTER_EMBED, &run->batch, 0)}));
+    return moert_audit_at(run, NULL, MOERT_AUDIT_ALL_DONE);
 }
 
 /* ---- sums over ranks, whose messages travel while the next layer is computed ---- */
@@ -70,8 +73,13 @@ static moert_status layer_backward(moert_run *run, size_t index, bool last) {
         MOERT_TRY(end_sums(above->of));
     MOERT_TRY(moert_model_mlp_of(layer->of)->reduce_start(run->model, layer->of, last));
     MOERT_TRY(moert_model_attention_backward(run, layer, moert_model_input(run, index)));
+    MOERT_TRY(moert_audit_check_part(run, index));
     MOERT_TRY(wait_for_device(run->model, layer->of));
-    return moert_block_reduce_start(layer->of->attention, run->mesh->spans);
+    MOERT_TRY(moert_block_reduce_start(layer->of->attention, run->mesh->spans));
+    if (!moert_audit_checks(run))
+        return MOERT_OK;
+    MOERT_TRY(end_sums(layer->of));
+    return moert_audit_check_sums(run, index);
 }
 
 moert_status moert_run_backward(moert_run *run, bool last) {
@@ -80,13 +88,16 @@ moert_status moert_run_backward(moert_run *run, bool last) {
     MOERT_TRY(moert_mesh_gather_spans(run->mesh, &run->batch));
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
     MOERT_TRY(moert_model_normalise_backward(
-        run, run->model->outer, OUTER_NORM, run->layer[c->layers - 1].out, run->final_rstd, false));
+        run, run->outer, OUTER_NORM, run->layer[c->layers - 1].out, run->final_rstd, false));
+    MOERT_TRY(moert_audit_at(run, NULL, MOERT_AUDIT_HEAD_DONE));
     for (size_t i = c->layers; i-- > 0;)
         MOERT_TRY(layer_backward(run, i, last));
-    MOERT_TRY(embedding_backward(run));
+    MOERT_TRY(moert_model_embed_backward(run));
+    MOERT_TRY(moert_audit_check_part(run, c->layers));
     MOERT_TRY(wait_for_device(run->model, run->layer[0].of));
     MOERT_TRY(end_sums(run->layer[0].of));
-    MOERT_TRY(moert_block_reduce_start(run->model->outer, run->mesh->spans));
-    MOERT_TRY(moert_block_reduce_wait(run->model->outer));
+    MOERT_TRY(moert_block_reduce_start(run->outer, run->mesh->spans));
+    MOERT_TRY(moert_block_reduce_wait(run->outer));
+    MOERT_TRY(moert_audit_check_sums(run, c->layers));
     return moert_mesh_settle(run->mesh);
 }

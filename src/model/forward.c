@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "device/buffer.h"
+#include "model/audit_points.h"
 #include "model/sizes.h"
 #include "model/sublayer.h"
 
@@ -24,6 +25,15 @@ done:
     return status;
 }
 
+moert_status moert_model_upload_tokens(moert_run *run, const int32_t *token,
+                                       const int32_t *target) {
+    const size_t bytes = run->batch.tokens * sizeof *token;
+    MOERT_TRY(moert_buffer_write(run->tokens, 0, token, bytes));
+    if (target != NULL)
+        MOERT_TRY(moert_buffer_write(run->targets, 0, target, bytes));
+    return link_tokens(run, token);
+}
+
 static bool has_padding(const moert_model_batch *batch, size_t tokens) {
     for (size_t i = 0; i < tokens; i++)
         if (batch->input[i] < 0)
@@ -36,7 +46,7 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
     moert_model_partition(batch->total_sequences, moert_comm_rank(run->mesh->world),
                           moert_comm_size(run->mesh->world), &first, &count);
-    size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
+    const size_t tokens = count * length;
     MOERT_TRY(moert_model_config_check_length(run->config, length));
     run->batch = (moert_batch){.size = sizeof run->batch,
                                .tokens = tokens,
@@ -44,6 +54,7 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
                                .first_sequence = first,
                                .total_sequences = batch->total_sequences,
                                .forward_only = batch->forward_only};
+    run->given = *batch;
     run->length = length;
     const moert_model_sizes sizes = moert_run_sizes(run);
     MOERT_TRY(moert_buffer_table_reserve(moert_run_rows_buffers, run->device, &sizes, run, false));
@@ -51,16 +62,13 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
     run->batch.ends = run->ends;
     run->batch.token = has_padding(batch, tokens) ? run->tokens : NULL;
     MOERT_TRY(moert_buffer_write_ends(count, length, run->ends));
-    MOERT_TRY(moert_buffer_write(run->tokens, 0, batch->input, bytes));
-    if (batch->target != NULL)
-        MOERT_TRY(moert_buffer_write(run->targets, 0, batch->target, bytes));
     if (batch->positions != NULL)
         MOERT_TRY(moert_documents_set(run->documents, count, length, batch->positions));
     run->packed = batch->positions != NULL;
     run->counted = batch->targets;
     run->accumulate = batch->accumulate;
     run->logits_rows = 0;
-    return link_tokens(run, batch->input);
+    return moert_model_upload_tokens(run, batch->input, batch->target);
 }
 
 moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer) {
@@ -95,6 +103,13 @@ static moert_status name_layer(size_t layer, moert_status status) {
     return status;
 }
 
+moert_status moert_model_embed(moert_run *run) {
+    MOERT_TRY(moert_embedding_forward(run->batch.tokens, run->config->hidden,
+                                      run->outer->tensor[OUTER_EMBED].weight, run->tokens,
+                                      run->embedded));
+    return moert_audit_at(run, NULL, MOERT_AUDIT_EMBEDDINGS_DONE);
+}
+
 moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
     const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING);
@@ -106,9 +121,7 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
         const moert_rope_scheme scheme = moert_model_rope_scheme(c);
         MOERT_TRY(moert_rope_table_create(run->device, &scheme, run->length, &run->model->rope));
     }
-    MOERT_TRY(moert_embedding_forward(run->batch.tokens, c->hidden,
-                                      run->model->outer->tensor[OUTER_EMBED].weight, run->tokens,
-                                      run->embedded));
+    MOERT_TRY(moert_model_embed(run));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_reserve_layer(run, &run->layer[i]));
         /* the backward begins with the last layer, so its activations are not discarded */
@@ -121,6 +134,7 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
     }
     const moert_buffer *x = run->layer[c->layers - 1].out;
     moert_phase_set(MOERT_PHASE_LOGITS);
-    return moert_model_normalise(run, run->model->outer, OUTER_NORM, x, run->final_normed,
-                                 run->final_rstd);
+    MOERT_TRY(
+        moert_model_normalise(run, run->outer, OUTER_NORM, x, run->final_normed, run->final_rstd));
+    return moert_audit_at(run, NULL, MOERT_AUDIT_NORM_DONE);
 }

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "device/buffer.h"
+#include "model/audit_points.h"
 #include "model/sizes.h"
 #include "model/sublayer.h"
 
@@ -112,7 +113,7 @@ static moert_status make_gemm(moert_run *run, moert_gemm_kind kind, moert_gemm *
         gemm->y.stride = 2 * c->vocabulary;
     return kind == MOERT_GEMM_WGRAD
                ? MOERT_OK
-               : moert_block_take_weight(run->model->outer, moert_model_head(run->model), gemm);
+               : moert_block_take_weight(run->outer, moert_model_head(run->model), gemm);
 }
 
 static moert_status run_gemm(const moert_gemm *gemm, const chunk *rows, moert_buffer *x) {
@@ -173,7 +174,7 @@ static size_t weight_floats(const moert_model_config *config) {
 static void begin_stack(pass *p) {
     const moert_run *run = p->run;
     const moert_tree_nodes_at at =
-        moert_block_nodes(run->model->outer, moert_model_head(run->model), &run->batch, 0);
+        moert_block_nodes(run->outer, moert_model_head(run->model), &run->batch, 0);
     p->direct = at.accumulate ? 0 : moert_tree_nodes(at.span, p->node);
 }
 
@@ -183,7 +184,7 @@ static moert_status open_sum(pass *p) {
     const size_t i = p->depth, bytes = weight_floats(run->config) * sizeof(float);
     moert_buffer **own = &run->head.sum[i];
     const moert_tree_nodes_at at =
-        moert_block_nodes(run->model->outer, moert_model_head(run->model), &run->batch, 0);
+        moert_block_nodes(run->outer, moert_model_head(run->model), &run->batch, 0);
     if (p->sum[i] != NULL)
         return MOERT_OK;
     if (i < p->direct)
@@ -257,33 +258,37 @@ static moert_status run_sequences(pass *p) {
         begin_stack(p);
     for (size_t s = 0; s < run->batch.sequences && status == MOERT_OK; s++)
         status = run_sequence(p, s);
-    if (status == MOERT_OK && p->depth > p->direct) /* add to the accumulated gradient */
-        status = moert_add(weight_floats(run->config), p->sum[0],
-                           run->model->outer->tensor[head].gradient);
+    if (status == MOERT_OK && p->depth > p->direct) /* the block accumulates */
+        status =
+            moert_add(weight_floats(run->config), p->sum[0], run->outer->tensor[head].gradient);
     moert_buffers_destroy(p->view, p->direct);
     return status;
 }
 
-moert_status moert_head_loss(moert_run *run) {
-    const size_t tokens = run->batch.tokens;
-    pass p;
+/* Computes losses and gradients of all tokens at once. */
+static moert_status run_whole(pass *p) {
+    moert_run *run = p->run;
     chunk all;
+    MOERT_TRY(take_chunk(run, 0, run->batch.tokens, &all));
+    MOERT_TRY(run_chunk(p, &all));
+    if (run->slope == 0.0f || run->config->tied_embeddings)
+        return MOERT_OK;
+    p->wgrad.x.buffer = all.x;
+    return moert_block_dense_gradient(run->outer, OUTER_HEAD, &run->batch, &p->wgrad,
+                                      &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
+}
+
+moert_status moert_head_loss(moert_run *run) {
+    pass p;
     if (run->slope != 0.0f) {
         const moert_model_sizes sizes = moert_run_sizes(run);
         MOERT_TRY(moert_buffer_table_reserve(moert_run_backward_buffers, run->device, &sizes, run,
                                              false));
-        MOERT_TRY(moert_block_begin(run->model->outer, &run->batch, run->accumulate));
+        MOERT_TRY(moert_block_begin(run->outer, &run->batch, run->accumulate));
     }
     MOERT_TRY(begin_pass(run, run->slope, false, &p));
-    if (in_chunks(run))
-        return run_sequences(&p);
-    MOERT_TRY(take_chunk(run, 0, tokens, &all));
-    MOERT_TRY(run_chunk(&p, &all));
-    if (run->slope == 0.0f || run->config->tied_embeddings)
-        return MOERT_OK;
-    p.wgrad.x.buffer = all.x;
-    return moert_block_dense_gradient(run->model->outer, OUTER_HEAD, &run->batch, &p.wgrad,
-                                      &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
+    MOERT_TRY(in_chunks(run) ? run_sequences(&p) : run_whole(&p));
+    return run->slope != 0.0f ? moert_audit_at(run, NULL, MOERT_AUDIT_LOSS_DONE) : MOERT_OK;
 }
 
 /* Adds the two gradients of a tied weight within each sequence. The logits of all tokens are still
@@ -313,7 +318,7 @@ static moert_status collect_tied(moert_run *run) {
                                                                    .partial = *partial}));
         MOERT_TRY(clear_pad(run->config, sequences, row, gemm.n, *partial));
         MOERT_TRY(moert_gemm_run(&gemm));
-        MOERT_TRY(moert_block_collect(run->model->outer, OUTER_EMBED, &run->batch, row * c->hidden,
+        MOERT_TRY(moert_block_collect(run->outer, OUTER_EMBED, &run->batch, row * c->hidden,
                                       gemm.n * c->hidden, *partial));
     }
     return MOERT_OK;

@@ -133,6 +133,7 @@ struct moert_run {
     moert_mesh *mesh; /* mesh, device and config are the model's */
     moert_device *device;
     const moert_model_config *config;
+    moert_block *outer;     /* the model's, or a copy of it */
     moert_run_layer *layer; /* [layers] */
     size_t layers;
     moert_run_layer **moe;                /* [moe_layers] */
@@ -140,6 +141,7 @@ struct moert_run {
     size_t activation_count;
 
     /* the last batch */
+    moert_model_batch given; /* by the caller; its tokens may be gone after the backward */
     moert_batch batch;
     size_t length;
     moert_documents *documents; /* documents of the batch, if it gives positions */
@@ -248,6 +250,13 @@ static inline moert_status moert_model_reserve_rows(moert_run *run, const moert_
     return MOERT_OK;
 }
 
+/* Uploads this rank's tokens, the targets unless they are NULL, and the links between equal
+ * tokens. */
+moert_status moert_model_upload_tokens(moert_run *run, const int32_t *token, const int32_t *target);
+/* run->embedded = the embeddings of the tokens. */
+moert_status moert_model_embed(moert_run *run);
+/* Collects the gradient of the embedding from run->d. */
+moert_status moert_model_embed_backward(moert_run *run);
 /* Computes the losses of all tokens. Unless run->slope is 0, also dn[T,H], the gradient of
  * final_normed, and the gradient of an untied head. */
 moert_status moert_head_loss(moert_run *run);
@@ -255,6 +264,11 @@ moert_status moert_head_loss(moert_run *run);
 moert_status moert_head_collect_tied(moert_run *run);
 /* The most rows of logits at once, for a rank with `tokens` in sequences of `length`. */
 size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length);
+
+/* Whether each sequence has an auxiliary loss of its own. */
+static inline bool moert_balances_sequences(const moert_run *run) {
+    return run->losses.aux_form == MOERT_AUX_SEQUENCE;
+}
 
 /* Whether the backward computes layers again. */
 static inline bool moert_model_recomputes(const moert_model *model) {
@@ -270,6 +284,8 @@ static inline void moert_model_discard(moert_run_layer *layer) {
 /* After a MoE layer's forward, stores its experts' loads. If its pass will be discarded, also
  * copies the inputs of the losses. */
 moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer);
+/* Copies what the losses read of a MoE layer's pass to run->loss_inputs, after a loss. */
+moert_status moert_model_take_loss_inputs(moert_run *run, const moert_run_layer *layer);
 /* The offset in floats of the entropies [moe_layers,T] in run->loss_inputs, after a loss. */
 size_t moert_model_entropies_at(const moert_run *run);
 

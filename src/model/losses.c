@@ -43,14 +43,10 @@ static double sum_tokens(const moert_run *run, const float *value, size_t index,
     return sum;
 }
 
-static bool balances_sequences(const moert_run *run) {
-    return run->losses.aux_form == MOERT_AUX_SEQUENCE;
-}
-
 /* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses, or with
  * MOERT_AUX_SEQUENCE the sequence's auxiliary loss. */
 static size_t column_of_layer(const moert_run *run, size_t layer) {
-    return 1 + layer * (1 + (balances_sequences(run) ? 1 : run->config->router.experts));
+    return 1 + layer * (1 + (moert_balances_sequences(run) ? 1 : run->config->router.experts));
 }
 
 /* The offset of a layer's inputs of the losses in run->loss_inputs: the losses of the tokens come
@@ -86,7 +82,7 @@ static moert_status gather_layer(moert_run *run, const moert_run_layer *layer, b
     MOERT_TRY(
         moert_router_mass(router, tokens, routing->scores, run->batch.ends, sequences, scratch));
     MOERT_TRY(copy_inputs(scratch, count, inputs, at + tokens));
-    if (!knows_form || balances_sequences(run)) {
+    if (!knows_form || moert_balances_sequences(run)) {
         MOERT_TRY(moert_router_counts(router, tokens, routing->scores, run->batch.ends, sequences,
                                       scratch));
         MOERT_TRY(copy_inputs(scratch, count, inputs, at + tokens + count));
@@ -95,6 +91,10 @@ static moert_status gather_layer(moert_run *run, const moert_run_layer *layer, b
         return MOERT_OK;
     MOERT_TRY(moert_router_entropy(router, tokens, routing->scores, scratch));
     return copy_inputs(scratch, tokens, inputs, moert_model_entropies_at(run) + l * tokens);
+}
+
+moert_status moert_model_take_loss_inputs(moert_run *run, const moert_run_layer *layer) {
+    return gather_layer(run, layer, true);
 }
 
 static void sum_nodes(moert_run *run, const moert_run_layer *layer) {
@@ -132,7 +132,7 @@ static void sum_sequence(const moert_run *run, const float *inputs, size_t index
         const float *mass = lse + run->batch.tokens + index * experts;
         double *column = sums + column_of_layer(run, l);
         column[0] = sum_tokens(run, lse, index, true);
-        for (size_t e = 0; e < experts && !balances_sequences(run); e++)
+        for (size_t e = 0; e < experts && !moert_balances_sequences(run); e++)
             column[1 + e] = (double)mass[e];
     }
 }
@@ -283,9 +283,9 @@ static moert_status balance(moert_run *run, const double *sums, double *aux) {
     const double coefficient = run->losses.aux_coefficient * run->factor;
     float *gradient;
     *aux = 0.0;
-    for (size_t l = 0; l < run->model->moe_layers && balances_sequences(run); l++)
+    for (size_t l = 0; l < run->model->moe_layers && moert_balances_sequences(run); l++)
         *aux += sums[column_of_layer(run, l) + 1] / (double)run->batch.total_sequences;
-    if (balances_sequences(run))
+    if (moert_balances_sequences(run))
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&gradient, run->config->router.experts, sizeof *gradient));
     const moert_status status =
@@ -308,7 +308,7 @@ static moert_status sum_everything(moert_run *run, size_t columns, double *sums)
     MOERT_TRY_OR(done, moert_buffer_read(run->loss_inputs, 0, values, count * sizeof *values));
     for (size_t s = 0; s < sequences; s++)
         sum_sequence(run, values, s, per_sequence + s * columns);
-    if (balances_sequences(run))
+    if (moert_balances_sequences(run))
         MOERT_TRY_OR(done, balance_sequences(run, values, columns, per_sequence));
     MOERT_TRY_OR(done, moert_model_sum_sequences(run, per_sequence, columns, sums));
 done:

@@ -35,6 +35,7 @@ moert_status moert_run_create_of(moert_model *model, moert_model_layer *layers, 
     made->mesh = model->mesh;
     made->device = model->device;
     made->config = &model->config;
+    made->outer = model->outer;
     made->layers = count;
     MOERT_TRY_OR(fail, create(made, layers));
     *run = made;

@@ -30,35 +30,82 @@ moert_status moert_digest_rows(const moert_digest *digest) {
 
 enum { ROW_FLOATS = 1024 }; /* floats of one digest when a buffer has no rows */
 
-/* *hash = the hash of its old value and of the digests of `rows` rows. */
-static moert_status hash_digests(const moert_buffer *digests, size_t rows, uint64_t *hash) {
-    uint64_t *digest;
-    MOERT_TRY(moert_alloc(&digest, rows + 1, sizeof *digest));
-    digest[0] = *hash;
-    const moert_status status = moert_buffer_read(digests, 0, digest + 1, rows * sizeof *digest);
-    const moert_checksum sum = moert_checksum_of(digest, (rows + 1) * sizeof *digest);
-    memcpy(hash, sum.byte, sizeof *hash);
-    free(digest);
-    return status;
+static size_t count_rows(size_t floats) {
+    return moert_ceil_div(floats, ROW_FLOATS);
 }
 
-moert_status moert_digest_floats(const moert_buffer *x, size_t at, size_t floats,
-                                 moert_buffer **scratch, uint64_t *hash) {
-    const size_t rows = floats / ROW_FLOATS, rest = floats % ROW_FLOATS, all = rows + (rest > 0);
-    if (floats == 0)
-        return MOERT_OK;
-    MOERT_TRY(moert_buffer_reserve(moert_buffer_device(x), all * sizeof *hash, scratch));
+/* digest[first ...] = those of a buffer's floats. */
+static moert_status digest_buffer(const moert_buffer *x, size_t at, size_t floats,
+                                  moert_buffer *digest, size_t first) {
+    const size_t rows = floats / ROW_FLOATS, rest = floats % ROW_FLOATS;
     moert_digest run = {.rows = rows,
                         .bytes = ROW_FLOATS * sizeof(float),
                         .x = x,
                         .stride = ROW_FLOATS,
                         .at = at,
-                        .digest = *scratch};
+                        .digest = digest,
+                        .first = first};
     MOERT_TRY(moert_digest_rows(&run));
-    run.first = rows;
+    run.first += rows;
     run.rows = rest > 0;
     run.bytes = rest * sizeof(float);
-    run.at = at + rows * ROW_FLOATS;
-    MOERT_TRY(moert_digest_rows(&run));
-    return hash_digests(*scratch, all, hash);
+    run.at += rows * ROW_FLOATS;
+    return moert_digest_rows(&run);
+}
+
+/* ---- queues ---- */
+
+enum { LEAST_ROWS = 16384 }; /* of the digests that are read together */
+
+moert_status moert_digest_add(moert_digest_queue *queue, const moert_buffer *x, size_t at,
+                              size_t floats, uint64_t *hash) {
+    const size_t rows = count_rows(floats);
+    if (floats == 0)
+        return MOERT_OK;
+    if (queue->digests != NULL &&
+        (queue->rows + rows) * sizeof *hash > moert_buffer_bytes(queue->digests))
+        MOERT_TRY(moert_digest_flush(queue));
+    MOERT_TRY(moert_buffer_reserve(moert_buffer_device(x),
+                                   moert_max(rows, LEAST_ROWS) * sizeof *hash, &queue->digests));
+    MOERT_TRY(MOERT_GROW(&queue->entry, &queue->room, queue->count + 1));
+    MOERT_TRY(digest_buffer(x, at, floats, queue->digests, queue->rows));
+    queue->entry[queue->count++] = (struct moert_digest_entry){hash, rows};
+    queue->rows += rows;
+    return MOERT_OK;
+}
+
+moert_status moert_digest_flush(moert_digest_queue *queue) {
+    uint64_t *all, *digest;
+    if (queue->count == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_alloc(&all, queue->rows + 1, sizeof *all));
+    digest = all; /* a place for the hash before precedes the digests of an entry */
+    const moert_status status =
+        moert_buffer_read(queue->digests, 0, all + 1, queue->rows * sizeof *all);
+    for (size_t i = 0; i < queue->count && status == MOERT_OK; i++) {
+        const struct moert_digest_entry *e = &queue->entry[i];
+        *digest = *e->hash;
+        memcpy(e->hash, moert_checksum_of(digest, (e->rows + 1) * sizeof *digest).byte,
+               sizeof *e->hash);
+        digest += e->rows;
+    }
+    free(all);
+    queue->count = queue->rows = 0;
+    return status;
+}
+
+void moert_digest_free(moert_digest_queue *queue) {
+    moert_buffer_destroy(queue->digests);
+    free(queue->entry);
+}
+
+moert_status moert_digest_floats(const moert_buffer *x, size_t at, size_t floats,
+                                 moert_buffer **scratch, uint64_t *hash) {
+    struct moert_digest_entry entry = {hash, count_rows(floats)};
+    if (floats == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_reserve(moert_buffer_device(x), entry.rows * sizeof *hash, scratch));
+    MOERT_TRY(digest_buffer(x, at, floats, *scratch, 0));
+    moert_digest_queue one = {*scratch, &entry, 1, 1, entry.rows};
+    return moert_digest_flush(&one);
 }

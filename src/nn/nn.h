@@ -244,6 +244,24 @@ typedef struct moert_digest {
     size_t first;
 } moert_digest;
 moert_status moert_digest_rows(const moert_digest *digest);
+
+/* Digests of buffers that are read together later. */
+typedef struct moert_digest_queue {
+    moert_buffer *digests; /* [rows] */
+    struct moert_digest_entry {
+        uint64_t *hash;
+        size_t rows;
+    } * entry;
+    size_t count, room, rows;
+} moert_digest_queue;
+/* After a flush, *hash = a hash of its value before and of `floats` floats that x has now from `at`
+ * on. Errors: ERROR_MEMORY, ERROR_DEVICE. */
+moert_status moert_digest_add(moert_digest_queue *queue, const moert_buffer *x, size_t at,
+                              size_t floats, uint64_t *hash);
+/* Waits for the device. */
+moert_status moert_digest_flush(moert_digest_queue *queue);
+void moert_digest_free(moert_digest_queue *queue);
+
 /* *hash = a hash of its value before and of `floats` floats of x from `at` on. Waits for the
  * device. `scratch`: a growable buffer. Errors: ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_digest_floats(const moert_buffer *x, size_t at, size_t floats,

@@ -1,9 +1,8 @@
-/* The check of the optimizer's update, and of the weights that several ranks hold. */
+/* The check of the optimizer's update, of what rests before it, and of shared weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checksum.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "device/buffer.h"
@@ -11,187 +10,49 @@
 #include "layer/ship.h"
 #include "train/cross_check.h"
 
-/* The gradient, and what the update changes: the weight and the moments. */
-enum { GRADIENT, WEIGHT, MOMENTS };
-
-static size_t count_kinds(const moert_cross_check *check) {
-    return MOMENTS + moert_optimizer_of(check->model)->moments;
-}
-
 moert_status moert_check_update_create(moert_cross_check *check) {
     const moert_model *model = check->model;
     moert_device *device = moert_model_mesh(model)->device;
-    const size_t bytes = MOERT_CHECKED_FLOATS * sizeof(float);
-    const size_t kinds = count_kinds(check);
+    moert_checked_update *u = &check->update;
+    const size_t kinds = MOERT_CHECK_MOMENTS + moert_optimizer_of(model)->moments;
     for (size_t k = 0; k < kinds; k++)
-        MOERT_TRY(moert_buffer_create(device, bytes, &check->values[k]));
+        MOERT_TRY(
+            moert_buffer_create(device, MOERT_CHECKED_PART * sizeof(float), &check->values[k]));
     MOERT_TRY(moert_buffer_create(device, sizeof(uint64_t), &check->key));
-    MOERT_TRY(moert_alloc(&check->update.values, kinds * MOERT_CHECKED_FLOATS, sizeof(float)));
-    MOERT_TRY(moert_alloc(&check->update.again, kinds * MOERT_CHECKED_FLOATS, sizeof(float)));
+    MOERT_TRY(moert_alloc(&u->values, kinds * MOERT_CHECKED_LOAD, sizeof(float)));
+    MOERT_TRY(moert_alloc(&u->others, kinds * MOERT_CHECKED_LOAD, sizeof(float)));
+    MOERT_TRY(moert_alloc(&u->counts, moert_comm_size(check->world), sizeof *u->counts));
     for (size_t b = 0; b < moert_model_block_count(model); b++)
         check->weights += moert_model_block(model, b)->count;
     return moert_alloc(&check->hash, check->weights, sizeof *check->hash);
 }
 
 void moert_check_update_destroy(moert_cross_check *check) {
+    moert_checked_update *u = &check->update;
     moert_buffers_destroy(check->values, MOERT_CHECKED_KINDS_MOST);
     MOERT_DESTROY(check->digests, check->key);
-    MOERT_FREE(check->update.values, check->update.again, check->hash);
+    for (int i = 0; i < MOERT_CHECKED_STATES; i++)
+        MOERT_FREE(u->was[i], u->is[i]);
+    MOERT_FREE(u->part, u->counts, u->repeated, u->values, u->others, check->hash);
 }
 
-/* ---- the update ---- */
-
-/* Chooses one of this rank's parameters: its block and its offset. */
-static void choose_first(const moert_cross_check *check, moert_checked_update *u) {
-    const size_t blocks = moert_model_block_count(check->model);
-    size_t all = 0, first = 0;
-    for (size_t b = 0; b < blocks; b++)
-        all += moert_block_shard(moert_model_block(check->model, b), &first);
-    u->at = moert_check_random(check, MOERT_CHECK_PARAMETER, moert_comm_rank(check->world), all);
-    for (u->block = 0; u->block < blocks; u->block++) {
-        const size_t shard = moert_block_shard(moert_model_block(check->model, u->block), &first);
-        if (u->at < shard)
-            break;
-        u->at -= shard;
-    }
-    u->block -= u->block == blocks; /* the rank has no parameters */
-    u->at += first;
+static moert_status plant_first(moert_cross_check *check, moert_check_plant site, size_t kind) {
+    return check->update.parts > 0
+               ? moert_check_plant_bit(check, site, moert_check_first(check, kind),
+                                       check->update.part[0].count)
+               : MOERT_OK;
 }
 
-/* Chooses consecutive parameters of one tensor. */
-static void choose(moert_cross_check *check) {
-    moert_checked_update *u = &check->update;
-    const moert_model_tensor *tensor = moert_model_tensors(check->model);
-    choose_first(check, u);
-    const moert_block *block = moert_model_block(check->model, u->block);
-    const size_t chosen = u->at;
-    u->part.count = 0;
-    for (size_t i = 0; i < moert_model_tensor_count(check->model); i++) {
-        const moert_model_range shard = moert_model_shard(&tensor[i]);
-        const size_t first = tensor[i].offset + shard.first, last = first + shard.count;
-        if (tensor[i].block != block || shard.count == 0 || chosen < first ||
-            (u->part.count > 0 && u->at >= last))
-            continue;
-        u->at = moert_min(chosen, last - 1); /* not in the padding behind the tensor */
-        u->part = (moert_checked_part){
-            .count = moert_min(last - u->at, MOERT_CHECKED_FLOATS),
-            .decay = moert_optimizer_decays(check->optimizer, &tensor[i]) ? 1.0 : 0.0,
-            .first = u->at - tensor[i].offset,
-            .key = moert_optimizer_key(&tensor[i])};
-    }
-}
-
-/* values[kinds, count] = the chosen parameters, of the kinds from `kind` on. */
-static moert_status read_kinds(const moert_cross_check *check, size_t kind, float *values) {
-    const moert_checked_update *u = &check->update;
-    const moert_block *block = moert_model_block(check->model, u->block);
-    for (; kind < count_kinds(check) && u->part.count > 0; kind++, values += u->part.count) {
-        const moert_elements of =
-            kind == GRADIENT ? moert_block_gradient(block, u->at)
-            : kind == WEIGHT
-                ? (moert_elements){block->weight, MOERT_DTYPE_F32, u->at}
-                : moert_optimizer_moment(check->optimizer, block, kind - MOMENTS, u->at);
-        MOERT_TRY(moert_elements_read(&of, 0, u->part.count, values));
-    }
-    return MOERT_OK;
-}
-
-moert_status moert_check_update_keep(moert_cross_check *check) {
-    choose(check);
-    return moert_comm_agree(check->world, read_kinds(check, GRADIENT, check->update.values));
-}
-
-static uint64_t hash_of(const float *values, size_t count) {
-    uint64_t hash;
-    const moert_checksum sum = moert_checksum_of(values, count * sizeof *values);
-    memcpy(&hash, sum.byte, sizeof hash);
-    return hash;
-}
-
-/* Plants a wrong bit at a site, in floats of a block's weights. */
-static moert_status plant(moert_cross_check *check, unsigned site, const moert_block *block,
-                          size_t at, size_t floats) {
-    if (!check->plants || check->plant_step != check->step || check->plant.site != site)
-        return MOERT_OK;
-    check->plants = false;
-    return moert_plant_bit(&check->plant.plant, block->weight, at, floats);
-}
-
-/* The hash of what this rank's update has computed. */
-static moert_status hash_updated(moert_cross_check *check, uint64_t *hash) {
-    const moert_checked_update *u = &check->update;
-    MOERT_TRY(plant(check, MOERT_AUDIT_SITES, moert_model_block(check->model, u->block), u->at,
-                    u->part.count));
-    MOERT_TRY(read_kinds(check, WEIGHT, u->again));
-    *hash = hash_of(u->again, (count_kinds(check) - WEIGHT) * u->part.count);
-    return MOERT_OK;
-}
-
-static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
-    return moert_comm_agree(check->world, hash_updated(check, hash));
-}
-
-/* Repeats an update of parameters, in update.again[kinds, count]. */
-static moert_status update_again(const moert_cross_check *check, const moert_checked_part *part,
-                                 uint64_t *hash) {
-    float *values = check->update.again;
-    const size_t count = part->count, kinds = count_kinds(check);
-    const moert_dtype moments =
-        moert_state_dtype(moert_model_describe(check->model)->memory.moments);
-    moert_elements of[MOERT_CHECKED_KINDS_MOST];
-    for (size_t k = 0; k < kinds; k++)
-        of[k] = (moert_elements){check->values[k], k < MOMENTS ? MOERT_DTYPE_F32 : moments, 0};
-    moert_update update = *check->update.coefficients;
-    update.decay *= part->decay;
-    update.part = part->first + count;
-    update.first = part->first;
-    update.keys = check->key;
-    MOERT_TRY(moert_buffer_write(check->key, 0, &part->key, sizeof part->key));
-    for (size_t k = 0; k < kinds && count > 0; k++)
-        MOERT_TRY(moert_elements_write(&of[k], 0, count, values + k * count));
+static moert_status copy(const uint64_t *from, size_t count, uint64_t *hash) {
     if (count > 0)
-        MOERT_TRY(moert_update_weights(&update, count, check->values[WEIGHT], &of[GRADIENT],
-                                       &of[MOMENTS]));
-    for (size_t k = WEIGHT; k < kinds && count > 0; k++)
-        MOERT_TRY(moert_elements_read(&of[k], 0, count, values + (k - WEIGHT) * count));
-    *hash = hash_of(values, (kinds - WEIGHT) * count);
+        memcpy(hash, from, count * sizeof *hash);
     return MOERT_OK;
 }
 
-/* Receives the parameters of the rank whose update this one repeats, and updates them. */
-static moert_status repeat_update(moert_cross_check *check, size_t distance, uint64_t *hash) {
-    const moert_checked_update *u = &check->update;
-    const size_t ranks = moert_comm_size(check->world), rank = moert_comm_rank(check->world);
-    const size_t to = moert_audit_repeater(check->audit, MOERT_AUDIT_TOKENS, rank, distance),
-                 from = moert_audit_repeated(check->audit, MOERT_AUDIT_TOKENS, rank, distance);
-    moert_checked_part *parts = NULL;
-    moert_status status;
-    MOERT_TRY_OR(done, moert_comm_agree(check->world, MOERT_NEW_ARRAY(&parts, ranks)));
-    MOERT_TRY_OR(done, moert_comm_allgather(check->world, &u->part, sizeof u->part, parts));
-    const size_t kinds = count_kinds(check);
-    moert_parcel out = {to, kinds * u->part.count, {NULL}, u->values},
-                 in = {from, kinds * parts[from].count, {NULL}, u->again};
-    MOERT_TRY_OR(done, moert_ship(check->world, &(moert_parcels){&out, 1, 1},
-                                  &(moert_parcels){&in, 1, 1}, MOERT_OK));
-    status = moert_comm_agree(check->world, update_again(check, &parts[from], hash));
-done:
-    free(parts);
-    return status;
-}
+/* ---- sites ---- */
 
-/* The name of the model's tensor that has float `at` of a block. */
-static const char *name_at(const moert_model *model, const moert_block *block, size_t at) {
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    const char *name = block->what;
-    for (size_t i = 0; i < moert_model_tensor_count(model); i++)
-        if (tensor[i].block == block && at - tensor[i].offset < tensor[i].elements)
-            name = tensor[i].name;
-    return name;
-}
-
-static size_t one(const moert_cross_check *check) {
-    (void)check;
-    return 1;
+static size_t count_parts(const moert_cross_check *check) {
+    return check->update.most;
 }
 
 static moert_audit_class of_tokens(const moert_cross_check *check, size_t index) {
@@ -199,28 +60,172 @@ static moert_audit_class of_tokens(const moert_cross_check *check, size_t index)
     return MOERT_AUDIT_TOKENS;
 }
 
+static moert_audit_class of_own(const moert_cross_check *check, size_t index) {
+    (void)check, (void)index;
+    return MOERT_AUDIT_OWN;
+}
+
 static bool always(const moert_cross_check *check, size_t rank, size_t index) {
     (void)check, (void)rank, (void)index;
     return true;
 }
 
-static void describe_update(const moert_cross_check *check, size_t rank, size_t index, char *text,
-                            size_t bytes) {
-    const moert_checked_update *u = &check->update;
-    (void)rank, (void)index;
-    snprintf(text, bytes, "the update of %s",
-             name_at(check->model, moert_model_block(check->model, u->block), u->at));
+static bool has_part(const moert_cross_check *check, size_t rank, size_t index) {
+    return index % check->update.most < check->update.counts[rank][0];
 }
 
-const moert_check_site moert_check_update = {one,       own_update, repeat_update,
-                                             of_tokens, always,     describe_update};
+static void describe_part(const moert_cross_check *check, size_t index, const char *what,
+                          char *text, size_t bytes) {
+    const moert_checked_update *u = &check->update;
+    index %= u->most;
+    snprintf(text, bytes, "%s of %s", what,
+             index < u->parts ? moert_model_tensors(check->model)[u->part[index].tensor].name : "");
+}
+
+/* ---- the update, before it is made ---- */
+
+/* The first repetition hands on what is read here. */
+static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
+    const moert_checked_update *u = &check->update;
+    MOERT_TRY(moert_check_update_parts(check, 1, hash, u->repeated));
+    return copy(hash, u->parts, u->was[MOERT_CHECKED_UPDATED]);
+}
+
+static moert_status repeat_update(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    return distance == 1 ? copy(check->update.repeated, check->update.most, hash)
+                         : moert_check_update_parts(check, distance, NULL, hash);
+}
+
+static void describe_update(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                            size_t bytes) {
+    (void)rank;
+    describe_part(check, index, "the update", text, bytes);
+}
+
+static const moert_check_site update_site = {count_parts, own_update, repeat_update,  of_tokens,
+                                             NULL,        has_part,   describe_update};
+
+/* ---- the update that was made ---- */
+
+static moert_status own_updated(moert_cross_check *check, uint64_t *hash) {
+    MOERT_TRY(moert_comm_agree(check->world, moert_check_read_states(check, hash)));
+    return copy(hash, check->update.parts, check->update.is[MOERT_CHECKED_UPDATED]);
+}
+
+static moert_status kept_updated(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    (void)distance;
+    return copy(check->update.was[MOERT_CHECKED_UPDATED], check->update.parts, hash);
+}
+
+static const moert_check_site updated_site = {count_parts, own_updated, kept_updated,   of_own,
+                                              NULL,        has_part,    describe_update};
+
+/* ---- what rests: gradients, then weights and moments ---- */
+
+static size_t count_rests(const moert_cross_check *check) {
+    return 2 * check->update.most;
+}
+
+static moert_status copy_rests(moert_cross_check *check, uint64_t *const *from, uint64_t *hash) {
+    const moert_checked_update *u = &check->update;
+    MOERT_TRY(copy(from[MOERT_CHECKED_GRADIENT], u->parts, hash));
+    return copy(from[MOERT_CHECKED_STATE], u->parts, hash + u->most);
+}
+
+static moert_status own_rests(moert_cross_check *check, uint64_t *hash) {
+    return copy_rests(check, check->update.is, hash);
+}
+
+static moert_status kept_rests(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    (void)distance;
+    return copy_rests(check, check->update.was, hash);
+}
+
+static moert_audit_kind rests(const moert_cross_check *check, size_t index) {
+    (void)check, (void)index;
+    return MOERT_AUDIT_RESTS;
+}
+
+static void describe_rests(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                           size_t bytes) {
+    (void)rank;
+    describe_part(check, index,
+                  index < check->update.most ? "the gradient" : "the weights or moments", text,
+                  bytes);
+}
+
+static const moert_check_site rests_site = {count_rests, own_rests, kept_rests,    of_own,
+                                            rests,       has_part,  describe_rests};
+
+/* ---- the experts' gradients after the backward ---- */
+
+static size_t count_left(const moert_cross_check *check) {
+    return moert_model_describe(check->model)->layers * moert_audit_slots(check->audit);
+}
+
+static moert_status own_left(moert_cross_check *check, uint64_t *hash) {
+    return moert_comm_agree(check->world, moert_audit_left_gradients(check->audit, true, hash));
+}
+
+static moert_status kept_left(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    (void)distance;
+    return moert_audit_left_gradients(check->audit, false, hash);
+}
+
+static void describe_left(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                          size_t bytes) {
+    (void)rank;
+    snprintf(text, bytes, "the gradients of its experts (layer %zu)",
+             index / moert_audit_slots(check->audit));
+}
+
+static const moert_check_site left_site = {count_left, own_left, kept_left,    of_own,
+                                           rests,      always,   describe_left};
+
+/* ---- the sums of squares of a rank, twice, and the norm of the gradient on all ranks ---- */
+
+static size_t count_norm(const moert_cross_check *check) {
+    (void)check;
+    return 2;
+}
+
+static moert_status hash_norm(const moert_cross_check *check, double norm, uint64_t *hash) {
+    hash[0] = moert_gradient_norm_own(check->optimizer->norm);
+    memcpy(&hash[1], &norm, sizeof norm);
+    return MOERT_OK;
+}
+
+static moert_status own_norm(moert_cross_check *check, uint64_t *hash) {
+    return hash_norm(check, check->norm, hash);
+}
+
+static moert_status norm_again(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    double norm;
+    (void)distance;
+    MOERT_TRY(moert_gradient_norm_take(check->optimizer->norm, &norm));
+    return hash_norm(check, check->norm, hash); /* the norm of the other rank */
+}
+
+/* All ranks have the same norm. */
+static moert_audit_class of_norm(const moert_cross_check *check, size_t index) {
+    (void)check;
+    return index == 0 ? MOERT_AUDIT_OWN : MOERT_AUDIT_EVERYONE;
+}
+
+static void describe_norm(const moert_cross_check *check, size_t rank, size_t index, char *text,
+                          size_t bytes) {
+    (void)check, (void)rank;
+    snprintf(text, bytes, "%s",
+             index == 0 ? "the squares of its gradients" : "the norm of the gradient");
+}
+
+static const moert_check_site norm_site = {count_norm, own_norm, norm_again,   of_norm,
+                                           NULL,       always,   describe_norm};
 
 /* ---- weights that several ranks hold ---- */
 
 static moert_status hash_weights(moert_cross_check *check) {
-    const moert_block *first = moert_model_block(check->model, 0);
     uint64_t *hash = check->hash;
-    MOERT_TRY(plant(check, MOERT_AUDIT_SITES + 1, first, 0, first->floats));
     for (size_t b = 0; b < moert_model_block_count(check->model); b++) {
         const moert_block *block = moert_model_block(check->model, b);
         for (size_t i = 0; i < block->count; i++, hash++) {
@@ -235,15 +240,13 @@ static moert_status hash_weights(moert_cross_check *check) {
 
 static moert_status own_weights(moert_cross_check *check, uint64_t *hash) {
     MOERT_TRY(moert_comm_agree(check->world, hash_weights(check)));
-    memcpy(hash, check->hash, check->weights * sizeof *hash);
-    return MOERT_OK;
+    return copy(check->hash, check->weights, hash);
 }
 
 /* Other holders of the weights have computed them, too. */
 static moert_status held_weights(moert_cross_check *check, size_t distance, uint64_t *hash) {
     (void)distance;
-    memcpy(hash, check->hash, check->weights * sizeof *hash);
-    return MOERT_OK;
+    return copy(check->hash, check->weights, hash);
 }
 
 static size_t count_weights(const moert_cross_check *check) {
@@ -266,18 +269,62 @@ static moert_audit_class of_holders(const moert_cross_check *check, size_t index
 static void describe_weights(const moert_cross_check *check, size_t rank, size_t index, char *text,
                              size_t bytes) {
     const moert_block *block = block_of(check, index, &index);
+    const moert_model_tensor *tensor = moert_model_tensors(check->model);
+    const char *name = block->what;
     (void)rank;
-    snprintf(text, bytes, "the weights of %s",
-             name_at(check->model, block, block->tensor[index].offset));
+    for (size_t i = 0; i < moert_model_tensor_count(check->model); i++)
+        if (tensor[i].block == block && tensor[i].offset == block->tensor[index].offset)
+            name = tensor[i].name;
+    snprintf(text, bytes, "the weights of %s", name);
 }
 
-const moert_check_site moert_check_weights = {count_weights, own_weights, held_weights,
-                                              of_holders,    always,      describe_weights};
+static const moert_check_site weights_site = {
+    count_weights, own_weights, held_weights, of_holders, NULL, always, describe_weights};
 
-moert_status moert_check_update_compare(moert_cross_check *check,
-                                        const moert_update *coefficients) {
+/* ---- the step ---- */
+
+moert_status moert_check_update_begin(moert_cross_check *check) {
+    moert_checked_update *u = &check->update;
+    MOERT_TRY(moert_check_list_parts(check));
+    const bool chained =
+        u->chained && u->next == check->step && check->options->rebalance_every == 0;
+    MOERT_TRY(moert_comm_agree(
+        check->world,
+        chained ? MOERT_OK : moert_check_read_states(check, u->was[MOERT_CHECKED_STATE])));
+    return plant_first(check, MOERT_CHECK_PLANT_MOMENT, MOERT_CHECK_MOMENTS);
+}
+
+moert_status moert_check_update_end_backward(moert_cross_check *check) {
+    moert_phase_set(MOERT_PHASE_VERIFY);
+    MOERT_TRY(moert_comm_agree(
+        check->world,
+        moert_check_read_gradients(check, check->update.was[MOERT_CHECKED_GRADIENT])));
+    MOERT_TRY(moert_check_run(check, &left_site));
+    return plant_first(check, MOERT_CHECK_PLANT_GRADIENT, MOERT_CHECK_GRADIENT);
+}
+
+moert_status moert_check_update_keep(moert_cross_check *check, const moert_update *coefficients) {
+    static const moert_check_site *const sites[] = {&update_site, &rests_site, &norm_site,
+                                                    &weights_site};
     moert_phase_set(MOERT_PHASE_VERIFY);
     check->update.coefficients = coefficients;
-    MOERT_TRY(moert_check_run(check, &moert_check_update));
-    return moert_check_run(check, &moert_check_weights);
+    for (size_t i = 0; i < MOERT_COUNT(sites); i++)
+        MOERT_TRY(moert_check_run(check, sites[i]));
+    return MOERT_OK;
+}
+
+moert_status moert_check_update_compare(moert_cross_check *check) {
+    const moert_block *first = moert_model_block(check->model, 0);
+    moert_checked_update *u = &check->update;
+    moert_phase_set(MOERT_PHASE_VERIFY);
+    MOERT_TRY(moert_check_plant_bit(check, MOERT_CHECK_PLANT_WEIGHTS,
+                                    (moert_elements){first->weight, MOERT_DTYPE_F32, 0},
+                                    first->floats));
+    MOERT_TRY(moert_check_run(check, &weights_site));
+    MOERT_TRY(plant_first(check, MOERT_CHECK_PLANT_UPDATED, MOERT_CHECK_WEIGHT));
+    MOERT_TRY(moert_check_run(check, &updated_site));
+    MOERT_TRY(copy(u->is[MOERT_CHECKED_UPDATED], u->parts, u->was[MOERT_CHECKED_STATE]));
+    u->chained = true;
+    u->next = check->step + 1;
+    return MOERT_OK;
 }

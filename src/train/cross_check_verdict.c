@@ -1,16 +1,9 @@
-/* The flow of a check: what it chooses, compares and judges, and how it names wrong ranks. */
+/* The flow of a check: what it compares and judges, and how it names wrong ranks. */
 #include <stdio.h>
 
+#include "base/log.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "train/cross_check.h"
-
-uint64_t moert_check_random(const moert_cross_check *check, uint64_t what, uint64_t rank,
-                            uint64_t below) {
-    const moert_random random = moert_rng_block(check->options->seed ^ moert_rng_stream("verify"),
-                                                check->step, what << 32 | rank);
-    return below > 0 ? ((uint64_t)random.word[0] << 32 | random.word[1]) % below : 0;
-}
 
 /* ---- verdicts ---- */
 
@@ -32,28 +25,47 @@ static const char *name_ranks(const moert_cross_check *check, const size_t *rank
     return text->text;
 }
 
-/* The message of the first rank that may be wrong; an agreement puts its name before it. */
-static moert_status complain(const moert_cross_check *check, const moert_check_verdict *v) {
+#define FAULTY "the device or memory is faulty; nothing of the step is saved"
+
+/* The message of one wrong rank. */
+static moert_status complain_of_one(const moert_cross_check *check, const moert_check_verdict *v) {
     const unsigned long long step = check->step;
-    const char *const plural = v->right_count > 1 ? "s" : "";
     text_of_ranks others;
-    if (v->wrong_count > 1)
+    if (v->kind == MOERT_AUDIT_RESTS)
+        return MOERT_FAIL(ERROR_HARDWARE,
+                          "wrong bits at step %llu in %s: they have changed in its memory; " FAULTY,
+                          step, v->what);
+    if (v->right_count == 0)
         return MOERT_FAIL(
             ERROR_HARDWARE,
-            "its bits at step %llu in %s differ from those of rank%s %s; the device or "
-            "memory of one of them is faulty%s; nothing of the step is saved",
-            step, v->what, v->wrong_count > 2 ? "s" : "",
-            name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others),
-            v->wrong_count > 2 ? "" : " (a third rank alike would show which)");
-    if (v->right_count == 0)
-        return MOERT_FAIL(ERROR_HARDWARE,
-                          "wrong bits at step %llu in %s: they are others when computed again; the "
-                          "device or memory is faulty; nothing of the step is saved",
-                          step, v->what);
+            "wrong bits at step %llu in %s: they are others when computed again; " FAULTY, step,
+            v->what);
     return MOERT_FAIL(ERROR_HARDWARE,
-                      "wrong bits at step %llu in %s: other than those of rank%s %s; the device or "
-                      "memory is faulty; nothing of the step is saved",
-                      step, v->what, plural, name_ranks(check, v->right, v->right_count, &others));
+                      "wrong bits at step %llu in %s: other than those of rank%s %s; " FAULTY, step,
+                      v->what, v->right_count > 1 ? "s" : "",
+                      name_ranks(check, v->right, v->right_count, &others));
+}
+
+/* The message of the first rank that may be wrong; an agreement puts its name before it. Only
+ * "wrong bits" tells launch/train to leave out its host. */
+static moert_status complain(const moert_cross_check *check, const moert_check_verdict *v) {
+    const unsigned long long step = check->step;
+    text_of_ranks others;
+    if (v->kind == MOERT_AUDIT_TRAVELS)
+        return MOERT_FAIL(ERROR_HARDWARE,
+                          "its bits at step %llu in %s are others when they travel again; this "
+                          "rank, a sender (%s) or the network between them is faulty; nothing of "
+                          "the step is saved",
+                          step, v->what,
+                          name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others));
+    if (v->wrong_count == 1)
+        return complain_of_one(check, v);
+    return MOERT_FAIL(ERROR_HARDWARE,
+                      "its bits at step %llu in %s differ from those of rank%s %s; the device or "
+                      "memory of one of them is faulty%s; nothing of the step is saved",
+                      step, v->what, v->wrong_count > 2 ? "s" : "",
+                      name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others),
+                      v->wrong_count > 2 ? "" : " (a third rank alike would show which)");
 }
 
 void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,
@@ -117,23 +129,55 @@ static bool find(const comparison *c, size_t *rank, size_t *index) {
     return false;
 }
 
+static moert_audit_kind kind_of(const comparison *c, size_t index) {
+    return c->site->kind != NULL ? c->site->kind(c->check, index) : MOERT_AUDIT_COMPUTES;
+}
+
+/* A rank's rows are wrong, or those that it sent, or what carried them. */
+static void blame_travel(const comparison *c, size_t rank, size_t index, moert_check_verdict *v) {
+    const bool from_all = c->site->class(c->check, index) == MOERT_AUDIT_EVERYONE;
+    v->wrong[v->wrong_count++] = rank;
+    for (size_t r = 0; r < c->ranks && v->wrong_count < MOERT_CHECK_NAMES; r++)
+        if (r != rank && (from_all || moert_audit_exchange(c->check->audit, rank, r)))
+            v->wrong[v->wrong_count++] = r;
+}
+
 /* Decides about a difference, by a third rank if there is one. */
-static moert_status decide(comparison *c, size_t rank, size_t index) {
-    moert_cross_check *check = c->check;
-    const moert_audit_class class = c->site->class(check, index);
-    const bool third = moert_audit_peers(check->audit, class, rank) > MOST_REPEATS;
-    moert_check_verdict verdict = {.wrong_count = 0};
+static moert_status judge(comparison *c, size_t rank, size_t index, moert_check_verdict *verdict) {
+    const moert_audit *audit = c->check->audit;
+    const moert_audit_class class = c->site->class(c->check, index);
+    const bool third = moert_audit_peers(audit, class, rank) > MOST_REPEATS;
     uint64_t value[1 + MOST_REPEATS] = {0};
     size_t by[1 + MOST_REPEATS] = {0};
     if (third)
         MOERT_TRY(gather(c, MOST_REPEATS));
     for (size_t distance = 0; distance < (third ? 3 : 2); distance++)
         value[distance] = hash_at(c, rank, index, distance, &by[distance]);
-    moert_check_judge(by, value, third, &verdict);
+    moert_check_judge(by, value, third, verdict);
+    return MOERT_OK;
+}
+
+/* Names the ranks that may be wrong, and ends the step or, with --on-mismatch warn, only warns. */
+static moert_status decide(comparison *c, size_t rank, size_t index) {
+    moert_cross_check *check = c->check;
+    moert_check_verdict verdict = {.kind = kind_of(c, index)};
+    if (verdict.kind == MOERT_AUDIT_TRAVELS && c->ranks > 1)
+        blame_travel(c, rank, index, &verdict);
+    else
+        MOERT_TRY(judge(c, rank, index, &verdict));
+    if (c->ranks == 1 && verdict.kind == MOERT_AUDIT_TRAVELS)
+        verdict.kind = MOERT_AUDIT_COMPUTES;
     c->site->describe(check, rank, index, verdict.what, sizeof verdict.what);
     MOERT_TRY(moert_comm_broadcast(check->world, rank, verdict.what, sizeof verdict.what));
     const bool wrong = moert_comm_rank(check->world) == verdict.wrong[0];
-    return moert_comm_agree(check->world, wrong ? complain(check, &verdict) : MOERT_OK);
+    const moert_status status =
+        moert_comm_agree(check->world, wrong ? complain(check, &verdict) : MOERT_OK);
+    if (status != MOERT_ERROR_HARDWARE || check->options->on_mismatch != MOERT_MISMATCH_WARN)
+        return status;
+    check->times.mismatches++;
+    if (moert_comm_rank(check->world) == 0)
+        MOERT_WARN("%s", moert_last_error());
+    return MOERT_OK;
 }
 
 moert_status moert_check_run(moert_cross_check *check, const moert_check_site *site) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checksum.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "nn/nn.h"
@@ -21,6 +22,7 @@ struct moert_gradient_norm {
     double *chunk_sum;            /* [chunks] */
     double *by_rank;              /* [chunks] the sums of chunk_sum, ordered by rank */
     size_t *bytes;                /* [ranks] bytes of each rank's part of `by_rank` */
+    uint64_t own;                 /* a hash of the sums that this rank has computed */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
@@ -173,11 +175,23 @@ static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
     return MOERT_OK;
 }
 
+/* Adds `count` sums to the hash of this rank's own. */
+static void hash_own(moert_gradient_norm *norm, const double *sum, size_t count) {
+    const moert_checksum of = moert_checksum_of(sum, count * sizeof *sum);
+    uint64_t pair[2] = {norm->own, 0};
+    memcpy(&pair[1], of.byte, sizeof pair[1]);
+    memcpy(&norm->own, moert_checksum_of(pair, sizeof pair).byte, sizeof norm->own);
+}
+
 /* held_sum[held] = the sums of squares of the tensors that this rank holds. Collective. */
 static moert_status sum_held(moert_gradient_norm *norm) {
     const moert_mesh *mesh = moert_model_mesh(norm->model);
-    if (moert_comm_size(mesh->world) == 1)
-        return moert_squares_sum(norm->squares, norm->held_sum);
+    norm->own = 0;
+    if (moert_comm_size(mesh->world) == 1) {
+        MOERT_TRY(moert_squares_sum(norm->squares, norm->held_sum));
+        hash_own(norm, norm->held_sum, norm->held);
+        return MOERT_OK;
+    }
     for (size_t b = 0; b < moert_model_block_count(norm->model); b++) {
         size_t first;
         const size_t rank = moert_comm_rank(moert_model_block(norm->model, b)->comm);
@@ -185,10 +199,22 @@ static moert_status sum_held(moert_gradient_norm *norm) {
         MOERT_TRY(moert_squares_sum_chunks(norm->squares, first, first + count));
     }
     MOERT_TRY(moert_squares_get_chunks(norm->squares, norm->chunk_sum));
+    for (size_t b = 0; b < moert_model_block_count(norm->model); b++) {
+        size_t first;
+        const size_t rank = moert_comm_rank(moert_model_block(norm->model, b)->comm);
+        const size_t count = chunks_of(norm, b, rank, &first);
+        hash_own(norm, norm->chunk_sum + first, count);
+    }
     MOERT_TRY(gather_chunks(norm, mesh->world));
     MOERT_TRY(gather_chunks(norm, mesh->replicas));
     MOERT_TRY(moert_squares_set_chunks(norm->squares, norm->chunk_sum));
-    return moert_squares_join(norm->squares, norm->held_sum);
+    MOERT_TRY(moert_squares_join(norm->squares, norm->held_sum));
+    hash_own(norm, norm->held_sum, norm->held);
+    return MOERT_OK;
+}
+
+uint64_t moert_gradient_norm_own(const moert_gradient_norm *norm) {
+    return norm->own;
 }
 
 /* ---- tensors ---- */

@@ -18,3 +18,5 @@ moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value);
 /* layer[layers + 1] = the 2-norms over each layer's parameters, and over those outside of the
  * layers, as of the last moert_gradient_norm_take. Not collective. */
 void moert_gradient_norm_layers(const moert_gradient_norm *norm, double *layer);
+/* A hash of the sums of squares that this rank has computed for the last take. Not collective. */
+uint64_t moert_gradient_norm_own(const moert_gradient_norm *norm);

@@ -41,6 +41,18 @@ static moert_status check_replay(const moert_trainer_options *o) {
     return MOERT_OK;
 }
 
+static moert_status check_verify(const moert_trainer_options *o, bool exact) {
+    const bool verifies = o->verify_every > 0 || o->verify_share > 0.0;
+    if (o->verify_every > 0 && o->verify_share > 0.0)
+        return MOERT_FAIL(ERROR_USAGE, "--verify or --verify-share; leave out one of them");
+    if ((o->clones || exact) && verifies)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--verify does not check experts with clones or exact replicas; leave "
+                          "out --%s or --verify",
+                          exact ? "replicas" : "clones");
+    return MOERT_OK;
+}
+
 static moert_status check_options(const moert_trainer_options *o, bool exact,
                                   const moert_data *data) {
     moert_data_info info = moert_data_describe(data);
@@ -68,11 +80,7 @@ static moert_status check_options(const moert_trainer_options *o, bool exact,
                           o->resume == MOERT_RESUME_AUTO ? "auto" : "must");
     if (o->clones && o->rebalance_every == 0)
         return MOERT_FAIL(ERROR_USAGE, "--clones needs --rebalance N, which places them");
-    if ((o->clones || exact) && o->verify_every > 0)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "--verify does not check experts with clones or exact replicas; leave "
-                          "out --%s or --verify",
-                          exact ? "replicas" : "clones");
+    MOERT_TRY(check_verify(o, exact));
     if (exact && o->rebalance_every > 0)
         return MOERT_FAIL(ERROR_USAGE, "--rebalance does not move experts that have exact "
                                        "replicas; leave out --replicas or --rebalance");

@@ -142,7 +142,8 @@ static moert_status reopen_metrics(moert_trainer *t) {
 static moert_status step_or_go_back(moert_trainer *t, bool *interrupted) {
     const uint64_t now = t->state.step;
     const moert_status status = step(t, interrupted);
-    if (status != MOERT_ERROR_HARDWARE || !t->options->goes_back || t->wrong_step == now + 1)
+    if (status != MOERT_ERROR_HARDWARE || t->options->on_mismatch != MOERT_MISMATCH_BACK ||
+        t->wrong_step == now + 1)
         return status;
     char *message = moert_error_keep();
     t->wrong_step = now + 1;

@@ -24,6 +24,14 @@ typedef enum moert_resume {
     MOERT_RESUME_MUST
 } moert_resume;
 
+/* What follows wrong bits: the end, going on from the last checkpoint, or a warning only. */
+#define MOERT_MISMATCH_WORDS "end|back|warn"
+typedef enum moert_mismatch {
+    MOERT_MISMATCH_END,
+    MOERT_MISMATCH_BACK,
+    MOERT_MISMATCH_WARN
+} moert_mismatch;
+
 typedef struct moert_trainer_options {
     size_t steps, seed;
     size_t batch;         /* sequences per step, over all ranks */
@@ -64,7 +72,8 @@ typedef struct moert_trainer_options {
     bool checksums;         /* compare a checkpoint's bytes with its checksums before it is read */
     size_t verify_every;    /* steps between checks in which ranks verify each other
                                (train/cross_check.h); 0 = none */
-    bool goes_back;         /* after wrong bits, continue from the last checkpoint */
+    double verify_share;    /* or a part of the time for them; 0 = none */
+    moert_mismatch on_mismatch;
     const char *config_text; /* config.json of the model */
     const char *record;      /* JSON of the program and its options for OUT/run.json
                                 (train/run_file.h); NULL: no such file */
@@ -79,7 +88,7 @@ typedef struct moert_trainer_options {
  * the evaluation, and drop a step that lacks further micro-batches. With `out` they write a
  * checkpoint of the last whole step. The call then returns MOERT_OK with *interrupted. Errors:
  * ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped),
- * ERROR_HARDWARE (verify_every), ERROR_IO, ...
+ * ERROR_HARDWARE (verify_every, verify_share), ERROR_IO, ...
  * Collective.
  */
 moert_status moert_train(moert_model *model, const moert_data *data,

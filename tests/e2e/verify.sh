@@ -27,6 +27,23 @@ back() {
         "without a checkpoint to go back to, the run ends" ranks 3 "${run[@]}" --verify 1 --on-mismatch back --out "$tmp/none"
 }
 part back
+
+warn() {
+    local run=("${train[@]}" --steps 4)
+    MOERT_PLANT='optimizer 1 1 0 77 20' ranks 3 "${run[@]}" --verify 2 --on-mismatch warn --out "$tmp/warn" &&
+        has_lines "$log" 'warning: rank 1 .*: wrong bits at step 1 in the update of .*' \
+            '^verified 2 of 4 steps: 50\.0 % of the work was repeated in [0-9.]* % of the time; bits differed in [1-9] comparisons$'
+    verdict $? "--on-mismatch warn: a warning names the rank, and the run goes on"
+}
+part warn
+
+share() {
+    local run=("${train[@]}" --steps 12)
+    alone "${run[@]}" --out "$tmp/plain" && ranks 2 "${run[@]}" --verify-share 0.9 --out "$tmp/share" &&
+        has_lines "$log" '^verified [1-9][0-9]* of 12 steps: .*; all bits were equal$' && same_run "$tmp/plain" "$tmp/share"
+    verdict $? "--verify-share: some steps are verified, and the bytes are those of a run without"
+}
+part share
 MOERT_PLANT='y 0 0 3 1 1' part ends 2 "^moert-train: MOERT_PLANT='y 0 0 3 1 1': expected SITE RANK STEP LAYER WORD BIT, a layer below 3 " \
     "a plant that is malformed is refused" alone "${train[@]}" --verify 1 --steps 1
 finish

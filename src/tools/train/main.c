@@ -162,10 +162,13 @@ static const moert_option options[] = {
     {"checksums", MOERT_OPTION_FLAG, &o.trainer.checksums, "1", NULL,
      "compare the files that --model and --resume read with their checksums"},
     {"verify", MOERT_OPTION_UINT, &o.trainer.verify_every, "0", "0..",
-     "steps after which ranks repeat a part of each other's work, on other devices, and compare "
-     "the bits; 0 = none. A rank that computes wrongly is named, and nothing of the step is saved"},
-    {"on-mismatch", MOERT_OPTION_CHOICE, &o.on_mismatch, "end", "end|back",
-     "after wrong bits the run ends, or goes back to the last checkpoint, once for each step"},
+     "steps after which ranks repeat each other's work, on other devices, and compare the bits; "
+     "0 = none. A rank that computes wrongly is named, and nothing of the step is saved"},
+    {"verify-share", MOERT_OPTION_FLOAT, &o.trainer.verify_share, "0", "0..0.9",
+     "instead of --verify: the part of the time that this may take"},
+    {"on-mismatch", MOERT_OPTION_CHOICE, &o.on_mismatch, "end", MOERT_MISMATCH_WORDS,
+     "what follows wrong bits: the end, going on from the last checkpoint, once for each step, or "
+     "a warning"},
     {"log-every", MOERT_OPTION_UINT, &o.trainer.log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &o.trainer.profile, NULL, NULL,

@@ -84,16 +84,16 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
     moert_memory_setting *setting = &memory->setting;
     moert_fit *fit = &memory->fit;
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&memory->places, moert_comm_size(world))));
-    *setting = (moert_memory_setting){.config = config,
-                                      .batch = trainer->batch / trainer->micro_batches,
-                                      .length = trainer->length,
-                                      .micro_batches = trainer->micro_batches,
-                                      .saves_beside = trainer->save_every > 0 &&
-                                                      trainer->save_mode != MOERT_SAVE_HELD,
-                                      .verifies = trainer->verify_every > 0,
-                                      .moves = config->expert_slots > 0,
-                                      .clones = trainer->clones && config->expert_slots > 0,
-                                      .aux_form = trainer->losses.aux_form};
+    *setting = (moert_memory_setting){
+        .config = config,
+        .batch = trainer->batch / trainer->micro_batches,
+        .length = trainer->length,
+        .micro_batches = trainer->micro_batches,
+        .saves_beside = trainer->save_every > 0 && trainer->save_mode != MOERT_SAVE_HELD,
+        .verifies = trainer->verify_every > 0 || trainer->verify_share > 0.0,
+        .moves = config->expert_slots > 0,
+        .clones = trainer->clones && config->expert_slots > 0,
+        .aux_form = trainer->losses.aux_form};
     moert_fit_prepare(mesh, memory->places, setting);
     const moert_status status = chooses
                                     ? moert_fit_choose(world, setting, most, &config->memory, fit)

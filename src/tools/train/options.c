@@ -22,7 +22,7 @@ static void derive(moert_train_options *o) {
     o->trainer.schedule.kind = (int)o->schedule_kind;
     o->trainer.save_mode = (moert_save_mode)o->save_mode;
     o->trainer.save_bytes_per_s = 1e6 * o->save_rate;
-    o->trainer.goes_back = o->on_mismatch == 1;
+    o->trainer.on_mismatch = (moert_mismatch)o->on_mismatch;
     o->trainer.peak_flops = 1e12 * o->peak_tflops;
     o->trainer.losses.aux_form = (moert_aux_form)o->aux_form;
 }

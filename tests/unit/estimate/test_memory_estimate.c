@@ -93,6 +93,15 @@ static size_t activations_of(const moert_run *run) {
     return bytes;
 }
 
+/* What a run has outside of the layers. */
+static size_t head_of(const moert_run *run) {
+    const moert_head_buffers *head = &run->head;
+    return SUM(run->tokens, run->targets, run->links, run->embedded, run->final_normed,
+               run->final_rstd, run->logits, run->token_loss, head->x, head->dx, head->target,
+               head->loss, head->end[0], head->end[1]) +
+           sum_bytes(head->sum, MOERT_COUNT(head->sum));
+}
+
 static size_t scratch_of(const moert_run *run) {
     return SUM(run->d_bf16, run->d, run->dn) + sum_bytes(run->scratch, MOERT_ATTENTION_MOST);
 }
@@ -110,11 +119,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     const moert_run *run = run_of(model);
     moert_memory found = measure_blocks(model, optimizer);
     size_t most = 0; /* rows of a layer */
-    found.activations =
-        SUM(model->rope, run->bf16, run->ends, run->tokens, run->targets, run->links, run->embedded,
-            run->final_normed, run->final_rstd, run->logits, run->token_loss, run->head.x,
-            run->head.dx, run->head.target, run->head.loss, run->head.end[0], run->head.end[1]);
-    found.activations += sum_bytes(run->head.sum, MOERT_COUNT(run->head.sum));
+    found.activations = SUM(model->rope, run->bf16, run->ends) + head_of(run);
     found.activations += activations_of(run);
     found.scratch = scratch_of(run);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
@@ -136,29 +141,30 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
 
 /* ---- a step ---- */
 
-/* A step whose last micro-batch audits a layer. */
+static moert_status repeat(void *audit, moert_audit_stage stage) {
+    return stage == MOERT_AUDIT_COMPUTED ? moert_audit_repeat(audit, 1) : MOERT_OK;
+}
+
+/* A step. Its last micro-batch is audited, unless `audit` is NULL. */
 static moert_status step(moert_model *model, const moert_model_batch *batch, size_t micro_batches,
-                         moert_aux_form aux_form, moert_audit *audit, size_t layer) {
+                         moert_aux_form aux_form, moert_audit *audit) {
     moert_model_result result;
     moert_model_batch part = *batch;
     for (size_t i = 0; i < micro_batches; i++) {
         const bool last = i + 1 == micro_batches;
         part.accumulate = i > 0;
         if (audit != NULL)
-            moert_audit_begin(audit, last ? layer : (size_t)MOERT_AUDIT_NO_LAYER, NULL);
+            moert_audit_begin(audit, last ? repeat : NULL, audit, NULL);
         MOERT_TRY(moert_run_forward(run_of(model), &part));
         MOERT_TRY(moert_run_loss(run_of(model), &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
                                  &result));
         MOERT_TRY(moert_run_backward(run_of(model), last));
+        if (audit != NULL)
+            moert_audit_end(audit);
     }
-    if (audit == NULL)
-        return MOERT_OK;
-    MOERT_TRY(moert_audit_repeat(audit, 1));
-    moert_audit_end(audit);
     return MOERT_OK;
 }
 
-/* `audit`, unless NULL, audits the first layer of each kind, each in a step of its own. */
 static moert_status train(moert_model *model, size_t batch, size_t micro_batches,
                           moert_aux_form aux_form, moert_audit *audit) {
     size_t ranks = test_ranks, first, count;
@@ -168,16 +174,13 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
         tokens[i] = (int32_t)((first * LENGTH + i) * 7 % model->config.vocabulary);
     const moert_model_batch all = {batch, LENGTH, tokens, tokens, false, NULL, 0, true};
     MOERT_TRY(moert_model_initialize(model, 1));
-    for (int dense = 0; dense < (audit != NULL ? 2 : 1); dense++) {
-        size_t layer = 0;
-        while (audit != NULL && layer < model->config.layers &&
-               model->layer[layer].is_dense != (dense != 0))
-            layer++;
-        moert_model_weights_changed(model); /* as an optimizer's step does */
-        if (layer < model->config.layers)
-            MOERT_TRY(step(model, &all, micro_batches, aux_form, audit, layer));
+    if (audit != NULL) { /* one step without: an audit ends the sums of a layer before the next */
+        MOERT_TRY(step(model, &all, micro_batches, aux_form, NULL));
+        moert_model_weights_changed(model);
     }
-    /* after a backward that has computed layers again, no pass is left to be measured */
+    MOERT_TRY(step(model, &all, micro_batches, aux_form, audit));
+    /* after a backward that has computed layers again, or an audit, no pass is left to be measured
+     */
     if (audit == NULL && !moert_model_recomputes(model))
         return MOERT_OK;
     moert_model_weights_changed(model);
@@ -186,14 +189,18 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
 
 /* What an audit holds, but the digests: 8 bytes for each row and each 4 KiB. */
 static size_t audit_bytes(const moert_audit *audit) {
-    const moert_model_layer *copy = &audit->copy;
-    const moert_block *blocks[] = {copy->attention, copy->mlp, moert_layer_block(copy->moe, 0),
-                                   moert_layer_block(copy->moe, 1),
-                                   moert_layer_block(copy->moe, 2)};
+    const moert_model_layer *again = &audit->copy;
+    const moert_block *blocks[] = {audit->outer,
+                                   again->attention,
+                                   again->mlp,
+                                   moert_layer_block(again->moe, 0),
+                                   moert_layer_block(again->moe, 1),
+                                   moert_layer_block(again->moe, 2)};
     const moert_run *run = audit->repeat;
-    size_t bytes = rounded_bytes(copy->moe) + activations_of(run) + scratch_of(run) +
-                   SUM(run->bf16, run->ends, audit->middle, audit->d[0], audit->d[1],
-                       audit->before[0], audit->before[1], audit->x, audit->received);
+    size_t bytes = rounded_bytes(again->moe) + activations_of(run) + scratch_of(run) +
+                   head_of(run) +
+                   SUM(run->bf16, run->ends, audit->d[0], audit->d[1], audit->before[0],
+                       audit->before[1], audit->before_outer, audit->x, audit->received);
     for (size_t i = 0; i < MOERT_COUNT(blocks); i++)
         if (blocks[i] != NULL)
             bytes += SUM(blocks[i]->weight, blocks[i]->gradient, blocks[i]->nodes) +

@@ -1,0 +1,67 @@
+/* Which steps are checked, and what a run says of it at its end. */
+#include <stdio.h>
+
+#include "train/cross_check.h"
+
+/*
+ * With --verify-share X, rank 0 lets a step be checked once the time spent on checks, with that of
+ * the next one, is at most a part X of the run's. Plain steps are measured without the first one,
+ * which compiles kernels. The first check is taken for CHECK plain steps and LOAD_S seconds, in
+ * which its kernels are loaded.
+ */
+#define CHECK  2.0
+#define LOAD_S 0.5
+
+static bool affords(const moert_check_times *times, double share) {
+    const double next = times->checked > 0 ? times->last : CHECK * times->plain + LOAD_S;
+    return times->plain > 0.0 && times->spent + next <= share * (times->all + times->plain + next);
+}
+
+moert_status moert_check_plan(moert_cross_check *check) {
+    const moert_trainer_options *o = check->options;
+    const uint64_t every = o->verify_every;
+    bool due = every > 0 && (check->step + 1) % every == 0;
+    if (o->verify_share > 0.0) {
+        due = affords(&check->times, o->verify_share);
+        MOERT_TRY(moert_comm_broadcast(check->world, 0, &due, sizeof due));
+    }
+    check->due = due;
+    return MOERT_OK;
+}
+
+/* Follows the time of plain steps, slowly upwards, since some steps are late. */
+static void follow(moert_check_times *times, double step_s) {
+    const double late = step_s - times->plain;
+    if (!(times->plain > 0.0))
+        times->plain = step_s;
+    else
+        times->plain += late < 0.0 ? 0.5 * late : 0.1 * (late < times->plain ? late : times->plain);
+}
+
+void moert_check_measure(moert_cross_check *check, double step_s) {
+    moert_check_times *times = &check->times;
+    times->all += step_s;
+    times->steps++;
+    if (check->due) {
+        times->checked++;
+        times->last = step_s > times->plain ? step_s - times->plain : 0.0;
+        times->spent += times->last;
+    } else if (times->steps > 1) {
+        follow(times, step_s);
+    }
+}
+
+void moert_check_report(const moert_cross_check *check) {
+    const moert_check_times *times = &check->times;
+    const double steps = times->steps > 0 ? (double)times->steps : 1.0,
+                 all = times->all > 0.0 ? times->all : 1.0;
+    printf("verified %zu of %zu steps: %.1f %% of the work was repeated in %.1f %% of the time",
+           times->checked, times->steps, 100.0 * (double)times->checked / steps,
+           100.0 * times->spent / all);
+    if (times->checked == 0)
+        puts("");
+    else if (times->mismatches == 0)
+        puts("; all bits were equal");
+    else
+        printf("; bits differed in %zu comparisons\n", times->mismatches);
+}
