@@ -61,7 +61,7 @@ TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/to
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c) tests/support/op/place.c)
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
-PRELOADS := $(addprefix tests/tools/,inject.c oclgrind.c small_allocations.c)
+PRELOADS := $(addprefix tests/tools/,inject.c flip.c oclgrind.c small_allocations.c)
 TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%, \
 	$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \
 	$(PRELOADS:tests/tools/%.c=$(BUILD)/tests/%.so)
