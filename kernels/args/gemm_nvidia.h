@@ -52,8 +52,8 @@ enum { MOERT_SPLIT_PARTS = 3, MOERT_SPLIT_K = 32 };
     (MOERT_NVIDIA_LINES * MOERT_SPLIT_K * 4 + MOERT_SPLIT_PARTS * (columns)*MOERT_SPLIT_K * 2)
 #define MOERT_SPLIT_STAGES(arena, columns) ((arena) / (MOERT_SPLIT_STAGE_BYTES(columns) + 16))
 
-/* The addresses of a quantized operand, and of the bf16 values that wgmma.cl decodes. Kernels have no
- * room for a buffer each, and OpenCL allows no pointers in a struct. */
+/* The addresses of a quantized operand, and of the bf16 values that wgmma.cl decodes. A parameter
+ * for each would be too many, and OpenCL allows no pointers in a struct. */
 typedef struct moert_nvidia_quantized {
     args_u64 payload, scales, bf16;
 } moert_nvidia_quantized;

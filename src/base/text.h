@@ -22,7 +22,7 @@ moert_status moert_text_path(char **path, const char *format, ...)
 
 /*
  * A stream whose text is in memory. Closing it reports a write that failed for lack of memory.
- * After open_memstream(), neither fclose() nor ferror() of the C library reports such a failure.
+ * After open_memstream, neither fclose() nor ferror() of the C library reports such a failure.
  *
  *     MOERT_TRY(moert_text_open("a list", &list));
  *     fprintf(list.file, ...);
