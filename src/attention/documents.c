@@ -24,7 +24,7 @@ struct moert_documents {
     size_t tokens, count;
     document *document; /* [count] */
     moert_buffer *positions;
-    block_list list[OWN_SIZES]; /* of LEAST_OWN, 2 LEAST_OWN, ... positions */
+    block_list list[OWN_SIZES]; /* lists of blocks of LEAST_OWN, 2 LEAST_OWN, ... positions */
 };
 
 moert_status moert_documents_create(moert_device *device, moert_documents **documents) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check
 # Bad input ends every program at once, on any number of ranks. The status is 2 if the command line or a variable is wrong, else 1.
-# One message names the object, its place and the value. No partly written file is left. Here are cases of every kind, from the command
+# Each bad input gives exactly one message, which names the object, where it is, and the value. No partly written file is left. Here are cases of every kind, from the command
 # line to the status; tests/unit/tools/test_refusals.c has all of them.
 . "$(dirname "$0")/../support/e2e.sh"
 export LC_ALL=C

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
 # Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
-# as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. The tool that draws the weights decodes them
+# as plain float32, on 1, 2 and 4 ranks. A model trained from low-precision weights is stored as plain float32. The tool that draws the weights decodes them
 # independently of the loader.
 . "$(dirname "$0")/../support/e2e.sh"
 release=${TEST_BUILD:-build}/tests/release

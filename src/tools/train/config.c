@@ -28,7 +28,7 @@ static void size_dense(moert_model_config *config) {
 }
 
 /* Sets the sizes that only DeepSeek's families have. Latent sizes follow from the head size, in the
- * proportions of the released models. One layer is dense. V3 keeps 4 of 8 groups of experts if
+ * proportions of the released models. The first layer is dense. V3 keeps 4 of 8 groups of experts if
  * there are enough experts. */
 static void size_deepseek(moert_model_config *config) {
     const size_t size = config->head_size, experts = config->router.experts;

@@ -47,7 +47,7 @@ static bool is_derived(const moert_option *option) {
     }
 }
 
-/* The source of an option's value. Two options with the same target have the same source. */
+/* The source of an option's value. Options that set the same field share one recorded source, such as `given` or `default`. */
 static const char *source_of(const moert_option *option, const moert_command *command) {
     if (moert_options_given(command, option->target, 1) != NULL)
         return "given";
