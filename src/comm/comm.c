@@ -13,14 +13,6 @@
 
 static bool initialized_here;
 
-/* Without a launcher, Open MPI 4 would start a daemon, and both would listen on all networks. All
- * such processes have the same number, so they would remove each other's session directory. */
-static void prepare_alone(void) {
-    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
-    setenv("OMPI_MCA_btl", "self", 0);
-}
-
 moert_status moert_comm_init(int *count, char ***arguments) {
     int done = 0, level = MPI_THREAD_FUNNELED;
     MOERT_MPI(NULL, MPI_Initialized(&done));
@@ -28,8 +20,14 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         /* Without mpirun, MPI_Init loads hwloc's plugins. The OpenCL plugin would start PoCL before
          * moert has set PoCL's number of threads and cache directory. */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
-        if (!moert_launcher_read())
-            prepare_alone();
+        if (!moert_launcher_read()) {
+            /* Without a launcher, Open MPI 4 would start a daemon, and both would listen on all
+             * networks. All such processes have the same number, so they would remove each other's
+             * session directory. */
+            setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+            setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+            setenv("OMPI_MCA_btl", "self", 0);
+        }
         MOERT_TRY(moert_timer_start(moert_config_get()->timeout_s,
                                     "in MPI_Init for a rank that is stopped, late or gone"));
         MOERT_MPI_WAIT(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));

@@ -189,10 +189,6 @@ static void report_work(const moert_gemm *full) {
                        m * (h + sizeof(float) - (full->glu.drop_v ? y * n : 0.0)));
 }
 
-static bool has_rows(const moert_gemm *full) {
-    return full->groups.count > 0 && full->groups.end_row > full->groups.first_row;
-}
-
 static moert_status check_prepacked(const moert_gemm *gemm) {
     static const char *const uses[] = {"forward", "dgrad", "forward with a GLU"};
     if (gemm->panels == NULL || !is_by_weight(gemm))
@@ -243,7 +239,8 @@ static moert_status round_result(const moert_gemm *full) {
 moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm) {
     moert_gemm full;
     MOERT_TRY(check(gemm, &full));
-    if (is_by_weight(gemm) ? !has_rows(&full) : full.groups.count == 0)
+    if (full.groups.count == 0 ||
+        (is_by_weight(gemm) && full.groups.end_row <= full.groups.first_row))
         return MOERT_OK;
     const moert_device *device = moert_buffer_device(full.groups.ends);
     const char *required = backend->supports(device, &full), *first = "";

@@ -12,17 +12,14 @@
 #define CHECK  2.0
 #define LOAD_S 0.5
 
-static bool affords(const moert_check_times *times, double share) {
-    const double next = times->checked > 0 ? times->last : CHECK * times->plain + LOAD_S;
-    return times->plain > 0.0 && times->spent + next <= share * (times->all + times->plain + next);
-}
-
 moert_status moert_check_plan(moert_cross_check *check) {
     const moert_trainer_options *o = check->options;
     const uint64_t every = o->verify_every;
     bool due = every > 0 && (check->step + 1) % every == 0;
     if (o->verify_share > 0.0) {
-        due = affords(&check->times, o->verify_share);
+        const moert_check_times *t = &check->times;
+        const double next = t->checked > 0 ? t->last : CHECK * t->plain + LOAD_S;
+        due = t->plain > 0.0 && t->spent + next <= o->verify_share * (t->all + t->plain + next);
         MOERT_TRY(moert_comm_broadcast(check->world, 0, &due, sizeof due));
     }
     check->due = due;

@@ -129,10 +129,6 @@ static bool find(const comparison *c, size_t *rank, size_t *index) {
     return false;
 }
 
-static moert_audit_kind kind_of(const comparison *c, size_t index) {
-    return c->site->kind != NULL ? c->site->kind(c->check, index) : MOERT_AUDIT_COMPUTES;
-}
-
 /* A rank's rows are wrong, or those that it sent, or what carried them. */
 static void blame_travel(const comparison *c, size_t rank, size_t index, moert_check_verdict *v) {
     const bool from_all = c->site->class(c->check, index) == MOERT_AUDIT_EVERYONE;
@@ -160,7 +156,8 @@ static moert_status judge(comparison *c, size_t rank, size_t index, moert_check_
 /* Names the ranks that may be wrong, and ends the step or, with --on-mismatch warn, only warns. */
 static moert_status decide(comparison *c, size_t rank, size_t index) {
     moert_cross_check *check = c->check;
-    moert_check_verdict verdict = {.kind = kind_of(c, index)};
+    moert_check_verdict verdict = {.kind = c->site->kind != NULL ? c->site->kind(check, index)
+                                                                 : MOERT_AUDIT_COMPUTES};
     if (verdict.kind == MOERT_AUDIT_TRAVELS && c->ranks > 1)
         blame_travel(c, rank, index, &verdict);
     else
