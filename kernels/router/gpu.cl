@@ -137,7 +137,7 @@ static inline float2 held_sums(const vec s[STEPS], global const float *a, local 
             weighted = fma(s[i], load_part(a + i * VEC, EXPERTS - i * VEC), weighted);
     }
     return (float2)(is_pointwise(SCORE) ? sum_vec(sum, row_group) : 0.0f,
-                    a != 0 || HAS_SHUFFLES == 0 ? sum_vec(weighted, row_group) : 0.0f);
+                    HAS_SHUFFLES == 0 || a != 0 ? sum_vec(weighted, row_group) : 0.0f);
 }
 
 /* This item's slots, and values of its token. */
