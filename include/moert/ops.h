@@ -267,10 +267,10 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
 
 /*
  * Enqueues the operation and returns; the buffers may be reused in queue order. Not collective;
- * allocates nothing. Executions of one op share its workspace, on one queue. FLOPs: 2 ends[G-1] N
- * K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device, or not part of the
- * description; the reference backend also detects decreasing ends and a broken promise of
- * row_multiple), ERROR_DEVICE.
+ * allocates nothing. An op's executions run in order on the device's queue and share its workspace.
+ * FLOPs: 2 ends[G-1] N K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device,
+ * or not part of the description; the reference backend also detects decreasing ends and a broken
+ * promise of row_multiple), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 

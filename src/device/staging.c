@@ -38,7 +38,7 @@ static moert_status wrap_host_memory(moert_device *device, size_t bytes, moert_s
     const size_t pages = moert_round_up(bytes + MOERT_BUFFER_TAIL_BYTES, PAGE_BYTES);
     made->host = aligned_alloc(PAGE_BYTES, pages);
     if (made->host == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for %zu bytes", pages);
+        return MOERT_FAIL(ERROR_MEMORY, "no room for %zu bytes of host memory", pages);
     memset(made->host, 0, pages);
     MOERT_TRY(moert_buffer_wrap(device, made->host, bytes, &made->buffer));
     made->buffer->counted_bytes = pages;

@@ -39,7 +39,7 @@ typedef enum moert_audit_kind {
 
 /*
  * X(NAME, name, part, class, kind, description): what has a hash. A part's sites come in the order
- * in which they are computed, but those that rest come first. Sites of experts come in the order of
+ * in which they are computed, after those of kind RESTS. Sites of experts come in the order of
  * MOERT_PROBE_TABLE. In a layer with a dense MLP, all that is computed is of class TOKENS.
  */
 #define MOERT_AUDIT_TABLE(X)                                                                       \

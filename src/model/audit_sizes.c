@@ -26,8 +26,8 @@ static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *
                       moert_buffer_table_bytes(moert_dense_buffers, one));
 }
 
-/* The copy of what is outside of the layers. The second run uses the first one's logits. With
- * `adds`, a rank alone keeps the gradients from before the loss. */
+/* Bytes of the copies of embedding, last norm and head. The repeated run uses the logits buffer of
+ * the first run. With `adds`, a single rank also keeps the gradients from before the loss. */
 static size_t outside_bytes(const moert_model_sizes *one, const moert_block_shape *outer,
                             size_t nodes, bool adds) {
     const moert_model_config *c = one->config;

@@ -61,8 +61,8 @@ static moert_status check_groups(const moert_router_options *options) {
                           groups);
     if (groups > 1 && (best == 0 || best > experts / groups))
         return MOERT_FAIL(ERROR_USAGE,
-                          "router: %zu groups cannot be judged by their %zu best experts; 1 to %zu "
-                          "are legal (use groups = 1 for no grouping)",
+                          "router: %zu groups cannot be ranked by %zu best experts each; 1 to %zu "
+                          "experts are legal (use groups = 1 for no grouping)",
                           groups, best, experts / groups);
     if (kept == 0 || kept > groups)
         return MOERT_FAIL(ERROR_USAGE, "router: cannot keep %zu of %zu groups; 1 to %zu are legal",

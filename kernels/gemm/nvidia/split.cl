@@ -49,7 +49,7 @@
 #define DGRAD   1
 #define WGRAD   2
 
-#if ORIENTATION == FORWARD /* K of B runs along its columns (0) or its rows (1) */
+#if ORIENTATION == FORWARD /* 0: B is stored [N,K], 1: [K,N] */
 #define TRANSPOSED_B 0
 #else
 #define TRANSPOSED_B 1

@@ -142,7 +142,7 @@ TEST(test_the_message_names_the_call_that_failed) {
 }
 
 TEST(test_calls_without_a_communicator_return_their_errors) {
-    MPI_Datatype type = MPI_DATATYPE_NULL; /* MPI_Type_commit would end the program */
+    MPI_Datatype type = MPI_DATATYPE_NULL; /* the MPI_Type_commit above ends the program */
     assert_int_not_equal(PMPI_Type_commit(&type), MPI_SUCCESS);
 }
 

@@ -327,7 +327,7 @@ TEST(test_check_refuses_contradictions_with_a_clear_text) {
         {router_groups(good, 3, 1, 2), "do not form 3 equal groups"},
         {router_groups(good, 0, 0, 2), "do not form 0 equal groups"},
         {router_groups(good, 16, 8, 2),
-         "16 groups cannot be judged by their 2 best experts; 1 to 1 are legal"},
+         "16 groups cannot be ranked by 2 best experts each; 1 to 1 experts are legal"},
         {router_groups(good, 4, 2, 0), "their 0 best experts; 1 to 4"},
         {router_groups(good, 4, 2, 5), "their 5 best experts; 1 to 4"},
         {router_groups(good, 4, 5, 2), "cannot keep 5 of 4 groups"},
