@@ -28,8 +28,8 @@ static void size_dense(moert_model_config *config) {
 }
 
 /* Sets the sizes that only DeepSeek's families have. Latent sizes follow from the head size, in the
- * proportions of the released models. The first layer is dense. V3 keeps 4 of 8 groups of experts if
- * there are enough experts. */
+ * proportions of the released models. The first layer is dense. V3 keeps 4 of 8 groups of experts
+ * if there are enough experts. */
 static void size_deepseek(moert_model_config *config) {
     const size_t size = config->head_size, experts = config->router.experts;
     const bool v3 = config->family == MOERT_FAMILY_DEEPSEEK_V3;

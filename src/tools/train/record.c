@@ -47,7 +47,8 @@ static bool is_derived(const moert_option *option) {
     }
 }
 
-/* The source of an option's value. Options that set the same field share one recorded source, such as `given` or `default`. */
+/* The source of an option's value, such as `given` or `default`. Options that set the same field
+ * share one recorded source. */
 static const char *source_of(const moert_option *option, const moert_command *command) {
     if (moert_options_given(command, option->target, 1) != NULL)
         return "given";
