@@ -55,7 +55,8 @@ static size_t read_kib(const char *path, const char *key) {
     size_t kib = 0;
     FILE *file = fopen(path, "r");
     if (file == NULL) {
-        MOERT_WARN("%s is not read for %.*s: %s", path, (int)strlen(key) - 1, key, strerror(errno));
+        MOERT_WARN("%s: cannot be opened to read %.*s: %s", path, (int)strlen(key) - 1, key,
+                   strerror(errno));
         return 0;
     }
     while (fgets(line, sizeof line, file) != NULL)

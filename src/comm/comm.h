@@ -67,8 +67,8 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank);
 #define MOERT_COMM_LINE(line)   MOERT_COMM_STRING(line)
 #define MOERT_COMM_STRING(text) #text
 moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const char *site);
-/* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
- * All ranks know of such a failure and can end in order. */
+/* True if all ranks of the program have got the failure in moert_last_error(), by an agreement.
+ * They can then end in order. */
 bool moert_comm_failure_is_shared(void);
 /* From now on all calls of this process that wait for other ranks return ERROR_TIMEOUT with this
  * message. A call that is waiting returns it as well; its messages stay in flight, so the process

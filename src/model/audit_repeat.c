@@ -166,7 +166,7 @@ static moert_batch other_batch(const moert_audit *audit, size_t distance) {
 /* What another rank's tokens need. */
 typedef struct tokens_work {
     moert_batch batch;
-    int32_t *positions; /* of its documents, or NULL */
+    int32_t *positions; /* of the tokens in their documents, or NULL */
     int32_t *input, *target;
 } tokens_work;
 

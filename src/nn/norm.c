@@ -101,8 +101,8 @@ static moert_status check_rotation(const moert_rotation *rotation, size_t rows, 
     if (rotation->table == NULL)
         return MOERT_OK;
     if (rotation->heads == 0 || rows % rotation->heads != 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu rows are no tokens of %zu heads", rows,
-                          rotation->heads);
+        return MOERT_FAIL(ERROR_USAGE, "%zu rows are no multiple of %zu, the heads of a token",
+                          rows, rotation->heads);
     return moert_rope_check(rotation, rows / rotation->heads, width);
 }
 

@@ -72,7 +72,8 @@ moert_status moert_info_check(const char *directory) {
         return MOERT_FAIL(ERROR_USAGE,
                           "--check %s: holds no manifest.json, no checkpoints and no model/",
                           directory);
-    return t.damaged == 0 ? MOERT_OK
-                          : MOERT_FAIL(ERROR_FORMAT, "--check %s: %zu of %zu are damaged",
-                                       directory, t.damaged, t.checked);
+    return t.damaged == 0
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_FORMAT, "--check %s: %zu of %zu directories are damaged",
+                            directory, t.damaged, t.checked);
 }
