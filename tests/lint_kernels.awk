@@ -2,8 +2,8 @@
 #   - loops that add or multiply into a scalar float declared outside of them, without IN_ORDER_FOR or UNROLL_FOR: a driver may
 #     change the order of such sums, and with it the bits (kernels/lib/common.h)
 #   - calls of a driver's own transcendental functions in place of those of kernels/lib/elementary.h
-# It relies on the indentation that clang-format makes: a line is in a loop if it is indented more than the loop's header, and all
-# lines between are. Usage: awk -f tests/lint_kernels.awk FILE...
+# It relies on the indentation that clang-format makes: a line is in a loop if it is indented more than the loop's header, and so
+# are all lines between. Usage: awk -f tests/lint_kernels.awk FILE...
 
 function complain(text) {
     print FILENAME ":" FNR ": " text

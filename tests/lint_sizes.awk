@@ -60,7 +60,7 @@ FNR == 1 {
 }
 /^#/ || !limit || !function_most[limit] { next }
 
-# a declaration goes from a name in column 1 to a { or ; at the end of a line; a table or a type is none
+# a declaration goes from a name in column 1 to a { or ; at the end of a line; tables and types do not count
 state == "" && /^[A-Za-z_]/ && /\(/ && !/^[^(]*=/ {
     state = "declaration"
     start = FNR

@@ -10,7 +10,7 @@ tiny=(--hidden 16 --intermediate 16 --heads 1 --layers 1 --experts 2 --batch 2 -
 # ---- options ----
 
 text=("$train" "${tiny[@]}" --data LICENSE --steps 1)
-option() { # TEXT TITLE WORD...: rank 2 of 3 has these words as well
+option() { # TEXT TITLE WORD...: rank 2 of 3 also gets these words
     part refused 2 "^moert-train: rank 2 \(.*\): $1" "$2" mixed 2 "${text[@]}" : 1 "${text[@]}" "${@:3}"
 }
 same='; all ranks must run the same program with the same options$'

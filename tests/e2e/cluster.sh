@@ -132,7 +132,7 @@ exec $AGENT "$host" "$set;" "$@"
 END
     chmod +x "$tmp/agent"
     # shellcheck disable=SC2016
-    # both jobs may end by a hang in MPI_Finalize (finalized), and nodes() has time for two of 20 seconds
+    # both jobs may hang in MPI_Finalize at the end (finalized); nodes() has time for two hangs of 20 seconds
     MOERT_TIMEOUT_S=20 finalized nodes 3 1 --head -- bash -c 'export AGENT=${HYDRA_LAUNCHER_EXEC:-$OMPI_MCA_plm_rsh_agent}
         export HYDRA_LAUNCHER_EXEC=$0 OMPI_MCA_plm_rsh_agent=$0 PRTE_MCA_plm_ssh_agent=$0
         launch/train --hosts "$@"' "$tmp/agent" "$tmp/hosts" "--preflight=--slow 0.01 --seconds 0.3" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
@@ -160,7 +160,7 @@ restarts() { # NUMBER
     verdict $? "launch/train --restarts goes on without hosts that are lost, to the bytes of an undisturbed run"
 }
 
-# The third host computes a wrong bit: the run ends without it
+# The third host computes a wrong bit: the run ends without that host
 wrong_bits() {
     printf '%s\n' node0 node1 node2 >"$tmp/hosts"
     ranks 1 "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$tmp/whole"
@@ -215,7 +215,7 @@ part cut_off
 part killed
 part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S=4\)\$" "a rank that is stopped, alone on its host, is named"
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
-# any of the ranks may be the first to say it
+# any of the ranks may be the first to report it
 part fault 3 mixed 2 "(rank [01] on node[01] .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)"`
     `"|rank 2 on node2 .* at step 12 in phase 'dispatch', .* 1 \(node1, rank 1 waits at step 12 in 'combine'\))" \
     "when all ranks wait, the message says what the others do"

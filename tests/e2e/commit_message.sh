@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run: check
-# tests/commit_message takes messages as docs/contributing.md wants them, and says what is wrong with others.
+# tests/commit_message accepts messages that follow docs/contributing.md, and names the faults of others.
 . "$(dirname "$0")/../support/e2e.sh"
 
 message() { # WANTED SUBJECT [LINE...]: judges a message; WANTED is its complaint, or nothing

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all waits
-# The edges of a job: on one host its ranks listen on no network; it ends with its launcher; a later job removes what a killed one has
-# left, and nothing of a live one.
+# The edges of a job: on one host its ranks listen on no network; it ends with its launcher; a later job removes the files of a
+# killed job, and none of a live one.
 . "$(dirname "$0")/../support/e2e.sh"
 export TMPDIR=$tmp/session
 mkdir "$TMPDIR"

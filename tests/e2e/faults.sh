@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # run: check all night waits
-# A training run whose rank is killed or stopped ends soon and names the rank, also while experts move or hand on what their clones
-# need. A run that gets SIGTERM saves a checkpoint of its last whole step and ends without an error. Resumed from its last checkpoint
-# on any number of ranks, it ends with the bytes of a run without faults. No temporary files and no shared memory are left.
-# FAULTS_SEED=N makes another random choice of ranks and moments (1). FAULTS=N: only N random faults during the steps. FAULTS_LIVES=N: only N at
-# any moment of a process, N / 5 more under launch/train, and N while experts move. FAULTS_STEPS=N: the steps of each run, a multiple of
-# 20. With MOERT_DEVICE=gpu each rank takes a GPU.
+# A training run whose rank is killed or stopped ends soon and names the rank, also while experts move, or exchange weights and sums
+# with their clones. A run that gets SIGTERM saves a checkpoint of its last whole step and ends without an error. Resumed from its
+# last checkpoint on any number of ranks, it ends with the bytes of a run without faults. No temporary files and no shared memory
+# are left. FAULTS_SEED=N makes another random choice of ranks and moments (1). FAULTS=N: only N random faults during the steps.
+# FAULTS_LIVES=N: only N at any moment of a process, N / 5 more under launch/train, and N while experts move. FAULTS_STEPS=N: the
+# steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 . "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-train
 export -n TEST_BUILD # keep them out of the programs' environment
@@ -63,7 +63,7 @@ stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=8\)\$"
 names_fault() { # SIGNAL RANK PATTERN
     says_once "^moert: rank $2 on .* $3" && return
     ! grep -q '^moert: ' "$dir/stderr" && case $1-$MOERT_MPI in
-    KILL-mpich) grep -qE 'EXIT CODE: (9|6)$' "$dir/stdout" ;; # 6: UCX has aborted another rank, which noticed it
+    KILL-mpich) grep -qE 'EXIT CODE: (9|6)$' "$dir/stdout" ;; # 6: another rank noticed the loss, and UCX aborted it
     KILL-openmpi5) grep -q "process rank $2 with PID .* exited on" "$dir/stderr" ;;
     *) false ;;
     esac
@@ -150,7 +150,7 @@ life() {
     resumes "life-$1" $((1 + RANDOM % 4))
 }
 
-join # so that the next run takes its usual time
+join # the parts that still run would slow down the next run
 runs_of short 20 --batch 8 --save-every 1
 from=$(date +%s%N)
 whole 3
@@ -186,7 +186,7 @@ handed() { # FILE N: kills a rank in a random call of the file, then resumes the
         rm -rf "${work:?}/handed-$2"
         LD_PRELOAD=$shim INJECT_LOG=$dir/fired-$2 INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
         await
-        [ "$status" -eq 0 ] || break # else the site has fewer calls
+        [ "$status" -eq 0 ] || break # a run without an error: the site has fewer calls
     done
     [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault KILL "$victim" "$gone" && left_nothing
     verdict $? "$title at call $call: $(in_phase); the job ends after $seconds s and names it"

@@ -12,7 +12,7 @@ own() {
     "$@"
 }
 
-# op IN OUT WORD...: runs moert-op; without OUT of an earlier call, if that is not IN too. The portable backend does not sum in tiles
+# op IN OUT WORD...: runs moert-op, after it removes an old OUT (unless that is IN). The portable backend does not sum in tiles
 op() {
     local clean=()
     [[ " ${*:3} " != *' --backend portable '* ]] || clean=(env -u MOERT_BF16)

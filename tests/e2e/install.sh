@@ -80,7 +80,7 @@ if command -v man >/dev/null; then
     man -l "$prefix/share/man/man1/moert-train.1" 2>"$log" | grep -qE '^ +--steps N' && [ ! -s "$log" ]
     verdict $? "man shows them"
     cat "$prefix"/include/moert/*.h | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\($' | tr -d '(' >functions
-    while read -r function; do # in MANPATH: in a page of its name, or one that it refers to
+    while read -r function; do # man finds each function in a page of its name, or in one that this page refers to
         MANWIDTH=200 man -M "$prefix/share/man" 3 "$function" 2>&1 | grep -qE "^ .*\b$function\(.*[,;]$" || echo "no page: $function"
     done <functions >"$log"
     [ ! -s "$log" ] && [ "$(wc -l <functions)" -gt 50 ]

@@ -72,7 +72,7 @@ library() { # DIRECTORY NAME...: files for pkg-config, below the directory $tmp
     for name in "${@:2}"; do stub "$1/$name.pc"; done
 }
 
-machine() { # ID DIRECTORY: a bare one, whose package of Open MPI has its files in that directory; it is relative to $root
+machine() { # ID DIRECTORY: a bare machine, whose package of Open MPI has its files in DIRECTORY, a path relative to $root
     local program
     rm -rf "$root" "$tmp/packages"
     mkdir -p "$root/bin"
@@ -94,8 +94,8 @@ machine() { # ID DIRECTORY: a bare one, whose package of Open MPI has its files 
     stub "packages/$2/bin/mpirun"
 }
 
-# outcome STATUS TITLE COMMAND [PATTERN...]: the verdict on a command on the machine. What it says and the calls of package managers match
-# the patterns; without patterns there are none
+# outcome STATUS TITLE COMMAND [PATTERN...]: the verdict on a command on the machine. Its output and the calls of package managers
+# match the patterns; without patterns there is neither
 outcome() {
     local status
     rm -f "$root/calls"

@@ -60,7 +60,7 @@ compile() { # FORM FAMILY OPTION...
     *) items=32 ;;
     esac
     shift 2
-    case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # only the GPU form has it
+    case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # only the GPU form has ALIGNED
     case "$form $*" in avx*) ;; *-DAMX=1*) return 0 ;; esac # instructions of x86-64
     out=$(mktemp -p "$tmp")
     what=("$compiler" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -Ikernels -include kernels/lib/common.h
@@ -129,7 +129,7 @@ hopper() { # FAMILY OPTION...
     out=$(mktemp -p "$tmp") && to_ptx "$out.ptx" "$@" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     assemble "$out.sm90a" 'C75[0-9][0-9]' -arch=sm_90a --maxrregcount 168
 }
-ampere() { # FAMILY OPTION...; 128 work-items twice on an SM
+ampere() { # FAMILY OPTION...; two work-groups of 128 work-items run on an SM
     local out arch program=$*
     out=$(mktemp -p "$tmp") && to_ptx "$out.ptx" "$@" && sed -i 's/^\.version.*/.version 8.3/' "$out.ptx" || return 1
     for arch in sm_80 sm_86 sm_89 sm_90; do assemble "$out.ptx" "stack frame, [1-9]" "-arch=$arch" || return 1; done

@@ -8,7 +8,7 @@ small=(--data LICENSE --hidden 64 --intermediate 96 --heads 4 --layers 3 --exper
 train() { # NAME RANKS ENGINE OPTION...
     MOERT_EXCHANGE=$(engine "$3") ranks "$2" "$bin/moert-train" "${small[@]}" --out "$tmp/$1" "${@:4}"
 }
-expected() { sed -n 's/^rank [0-9]* will take \([0-9.]*\) MiB of .*/\1/p' "$log"; } # MiB, of the run in $log
+expected() { sed -n 's/^rank [0-9]* will take \([0-9.]*\) MiB of .*/\1/p' "$log"; } # prints the expected MiB of the run in $log
 
 plain=$tmp/plain # shared by all parts
 train plain 2 window
@@ -64,7 +64,7 @@ part starved
 
 # ---- the choice ----
 
-# chosen RANKS ENGINE PART WORD: with this part of the memory, auto takes WORD, and the run keeps its bits
+# chosen RANKS ENGINE PART WORD: with this part of the memory, auto chooses WORD, and the run keeps its bits
 chosen() {
     train "auto-$3" "$1" "$2" --recompute auto --memory "$(less "$needs" "$3")" && has_lines "$log" "and --recompute $4" &&
         same_run "$plain" "$tmp/auto-$3"
@@ -74,9 +74,9 @@ part chosen 2 window 1.01 none
 part chosen 2 window 0.93 experts
 part chosen 2 staged 0.85 layer
 
-# ---- what was taken ----
+# ---- the memory that a run used ----
 
-# measured RANKS ENGINE OPTION...: the run takes what the estimate says for the rows that it had, within 2 %
+# measured RANKS ENGINE OPTION...: the run's memory is within 2 % of the estimate for the rows that it had
 measured() {
     train one "$1" "$2" --length 256 "${@:3}" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
     verdict $? "$1 $2: $(sed -n 's/^memory *\(.*\)/\1/p' "$log") (${*:3})"

@@ -86,7 +86,7 @@ END
 shown many "many ranks and experts"
 judged "their narrow and dark page" looks "$tmp/many/report.html"
 
-# text that would be markup, if the page took it for that, in each file and in the names of directories and hosts
+# text that would act as markup if the page did not escape it, in each file and in the names of directories and hosts
 hostile="</script><script>document.body.dataset.drawn='no'</script><b>&amp;\"'"$'\u2028'
 cp -r "$tmp/full" "$tmp/${hostile//\//|}"
 python3 - "$tmp/${hostile//\//|}" "$hostile" <<'END'

@@ -81,7 +81,7 @@ for r in range(ranks):
     assert [s["name"] for s in steps] == [f"step {n}" for n in range(2, 7)], steps
     assert len(device) > 100 and {e["name"] for e in device} >= {"experts fprop", "dispatch", "combine", "optimizer"}
     assert len(messages) > 10, len(messages)
-    assert len(forth) == len(back) and (len(forth) > 0) == (ranks > 1), (len(forth), len(back)) # two a layer and step
+    assert len(forth) == len(back) and (len(forth) > 0) == (ranks > 1), (len(forth), len(back)) # two per layer and step
     assert all(there["ts"] <= home["ts"] + home["dur"] for there, home in zip(forth, back)), "rows came back before they left"
     for row in (steps, device, messages, forth, back):
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in zip(row, row[1:])), "overlap"

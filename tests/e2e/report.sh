@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
 # moert-report: it names a slow rank on the console and on the page, the page is one file with a record in JSON, and bad input is
-# named. What a browser shows is the matter of page.sh.
+# named. page.sh tests what a browser shows.
 . "$(dirname "$0")/../support/e2e.sh"
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 8
@@ -52,7 +52,7 @@ cp "$run/metrics.jsonl" "$tmp/plain"
 report "$tmp/plain" --out "$tmp/page.html" && whole "$tmp/page.html" && grep -q '"run":null,.*"profile":null,"trace":null}' "$tmp/page.html"
 verdict $? "a run without a profile and run.json also has a page"
 
-# two watched runs on 1 and 2 ranks have the same losses, a third one with another seed has not
+# two watched runs on 1 and 2 ranks have the same losses; a third one with another seed has others
 for setting in "a 1 1" "b 2 1" "c 1 2"; do
     read -r name count seed <<<"$setting"
     MOERT_EXCHANGE=$(engine window) ranks "$count" "${train[@]}" --watch --seed "$seed" --out "$tmp/$name" || cat "$log"

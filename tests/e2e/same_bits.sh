@@ -83,7 +83,8 @@ invariant() {
     done
 }
 
-# The runs of invariant with a blend in a JSON file; the same blend in a word gives the same numbers, also those of each source.
+# Calls invariant with a blend in a JSON file. The same blend as a word of the option gives the same numbers, also those of each
+# source.
 blended() { # "RANKS ENGINE"...
     local name=blend-${1/ /-}
     mkdir -p "$all/blend" && cp -r docs "$all/blend/docs" && echo "{\"$PWD/LICENSE\": 0.7, \"docs\": 0.3}" >"$all/blend/blend.json"
@@ -129,7 +130,7 @@ gpu_form() {
     verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
 }
 
-# The tier check. Every two values of two columns meet in a row, unless they exclude each other; uncovered() proves it
+# The tier check. Every two values of two columns occur together in some row, unless they exclude each other; uncovered() proves it
 pairs() {
     cat <<'END'
 ranks engine precision dense dispatch combine form micro experts recompute states sync push order resume optimizer
@@ -156,7 +157,7 @@ ranks engine precision dense dispatch combine form micro experts recompute state
 END
 }
 
-uncovered() { # prints the pairs of values that could meet in a row of pairs, but do not
+uncovered() { # prints the pairs of values that could occur together in a row of pairs, but do not
     pairs | awk '
         function excluded(a, b) {
             return (a b) ~ /engine=(node|staged)(sync=device|push=on)|ranks=2engine=node|ranks=3experts=exact/
@@ -179,8 +180,8 @@ uncovered() { # prints the pairs of values that could meet in a row of pairs, bu
         }'
 }
 
-# A row of pairs: 4 steps must have the bits of 1 rank without what must not change them, and those after a resume on another number
-# of ranks too
+# A row of pairs: its 4 steps must have the bits of 1 rank without the settings that must not change bits. So must the steps after
+# a resume on another number of ranks
 pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECOMPUTE STATES SYNC PUSH ORDER RESUME OPTIMIZER
     local run same free=() other=3
     run=pair-$(tr ' ' - <<<"$*")

@@ -11,7 +11,7 @@ echo "# SAVES_SEED=${SAVES_SEED:=1}"
 TEST_JOBS=4 # slow saves wait
 export MOERT_LOG=info
 program=$bin/moert-train steps=60 last=step-00000060
-model=(--data LICENSE --hidden 32 --intermediate 96 --heads 2 --length 64 --batch 8 --log-every 0 --steps $steps) # 2 MB of checkpoint
+model=(--data LICENSE --hidden 32 --intermediate 96 --heads 2 --length 64 --batch 8 --log-every 0 --steps $steps) # a checkpoint has 2 MB
 unmount() {
     umount "$work"/*/run/checkpoints 2>/dev/null
     leave
@@ -28,7 +28,7 @@ same_bytes() { # DIRECTORY
         [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ]
 }
 nothing_half() { [ -z "$(find "$1" -name '*.tmp' -o -name '*.old' | tee -a "$log")" ]; } # DIRECTORY
-warnings() { grep -cE "^moert.* warning: the checkpoint of step [0-9]+ $1" "$log"; }    # PATTERN: prints their number
+warnings() { grep -cE "^moert.* warning: the checkpoint of step [0-9]+ $1" "$log"; }    # PATTERN: prints the number of such warnings
 saved() { ls "$dir/run/checkpoints" | grep -x 'step-[0-9]*'; }
 steps_in() { ls "$1" | paste -sd ' '; } # DIRECTORY
 runs() { kill -0 "$launcher" 2>/dev/null && sleep 0.1; }
@@ -92,7 +92,7 @@ for slow in skipped waiting terminated; do [ "$TEST_TIER" = check ] || part $slo
 
 # failing NAME SIZE BREAK REPAIR PATTERN TITLE: breaks the disk after the first checkpoint, and repairs it after a warning
 failing() {
-    local good disk=$work/$1/run/checkpoints # without the run's lock, an open file
+    local good disk=$work/$1/run/checkpoints # the run's lock, an open file, lies elsewhere
     mkdir -p "$disk"
     if ! mount -t tmpfs -o "size=$2" moert-test "$disk" 2>>"$log"; then
         verdict 0 "$6 # SKIP no permission to mount a tmpfs"

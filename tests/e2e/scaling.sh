@@ -14,7 +14,7 @@ if [ "${TEST_BUILD:-build}" -ef build ]; then
     [ "$(grep -c '"efficiency": [0-9.]*}' "$tmp/scaling/scaling.json")" -eq 4 ] && [ "$(tail -n 1 "$tmp/scaling/scaling.json")" = ']' ]
     verdict $? "the rows are a JSON array"
     for mode in weak strong; do
-        # a point for each row, whose efficiency its height gives: 1 is at the height of the tick 1
+        # each row has a point, at the height of its efficiency: 1 is at the height of the tick 1
         awk -F, -v mode=$mode 'NR > 1 && $2 == mode { print $3 ": " $9 }' "$tmp/scaling/scaling.csv" | diff - <(
             sed -n 's/.*<circle.*<title>\(.*\)<\/title>.*/\1/p' "$tmp/scaling/$mode.svg") &&
             [ "$(sed -n 's/.*<circle.* cy="\([0-9.]*\)".*<title>1: .*/\1/p' "$tmp/scaling/$mode.svg")" = "$(awk -F'"' '/>1<.text>$/ && $6 == "end" { printf "%.1f", $4 - 4 }' "$tmp/scaling/$mode.svg")" ]
