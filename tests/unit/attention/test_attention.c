@@ -138,7 +138,7 @@ TEST(test_attention_takes_4096_tokens_and_large_scores) {
     }
 }
 
-/* So many tiles that work-groups of tensor cores compute several of them, one behind the other. */
+/* Enough tiles that a work-group on tensor cores computes several, one after the other. */
 TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
     static const attention_shape shapes[] = {{4, 1024, 16, 16, 192, 128, 0, false},
                                              {4, 1024, 16, 4, 128, 128, 0, false},

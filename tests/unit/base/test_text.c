@@ -38,7 +38,7 @@ TEST(test_any_text_becomes_utf8_that_json_takes_as_it_is) {
     }
 }
 
-/* Writes `count` numbers of 8 bytes; returns what the last stream and its close say. */
+/* Writes `count` numbers of 8 bytes; returns the status of closing the stream. */
 static moert_status write_numbers(size_t count, moert_text_stream *stream) {
     ASSERT_OK(moert_text_open("numbers", stream));
     for (size_t i = 0; i < count; i++)

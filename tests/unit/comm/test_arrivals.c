@@ -24,7 +24,8 @@ static void wait_for(moert_comm *comm, size_t late) {
     ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
 }
 
-/* This rank waited for the late rank and for no other rank. The late rank must not have waited. */
+/* Checks that this rank waited for the late rank and for no other one, and that the late rank did
+ * not wait. */
 TEST(test_the_last_rank_is_charged_with_the_others_waiting) {
     for (size_t late = 0; late < test_ranks; late++) {
         wait_for(test_comm, late);

@@ -8,7 +8,7 @@ static bool broadcast_from_every_root(void) {
     bool right = true;
     for (size_t root = 0; root < test_ranks; root++) {
         const uint64_t mine = mpi_value(test_rank, 9, 9);
-        uint64_t data[6] = {[5] = mine}; /* the last one is not sent */
+        uint64_t data[6] = {[5] = mine}; /* the last element is not sent */
         for (size_t i = 0; i < 5 && test_rank == root; i++)
             data[i] = mpi_value(root, 0, i);
         right = moert_comm_broadcast(test_comm, root, data, 5 * sizeof *data) == MOERT_OK && right;
@@ -90,7 +90,7 @@ static bool exchange_uneven(void) {
     return right;
 }
 
-/* Whole, and in messages of 7 bytes. */
+/* Each collective runs in one message, and in messages of 7 bytes. */
 TEST(test_collectives_take_pieces_uneven_empty_in_place_and_longer_than_a_message) {
     const size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
     for (int several = 0; several < 2; several++) {

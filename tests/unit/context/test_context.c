@@ -213,7 +213,7 @@ TEST(test_wrong_options_are_named) {
 TEST(test_an_option_binds_and_destroy_restores_the_affinity) {
     moert_context *first, *second;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-    set_variable("MOERT_BIND", "0"); /* keeps the cores, without an option */
+    set_variable("MOERT_BIND", "0"); /* without the option `binding`, keeps the process's cores */
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &first));
     cpu_set_t now = affinity();
     bool right = CPU_EQUAL(&at_start, &now) && moert_context_placement(first)->cpu_count == 0;
@@ -254,7 +254,7 @@ TEST(test_a_callback_gets_the_log_lines) {
     ASSERT_OK_ON_ALL(moert_context_pause_watch(context, false));
     ASSERT_OK_ON_ALL(moert_context_set_timeout(context, 90));
     ASSERT_REFUSED(moert_context_set_timeout(context, 86401), "86401");
-    release_owned(); /* before `lines` ends, and the binding's variable */
+    release_owned(); /* before `lines` goes out of scope and MOERT_BIND is unset */
     set_variable("MOERT_BIND", NULL);
     ASSERT_ON_ALL(lines > 0);
 }

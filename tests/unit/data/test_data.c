@@ -48,7 +48,7 @@ static void refuse_draw(const moert_data *data, moert_draw draw, size_t length, 
                  text);
 }
 
-/* The held-out sequences of one token have these values, in order. */
+/* Checks that the held-out sequences, of one token each, have these values in order. */
 static void assert_heldout(moert_data *data, const char *expected, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const sequence s = held_out(data, i, count, 1);

@@ -1,8 +1,8 @@
 // run: check=1 device=0
 /*
- * Where documents end inside a sequence: Megatron datasets are divided at their documents, whatever
- * tokens these have; raw token files behind the end token of the model; everything behind a token
- * that the user names.
+ * Where documents end inside a sequence: in Megatron datasets at the ends in their index, whatever
+ * the tokens; in raw token files behind the model's end token; in any data behind a token that the
+ * user names.
  */
 #include "support/data.h"
 

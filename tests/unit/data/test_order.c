@@ -182,7 +182,7 @@ static row row_of(const moert_data *data, size_t n) {
 }
 
 typedef struct uses {
-    unsigned input[MOST], target[MOST]; /* how often a token was one */
+    unsigned input[MOST], target[MOST]; /* how often each token was an input or a target */
     int32_t at[MOST];                   /* its last position */
     size_t padding;
 } uses;

@@ -49,7 +49,7 @@ static bool fails(const char *name) {
     }
 CALLS(DEFINE)
 
-/* Of a kernel's name. */
+/* Fails for copies of a kernel's name. */
 char *strdup(const char *text) {
     const bool failed = fails("strdup") && strcmp(text, "add") == 0;
     char *copy = failed ? NULL : malloc(strlen(text) + 1);

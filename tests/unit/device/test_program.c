@@ -206,7 +206,7 @@ TEST_WITH(test_damaged_files_of_the_cache_cost_only_time, make_kernels, NULL) {
 
 TEST_WITH(test_a_killed_process_leaves_no_files_for_long, make_kernels, NULL) {
     /* the children call no exit handlers, so each leaves a directory of PoCL, and the next removes
-     * it. Without PoCL there is no directory; beside a GPU it has no kernel */
+     * it. Without PoCL there is no directory; if the device is a GPU, it has no kernel */
     const bool pocl = expect_sum_elsewhere("good");
     expect_sum_elsewhere("good");
     assert_in_range(count_files(in_directory("tmp"), ""), pocl, 1);

@@ -93,7 +93,7 @@ static size_t activations_of(const moert_run *run) {
     return bytes;
 }
 
-/* What a run has outside of the layers. */
+/* Bytes of a run outside of the layers. */
 static size_t head_of(const moert_run *run) {
     const moert_head_buffers *head = &run->head;
     return SUM(run->tokens, run->targets, run->links, run->embedded, run->final_normed,
@@ -174,7 +174,7 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
         tokens[i] = (int32_t)((first * LENGTH + i) * 7 % model->config.vocabulary);
     const moert_model_batch all = {batch, LENGTH, tokens, tokens, false, NULL, 0, true};
     MOERT_TRY(moert_model_initialize(model, 1));
-    if (audit != NULL) { /* one step without: an audit ends the sums of a layer before the next */
+    if (audit != NULL) { /* a step without an audit, which ends a layer's sums before the next */
         MOERT_TRY(step(model, &all, micro_batches, aux_form, NULL));
         moert_model_weights_changed(model);
     }
@@ -187,7 +187,7 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     return moert_run_forward(run_of(model), &all);
 }
 
-/* What an audit holds, but the digests: 8 bytes for each row and each 4 KiB. */
+/* Bytes of an audit, except its digests, which have 8 bytes for each row and each 4 KiB. */
 static size_t audit_bytes(const moert_audit *audit) {
     const moert_model_layer *again = &audit->copy;
     const moert_block *blocks[] = {audit->outer,
@@ -225,7 +225,7 @@ static size_t staged_bytes(const moert_exchange *exchange) {
     return bytes;
 }
 
-/* Bytes of the host memory for what clones hand on. */
+/* Bytes of host memory for the values that clones hand on. */
 static size_t handed_bytes(const moert_handover *handover) {
     return handover != NULL ? 2 * handover->room * sizeof *handover->in : 0;
 }
@@ -234,7 +234,7 @@ static size_t handed_bytes(const moert_handover *handover) {
 
 enum { CASES = 60, SOME = 15 /* on 2 ranks, in check */, MOST_RANKS = 4 };
 
-/* How a run was drawn, but its config. */
+/* The random choices of a run, except its config. */
 typedef struct draw {
     const char *model, *engine;
     size_t batch, micro_batches, ep;
@@ -261,7 +261,8 @@ static void draw_precisions(moert_model_config *c) {
     c->memory.loss_chunk = DRAW(0, 0, 64);
 }
 
-/* Other attention and other widths in a model of its own kind, whose weights are not read. */
+/* Draws other attention and other widths for a model of the same kind, whose weights are not
+ * read. */
 static void draw_attention(moert_model_config *c) {
     static const moert_latent_sizes latent[] = {
         {24, 16, 12, 8, 20}, {0, 40, 6, 2, 4}, {24, 16, 128, 64, 128}};

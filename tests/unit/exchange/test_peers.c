@@ -71,8 +71,8 @@ static void check_sum(size_t n, size_t more, bool accumulate, bool in_place) {
     release_owned();
 }
 
-/* Also sums that are longer than the window, which pass in several rounds, and a sum in the buffer
- * of the nodes. */
+/* Some sums are longer than the window, so they pass in several rounds; one sum is written to the
+ * buffer of the nodes. */
 TEST(test_sums_between_devices_have_the_bits_of_the_tree) {
     const size_t floats = moert_peers_bytes(test_device) / sizeof(float);
     if (peers == NULL)

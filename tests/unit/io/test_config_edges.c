@@ -1,5 +1,6 @@
 // run: check=1 device=0
-/* Keys that released configs have beside those of their family, and keys that contradict. */
+/* Keys that released configs have in addition to their family's, and keys that contradict each
+ * other. */
 #include "io/model_config.h"
 #include "support/files.h"
 

@@ -198,7 +198,7 @@ static moert_status write_manifest(void) {
     return status;
 }
 
-/* A table that cannot be printed leaves no text, so no file here. */
+/* Writes a table. If it cannot be printed, there is no text, so this writes no file. */
 static moert_status write_table(void) {
     static const moert_column columns[] = {{"rank", "rank", MOERT_COLUMN_COUNT},
                                            {"name", "name", MOERT_COLUMN_TEXT}};
@@ -216,7 +216,8 @@ static moert_status write_table(void) {
     return status;
 }
 
-/* Each allocation fails in turn: the write says so and leaves no file, or the file is as ever. */
+/* Each allocation fails in turn. The write either reports it and leaves no file, or writes the
+ * usual file. */
 TEST(test_files_are_written_whole_or_not_at_all) {
     static const struct {
         moert_status (*write)(void);

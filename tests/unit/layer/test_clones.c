@@ -8,7 +8,7 @@
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-/* About 200 rows an expert: up to 4 ranges of 64 rows. */
+/* An expert gets about 200 rows, which make up to 4 ranges of 64 rows. */
 enum { TOKENS = 40 * LAYER_TOKENS, EXPERTS = 5, MICRO = 2, ROUNDS = 2 };
 
 static moert_layer_options form(size_t hidden, size_t intermediate) {

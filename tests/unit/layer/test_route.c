@@ -15,7 +15,7 @@ typedef struct test_route {
     size_t salt, tokens, first_slot, rows;
     moert_route *route;
     moert_buffer *x, *x16, *weight; /* [T,H] as float32 and bf16, [T,K] */
-    uint32_t *slot;                 /* [M] of each row; FILLS: it fills up */
+    uint32_t *slot;                 /* [M] of each row; FILLS: a padding row */
 } test_route;
 
 /* ---- values of a slot ---- */
@@ -47,7 +47,7 @@ static float dweight(const test_route *t, size_t slot, size_t column) {
     return (float)(slot / TOPK * 100 + slot % TOPK);
 }
 
-/* [M,columns] of the values of this rank's rows; `fill` in those that fill up. */
+/* [M,columns] of the values of this rank's rows; `fill` in padding rows. */
 static float *rows_of(const test_route *t, size_t columns, element *value, float fill) {
     float *rows = test_alloc(t->rows * columns * sizeof *rows);
     for (size_t i = 0; i < t->rows * columns; i++) {
@@ -153,7 +153,7 @@ static bool weight_gradients_are_near(const test_route *t, moert_dtype type, con
     return right;
 }
 
-/* Each call without the optional buffers of the weights, then with them. */
+/* Makes each call without the optional buffers of the weights, then with them. */
 static void check_calls(const test_route *t, moert_dtype type) {
     const moert_dtype f32 = MOERT_DTYPE_F32;
     const bool bf16 = type == MOERT_DTYPE_BF16;

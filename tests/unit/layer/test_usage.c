@@ -225,7 +225,7 @@ TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
 
 /* ---- placements ---- */
 
-/* The layer has two slots more on each rank than it needs, if there are so many experts. It begins
+/* The layer has two slots more on each rank than it needs, if there are enough experts. It begins
  * with contiguous blocks. */
 TEST(test_placements_are_checked) {
     moert_layer_options options = layer_form(20, 12);

@@ -19,13 +19,13 @@ typedef struct outcome {
     float *logits;
 } outcome;
 
-/* Every fifth target does not count. */
+/* Every fifth target is masked. */
 static outcome run_step(const setting *how, size_t chunk) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 1e-3};
     moert_model_config config = golden_config("qwen3-tiny");
     config.dense = how->dense;
     config.tied_embeddings = how->tied;
-    config.pad_token = 4; /* some of the tokens are */
+    config.pad_token = 4; /* some tokens have this value */
     config.memory.loss_chunk = chunk;
     outcome o = {.model = open_model(test_mesh, &config)};
     ASSERT_OK(moert_model_initialize(o.model, 3));

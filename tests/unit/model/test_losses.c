@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,2san
-/* Losses of whole models: padding and targets that do not count, parts of the targets that add up
- * to all, and the auxiliary loss of each sequence. Some cases have a rank without sequences. */
+/* Losses of whole models: padding and masked targets, parts of the targets that add up to all, and
+ * the auxiliary loss of each sequence. Some cases have a rank without sequences. */
 #include "support/model/model_run.h"
 
 #define MODEL "mixtral-tiny-aux"

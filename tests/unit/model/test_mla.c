@@ -11,7 +11,7 @@ typedef struct mla {
     const moert_attention_shape *shape;
     size_t sequences, length;
     int32_t positions[MOST_TOKENS];          /* [T] in the documents */
-    double *parameter[MOERT_ATTENTION_MOST]; /* of the shape; NULL: not in this form */
+    double *parameter[MOERT_ATTENTION_MOST]; /* values of each; NULL: this form lacks it */
     double *x, *dy;                          /* [T,H] */
 } mla;
 

@@ -69,7 +69,7 @@ TEST(test_the_sums_are_those_of_all_micro_batches_of_a_step) {
     ASSERT_ON_ALL(right);
 }
 
-/* All ranks together, and each alone. */
+/* All ranks compute together, then each rank computes the whole batch alone. */
 TEST(test_the_digits_do_not_depend_on_the_ranks) {
     moert_context *context = NULL;
     moert_mesh *alone = NULL;

@@ -1,5 +1,6 @@
 // run: check=1,1gpu all=1san
-/* Digests of rows against their formula on the host; every bit counts, and nothing beside a row. */
+/* Digests of rows against their formula on the host; every bit of a row counts, and nothing outside
+ * of it. */
 #include "base/rng.h"
 #include "nn/nn.h"
 #include "support/test.h"

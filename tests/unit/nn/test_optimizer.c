@@ -33,7 +33,7 @@ static void reference_step(const moert_update *update, double gradient, double *
           (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + update->epsilon);
 }
 
-/* A test of each optimizer. */
+/* Defines a test that runs `check` for each optimizer. */
 #define EACH(name, check)                                                                          \
     TEST(name) {                                                                                   \
         for (unsigned o = 0; o < MOERT_OPTIMIZERS; o++)                                            \

@@ -48,7 +48,7 @@ TEST(test_contiguous_blocks_of_experts_differ_by_at_most_one) {
             }
             assert_int_equal(next, experts);
         }
-    size_t first, count; /* of calls that make no sense */
+    size_t first, count; /* of calls with senseless arguments */
     moert_plan_experts(4, 0, 0, &first, &count);
     assert_int_equal(count, 0);
     assert_int_equal(moert_plan_owner(4, 0, 1), 0);
@@ -98,7 +98,7 @@ static uint32_t *balanced(const moert_expert_map *map, const uint64_t *rows, boo
     return expert;
 }
 
-/* rows / mean of the busiest rank after balancing; checks that the placement is whole. */
+/* The busiest rank's rows over the mean after balancing; checks that the placement is complete. */
 static double balance(const moert_expert_map *map, const uint64_t *rows, bool clones) {
     const uint32_t *expert = balanced(map, rows, clones);
     moert_expert_map *copy;
@@ -135,7 +135,7 @@ TEST(test_balanced_loads_stay_and_few_experts_move) {
     uint64_t rows[EXPERTS];
     size_t moved = 0;
     for (int equal = 2; equal >= 0;
-         equal--) { /* at last no two, but each rank has nearly the mean */
+         equal--) { /* 0: all experts differ, but each rank has nearly the mean */
         for (size_t e = 0; e < EXPERTS; e++)
             rows[e] = equal == 2 ? 0 : equal == 1 ? 7 : 1000 + e * 37 % 64;
         assert_memory_equal(balanced(map, rows, false), map->expert, SLOTS * sizeof *map->expert);
@@ -190,9 +190,9 @@ TEST(test_clones_end_when_they_are_off_or_not_needed) {
         uint64_t rows[8] = {900, 10, 10, 10, 10, 10, 10, 10};
         assert_true(rebalance(map, rows, true));
         assert_int_equal(map->chain[0], 4);
-        rows[0] = off ? 900 : 100; /* of 170; three would have 33, and half of the mean is 21 */
+        rows[0] = off ? 900 : 100; /* of 170: three slots would have 33 each; half the mean is 21 */
         assert_int_equal(rebalance(map, rows, !off), off);
-        rows[0] = off ? 900 : 10; /* of 80; two would have 5 each, and half of the mean is 10 */
+        rows[0] = off ? 900 : 10; /* of 80: two slots would have 5 each; half the mean is 10 */
         assert_int_equal(rebalance(map, rows, !off), !off);
         assert_int_equal(map->longest, 1);
     }

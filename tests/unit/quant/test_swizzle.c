@@ -20,7 +20,7 @@ enum { MOST_GROUPS = 8, UNSET = 0xEE };
 typedef struct lines_case {
     size_t lines, width, groups;
     uint32_t ends[MOST_GROUPS];
-    size_t tiles[2]; /* plain and transposed: the room, too small for the last group; 0: enough */
+    size_t tiles[2]; /* room, plain and transposed: the last group does not fit; 0: enough */
 } lines_case;
 
 /* Writes the tiles of each group that has room, and copies its lines to `back`. Returns the bytes

@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* Reports on made-up records: their sentences, and the records in their pages. What a browser makes
- * of a page is the matter of tests/e2e/page.sh. */
+/* Reports on made-up records: their sentences, and the records in their pages. tests/e2e/page.sh
+ * tests pages in a browser. */
 #include <jansson.h>
 
 #include "support/test.h"
@@ -144,7 +144,7 @@ TEST(test_speed_parts_and_loss_are_reported) {
 TEST(test_the_step_is_named_at_which_held_out_and_training_loss_part) {
     static const struct {
         double heldout[4]; /* of steps 4, 9, 14 and 19 */
-        double fall;       /* of the training loss a step */
+        double fall;       /* fall of the training loss per step */
         double parts;
     } rows[] = {
         {{4.0, 3.0, 3.5, 4.0}, 0.1, 9.0},   {{4.0, 3.0, 3.0, 3.0}, 0.1, 9.0},

@@ -1,7 +1,8 @@
 // run: check=1,2
 /*
- * What moert-train says and keeps of runs: older runs in the same directory, resumes with other
- * options, steps without finite scores, layers that collapse, models without weights, chats.
+ * What moert-train reports and stores about runs: older runs in the same directory, resumes with
+ * other options, steps without finite scores, layers that collapse, models without weights,
+ * chats.
  */
 #include "base/log.h"
 #include "io/json.h"
@@ -90,7 +91,7 @@ TEST(test_a_resume_says_what_it_resumes) {
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --optimizer sgd"),
                         MOERT_ERROR_MISMATCH,
                         "has the moments of --optimizer adamw, this run has --optimizer sgd");
-    /* a checkpoint of before --optimizer has those of AdamW */
+    /* a checkpoint from before --optimizer existed has AdamW's moments */
     assert_true(run_shell("sed -i \"s/--optimizer adamw.n//\" $DIR/run/checkpoints/*/state.json && "
                           "! grep -q optimizer $DIR/run/checkpoints/*/state.json"));
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto "

@@ -49,7 +49,7 @@ static const struct {
 
 TEST(test_verified_runs_have_no_false_alarm_and_the_same_bytes) {
     const size_t steps = number("VERIFY_STEPS", 4);
-    const bool on_gpu = !moert_device_describe(test_device)->is_cpu; /* not all have windows */
+    const bool on_gpu = !moert_device_describe(test_device)->is_cpu; /* not all GPUs have windows */
     for (size_t i = 0; i < MOERT_COUNT(clean); i++) {
         if (clean[i].ranks != test_ranks)
             continue;

@@ -83,7 +83,7 @@ TEST(test_ranks_divide_all_cores_without_overlap) {
                     check_division(packages[p], cores[c], threads, ranks[r]);
 }
 
-/* The processors of each rank, and with a slash its GPU. */
+/* The processors of each rank and, behind a slash, its GPU. */
 static const char *places(const moert_topology *topology, size_t ranks, bool gpus) {
     const char *text = "";
     for (size_t rank = 0; rank < ranks; rank++) {

@@ -71,7 +71,7 @@ OBJECT(context, context, MPI_COMM_WORLD, NULL)
 OBJECT(staged, exchange, test_device, test_comm, MOERT_EXCHANGE_STAGED)
 OBJECT(window, exchange, test_device, test_comm, MOERT_EXCHANGE_WINDOW)
 OBJECT(mesh, mesh, test_context, 0)
-OBJECT(groups, mesh, test_context, 1) /* of experts; only one has the failure */
+OBJECT(groups, mesh, test_context, 1) /* one rank each; the failure is in one group */
 OBJECT(model, model, test_mesh, &config)
 
 /* Without MOERT_SYNC they would fall back to host memory. */
@@ -183,7 +183,7 @@ TEST(test_constructors_fail_alike_on_all_ranks) {
     whole = open_model(test_mesh, &config);
     only_arrays = true;
     for (size_t i = 0; i < MOERT_COUNT(constructors); i++) {
-        ASSERT_OK_ON_ALL(constructors[i].create()); /* with what is made once per process */
+        ASSERT_OK_ON_ALL(constructors[i].create()); /* also makes what a process makes once */
         check_each(constructors[i].name, constructors[i].create, false, 1);
     }
 }
@@ -208,8 +208,8 @@ TEST(test_writers_and_readers_fail_alike_and_leave_no_file) {
     check_each("loading", load_checkpoint, false, stride);
 }
 
-/* The engine is fixed and the cache is off: the choice of an engine passes over those that find no
- * memory, and what the cache finds no memory for is computed anew. */
+/* The engine is fixed and the cache is off. Otherwise some failed allocations would do no harm:
+ * moert would choose another engine, or compute what it could not read from the cache. */
 static int begin(void **state) {
     set_variable("MOERT_EXCHANGE", "staged");
     set_variable("MOERT_CACHE_DIR", "off");

@@ -72,7 +72,7 @@ static moert_status begin(moert_saver *saver, uint64_t step) {
     return moert_saver_begin(saver, &(moert_run_state){.step = step, .applied = step, .seed = 1});
 }
 
-/* Holds the training while it saves. */
+/* Saves while the training waits. */
 static moert_status save(moert_saver *saver, uint64_t step) {
     return moert_saver_write(saver, &(moert_run_state){.step = step, .applied = step, .seed = 1});
 }
@@ -207,8 +207,8 @@ TEST_WITH(test_the_files_of_the_tokenizer_go_along, open_small_state, NULL) {
 
 /* ---- files whose tensors have all experts of a layer, transposed ---- */
 
-/* Sets the moments, both kinds, to the magnitudes of the weights; with `compare` returns instead
- * whether they are that. */
+/* Sets both kinds of moments to the magnitudes of the weights. With `compare`, only returns whether
+ * they have these values. */
 static bool magnitudes(bool compare) {
     bool same = true;
     for (size_t i = 0; i < moert_model_tensor_count(model); i++) {
@@ -278,7 +278,7 @@ TEST(test_checkpoints_of_fused_experts_have_one_layout_on_any_division_of_them) 
     }
     static const struct {
         const char *written;
-        size_t ep; /* of those who read it */
+        size_t ep; /* of the run that reads it */
     } saves[] = {{"held-0", 0}, {"held-1", 1}, {"beside-0", 1}, {"beside-1", 0}};
     for (size_t i = 0; i < MOERT_COUNT(saves); i++) {
         const char *path = titled("%s/%s/step-00000001", directory, saves[i].written);

@@ -12,7 +12,7 @@
 #include "support/suite.h"
 #include "train/move.h"
 
-/* LENGTH gives an expert about 150 rows, which is room for three clones. */
+/* With LENGTH, an expert gets about 150 rows, enough for three clones. */
 enum { STEPS = 4, EXPERTS = 5, SEQUENCES = 5, LENGTH = 75 };
 
 static const moert_optimizer_options settings = {
@@ -239,7 +239,7 @@ static run train(size_t ep, moert_precision precision, size_t schedule) {
             data.input[i] = (int32_t)(moert_rng_uniform(step, 9, i) * vocabulary);
             data.target[i] = (int32_t)(moert_rng_uniform(step, 9, i + 1) * vocabulary);
         }
-        for (size_t i = 0; i < 2; i++) /* the second micro-batch is as the first */
+        for (size_t i = 0; i < 2; i++) /* both micro-batches have the same data */
             r.loss[step] =
                 model_step(r.model, model_batch(r.model, &data), losses, i, 2).cross_entropy;
         take_step(&r, step);
@@ -267,9 +267,9 @@ TEST(test_moves_leave_the_bits_of_training_with_replicas) {
             check_moves(ep, MOERT_PRECISION_F32, 16 + ep);
 }
 
-/* In every precision, with every engine between ranks (node is for CPUs): in the tier check one
- * schedule each, else all eight, which are 216 for all ranks, engines and float32, bf16 and mxfp8.
- */
+/* Trains in every precision, with every engine between ranks (node only on CPUs). The tier check
+ * has one schedule each, else there are all eight: 216 over all ranks, engines, and float32, bf16
+ * and mxfp8. */
 TEST(test_moves_leave_the_bits_of_training) {
     static const moert_precision precisions[] = {MOERT_PRECISION_F32, MOERT_PRECISION_BF16,
                                                  MOERT_PRECISION_MXFP8, MOERT_PRECISION_NVFP4};
