@@ -11,7 +11,7 @@ context = moert.Context()
 generator = torch.Generator().manual_seed(1)
 target = torch.randn(H, H, generator=generator) / H ** 0.5
 layer = moert.torch.MoELayer(H, 128, experts=8, topk=2, seed=1, deviation=0.1, context=context)
-optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)  # of this rank's experts, and of the router, the same on all ranks
+optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)  # updates this rank's experts, and the router, which is the same on all ranks
 
 for step in range(20):
     batch = torch.randn(SEQUENCES, LENGTH, H, generator=generator)

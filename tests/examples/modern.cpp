@@ -17,7 +17,7 @@ void check(moert_status status) {
         throw std::runtime_error(moert_last_error());
 }
 
-/* An object of moert that its function of destruction ends. */
+/* An object of moert; the destructor calls the function that destroys it. */
 template <auto destroy> struct deleter {
     template <typename T> void operator()(T *object) const { destroy(object); }
 };

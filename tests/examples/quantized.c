@@ -15,7 +15,7 @@
 
 enum { G = 2, M = 64, N = 32, K = 128 }; /* y[M,N] = x[M,K] weight[g]^T, of G experts */
 
-/* values[rows,K] to E4M3, with a scale for every 32 columns */
+/* Quantizes values[rows,K] to E4M3, with a scale for every 32 columns. */
 static void quantize(moert_device *device, size_t rows, const float *values, moert_buffer **q,
                      moert_buffer **scale) {
     moert_quantize op = MOERT_QUANTIZE_INIT;

@@ -18,14 +18,15 @@
 
 #define TRY(call) ((call) == MOERT_OK ? (void)0 : fail(moert_last_error()))
 
-/* Of a byte only the low bits count: the text is ASCII. The sequences are those of all ranks. */
+/* V: the text is ASCII, so only the low 7 bits of a byte count. SEQUENCES and T count those of all
+ * ranks. */
 enum { V = 128, H = 64, CONTEXT = 8, LAYERS = 2, STEPS = 100 };
 enum { SEQUENCES = 10, LENGTH = 64, T = SEQUENCES * LENGTH };
 
 typedef struct moe_layer {
     moert_layer *layer;
     moert_pass *pass;
-    moert_buffer *x, *y; /* [T of this rank, H]; y also takes dy, then dx */
+    moert_buffer *x, *y; /* [T of this rank, H]; later y holds dy, then dx */
 } moe_layer;
 
 /* A tensor for the optimizer: host arrays, or buffers that the update maps. */

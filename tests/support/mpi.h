@@ -39,8 +39,8 @@ extern moert_mesh *test_mesh;
 int open_test_mesh(void **state);
 int close_test_mesh(void **state);
 
-/* Deals the ranks of test_context to `hosts` hosts in turn, as far as a new mesh knows; 1: all are
- * on one host again. */
+/* Lets new meshes see the ranks of test_context on `hosts` hosts, rank by rank in turn; 1: all on
+ * one host again. */
 void deal_ranks(size_t hosts);
 
 /* open_mesh() creates another mesh, with `ep` ranks per set of experts (0: all), open_exact_mesh()

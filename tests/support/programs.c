@@ -17,8 +17,8 @@ static const char *table(void) {
     return moert_embedded_texts[i];
 }
 
-/* The first or, after `line`, the next line of the table that begins with this word. Writes its
- * other words to `rest`. */
+/* Finds the first line of the table (after `line`, unless that is NULL) that begins with this word.
+ * Writes its other words to `rest`. */
 static const char *next_line(const char *line, const char *word, size_t length,
                              char rest[MOST_TEXT]) {
     line = line == NULL ? table() : strchr(line, '\n') + 1;
@@ -82,7 +82,7 @@ static bool has_define(const char *spec, const char *words) {
     return false;
 }
 
-/* Whether the program has the defines `words` and `left` in all. */
+/* Whether the program has the defines `words`; `left` of its defines are not matched yet. */
 static bool takes(const char *words, const char *spec, int left) {
     char rest[MOST_TEXT], with[MOST_TEXT];
     if (words[0] == '\0')

@@ -201,7 +201,7 @@ void assert_near(const char *what, const float *got, const double *want, size_t 
 /* The norm of a - b relative to that of a; NaN if both are 0. */
 double relative_difference(const float *a, const float *b, size_t n);
 
-/* The n floats have the same bits. */
+/* Checks that the n floats have the same bits. */
 void assert_same_bits(const char *what, const float *got, const float *want, size_t n);
 
 /* Compares the content of a guarded buffer, as assert_near() and assert_same_bits() do. */

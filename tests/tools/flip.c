@@ -30,7 +30,7 @@ typedef struct kernel {
     cl_mem argument[ARGUMENTS];
 } kernel;
 
-/* What all handles of a name have done. */
+/* The launches of all handles of a name, and the words of their buffers. */
 typedef struct named {
     char name[NAME];
     uint64_t launches, words[ARGUMENTS];
@@ -39,7 +39,7 @@ typedef struct named {
 static kernel kernels[KERNELS];
 static named names[KERNELS];
 static unsigned kernel_count, name_count;
-static cl_mem buffers[BUFFERS]; /* a hash table of all that were ever made */
+static cl_mem buffers[BUFFERS]; /* a hash table of all buffers ever created */
 static char chosen[NAME];       /* "": none */
 static unsigned chosen_argument;
 static uint64_t chosen_launch, chosen_word;
@@ -128,7 +128,7 @@ PUBLIC cl_kernel clCreateKernel(cl_program program, const char *name, cl_int *co
     return made;
 }
 
-/* The newest kernel with the handle, which the driver may have used before. */
+/* The newest kernel with the handle: the driver may reuse the handle of an older one. */
 static kernel *find_kernel(cl_kernel handle) {
     for (unsigned i = kernel_count; i-- > 0;)
         if (kernels[i].handle == handle)
@@ -152,7 +152,7 @@ static uint64_t words_of(cl_mem memory) {
     return bytes / sizeof(uint32_t);
 }
 
-/* Flips the bits, once the queue has done all before. */
+/* Flips the bits after the queue has finished all earlier commands. */
 static void flip(cl_command_queue queue, cl_mem memory) {
     const uint64_t words = words_of(memory);
     uint32_t word;

@@ -170,12 +170,12 @@ static uint64_t argument_of(const frame *f, int i) {
 
 enum { DEPTH = 3, FRAMES = 16, SITES = 1 << 16 };
 
-static uintptr_t program_base;               /* what its addresses are relative to */
+static uintptr_t program_base;               /* the load address: sites are relative to it */
 static uintptr_t program_start, program_end; /* code of the program; empty: no call is examined */
 static atomic_uint_least64_t seen[SITES];
 static atomic_bool fired;
 static uint64_t chosen;       /* 0: none */
-static atomic_int calls_left; /* of the chosen site, until the one that kills; 0: none does */
+static atomic_int calls_left; /* calls of the chosen site up to the one that kills; 0: none does */
 static int log_file = -1;
 /* this thread is inside the shim */
 static _Thread_local bool busy __attribute__((tls_model("initial-exec")));

@@ -14,7 +14,8 @@ EXCLUDED = {  # files whose code does not run here
     "kernels/lib/nvidia.h": "for NVIDIA's GPUs",
     "kernels/gemm/*_amx*.h": "for CPUs with AMX",
 }
-# the values that macros have here in conditions that select hardware (None: not defined); what these exclude is not mutated either
+# the values that macros have here in conditions that select hardware (None: not defined); code that these exclude is not mutated
+# either
 HARDWARE = {name: [None] for name in "__NV_CL_C_VERSION __NVPTX__ __SPIR__ __SPIRV__ __SPIRV64__ __aarch64__ __INTEL_CLANG_COMPILER "
             "MOERT_FAST HAS_FP8 HAS_BF16 HAS_LAST_USE".split()}
 HARDWARE |= {"MOERT_NVIDIA": [0], "AMX": [0], "DOT": [0, 1], "MOERT_CPU": [1], "__x86_64__": [1], "__linux__": [1], "__clang__": [1]}
@@ -36,7 +37,7 @@ TOKEN = re.compile(r"""(?P<space> (?:\s | \\\n | /\*.*?\*/ | //[^\n]*)+ )
 DIRECTIVE = re.compile(r"# *(\w*)((?:\\\n|/\*.*?\*/|[^\n])*)", re.DOTALL)
 
 Token = collections.namedtuple("Token", "kind text start end")
-Place = collections.namedtuple("Place", "file line start end before texts head tail")  # head and tail surround it in titles
+Place = collections.namedtuple("Place", "file line start end before texts head tail")  # head and tail: the text around it, for titles
 Mutant = collections.namedtuple("Mutant", "number kind place text")
 
 
@@ -58,7 +59,7 @@ def truths(condition):
 
 def parts(text):
     """Lists of the tokens that run here: all but directives, then the body of each #define."""
-    lists, branches, at = [[]], [], 0  # a branch: whether it may run, and whether a later one may
+    lists, branches, at = [[]], [], 0  # a branch: whether it may run, and whether a later one of the #if may
     while at < len(text):
         match, runs = TOKEN.match(text, at), all(may_run for may_run, _ in branches)
         if match.group() == "#" and not text[text.rfind("\n", 0, at) + 1:at].strip():

@@ -1,8 +1,8 @@
 /*
- * Hides two errors of Oclgrind 21.10, which reports reads of uninitialised memory that are none:
- * it does not see that clEnqueueFillBuffer writes memory, and where a buffer begins at the address
- * of a freed one, it forgets what is written beyond the end of that one. Loaded by LD_PRELOAD
- * before Oclgrind's library, this library writes what is to be filled, and frees no buffer.
+ * Avoids two errors by which Oclgrind 21.10 reports initialised memory as uninitialised. It does
+ * not see that clEnqueueFillBuffer writes memory. If a buffer begins at the address of a freed
+ * one, it forgets writes beyond the end of the freed one. LD_PRELOAD loads this library before
+ * Oclgrind's. It replaces fills by writes, and frees no buffer.
  */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>

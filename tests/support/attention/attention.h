@@ -48,9 +48,10 @@ typedef struct attention_results {
 attention_results attention_on_device(const attention_oracle *oracle, moert_dtype type,
                                       const int32_t *positions);
 
-/* No documents yet, and a call on one token of one head of 4 elements whose buffers hold 64 NaN. */
+/* Create an object without documents, and a call on one token of one head of 4 elements whose
+ * buffers hold 64 NaN. */
 moert_documents *attention_documents(void);
 moert_attention attention_of_one_token(void);
 
-/* All results have the same bits. */
+/* Checks that all results have the same bits. */
 void attention_same_results(const attention_results *got, const attention_results *want);

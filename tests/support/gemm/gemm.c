@@ -123,7 +123,7 @@ results results_of(const ops_bytes *data) {
                      data->shape.needs[which].stride};
 }
 
-/* Bytes with `before` bytes of NaN before them. */
+/* Returns a copy of a buffer's bytes, preceded by `before` bytes of NaN. */
 static unsigned char *shifted(const ops_bytes *data, moert_op_buffer which, size_t before) {
     unsigned char *all = test_alloc(before + data->bytes[which]);
     memset(all, 0xFF, before);

@@ -56,8 +56,8 @@ typedef struct way {
     bool split;         /* if the device supports it, split f32 operands into three bf16 values */
     unsigned spared;    /* compute units that first serve the second queue, then join the GEMM */
     size_t runs; /* forward, dgrad: number of runs of scattered result rows; 0: not scattered */
-    const moert_choices *choices; /* instead of those of the tuning rows; NULL: none */
-    const moert_choices *panels;  /* those when the weight's panels were made; NULL: `choices` */
+    const moert_choices *choices; /* replace those of the tuning rows; NULL: none */
+    const moert_choices *panels;  /* in force when the weight's panels were made; NULL: `choices` */
     bool separate, drop_v;        /* a GLU in a call of its own; v is not needed */
     moert_dtype h;                /* dtype of the GLU's result */
 } way;

@@ -156,7 +156,7 @@ static void fill_quantized(ops_bytes *data, const ops_operand *o) {
             }
 }
 
-/* The op adds to its old result. */
+/* Whether the op adds to its old result. */
 static bool accumulates(const moert_op_options *o) {
     return o->accumulate || (o->beta && o->kind != MOERT_OP_DGLU);
 }

@@ -12,7 +12,7 @@ static const moert_op_quantized *quantized_of(const moert_op *op, moert_op_buffe
     return NULL;
 }
 
-/* The op writes the buffer, or adds to it. */
+/* Whether the op writes the buffer, or adds to it. */
 static bool is_written(const moert_op *op, moert_op_buffer which) {
     const moert_op_kind kind = op->options.kind;
     const moert_op_field *field = moert_op_field_of(which);
@@ -74,7 +74,7 @@ static void check_plain(const check *c, moert_op_buffer which, const double *val
             fail_msg("%s: element %zu of %s has changed", c->title, i, moert_op_buffer_name(which));
 }
 
-/* dprob and dbias are added to. */
+/* Checks dprob or dbias, to whose old values the op adds. */
 static void check_sums(const check *c, moert_op_buffer which, const double *sum, size_t n) {
     for (size_t i = 0; i < ops_bytes_count(c->got, which); i++) {
         const double old = ops_bytes_get(c->before, which, i);

@@ -71,7 +71,7 @@ static float amax_of(const float *x, size_t n) {
     return amax;
 }
 
-/* How a block becomes codes: x * factor / first / second, rounded, and 0 if `zero`. */
+/* How a block becomes payload: x * factor / first / second, rounded, and 0 if `zero`. */
 typedef struct block_scale {
     uint32_t bits; /* of the stored scale */
     bool zero;

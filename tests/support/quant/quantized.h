@@ -28,9 +28,9 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
  * NULL. `back` approximates x * norm. */
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
-/* Quantizes in another form: from a source whose dtype x is exact in, and which the device casts to
- * float32; by x_runs or row_bytes of moert_quantize, where x has 2 * columns or q the scales; or
- * dequantizes to the dtype `back`. */
+/* Quantizes in another form. `source` holds x exactly, and the device casts it to float32. With
+ * x_runs of moert_quantize, x has 2 * columns; with row_bytes, q also holds the scales. `back` is
+ * the dtype of the dequantized values. */
 typedef struct quantized_form {
     moert_dtype source, back;
     size_t x_runs, row_bytes;

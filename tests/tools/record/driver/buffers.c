@@ -1,7 +1,7 @@
 /* Buffers, whose memory is the host's (driver.h). */
 #include "driver.h"
 
-static buffer *buffers; /* all that were ever made, the newest first */
+static buffer *buffers; /* all buffers ever created, the newest first */
 
 static void add_buffer(buffer made) {
     buffer *kept = malloc(sizeof *kept);

@@ -6,8 +6,8 @@
  * PoCL holds the buffers and compiles most programs. Programs that only NVIDIA runs are those of
  * OpenCL C 3.0; the others are of 1.2. clang compiles them to PTX, which moert handles like the
  * driver's, and kernels without a body take their arguments. Few kernels run: those from which the
- * host reads row counts and addresses, with a router that chooses arbitrary experts. Other kernels
- * leave memory as it is, at first small values. Commands run in order.
+ * host reads row counts and addresses, with a router that chooses arbitrary experts. Other
+ * kernels do not change memory, which holds small values at first. Commands run in order.
  *
  * CALLS_DIRECTORY   where PTX is kept
  * CALLS_LOG         the file to append to. A line for each program: its number, options and a hash
@@ -48,7 +48,7 @@ char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)))
 /* FNV-1a. */
 uint64_t hash_of(const char *text);
 
-/* Answers a question of OpenCL with `bytes` of `value`. */
+/* Answers a query of OpenCL with `bytes` of `value`. */
 cl_int answer(const void *value, size_t bytes, size_t room, void *to, size_t *given);
 
 /* ---- buffers ---- */
