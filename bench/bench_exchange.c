@@ -8,8 +8,8 @@
  * device then start each call without their hosts. The contenders alternate. Before each sample
  * every core fills its L2 cache with unrelated data. The plan (counts and offsets of the rows) is
  * made beforehand, and both contenders use it. Bytes and rates count the rows that a rank sends to
- * other ranks, slot by slot; of one rank, all rows. If ranks push rows (MOERT_PUSH=on, sum), a
- * combine includes the push from a buffer.
+ * other ranks, slot by slot; with one rank, all rows count. If ranks push rows (MOERT_PUSH=on,
+ * sum), a combine includes the push from a buffer.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -132,7 +132,7 @@ static const char columns[] =
     " ratio 6.2f?, p10 *f, p90 *f, - 13s p10-p90, waited *f, - 7.1f waited%, wrong 5z,"
     "  goal *f?,  - 1s goal";
 
-/* Adds a row and its verdict. Where other programs took more of the cores, a ratio means little. */
+/* Adds a row and its verdict, which is "disturbed" if other programs took much of the cores. */
 static moert_status finish_row(totals *sum, const bench_row *row) {
     const double ratio = row->rival_gflops > 0.0 ? row->gflops / row->rival_gflops : 0.0;
     const bool has_goal = row->goal > 0.0 && row->rival != NULL, disturbed = row->waited > 0.05;

@@ -162,7 +162,7 @@ static moert_status predict_steps(const bench_machine *m, bench_rows *rows) {
     return MOERT_OK;
 }
 
-/* On rank 0; the other ranks only agree on the status. */
+/* Predicts on rank 0; the other ranks only agree on the status. */
 static moert_status predict(moert_context *context) {
     const bool steps = operation == STEP, first = moert_context_rank(context) == 0;
     bench_machine m = {.gemms = 0};

@@ -38,7 +38,7 @@ typedef struct bench_run {
     moert_op_kind op;
     moert_gemm gemm;
     moert_panels *panels;
-    moert_buffer *result, *between; /* between: y, of the GLU only */
+    moert_buffer *result, *between; /* between: y, only for the GLU */
 } bench_run;
 
 /* prepacked: forward and dgrad read prepacked weights if the backend has them. */

@@ -237,7 +237,8 @@ static moert_status time_exchange(test_exchange *p, size_t width, double *second
     return MOERT_OK;
 }
 
-/* *line = the line through an exchange of few rows and one of many. Collective over `comm`. */
+/* *line = the line through the times of an exchange of few rows and one of many. Collective over
+ * `comm`. */
 static moert_status measure_engine(moert_device *device, moert_comm *comm, const bench_work *w,
                                    unsigned engine, bench_line *line) {
     static const size_t tokens[2] = {FEW_TOKENS, MANY_TOKENS};

@@ -39,7 +39,7 @@ typedef struct bench_work {
     size_t hidden, intermediate, experts, topk;
     bench_skew skew;
     bool balanced;       /* the experts are placed by their rows, */
-    size_t clones;       /* with room for so many clones on each rank */
+    size_t clones;       /* with room for this number of clones per rank */
     const char *type;    /* dtype of the experts' GEMMs: f32 or bf16 */
     double row_bytes;    /* per element of a dispatched row: 4, 2 or 33/32 */
     double result_bytes; /* per element of a combined row: 4 or 2 */
