@@ -33,7 +33,7 @@ END {
         printf "<path d=\"M60 %.1fH560\" stroke=\"#dddddd\"/>\n", y_of(value)
         text(54, y_of(value) + 4, "end", sprintf("%.6g", value + 0))
     }
-    for (x in at) { # in order, with room for each
+    for (x in at) { # sorts the ticks; those without room are left out below
         for (i = ++ticks; i > 1 && tick[i - 1] > x + 0; i--) tick[i] = tick[i - 1]
         tick[i] = x + 0
     }

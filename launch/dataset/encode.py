@@ -206,7 +206,7 @@ class Encoder:
             return self.completion(place, record["prompt"], record["completion"])
         except Refusal:
             raise
-        except Exception as error:  # of the template or the tokenizer
+        except Exception as error:  # any error that the template or the tokenizer raises
             raise Refusal(f"{place}: {error}") from None
 
 
