@@ -113,7 +113,7 @@ moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *
         const moert_op_need *need = &op->needs[i];
         if (!need->needed && buffer != NULL)
             return MOERT_FAIL(ERROR_USAGE,
-                              "%s: buffer %s must be NULL: the description does not include it",
+                              "%s: buffer %s is given, but the description does not include it",
                               kind, moert_op_buffer_name(i));
         if (need->needed && (buffer != NULL || (need->lines > 0 && need->width > 0)))
             MOERT_TRY(check_one(op, moert_op_buffer_name(i), buffer, need));

@@ -92,7 +92,7 @@ for slow in skipped waiting terminated; do [ "$TEST_TIER" = check ] || part $slo
 
 # failing NAME SIZE BREAK REPAIR PATTERN TITLE: breaks the disk after the first checkpoint, and repairs it after a warning
 failing() {
-    local good disk=$work/$1/run/checkpoints # the run's lock, an open file, lies elsewhere
+    local good disk=$work/$1/run/checkpoints
     mkdir -p "$disk"
     if ! mount -t tmpfs -o "size=$2" moert-test "$disk" 2>>"$log"; then
         verdict 0 "$6 # SKIP no permission to mount a tmpfs"
@@ -115,7 +115,8 @@ failing() {
 }
 part failing full 12m 'cat /dev/zero >"$disk/full" 2>/dev/null' 'rm "$disk/full"' 'No space left on device' \
     "a full disk: a warning says so, training goes on, and saves when there is room again"
-[ "$TEST_TIER" = check ] || part failing read-only 12m 'until mount -o remount,ro "$disk" 2>/dev/null || ! runs; do :; done' 'mount -o remount,rw "$disk"' 'Read-only file system' \
+# a second, read-only mount: the run's lock is a file that is open for writing, so the first mount cannot become read-only
+[ "$TEST_TIER" = check ] || part failing read-only 12m 'mount --bind "$disk" "$disk" && mount -o remount,bind,ro "$disk"' 'until umount "$disk" || ! runs; do :; done' 'Read-only file system' \
     "a read-only disk: a warning says so, training goes on, and saves when it can write again"
 
 # ---- SIGKILL ----
