@@ -1,13 +1,13 @@
-/* Which steps are checked, and what a run says of it at its end. */
+/* Chooses the steps that --verify checks, and prints a summary at the end of a run. */
 #include <stdio.h>
 
 #include "train/cross_check.h"
 
 /*
- * With --verify-share X, rank 0 lets a step be checked once the time spent on checks, with that of
- * the next one, is at most a part X of the run's. Plain steps are measured without the first one,
- * which compiles kernels. The first check is taken for CHECK plain steps and LOAD_S seconds, in
- * which its kernels are loaded.
+ * With --verify-share X, rank 0 has a step checked if all checks, this one included, then take at
+ * most a fraction X of the run's time. The time of plain steps leaves out the first step, which
+ * compiles kernels. The first check is estimated as CHECK plain steps, and LOAD_S seconds to load
+ * its kernels.
  */
 #define CHECK  2.0
 #define LOAD_S 0.5
@@ -26,7 +26,8 @@ moert_status moert_check_plan(moert_cross_check *check) {
     return MOERT_OK;
 }
 
-/* Follows the time of plain steps, slowly upwards, since some steps are late. */
+/* Updates the estimate of a plain step's time: by half of a decrease, but by at most a tenth of an
+ * increase, since some steps are late by chance. */
 static void follow(moert_check_times *times, double step_s) {
     const double late = step_s - times->plain;
     if (!(times->plain > 0.0))
