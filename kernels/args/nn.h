@@ -56,6 +56,11 @@ typedef struct moert_digest_args {
 } moert_digest_args;
 MOERT_ARGS_LAYOUT(moert_digest_args, mask, 28, 32)
 
+typedef struct moert_digest_spans_args {
+    args_u64 at, first_row, first;
+} moert_digest_spans_args;
+MOERT_ARGS_LAYOUT(moert_digest_spans_args, first, 16, 24)
+
 typedef struct moert_embedding_args {
     args_u64 tokens, hidden, length, first_row, rows, share, first_leaf, stride, offset;
     args_i32 accumulate;

@@ -1,22 +1,36 @@
 /*
  * Digests of rows, by which ranks compare what they compute.
  *
- *   digest_rows   digest[first + r] = (sum of w m(c), sum of turned(w) n(c)) modulo 2^32, over the
- *                 words w of row r, c being the index of a word
+ *   digest_rows    digest[first + r] = (sum of w m(c), sum of turned(w) n(c)) modulo 2^32, over the
+ *                  words w of row r, c being the index of a word. Row r starts at x + at + r *
+ *                  stride and has `words` words of 32 bits. Only the bits of `mask` count in the
+ *                  last word.
+ *   digest_spans   the same for the rows of a table: span[first_row + r] = (begin, elements) of row
+ *                  r, which starts at x + at + begin. Its words are float32 elements or, with BF16,
+ *                  bf16 elements and 16 zero bits each.
  *
- * Row r starts at x + at + r * stride and has `words` words of 32 bits. Only the bits of `mask`
- * count in the last word. turned(w) exchanges the halves of w. m(c) and n(c) are odd, so rows that
+ * turned(w) exchanges the halves of w. m(c) and n(c) = rotate(m(c), 11) | 1 are odd, so rows that
  * differ in one bit differ in both sums. They look random, so other differences are missed about
  * once in 2^64.
  *
- * A row group owns one row. With ALIGNED, words, stride and `at` are multiples of 4. Required:
- * nothing. Local memory: 8 bytes for each item. Deterministic: sums of integers in any order.
+ * A row group owns one row. With ALIGNED, words, elements, stride, begin and `at` are multiples of
+ * 4. Local memory: 8 bytes for each item. Deterministic: sums of integers in any order.
  */
 #include "args/nn.h"
+#ifdef BF16
+#include "lib/formats.h"
+typedef ushort element;
+#define load_words(p, n) load_shorts(p, n)
+#else
+typedef float element;
+#define load_words(p, n) as_uvec(load_part(p, n))
+#endif
+
+/* The factors m(c) come from (c + 1) SEED. */
+#define SEED 0x9E3779B1u
 
 /* Odd numbers that look random. */
-static inline uvec factors(uvec place, uint seed) {
-    uvec x = (place + seed) * 0x9E3779B1u;
+static inline uvec mix(uvec x) {
     x ^= x >> 15;
     x *= 0x85EBCA77u;
     return x ^ x >> 13 | 1u;
@@ -47,18 +61,32 @@ static inline uint2 sum_items(uint2 x, local uint2 *items) {
     return x;
 }
 
-KERNEL void digest_rows(global const float *x, global uint2 *digest, moert_digest_args args) {
-    local uint2 items[MOERT_ITEMS];
-    global const float *from = x + args.at + get_group_id(0) * args.stride;
-    uvec plain = 0, turned = 0;
-    for (int c = 0; c < args.words; c += VEC) {
-        const ivec place = c + lane_places();
-        uvec w = as_uvec(load_part(from + c, args.words - c));
-        w = select(w, w & args.mask, place == args.words - 1);
-        plain += w * factors(as_uvec(place), 1);
-        turned += rotate(w, 16u) * factors(as_uvec(place), 0x40000001u);
+/* Sets *digest to that of `words` words at `from`. */
+static inline void digest_words(global const element *from, int words, uint mask,
+                                global uint2 *digest, local uint2 *items) {
+    uvec plain = 0, turned = 0, seed = (as_uvec(lane_places()) + 1u) * SEED;
+    for (int c = 0; c < words; c += VEC, seed += VEC * SEED) {
+        uvec w = load_words(from + c, words - c);
+        w = select(w, w & mask, c + lane_places() == words - 1);
+        const uvec m = mix(seed);
+        plain += w * m;
+        turned += rotate(w, 16u) * (rotate(m, 11u) | 1u);
     }
     const uint2 sum = sum_items((uint2)(sum_parts(plain), sum_parts(turned)), items);
     if (is_first_item())
-        digest[args.first + get_group_id(0)] = sum;
+        *digest = sum;
+}
+
+KERNEL void digest_rows(global const element *x, global uint2 *digest, moert_digest_args args) {
+    local uint2 items[MOERT_ITEMS];
+    digest_words(x + args.at + get_group_id(0) * args.stride, args.words, args.mask,
+                 digest + args.first + get_group_id(0), items);
+}
+
+KERNEL void digest_spans(global const element *x, global const ulong *span, global uint2 *digest,
+                         moert_digest_spans_args args) {
+    local uint2 items[MOERT_ITEMS];
+    global const ulong *row = span + 2 * (args.first_row + get_group_id(0));
+    digest_words(x + (args.at + row[0]), (int)row[1], 0xFFFFFFFFu,
+                 digest + args.first + get_group_id(0), items);
 }

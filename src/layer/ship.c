@@ -6,13 +6,15 @@
 
 #include "base/memory.h"
 
-/* One direction of an exchange: floats[R] to or from each rank, and their values, ordered by
- * rank. */
+/* One direction of an exchange: floats[R] to or from each rank. The values are ordered by rank. */
 typedef struct cargo {
-    const moert_parcels *parcels;
+    moert_parcels *parcels;
     size_t *floats, *next; /* [R] */
-    float *values;
 } cargo;
+
+void moert_parcels_free(moert_parcels *parcels) {
+    MOERT_FREE(parcels->list, parcels->values);
+}
 
 moert_status moert_parcels_add(moert_parcels *parcels, size_t peer, size_t count,
                                moert_elements device) {
@@ -36,7 +38,7 @@ static moert_status allocate(cargo *c, size_t ranks) {
     MOERT_TRY(MOERT_NEW_ARRAY(&c->next, ranks));
     for (size_t i = 0; i < c->parcels->count; i++)
         c->floats[c->parcels->list[i].peer] += c->parcels->list[i].count;
-    return moert_alloc(&c->values, start(c, ranks), sizeof *c->values);
+    return MOERT_GROW(&c->parcels->values, &c->parcels->values_room, start(c, ranks));
 }
 
 /* Copies the parcels to the memory of their ranks, or back from it. */
@@ -44,7 +46,7 @@ static moert_status copy(cargo *c, size_t ranks, bool back) {
     start(c, ranks);
     for (size_t i = 0; i < c->parcels->count; i++) {
         const moert_parcel *p = &c->parcels->list[i];
-        float *values = c->values + c->next[p->peer];
+        float *values = c->parcels->values + c->next[p->peer];
         c->next[p->peer] += p->count;
         if (p->count == 0)
             continue;
@@ -63,17 +65,16 @@ static moert_status prepare(cargo *out, cargo *in, size_t ranks) {
     return copy(out, ranks, false);
 }
 
-moert_status moert_ship(moert_comm *comm, const moert_parcels *out, const moert_parcels *in,
+moert_status moert_ship(moert_comm *comm, moert_parcels *out, moert_parcels *in,
                         moert_status status) {
     const size_t ranks = moert_comm_size(comm);
     cargo sent = {.parcels = out}, received = {.parcels = in};
     MOERT_TRY_OR(done, moert_comm_agree(comm, status == MOERT_OK ? prepare(&sent, &received, ranks)
                                                                  : status));
-    MOERT_TRY_OR(done, moert_comm_alltoallv(comm, sent.values, sent.floats, received.values,
-                                            received.floats, sizeof *sent.values));
+    MOERT_TRY_OR(done, moert_comm_alltoallv(comm, out->values, sent.floats, in->values,
+                                            received.floats, sizeof *out->values));
     status = moert_comm_agree(comm, copy(&received, ranks, true));
 done:
-    MOERT_FREE(sent.floats, sent.next, sent.values, received.floats, received.next,
-               received.values);
+    MOERT_FREE(sent.floats, sent.next, received.floats, received.next);
     return status;
 }

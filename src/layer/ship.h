@@ -17,8 +17,11 @@ typedef struct moert_parcel {
 typedef struct moert_parcels {
     moert_parcel *list;
     size_t count, room;
+    float *values; /* host memory of all parcels, kept for the next exchange */
+    size_t values_room;
 } moert_parcels;
 
+void moert_parcels_free(moert_parcels *parcels);
 /* Appends a parcel of device memory. */
 moert_status moert_parcels_add(moert_parcels *parcels, size_t peer, size_t count,
                                moert_elements device);
@@ -29,5 +32,5 @@ moert_status moert_parcels_add(moert_parcels *parcels, size_t peer, size_t count
  * this rank's status so far. Collective; all ranks return the same status. Errors: ERROR_MEMORY,
  * ERROR_DEVICE, ERROR_COMM.
  */
-moert_status moert_ship(moert_comm *comm, const moert_parcels *out, const moert_parcels *in,
+moert_status moert_ship(moert_comm *comm, moert_parcels *out, moert_parcels *in,
                         moert_status status);

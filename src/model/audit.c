@@ -196,6 +196,8 @@ void moert_audit_destroy(moert_audit *audit) {
     moert_block_destroy(audit->outer);
     moert_probe_destroy(audit->probe);
     moert_digest_free(&audit->digests);
+    moert_parcels_free(&audit->out);
+    moert_parcels_free(&audit->in);
     MOERT_DESTROY(audit->d[0], audit->d[1], audit->before[0], audit->before[1], audit->before_outer,
                   audit->x, audit->received);
     moert_audit_free_sums(audit);

@@ -1,6 +1,7 @@
 /* The struct of an audit (audit.h), and functions that its files share. */
 #pragma once
 
+#include "layer/ship.h"
 #include "model/audit.h"
 #include "model/internal.h"
 
@@ -43,7 +44,8 @@ struct moert_audit {
     uint64_t *again_hash; /* [SITES, slots] and of what is repeated */
     bool again_taken[MOERT_AUDIT_SITES];
     moert_digest_queue digests;
-    moert_buffer *d[2]; /* [T,H] gradients of the layer's result, and of middle */
+    moert_parcels out, in; /* what the ranks hand on */
+    moert_buffer *d[2];    /* [T,H] gradients of the layer's result, and of middle */
     moert_buffer
         *before[MOERT_AUDIT_EXPERT_BLOCKS]; /* gradients of the experts before the backward */
     moert_buffer *before_outer; /* gradients of the outside before the loss, on one rank */

@@ -16,9 +16,8 @@
 
 /* Work on its way, at a distance. */
 typedef struct handing {
-    const moert_audit *audit;
+    moert_audit *audit;
     size_t distance;
-    moert_parcels out, in;
 } handing;
 
 static moert_parcel of_device(const moert_buffer *buffer, size_t at, size_t floats) {
@@ -32,22 +31,24 @@ static moert_parcel of_host(const int32_t *values, size_t count) {
 
 /* Adds `source` for the rank that repeats this rank's work of a class, and `target` from the rank
  * whose work this one repeats. */
-static moert_status add(handing *h, moert_audit_class class, moert_parcel source,
+static moert_status add(const handing *h, moert_audit_class class, moert_parcel source,
                         moert_parcel target) {
+    moert_parcels *out = &h->audit->out, *in = &h->audit->in;
     const size_t rank = moert_comm_rank(h->audit->model->mesh->world);
     source.peer = moert_audit_repeater(h->audit, class, rank, h->distance);
     target.peer = moert_audit_repeated(h->audit, class, rank, h->distance);
-    MOERT_TRY(MOERT_GROW(&h->out.list, &h->out.room, h->out.count + 1));
-    MOERT_TRY(MOERT_GROW(&h->in.list, &h->in.room, h->in.count + 1));
-    h->out.list[h->out.count++] = source;
-    h->in.list[h->in.count++] = target;
+    MOERT_TRY(MOERT_GROW(&out->list, &out->room, out->count + 1));
+    MOERT_TRY(MOERT_GROW(&in->list, &in->room, in->count + 1));
+    out->list[out->count++] = source;
+    in->list[in->count++] = target;
     return MOERT_OK;
 }
 
 /* Hands on all that was added. Collective. */
-static moert_status ship(handing *h, moert_status status) {
-    status = moert_ship(h->audit->model->mesh->world, &h->out, &h->in, status);
-    MOERT_FREE(h->out.list, h->in.list);
+static moert_status ship(const handing *h, moert_status status) {
+    moert_audit *audit = h->audit;
+    status = moert_ship(audit->model->mesh->world, &audit->out, &audit->in, status);
+    audit->out.count = audit->in.count = 0;
     return status;
 }
 
@@ -84,7 +85,7 @@ static moert_status place(moert_audit *audit, size_t distance) {
 }
 
 /* Adds the experts' weights or, with `before`, the gradients to which the backward adds. */
-static moert_status add_experts(handing *h, bool before) {
+static moert_status add_experts(const handing *h, bool before) {
     const moert_audit *audit = h->audit;
     moert_layer *own = moert_audit_layer_of(audit)->moe;
     const moert_expert_map *placement = moert_layer_placement(own);
@@ -179,7 +180,7 @@ static moert_status begin_tokens(moert_audit *audit, size_t distance, tokens_wor
 }
 
 /* Adds the part's input x[T,H] and a gradient d[T,H]. */
-static moert_status add_rows(handing *h, const tokens_work *work, const moert_buffer *x,
+static moert_status add_rows(const handing *h, const tokens_work *work, const moert_buffer *x,
                              const moert_buffer *d) {
     const moert_audit *audit = h->audit;
     const size_t width = audit->model->config.hidden, own = audit->run->batch.tokens * width,
@@ -249,7 +250,7 @@ static moert_status take_layer(moert_audit *audit, size_t distance) {
     return copy_weights(moert_layer_block(layer->moe, 0), moert_layer_block(again->moe, 0));
 }
 
-static moert_status add_layer(handing *h, const tokens_work *work) {
+static moert_status add_layer(const handing *h, const tokens_work *work) {
     const moert_audit *audit = h->audit;
     const moert_model_layer *layer = moert_audit_layer_of(audit);
     if (!layer->is_dense) {
@@ -296,7 +297,7 @@ static moert_status begin_outside(moert_audit *audit, size_t distance, tokens_wo
     return MOERT_NEW_ARRAY(&work->target, work->batch.tokens);
 }
 
-static moert_status add_outside(handing *h, const tokens_work *work) {
+static moert_status add_outside(const handing *h, const tokens_work *work) {
     const moert_run *first = h->audit->run;
     const size_t own = first->batch.tokens, others = work->batch.tokens;
     MOERT_TRY(

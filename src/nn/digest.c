@@ -1,4 +1,5 @@
 /* Digests of rows: launches kernels/nn/digest.cl. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,21 @@ moert_status moert_digest_rows(const moert_digest *digest) {
         MOERT_ARGS(moert_digest_args, .at = digest->at, .stride = digest->stride,
                    .first = digest->first, .words = count,
                    .mask = rest > 0 ? (uint32_t)((1ull << 8 * rest) - 1) : UINT32_MAX));
+}
+
+moert_status moert_digest_spans(const moert_span_digest *digest) {
+    const size_t sizes = digest->sizes | digest->x.at;
+    moert_device *device = moert_buffer_device(digest->digest);
+    char program[64];
+    if (digest->rows == 0)
+        return MOERT_OK;
+    snprintf(program, sizeof program, "%s%s", MOERT_PROGRAM(device, "nn/digest", sizes),
+             digest->x.type == MOERT_DTYPE_BF16 ? " -DBF16" : "");
+    return MOERT_RUN(device, program, "digest_spans", ((moert_grid){digest->rows, 1, 1}),
+                     MOERT_ARG(digest->x.buffer), MOERT_ARG(digest->table),
+                     MOERT_ARG(digest->digest),
+                     MOERT_ARGS(moert_digest_spans_args, .at = digest->x.at,
+                                .first_row = digest->first_row, .first = digest->first));
 }
 
 enum { ROW_FLOATS = 1024 }; /* floats of one digest when a buffer has no rows */

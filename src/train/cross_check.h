@@ -18,18 +18,36 @@
 #include "model/audit.h"
 #include "train/internal.h"
 
-/* A part of a tensor, the most floats of one, and of those that are handed on together. */
-enum { MOERT_CHECKED_PART = 65536, MOERT_CHECKED_LOAD = MOERT_CHECKED_PART };
-enum { MOERT_CHECKED_KINDS_MOST = 2 + MOERT_MOMENTS_MOST };
+/*
+ * The stream of a rank: its shards of all blocks, one after another. Ranks send each other what an
+ * update reads of their streams, LOAD elements of each kind at a time. Each shard begins at a
+ * multiple of MOERT_VIEW_FLOATS.
+ */
+enum { MOERT_CHECKED_LOAD = 262144 };
+/* The kinds of values: the gradient, the weight, and the moments. */
+enum { MOERT_CHECK_GRADIENT, MOERT_CHECK_WEIGHT, MOERT_CHECK_MOMENTS };
+enum { MOERT_CHECKED_KINDS_MOST = MOERT_CHECK_MOMENTS + MOERT_MOMENTS_MOST };
 
-/* Consecutive parameters of one tensor, as the rank that repeats their update must know them. */
+/* Consecutive parameters of one tensor in one load, as the rank that repeats their update must know
+ * them. */
 typedef struct moert_checked_part {
-    uint64_t count;
-    double decay;        /* whether they have weight decay, 0 or 1 */
-    uint64_t first;      /* the first one's place in its tensor */
-    uint64_t key;        /* moert_optimizer_key */
-    uint64_t tensor, at; /* of the owner's model; the offset in its block, in floats */
+    uint64_t at, count; /* in the stream */
+    double decay;       /* whether they have weight decay, 0 or 1 */
+    uint64_t first;     /* the first one's place in its tensor */
+    uint64_t key;       /* moert_optimizer_key */
+    uint64_t tensor;    /* of the owner's model */
 } moert_checked_part;
+
+/* The parts of a rank's stream. Digests are of rows, which lie in one part each. */
+typedef struct moert_checked_parts {
+    moert_checked_part *part; /* [count], in the order of the stream */
+    size_t count, room;
+    size_t floats;     /* of the stream */
+    size_t *first_row; /* [count + 1] */
+    size_t sizes;      /* moert_span_digest.sizes */
+    moert_buffer *table, *digests,
+        *keys; /* moert_digest_row [rows], digests [kinds, rows], keys [count] */
+} moert_checked_parts;
 
 /* Hashes of a part of this rank: of its gradient, of weight and moments, and of these after the
  * update. */
@@ -41,10 +59,10 @@ typedef enum moert_checked_state {
 } moert_checked_state;
 
 typedef struct moert_checked_update {
-    moert_checked_part *part; /* [parts] of this rank's shards, */
-    size_t parts, room;
-    uint64_t (*counts)[2];               /* [R] parts and loads of each rank, */
-    size_t most, loads;                  /* and the most of any */
+    moert_checked_parts own, other; /* of this rank, and of the one whose work it repeats */
+    size_t *start;                  /* [blocks] where each block's shard begins in the stream */
+    uint64_t (*counts)[2];          /* [R] parts of each rank, and floats of its stream, */
+    size_t most, loads;             /* and the most parts and loads of any */
     uint64_t *was[MOERT_CHECKED_STATES]; /* [most] what the hashes should be, */
     uint64_t *is[MOERT_CHECKED_STATES];  /* and what they are when they are used */
     uint64_t *repeated;                  /* [most] of the updates that this rank has repeated */
@@ -76,9 +94,8 @@ typedef struct moert_cross_check {
     double norm;
 
     moert_checked_update update;
-    moert_buffer *values[MOERT_CHECKED_KINDS_MOST]; /* of a part on the device */
-    moert_buffer *key;                              /* the key of their tensor */
-    moert_buffer *digests;                          /* of weights */
+    moert_buffer *values[MOERT_CHECKED_KINDS_MOST]; /* of a load on the device */
+    moert_digest_queue digests;                     /* of weights */
     uint64_t *hash;                                 /* [weights] of the blocks' tensors */
     size_t weights;
 } moert_cross_check;
@@ -147,20 +164,35 @@ void moert_check_report(const moert_cross_check *check);
 
 /* ---- parts of tensors (cross_check_parts.c) ---- */
 
-/* Lists the parts of this rank's shards, and counts those of all ranks. Collective. */
+/* Lists the parts of this rank's stream, and counts those of all ranks. Collective. */
 moert_status moert_check_list_parts(moert_cross_check *check);
-/* Reads the gradient, or weight and moments, of this rank's parts; hash[most] of them. Not
- * collective. */
-moert_status moert_check_read_gradients(moert_cross_check *check, uint64_t *hash);
-moert_status moert_check_read_states(moert_cross_check *check, uint64_t *hash);
+/* hash[most] of the gradients, or of weights and moments, of this rank's parts. Not collective. */
+moert_status moert_check_hash_gradients(moert_cross_check *check, uint64_t *hash);
+moert_status moert_check_hash_states(moert_cross_check *check, uint64_t *hash);
+/* A kind's values of a block in this rank's shard. */
+moert_elements moert_checked_elements(const moert_cross_check *check, size_t block, size_t kind);
+/* The number of kinds, and the type of one in a load on the device. */
+size_t moert_checked_kinds(const moert_cross_check *check);
+moert_dtype moert_checked_type(const moert_cross_check *check, size_t kind);
+/* The first part's gradient, weight or moment. */
+moert_elements moert_check_first(const moert_cross_check *check, size_t kind);
+
+/* Writes the tables of parts to the device. */
+moert_status moert_checked_parts_upload(const moert_cross_check *check, moert_checked_parts *parts);
+/* Digests the parts [first, end) of a kind; x.at: where the stream begins, modulo 2^64. */
+moert_status moert_checked_parts_digest(const moert_checked_parts *parts, size_t kind,
+                                        moert_elements x, size_t first, size_t end);
+/* hash[count] = hashes of the digests of the kinds [kind, end). Waits for the device. */
+moert_status moert_checked_parts_hash(const moert_checked_parts *parts, size_t kind, size_t end,
+                                      uint64_t *hash);
+void moert_checked_parts_free(moert_checked_parts *parts);
+
+/* ---- repeated updates (cross_check_repeat.c) ---- */
+
 /* other[most] = hashes of the updates of the parts of the rank `distance` before this one, repeated
- * here. If `own` is not NULL, own[most] = the same of this rank's parts; also fills in
- * update.is[GRADIENT] and [STATE]. Collective. */
+ * here. If `own` is not NULL, own[most] = the same of this rank's parts. Collective. */
 moert_status moert_check_update_parts(moert_cross_check *check, size_t distance, uint64_t *own,
                                       uint64_t *other);
-/* The first tensor's gradient, weight or moment in this rank's shards. */
-moert_elements moert_check_first(const moert_cross_check *check, size_t kind);
-enum { MOERT_CHECK_GRADIENT, MOERT_CHECK_WEIGHT, MOERT_CHECK_MOMENTS };
 
 /* ---- the update, and what rests (cross_check_update.c) ---- */
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "device/buffer.h"
@@ -14,11 +15,12 @@ moert_status moert_check_update_create(moert_cross_check *check) {
     const moert_model *model = check->model;
     moert_device *device = moert_model_mesh(model)->device;
     moert_checked_update *u = &check->update;
-    const size_t kinds = MOERT_CHECK_MOMENTS + moert_optimizer_of(model)->moments;
+    const size_t kinds = moert_checked_kinds(check);
     for (size_t k = 0; k < kinds; k++)
-        MOERT_TRY(
-            moert_buffer_create(device, MOERT_CHECKED_PART * sizeof(float), &check->values[k]));
-    MOERT_TRY(moert_buffer_create(device, sizeof(uint64_t), &check->key));
+        MOERT_TRY(moert_buffer_create(
+            device, MOERT_CHECKED_LOAD * (moert_dtype_bits(moert_checked_type(check, k)) / 8),
+            &check->values[k]));
+    MOERT_TRY(MOERT_NEW_ARRAY(&u->start, moert_model_block_count(model)));
     MOERT_TRY(moert_alloc(&u->values, kinds * MOERT_CHECKED_LOAD, sizeof(float)));
     MOERT_TRY(moert_alloc(&u->others, kinds * MOERT_CHECKED_LOAD, sizeof(float)));
     MOERT_TRY(moert_alloc(&u->counts, moert_comm_size(check->world), sizeof *u->counts));
@@ -30,17 +32,19 @@ moert_status moert_check_update_create(moert_cross_check *check) {
 void moert_check_update_destroy(moert_cross_check *check) {
     moert_checked_update *u = &check->update;
     moert_buffers_destroy(check->values, MOERT_CHECKED_KINDS_MOST);
-    MOERT_DESTROY(check->digests, check->key);
+    moert_checked_parts_free(&u->own);
+    moert_checked_parts_free(&u->other);
+    moert_digest_free(&check->digests);
     for (int i = 0; i < MOERT_CHECKED_STATES; i++)
         MOERT_FREE(u->was[i], u->is[i]);
-    MOERT_FREE(u->part, u->counts, u->repeated, u->values, u->others, check->hash);
+    MOERT_FREE(u->start, u->counts, u->repeated, u->values, u->others, check->hash);
 }
 
 static moert_status plant_first(moert_cross_check *check, moert_check_plant site, size_t kind) {
-    return check->update.parts > 0
-               ? moert_check_plant_bit(check, site, moert_check_first(check, kind),
-                                       check->update.part[0].count)
-               : MOERT_OK;
+    const moert_checked_parts *own = &check->update.own;
+    return own->count > 0 ? moert_check_plant_bit(check, site, moert_check_first(check, kind),
+                                                  own->part[0].count)
+                          : MOERT_OK;
 }
 
 static moert_status copy(const uint64_t *from, size_t count, uint64_t *hash) {
@@ -79,16 +83,23 @@ static void describe_part(const moert_cross_check *check, size_t index, const ch
     const moert_checked_update *u = &check->update;
     index %= u->most;
     snprintf(text, bytes, "%s of %s", what,
-             index < u->parts ? moert_model_tensors(check->model)[u->part[index].tensor].name : "");
+             index < u->own.count
+                 ? moert_model_tensors(check->model)[u->own.part[index].tensor].name
+                 : "");
 }
 
 /* ---- the update, before it is made ---- */
 
-/* The first repetition hands on what is read here. */
+/* The first repetition hands on what the update reads. The hashes of that are taken later, so that
+ * they are of no other bits: a bit that flips after them makes the update itself differ. */
 static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     MOERT_TRY(moert_check_update_parts(check, 1, hash, u->repeated));
-    return copy(hash, u->parts, u->was[MOERT_CHECKED_UPDATED]);
+    moert_status status = moert_check_hash_gradients(check, u->is[MOERT_CHECKED_GRADIENT]);
+    if (status == MOERT_OK)
+        status = moert_check_hash_states(check, u->is[MOERT_CHECKED_STATE]);
+    MOERT_TRY(moert_comm_agree(check->world, status));
+    return copy(hash, u->own.count, u->was[MOERT_CHECKED_UPDATED]);
 }
 
 static moert_status repeat_update(moert_cross_check *check, size_t distance, uint64_t *hash) {
@@ -108,13 +119,13 @@ static const moert_check_site update_site = {count_parts, own_update, repeat_upd
 /* ---- the update that was made ---- */
 
 static moert_status own_updated(moert_cross_check *check, uint64_t *hash) {
-    MOERT_TRY(moert_comm_agree(check->world, moert_check_read_states(check, hash)));
-    return copy(hash, check->update.parts, check->update.is[MOERT_CHECKED_UPDATED]);
+    MOERT_TRY(moert_comm_agree(check->world, moert_check_hash_states(check, hash)));
+    return copy(hash, check->update.own.count, check->update.is[MOERT_CHECKED_UPDATED]);
 }
 
 static moert_status kept_updated(moert_cross_check *check, size_t distance, uint64_t *hash) {
     (void)distance;
-    return copy(check->update.was[MOERT_CHECKED_UPDATED], check->update.parts, hash);
+    return copy(check->update.was[MOERT_CHECKED_UPDATED], check->update.own.count, hash);
 }
 
 static const moert_check_site updated_site = {count_parts, own_updated, kept_updated,   of_own,
@@ -128,8 +139,8 @@ static size_t count_rests(const moert_cross_check *check) {
 
 static moert_status copy_rests(moert_cross_check *check, uint64_t *const *from, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
-    MOERT_TRY(copy(from[MOERT_CHECKED_GRADIENT], u->parts, hash));
-    return copy(from[MOERT_CHECKED_STATE], u->parts, hash + u->most);
+    MOERT_TRY(copy(from[MOERT_CHECKED_GRADIENT], u->own.count, hash));
+    return copy(from[MOERT_CHECKED_STATE], u->own.count, hash + u->most);
 }
 
 static moert_status own_rests(moert_cross_check *check, uint64_t *hash) {
@@ -189,21 +200,23 @@ static size_t count_norm(const moert_cross_check *check) {
     return 2;
 }
 
-static moert_status hash_norm(const moert_cross_check *check, double norm, uint64_t *hash) {
+static moert_status own_norm(moert_cross_check *check, uint64_t *hash) {
     hash[0] = moert_gradient_norm_own(check->optimizer->norm);
-    memcpy(&hash[1], &norm, sizeof norm);
+    memcpy(&hash[1], &check->norm, sizeof check->norm);
     return MOERT_OK;
 }
 
-static moert_status own_norm(moert_cross_check *check, uint64_t *hash) {
-    return hash_norm(check, check->norm, hash);
-}
-
+/* Sums the squares again, with new tables on the device: those of the first sums may be damaged. */
 static moert_status norm_again(moert_cross_check *check, size_t distance, uint64_t *hash) {
+    moert_gradient_norm *again = NULL;
     double norm;
     (void)distance;
-    MOERT_TRY(moert_gradient_norm_take(check->optimizer->norm, &norm));
-    return hash_norm(check, check->norm, hash); /* the norm of the other rank */
+    MOERT_TRY(moert_comm_agree(check->world, moert_gradient_norm_create(check->model, &again)));
+    const moert_status status = moert_gradient_norm_take(again, &norm);
+    hash[0] = moert_gradient_norm_own(again);
+    memcpy(&hash[1], &check->norm, sizeof check->norm); /* the norm of the other rank */
+    moert_gradient_norm_destroy(again);
+    return status;
 }
 
 /* All ranks have the same norm. */
@@ -231,11 +244,11 @@ static moert_status hash_weights(moert_cross_check *check) {
         for (size_t i = 0; i < block->count; i++, hash++) {
             *hash = 0;
             if (moert_comm_size(block->comm) > 1)
-                MOERT_TRY(moert_digest_floats(block->weight, block->tensor[i].offset,
-                                              block->tensor[i].elements, &check->digests, hash));
+                MOERT_TRY(moert_digest_add(&check->digests, block->weight, block->tensor[i].offset,
+                                           block->tensor[i].elements, hash));
         }
     }
-    return MOERT_OK;
+    return moert_digest_flush(&check->digests);
 }
 
 static moert_status own_weights(moert_cross_check *check, uint64_t *hash) {
@@ -290,7 +303,7 @@ moert_status moert_check_update_begin(moert_cross_check *check) {
         u->chained && u->next == check->step && check->options->rebalance_every == 0;
     MOERT_TRY(moert_comm_agree(
         check->world,
-        chained ? MOERT_OK : moert_check_read_states(check, u->was[MOERT_CHECKED_STATE])));
+        chained ? MOERT_OK : moert_check_hash_states(check, u->was[MOERT_CHECKED_STATE])));
     return plant_first(check, MOERT_CHECK_PLANT_MOMENT, MOERT_CHECK_MOMENTS);
 }
 
@@ -298,7 +311,7 @@ moert_status moert_check_update_end_backward(moert_cross_check *check) {
     moert_phase_set(MOERT_PHASE_VERIFY);
     MOERT_TRY(moert_comm_agree(
         check->world,
-        moert_check_read_gradients(check, check->update.was[MOERT_CHECKED_GRADIENT])));
+        moert_check_hash_gradients(check, check->update.was[MOERT_CHECKED_GRADIENT])));
     MOERT_TRY(moert_check_run(check, &left_site));
     return plant_first(check, MOERT_CHECK_PLANT_GRADIENT, MOERT_CHECK_GRADIENT);
 }
@@ -323,7 +336,7 @@ moert_status moert_check_update_compare(moert_cross_check *check) {
     MOERT_TRY(moert_check_run(check, &weights_site));
     MOERT_TRY(plant_first(check, MOERT_CHECK_PLANT_UPDATED, MOERT_CHECK_WEIGHT));
     MOERT_TRY(moert_check_run(check, &updated_site));
-    MOERT_TRY(copy(u->is[MOERT_CHECKED_UPDATED], u->parts, u->was[MOERT_CHECKED_STATE]));
+    MOERT_TRY(copy(u->is[MOERT_CHECKED_UPDATED], u->own.count, u->was[MOERT_CHECKED_STATE]));
     u->chained = true;
     u->next = check->step + 1;
     return MOERT_OK;

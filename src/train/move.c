@@ -130,6 +130,8 @@ moert_status moert_move_experts(moert_optimizer *optimizer, size_t layer, const 
     for (size_t i = 0; moved_bytes != NULL && i < m.out.count; i++)
         *moved_bytes += m.out.list[i].peer != m.rank ? m.out.list[i].count * sizeof(float) : 0;
 done:
-    MOERT_FREE(m.out.list, m.in.list, m.rank_of, m.moved, m.before);
+    moert_parcels_free(&m.out);
+    moert_parcels_free(&m.in);
+    MOERT_FREE(m.rank_of, m.moved, m.before);
     return status;
 }

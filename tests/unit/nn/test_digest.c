@@ -24,8 +24,8 @@ static void fill(void) {
 }
 
 /* Factors are odd, so each bit of a word changes both sums. */
-static uint32_t factor(uint32_t place, uint32_t seed) {
-    uint32_t x = (place + seed) * UINT32_C(0x9E3779B1);
+static uint32_t factor(uint32_t place) {
+    uint32_t x = (place + 1) * UINT32_C(0x9E3779B1);
     x ^= x >> 15;
     x *= UINT32_C(0x85EBCA77);
     return (x ^ (x >> 13)) | 1;
@@ -37,8 +37,9 @@ static uint64_t reference(const digest_case *c, size_t row) {
         const size_t left = c->bytes - 4 * i;
         uint32_t word = words[c->at + row * c->stride + i];
         word &= left < 4 ? (UINT32_C(1) << 8 * left) - 1 : UINT32_MAX;
-        sum[0] += word * factor((uint32_t)i, 1);
-        sum[1] += (word << 16 | word >> 16) * factor((uint32_t)i, 0x40000001);
+        const uint32_t m = factor((uint32_t)i);
+        sum[0] += word * m;
+        sum[1] += (word << 16 | word >> 16) * (m << 11 | m >> 21 | 1);
     }
     return sum[0] | (uint64_t)sum[1] << 32;
 }
