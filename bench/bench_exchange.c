@@ -97,7 +97,9 @@ static moert_status find_tokens(bench *b) {
             if (b->all_index[s] == (int32_t)e && row < plan->rows)
                 b->token_of[row++] = s / topk;
     if (row != plan->rows)
-        return MOERT_FAIL(ERROR_NUMERIC, "the plan has %zu rows, the routing %zu", plan->rows, row);
+        return MOERT_FAIL(ERROR_NUMERIC,
+                          "the plan has %zu rows, but the routing gives this rank %zu rows",
+                          plan->rows, row);
     return MOERT_OK;
 }
 

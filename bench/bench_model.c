@@ -102,8 +102,8 @@ static moert_status predict_best(const bench_machine *m, size_t ranks, bench_wor
     }
     return found ? MOERT_OK
                  : MOERT_FAIL(ERROR_USAGE,
-                              "%zu ranks: no group of them fits (%zu experts, %zu layers, %.0f GiB "
-                              "a device)",
+                              "on %zu ranks no expert-parallel group size fits the model in memory "
+                              "(%zu experts, %zu layers, %.0f GiB per device)",
                               ranks, asked.experts, layers, m->memory_gib);
 }
 
@@ -239,7 +239,9 @@ static moert_status check_options(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--op step needs a --model whose attention is known here: "
                                        "qwen3-30b, olmoe or mixtral-8x7b");
     if (operation == STEP && json_path != NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--json has rows of layers, not of --op step");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "--json cannot be used with --op step; it writes only rows of single layers");
     return parse_counts();
 }
 

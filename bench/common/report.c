@@ -128,7 +128,7 @@ moert_status bench_rows_add(bench_rows *rows, ...) {
     fflush(stdout);
     return json_array_append_new(rows->json, row) == 0 && !failed
                ? MOERT_OK
-               : MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+               : MOERT_FAIL(ERROR_MEMORY, "no memory for the rows of results");
 }
 
 moert_status bench_rows_end(bench_rows *rows, const char *path, const char *what,
@@ -136,7 +136,8 @@ moert_status bench_rows_end(bench_rows *rows, const char *path, const char *what
     if (status == MOERT_OK && path != NULL && moert_context_rank(rows->context) == 0)
         status = moert_json_write(path, rows->json, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     if (status == MOERT_OK && rows->wrong > 0)
-        status = MOERT_FAIL(ERROR_NUMERIC, "%zu %s are wrong", rows->wrong, what);
+        status =
+            MOERT_FAIL(ERROR_NUMERIC, "verification failed: %zu %s are wrong", rows->wrong, what);
     json_decref(rows->json);
     return moert_comm_agree(moert_context_comm(rows->context), status);
 }

@@ -59,7 +59,7 @@ static moert_status verify(contest *c, size_t *wrong) {
         return MOERT_OK;
     MOERT_TRY(bench_problem_check(p, c->run.op, NULL, c->result, &rival_wrong));
     if (rival_wrong > 0)
-        return MOERT_FAIL(ERROR_NUMERIC, "the rival's %s has %zu wrong samples",
+        return MOERT_FAIL(ERROR_NUMERIC, "the compared library's %s GEMM has %zu wrong samples",
                           bench_op_name(c->run.op), rival_wrong);
     return MOERT_OK;
 }

@@ -127,7 +127,9 @@ static moert_status take_samples(check *k) {
         size_t end = c->tokens * (part + 1) / BENCH_SAMPLES;
         do {
             if (end == 0)
-                return MOERT_FAIL(ERROR_NUMERIC, "every token's choice of experts is too close");
+                return MOERT_FAIL(ERROR_NUMERIC,
+                                  "cannot check the layer: for every token, the last chosen expert "
+                                  "and the next one have nearly equal scores");
             s->token = rank * c->tokens + --end;
         } while (!route(k, s));
     }

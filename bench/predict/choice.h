@@ -34,7 +34,8 @@ static inline moert_status bench_layer_choose(bench_work *w, size_t model, const
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", w->topk,
                           w->experts);
     if (w->balanced && skew == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--balance needs --skew: the router's choice is even");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--balance needs --skew: without --skew the load of the experts is even");
     if (w->clones > 0 && !w->balanced)
         return MOERT_FAIL(ERROR_USAGE, "--clones needs --balance, which places them");
     return skew != NULL ? bench_skew_read(skew, &w->skew) : MOERT_OK;

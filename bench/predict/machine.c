@@ -133,7 +133,7 @@ moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *ra
     bench_gemm_rate *grown =
         realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* only dozens of rows */
     if (grown == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for %zu rates", machine->gemms + 1);
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for %zu GEMM rates", machine->gemms + 1);
     machine->gemm = grown;
     grown[machine->gemms++] = *rate;
     return MOERT_OK;
@@ -184,8 +184,8 @@ moert_status bench_machine_gemm(const bench_machine *m, const bench_predict_gemm
     const bench_gemm_rate *like = nearest(m, p->op, p->type, n, k);
     const double of_group = rows / groups;
     if (like == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "machine '%s' has no rate of a %s GEMM in %s", m->name,
-                          p->op, p->type);
+        return MOERT_FAIL(ERROR_USAGE, "machine '%s' has no measured rate for a %s GEMM in %s",
+                          m->name, p->op, p->type);
     const double bytes = strcmp(p->type, "bf16") == 0 ? 2.0 : 4.0;
     const double computed = groups * m->tile_rows * ceil(of_group / m->tile_rows);
     const double compute = 2e-9 * computed * n * k / rate_at(m, like, of_group);

@@ -76,11 +76,13 @@ static moert_status make_setting(const bench_machine *m, const bench_work *w, se
     const size_t nodes = bench_nodes(m, w->ep);
     const double ranks = (double)w->ranks;
     if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->micro_batches == 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu ranks in groups of %zu", w->ranks, w->ep);
+        return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism",
+                          w->ranks, w->ep);
     if (w->engine == BENCH_WINDOW && nodes > 1)
-        return MOERT_FAIL(ERROR_USAGE, "windows serve one node, not %zu", nodes);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "the window engine works within one node, not across %zu nodes", nodes);
     if (w->engine == BENCH_NODE && m->linked)
-        return MOERT_FAIL(ERROR_USAGE, "the node exchange is for CPU devices");
+        return MOERT_FAIL(ERROR_USAGE, "the node engine works on CPU devices only");
     MOERT_TRY(bench_spread_of(&(bench_sharing){w->skew, w->tokens * w->ep, w->topk, w->experts,
                                                w->ep, nodes, w->balanced, w->clones},
                               &s->spread));

@@ -189,10 +189,10 @@ moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread) {
                  nodes = of->nodes;
     if (tokens == 0 || topk == 0 || topk > experts || ep == 0 || ep > experts || nodes == 0 ||
         nodes > ep)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "no spread of %zu tokens, %zu of %zu experts each, over %zu ranks on %zu "
-                          "nodes",
-                          tokens, topk, experts, ep, nodes);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "cannot spread %zu tokens with %zu of %zu experts each over %zu ranks on %zu nodes",
+            tokens, topk, experts, ep, nodes);
     places p = {.share = NULL};
     MOERT_TRY(place(of, &p));
     const bool even = of->skew.kind == BENCH_BALANCED;

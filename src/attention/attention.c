@@ -47,8 +47,10 @@ static moert_status check(const moert_attention *attention) {
     const moert_dtype operands =
         moert_attention_operands(moert_buffer_device(attention->q), attention);
     if (attention->operands != operands)
-        return MOERT_FAIL(ERROR_USAGE, "this attention takes operands in %s, not in %s",
-                          moert_dtype_name(operands), moert_dtype_name(attention->operands));
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "on this device, attention with these options takes operands in %s, not in %s",
+            moert_dtype_name(operands), moert_dtype_name(attention->operands));
     if (attention->dsinks != NULL && attention->sinks == NULL)
         return MOERT_FAIL(ERROR_USAGE, "attention without sinks has no gradient of sinks");
     if (attention->documents != NULL &&

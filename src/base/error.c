@@ -65,6 +65,6 @@ moert_status moert_error_record(moert_status code, const char *function, int lin
 }
 
 moert_status moert_error_pass(moert_status code, const char *function, int line) {
-    MOERT_DEBUG("%s passed by %s:%d", moert_status_name(code), function, line);
+    MOERT_DEBUG("error %s is passed on by %s:%d", moert_status_name(code), function, line);
     return code;
 }

@@ -74,7 +74,8 @@ moert_status moert_file_append_to(const char *path, int file, const void *data, 
     const off_t end = lseek(file, 0, SEEK_CUR);
     if (written > 0 && fstat(file, &info) == 0 && info.st_size == end &&
         ftruncate(file, end - written) != 0)
-        return MOERT_FAIL(ERROR_IO, "%s: ends in a part of a record: %s", path, strerror(errno));
+        return MOERT_FAIL(ERROR_IO, "%s: ends in an incomplete record, which cannot be removed: %s",
+                          path, strerror(errno));
     return MOERT_FAIL(ERROR_IO, "%s: %zu bytes cannot be appended: %s (is the disk full?)", path,
                       bytes, strerror(reason));
 }

@@ -26,7 +26,8 @@ moert_status moert_rope_scheme_check(const moert_rope_scheme *scheme) {
         return MOERT_FAIL(ERROR_USAGE, "scaled rotary positions need a positive factor, not %g",
                           scheme->factor);
     if (by_length && scheme->original == 0)
-        return MOERT_FAIL(ERROR_USAGE, "scaled rotary positions need the original length");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "scaled rotary positions need the original context length of the model");
     if (scheme->type == MOERT_ROPE_YARN && !(scheme->beta_fast >= 0.0 && scheme->beta_slow >= 0.0))
         return MOERT_FAIL(ERROR_USAGE, "YaRN needs positive betas, not %g and %g",
                           scheme->beta_fast, scheme->beta_slow);

@@ -43,11 +43,10 @@ static moert_status report_sites(moert_comm *comm, const char *site, uint64_t ha
     uint64_t odd = hash != first.hash ? comm->rank : comm->size;
     MOERT_TRY(moert_comm_smallest(comm, &odd));
     MOERT_TRY(moert_comm_broadcast(comm, (size_t)odd, &other, sizeof other));
-    return MOERT_FAIL(
-        ERROR_INTERNAL,
-        "the ranks call different collective functions: %s, %s; one of them has failed "
-        "and skipped calls",
-        first.text, other.text);
+    return MOERT_FAIL(ERROR_INTERNAL,
+                      "the ranks call different collective functions: %s, %s; a rank has failed "
+                      "and skipped calls",
+                      first.text, other.text);
 }
 
 /* ---- agreements ---- */

@@ -68,7 +68,8 @@ static moert_status compare(moert_comm *comm, double *waited_ns) {
         return MOERT_OK;
     moert_status status =
         calls > comm->arrival_room
-            ? MOERT_FAIL(ERROR_MEMORY, "%zu times of MPI calls do not fit in host memory", calls)
+            ? MOERT_FAIL(ERROR_MEMORY,
+                         "the arrival times of %zu MPI calls do not fit in host memory", calls)
             : moert_alloc(&entered, comm->size * calls, sizeof *entered);
     MOERT_TRY(moert_comm_agree(comm, status));
     for (size_t i = 0; i < calls; i++)

@@ -56,7 +56,8 @@ moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes) {
 
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes) {
     if (root >= comm->size)
-        return MOERT_FAIL(ERROR_USAGE, "broadcast from rank %zu of %zu", root, comm->size);
+        return MOERT_FAIL(ERROR_USAGE, "cannot broadcast from rank %zu: there are only %zu ranks",
+                          root, comm->size);
     for (size_t at = 0; at < bytes; at += moert_comm_piece_bytes) {
         int piece = (int)moert_min(bytes - at, moert_comm_piece_bytes);
         MOERT_MPI_COLLECT(comm, MPI_Ibcast((char *)data + at, piece, MPI_BYTE, (int)root,
@@ -147,7 +148,8 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
         received += receive_rows[r];
     }
     if (send_rows[me] != receive_rows[me])
-        return MOERT_FAIL(ERROR_MISMATCH, "rank %zu sends itself %zu rows and expects %zu", me,
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "rank %zu sends %zu rows to itself, but expects %zu rows from itself", me,
                           send_rows[me], receive_rows[me]);
     place((char *)from.data + comm->send_start[me] * row_bytes, send_rows[me] * row_bytes,
           (char *)receive + comm->receive_start[me] * row_bytes);

@@ -38,7 +38,8 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
     }
     if (level < MPI_THREAD_FUNNELED)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "this MPI does not allow threads (level %d)", level);
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "this MPI gives thread level %d; MPI_THREAD_FUNNELED is needed", level);
     return MOERT_OK;
 }
 

@@ -151,8 +151,8 @@ moert_status moert_comm_share_files(moert_comm *comm, const int *mine, size_t co
     int handle = -1;
     if (comm->node_count > 1 || count == 0 || count > MESSAGE_FILES * MOST_MESSAGES)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%zu open files of %zu ranks on %zu hosts: 1 to %d "
-                          "on one host can be shared",
+                          "cannot share %zu open files of each of %zu ranks on %zu hosts; 1 to %d "
+                          "files on one host are possible",
                           count, comm->size, comm->node_count, MESSAGE_FILES * MOST_MESSAGES);
     memset(all, -1, comm->size * count * sizeof *all);
     moert_status status = MOERT_NEW_ARRAY(&boxes, comm->size);

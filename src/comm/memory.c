@@ -85,7 +85,8 @@ static moert_status open_first(const ticket *first, size_t bytes, void **memory)
     char path[256];
     struct stat info;
     if (first->file < 0)
-        return MOERT_FAIL(ERROR_MEMORY, "the first process of the host has no memory to share");
+        return MOERT_FAIL(ERROR_MEMORY,
+                          "the first process of the host could not make the shared memory");
     snprintf(path, sizeof path, "%s/%d/fd/%d", moert_memory_processes, first->pid, first->file);
     if (stat(path, &info) != 0)
         return unreachable(first, strerror(errno));

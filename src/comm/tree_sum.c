@@ -49,15 +49,15 @@ moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_sp
                               "tree sum over %zu leaves on rank 0, but over %zu on rank %zu", total,
                               at->total, r);
         if (at->count > total - next || (at->count > 0 && at->first != next))
-            return MOERT_FAIL(ERROR_MISMATCH,
-                              "tree sum: rank %zu has leaves %zu + %zu of %zu where leaf %zu is "
-                              "next",
-                              r, at->first, at->count, total, next);
+            return MOERT_FAIL(
+                ERROR_MISMATCH,
+                "tree sum: rank %zu gives leaves [%zu, +%zu) of %zu, but leaf %zu is the next one",
+                r, at->first, at->count, total, next);
         next += at->count;
     }
     if (next != total)
-        return MOERT_FAIL(ERROR_MISMATCH, "tree sum: the ranks have %zu of %zu leaves", next,
-                          total);
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "tree sum: all ranks together have only %zu of %zu leaves", next, total);
     return MOERT_OK;
 }
 

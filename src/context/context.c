@@ -37,8 +37,8 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
     free(all);
     if (first[LACKS_TILES] < ranks)
         return MOERT_FAIL(ERROR_USAGE,
-                          "MOERT_BF16=tiles needs kernels in the form for CPUs, but the device of "
-                          "rank %zu takes those for GPUs; unset it, or set MOERT_DEVICE=cpu",
+                          "MOERT_BF16=tiles needs kernels in CPU form, but the device of rank %zu "
+                          "takes the GPU form; unset MOERT_BF16, or set MOERT_DEVICE=cpu",
                           first[LACKS_TILES]);
     if (first[SUMS_ONE_BY_ONE] < ranks && first[SUMS_IN_TILES_BY_OPTION] < ranks)
         return MOERT_FAIL(ERROR_USAGE,
@@ -63,7 +63,8 @@ static moert_status find_difference(moert_context *context) {
     uint64_t first = context->difference[0] != '\0' ? rank : UINT64_MAX;
     MOERT_TRY(moert_comm_smallest(context->comm, &first));
     if (first == rank)
-        MOERT_INFO("digits may differ from those of CPUs with other OpenCL drivers: %s",
+        MOERT_INFO("the last digits of results may differ from those on CPUs with other OpenCL "
+                   "drivers: %s",
                    context->difference);
     return MOERT_OK;
 }
@@ -77,14 +78,14 @@ static moert_status take_options(const moert_context_options *given, moert_conte
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_context_options, MOERT_CONTEXT_OPTIONS_INIT, taken,
                                  given != NULL ? given : &defaults));
     if (taken->engine != NULL && moert_choice_index(engine_words, taken->engine) < 0)
-        return MOERT_FAIL(ERROR_USAGE, "engine of a context is '%s'; one of %s", taken->engine,
-                          engine_words);
+        return MOERT_FAIL(ERROR_USAGE, "engine of a context is '%s'; expected one of %s",
+                          taken->engine, engine_words);
     if ((unsigned)taken->binding > MOERT_BINDING_ON)
-        return MOERT_FAIL(ERROR_USAGE, "binding of a context is %d; at most %d",
+        return MOERT_FAIL(ERROR_USAGE, "binding of a context is %d; expected 0 to %d",
                           (int)taken->binding, MOERT_BINDING_ON);
     if (taken->timeout_s < -1 || taken->timeout_s > LONGEST_TIMEOUT_S)
-        return MOERT_FAIL(ERROR_USAGE, "timeout_s of a context is %d; -1 to %d", taken->timeout_s,
-                          LONGEST_TIMEOUT_S);
+        return MOERT_FAIL(ERROR_USAGE, "timeout_s of a context is %d; expected -1 to %d",
+                          taken->timeout_s, LONGEST_TIMEOUT_S);
     return moert_config_check();
 }
 
@@ -173,7 +174,8 @@ moert_status moert_context_pause_watch(moert_context *context, bool paused) {
 moert_status moert_context_set_timeout(moert_context *context, unsigned seconds) {
     MOERT_REQUIRE(context);
     if (seconds > LONGEST_TIMEOUT_S)
-        return MOERT_FAIL(ERROR_USAGE, "a timeout of %u s; at most %d", seconds, LONGEST_TIMEOUT_S);
+        return MOERT_FAIL(ERROR_USAGE, "the timeout is %u s, above the limit of %d s", seconds,
+                          LONGEST_TIMEOUT_S);
     moert_watchdog_set_timeout(context->watchdog, seconds);
     return MOERT_OK;
 }

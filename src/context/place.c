@@ -72,12 +72,12 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     char threads[16];
     size_t pinned;
     MOERT_TRY(bind(context, topology));
-    MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus,
+    MOERT_DEBUG("this rank runs on cpus %s%s%s%s", placement->cpus,
                 placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
                 placement->shared ? ", shared with other ranks" : "");
     if (placement->confined && first && moert_comm_rank(context->comm) == 0)
-        MOERT_WARN("the launcher has bound rank 0: moert stays inside, on cpus %s; with mpirun "
-                   "--bind-to none it places the ranks itself",
+        MOERT_WARN("the launcher has bound rank 0: moert keeps its ranks within that binding, rank "
+                   "0 on cpus %s; with mpirun --bind-to none moert places the ranks itself",
                    placement->cpus);
     snprintf(threads, sizeof threads, "%u",
              config->threads > 0 ? config->threads : placement->cpu_count);

@@ -190,7 +190,8 @@ moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t len
     if (data->blend != NULL)
         return MOERT_OK;
     if (data->source == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "%s is replayed batch by batch, and has no epochs",
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s holds fixed batches, which are replayed in order; it has no epochs",
                           data->replay.name);
     MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
     for (size_t i = 0; i <= all.count; i++)
@@ -219,9 +220,7 @@ static moert_status replay(const moert_replay *from, moert_draw draw, int32_t *i
                           "%llu",
                           from->name, from->steps, (unsigned long long)draw.step);
     if (draw.index >= from->batch)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s: a batch holds %zu sequences; there is no number "
-                          "%zu",
+        return MOERT_FAIL(ERROR_USAGE, "%s: a batch holds %zu sequences; there is no sequence %zu",
                           from->name, from->batch, draw.index);
     memcpy(input, from->tokens + at * from->row, length * sizeof *input);
     memcpy(target, from->tokens + at * from->row + 1, length * sizeof *target);
@@ -296,7 +295,9 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
     const uint64_t number = draw.step * draw.batch + draw.index;
     MOERT_TRY(moert_data_check_length(data, length));
     if (positions == NULL && moert_data_describe(data).divided)
-        return MOERT_FAIL(ERROR_USAGE, "sequences of several documents need positions");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "sequences of several documents need a buffer for positions, but positions is NULL");
     if (data->blend != NULL) {
         const moert_blend_turn turn = moert_blend_at(data->blend, number);
         draw = (moert_draw){draw.seed + turn.source, turn.number, 0, 1};
@@ -326,7 +327,8 @@ moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw dr
         return MOERT_FAIL(ERROR_USAGE, "no data are %s",
                           draw.use == MOERT_TEST ? "kept for a test" : "held out");
     if (draw.index >= draw.count)
-        return MOERT_FAIL(ERROR_USAGE, "held-out sequence %zu of %zu", draw.index, draw.count);
+        return MOERT_FAIL(ERROR_USAGE, "there is no held-out sequence %zu; there are %zu",
+                          draw.index, draw.count);
     MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
     const size_t any = moert_split_starts(&all, draw.use, length);
     const size_t start = draw.count > 1 ? draw.index * ((any - 1) / (draw.count - 1)) : 0,

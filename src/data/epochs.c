@@ -105,8 +105,10 @@ static moert_status make_index(moert_epochs *e) {
             e->index[e->rows / STRIDE] = begin;
         e->rows++;
     }
-    return e->rows > 0 ? MOERT_OK
-                       : MOERT_FAIL(ERROR_FORMAT, "no document has a token that is not held out");
+    return e->rows > 0
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_FORMAT,
+                            "all tokens of all documents are held out; none is left for training");
 }
 
 moert_status moert_epochs_create(const moert_epochs_options *options, const moert_range *ranges,

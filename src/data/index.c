@@ -56,7 +56,8 @@ static moert_status take_type(const char *path, unsigned code, moert_index *inde
     MOERT_TOKEN_TABLE(TOKEN_TYPE)
 #undef TOKEN_TYPE
     return MOERT_FAIL(ERROR_FORMAT,
-                      "%s: token type %u; uint8 (1), int32 (4), int64 (5) and uint16 (8) are known",
+                      "%s: token type %u is not supported; supported are uint8 (1), int32 (4), "
+                      "int64 (5) and uint16 (8)",
                       path, code);
 }
 
@@ -75,14 +76,15 @@ static moert_status read_header(const moert_corpus_file *file, moert_index *inde
             ERROR_FORMAT,
             "%s: does not begin with MMIDIDX, as the index of a Megatron dataset does", file->path);
     if (version != 1)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: version %llu of the format; version 1 is known",
-                          file->path, (unsigned long long)version);
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: format version %llu is not supported; only version 1 is", file->path,
+                          (unsigned long long)version);
     MOERT_TRY(take_type(file->path, header[17], index));
     if (entries == 0)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: the list of documents is empty; it ends with the "
-                          "number of sequences",
-                          file->path);
+        return MOERT_FAIL(
+            ERROR_FORMAT,
+            "%s: the list of documents is empty; its last entry must be the number of sequences",
+            file->path);
     if (sequences > body / 12 || entries > body / 8 || sequences * 12 + entries * 8 != body)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: %zu bytes are no index of %llu sequences and %llu documents; is the "
@@ -99,8 +101,8 @@ static moert_status read_lengths(reader *from, moert_index *index) {
         int64_t length = 0;
         MOERT_TRY(next(from, 4, &length));
         if (length < 0)
-            return MOERT_FAIL(ERROR_FORMAT, "%s: sequence %zu has %lld tokens", from->file->path, i,
-                              (long long)length);
+            return MOERT_FAIL(ERROR_FORMAT, "%s: sequence %zu has a negative length, %lld tokens",
+                              from->file->path, i, (long long)length);
         index->starts[i + 1] = index->starts[i] + (size_t)length;
     }
     index->tokens = index->starts[index->sequences];

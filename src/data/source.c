@@ -331,8 +331,8 @@ moert_status moert_source_read_mask(const moert_source *source, size_t position,
     }
     for (size_t i = 0; i < count; i++)
         if (counts[i] > 1)
-            return MOERT_FAIL(ERROR_FORMAT, "%s: has the value %u; expected 0 or 1", mask->path,
-                              counts[i]);
+            return MOERT_FAIL(ERROR_FORMAT, "%s: the mask has the value %u; expected 0 or 1",
+                              mask->path, counts[i]);
     return MOERT_OK;
 }
 

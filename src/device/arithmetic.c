@@ -143,7 +143,8 @@ static moert_status compare(const moert_device *device, char **difference) {
     if (status == MOERT_OK)
         *difference = first_difference(e);
     if (status == MOERT_OK && *difference == NULL)
-        status = MOERT_FAIL(ERROR_MEMORY, "no room for the text of a difference");
+        status =
+            MOERT_FAIL(ERROR_MEMORY, "no memory for the message about a difference in arithmetic");
     moert_program_release_all(&own);
     clReleaseCommandQueue(own.queue);
 free_examination:
@@ -181,5 +182,7 @@ moert_status moert_device_difference(const moert_device *device, char **differen
     if (!moert_program_is_fast(device))
         return recall_or_compare(device, difference);
     *difference = strdup("tensor cores add in another order (MOERT_BACKEND=portable uses none)");
-    return *difference != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a text");
+    return *difference != NULL
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_MEMORY, "no memory for the message about tensor cores");
 }

@@ -208,10 +208,10 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
     MOERT_REQUIRE(buffer);
     if (offset_bytes % VIEW_ALIGNMENT_BYTES != 0 || offset_bytes > parent->bytes ||
         bytes > parent->bytes - offset_bytes)
-        return MOERT_FAIL(
-            ERROR_USAGE,
-            "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
-            offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "view [%zu, +%zu) must lie within its buffer of %zu bytes and start at a "
+                          "multiple of %d bytes",
+                          offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
     /* OpenCL has no empty sub-buffers: an empty view gets a byte of the parent that is never
      * accessed */
     size_t start = bytes > 0 ? offset_bytes : 0, part = moert_max(bytes, 1);
@@ -259,7 +259,7 @@ moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buff
     if (*buffer != NULL && (*buffer)->bytes >= bytes)
         return MOERT_OK;
     if (*buffer != NULL)
-        MOERT_DEBUG("a buffer grows from %zu to %zu bytes", (*buffer)->bytes, bytes);
+        MOERT_DEBUG("replaces a buffer of %zu bytes by one of %zu bytes", (*buffer)->bytes, bytes);
     moert_buffer_destroy(*buffer);
     *buffer = NULL;
     return moert_buffer_create(device, bytes, buffer);

@@ -34,7 +34,8 @@
 static void warn_once(const char *what, const char *path, const char *why) {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&warned))
-        MOERT_WARN("the %s %s is not used: %s; kernels are compiled again", what, path, why);
+        MOERT_WARN("cannot use the %s %s: %s; moert compiles the kernels instead of loading them",
+                   what, path, why);
 }
 
 /* Whether only this user can write to a directory, since drivers load machine code from there. */

@@ -9,8 +9,9 @@ moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, si
     if (buffer == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s[%zu,%zu] is missing", name, lines, width);
     if (stride < width)
-        return MOERT_FAIL(ERROR_USAGE, "the rows of %s are %zu elements apart and %zu wide", name,
-                          stride, width);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "the stride of %s, %zu elements, is below the row width of %zu elements",
+                          name, stride, width);
     if (__builtin_mul_overflow(lines - 1, stride, &last) ||
         __builtin_add_overflow(last, width, &elements) ||
         elements > moert_buffer_bytes(buffer) / bytes)

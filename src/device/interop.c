@@ -28,7 +28,8 @@ moert_status moert_buffer_adopt(moert_device *device, void *memory, moert_buffer
     MOERT_CL(device, clGetMemObjectInfo(memory, CL_MEM_CONTEXT, sizeof context, &context, NULL));
     MOERT_CL(device, clGetMemObjectInfo(memory, CL_MEM_SIZE, sizeof bytes, &bytes, NULL));
     if (context != device->context)
-        return MOERT_FAIL(ERROR_USAGE, "memory of another OpenCL context than the device's");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "the memory belongs to another OpenCL context than the device");
     MOERT_TRY(MOERT_NEW(&made));
     *made = (moert_buffer){.device = device, .memory = memory, .bytes = bytes};
     clRetainMemObject(memory);

@@ -19,7 +19,7 @@ static moert_status map_one(moert_mapping *maps, const moert_buffer *buffer, voi
         memory = maps->map[i].memory;
     } else if (buffer != NULL) {
         if (maps->count == MOERT_MOST_MAPS)
-            return MOERT_FAIL(ERROR_INTERNAL, "more than %d buffers are mapped together",
+            return MOERT_FAIL(ERROR_INTERNAL, "more than %d buffers are mapped at the same time",
                               MOERT_MOST_MAPS);
         MOERT_TRY(moert_buffer_map(buffer, &memory));
         maps->map[maps->count].buffer = buffer;

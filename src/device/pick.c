@@ -61,7 +61,7 @@ bool moert_cpu_has_tiles(void) {
         return false;
     if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0)
         return true;
-    MOERT_DEBUG("the kernel does not let this process use AMX: %s", strerror(errno));
+    MOERT_DEBUG("the Linux kernel does not let this process use AMX: %s", strerror(errno));
     return false;
 #else
     return false;

@@ -357,8 +357,8 @@ static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, c
     if (moert_cl_status(code) == MOERT_ERROR_MEMORY)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the arguments of kernel %s", kernel->name);
     if (code != CL_SUCCESS)
-        return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
-                          kernel->name, argument->bytes, moert_cl_error_name(code));
+        return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes) cannot be set: %s",
+                          index, kernel->name, argument->bytes, moert_cl_error_name(code));
     return MOERT_OK;
 }
 

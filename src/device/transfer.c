@@ -31,7 +31,8 @@ static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes,
 }
 
 static moert_status fail_in_pieces(const moert_buffer *buffer, const char *what) {
-    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of memory in %zu pieces is not possible", what,
+    return MOERT_FAIL(ERROR_UNSUPPORTED,
+                      "%s does not work on a buffer that consists of %zu pieces of memory", what,
                       buffer->piece_count);
 }
 

@@ -44,9 +44,9 @@ static moert_status check(const moert_memory_setting *setting) {
     const double outer = (2.0 * h + tokens) * (double)c->vocabulary;
     const double bytes = 64.0 * ((double)(c->layers + 1) * layer + outer);
     if (bytes >= 9.2e18)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "such a model and batch may take %.1e bytes; 9.2e18 can be counted",
-                          bytes);
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "this model and batch may need %.1e bytes of memory, above the limit of 9.2e18", bytes);
     return MOERT_OK;
 }
 

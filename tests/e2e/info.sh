@@ -90,11 +90,11 @@ refused 1 '^moert-info: ' "a missing model fails with one message" info 2 --mode
 mkdir "$tmp/huge"
 sed -E 's/"(hidden_size|intermediate_size|num_local_experts)": *[0-9]+/"\1": 1000000/; s/"num_hidden_layers": *[0-9]+/"num_hidden_layers": 1000/' \
     "$model/config.json" >"$tmp/huge/config.json"
-refused 1 'may take [0-9.]*e\+[0-9]* bytes; 9.2e18 can be counted' "an estimate beyond 64 bits is refused" info 1 --model "$tmp/huge"
+refused 1 'may need [0-9.]*e\+[0-9]* bytes of memory, above the limit of 9.2e18' "an estimate beyond 64 bits is refused" info 1 --model "$tmp/huge"
 
 if [ "$(nproc)" -ge 2 ]; then
     timeout -k 5 120 "${MOERT_MPIRUN[@]/%none/core}" -n 2 "$program" >"$out" 2>"$log" &&
-        grep -q 'the launcher has bound rank 0: moert stays inside' "$log" &&
+        grep -q 'the launcher has bound rank 0: moert keeps its ranks within that binding' "$log" &&
         [ "$(section placement | awk '$1 ~ /^[01]$/ && $6 == "yes"' | wc -l)" -eq 2 ]
     verdict $? "a CPU mask that the launcher has set is kept, and reported"
 fi

@@ -188,8 +188,8 @@ static void drop(moert_beacon *beacon, const struct sockaddr_in *from) {
         return;
     beacon->next_warning *= 10;
     inet_ntop(AF_INET, &from->sin_addr, address, sizeof address);
-    MOERT_WARN("the watchdog dropped %llu datagram(s) that are not of this job or came again; the "
-               "last came from %s",
+    MOERT_WARN("the watchdog dropped %llu datagram(s) of other jobs or received twice; the last "
+               "one is from %s",
                (unsigned long long)beacon->dropped, address);
 }
 

@@ -18,8 +18,7 @@ moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog) {
     if (comm->node_rank == 0 && watchdog->table != NULL &&
         moert_beacon_open(comm->peers[comm->rank].node, comm->node_count, &watchdog->beacon,
                           &mine) != MOERT_OK)
-        MOERT_WARN("the watchdogs of other hosts get no reports from this one: %s",
-                   moert_last_error());
+        MOERT_WARN("this host cannot send watchdog reports to other hosts: %s", moert_last_error());
     moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
     if (comm->rank == 0)
         status = moert_first(status, moert_beacon_draw_key(&key));

@@ -63,13 +63,15 @@ moert_status moert_export_reaches(const moert_device *device, const char *pci) {
     MOERT_TRY(open_cuda(device, &cuda));
     if (cuda->find(&peer, pci) != 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "the GPU at %s does not see the one at %s (CUDA_VISIBLE_DEVICES?)",
+                          "the process that uses the GPU at PCI address %s cannot see the GPU at "
+                          "%s (CUDA_VISIBLE_DEVICES?)",
                           device->info.pci, pci);
     if (peer == cuda->device)
         return MOERT_OK;
     MOERT_CUDA(cuda, reaches, (&can, cuda->device, peer));
     if (!can)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "the GPU at %s has no access to the one at %s",
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "the GPU at PCI address %s has no peer access to the GPU at %s",
                           device->info.pci, pci);
     return MOERT_OK;
 }

@@ -22,7 +22,7 @@ moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **tr
         return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX is not for sm_90: %.60s",
                           target != NULL ? target : "it names no such target");
     if (arena == NULL)
-        return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX does not declare %s once", ARENA);
+        return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX does not declare %s exactly once", ARENA);
     char size[32];
     snprintf(size, sizeof size, "arena[%zu]", arena_bytes);
     const struct {

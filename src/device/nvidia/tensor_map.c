@@ -69,8 +69,8 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
                            steps, 0, swizzle, PROMOTION_256_BYTES, 0);
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
-                          "cuTensorMapEncodeTiled: error %d for [%zu, %zu, %zu] at stride %zu, "
-                          "runs of %zu, address %#llx",
+                          "cuTensorMapEncodeTiled returned error %d for a tensor [%zu, %zu, %zu] "
+                          "with stride %zu and runs of %zu at address %#llx",
                           code, tensor->groups, tensor->rows, tensor->columns, tensor->stride,
                           tensor->run, (unsigned long long)address);
     return MOERT_OK;

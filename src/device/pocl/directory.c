@@ -234,6 +234,7 @@ moert_status moert_pocl_prepare(const char *what, bool compiles) {
     const int code = compiles ? refuses(own.path, STEP_BYTES) : lacks(own.path, STEP_BYTES);
     if (code == 0)
         return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "%s: %s; for '%s' PoCL needs %d MiB there: make room or set TMPDIR",
-                      own.path, strerror(code), what, STEP_BYTES >> 20);
+    return MOERT_FAIL(
+        ERROR_IO, "%s: %s; for '%s' PoCL needs %d MiB in this directory: make room or set TMPDIR",
+        own.path, strerror(code), what, STEP_BYTES >> 20);
 }

@@ -275,7 +275,7 @@ TEST(test_older_options_get_defaults_and_other_sizes_are_refused) {
         }
     }
     ASSERT_FAILS(moert_options_take(NULL, WHOLE, NULL, "grown", "GROWN_INIT"), MOERT_ERROR_USAGE,
-                 "grown is NULL; start from GROWN_INIT");
+                 "grown is NULL; initialize it with GROWN_INIT");
 }
 
 TESTS(NULL, NULL)

@@ -157,7 +157,7 @@ TEST(test_schemes_out_of_range_are_refused) {
         {{MOERT_ROPE_YARN, false, 8, .theta = 1.0}, "theta above 1, not 1"},
         {{MOERT_ROPE_LINEAR, false, 8, .theta = 1e4}, "positive factor, not 0"},
         {{MOERT_ROPE_YARN, false, 8, 1e4, .factor = INFINITY}, "positive factor, not inf"},
-        {{MOERT_ROPE_YARN, false, 8, 1e4, .factor = 2.0}, "original length"},
+        {{MOERT_ROPE_YARN, false, 8, 1e4, .factor = 2.0}, "original context length"},
         {{MOERT_ROPE_YARN, false, 8, 1e4, 2.0, 8, .beta_fast = -1.0}, "betas, not -1 and 0"},
         {{MOERT_ROPE_LLAMA3, false, 8, 1e4, 2.0, 8, .low_factor = 4.0, .high_factor = 4.0},
          "low factor < high factor, not 4 and 4"},

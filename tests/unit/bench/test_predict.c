@@ -201,7 +201,7 @@ ROUND_TEST(test_a_gemm_takes_its_rate_between_measured_rows) {
     assert_within(gemm_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
     ASSERT_FAILS(bench_machine_gemm(
                      &machine, &(bench_predict_gemm){"wgrad", "f32", 1, 8, 1024, 512}, &seconds),
-                 MOERT_ERROR_USAGE, "'round' has no rate of a wgrad GEMM in f32");
+                 MOERT_ERROR_USAGE, "'round' has no measured rate for a wgrad GEMM in f32");
 }
 
 ROUND_TEST(test_windows_of_one_node_by_hand) {
@@ -372,14 +372,14 @@ static void assert_unfit(const bench_work *work, const char *message) {
 
 ROUND_TEST(test_what_does_not_fit_is_refused) {
     bench_work w = even_work(4, BENCH_WINDOW);
-    assert_unfit(&w, "windows serve one node, not 2");
+    assert_unfit(&w, "works within one node, not across 2 nodes");
     w.engine = BENCH_NODE;
     w.ep = 3;
-    assert_unfit(&w, "4 ranks in groups of 3");
+    assert_unfit(&w, "4 ranks cannot form groups of 3");
     w.ep = w.ranks = 8;
     assert_unfit(&w, "over 8 ranks");
     machine.linked = true;
-    assert_unfit(&w, "is for CPU devices");
+    assert_unfit(&w, "works on CPU devices only");
 }
 
 /* ---- H200 ---- */

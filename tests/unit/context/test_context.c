@@ -68,7 +68,7 @@ TEST(test_ranks_with_amx_and_without_sum_alike) {
         {1, "tiles", "tiles", false, true, NULL},
         {0, "tiles", NULL, false, true, NULL},
         {0, "widened", "widened", false, false, NULL},
-        {0, "tiles", "tiles", true, false, "MOERT_BF16=tiles needs kernels in the form for CPUs"},
+        {0, "tiles", "tiles", true, false, "MOERT_BF16=tiles needs kernels in CPU form"},
         {1, "tiles", NULL, false, false, "rank 0 sums bf16 in tiles"},
     };
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
@@ -189,7 +189,7 @@ TEST(test_wrong_options_are_named) {
         int binding, timeout_s;
         size_t missing_bytes;
         const char *text;
-    } rows[] = {{"fast", 0, -1, 0, "engine of a context is 'fast'; one of auto|local"},
+    } rows[] = {{"fast", 0, -1, 0, "engine of a context is 'fast'; expected one of auto|local"},
                 {NULL, 3, -1, 0, "binding of a context is 3"},
                 {NULL, 0, -2, 0, "timeout_s of a context is -2"},
                 {NULL, 0, 86401, 0, "timeout_s of a context is 86401"},

@@ -72,7 +72,7 @@ TEST(test_a_mask_says_which_tokens_count) {
     assert_memory_equal(counts, "\1\1\1\0", 4); /* tokens 4, 5, 1 and 2 */
     write_file("masked.mask.bin", "\1\0\0\1\2", 5);
     ASSERT_FAILS(moert_source_read_mask(open_source(path), 0, 3, counts), MOERT_ERROR_FORMAT,
-                 "masked.mask.bin: has the value 2");
+                 "masked.mask.bin: the mask has the value 2");
     write_file("masked.mask.bin", "\1\0\0\1", 4);
     source = NULL;
     ASSERT_FAILS(moert_source_open(&path, 1, 16, &source), MOERT_ERROR_FORMAT, "has 5 tokens");
@@ -87,7 +87,7 @@ TEST(test_bad_indexes_get_one_message) {
     } cases[] = {
         {"token type 6", {6, 2, lengths, NULL, NULL, 0}},
         {"list of documents is empty", {1, 2, lengths, NULL, (const int64_t[]){0}, 0}},
-        {"sequence 1 has -1 tokens", {1, 2, negative, NULL, NULL, 0}},
+        {"sequence 1 has a negative length, -1 tokens", {1, 2, negative, NULL, NULL, 0}},
         {"sequence 1 has 1 tokens from byte 3 on",
          {1, 2, lengths, (const int64_t[]){0, 3}, NULL, 0}},
         {"from byte -1 on", {1, 2, lengths, (const int64_t[]){-1, 0}, NULL, 0}},

@@ -237,7 +237,7 @@ static int use_full_disk(const void *opened) {
         opened == NULL
             ? failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE, room)
             : failed_with(add_once("good -DNEW"), MOERT_ERROR_IO,
-                          "File too large; for 'good -DNEW' PoCL needs 4 MiB there");
+                          "File too large; for 'good -DNEW' PoCL needs 4 MiB in this directory");
     return right ? RIGHT : WRONG;
 }
 

@@ -156,7 +156,7 @@ TEST(test_memory_that_a_rank_cannot_create_map_or_reach_fails_on_all) {
     } rows[] = {
         {{.gaps = 1000}, MOERT_ERROR_UNSUPPORTED, "not 234881024 bytes after"},
         {{.full = true}, MOERT_ERROR_MEMORY, "cuMemCreate"},
-        {{.unreachable = true}, MOERT_ERROR_UNSUPPORTED, "has no access to"},
+        {{.unreachable = true}, MOERT_ERROR_UNSUPPORTED, "has no peer access to"},
     };
     const size_t before = count_files("/proc/self/fd", "");
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {

@@ -148,7 +148,7 @@ TEST(test_wrong_arguments_are_named) {
     good.row_bytes = 33;
     good.q = test_buffer(2 * 33);
     ASSERT_OK(moert_quantize_run(&good));
-    REFUSED(usage, "32 elements apart and 33 wide", op.row_bytes = 32);
+    REFUSED(usage, "32 elements, is below the row width of 33", op.row_bytes = 32);
     REFUSED(usage, "q has 66 bytes, too few for", op.row_bytes = 34);
     REFUSED(usage, "row_bytes goes with", op.how.axis = MOERT_AXIS_COLUMN);
     REFUSED(usage, "row_bytes goes with", op.how.format = MOERT_FORMAT_FP8_BLOCK);
@@ -160,7 +160,7 @@ TEST(test_wrong_arguments_are_named) {
             (op.how.format = MOERT_FORMAT_NVFP4, op.columns = (size_t)1 << 31));
     /* the other calls check the same arguments */
     good.row_bytes = 31;
-    ASSERT_FAILS(moert_dequantize_run(&good), usage, "31 elements apart");
+    ASSERT_FAILS(moert_dequantize_run(&good), usage, "31 elements, is below");
     good.x = test_buffer(2 * 32);
     ASSERT_FAILS(moert_dequantize_run(&good), usage, "too few");
     good.size = 7;
