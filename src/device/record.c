@@ -42,8 +42,8 @@ static moert_status find_functions(moert_recording *recording) {
     for (size_t i = 0; i < MOERT_COUNT(functions); i++) {
         void *found = clGetExtensionFunctionAddressForPlatform(platform, functions[i].name);
         if (found == NULL)
-            return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no %s", recording->device->info.name,
-                              functions[i].name);
+            return MOERT_FAIL(ERROR_UNSUPPORTED, "the platform of %s has no OpenCL function %s",
+                              recording->device->info.name, functions[i].name);
         memcpy(functions[i].target, &found, sizeof found);
     }
     return MOERT_OK;

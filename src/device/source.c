@@ -23,7 +23,7 @@ static moert_status read_file(const char *path, char **text) {
     moert_status status = moert_alloc(text, bytes + 1, 1);
     if (status == MOERT_OK && read(file, *text, bytes) != (ssize_t)bytes) {
         free(*text);
-        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read as a whole", path);
+        status = MOERT_FAIL(ERROR_IO, "%s: the file cannot be read completely", path);
     }
     close(file);
     return status;

@@ -39,12 +39,12 @@ static moert_status choose_engine(moert_exchange *exchange, unsigned which) {
     for (unsigned candidate = MOERT_EXCHANGE_LOCAL; candidate < ENGINES; candidate++) {
         open_engine(exchange, candidate, reason);
         if (reason[0] == '\0') {
-            MOERT_INFO("%s exchange among %zu ranks", exchange->engine->name,
+            MOERT_INFO("uses the %s exchange among %zu ranks", exchange->engine->name,
                        moert_comm_size(exchange->comm));
             return MOERT_OK;
         }
         if (candidate != MOERT_EXCHANGE_LOCAL)
-            MOERT_INFO("no %s exchange: %s", exchange->engine->name, reason);
+            MOERT_INFO("cannot use the %s exchange: %s", exchange->engine->name, reason);
     }
     return MOERT_FAIL(ERROR_UNSUPPORTED, "no exchange engine works here: %s", reason);
 }
@@ -140,7 +140,8 @@ static moert_status check_slots(const moert_transfer *t, const moert_buffer *val
     if (t->slots == NULL)
         return MOERT_OK;
     if (t->slots->width != 1)
-        return MOERT_FAIL(ERROR_USAGE, "a window of slots has width 1, not %zu", t->slots->width);
+        return MOERT_FAIL(ERROR_USAGE, "a window for values of slots must have width 1, not %zu",
+                          t->slots->width);
     return check_buffer(values, what, t->plan->plan->tokens * t->plan->plan->topk);
 }
 
@@ -196,10 +197,13 @@ bool moert_exchange_sums(const moert_exchange *exchange) {
 
 static moert_status check_push(const moert_transfer *t) {
     if (t->window->capacity_rows < t->plan->largest_slots)
-        return MOERT_FAIL(ERROR_USAGE, "a window to push to has %zu rows, the plan %zu slots",
-                          t->window->capacity_rows, t->plan->largest_slots);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "the window that receives pushed rows has %zu rows, but the plan needs %zu",
+            t->window->capacity_rows, t->plan->largest_slots);
     if (t->slot_window->capacity_rows < t->plan->plan->rows)
-        return MOERT_FAIL(ERROR_USAGE, "the slots of a push have %zu rows, the plan %zu",
+        return MOERT_FAIL(ERROR_USAGE,
+                          "the slot window of a push has %zu rows, but the plan needs %zu",
                           t->slot_window->capacity_rows, t->plan->plan->rows);
     return MOERT_OK;
 }
@@ -209,7 +213,7 @@ moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer 
     const size_t bytes = moert_max(t->plan->plan->rows, 1) * sizeof(uint64_t);
     if (exchange->sums)
         return MOERT_FAIL(ERROR_USAGE, "rows that ranks sum (MOERT_PUSH=sum) have no addresses of "
-                                       "their own; moert_exchange_push_rows sends them");
+                                       "their own; send the rows with moert_exchange_push_rows");
     MOERT_TRY(check_push(t));
     MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->row_addresses));
     *addresses = exchange->row_addresses;
@@ -238,7 +242,7 @@ static moert_status check_rows(const moert_transfer *t) {
     if (t->slots != NULL)
         available = moert_min(available, t->slots->capacity_rows);
     if (available < needed)
-        return MOERT_FAIL(ERROR_USAGE, "a window to combine from has %zu rows, the plan %zu",
+        return MOERT_FAIL(ERROR_USAGE, "a window of a combine has %zu rows, but the plan needs %zu",
                           available, needed);
     return MOERT_OK;
 }
@@ -267,8 +271,8 @@ static moert_status check_combine(const moert_exchange *exchange, const moert_tr
     MOERT_TRY(check_rows(t));
     MOERT_TRY(check_buffer(t->target, "the target of a combine", tokens * t->window->columns));
     if (t->weight != NULL && t->slot_window != NULL && exchange->sums)
-        return MOERT_FAIL(ERROR_USAGE, "rows that ranks have summed cannot be weighted any more "
-                                       "(MOERT_PUSH=sum)");
+        return MOERT_FAIL(ERROR_USAGE, "a combine cannot weight rows that the sending ranks have "
+                                       "already summed (MOERT_PUSH=sum)");
     if (t->weight != NULL)
         MOERT_TRY(
             check_buffer(t->weight, "the weights of a combine", tokens * t->plan->plan->topk));

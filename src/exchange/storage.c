@@ -27,10 +27,10 @@ moert_status moert_memory_look(const moert_exchange_memory *memory, const moert_
     bool all_cpus;
     MOERT_TRY(moert_exchange_everyone(comm, cpu, &all_cpus));
     if (moert_comm_node_count(comm) != 1)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on %zu hosts",
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on %zu hosts; windows need one host",
                           moert_comm_node_count(comm));
     if (cpu != all_cpus)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "rank %zu uses a CPU device, which others do not",
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "rank %zu uses a CPU device, but other ranks do not",
                           moert_comm_rank(comm));
     return memory->look != NULL ? memory->look(device, comm) : MOERT_OK;
 }
@@ -44,8 +44,8 @@ moert_status moert_storage_point(moert_device *device, const uint64_t *table, si
 moert_status moert_window_create_bf16(moert_exchange *exchange, size_t columns,
                                       moert_window **window) {
     if (columns % BF16_PER_FLOAT != 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a window's rows hold pairs of bf16 values, not %zu",
-                          columns);
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "a bf16 window needs an even number of columns, not %zu", columns);
     MOERT_TRY(moert_window_create(exchange, columns / BF16_PER_FLOAT, window));
     (*window)->columns = columns;
     return MOERT_OK;

@@ -43,7 +43,8 @@ moert_status moert_backend_check(const moert_device *device) {
     const moert_backend *backend = moert_backend_get(device);
     const char *required = backend->supports(device, NULL);
     if (required != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "MOERT_BACKEND is %s, which takes %s, not %s",
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "MOERT_BACKEND is %s, which takes %s, but the device is %s",
                           backend->name, required, moert_device_name(device));
     return MOERT_OK;
 }

@@ -24,7 +24,8 @@ moert_status moert_workspace_add(moert_device *device, size_t count, size_t byte
                                  moert_workspace *work, moert_buffer **buffer) {
     size_t total;
     if (__builtin_mul_overflow(count, bytes, &total))
-        return MOERT_FAIL(ERROR_MEMORY, "workspace of %zu x %zu bytes", count, bytes);
+        return MOERT_FAIL(ERROR_MEMORY, "a workspace of %zu x %zu bytes exceeds the address space",
+                          count, bytes);
     if (work->from == MOERT_WORKSPACE_ALLOCATED) {
         work->bytes += total;
         return moert_buffer_create(device, total, buffer);

@@ -40,8 +40,8 @@ static moert_status check_type(const moert_gemm *gemm, const char *name, const m
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a grouped GEMM takes f32 or bf16; %s has type %d",
                           name, (int)rows->type);
     if (reads != 0 && rows->type != type)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has type %d, and the other operand type %d", name,
-                          (int)rows->type, (int)type);
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has type %d, but the other operand has type %d",
+                          name, (int)rows->type, (int)type);
     return MOERT_OK;
 }
 
@@ -67,8 +67,8 @@ static moert_status check_part(const moert_gemm *gemm) {
     if (part.end == 0)
         return MOERT_OK;
     if (is_by_weight(gemm) && gemm->groups.shared)
-        return MOERT_FAIL(ERROR_USAGE, "forward and dgrad need a weight for each group to compute "
-                                       "a part of the groups");
+        return MOERT_FAIL(ERROR_USAGE, "a forward GEMM or dgrad of a part of the groups needs a "
+                                       "weight for each group, not a shared weight");
     if (part.first >= part.end || part.end > gemm->groups.count || part.first_row > part.end_row ||
         part.end_row > gemm->groups.rows)
         return MOERT_FAIL(ERROR_USAGE,
@@ -163,7 +163,9 @@ static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
                           "a GLU in a GEMM needs dense rows of %zu columns, not stride %zu",
                           full->n, full->y.stride);
     if (full->glu.type != MOERT_DTYPE_F32 && moert_gemm_type(full) == MOERT_DTYPE_F32)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "h in bf16 needs bf16 operands, not f32");
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "the result of a GLU can be bf16 only with bf16 operands, not with f32 operands");
     return moert_check_glu(&full->glu, false, &full->glu);
 }
 
@@ -221,8 +223,9 @@ static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     if (rounded_of(full) != NULL &&
         (adds || full->groups.end - full->groups.first != gemm->groups.count))
-        return MOERT_FAIL(ERROR_USAGE, "only a wgrad of all groups that does not accumulate gives "
-                                       "a rounded result");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "a rounded weight gradient needs a wgrad of all groups without accumulation");
     return MOERT_OK;
 }
 
@@ -251,9 +254,11 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
         required = backend->supports(device, &full);
     }
     if (required != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s%s%s",
-                          moert_gemm_name(&full), full.n, full.k, backend->name, required,
-                          *first != '\0' ? ", and the first choice " : "", first);
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "cannot run %s with n = %zu and k = %zu: the %s backend takes only %s%s%s",
+            moert_gemm_name(&full), full.n, full.k, backend->name, required,
+            *first != '\0' ? ", and the backend that was chosen first takes only " : "", first);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
         report_work(&full);
     MOERT_TRY(backend->run(&full));

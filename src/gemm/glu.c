@@ -34,7 +34,9 @@ moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *ful
     MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
     MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
     if (glu->first_row > glu->rows)
-        return MOERT_FAIL(ERROR_USAGE, "rows [%zu, %zu) of a GLU", glu->first_row, glu->rows);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "the first row of a GLU, %zu, is above the number of rows, %zu",
+                          glu->first_row, glu->rows);
     MOERT_TRY(check_type(glu->from));
     MOERT_TRY(check_type(glu->type));
     if (glu->width == 0 || !(glu->form.limit > 0.0f))

@@ -36,7 +36,7 @@ static moert_status check_types(const char *path, const moert_model_config *conf
         if (windowed != (config->sliding_window > 0))
             return MOERT_FAIL(ERROR_UNSUPPORTED,
                               "%s: layer_types of layer %zu is %s, but sliding_window is %zu, and "
-                              "all layers of this family are alike",
+                              "a model of this family has a window in all layers or in none",
                               path, l, windowed ? "sliding_attention" : "full_attention",
                               config->sliding_window);
     }

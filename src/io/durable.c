@@ -226,8 +226,8 @@ static moert_status swap_directories(const char *temp, const char *final, const 
     moert_status status = rename_path(temp, final);
     if (status != MOERT_OK && replaced != 0 && rename(old, final) != 0)
         return MOERT_FAIL(ERROR_IO,
-                          "%s: neither %s nor the older one could be given this name: %s (the "
-                          "older one is whole in %s)",
+                          "%s: is missing now, since neither %s nor the older directory could be "
+                          "renamed to it: %s (the older directory is complete in %s)",
                           final, temp, strerror(errno), old);
     return status;
 }

@@ -46,8 +46,9 @@ moert_status moert_check_elements(const char *file, const char *name, size_t ele
                                   size_t count) {
     if (first > elements || count > elements - first)
         return MOERT_FAIL(ERROR_USAGE,
-                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu", file,
-                          name, count, first, elements);
+                          "%s: tensor '%.200s': %zu elements from element %zu on exceed the "
+                          "tensor's %zu elements",
+                          file, name, count, first, elements);
     return MOERT_OK;
 }
 

@@ -375,8 +375,8 @@ static moert_status parse_file(moert_manifest *m, const char *path, const char *
     json_array_foreach(list, index, entry) {
         const json_int_t size = json_integer_value(json_object_get(entry, "bytes"));
         if (size < 0)
-            return MOERT_FAIL(ERROR_FORMAT, "%s: part %zu of %s has %lld bytes", path, index, name,
-                              (long long)size);
+            return MOERT_FAIL(ERROR_FORMAT, "%s: part %zu of %s has a negative size, %lld bytes",
+                              path, index, name, (long long)size);
         MOERT_TRY(add_part(m, json_string_value(json_object_get(entry, "name")), (size_t)size));
         if (!parse_checksum(json_string_value(json_object_get(entry, "xxh3")),
                             &m->parts[m->part_count - 1].sum))

@@ -149,10 +149,11 @@ static moert_status read_quantization(const char *path, const json_t *root,
         return MOERT_OK;
     const char *method = json_string_value(moert_field_value(quantization, "quant_method"));
     if (method == NULL || strcmp(method, supported) != 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s: quant_method of quantization_config is '%.64s'; supported are fp8 "
-                          "(e4m3 in blocks of 128x128) and, for gpt_oss, mxfp4: here %s",
-                          path, method != NULL ? method : "(not a string)", supported);
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "%s: quant_method of quantization_config is '%.64s'; supported are fp8 (e4m3 in blocks "
+            "of 128x128) and, for gpt_oss, mxfp4; this model needs %s",
+            path, method != NULL ? method : "(not a string)", supported);
     config->quant_method = supported;
     if (moert_experts_are_fused(config))
         return MOERT_OK;

@@ -278,8 +278,8 @@ static moert_status check_key(const char *path, const char *key, const json_t *v
     const bool used = is_used(key, family), one = LISTS(ones, key, family),
                neutral = one || LISTS(zeros, key, family);
     if (json_is_null(value) && !LISTS(nullable, key, family) && (used || neutral))
-        return MOERT_FAIL(ERROR_FORMAT, "%s: %s is null; without the key it has its default", path,
-                          key);
+        return MOERT_FAIL(ERROR_FORMAT, "%s: %s is null; remove the key to get the default value",
+                          path, key);
     if (json_is_null(value) || used || is_harmless(key) || (neutral && equals(value, one)))
         return MOERT_OK;
     if (neutral)

@@ -70,9 +70,9 @@ static moert_status place_tensors(moert_tensor_writer *writer) {
                               &tensor->bytes) ||
             __builtin_add_overflow(end, tensor->bytes, &end) || end > INT64_MAX / 2) {
             char text[MOERT_SHAPE_TEXT_BYTES];
-            return MOERT_FAIL(ERROR_USAGE, "%s: tensor '%.200s' of shape %s overflows the file",
-                              writer->path, spec->name,
-                              moert_shape_text(spec->rank, spec->shape, text));
+            return MOERT_FAIL(
+                ERROR_USAGE, "%s: tensor '%.200s' of shape %s makes the file too large",
+                writer->path, spec->name, moert_shape_text(spec->rank, spec->shape, text));
         }
     }
     writer->total_bytes = end;

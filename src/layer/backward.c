@@ -125,15 +125,17 @@ static moert_pass *first_owing(const moert_layer *layer) {
 moert_status moert_pass_wgrad(moert_pass *pass) {
     MOERT_REQUIRE(pass);
     if (!pass->layer->options.deferred_wgrad)
-        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad of a layer without deferred_wgrad, whose "
-                                       "backward computes the weight gradients");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "moert_pass_wgrad needs a layer with deferred_wgrad; in this layer "
+                          "moert_pass_backward computes the weight gradients");
     if (pass->state < PASS_OWES_WGRAD)
-        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad without a backward before it");
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad was called without a backward before it");
     if (pass->state == PASS_DONE)
-        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad a second time for the same backward");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "moert_pass_wgrad was called a second time for the same backward");
     if (first_owing(pass->layer) != pass)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing for a pass whose backward was "
-                                       "earlier; weight gradients add up in that order");
+                                       "earlier; call it in the order of the backwards");
     pass->state = PASS_DONE;
     pass->status = MOERT_OK;
     return compute_wgrad(pass);
@@ -296,14 +298,14 @@ static moert_status check_rounded(const moert_pass *pass, const char *name, int 
     if (gradient == NULL)
         return MOERT_OK;
     if (pass->losses.accumulate)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s of a backward that accumulates; only float32 gradients "
-                          "are added to",
-                          name);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%s is given to a backward that accumulates; only float32 gradients can accumulate",
+            name);
     if (moert_comm_size(layer->mesh->replicas) > 1 || layer->placement->longest > 1)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s of experts with replicas or clones, whose gradients are summed in "
-                          "float32",
+                          "%s is given for experts with replicas or clones, whose gradients are "
+                          "summed in float32",
                           name);
     return moert_layer_check_buffer(layer, name, gradient, elements * sizeof(uint16_t));
 }
@@ -330,7 +332,9 @@ static moert_status take_losses(moert_pass *pass, const moert_layer_losses *give
         MOERT_TRY(moert_layer_check_buffer(layer, "weight_gradient", losses->weight_gradient,
                                            pass->batch.tokens * o->router.topk * sizeof(float)));
     if (o->external_routing && (losses->aux_gradient != NULL || losses->z_factor != 0.0f))
-        return MOERT_FAIL(ERROR_USAGE, "losses of the router for a layer with external_routing");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "losses of the router are given, but a layer with external_routing has no router");
     MOERT_TRY(moert_layer_check_apart("dx", dx, "x", pass->input, "which the backward reads"));
     return o->shared_intermediate > 0
                ? moert_layer_check_apart("dx", dx, "dy", dy,
@@ -343,7 +347,8 @@ static moert_status take_losses(moert_pass *pass, const moert_layer_losses *give
 static moert_status check_order(const moert_pass *pass) {
     MOERT_REQUIRE(pass);
     if (pass->state != PASS_READY)
-        return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "moert_pass_backward was called without a forward before it");
     if (pass->layer->unreduced)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce is missing between the last backward "
                                        "and this one");
@@ -394,11 +399,12 @@ moert_status moert_layer_reduce_wait(moert_layer *layer) {
 moert_status moert_layer_reduce(moert_layer *layer, bool last) {
     MOERT_REQUIRE(layer);
     if (!layer->unreduced)
-        return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "moert_layer_reduce was called without a backward before it");
     if (last && (layer->lost_wgrad || first_owing(layer) != NULL))
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing before the last reduction: %s",
-                          layer->lost_wgrad ? "a pass was destroyed before it"
-                                            : "a pass waits for it");
+                          layer->lost_wgrad ? "a pass was destroyed without moert_pass_wgrad"
+                                            : "a pass still needs moert_pass_wgrad");
     MOERT_TRY(moert_mesh_gather_spans(layer->mesh, &layer->batch));
     MOERT_TRY(moert_layer_reduce_start(layer, last));
     MOERT_TRY(moert_layer_reduce_wait(layer));

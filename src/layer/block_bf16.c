@@ -31,7 +31,7 @@ static moert_status take(const moert_block *block, moert_buffer **buffer) {
             return MOERT_OK;
         }
     if (moert_buffer_create(pool->device, float_bytes(block), buffer) != MOERT_OK)
-        return MOERT_FAIL(ERROR_MEMORY, "float32 gradients of %s: %s", block->what,
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for float32 gradients of %s: %s", block->what,
                           moert_last_error());
     return moert_buffer_clear(*buffer, 0, float_bytes(block));
 }
@@ -63,7 +63,8 @@ moert_status moert_block_keep_bf16(moert_block *block, moert_gradient_pool *pool
     block->gradient = NULL;
     block->pool = pool;
     if (moert_buffer_create(block->device, bytes, &block->kept) != MOERT_OK)
-        return MOERT_FAIL(ERROR_MEMORY, "gradients of %s: %s", block->what, moert_last_error());
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for gradients of %s: %s", block->what,
+                          moert_last_error());
     return moert_buffer_clear(block->kept, 0, bytes);
 }
 

@@ -26,13 +26,13 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
                  {"shared_intermediate", o->shared_intermediate, most / 2}};
     for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
         if (sizes[i].value > sizes[i].most)
-            return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %zu; at most %zu", sizes[i].name,
-                              sizes[i].value, sizes[i].most);
+            return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %zu; expected at most %zu",
+                              sizes[i].name, sizes[i].value, sizes[i].most);
     if (o->slots > 0 && (o->slots < local || o->slots > o->router.experts))
-        return MOERT_FAIL(ERROR_USAGE,
-                          "slots of a layer is %zu; %zu experts on %zu ranks need %zu "
-                          "to %zu",
-                          o->slots, o->router.experts, ranks, local, o->router.experts);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "slots of a layer is %zu; %zu experts on %zu ranks need %zu to %zu slots per rank",
+            o->slots, o->router.experts, ranks, local, o->router.experts);
     if (exceeds(o->router.experts, o->hidden, 1) || exceeds(2 * o->intermediate, o->hidden, local))
         return MOERT_FAIL(ERROR_USAGE,
                           "a layer of hidden size %zu and intermediate size %zu with %zu experts a "
@@ -130,12 +130,13 @@ static moert_status check_ends(const moert_batch *batch) {
     for (size_t s = 0; s < batch->sequences && status == MOERT_OK; before = ends[s], s++)
         if (ends[s] < before || ends[s] > batch->tokens)
             status = MOERT_FAIL(ERROR_USAGE,
-                                "ends[%zu] of a batch is %u; ends ascend from %u to the %zu tokens",
+                                "ends[%zu] of a batch is %u; expected %u to %zu, since ends ascend "
+                                "up to the number of tokens",
                                 s, ends[s], before, batch->tokens);
     if (status == MOERT_OK && before != batch->tokens)
-        status =
-            MOERT_FAIL(ERROR_USAGE, "the last of a batch's ends is %u; it must be its %zu tokens",
-                       before, batch->tokens);
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "the last of a batch's ends is %u; expected the number of tokens, %zu",
+                            before, batch->tokens);
 done:
     free(ends);
     return status;
@@ -143,10 +144,10 @@ done:
 
 moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch *batch) {
     if (batch->tokens > INT32_MAX)
-        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens; at most %d", batch->tokens,
+        return MOERT_FAIL(ERROR_USAGE, "a batch has %zu tokens, above the limit %d", batch->tokens,
                           INT32_MAX);
     if (batch->tokens > 0 && batch->sequences == 0)
-        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in 0 sequences", batch->tokens);
+        return MOERT_FAIL(ERROR_USAGE, "a batch has %zu tokens, but 0 sequences", batch->tokens);
     if (batch->first_sequence > batch->total_sequences ||
         batch->sequences > batch->total_sequences - batch->first_sequence)
         return MOERT_FAIL(ERROR_USAGE, "sequences [%zu, +%zu) of a batch exceed its total of %zu",
@@ -155,11 +156,11 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
     const bool moves_bf16 = o->external_routing && o->shared_intermediate == 0 &&
                             layer->choices.forth.encoding == MOERT_DISPATCH_BF16;
     if (batch->type != MOERT_DTYPE_F32 && !(batch->type == MOERT_DTYPE_BF16 && moves_bf16))
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "rows of type %d (moert_dtype) in a batch; they may be f32 (0), or bf16 "
-                          "(%d) in a layer with external_routing and bf16 dispatch but no shared "
-                          "expert",
-                          (int)batch->type, (int)MOERT_DTYPE_BF16);
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "a batch has rows of type %d (moert_dtype); expected f32 (0), or bf16 (%d) in a layer "
+            "with external_routing and bf16 dispatch but no shared expert",
+            (int)batch->type, (int)MOERT_DTYPE_BF16);
     const size_t slots = batch->tokens * o->router.topk * sizeof(float);
     if (o->external_routing)
         MOERT_TRY(moert_layer_check_buffer(layer, "index", batch->index, slots));
@@ -167,7 +168,7 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
         MOERT_TRY(moert_layer_check_buffer(layer, "weight", batch->weight, slots));
     if (!o->external_routing && (batch->index != NULL || batch->weight != NULL))
         return MOERT_FAIL(ERROR_USAGE,
-                          "a batch with index or weight for a layer without external_routing");
+                          "a batch has index or weight, which need a layer with external_routing");
     if (batch->sequences == 0)
         return MOERT_OK;
     MOERT_TRY(

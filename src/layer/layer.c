@@ -25,13 +25,16 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
                           "parallelism (ep) of at most %zu",
                           options->router.experts, ep, options->router.experts);
     if (options->recompute_experts && options->deferred_wgrad)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "recompute_experts of a layer with deferred_wgrad, "
-                                             "which keeps what it would compute again");
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "recompute_experts cannot be used with deferred_wgrad, which keeps the "
+                          "activations that recompute_experts would compute again");
     if (moert_activation_name(options->glu.activation) == NULL)
         return MOERT_FAIL(ERROR_USAGE, "a layer's GLU has no activation %d",
                           options->glu.activation);
     if (options->shared_gate && options->shared_intermediate == 0)
-        return MOERT_FAIL(ERROR_USAGE, "shared_gate of a layer without a shared expert");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "shared_gate of a layer needs a shared expert (shared_intermediate above 0)");
     return moert_layer_check_sizes(options, ep);
 }
 
@@ -214,7 +217,9 @@ static moert_status place(moert_layer *layer, const uint32_t *expert) {
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: the layer was created without slots");
     for (size_t i = 0; i < layer->passes->count; i++)
         if (layer->passes->pass[i]->layer == layer && layer->passes->pass[i]->state != PASS_FREE)
-            return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: a pass of the layer is alive");
+            return MOERT_FAIL(
+                ERROR_USAGE,
+                "moert_layer_place: a pass of the layer still exists; destroy the pass first");
     MOERT_TRY(moert_expert_map_assign(layer->placement, expert));
     return moert_clones_prepare(layer);
 }

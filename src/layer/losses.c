@@ -86,7 +86,9 @@ static moert_status sum_ranks(const moert_pass *pass, sums *s) {
 static moert_status check(const moert_pass *pass, const moert_pass_losses *losses) {
     const moert_layer *layer = pass->layer;
     if (layer->options.external_routing || pass->plan == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "moert_pass_report of a pass without a router or forward");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "moert_pass_report needs a layer with a router and a pass after its forward");
     return losses->aux_gradient == NULL
                ? MOERT_OK
                : moert_layer_check_buffer(layer, "aux_gradient", losses->aux_gradient,

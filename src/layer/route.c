@@ -64,11 +64,11 @@ static moert_status check_options(const moert_mesh *mesh, const moert_route_opti
                  {"row_multiple", o->row_multiple, 0}};
     for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
         if (sizes[i].value < sizes[i].least || sizes[i].value > INT32_MAX)
-            return MOERT_FAIL(ERROR_USAGE, "%s of a route is %zu; %zu to %d", sizes[i].name,
-                              sizes[i].value, sizes[i].least, INT32_MAX);
+            return MOERT_FAIL(ERROR_USAGE, "%s of a route is %zu; expected %zu to %d",
+                              sizes[i].name, sizes[i].value, sizes[i].least, INT32_MAX);
     if (o->topk > o->experts)
-        return MOERT_FAIL(ERROR_USAGE, "topk of a route is %zu; at most its %zu experts", o->topk,
-                          o->experts);
+        return MOERT_FAIL(ERROR_USAGE, "topk of a route is %zu, above the number of experts, %zu",
+                          o->topk, o->experts);
     return moert_route_check_buffer(mesh, "index", o->index, o->tokens * o->topk * sizeof(int32_t));
 }
 
@@ -80,8 +80,8 @@ static moert_status write_ends(moert_route *route, size_t multiple) {
     for (size_t e = 0; e < count; e++)
         route->rows += moert_round_up(plan->ends[e] - (e > 0 ? plan->ends[e - 1] : 0), multiple);
     if (route->rows > INT32_MAX)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a route of %zu rows; at most %d", route->rows,
-                          INT32_MAX);
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a route has %zu rows, above the limit %d",
+                          route->rows, INT32_MAX);
     MOERT_TRY(moert_buffer_create(route->mesh->device, count * sizeof *ends, &route->ends));
     MOERT_TRY(moert_alloc(&ends, moert_max(count, 1), sizeof *ends));
     for (size_t e = 0, rows = 0; e < count; e++) {

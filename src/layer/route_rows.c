@@ -35,10 +35,10 @@ static size_t scales_of(const moert_route_buffers *b) {
 
 static moert_status check_form(call which, const moert_route_buffers *b) {
     if (b->columns == 0 || b->columns > INT32_MAX)
-        return MOERT_FAIL(ERROR_USAGE, "%s: columns is %zu; 1 to %d", call_names[which], b->columns,
-                          INT32_MAX);
+        return MOERT_FAIL(ERROR_USAGE, "%s: columns is %zu; expected 1 to %d", call_names[which],
+                          b->columns, INT32_MAX);
     if (b->type != MOERT_DTYPE_F32 && b->type != MOERT_DTYPE_BF16)
-        return MOERT_FAIL(ERROR_USAGE, "%s: type is %d; F32 or BF16", call_names[which],
+        return MOERT_FAIL(ERROR_USAGE, "%s: type is %d; expected F32 or BF16", call_names[which],
                           (int)b->type);
     if (b->type == MOERT_DTYPE_BF16 && b->columns % BF16_PER_FLOAT != 0)
         return MOERT_FAIL(ERROR_USAGE, "%s: columns is %zu; rows of bf16 need an even number",

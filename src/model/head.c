@@ -335,7 +335,8 @@ moert_status moert_head_collect_tied(moert_run *run) {
 moert_status moert_run_logits(moert_run *run, size_t token, float *out) {
     const size_t tokens = run->batch.tokens, bytes = run->config->vocabulary * sizeof(float);
     if (token >= tokens)
-        return MOERT_FAIL(ERROR_USAGE, "logits of token %zu; this rank has %zu", token, tokens);
+        return MOERT_FAIL(ERROR_USAGE, "there are no logits of token %zu: this rank has %zu tokens",
+                          token, tokens);
     if (token < run->logits_first || token - run->logits_first >= run->logits_rows) {
         const size_t rows = moert_min(step_of(run), tokens - token);
         pass p;

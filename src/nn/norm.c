@@ -41,7 +41,7 @@ typedef struct norm_form {
 static moert_status choose_form(const moert_device *device, size_t width, size_t most_steps,
                                 norm_form *form) {
     if (width == 0)
-        return MOERT_FAIL(ERROR_USAGE, "RMSNorm over rows of width 0");
+        return MOERT_FAIL(ERROR_USAGE, "RMSNorm cannot take rows of width 0");
     MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
     const bool fits = width <= MOST_FLOATS;
     const size_t steps = moert_ceil_div(width, STEP);
@@ -78,7 +78,7 @@ static void report_work(moert_device *device, size_t rows, size_t width, size_t 
 
 static moert_status check_results(const moert_buffer *floats, const moert_buffer *rounded) {
     if (floats == NULL && rounded == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "a norm without a buffer for its results");
+        return MOERT_FAIL(ERROR_USAGE, "a norm needs a buffer for its results");
     return MOERT_OK;
 }
 
@@ -213,7 +213,9 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     MOERT_TRY(check_results(norm->dx, norm->bf16));
     MOERT_TRY(check_rotation(&norm->rotation, rows, norm->width));
     if (norm->accumulate && norm->dx == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "a norm's gradient accumulates in float32 only, in dx");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "a norm's gradient accumulates only in the float32 buffer dx, which is NULL");
     report_work(device, rows, norm->width, 2, norm->dx, norm->bf16);
     const int rotated = norm->dx != norm->dy ? rotated_columns(&form, &norm->rotation) : 0;
     if (norm->rotation.table != NULL && rotated == 0)

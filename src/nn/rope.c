@@ -79,7 +79,7 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
     MOERT_TRY(moert_to_int(head_size, "head size", &narrow));
     MOERT_TRY(moert_to_int(length, "length of a sequence", &narrow));
     if (tokens > 0 && length == 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu tokens in sequences of length 0", tokens);
+        return MOERT_FAIL(ERROR_USAGE, "%zu tokens cannot be in sequences of length 0", tokens);
     const size_t positions = moert_buffer_bytes(rotation->table) /
                              (table_columns(width, rotation->interleaved) * sizeof(float));
     if (moert_min(length, tokens) > positions)
@@ -87,8 +87,10 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
                           length, positions);
     if (rotation->positions != NULL &&
         moert_buffer_bytes(rotation->positions) < tokens * sizeof(int32_t))
-        return MOERT_FAIL(ERROR_USAGE, "positions of %zu tokens cannot rotate %zu",
-                          moert_buffer_bytes(rotation->positions) / sizeof(int32_t), tokens);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "the buffer of positions has room for %zu tokens; %zu tokens need positions",
+            moert_buffer_bytes(rotation->positions) / sizeof(int32_t), tokens);
     return MOERT_OK;
 }
 

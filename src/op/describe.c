@@ -39,7 +39,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
     if (rows->stride == 0)
         rows->stride = (ptrdiff_t)width;
     if (rows->stride < 0 || (size_t)rows->stride < width)
-        return MOERT_FAIL(ERROR_USAGE, "%s: %s is %td; 0, or at least the width %zu",
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is %td; expected 0, or at least the width %zu",
                           moert_op_kind_name(op->options.kind), stride_field, rows->stride, width);
     if (rows->stride > INT32_MAX)
         return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, stride_field, "below 2^31", "%td",
@@ -69,7 +69,7 @@ static moert_status check_pair(const moert_op *op) {
     const moert_operand *first = moert_op_operand(o, is.first),
                         *second = moert_op_operand(o, is.second);
     if (first->how.size == 0 && second->how.size == 0 && first->type != second->type)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s.type is %s; %s, the type of %s",
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s.type is %s; expected %s, the type of %s",
                           moert_op_kind_name(o->kind), moert_op_buffer_name(is.second),
                           moert_dtype_name(second->type), moert_dtype_name(first->type),
                           moert_op_buffer_name(is.first));
@@ -128,9 +128,9 @@ static moert_status check_glu(moert_op *op) {
                                    {o->glu.interleaved && interleave != 1, usage, "interleave",
                                     "0 or 1 with glu.interleaved", NULL, interleave}));
     if (columns % 2 != 0 || columns % (2 * op->run) != 0)
-        return MOERT_FAIL(ERROR_USAGE, "%s: %s is %zu; a multiple of %zu for runs of %zu columns",
-                          moert_op_kind_name(o->kind), field, columns, moert_max(2 * interleave, 2),
-                          op->run);
+        return MOERT_FAIL(
+            ERROR_USAGE, "%s: %s is %zu; expected a multiple of %zu for runs of %zu columns",
+            moert_op_kind_name(o->kind), field, columns, moert_max(2 * interleave, 2), op->run);
     if (!(o->glu.limit > 0.0f))
         return moert_op_refuse(MOERT_ERROR_USAGE, op, "glu.limit", "positive", "%g",
                                (double)o->glu.limit);
@@ -185,7 +185,7 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
     moert_op_options *o = &op->options;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_op_options, MOERT_OP_OPTIONS_INIT, o, options));
     if ((unsigned)o->kind >= MOERT_OP_KINDS)
-        return MOERT_FAIL(ERROR_USAGE, "op: kind is %d; below %d", (int)o->kind,
+        return MOERT_FAIL(ERROR_USAGE, "op: kind is %d; expected a value below %d", (int)o->kind,
                           (int)MOERT_OP_KINDS);
     MOERT_TRY(check_size(op, "groups", o->groups, 0));
     MOERT_TRY(check_size(op, "rows", o->rows, 0));

@@ -72,17 +72,18 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
                               const moert_op_need *need) {
     const char *const kind = moert_op_kind_name(op->options.kind);
     if (buffer == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %zu bits",
-                          kind, name, need->lines, need->width, moert_dtype_bits(need->type));
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: buffer %s is NULL; expected %zu x %zu elements of %zu bits", kind,
+                          name, need->lines, need->width, moert_dtype_bits(need->type));
     if (moert_buffer_device(buffer) != op->device)
-        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is of another device; %s", kind, name,
-                          moert_device_name(op->device));
+        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is on another device; expected %s", kind,
+                          name, moert_device_name(op->device));
     if (moert_op_need_bytes(need) > moert_buffer_bytes(buffer))
-        return MOERT_FAIL(
-            ERROR_USAGE,
-            "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %zu bits at stride %zu",
-            kind, name, moert_buffer_bytes(buffer), need->lines, need->width,
-            moert_dtype_bits(need->type), need->stride);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: buffer %s has %zu bytes, too few for %zu lines of %zu elements of "
+                          "%zu bits at stride %zu",
+                          kind, name, moert_buffer_bytes(buffer), need->lines, need->width,
+                          moert_dtype_bits(need->type), need->stride);
     return MOERT_OK;
 }
 
@@ -92,12 +93,14 @@ static moert_status check_discrete(const moert_op *op, const char *name, moert_b
     const moert_op_options *o = &op->options;
     const char *const kind = moert_op_kind_name(o->kind);
     if (!need->needed && list != NULL)
-        return MOERT_FAIL(ERROR_USAGE, "%s: %s is given; NULL, as %s", kind, name,
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is given; expected NULL, since %s", kind, name,
                           o->weight.discrete ? "weight is plain" : "weight.discrete is false");
     if (!need->needed)
         return MOERT_OK;
     if (list == NULL && o->groups > 0)
-        return MOERT_FAIL(ERROR_USAGE, "%s: %s is NULL; %zu buffers", kind, name, o->groups);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: %s is NULL; expected an array with a buffer per group (%zu)", kind,
+                          name, o->groups);
     for (size_t g = 0; g < o->groups; g++) {
         char one[40];
         snprintf(one, sizeof one, "%s[%zu]", name, g);

@@ -34,8 +34,8 @@ static void choose_automatic(moert_op *op) {
                     : refusal(op, backend);
         if (taken == NULL)
             return;
-        MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
-                    backend->name, taken);
+        MOERT_DEBUG("%s: the %s backend is not used, since it takes only %s",
+                    moert_op_kind_name(op->options.kind), backend->name, taken);
     }
 }
 
@@ -58,16 +58,17 @@ static moert_status choose_backend(moert_op *op) {
     if (automatic || op->options.fallback) {
         choose_automatic(op);
         if (!automatic)
-            MOERT_WARN("%s: backend is '%s', which %s%s; taking %s", kind, name,
-                       taken != NULL ? "takes " : "does not exist", taken != NULL ? taken : "",
+            MOERT_WARN("%s: backend is '%s', which %s%s; using %s instead", kind, name,
+                       taken != NULL ? "takes only " : "does not exist", taken != NULL ? taken : "",
                        op->backend->name);
         return MOERT_OK;
     }
     if (taken != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s', which takes %s", kind, name,
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s', which takes only %s", kind, name,
                           taken);
-    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; auto, nvidia, portable or reference",
-                      kind, name);
+    return MOERT_FAIL(ERROR_UNSUPPORTED,
+                      "%s: backend is '%s'; expected auto, nvidia, portable or reference", kind,
+                      name);
 }
 
 /* ---- workspace ---- */
@@ -252,10 +253,10 @@ moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
     MOERT_REQUIRE(op);
     MOERT_REQUIRE(recording);
     if (op->options.caller_workspace)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: caller_workspace is true; false, to be recorded",
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: caller_workspace is true; recording needs false",
                           moert_op_kind_name(op->options.kind));
     if (!op->backend->records)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; portable, to be recorded",
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; recording needs portable",
                           moert_op_kind_name(op->options.kind), op->backend->name);
     moert_op_buffers taken;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_op_buffers, MOERT_OP_BUFFERS_INIT, &taken, buffers));

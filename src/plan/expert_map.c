@@ -186,8 +186,8 @@ static moert_status check_slot(const moert_expert_map *placement, uint32_t word,
                           e, slot, rank);
     if (groups > 1 && before[e].members != rank * groups / placement->ranks)
         return MOERT_FAIL(ERROR_USAGE,
-                          "a placement puts expert %u into slot %zu of rank %zu, where its group "
-                          "has it, or an earlier group has not; each of %zu groups has one of each",
+                          "a placement puts expert %u into slot %zu of rank %zu, but each of %zu "
+                          "groups must hold each expert exactly once",
                           e, slot, rank, groups);
     before[e].last = rank + 1;
     before[e].members++;
@@ -208,8 +208,9 @@ static moert_status check(const moert_expert_map *placement, const uint32_t *exp
         placed += before[e].placed && before[e].members >= placement->groups;
     free(before);
     if (status == MOERT_OK && placed < placement->experts)
-        return MOERT_FAIL(ERROR_USAGE, "a placement has slots for %zu of %zu experts%s", placed,
-                          placement->experts, placement->groups > 1 ? " in each group" : "");
+        return MOERT_FAIL(ERROR_USAGE, "a placement has slots for only %zu of %zu experts%s",
+                          placed, placement->experts,
+                          placement->groups > 1 ? " in each group" : "");
     return status;
 }
 

@@ -187,7 +187,7 @@ static moert_status place_slots(moert_plan *plan, const int32_t *index, const mo
 static moert_status check_shape(const moert_plan_shape *shape) {
     const size_t slots = SIZE_MAX / sizeof(uint64_t);
     if (shape->ranks == 0 || shape->rank >= shape->ranks)
-        return MOERT_FAIL(ERROR_USAGE, "a plan of rank %zu of %zu ranks", shape->rank,
+        return MOERT_FAIL(ERROR_USAGE, "a plan of rank %zu needs more than %zu ranks", shape->rank,
                           shape->ranks);
     if (shape->experts > slots / shape->ranks ||
         (shape->topk > 0 && shape->tokens > slots / shape->topk))

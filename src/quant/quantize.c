@@ -16,7 +16,7 @@ static moert_status check_choice(const char *name, unsigned value, unsigned larg
 static moert_status check_how(const moert_quantizer *how) {
     const bool column = how->axis == MOERT_AXIS_COLUMN;
     if (how->size != sizeof *how)
-        return MOERT_FAIL(ERROR_USAGE, "a quantizer's size is %zu, not %zu", how->size,
+        return MOERT_FAIL(ERROR_USAGE, "a quantizer's field size is %zu; expected %zu", how->size,
                           sizeof *how);
     MOERT_TRY(check_choice("format", how->format, MOERT_FORMATS - 1));
     MOERT_TRY(check_choice("axis", how->axis, MOERT_AXIS_TILE));
@@ -168,7 +168,8 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
     full.norm = NULL;
     MOERT_TRY(check_quantized(&full));
     if (full.x_runs > 0)
-        return MOERT_FAIL(ERROR_USAGE, "x_runs is %zu; a matrix is dequantized as a whole",
+        return MOERT_FAIL(ERROR_USAGE,
+                          "x_runs is %zu; expected 0, since a matrix is dequantized as a whole",
                           full.x_runs);
     if (full.groups.count == 0 || full.groups.rows == 0 || full.columns == 0)
         return MOERT_OK;
@@ -181,13 +182,13 @@ moert_status moert_cast_run(const moert_cast *given) {
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_cast, MOERT_CAST_INIT, &taken, given));
     const char *from = moert_dtype_name(cast->from), *to = moert_dtype_name(cast->to);
     if (from == NULL || to == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "a cast from type %u to type %u; the last type is %d",
+        return MOERT_FAIL(ERROR_USAGE, "cannot cast from type %u to type %u; the last type is %d",
                           (unsigned)cast->from, (unsigned)cast->to, MOERT_DTYPE_E2M1);
     if ((cast->from == MOERT_DTYPE_F32) == (cast->to == MOERT_DTYPE_F32) ||
         cast->from == MOERT_DTYPE_E2M1 || cast->to == MOERT_DTYPE_E2M1)
         return MOERT_FAIL(ERROR_USAGE,
-                          "a cast from %s to %s; one of both must be f32, the other f16, bf16, "
-                          "e4m3 or e5m2",
+                          "cannot cast from %s to %s; one type must be f32, and the other type "
+                          "f16, bf16, e4m3 or e5m2",
                           from, to);
     MOERT_TRY(moert_check_buffer("source", cast->source, 1, cast->n, cast->n,
                                  moert_dtype_bits(cast->from) / 8));

@@ -68,18 +68,19 @@ static moert_status check_groups(const moert_router_options *options) {
         return MOERT_FAIL(ERROR_USAGE, "router: cannot keep %zu of %zu groups; 1 to %zu are legal",
                           kept, groups, groups);
     if (options->topk > kept * (experts / groups))
-        return MOERT_FAIL(ERROR_USAGE,
-                          "router: %zu experts per token do not fit in %zu kept groups of %zu",
-                          options->topk, kept, experts / groups);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "router: %zu experts per token do not fit in %zu kept groups of %zu experts",
+            options->topk, kept, experts / groups);
     return MOERT_OK;
 }
 
 moert_status moert_router_check(const moert_router_options *options) {
     if (options->size != sizeof *options)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "router: options of %zu bytes, expected %zu; start from "
-                          "MOERT_ROUTER_OPTIONS_INIT",
-                          options->size, sizeof *options);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "router: options.size is %zu; expected %zu, as MOERT_ROUTER_OPTIONS_INIT sets it",
+            options->size, sizeof *options);
     if (options->experts == 0)
         return MOERT_FAIL(ERROR_USAGE, "router: there must be at least one expert");
     if (options->experts > MOST_EXPERTS)

@@ -55,7 +55,7 @@ bad "1 2 4" 2 'unknown option --stepz; did you mean --steps\?' "${text[@]}" --st
 bad 2 2 'moert-op runs on one rank, not on 2' op cast "${io[@]}"
 bad "1 2 4" 2 'MOERT_EXCHANGE=bogus .*auto\|local\|window\|node\|staged' MOERT_EXCHANGE=bogus "${text[@]}"
 bad "1 2" 2 'MOERT_BACKEND=bogus .*auto\|reference\|portable' MOERT_BACKEND=bogus "${text[@]}"
-bad 2 1 'MOERT_BACKEND is nvidia, which takes GPUs of compute capability 8\.0 and later, not' MOERT_BACKEND=nvidia "${text[@]}"
+bad 2 1 'MOERT_BACKEND is nvidia, which takes GPUs of compute capability 8\.0 and later, but the device is' MOERT_BACKEND=nvidia "${text[@]}"
 bad "1 2" 2 'MOERT_TIMEOUT_S=abc .*0-86400' MOERT_TIMEOUT_S=abc "${text[@]}"
 bad "1 2" 2 'MOERT_DEVICE=nosuch matches no OpenCL device; there are: 0:0' MOERT_DEVICE=nosuch "${text[@]}"
 bad "1 2" 1 'no OpenCL platform .*OCL_ICD_VENDORS' "OCL_ICD_VENDORS=$work/none/" "${text[@]}"

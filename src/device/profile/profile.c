@@ -232,8 +232,9 @@ static moert_status check_span(const moert_device *device, bool counting) {
     if (profiler == NULL)
         return MOERT_FAIL(ERROR_USAGE, "profiling is not enabled on the device");
     if (profiler->counting != counting)
-        return MOERT_FAIL(ERROR_USAGE, counting ? "a profile ends that has not begun"
-                                                : "a profile begins again before it has ended");
+        return MOERT_FAIL(ERROR_USAGE, counting
+                                           ? "a profile was ended, but none had begun"
+                                           : "a profile was begun, but the last one had not ended");
     return MOERT_OK;
 }
 

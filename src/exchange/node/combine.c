@@ -149,7 +149,8 @@ moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *
     const moert_plan *plan = t->plan->plan;
     const bool sums = are_summed(exchange, t);
     if (status == MOERT_OK && !relay->known)
-        status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
+        status =
+            MOERT_FAIL(ERROR_USAGE, "a combine was called before the first dispatch of its plan");
     status = moert_first(status, moert_device_finish(exchange->device));
     if (sums)
         status = moert_node_barrier(node->inside.comm, status);

@@ -78,12 +78,15 @@ static moert_status look(const moert_exchange *exchange) {
     const moert_device_info *info = moert_device_describe(exchange->device);
     const size_t nodes = moert_comm_node_count(comm);
     if (exchange->automatic && nodes == 1)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on one host");
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "the ranks are on one host; the node engine is for several hosts");
     if (exchange->automatic && nodes == moert_comm_size(comm))
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "every rank is alone on its host");
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "every rank is alone on its host; the node engine is for several ranks on a host");
     if (!info->is_cpu)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "rank %zu uses %.96s; the node exchange is for CPU devices",
+                          "rank %zu uses %.96s; the node engine is for CPU devices",
                           moert_comm_rank(comm), info->name);
     return MOERT_OK;
 }

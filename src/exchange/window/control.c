@@ -107,7 +107,7 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
     MOERT_TRY(moert_buffer_read(wrong, 0, &count, sizeof count));
     if (count > 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "kernels read %u of %u rows in the shared memory of other ranks wrong",
+                          "kernels read wrong values in %u of %u rows of the ranks' shared memory",
                           (unsigned)count, ranks * ranks);
     return MOERT_OK;
 }

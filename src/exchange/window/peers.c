@@ -258,8 +258,8 @@ static moert_status probe_round(moert_peers *peers, const peers_probe *p, size_t
     MOERT_TRY(moert_buffer_read(p->values, 0, p->host, ranks * STEP * sizeof *p->host));
     for (size_t i = 0; i < ranks * STEP; i++)
         if (p->host[i] != probe_value(i / STEP, round))
-            return MOERT_FAIL(ERROR_UNSUPPORTED, "kernels read the memory of rank %zu wrong",
-                              i / STEP);
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "kernels read wrong values from the memory of rank %zu", i / STEP);
     return moert_peers_settle(peers);
 }
 

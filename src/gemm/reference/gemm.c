@@ -277,9 +277,9 @@ static moert_status check_promise(const moert_host_gemm *host) {
     for (size_t g = 0; g < host->gemm->groups.count; g++) {
         const size_t count = host->ends[g] - moert_host_start(host, g);
         if (count % multiple != 0)
-            return MOERT_FAIL(ERROR_USAGE,
-                              "%s: group %zu has %zu rows; a multiple of row_multiple, %zu",
-                              moert_gemm_name(host->gemm), g, count, multiple);
+            return MOERT_FAIL(
+                ERROR_USAGE, "%s: group %zu has %zu rows; expected a multiple of row_multiple, %zu",
+                moert_gemm_name(host->gemm), g, count, multiple);
     }
     return MOERT_OK;
 }

@@ -64,7 +64,7 @@ moert_status moert_choices_check_whole(const moert_choices *choices) {
     for (size_t i = 0; i < CHOICES && choices != NULL; i++)
         whole &= value_of(choices, i) != 0;
     if (!whole || (choices != NULL && !moert_choices_check(choices, problem)))
-        return MOERT_FAIL(ERROR_USAGE, "no GEMM can use these choices: %s", problem);
+        return MOERT_FAIL(ERROR_USAGE, "no GEMM kernel can use these tuning choices: %s", problem);
     return MOERT_OK;
 }
 

@@ -101,13 +101,13 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     add(x, y, 1);
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_enable(test_device));
-    ASSERT_FAILS(moert_profile_end(test_device), MOERT_ERROR_USAGE, "not begun");
+    ASSERT_FAILS(moert_profile_end(test_device), MOERT_ERROR_USAGE, "none had begun");
     add(x, y, 1);
     moert_profile_work(test_device, "nn/elementwise", 1.0, 1.0);
     assert_int_equal(total().calls, 0);
     assert_true(row_of(MOERT_OPERATION_ELEMENTWISE)->bytes == 0.0);
     ASSERT_OK(moert_profile_begin(test_device));
-    ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "begins again");
+    ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "the last one had not ended");
     add(x, y, 3);
     ASSERT_OK(moert_profile_end(test_device));
     add(x, y, 1);

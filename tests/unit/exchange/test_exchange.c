@@ -18,7 +18,7 @@ EXCHANGE_TEST(test_exchange_moves_rows_of_float32_and_bf16_exactly, BY_ALL) {
     run_shapes(exchange, (trip){.bf16 = false});
     run_shapes(exchange, (trip){.bf16 = true});
     ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
-                        "pairs of bf16 values, not 33");
+                        "an even number of columns, not 33");
 }
 
 /* Chunks without experts or rows, and messages of one or two rows. */

@@ -206,12 +206,12 @@ EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     moert_transfer push = trip_push(t, false, false);
     push.window = small;
     ASSERT_REFUSED(moert_exchange_push_rows(t->exchange, &push, rows),
-                   "a window to push to has 0 rows");
+                   "the window that receives pushed rows has 0 rows");
     if (moert_exchange_sums(t->exchange))
-        ASSERT_REFUSED(combine_pushed(t, true, false, MOERT_OK), "cannot be weighted");
+        ASSERT_REFUSED(combine_pushed(t, true, false, MOERT_OK), "cannot weight rows");
     else
         ASSERT_REFUSED(moert_exchange_push(t->exchange, &push, &addresses),
-                       "a window to push to has 0 rows");
+                       "the window that receives pushed rows has 0 rows");
     moert_window_destroy(small);
     expect_usable(t);
 }
@@ -277,7 +277,8 @@ EXCHANGE_TEST(test_hosts_of_several_ranks_take_the_node_exchange, BY_NODES) {
     ASSERT_ON_ALL(node->automatic == shared && strcmp(node->name, "node") == 0);
     ASSERT_ON_ALL((strstr(node->reason, "alone on its host") == NULL) == shared);
     moert_exchange_survey(test_device, spread[0], reports);
-    ASSERT_ON_ALL(strcmp(node->reason, "the ranks are on one host") == 0);
+    ASSERT_ON_ALL(strcmp(node->reason,
+                         "the ranks are on one host; the node engine is for several hosts") == 0);
 }
 
 EXCHANGE_TESTS

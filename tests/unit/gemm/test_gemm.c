@@ -301,7 +301,7 @@ static void take_part(moert_gemm *gemm, const size_t part[4]) {
 TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
     const moert_gemm_kind forward = MOERT_GEMM_FORWARD, wgrad = MOERT_GEMM_WGRAD;
     const moert_status usage = MOERT_ERROR_USAGE;
-    const char *const whole = "only a wgrad of all groups that does not accumulate";
+    const char *const whole = "needs a wgrad of all groups without accumulation";
     const size_t part[] = {1, 2, 4, 8};
     const size_t parts[][4] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
@@ -350,7 +350,7 @@ TEST(test_a_wrong_glu_is_refused) {
         REFUSED(forward, usage, "", wrong.glu.form.limit = 0.0f);
         REFUSED(forward, usage, "", wrong.k = 0);
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), usage, "");
-        REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "needs bf16 operands",
+        REFUSED(forward, MOERT_ERROR_UNSUPPORTED, "only with bf16 operands",
                 wrong.glu.type = MOERT_DTYPE_BF16);
     }
     moert_panels_shape shape = {1, 4, 4, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};

@@ -110,9 +110,9 @@ TEST(test_choices_out_of_bounds_are_refused) {
     for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
         gemm.more = &(moert_gemm_more){.choices = &bad[i]};
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE,
-                     "no GEMM can use these choices");
+                     "no GEMM kernel can use these tuning choices");
         ASSERT_FAILS(moert_panels_create_with(test_device, &shape, &bad[i], &panels),
-                     MOERT_ERROR_USAGE, "no GEMM can use these choices");
+                     MOERT_ERROR_USAGE, "no GEMM kernel can use these tuning choices");
         assert_null(panels);
     }
 }

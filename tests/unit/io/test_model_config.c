@@ -358,9 +358,10 @@ static const refused_config broken[] = {
     {DEEPSEEK2 "'norm_topk_prob':true}", UNSUPPORTED, "norm_topk_prob has a value other than 0"},
     {DEEPSEEK2 "'rope_interleave':true}", UNSUPPORTED, "rope_interleave"},
     {QUANTIZED(QWEN3, "{'quant_method':'awq'}"), UNSUPPORTED,
-     "'awq'; supported are fp8 (e4m3 in blocks of 128x128) and, for gpt_oss, mxfp4: here fp8"},
+     "'awq'; supported are fp8 (e4m3 in blocks of 128x128) and, for gpt_oss, mxfp4; this model "
+     "needs fp8"},
     {QUANTIZED(QWEN3, MXFP4), UNSUPPORTED, "'mxfp4'; supported are fp8"},
-    {QUANTIZED(GPT_OSS, FP8("[128,128]")), UNSUPPORTED, "mxfp4: here mxfp4"},
+    {QUANTIZED(GPT_OSS, FP8("[128,128]")), UNSUPPORTED, "mxfp4; this model needs mxfp4"},
     {QUANTIZED(GPT_OSS, "{}"), UNSUPPORTED, "'(not a string)'"},
     {QUANTIZED(GPT_OSS, "7"), UNSUPPORTED, "'(not a string)'"},
     {QUANTIZED(QWEN3, "{'quant_method':'fp8', 'fmt':'e5m2'}"), UNSUPPORTED, "fmt is 'e5m2'"},

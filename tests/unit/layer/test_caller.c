@@ -153,7 +153,7 @@ TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
     moert_batch batch = run.batch;
     batch.index = test_buffer(0);
     ASSERT_REFUSED(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
-                   "without external_routing");
+                   "need a layer with external_routing");
     options.external_routing = true;
     moert_layer *layer = open_layer(run.mesh, &options);
     ASSERT_REFUSED(moert_layer_forward(layer, &batch, run.x, run.y, NULL), "of a layer");

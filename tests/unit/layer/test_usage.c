@@ -83,7 +83,7 @@ TEST(test_impossible_layers_are_refused) {
          "combined as bf16",
          {SET(combine, moert_combine, MOERT_COMBINE_BF16), SET(hidden, size_t, 33)}},
         {MOERT_ERROR_UNSUPPORTED,
-         "recompute_experts of a layer with deferred_wgrad",
+         "recompute_experts cannot be used with deferred_wgrad",
          {SET(deferred_wgrad, bool, true), SET(recompute_experts, bool, true)}},
         {MOERT_ERROR_USAGE, "slots of a layer is", {SET(slots, size_t, 6)}},
     };
@@ -164,7 +164,7 @@ TEST(test_reductions_out_of_order_are_refused) {
     ASSERT_REFUSED(backward(&run, b, true), "moert_layer_reduce is missing");
     ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, false));
     ASSERT_REFUSED(moert_layer_reduce(run.layer, true), "without a backward before it");
-    ASSERT_REFUSED(moert_pass_wgrad(a), "without deferred_wgrad");
+    ASSERT_REFUSED(moert_pass_wgrad(a), "needs a layer with deferred_wgrad");
     ASSERT_OK_ON_ALL(backward(&run, b, true));
     ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, false));
     ASSERT_OK_ON_ALL(backward(&run, c, false)); /* starts again */
@@ -177,7 +177,7 @@ TEST(test_deferred_wgrads_out_of_order_are_refused) {
     layer_run run = layer_run_of(options);
     ASSERT_REFUSED(moert_layer_reduce(run.layer, true), "without a backward before it");
     moert_pass *a = forward(&run), *b = forward(&run);
-    ASSERT_REFUSED(moert_pass_wgrad(a), "wgrad without a backward before it");
+    ASSERT_REFUSED(moert_pass_wgrad(a), "wgrad was called without a backward before it");
     ASSERT_OK_ON_ALL(backward(&run, a, false));
     ASSERT_REFUSED(moert_layer_reduce(run.layer, true), "moert_pass_wgrad is missing");
     ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, false));
@@ -186,7 +186,8 @@ TEST(test_deferred_wgrads_out_of_order_are_refused) {
     ASSERT_OK_ON_ALL(moert_pass_wgrad(a));
     ASSERT_REFUSED(moert_pass_wgrad(a), "a second time");
     moert_pass_destroy(b);
-    ASSERT_REFUSED(moert_layer_reduce(run.layer, true), "a pass was destroyed before it");
+    ASSERT_REFUSED(moert_layer_reduce(run.layer, true),
+                   "a pass was destroyed without moert_pass_wgrad");
     ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, false));
     a = forward(&run);
     ASSERT_OK_ON_ALL(backward(&run, a, false)); /* starts again */
@@ -207,11 +208,12 @@ TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
     losses.w1_gradient = unset_bf16(elements);
     losses.accumulate = true;
     ASSERT_REFUSED(moert_pass_backward(pass, run.dy, &losses, run.dx),
-                   "w1_gradient of a backward that accumulates");
+                   "w1_gradient is given to a backward that accumulates");
     losses.accumulate = false;
     if (test_ranks > 1)
         ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, &losses, run.dx),
-                            MOERT_ERROR_UNSUPPORTED, "w1_gradient of experts with replicas");
+                            MOERT_ERROR_UNSUPPORTED,
+                            "w1_gradient is given for experts with replicas");
     else
         ASSERT_OK(moert_pass_backward(pass, run.dy, &losses, run.dx));
     run = layer_run_open(&oracle, (layer_setup){0});
@@ -326,7 +328,7 @@ TEST(test_wrong_batches_are_refused_on_all_ranks) {
                 {{3, 2}, 2, t, "ends[1] of a batch"},
                 {{1, t}, 0, t, "batch"},
                 {{1, t}, PTRDIFF_MAX, t, "exceed its total"},
-                {{1, t}, 2, (size_t)1 << 40, "tokens; at most"}};
+                {{1, t}, 2, (size_t)1 << 40, "tokens, above the limit"}};
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_batch batch = run.batch;
         if (test_rank == 0) {

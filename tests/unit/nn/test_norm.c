@@ -259,7 +259,7 @@ TEST(test_norm_refuses_rows_that_do_not_divide) {
                                           .partial = x};
     ASSERT_FAILS(moert_norm_backward(&backward), MOERT_ERROR_USAGE, "3 sequences");
     REFUSED("rows of width 0", norm.width = 0);
-    REFUSED("without a buffer", norm.y = NULL);
+    REFUSED("needs a buffer for its results", norm.y = NULL);
     REFUSED("no multiple of 3, the heads of a token",
             norm.rotation = ((moert_rotation){.table = x, .heads = 3, .length = 1}));
     REFUSED("exceed the rotary table", (norm.rows = 40, norm.rotation = (moert_rotation){

@@ -158,7 +158,7 @@ TEST(test_rope_refuses_odd_widths_and_short_tables) {
     ASSERT_FAILS(moert_rope_table_create(test_device, &scheme, 4, &table), MOERT_ERROR_USAGE,
                  "even width, not 7");
     REFUSED("exceed", 8, rotation.length = 8);
-    REFUSED("positions of 3 tokens cannot rotate 4", 4,
+    REFUSED("room for 3 tokens; 4 tokens need positions", 4,
             rotation.positions = test_buffer(3 * sizeof(int32_t)));
     REFUSED("length 0", 4, rotation.length = 0);
     REFUSED("even width, not 3", 4, rotation.width = 3);

@@ -94,8 +94,8 @@ TEST(test_fields_that_do_not_go_together_are_refused) {
           o.prob = o.accumulate = true);
     PLAIN(forward, usage, "prob is true; false with bias; bias_scale", o.prob = o.bias = true);
     PLAIN(forward, usage, "topk is 0", (o.permute = MOERT_OP_PERMUTE_X, o.topk = 0));
-    PLAIN(gated, usage, "n is 96; a multiple of 64", (o.n = 96, o.interleave = 32));
-    PLAIN(dglu, usage, "2k is 40; a multiple of 16", (o.k = 20, o.interleave = 8));
+    PLAIN(gated, usage, "n is 96; expected a multiple of 64", (o.n = 96, o.interleave = 32));
+    PLAIN(dglu, usage, "2k is 40; expected a multiple of 16", (o.k = 20, o.interleave = 8));
     PLAIN(forward, unsupported, "bias_type is e4m3",
           (o.bias = true, o.bias_type = MOERT_DTYPE_E4M3));
     PLAIN(gated, usage, "interleave is 8", (o.glu.interleaved = true, o.interleave = 8));
@@ -245,7 +245,7 @@ TEST(test_buffers_must_be_those_of_the_description) {
     moert_op *op = ops_open(&o);
     check_wrong(op, &b, &b.ends, NULL, "ends is NULL");
     check_wrong(op, &b, &b.y, NULL, "y is NULL");
-    check_wrong(op, &b, &b.x, small, "x has 4 bytes; 4 lines of 32");
+    check_wrong(op, &b, &b.x, small, "x has 4 bytes, too few for 4 lines of 32");
     check_wrong(op, &b, &b.weight, small, "weight has 4 bytes");
     check_wrong(op, &b, &b.alpha, b.ends, "alpha is given");
     check_wrong(op, &b, &b.gather, b.ends, "gather is given");
@@ -265,8 +265,8 @@ TEST(test_a_missing_or_small_buffer_of_a_quantized_or_discrete_op_is_named) {
                  **scales = (moert_buffer **)b.weight_scales;
     moert_op *op = ops_open(&o);
     check_wrong(op, &b, &b.y_scale, NULL, "y_scale is NULL");
-    check_wrong(op, &b, &b.y_scale, small, "y_scale has 4 bytes; 100 lines of 4");
-    check_wrong(op, &b, &b.y, small, "y has 4 bytes; 100 lines of 32");
+    check_wrong(op, &b, &b.y_scale, small, "y_scale has 4 bytes, too few for 100 lines of 4");
+    check_wrong(op, &b, &b.y, small, "y has 4 bytes, too few for 100 lines of 32");
     check_wrong(op, &b, &b.x_scale, small, "x_scale has 4 bytes");
     check_wrong(op, &b, &b.y_global, small, "y_global is given");
     check_wrong(op, &b, &b.weight_scale, small, "weight_scale is given");
@@ -275,11 +275,14 @@ TEST(test_a_missing_or_small_buffer_of_a_quantized_or_discrete_op_is_named) {
     check_wrong(op, &b, &weights[1], small, "weights[1] has 4 bytes");
     check_wrong(op, &b, &scales[1], small, "weight_scales[1] has 4 bytes");
     b.weight_scales = NULL;
-    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weight_scales is NULL; 2 buffers");
+    ASSERT_FAILS(moert_op_execute(op, &b), usage,
+                 "weight_scales is NULL; expected an array with a buffer per group (2)");
     b.weights = NULL;
-    ASSERT_FAILS(moert_op_execute(op, &b), usage, "weights is NULL; 2 buffers");
+    ASSERT_FAILS(moert_op_execute(op, &b), usage,
+                 "weights is NULL; expected an array with a buffer per group (2)");
     o.groups = 1;
-    ASSERT_FAILS(moert_op_execute(ops_open(&o), &b), usage, "weights is NULL; 1 buffers");
+    ASSERT_FAILS(moert_op_execute(ops_open(&o), &b), usage,
+                 "weights is NULL; expected an array with a buffer per group (1)");
 }
 
 TEST(test_the_reference_finds_ends_that_decrease) {

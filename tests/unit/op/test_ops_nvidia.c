@@ -416,7 +416,8 @@ TEST(test_unsupported_ops_are_refused_and_left_to_other_backends) {
                                             MOERT_FORMAT_MXFP8_E4M3, 0, MOERT_DTYPE_BF16);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
     ops_check_fallback("nvidia", o,
-                       has_tensor_cores("skipped") ? "takes fp8-block in both" : "takes GPUs");
+                       has_tensor_cores("skipped") ? "takes only fp8-block in both"
+                                                   : "takes only GPUs");
 }
 
 int main(void) {

@@ -200,7 +200,7 @@ TEST(test_unsupported_ops_are_refused_or_left_to_other_backends) {
     const bool hopper = has_hopper("skipped");
     moert_op_options o = describe_blocks(&shapes[3].shape, MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16);
     o.weight.how.axis = MOERT_AXIS_ROW;
-    ops_check_fallback("nvidia", o, hopper ? "takes rows of fp8-block" : "takes GPUs");
+    ops_check_fallback("nvidia", o, hopper ? "takes only rows of fp8-block" : "takes only GPUs");
 }
 
 /* The kernel skips groups without rows. */

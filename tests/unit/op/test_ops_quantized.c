@@ -165,7 +165,7 @@ TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
         o.backend = "reference";
         moert_op *op = ops_open(&o);
         ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE,
-                     "gemm_forward: group 1 has 33 rows; a multiple of row_multiple, 128");
+                     "gemm_forward: group 1 has 33 rows; expected a multiple of row_multiple, 128");
         ops_bytes_download(&data, &buffers);
         for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y]; at++)
             assert_int_equal(data.at[MOERT_OP_BUFFER_y][at], OPS_UNSET);

@@ -80,11 +80,11 @@ TEST(test_groups_and_slots_that_lack_an_expert_are_refused) {
     ASSERT_OK(moert_expert_map_assign(map, expert));
     expert[1] = MOERT_NO_EXPERT;
     ASSERT_FAILS(moert_expert_map_assign(map, expert), MOERT_ERROR_USAGE,
-                 "an earlier group has not");
+                 "must hold each expert exactly once");
     expert[1] = MOERT_EXPERT_CLONE | 1;
     expert[4] = MOERT_NO_EXPERT;
     ASSERT_FAILS(moert_expert_map_assign(map, expert), MOERT_ERROR_USAGE,
-                 "slots for 1 of 2 experts in each group");
+                 "slots for only 1 of 2 experts in each group");
     ASSERT_FAILS(moert_expert_map_create(9, 4, 1, 2, &map), MOERT_ERROR_USAGE,
                  "2 slots on each of 4 ranks do not hold 9 experts");
 }
