@@ -150,8 +150,10 @@ static moert_status read_documents(reader *from, moert_index *index) {
         if ((i == 0 && first != 0) ||
             (i == index->documents && (uint64_t)first != index->sequences))
             return MOERT_FAIL(
-                ERROR_FORMAT, "%s: the documents cover the sequences %s %lld; expected all of %zu",
-                from->file->path, i == 0 ? "from" : "up to", (long long)first, index->sequences);
+                ERROR_FORMAT,
+                "%s: the documents %s sequence %lld, but must cover all %zu sequences",
+                from->file->path, i == 0 ? "begin at" : "end before", (long long)first,
+                index->sequences);
         index->first[i] = (size_t)first;
         single &= index->first[i] == i;
         before = first;

@@ -75,7 +75,9 @@ moert_status moert_topology_place(const moert_topology *topology, size_t local_r
                                   size_t local_size, const char (*masks)[MOERT_CPUS_BYTES],
                                   bool gpus, moert_placement *placement) {
     if (local_rank >= local_size)
-        return MOERT_FAIL(ERROR_INTERNAL, "local rank %zu of %zu", local_rank, local_size);
+        return MOERT_FAIL(ERROR_INTERNAL,
+                          "local rank %zu is not below the number of local ranks, %zu", local_rank,
+                          local_size);
     moert_placement made = {.confined = topology->masked};
     core_part mine = of_mask(topology, local_rank, local_size, masks);
     if (gpus && topology->gpu_count > 0) {

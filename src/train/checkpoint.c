@@ -76,8 +76,8 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
         state->skipped != state->step - state->applied - state->left_out)
         return MOERT_FAIL(
             ERROR_FORMAT,
-            "%s: 'applied' %llu, 'skipped' %llu and 'left_out' %llu are not 'step' %llu", path,
-            (unsigned long long)state->applied, (unsigned long long)state->skipped,
+            "%s: 'applied' %llu, 'skipped' %llu and 'left_out' %llu do not add up to 'step' %llu",
+            path, (unsigned long long)state->applied, (unsigned long long)state->skipped,
             (unsigned long long)state->left_out, (unsigned long long)state->step);
     if (state->skipped_in_row > state->skipped)
         return MOERT_FAIL(ERROR_FORMAT, "%s: 'skipped_in_row' %llu is above 'skipped' %llu", path,

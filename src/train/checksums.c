@@ -17,8 +17,8 @@ static moert_status check_pieces(moert_comm *world, const char *directory,
         world, smallest == pieces
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_MISMATCH,
-                                "%s: this rank sees %zu pieces of 1 MiB, another one %zu (do all "
-                                "hosts see the same file system?)",
+                                "%s: this rank sees %zu pieces of 1 MiB, but another rank sees %zu "
+                                "(do all hosts see the same file system?)",
                                 directory, pieces, (size_t)smallest));
 }
 

@@ -33,17 +33,19 @@ static moert_status complain_of_one(const moert_cross_check *check, const moert_
     text_of_ranks others;
     if (v->kind == MOERT_AUDIT_RESTS)
         return MOERT_FAIL(ERROR_HARDWARE,
-                          "wrong bits at step %llu in %s: they have changed in its memory; " FAULTY,
+                          "wrong bits at step %llu in %s: the bits have changed in the memory of "
+                          "this rank; " FAULTY,
                           step, v->what);
     if (v->right_count == 0)
-        return MOERT_FAIL(
-            ERROR_HARDWARE,
-            "wrong bits at step %llu in %s: they are others when computed again; " FAULTY, step,
-            v->what);
-    return MOERT_FAIL(ERROR_HARDWARE,
-                      "wrong bits at step %llu in %s: other than those of rank%s %s; " FAULTY, step,
-                      v->what, v->right_count > 1 ? "s" : "",
-                      name_ranks(check, v->right, v->right_count, &others));
+        return MOERT_FAIL(ERROR_HARDWARE,
+                          "wrong bits at step %llu in %s: the bits are others when this rank "
+                          "computes them again; " FAULTY,
+                          step, v->what);
+    return MOERT_FAIL(
+        ERROR_HARDWARE,
+        "wrong bits at step %llu in %s: the bits differ from those of rank%s %s; " FAULTY, step,
+        v->what, v->right_count > 1 ? "s" : "",
+        name_ranks(check, v->right, v->right_count, &others));
 }
 
 /* The message of the first rank that may be wrong; an agreement puts its name before it. Only
@@ -53,19 +55,20 @@ static moert_status complain(const moert_cross_check *check, const moert_check_v
     text_of_ranks others;
     if (v->kind == MOERT_AUDIT_TRAVELS)
         return MOERT_FAIL(ERROR_HARDWARE,
-                          "its bits at step %llu in %s are others when they travel again; this "
-                          "rank, a sender (%s) or the network between them is faulty; nothing of "
-                          "the step is saved",
+                          "the bits of this rank at step %llu in %s are others when they travel "
+                          "again; this rank, a sender (%s) or the network between them is faulty; "
+                          "nothing of the step is saved",
                           step, v->what,
                           name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others));
     if (v->wrong_count == 1)
         return complain_of_one(check, v);
-    return MOERT_FAIL(ERROR_HARDWARE,
-                      "its bits at step %llu in %s differ from those of rank%s %s; the device or "
-                      "memory of one of them is faulty%s; nothing of the step is saved",
-                      step, v->what, v->wrong_count > 2 ? "s" : "",
-                      name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others),
-                      v->wrong_count > 2 ? "" : " (a third rank alike would show which)");
+    return MOERT_FAIL(
+        ERROR_HARDWARE,
+        "the bits of this rank at step %llu in %s differ from those of rank%s %s; the device or "
+        "memory of one of these ranks is faulty%s; nothing of the step is saved",
+        step, v->what, v->wrong_count > 2 ? "s" : "",
+        name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others),
+        v->wrong_count > 2 ? "" : " (a third rank alike would show which)");
 }
 
 void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,

@@ -25,7 +25,8 @@ static moert_status create_moments(const moert_model *model, const moert_block *
     for (size_t i = 0; i < moert_optimizer_of(model)->moments; i++) {
         const moert_status status = moert_buffer_create(block->device, bytes, &moments->moment[i]);
         if (status != MOERT_OK)
-            return MOERT_FAIL(ERROR_MEMORY, "moments of %s: %s", block->what, moert_last_error());
+            return MOERT_FAIL(ERROR_MEMORY, "no memory for the moments of %s: %s", block->what,
+                              moert_last_error());
         MOERT_TRY(moert_buffer_clear(moments->moment[i], 0, bytes));
     }
     return type == MOERT_DTYPE_F32

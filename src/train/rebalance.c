@@ -178,8 +178,8 @@ static moert_status run(void *self, moert_trainer *t) {
         MOERT_TRY(run_layer(rebalance, l, done));
     done->taken_s = (double)(moert_clock_ns() - start) * 1e-9;
     if (done->experts > 0)
-        MOERT_INFO("%zu experts and clones have moved in %.3f s, there are %zu clones; the busiest "
-                   "rank has %.3f times the mean rows, before %.3f",
+        MOERT_INFO("%zu experts and clones have moved in %.3f s; there are %zu clones now; the "
+                   "busiest rank has %.3f times the mean rows, and had %.3f times before",
                    done->experts, done->taken_s, count_clones(rebalance), done->after,
                    done->before);
     return MOERT_OK;

@@ -84,11 +84,10 @@ static moert_status check_optimizer(const moert_trainer *t, const char *path,
     const size_t length = strcspn(saved, "\n");
     if (strlen(given) == length && strncmp(saved, given, length) == 0)
         return MOERT_OK;
-    return MOERT_FAIL(
-        ERROR_MISMATCH,
-        "%s has the moments of --optimizer %.*s, this run has --optimizer %s; give it "
-        "that of the checkpoint, or start a new run by --model",
-        path, (int)length, saved, given);
+    return MOERT_FAIL(ERROR_MISMATCH,
+                      "%s has the moments of --optimizer %.*s, but this run has --optimizer %s; "
+                      "give the optimizer of the checkpoint, or start a new run by --model",
+                      path, (int)length, saved, given);
 }
 
 static moert_status check_state(const moert_trainer *t, const char *path,
@@ -107,21 +106,22 @@ static moert_status check_state(const moert_trainer *t, const char *path,
                               (unsigned long long)rows[i].given);
     const uint64_t left_out = moert_step_ranges_below(&o->left_out, s->step);
     if (s->left_out != left_out)
-        return MOERT_FAIL(ERROR_MISMATCH,
-                          "%s was made with %llu steps left out, --skip-steps of this run leaves "
-                          "%llu out before it; give it the ranges of that run",
-                          path, (unsigned long long)s->left_out, (unsigned long long)left_out);
+        return MOERT_FAIL(
+            ERROR_MISMATCH,
+            "%s was made with %llu steps left out, but --skip-steps leaves out %llu steps before "
+            "this checkpoint; give --skip-steps the ranges of the earlier run",
+            path, (unsigned long long)s->left_out, (unsigned long long)left_out);
     MOERT_TRY(check_model(t, path));
     MOERT_TRY(check_optimizer(t, path, s));
     if (s->data[0] != '\0' && strcmp(s->data, t->state.data) != 0)
         return MOERT_FAIL(ERROR_MISMATCH,
-                          "%s was trained on %s, this run has %s; give it the --data, --order and "
-                          "--document-end of that run, or start a new run by --model",
+                          "%s was trained on %s, but this run has %s; give the --data, --order and "
+                          "--document-end of the earlier run, or start a new run by --model",
                           path, s->data, t->state.data);
     if (s->split[0] != '\0' && strcmp(s->split, t->state.split) != 0)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "%s was trained with %s of the data as training, held-out and test data, "
-                          "this run has %s; give it the --split or --held-out of that run",
+                          "but this run has %s; give the --split or --held-out of the earlier run",
                           path, s->split, t->state.split);
     return MOERT_OK;
 }

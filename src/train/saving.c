@@ -59,7 +59,8 @@ static moert_status save_now(moert_trainer *t) {
 static void save_beside(moert_trainer *t) {
     if (moert_saver_is_busy(t->saver) && t->options->save_mode == MOERT_SAVE_SKIP) {
         if (t->first)
-            MOERT_WARN("the checkpoint of step %llu is skipped: that of step %llu is not done",
+            MOERT_WARN("the checkpoint of step %llu is skipped, since the checkpoint of step %llu "
+                       "is not saved yet",
                        (unsigned long long)t->state.step,
                        (unsigned long long)moert_saver_last(t->saver).step);
         return;

@@ -36,15 +36,18 @@ static moert_status check_replay(const moert_trainer_options *o) {
         return MOERT_FAIL(ERROR_USAGE,
                           "--replay finds its checkpoint in --out; leave out --resume");
     if (o->profile)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "--profile would replace the run's; leave it out of --replay");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "--profile would replace the profile of the run; leave out --profile with --replay");
     return MOERT_OK;
 }
 
 static moert_status check_verify(const moert_trainer_options *o, bool exact) {
     const bool verifies = o->verify_every > 0 || o->verify_share > 0.0;
     if (o->verify_every > 0 && o->verify_share > 0.0)
-        return MOERT_FAIL(ERROR_USAGE, "--verify or --verify-share; leave out one of them");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "--verify and --verify-share cannot be used together; leave out one of them");
     if ((o->clones || exact) && verifies)
         return MOERT_FAIL(ERROR_USAGE,
                           "--verify does not check experts with clones or exact replicas; leave "
@@ -85,9 +88,8 @@ static moert_status check_options(const moert_trainer_options *o, bool exact,
         return MOERT_FAIL(ERROR_USAGE, "--rebalance does not move experts that have exact "
                                        "replicas; leave out --replicas or --rebalance");
     if (o->eval_every > 0 && !moert_data_has(data, MOERT_HELD_OUT))
-        return MOERT_FAIL(ERROR_USAGE,
-                          "--eval-every needs held-out data: those of --data, with --held-out or "
-                          "the second weight of --split above 0");
+        return MOERT_FAIL(ERROR_USAGE, "--eval-every needs held-out data: give --data with "
+                                       "--held-out, or with a second weight of --split above 0");
     MOERT_TRY(check_replay(o));
     return moert_data_check_length(data, o->length);
 }

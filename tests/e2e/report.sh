@@ -91,7 +91,7 @@ bad metrics.jsonl $'{"step": 0, "tokens_per_s": 5}\n' 'metrics.jsonl: line 1: th
 bad profile-steps.jsonl $'{"step": 2, "step_ms": [1, "x"], "operations": {}}\n' 'profile-steps.jsonl: line 1: the value of "step_ms" is not'
 bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.json has 1 ranks, profile-steps.jsonl in the same directory has 2'
 bad run.json '{"sessions": 1}' 'run.json: the value of "sessions" is not an array'
-bad run.json '{"sessions": [{"options": {}}, {}]}' 'run.json: there is no "options" there'
+bad run.json '{"sessions": [{"options": {}}, {}]}' 'run.json: there is no "options"; was the file written by another version'
 bad run.json '[1]' 'run.json: it is JSON, but not an object'
 bad profile-ranks.json '{"ranks"' 'profile-ranks.json: it is not valid JSON'
 bad profile.json '{}' 'profile.json: there is no "rows"'

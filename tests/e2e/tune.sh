@@ -35,8 +35,8 @@ idle) [ $status -eq 0 ] && [ -s "$tmp/idle" ] ;;
 esac
 verdict $? "a busy machine's choices are not written without --busy"
 
-MOERT_TUNE=off refused 2 '^moert-tune: .*no file for the rows' "MOERT_TUNE=off: a run that would write rows is bad usage" tune
-MOERT_BACKEND=reference refused 2 '^moert-tune: .*the backend reference has nothing to choose' "a backend without choices is bad usage" tune
+MOERT_TUNE=off refused 2 '^moert-tune: .*no file to write tuning rows to' "MOERT_TUNE=off: a run that would write rows is bad usage" tune
+MOERT_BACKEND=reference refused 2 '^moert-tune: .*the backend reference has no tuning choices' "a backend without choices is bad usage" tune
 MOERT_FORM=gpu refused 2 '^moert-tune: .*nothing to measure' "a device in GPU form is bad usage" tune
 MOERT_FORM=gpu alone "$bin/moert-info" && grep -q '^tuning: none' "$log"
 verdict $? "moert-info says that a device in GPU form has no tuning"

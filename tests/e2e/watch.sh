@@ -113,7 +113,7 @@ verdict $? "a resumed run leaves the same data out"
 run parts 2 window --replay 7:2 --skip-steps 2:4,6:7 &&
     diff <(steps "$tmp/whole/metrics.jsonl" 7 8) <(steps "$tmp/parts/replay-00000007.jsonl" 7 8) >>"$log"
 verdict $? "a replay as well"
-! run parts 2 window --steps 10 --resume auto && has_lines "$log" 'made with 3 steps left out, --skip-steps of this run leaves 0 out before it'
+! run parts 2 window --steps 10 --resume auto && has_lines "$log" 'made with 3 steps left out, but --skip-steps leaves out 0 steps before this checkpoint'
 verdict $? "a resume that leaves other data out is refused"
 
 finish

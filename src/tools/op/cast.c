@@ -75,8 +75,10 @@ static moert_status interleave(moert_file_op_job *job) {
         return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor 'x' has %zu dimensions, not 2 or 3", x->file,
                           x->rank);
     if (x->shape[1] == 0 || x->shape[1] % 2 != 0)
-        return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor 'x' has %zu columns of gate and up, not 2I",
-                          x->file, x->shape[1]);
+        return MOERT_FAIL(
+            ERROR_MISMATCH,
+            "%s: tensor 'x' has %zu columns of gate and up; expected an even number above 0",
+            x->file, x->shape[1]);
     const size_t width = x->shape[1] / 2, within = x->rank == 3 ? x->shape[2] : 1;
     MOERT_TRY(moert_file_op_upload(job, x->data, x->bytes, &source));
     MOERT_TRY(moert_file_op_buffer(job, x->bytes, &target));

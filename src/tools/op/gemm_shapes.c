@@ -145,7 +145,7 @@ static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_row 
     if (tensor->bytes >= bytes && tensor->bytes <= most)
         return MOERT_OK;
     return MOERT_FAIL(ERROR_MISMATCH,
-                      "%s: tensor '%s' has %zu bytes; %s scales [%zu,%zu] of %s have %zu",
+                      "%s: tensor '%s' has %zu bytes; %s scales [%zu,%zu] of %s need %zu bytes",
                       tensor->file, row->name, tensor->bytes, tiled ? "tiled" : "linear",
                       shape.scale_lines, shape.scales, moert_format_name(q->how.format), bytes);
 }

@@ -50,12 +50,13 @@ static moert_status unswizzle(moert_file_op_job *job) {
     moert_scale_tiles op = {.size = sizeof op, .transposed = transposed, .width = width_given};
     const moert_tensor *tensor = moert_tensors_find(job->input, "swizzled");
     if (lines_given == 0 || width_given == 0)
-        return MOERT_FAIL(ERROR_USAGE, "--lines and --width are needed, the shape of the scales");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--lines and --width, the shape of the scales, must be given");
     MOERT_TRY(moert_file_op_load_groups(job, "ends", lines_given, &op.groups));
     const size_t bytes = moert_file_op_count_tiles(&op, job->ends);
     if (tensor == NULL || tensor->bytes != bytes)
         return MOERT_FAIL(ERROR_MISMATCH,
-                          "swizzled has %zu bytes; %zu lines of %zu scales make %zu",
+                          "tensor 'swizzled' has %zu bytes; %zu lines of %zu scales need %zu bytes",
                           tensor != NULL ? tensor->bytes : 0, lines_given, width_given, bytes);
     MOERT_TRY(moert_file_op_upload(job, tensor->data, bytes, &op.swizzled));
     MOERT_TRY(moert_file_op_buffer(job, lines_given * width_given, &op.linear));

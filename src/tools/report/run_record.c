@@ -37,12 +37,12 @@ static moert_status fail_field(const source *from, const char *key, const char *
     char line[32] = "";
     if (from->line > 0)
         snprintf(line, sizeof line, " line %zu:", from->line);
-    return MOERT_FAIL(
-        ERROR_FORMAT, "%s:%s %s \"%s\" %s", from->path, line,
-        json_object_get(from->object, key) == NULL ? "there is no" : "the value of", key,
-        json_object_get(from->object, key) == NULL ? "there; was it written by another "
-                                                     "version?"
-                                                   : expected);
+    if (json_object_get(from->object, key) == NULL)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s:%s there is no \"%s\"; was the file written by another version?",
+                          from->path, line, key);
+    return MOERT_FAIL(ERROR_FORMAT, "%s:%s the value of \"%s\" %s", from->path, line, key,
+                      expected);
 }
 
 /* ---- values ---- */

@@ -19,8 +19,8 @@ static moert_status read_tensor(const char *path, const moert_tensors *files, co
         return MOERT_OK;
     if (tensor->rank != 3 || memcmp(tensor->shape, shape, 3 * sizeof *shape) != 0)
         return MOERT_FAIL(ERROR_MISMATCH,
-                          "%s: the tensor %s must be [%zu,%zu,%zu] as tokens has it", path, name,
-                          shape[0], shape[1], shape[2]);
+                          "%s: the tensor %s must have the shape of tokens, [%zu,%zu,%zu]", path,
+                          name, shape[0], shape[1], shape[2]);
     MOERT_TRY(MOERT_NEW_ARRAY(values, tensor->elements));
     return moert_tensor_read_i32(tensor, 0, tensor->elements, *values);
 }
@@ -137,14 +137,15 @@ static moert_status add_object(blend *b, const char *file, const json_t *object)
         if (!json_is_number(weight))
             return MOERT_FAIL(ERROR_FORMAT,
                               "%s: \"%s\" has no weight; a blend is {\"books\": 0.7, \"code\": "
-                              "0.3} (of text that is JSON, name the directory)",
+                              "0.3} (if the file is text to train on, name its directory)",
                               file, path);
         snprintf(text, sizeof text, "%.10g", json_number_value(weight));
         const int directory = path[0] != '/' && slash != NULL ? (int)(slash + 1 - file) : 0;
         MOERT_TRY(moert_text_path(&whole, "%.*s%s", directory, file, path));
         MOERT_TRY(add_source(b, json_number_value(weight), text, whole));
     }
-    return b->count > 0 ? MOERT_OK : MOERT_FAIL(ERROR_FORMAT, "%s: a blend without sources", file);
+    return b->count > 0 ? MOERT_OK
+                        : MOERT_FAIL(ERROR_FORMAT, "%s: the blend names no sources", file);
 }
 
 static moert_status add_file(blend *b, const char *file) {

@@ -21,7 +21,8 @@ moert_status moert_train_check_out(const moert_train_options *o) {
     MOERT_TRY(status);
     if (there != 0 && !S_ISDIR(there))
         return MOERT_FAIL(ERROR_USAGE,
-                          "--out %s: model in it, where the result goes, is not a directory",
+                          "--out %s: the directory has a file 'model', but the trained model is "
+                          "saved in a directory of this name",
                           o->trainer.out);
     if (there != 0 && !same && o->resume == NULL && !o->overwrites)
         return MOERT_FAIL(ERROR_USAGE,

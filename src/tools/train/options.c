@@ -78,7 +78,7 @@ moert_status moert_train_check(moert_train_options *o) {
                                        : moert_split_hold_out(o->held_out, &o->split));
     if (o->random_weights && o->model_path == NULL)
         return MOERT_FAIL(ERROR_USAGE,
-                          "--random-weights needs --model, whose config.json it takes");
+                          "--random-weights needs --model: the config.json there gives the sizes");
     if (o->token_bits != 16 && o->token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", o->token_bits);
     o->most_bytes = 0;

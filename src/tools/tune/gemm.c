@@ -146,7 +146,7 @@ moert_status moert_tune_gemm_compare(moert_tune_gemm *p, const moert_choices *a,
     MOERT_TRY_OR(done, result_of(p, a, results));
     MOERT_TRY_OR(done, result_of(p, b, results + bytes));
     if (memcmp(results, results + bytes, bytes) != 0)
-        status = MOERT_FAIL(ERROR_NUMERIC, "%s gives different bits with different choices",
+        status = MOERT_FAIL(ERROR_NUMERIC, "%s gives different bits with different tuning choices",
                             moert_tuned_name(p->key.operation));
 done:
     free(results);

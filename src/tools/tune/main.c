@@ -132,7 +132,7 @@ static moert_status check(int argc, char **argv) {
     for (size_t i = 0; i < words.count; i++)
         MOERT_TRY(read_shape(words.words[i], &shape));
     if (strcmp(moert_backend_name(NULL), "portable") != 0)
-        return MOERT_FAIL(ERROR_USAGE, "the backend %s has nothing to choose (MOERT_BACKEND)",
+        return MOERT_FAIL(ERROR_USAGE, "the backend %s has no tuning choices (MOERT_BACKEND)",
                           moert_backend_name(NULL));
     if (out_path != NULL) {
         setenv("MOERT_TUNE_FILE", out_path, 1);
@@ -142,9 +142,9 @@ static moert_status check(int argc, char **argv) {
     const bool has_file = path != NULL;
     free(path);
     if (writes && !has_file)
-        return MOERT_FAIL(ERROR_USAGE, "there is no file for the rows: MOERT_TUNE is off, or there "
-                                       "is no cache directory and no --out; --no-write only "
-                                       "measures");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "there is no file to write tuning rows to: MOERT_TUNE is off, or there "
+                          "is no cache directory and no --out; --no-write only measures");
     return check_load();
 }
 

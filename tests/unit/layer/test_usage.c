@@ -256,7 +256,7 @@ TEST(test_placements_are_checked) {
     ASSERT_ON_ALL(moert_layer_expert(run.layer, options.slots) == MOERT_LAYER_NO_EXPERT);
     ASSERT_REFUSED(moert_layer_place(run.layer, NULL), "expert is NULL");
     moert_pass *pass = forward(&run);
-    ASSERT_REFUSED(moert_layer_place(run.layer, expert), "is alive");
+    ASSERT_REFUSED(moert_layer_place(run.layer, expert), "still exists");
     moert_pass_destroy(pass);
     ASSERT_OK_ON_ALL(moert_layer_place(run.layer, expert));
     memcpy(other, expert, sizeof other);

@@ -90,14 +90,14 @@ TEST(test_a_resume_says_what_it_resumes) {
                         MOERT_ERROR_MISMATCH, "was made with num_hidden_layers 2, this run has 1");
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --optimizer sgd"),
                         MOERT_ERROR_MISMATCH,
-                        "has the moments of --optimizer adamw, this run has --optimizer sgd");
+                        "has the moments of --optimizer adamw, but this run has --optimizer sgd");
     /* a checkpoint from before --optimizer existed has AdamW's moments */
     assert_true(run_shell("sed -i \"s/--optimizer adamw.n//\" $DIR/run/checkpoints/*/state.json && "
                           "! grep -q optimizer $DIR/run/checkpoints/*/state.json"));
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto "
                               "--optimizer sgd"),
                         MOERT_ERROR_MISMATCH,
-                        "has the moments of --optimizer adamw, this run has --optimizer sgd");
+                        "has the moments of --optimizer adamw, but this run has --optimizer sgd");
     ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto"));
 }
 

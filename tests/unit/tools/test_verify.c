@@ -69,13 +69,15 @@ TEST(test_verified_runs_have_no_false_alarm_and_the_same_bytes) {
 #define END "; the device or memory is faulty; nothing of the step is saved$"
 #define OTHER(x)                                                                                   \
     "^rank 1 [(].*[)]: wrong bits at step 1 in " x                                                 \
-    ": other than those of ranks 2 on .* and 0 on .*" END
+    ": the bits differ from those of ranks 2 on .* and 0 on .*" END
 #define AGAIN(x)                                                                                   \
-    "^rank 1 [(].*[)]: wrong bits at step 1 in " x ": they are others when computed again" END
+    "^rank 1 [(].*[)]: wrong bits at step 1 in " x                                                 \
+    ": the bits are others when this rank computes them again" END
 #define REST(x)                                                                                    \
-    "^rank 1 [(].*[)]: wrong bits at step 1 in " x ": they have changed in its memory" END
+    "^rank 1 [(].*[)]: wrong bits at step 1 in " x                                                 \
+    ": the bits have changed in the memory of this rank" END
 #define TRAVEL(x)                                                                                  \
-    "^rank 1 [(].*[)]: its bits at step 1 in " x                                                   \
+    "^rank 1 [(].*[)]: the bits of this rank at step 1 in " x                                      \
     " are others when they travel again; this rank, a sender [(]0 on .* and 2 on .*[)] or the "    \
     "network between them is faulty; nothing of the step is saved$"
 #define EXPERT " [(]expert [0-7] of layer 0[)]"
@@ -109,7 +111,7 @@ static const struct {
     {3, 1, "d_result", "", REST("the gradients of the layer's results [(]layer 0[)]")},
     {3, 1, "aux", "",
      "^rank 1 [(].*[)]: wrong bits at step 1 in the gradients of the auxiliary loss [(]layer 0[)]: "
-     "other than those of ranks 0 on .* and 2 on .*" END},
+     "the bits differ from those of ranks 0 on .* and 2 on .*" END},
     {3, 1, "last", "", REST("the results of the last layer")},
     {3, 1, "d_embedded", "", REST("the gradients of the embeddings")},
     {3, 1, "embedded", "", OTHER("the embeddings")},
@@ -125,16 +127,20 @@ static const struct {
     {3, 1, "moment", "--moments bf16", REST("the weights or moments of [a-z0-9_.]*")},
     /* the step's bits are in the weights of all ranks when they are compared */
     {3, 2, "weights", "",
-     "^rank 2 [(].*[)]: wrong bits at step 1 in the weights of [a-z0-9_.]*: other than those of "
+     "^rank 2 [(].*[)]: wrong bits at step 1 in the weights of [a-z0-9_.]*: the bits differ from "
+     "those of "
      "ranks 1 on .* and 0 on .*" END},
     {2, 1, "y", "",
-     "^rank 1 [(].*[)]: its bits at step 1 in its results [(]expert [4-7] of layer 0[)] differ "
+     "^rank 1 [(].*[)]: the bits of this rank at step 1 in its results [(]expert [4-7] of layer "
+     "0[)] differ "
      "from those of rank 0 on [^ ]*; the device"},
     {2, 0, "optimizer", "",
-     "^rank 0 [(].*[)]: its bits at step 1 in the update of [a-z0-9_.]* differ from those of rank "
+     "^rank 0 [(].*[)]: the bits of this rank at step 1 in the update of [a-z0-9_.]* differ from "
+     "those of rank "
      "1 on [^ ]*; the device"},
     {1, 0, "y", "",
-     "^wrong bits at step 1 in its results" EXPERT ": they are others when computed again" END},
+     "^wrong bits at step 1 in its results" EXPERT
+     ": the bits are others when this rank computes them again" END},
 };
 
 TEST(test_a_wrong_bit_ends_the_run_before_its_step_is_saved) {
@@ -182,10 +188,12 @@ static void plant_random(uint64_t seed) {
     const char *plant = titled("%s %zu %zu %zu %zu %zu", site, rank, step, layer, random[4], bit);
     const moert_status status =
         train(plant, titled("--steps 3 --verify 1 --seed %llu", (unsigned long long)seed));
-    const char *both = titled("rank [01] [(].*[)]: its bits at step %zu in .* differ from", step);
+    const char *both =
+        titled("rank [01] [(].*[)]: the bits of this rank at step %zu in .* differ from", step);
     const char *one = titled("rank %zu [(].*[)]: wrong bits at step %zu in ", rank, step);
-    const char *travels =
-        titled("rank [0-2] [(].*[)]: its bits at step %zu in .* travel again; this rank", step);
+    const char *travels = titled(
+        "rank [0-2] [(].*[)]: the bits of this rank at step %zu in .* travel again; this rank",
+        step);
     const bool right = status != MOERT_OK &&
                        (matches(moert_last_error(), one) || matches(moert_last_error(), travels) ||
                         (test_ranks == 2 && matches(moert_last_error(), both)));
