@@ -171,7 +171,7 @@ class Encoder:
         result = chat.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         tokens, mask = list(result["input_ids"]), list(result["assistant_masks"])
         if 1 not in mask:
-            raise Refusal(f"{place}: the assistant writes nothing, so no token would count")
+            raise Refusal(f"{place}: the assistant writes nothing, so no token would count as a target")
         self.note_end(tokens, mask)
         return tokens, mask
 
@@ -192,11 +192,11 @@ class Encoder:
             plain = lambda text: chat(text, add_special_tokens=False)["input_ids"]
             text = render(prompt + completion, False)
             if not text.startswith(render(prompt, False)):
-                raise Refusal(f"{place}: the chat template writes the prompt otherwise if the completion follows, so its end is unknown")
+                raise Refusal(f"{place}: the chat template writes another prompt if a completion follows, so the prompt's end is unknown")
             before, whole = plain(render(prompt, True)), plain(text)
         count = len(os.path.commonprefix([before, whole]))
         if count == len(whole) and completion:
-            raise Refusal(f"{place}: no token of the completion would count")
+            raise Refusal(f"{place}: no token of the completion would count as a target")
         return whole, [0] * count + [1] * (len(whole) - count)
 
     def example(self, place, record):

@@ -55,9 +55,9 @@ static moert_status check(const moert_attention *attention) {
         return MOERT_FAIL(ERROR_USAGE, "attention without sinks has no gradient of sinks");
     if (attention->documents != NULL &&
         moert_documents_tokens(attention->documents) != attention->sequences * attention->length)
-        return MOERT_FAIL(ERROR_USAGE, "the documents have %zu tokens, the batch %zu",
-                          moert_documents_tokens(attention->documents),
-                          attention->sequences * attention->length);
+        return MOERT_FAIL(
+            ERROR_USAGE, "the documents have %zu tokens, but the batch has %zu tokens",
+            moert_documents_tokens(attention->documents), attention->sequences * attention->length);
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &narrow));
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &narrow));
     MOERT_TRY(moert_to_int(heads * value_size, "width of all heads of the result", &narrow));

@@ -43,7 +43,7 @@ static moert_status add_file(moert_source *s, const char *name, const char *endi
 
 static moert_status load_raw(moert_source *s, const char *path, unsigned bits) {
     if (bits != 16 && bits != 32)
-        return MOERT_FAIL(ERROR_USAGE, "tokens of %u bits: expected 16 or 32", bits);
+        return MOERT_FAIL(ERROR_USAGE, "tokens have %u bits; expected 16 or 32 bits", bits);
     MOERT_TRY(add_file(s, path, ""));
     const size_t bytes = s->corpus.files[0].bytes;
     s->type = bits == 16 ? "uint16" : "uint32";

@@ -61,8 +61,8 @@ moert_status moert_split_divide(const moert_split *split, size_t tokens, size_t 
     }
     if (all->tokens < length + 1 || all->tokens - (length + 1) < kept)
         return MOERT_FAIL(ERROR_MISMATCH,
-                          "%zu tokens of data are too few for sequences of %zu (%zu are held out, "
-                          "and one more sequence needs %zu)",
+                          "%zu tokens of data are too few for sequences of %zu tokens (%zu tokens "
+                          "are held out, and a training sequence needs %zu)",
                           tokens, length, kept, length + 1);
     all->part[MOERT_TRAINING] = all->tokens - kept;
     return MOERT_OK;

@@ -228,10 +228,10 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
     for (size_t r = 0; r < ranks; r++) {
         const uint64_t *row = planner->all + r * planner->message_words;
         if (row[TOPK] != planner->all[TOPK])
-            return MOERT_FAIL(ERROR_MISMATCH,
-                              "rank %zu plans with %zu experts per token, rank 0 "
-                              "with %zu",
-                              r, (size_t)row[TOPK], (size_t)planner->all[TOPK]);
+            return MOERT_FAIL(
+                ERROR_MISMATCH,
+                "rank %zu plans with %zu experts per token, but rank 0 plans with %zu", r,
+                (size_t)row[TOPK], (size_t)planner->all[TOPK]);
         memcpy(planner->counts + r * experts, row + HEADER_WORDS,
                experts * sizeof *planner->counts);
         most = moert_max(most, row[TOKENS]);

@@ -396,8 +396,8 @@ static moert_status parse_files(const char *directory, const char *path, json_t 
     json_t *files = json_object_get(root, "files"), *entry;
     const char *name;
     if (format != FORMAT || !json_is_object(files))
-        return MOERT_FAIL(ERROR_FORMAT, "%s: format %lld, but this version reads format %d", path,
-                          (long long)format, FORMAT);
+        return MOERT_FAIL(ERROR_FORMAT, "%s: has format %lld, but this version reads format %d",
+                          path, (long long)format, FORMAT);
     MOERT_TRY(moert_manifest_create(directory, made));
     json_object_foreach(files, name, entry) {
         MOERT_TRY(parse_file(*made, path, name, entry));

@@ -73,8 +73,8 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
         return MOERT_FAIL(ERROR_USAGE, "rotary positions need an even width, not %zu", width);
     if (offset > head_size || width > head_size - offset)
         return MOERT_FAIL(ERROR_USAGE,
-                          "heads of %zu elements cannot rotate %zu from element %zu on", head_size,
-                          width, offset);
+                          "heads of %zu elements cannot rotate %zu elements from element %zu on",
+                          head_size, width, offset);
     MOERT_TRY(moert_to_int(rotation->heads, "number of heads", &narrow));
     MOERT_TRY(moert_to_int(head_size, "head size", &narrow));
     MOERT_TRY(moert_to_int(length, "length of a sequence", &narrow));
@@ -83,8 +83,9 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
     const size_t positions = moert_buffer_bytes(rotation->table) /
                              (table_columns(width, rotation->interleaved) * sizeof(float));
     if (moert_min(length, tokens) > positions)
-        return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
-                          length, positions);
+        return MOERT_FAIL(
+            ERROR_USAGE, "sequences of %zu tokens exceed the rotary table, which has %zu positions",
+            length, positions);
     if (rotation->positions != NULL &&
         moert_buffer_bytes(rotation->positions) < tokens * sizeof(int32_t))
         return MOERT_FAIL(

@@ -60,8 +60,8 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     uint64_t format;
     MOERT_TRY(read_number(root, path, "format", &format));
     if (format != STATE_FORMAT)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: format %llu, but this version reads format %d", path,
-                          (unsigned long long)format, STATE_FORMAT);
+        return MOERT_FAIL(ERROR_FORMAT, "%s: has format %llu, but this version reads format %d",
+                          path, (unsigned long long)format, STATE_FORMAT);
 #define GET(field) MOERT_TRY(read_number(root, path, #field, &state->field));
     MOERT_RUN_STATE_TABLE(GET)
 #undef GET

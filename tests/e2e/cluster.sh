@@ -203,7 +203,7 @@ bad_input() {
     refuses "number of nodes is '0'" 0 -- true
     refuses 'unknown option' 2 --speed 1 -- true
     refuses "--down '2@1' is not" 2 --down 2@1 -- true
-    refuses "no link of rate '1foo'" 2 --rate 1foo -- true
+    refuses "cannot make a link of rate '1foo'" 2 --rate 1foo -- true
     refuses 'is no launch/virtual-cluster' link $$ 1 down
     nodes 2 1 -- sh -c 'exit 5'
     [ $? -eq 5 ]

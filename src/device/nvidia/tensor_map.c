@@ -11,10 +11,11 @@ enum { SWIZZLE_32_BYTES = 1, SWIZZLE_64_BYTES, SWIZZLE_128_BYTES, PROMOTION_256_
 
 static moert_status open_encoder(const moert_device *device, const moert_cuda **cuda) {
     if (moert_cuda_open(device, cuda) != MOERT_OK)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "no tensor maps for TMA: %s", moert_last_error());
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "cannot make tensor maps for TMA: %s",
+                          moert_last_error());
     if ((*cuda)->encode_tiled == NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "no tensor maps for TMA: libcuda.so.1 is older than CUDA 12");
+                          "cannot make tensor maps for TMA: libcuda.so.1 is older than CUDA 12");
     return MOERT_OK;
 }
 

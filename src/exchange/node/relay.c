@@ -287,7 +287,8 @@ moert_status moert_relay_complete(moert_device *device, size_t ranks, moert_rela
     }
     relay->sums.rows_out = sums;
     if (results != relay->slots_relayed)
-        return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have arrived; the counts say %zu",
+        return MOERT_FAIL(ERROR_INTERNAL,
+                          "rows for %zu slots have arrived, but the counts announced %zu slots",
                           results, relay->slots_relayed);
     free(relay->sums.from.data);
     relay->sums.from.data = NULL;

@@ -140,7 +140,7 @@ static moert_status wait_staged(moert_exchange *exchange, size_t chunk) {
 static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t chunk) {
     moert_staged *stage = exchange->state;
     if (chunk == 0 && stage->out.plan != t->plan)
-        return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
+        return MOERT_FAIL(ERROR_USAGE, "a combine must follow a dispatch of the same plan");
     if (chunk == 0 && t->window->stride > stage->stride) {
         /* this window is wider than all windows before the dispatch; this holds on all ranks, so
          * all of them make this collective call */

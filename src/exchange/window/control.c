@@ -162,14 +162,14 @@ static moert_status open_flags(moert_exchange *exchange) {
         status = probe(exchange);
     status = moert_comm_agree(exchange->comm, status);
     if (status == MOERT_OK) {
-        MOERT_INFO("the ranks' devices wait for each other, without their hosts");
+        MOERT_INFO("the devices of the ranks wait for each other in barriers, without the hosts");
         return MOERT_OK;
     }
     moert_flags_destroy(control->flags);
     control->flags = NULL;
     if (moert_config_get()->sync == MOERT_SYNC_DEVICE)
         return status;
-    MOERT_INFO("the hosts wait for their devices: %s", moert_last_error());
+    MOERT_INFO("in barriers the hosts wait for their devices: %s", moert_last_error());
     return MOERT_OK;
 }
 

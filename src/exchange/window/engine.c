@@ -153,7 +153,8 @@ static moert_status enqueue_overlapped(moert_exchange *exchange, const moert_tra
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
     if (moert_device_run_shared(exchange->device) !=
         MOERT_OK) /* after the combine, its compute units help with the GEMMs */
-        MOERT_INFO("compute units stay idle after a combine: %s", moert_last_error());
+        MOERT_INFO("compute units that a combine used stay idle after the combine: %s",
+                   moert_last_error());
     return moert_event_record(exchange->device, &control->combine_end);
 }
 

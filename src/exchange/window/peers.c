@@ -307,7 +307,7 @@ moert_status moert_peers_create(moert_device *device, moert_comm *comm, moert_pe
     if (status == MOERT_OK)
         status = open_peers(made);
     if (status == MOERT_OK) {
-        MOERT_INFO("devices sum gradients and gather weights, without their hosts");
+        MOERT_INFO("the devices sum gradients and gather weights without the hosts");
         *peers = made;
         return MOERT_OK;
     }

@@ -36,7 +36,7 @@ def _glu(module):
 def experts_forward(module, hidden_states, top_k_index, top_k_weights):
     """The experts implementation "moert"; the arguments are those of every implementation of transformers."""
     if module._is_expert_parallel:
-        raise Error("experts that transformers' own expert parallelism divides; use moert.transformers.shard instead",
+        raise Error("transformers' own expert parallelism divides these experts; use moert.transformers.shard instead",
                     "ERROR_UNSUPPORTED")
     sharded = getattr(module, "moert_context", None)
     weights = [getattr(module, name) if index < 2 or module.has_bias else None for index, name in enumerate(_WEIGHTS)]

@@ -153,8 +153,8 @@ TEST(test_documents_refuse_positions_that_do_not_count) {
     a.length = 4;
     a.documents = documents;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE,
-                 "the documents have 3 tokens, the batch 4");
-    ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "3 tokens, the batch 4");
+                 "the documents have 3 tokens, but the batch has 4 tokens");
+    ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "3 tokens, but the batch has 4");
 }
 
 TESTS(open_test_device, close_test_device)
