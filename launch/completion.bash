@@ -1,5 +1,5 @@
-# Completes the options of moert's programs in bash, and the words that an option takes. Reads --help at the first use of a program
-# in a shell, so it knows the options of the program that would run.
+# Completes the options of moert's programs in bash, and the words that an option takes as values.
+# At the first completion for a program in a shell, runs the program with --help to find the program's options.
 declare -A moert_help
 moert_complete() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} program=("$1") words

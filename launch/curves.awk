@@ -1,6 +1,7 @@
-# Draws curves as SVG from lines "SERIES X Y", those of a series one after the other with ascending X:
+# Draws curves as SVG from input lines "SERIES X Y". The lines of a series follow each other with ascending X. Usage:
 #   awk -v title=TEXT -v across=TEXT -v up=TEXT [-v zero=1] [-v double=1] [-v mark=X] -f launch/curves.awk ROWS >FILE.svg
-# zero: the vertical axis begins at 0; double: the horizontal axis doubles from tick to tick; mark: a dashed line.
+# With zero=1 the vertical axis begins at 0. With double=1 the values at the horizontal axis double from tick to tick.
+# With mark=X there is a dashed vertical line at X.
 { if (!($1 in count)) name[++series] = $1; n = ++count[$1]; xs[$1, n] = $2; ys[$1, n] = $3; at[$2] }
 NR == 1 { low = zero ? 0 : $3; high = $3; first = last = $2 }
 { if ($3 < low) low = $3; if ($3 > high) high = $3; if ($2 < first) first = $2; if ($2 > last) last = $2 }
