@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# broken_files.sh DIR: makes files below DIR that programs refuse. DIR/run is a run with checkpoints of steps 1 and 2.
+# broken_files.sh DIR: writes files below DIR that moert's programs must refuse. DIR/run is a run with checkpoints of steps 1 and
+# 2.
 set -eu
 work=$1 layer=tests/golden/layer/mixtral-a model=tests/golden/model/mixtral-tiny last=$1/run/checkpoints/step-00000002
 
@@ -76,7 +77,7 @@ negative=$(copy negative "$last")/optimizer.safetensors
 put "$negative" $(($(stat -c %s "$negative") - 1)) '\200' # the sign of a second moment
 cp -r "$work/run/checkpoints" "$work/elsewhere"
 
-# ---- pipes that nobody writes to, and paths that cannot be written ----
+# ---- named pipes without a writer, and paths that cannot be written ----
 
 mkfifo "$work/pipe" "$work/pipe.xml"
 for path in "$layer config.json" "$layer model.safetensors" "$last state.json" "$last optimizer.safetensors"; do

@@ -1,5 +1,5 @@
-/* The linker puts this in place of moert_program_source in test programs: the library builds only
- * programs that kernels/programs.txt takes. */
+/* In test programs the linker replaces moert_program_source by this function. It refuses to build
+ * programs that kernels/programs.txt does not list. */
 #include "base/config.h"
 #include "device/source.h"
 #include "support/programs.h"

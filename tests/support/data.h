@@ -4,16 +4,16 @@
 #include "data/data.h"
 #include "support/files.h"
 
-/* All objects are released when the test ends. open_data() also takes the source over. */
+/* All objects are released when the test ends. open_data() becomes the owner of the source. */
 moert_source *open_source(const char *path);
 moert_data *open_data(moert_source *source, const moert_split *split);
-/* Data of text files, of which a fraction is held out. */
+/* Opens text files as data; a fraction of the tokens is held out. */
 moert_data *open_text(const char *const *paths, size_t count, double held_out);
 
-/* Lists of an index file. `positions` NULL: the sequences lie one after another; `documents` NULL:
- * each is a document. */
+/* The lists that the index file (.idx) of a Megatron dataset holds. `positions` NULL: the sequences
+ * lie one after another; `documents` NULL: each sequence is a document. */
 typedef struct index_lists {
-    unsigned char code; /* of the type of tokens */
+    unsigned char code; /* Megatron's code for the type of the tokens */
     size_t sequences;
     const int32_t *lengths;
     const int64_t *positions, *documents;

@@ -30,8 +30,8 @@ int close_test_device(void **state) {
     return 0;
 }
 
-/* The cl_device_id of the test device, also without the fixture. The first device of the first
- * platform may be another one, such as Oclgrind's simulator. */
+/* The cl_device_id of the test device, even if no fixture has opened the device. It need not be the
+ * first device of the first platform, which may be Oclgrind's simulator. */
 static void *device_id(void) {
     const bool opened = test_device != NULL;
     if (!opened && open_test_device(NULL) != 0)
@@ -95,7 +95,7 @@ moert_buffer *upload(const void *source, size_t bytes) {
     if (bytes > 0)
         memcpy(guarded, source, bytes);
     memset(guarded + bytes, GUARD_VALUE, GUARD_BYTES);
-    /* in one piece: at a second write Oclgrind 21.10 forgets what the first has initialised */
+    /* one write: at a second write, Oclgrind 21.10 forgets which bytes the first one initialised */
     const moert_status status = moert_buffer_write(buffer, 0, guarded, bytes + GUARD_BYTES);
     free(guarded);
     ASSERT_OK(status);

@@ -1,20 +1,21 @@
-# Sourced by tests/e2e/*.sh, which then run in the root of the repository: TAP lines, a temporary directory $tmp, runs under mpirun.
+# Sourced by tests/e2e/*.sh. Changes to the root of the repository, and defines TAP lines, a temporary directory $tmp and runs
+# under mpirun.
 #
-#   verdict STATUS TITLE     prints one TAP line; after a failure also the end of $log
-#   check TITLE COMMAND...   appends the output of COMMAND to $log and gives the verdict on its status
-#   refused STATUS TEXT TITLE COMMAND...  the verdict on COMMAND, which fills $log: it must end with STATUS and print one message
-#                            of a program or script; some line of $log must match TEXT
-#   ends STATUS TEXT TITLE COMMAND...   the same for a COMMAND that has begun its work, and may have printed other lines
+#   verdict STATUS TITLE     prints one TAP line; if STATUS is not 0, also the end of $log
+#   check TITLE COMMAND...   appends the output of COMMAND to $log and prints the verdict on COMMAND's status
+#   refused STATUS TEXT TITLE COMMAND...  prints the verdict on COMMAND, whose output fills $log: COMMAND must end with STATUS
+#                            and print one message of a program or script; some line of $log must match TEXT
+#   ends STATUS TEXT TITLE COMMAND...   as `refused`, but COMMAND may have begun its work and printed other lines
 #   logged COMMAND...        runs COMMAND; all output goes to $log
 #   has_lines FILE PATTERN...    true if each pattern matches a line of FILE; otherwise $log names the pattern
-#   digits RUN               prints the metrics of a run directory without times, and without what depends on the ranks
+#   digits RUN               prints the metrics of a run directory, except times and values that depend on the number of ranks
 #   same_run RUN RUN         as in tests/support/digits.sh
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
-#   mixed N COMMAND... : N COMMAND...    runs several commands as ranks of one job, the first N ranks the first one; all output goes
-#                            to $log. (With ':' of its own, mpirun of Open MPI 5.0.7 crashes)
-#   alone COMMAND...         runs COMMAND on one rank without mpirun, which takes longer than a short command
-#   engine NAME              prints the engine to use: NAME; but staged for window and node if MOERT_DEVICE is gpu, as not all GPUs
-#                            support those
+#   mixed N COMMAND... : N COMMAND...    runs several commands as ranks of one job: the first N ranks run the first command;
+#                            all output goes to $log. (Given ':', mpirun of Open MPI 5.0.7 crashes.)
+#   alone COMMAND...         runs COMMAND on one rank without mpirun, which is faster for short commands
+#   engine NAME              prints NAME. If MOERT_DEVICE is gpu, it prints staged instead of window or node, because not all GPUs
+#                            support window and node
 #   node_ranks NAME          prints how many ranks count as a host for that engine: 2 for node, else 0 (all)
 #   part COMMAND...          runs COMMAND in the background with its own $tmp and $log; at most one part per core at a time
 #   only TIER COMMAND...     runs COMMAND if the script runs in the tier TIER, check or all (see tests/run)
@@ -48,7 +49,8 @@ check() {
 }
 
 refused() {
-    # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Ranks that are killed or stopped need that time
+    # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Only ranks that are killed or stopped need the
+    # two seconds
     OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
     [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: |tokenize: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
     verdict $? "$3"

@@ -72,7 +72,7 @@ char *read_file(const char *path, size_t *bytes) {
 
 void limit_files(rlim_t bytes) {
     struct rlimit limit;
-    signal(SIGXFSZ, SIG_IGN); /* the signal of a file that grows past the limit */
+    signal(SIGXFSZ, SIG_IGN); /* sent when a file grows past the limit */
     getrlimit(RLIMIT_FSIZE, &limit);
     limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
     setrlimit(RLIMIT_FSIZE, &limit);
@@ -83,7 +83,8 @@ void limit_memory(rlim_t bytes) {
     size_t pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
     assert_non_null(file);
-    assert_int_equal(fscanf(file, "%zu", &pages), 1); /* that this process maps */
+    /* the number of pages that this process maps */
+    assert_int_equal(fscanf(file, "%zu", &pages), 1);
     fclose(file);
     getrlimit(RLIMIT_AS, &limit);
     limit.rlim_cur =

@@ -28,10 +28,12 @@ const char *write_json(const char *name, const char *text);
  * *bytes, unless NULL, becomes the size of the file. */
 char *read_file(const char *path, size_t *bytes);
 
-/* Files may grow to `bytes` from now on (RLIM_INFINITY: as before), and a longer write fails. */
+/* Limits the size of files to `bytes` (RLIM_INFINITY: removes the limit). A write past the limit
+ * fails. */
 void limit_files(rlim_t bytes);
 
-/* This process may map `bytes` more than now from now on (RLIM_INFINITY: as before). */
+/* Limits this process's mapped memory to the present size plus `bytes` (RLIM_INFINITY: removes the
+ * limit). */
 void limit_memory(rlim_t bytes);
 
 /* Counts the entries of a directory whose names end in `ending`, except hidden entries. Returns 0
@@ -44,8 +46,9 @@ typedef struct file_tensor {
     const void *data;
 } file_tensor;
 
-/* Writes the tensors as a file of the directory; returns its path as in_directory() does. */
+/* Writes the tensors as a safetensors file in the test's directory; returns its path as
+ * in_directory() does. */
 const char *write_tensors(const char *name, const file_tensor *tensors, size_t count);
 
-/* Opens the tensors of a file or a directory; they are closed when the test ends. */
+/* Opens the tensors of a file or a directory, and closes them when the test ends. */
 moert_tensors *open_tensors(const char *path);

@@ -36,7 +36,8 @@ enum {
     ATTENTION_RESULTS
 };
 extern const char *const attention_result_names[ATTENTION_RESULTS];
-/* The elements of a token in a result, and in the input that it is the gradient of. Not DSINKS. */
+/* The number of elements per token of a result other than DSINKS. An input and its gradient have
+ * the same number. */
 size_t attention_width(const attention_shape *shape, size_t result);
 typedef struct attention_results {
     size_t count[ATTENTION_RESULTS];
@@ -48,10 +49,10 @@ typedef struct attention_results {
 attention_results attention_on_device(const attention_oracle *oracle, moert_dtype type,
                                       const int32_t *positions);
 
-/* Create an object without documents, and a call on one token of one head of 4 elements whose
- * buffers hold 64 NaN. */
+/* attention_documents() returns a moert_documents without documents. attention_of_one_token()
+ * returns a call on one token and one head of 4 elements, whose buffers hold 64 NaN. */
 moert_documents *attention_documents(void);
 moert_attention attention_of_one_token(void);
 
-/* Checks that all results have the same bits. */
+/* Checks that all results of two runs have the same bits. */
 void attention_same_results(const attention_results *got, const attention_results *want);

@@ -14,7 +14,8 @@ static float weight(const trip *t, size_t slot) {
     return (float)moert_rng_normal(t->c.salt + 1000u, slot / t->c.topk, slot % t->c.topk);
 }
 
-/* The result of an expert for an element of a row; truncated to bf16 if results are bf16. */
+/* An expert's result in one column of a slot's row. If results are bf16, the value is truncated to
+ * bf16. */
 static float result(const trip *t, size_t slot, size_t column) {
     const float y = payload(t, slot, column) * 0.37f - (float)t->routing.index[slot] * 1.3f;
     return t->bf16 ? moert_float_from_bits(moert_float_bits(y) & 0xFFFF0000) : y;
@@ -25,8 +26,8 @@ static float result_of_slot(const trip *t, size_t slot) {
     return (float)(token * 100 + k * 10) + (float)t->routing.index[slot] * 0.5f;
 }
 
-/* The elements of a window's row: columns, then padding. The padding of results is NaN, so that any
- * use of it shows. */
+/* Returns element i of a slot's row in a window: a column, or padding after the columns. The
+ * padding of results is NaN, so that a test fails if the exchange uses it. */
 typedef float element(const trip *t, size_t slot, size_t i);
 
 static float element_sent(const trip *t, size_t slot, size_t i) {
@@ -90,12 +91,12 @@ void trip_make_buffers(const shape *c, trip *t) {
     t->slot_target = unset_floats(slots);
 }
 
-/* This rank's rows begin here in the routing's list. */
+/* Points at this rank's first row in the routing's list of slots. */
 static const uint32_t *own_rows(const trip *t) {
     return t->routing.slot + t->routing.first_row[test_rank];
 }
 
-/* Compares the first n elements of a window's rows. */
+/* Compares the first n elements of each row of a window with the expected ones. */
 static moert_status check_rows(trip *t, const moert_window *window, size_t n, element *wanted) {
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(window);
     MOERT_TRY(moert_buffer_read(moert_window_rows(window), 0, t->host, rows * stride * 4));
@@ -129,12 +130,13 @@ static moert_status write_rows(trip *t, moert_window *window, element *made) {
 typedef struct addends {
     size_t count;
     float weight[MOST_TOPK], value[MOST_TOPK];
-    size_t node[MOST_TOPK]; /* the node that sums each addend first */
-    size_t home;            /* the final sum takes addends of this node one by one */
-    bool rounds;            /* partial sums are rounded to bf16 */
+    size_t node[MOST_TOPK]; /* the node that adds this addend to a partial sum */
+    /* addends of this node are added to the final sum one by one, without a partial sum */
+    size_t home;
+    bool rounds; /* partial sums are rounded to bf16 */
 } addends;
 
-/* The sum of the addends from k on whose node is that of k. */
+/* The sum of addend k and of all later addends that have the same node as addend k. */
 static float sum_node(const addends *a, size_t k) {
     const size_t node = a->node[k];
     float sum = 0.0f;
@@ -199,7 +201,7 @@ static moert_status check_slot_target(trip *t) {
     return MOERT_OK;
 }
 
-/* Fails on all ranks if any rank has wrong values. */
+/* Returns a failure on all ranks if any rank has counted wrong values. */
 static moert_status verdict(const trip *t, const char *what) {
     moert_status local = MOERT_OK;
     if (t->wrong > 0)
@@ -207,8 +209,9 @@ static moert_status verdict(const trip *t, const char *what) {
     return moert_comm_agree(test_comm, local);
 }
 
-/* Fills rows with NaN, so that an element that is never written shows. Waits until they are in
- * memory, which moert_buffer_write does not promise: other ranks write to these rows next. */
+/* Fills rows with NaN, so that a comparison finds elements that are never written. Waits until the
+ * NaN are in memory, because other ranks write to the rows next. moert_buffer_write alone does not
+ * wait. */
 static moert_status write_nan(trip *t, moert_window *window, size_t rows) {
     const size_t floats = rows * moert_window_stride(window);
     for (size_t i = 0; i < floats; i++)
@@ -256,8 +259,8 @@ moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status
     return moert_exchange_combine(t->exchange, &back, local);
 }
 
-/* Checks that the device places slots, and ends the experts' rows, as the routing does, and that
- * the chunks cover this rank's experts and rows in order, without gaps. */
+/* Checks that the device's plan has the routing's places of slots and ends of experts' rows. Checks
+ * that the chunks cover this rank's experts and rows in order, without gaps. */
 static moert_status check_plan(trip *t) {
     const moert_plan *plan = t->plan->plan;
     const size_t slots = t->tokens * t->c.topk,
@@ -298,8 +301,9 @@ static moert_status combine_beside(trip *t, moert_transfer *back) {
     return verdict(t, "chunks");
 }
 
-/* Computes the unweighted sums in chunks, with dispatch and combine in flight together. As soon as
- * a chunk has arrived, its results are written and sent, before the wait for the next chunk. */
+/* Computes the unweighted sums in chunks, with dispatch and combine in flight together. When a
+ * chunk has arrived, this rank writes and sends the chunk's results before it waits for the next
+ * chunk. */
 static moert_status run_chunks(trip *t) {
     const size_t bytes = moert_window_stride(t->y) * sizeof(float);
     const moert_transfer there = trip_there(t, true);
@@ -318,8 +322,8 @@ static moert_status run_chunks(trip *t) {
     return combine_beside(t, &back);
 }
 
-/* Runs a combine in which the experts' ranks push the rows, instead of the tokens' ranks reading
- * them. On all ranks, the row of every slot is NaN until it is pushed. */
+/* Runs a combine in which the experts' ranks push the result rows; otherwise the tokens' ranks read
+ * them. On all ranks, the row of every slot is NaN until an expert's rank writes it. */
 static moert_status run_pushed(trip *t) {
     const size_t bytes = t->plan->plan->rows * moert_window_stride(t->y) * sizeof(float);
     const bool sums = moert_exchange_sums(t->exchange);

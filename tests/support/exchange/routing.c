@@ -1,4 +1,4 @@
-/* Shapes, and their rows by brute force. */
+/* The shapes, and their routing (which slot lies in which row) by brute force. */
 #include "support/exchange/routing.h"
 
 #include "base/rng.h"

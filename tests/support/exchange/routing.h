@@ -1,5 +1,5 @@
-/* How tokens on several ranks choose their experts, and the rows that follow: the oracle of plans,
- * exchanges and routes. */
+/* Chooses the experts of tokens on several ranks, and computes which rows the slots get: the oracle
+ * for plans, exchanges and routes. */
 #pragma once
 
 #include "moert/plan.h"
@@ -16,17 +16,19 @@ typedef struct shape {
     const char *name;
     size_t experts, topk, width, tokens[MOST_RANKS];
     pattern choice;
-    unsigned salt; /* changes payload and routing */
+    unsigned salt; /* seed: another value gives another payload and routing */
 } shape;
-extern const shape shapes[SHAPES]; /* hostile ones, for 4 ranks */
+extern const shape shapes[SHAPES]; /* hostile shapes, for 4 ranks */
 
 /* The choices of a shape's tokens, which are numbered over all ranks, and the rows of their
  * slots. A slot is token * K + k. */
 typedef struct routing {
-    size_t topk, first_token[MOST_RANKS + 1]; /* of each rank; then the number of all tokens */
-    int32_t *index;                           /* [T,K] the expert, or -1 */
-    uint32_t (*place)[2];                     /* [T,K] rank and row; MOERT_PLAN_DROPPED */
-    size_t first_row[MOST_RANKS + 1];         /* of each rank in slot[]; then the number of all */
-    uint32_t *slot;                           /* [M] the slots in the order of expert and token */
+    /* first token of each rank; then the number of all tokens */
+    size_t topk, first_token[MOST_RANKS + 1];
+    int32_t *index;       /* [T,K] the slot's expert, or -1 */
+    uint32_t (*place)[2]; /* [T,K] the slot's rank and row, or MOERT_PLAN_DROPPED */
+    /* each rank's first row in slot[]; then the number of all rows */
+    size_t first_row[MOST_RANKS + 1];
+    uint32_t *slot; /* [M] the slots, sorted by expert and then by token */
 } routing;
 routing route_shape(const shape *c, size_t ranks);

@@ -46,7 +46,8 @@ const char *automatic_engine(moert_comm *comm) {
     moert_exchange *exchange;
     if (moert_exchange_create(test_device, comm, MOERT_EXCHANGE_AUTO, &exchange) != MOERT_OK)
         return "";
-    const char *engine = moert_exchange_engine(exchange); /* a string of the program */
+    /* a constant string, which lives as long as the program */
+    const char *engine = moert_exchange_engine(exchange);
     moert_exchange_destroy(exchange);
     return engine;
 }
@@ -64,12 +65,13 @@ moert_exchange *open_exchange(void **state) {
         set_variable(ways[i][0], ways[i][1]);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
-    /* if combines run on the second queue, they read MOERT_SYNC later */
+    /* combines on the second queue read MOERT_SYNC later, so the variable stays set for them */
     for (size_t i = tested->aside ? 1 : 0; i < count; i++)
         set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
-    if (tested->engine == MOERT_EXCHANGE_WINDOW) { /* no variable controls these properties */
+    /* no environment variable controls these properties of the window engine */
+    if (tested->engine == MOERT_EXCHANGE_WINDOW) {
         moert_control *control = exchange->state;
         if (tested->one_copy_per_rank != AS_IT_IS)
             control->one_copy_per_rank =
@@ -103,12 +105,13 @@ void run_shapes(moert_exchange *exchange, trip like) {
 
 void expect_usable(trip *t) {
     const shape c = t->c;
-    ASSERT_OK_ON_ALL(moert_device_finish(test_device)); /* a device that was late works again */
+    /* a device that a test made late must work again */
+    ASSERT_OK_ON_ALL(moert_device_finish(test_device));
     ASSERT_OK_ON_ALL(trip_run(&c, t));
     ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));
 }
 
-/* True if a setup is possible on this device with this number of ranks. */
+/* True if this device and this number of ranks allow the setup. */
 static bool applies(const setup *tested) {
     const bool cpu = moert_device_describe(test_device)->is_cpu;
     switch (tested->engine) {

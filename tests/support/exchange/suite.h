@@ -1,11 +1,12 @@
 /*
- * Shared by the tests of the exchange: a round trip of any shape with its oracle, a table of
- * setups, one bit each, and a main() that runs each test in those of its setups that this device
- * and number of ranks allow.
+ * Shared by the tests of the exchange: a round trip of any shape with its oracle, and a table of
+ * setups, each with a bit. main() runs each test in those of its setups that this device and number
+ * of ranks allow.
  *
  * A round trip is a dispatch and a combine. Rows, slots and sums must equal values that the host
  * computes from the shape's routing (routing.h). A sum has the bits of a chain of fmaf in slot
- * order. If each node sums first, the chain runs over the sums of the nodes.
+ * order. If each node sums its results before it sends them, the chain runs over the sums of the
+ * nodes.
  */
 #pragma once
 
@@ -20,11 +21,11 @@ enum { JOB_RANKS = 4 }; /* at most */
 typedef struct setup {
     const char *name;
     unsigned engine;
-    const char *sync;      /* MOERT_SYNC: whether host or device waits for other ranks */
+    const char *sync;      /* MOERT_SYNC: whether the host or the device waits for other ranks */
     const char *timeout_s; /* MOERT_TIMEOUT_S */
     /* node engine: MOERT_NODE_RANKS, the number of ranks that count as a host; 0: all */
     size_t together;
-    bool aside;       /* if devices wait for each other: combines run on the second queue */
+    bool aside;       /* combines run on the second queue, if devices wait for each other */
     const char *push; /* MOERT_PUSH */
     /* window engine: whether rows go to each rank once, and whether a transfer of few rows is one
      * kernel */
@@ -50,7 +51,8 @@ enum {
     BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES,
 };
 
-/* Defines a test that runs in these setups, with *state = the setup; 0: it runs once, without. */
+/* Defines a test that runs once in each of these setups, with *state = the setup. If `setups` is 0,
+ * the test runs once, without a setup. */
 #define EXCHANGE_TEST(name, ways) TEST_ROW(name, NULL, NULL, (void *)(uintptr_t)(ways))
 /* main(): runs all tests in their setups, except those that this device or number of ranks rules
  * out. */
@@ -60,7 +62,8 @@ enum {
     }
 int run_exchange_tests(int count, char **arguments);
 
-/* [n]: all ranks of the job with MOERT_NODE_RANKS=n; [0]: all on one host. */
+/* [n]: a communicator of all ranks, made with MOERT_NODE_RANKS=n; [0]: all ranks count as one
+ * host. */
 extern moert_comm *spread[JOB_RANKS];
 /* True if the device supports the window engine. */
 bool has_windows(void);
@@ -75,39 +78,42 @@ typedef struct trip {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
-    shape c; /* of the last buffers */
+    shape c; /* the shape of the buffers made last */
     routing routing;
-    size_t tokens, first_slot;   /* this rank's tokens, the first of their slots */
-    bool bf16;                   /* y holds bf16 */
-    size_t chunks;               /* number of chunks; 0 means 1 */
-    float *host;                 /* large enough for each window and buffer */
-    float *slot_weight;          /* the content of `weight` */
-    const moert_comm *presummed; /* each of its nodes sums before it sends; NULL: no node sums */
-    bool summed;                 /* every rank sums before it sends, and rounds the sums if bf16 */
-    size_t wrong;                /* number of wrong values so far */
+    /* this rank's number of tokens, and the first slot of its first token */
+    size_t tokens, first_slot;
+    bool bf16;          /* y holds bf16 */
+    size_t chunks;      /* number of chunks; 0 means 1 */
+    float *host;        /* host memory, large enough for each window and buffer */
+    float *slot_weight; /* the content of `weight` */
+    /* each node of this communicator sums results before it sends them; NULL: no node does */
+    const moert_comm *presummed;
+    bool summed;  /* every rank sums results before it sends them, and rounds the sums if `bf16` */
+    size_t wrong; /* number of wrong values so far */
 } trip;
 
 /* Opens the exchange of a setup, *state. */
 moert_exchange *open_exchange(void **state);
-/* Opens windows, which serve several shapes of one width. With `bf16`, the width must be even. A
- * row of x then has 2 `width` bf16 values, which hold `width` floats; a row of y has `width` bf16
- * values. Collective. */
+/* Opens windows for all shapes of one width. With `bf16`, the width must be even. A row of x then
+ * has 2 `width` bf16 values, which hold `width` floats; a row of y has `width` bf16 values.
+ * Collective. */
 trip *open_windows(moert_exchange *exchange, size_t width, bool bf16);
 /* Opens an exchange and windows, and makes a first round trip. */
 trip *open_trip(void **state, const shape *c);
 
 /* Makes buffers and a plan with t->chunks chunks. Dispatches, then combines with weights, without
- * weights, and with pushed rows if the exchange pushes. Repeats this chunk by chunk, as a layer
- * does. Fails on all ranks if it fails on one. */
+ * weights, and with pushed rows if the exchange pushes. Then dispatches and combines once more,
+ * chunk by chunk, as a layer does. Fails on all ranks if it fails on one. */
 moert_status trip_run(const shape *c, trip *t);
-/* Makes a round trip of a shape, or of every hostile one, with the fields `bf16`, `chunks` and
+/* Makes a round trip of a shape, or of every hostile shape, with the fields `bf16`, `chunks` and
  * `presummed` of `like`. */
 void run_shape(moert_exchange *exchange, shape c, trip like);
 void run_shapes(moert_exchange *exchange, trip like);
-/* Checks that another round trip succeeds, after an error. */
+/* Checks that a round trip succeeds after an earlier one has failed. */
 void expect_usable(trip *t);
 
-/* The parts of trip_run(): buffers for one shape, and the plan for the choices in t->index. */
+/* The parts of trip_run(): make the buffers for a shape, and the plan for the experts in
+ * t->index. */
 void trip_make_buffers(const shape *c, trip *t);
 moert_status trip_plan(const trip *t, moert_exchange_plan **plan);
 /* Describe the transfer of a dispatch, of a combine, and of a combine with pushed rows. With

@@ -144,7 +144,8 @@ moert_gemm upload_gemm(const problem *p, const ops_bytes *data) {
     const size_t ldy = p->y_column + p->n + p->pad_y, before = bytes_before_y(p, data);
     const size_t one = o->n * o->k * sizeof(float);
     unsigned char *weight = shifted(data, WEIGHT, 0);
-    if (p->shared && o->kind != MOERT_OP_GEMM_WGRAD) /* only the first group's weight is read */
+    /* all groups share a weight, so only the first group's weight is read */
+    if (p->shared && o->kind != MOERT_OP_GEMM_WGRAD)
         memset(weight + one, 0xFF, data->bytes[WEIGHT] - one);
     return (moert_gemm){
         .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows,
@@ -161,7 +162,7 @@ moert_gemm upload_gemm(const problem *p, const ops_bytes *data) {
 
 /* ---- runs ---- */
 
-/* Sets the part to groups `first` and first + 1, or only to `first` if it is the last group. */
+/* Sets *groups to the groups `first` and first + 1, or to `first` alone if it is the last group. */
 static void take_part(const problem *p, size_t first, moert_row_groups *groups) {
     groups->first = first;
     groups->end = first + 2 < p->groups ? first + 2 : p->groups;
@@ -169,7 +170,8 @@ static void take_part(const problem *p, size_t first, moert_row_groups *groups) 
     groups->end_row = p->ends[groups->end - 1];
 }
 
-/* Scatters the rows of a bf16 result over `target`, in reverse order. */
+/* Returns addresses for the rows of a bf16 result, which are the rows of `target` in reverse
+ * order. */
 static moert_buffer *scatter(size_t rows, size_t width, moert_buffer *target) {
     uint64_t *address = test_alloc((rows + 1) * sizeof *address), first;
     ASSERT_OK(moert_buffer_address(target, &first));
@@ -219,7 +221,7 @@ static moert_glu upload_glu(const problem *p, const way *by, const ops_bytes *da
                        .h = upload_part(data, H)};
 }
 
-/* Launches the GEMM in one or more calls, and waits for those on the second queue. */
+/* Launches the GEMM in one or more calls, and waits for the calls on the second queue. */
 static void launch(const problem *p, const way *by, moert_gemm *gemm) {
     moert_device_reserve_units(test_device, by->spared);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
@@ -317,14 +319,15 @@ void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, 
     if (op <= DGRAD)
         round_data(&operands, WEIGHT, by->type);
     const ops_exact want = ops_exact_of(&operands, 0.0);
-    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++) /* the sum of magnitudes is an element's size */
+    /* the bound is relative to the sum of the magnitudes of an element's addends */
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
         for (size_t e = 0; i != MOERT_OP_BUFFER_ends && e < ops_bytes_count(&operands, i); e++)
             ops_bytes_put(&operands, i, e, fabs(ops_bytes_get(&operands, i, e)));
     const ops_exact size = ops_exact_of(&operands, 0.0);
     for (size_t i = 0; bound > 0.0 && i < want.lines * want.width; i++)
         want.slack[i] = bound * size.result[i];
     run_gemm(p, op, by, data);
-    data->shape.options.save_c &= !by->drop_v; /* c may hold anything */
+    data->shape.options.save_c &= !by->drop_v; /* the content of c is unspecified */
     ops_check_results(title_of(p, op, by), &before, data, &want);
 }
 
@@ -362,8 +365,8 @@ uint64_t hash_data(const ops_bytes *data, uint64_t hash) {
 void check_threads(void) {
     char *path = realpath("/proc/self/exe", NULL), digest[3][32];
     for (int threads = 1; threads <= 3; threads++) {
-        /* no check of leaks: where libraries leak, it ends the process before its output is
-         * written */
+        /* no check for leaks: a leak in a library would end the process before it writes its
+         * output */
         FILE *pipe = popen(titled("ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 "
                                   "POCL_MAX_PTHREAD_COUNT=%d '%s' digest",
                                   threads, path),

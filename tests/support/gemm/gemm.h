@@ -1,6 +1,7 @@
 /*
- * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h, in the byte buffers of ops and with
- * their oracle; the ways to compute a GEMM (backend, dtype, prepacked weights); defaults of tuning.
+ * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h. Problems use the byte buffers and
+ * the oracle of ops. Also the ways to compute a GEMM (backend, dtype, prepacked weights), and the
+ * tuning without rows.
  */
 #pragma once
 
@@ -15,7 +16,7 @@ typedef enum operation {
     WGRAD,
     BIAS_GRAD,
     OPERATIONS
-} operation; /* the first values are those of moert_gemm_kind */
+} operation; /* the first values of this enum equal those of moert_gemm_kind */
 
 /* Bytes of the prepacked copies of a weight. */
 static inline size_t weight_cache_bytes(const moert_weight_cache *cache) {
@@ -25,7 +26,7 @@ static inline size_t weight_cache_bytes(const moert_weight_cache *cache) {
     return bytes;
 }
 
-/* A GLU that follows a forward GEMM: h[M,N/2]. prob_stride 0: without prob. */
+/* A GLU that follows a forward GEMM and computes h[M,N/2]. prob_stride 0: the GLU has no prob. */
 typedef struct gate {
     moert_glu_form form;
     size_t prob_stride;
@@ -51,19 +52,21 @@ typedef struct way {
     moert_dtype type;
     bool prepacked;
     const char *bf16;   /* the value of MOERT_BF16; NULL: auto */
-    bool parts;         /* one call for every two groups */
+    bool parts;         /* each call computes at most two groups */
     moert_dtype result; /* dtype of the result of forward and dgrad */
-    bool split;         /* if the device supports it, split f32 operands into three bf16 values */
-    unsigned spared;    /* compute units that first serve the second queue, then join the GEMM */
+    bool split; /* split each f32 operand into three bf16 values, if the device supports this */
+    /* number of compute units that work for the second queue first and join the GEMM later */
+    unsigned spared;
     size_t runs; /* forward, dgrad: number of runs of scattered result rows; 0: not scattered */
-    const moert_choices *choices; /* replace those of the tuning rows; NULL: none */
-    const moert_choices *panels;  /* in force when the weight's panels were made; NULL: `choices` */
-    bool separate, drop_v;        /* a GLU in a call of its own; v is not needed */
-    moert_dtype h;                /* dtype of the GLU's result */
+    /* tile choices that replace those of the tuning rows; NULL: keep the tuning rows' choices */
+    const moert_choices *choices;
+    const moert_choices *panels; /* in force when the weight's panels were made; NULL: `choices` */
+    bool separate, drop_v; /* separate: the GLU is a call of its own; drop_v: v is not needed */
+    moert_dtype h;         /* dtype of the GLU's result */
 } way;
 
-/* All ways, in sets that must give the same bits. The first way of a set is its reference, the
- * second the portable backend without prepacked weights. */
+/* All ways, in sets. All ways of a set must give the same bits. The first way of a set is its
+ * reference; the second is the portable backend without prepacked weights. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;
 way reference_of(way by);
@@ -79,10 +82,10 @@ enum {
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The buffers of a problem's op: a GLU op if the problem has a gate. x, y, v and h have the dtypes
- * of the way; the weight is float32. Bias_grad is a wgrad by ones with a k of 1. If groups share a
- * weight, each has a copy of it, and of the bias. Rows of h past the last end may get any values;
- * run_gemm() restores them. */
+/* Makes the buffers of a problem's op, which is a GLU op if the problem has a gate. x, y, v and h
+ * have the dtypes of the way; the weight is float32. Bias_grad is a wgrad with k = 1 whose second
+ * operand is all ones. If groups share a weight, the buffers hold a copy of the weight and of the
+ * bias for each group. Rows of h past the last end may get any values; run_gemm() restores them. */
 ops_bytes make_data(const problem *p, operation op, const way *by, ops_values values);
 /* Casts a buffer to a dtype. */
 void round_data(ops_bytes *data, moert_op_buffer which, moert_dtype type);
@@ -111,8 +114,8 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
     return moert_gemm_run(&run);
 }
 
-/* Applies `change` to a copy `wrong` of a description `gemm`, then checks that moert_gemm_run()
- * refuses it. */
+/* Copies the description `gemm` to `wrong`, applies `change`, and checks that moert_gemm_run()
+ * refuses `wrong`. */
 #define REFUSED(of_kind, status, text, change)                                                     \
     do {                                                                                           \
         moert_gemm wrong = gemm;                                                                   \
@@ -121,7 +124,7 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
         ASSERT_FAILS(moert_gemm_run(&wrong), (status), (text));                                    \
     } while (0)
 
-/* Runs an operation on the device and writes all buffers back. */
+/* Runs an operation on the device and copies all buffers back to the host. */
 void run_gemm(const problem *p, operation op, const way *by, ops_bytes *data);
 /* Makes random buffers, runs an operation on them and returns them. */
 ops_bytes run_new(const problem *p, operation op, const way *by);
@@ -130,34 +133,35 @@ ops_bytes run_new(const problem *p, operation op, const way *by);
 ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops_bytes *data,
                     size_t first, size_t count);
 
-/* Runs an operation and compares all buffers with the oracle of ops, which gets operands rounded to
- * the way's dtype. Without a bound, sums must be exact. With one, and then without a GLU, an
- * element may have an error of `bound` times the sum of the magnitudes of its addends. */
+/* Runs an operation and compares all buffers with the oracle of ops. The oracle gets operands
+ * rounded to the way's dtype. If `bound` is 0, sums must be exact. Otherwise there is no GLU, and
+ * an element may have an error of `bound` times the sum of the magnitudes of its addends. */
 void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound);
 
-/* Checks that this program prints the same digest with 1, 2 and 3 threads of PoCL, as `PROGRAM
- * digest`. run_with_digest() is the main() of such a program. */
+/* Checks that `PROGRAM digest`, where PROGRAM is this test, prints the same digest with 1, 2 and 3
+ * threads of PoCL. run_with_digest() is the main() of a program that can print its digest. */
 void check_threads(void);
 /* Returns a hash of all buffers, seeded with `hash`. */
 uint64_t hash_data(const ops_bytes *data, uint64_t hash);
 int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void));
 
-/* Runs an operation on new random buffers, and checks that all then have the bits of `want`. */
+/* Runs an operation on new random buffers, and checks that all buffers then have the bits of
+ * `want`. */
 void check_run(const problem *p, operation op, const way *by, const ops_bytes *want);
 
 /* Checks that calls on two groups each give the bits of one call. The groups must not share a
  * weight. */
 void check_parts(const problem *p, operation op, const way *by);
 
-/* Checks for forward and dgrad that the rows of a range have the same bits alone as among all rows.
- * A range is a first row and a number of rows. */
+/* Checks that forward and dgrad give the rows of a range the same bits alone as among all rows. A
+ * range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);
 
 /* ---- tuning ---- */
 
-/* The choices of a GEMM for which there is no tuning row. */
+/* The tile choices of a GEMM for which there is no tuning row. */
 extern const moert_choices standard_choices;
 
-/* Test fixture: only the built-in rows of tuning. The file of measured rows, "rows" in the
- * directory of files.h, does not exist yet. */
+/* Test fixture: uses only the built-in tuning rows. The file of measured rows is "rows" in the
+ * test's directory (files.h), which does not exist yet. */
 int forget_tuning(void **state);
