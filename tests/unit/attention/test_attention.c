@@ -35,7 +35,8 @@ TEST(test_attention_agrees_with_float64_and_its_central_differences) {
     for (size_t i = 0; i < CASES; i++) {
         const attention_shape s = cases[i];
         if (suite_skips(s.head_size > 9 && s.head_size != 20 &&
-                        s.value_size != 40)) /* each size compiles kernels */
+                        /* each size compiles kernels, so the tier check skips most sizes */
+                        s.value_size != 40))
             continue;
         attention_oracle o = attention_oracle_create(s);
         attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
@@ -68,7 +69,9 @@ TEST(test_attention_with_a_window_of_one_key_copies_values) {
     const attention_results got = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
     assert_same_bits("out", got.value[ATTENTION_OUT], to_floats(o.v, n), n);
     assert_near("dv", got.value[ATTENTION_DV], o.dout, n, 2e-6); /* p is 1 up to rounding */
-    for (size_t i = 0; i < n; i++) { /* dout . v - dout . out, summed in other orders */
+    /* dq and dk are multiples of dout . v - dout . out, which is 0 up to rounding because out =
+     * v */
+    for (size_t i = 0; i < n; i++) {
         assert_within((double)got.value[ATTENTION_DQ][i], 0.0, 1e-5);
         assert_within((double)got.value[ATTENTION_DK][i], 0.0, 1e-5);
     }
@@ -77,7 +80,7 @@ TEST(test_attention_with_a_window_of_one_key_copies_values) {
 /* Compares attention in bf16 with the float32 results, which the tests above compare with
  * float64. */
 TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
-    /* the last one has more tiles than a GPU has units */
+    /* the last shape has more tiles than a GPU has compute units */
     static const attention_shape shapes[] = {
         {2, 1, 1, 1, 64, 0, 0, false},      {1, 63, 2, 1, 64, 0, 0, false},
         {2, 65, 4, 2, 128, 0, 0, false},    {1, 129, 4, 4, 128, 0, 0, false},
@@ -107,7 +110,7 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
     }
 }
 
-/* A window of at least the length is no window. */
+/* A window at least as long as the sequence has no effect. */
 TEST(test_attention_with_a_wide_window_has_the_bits_of_full_attention) {
     attention_oracle o = attention_oracle_create((attention_shape){2, 70, 2, 1, 20, 0, 0, false});
     const attention_results full = attention_on_device(&o, MOERT_DTYPE_F32, NULL);
@@ -138,7 +141,8 @@ TEST(test_attention_takes_4096_tokens_and_large_scores) {
     }
 }
 
-/* Enough tiles that a work-group on tensor cores computes several, one after the other. */
+/* The shape has so many tiles that each work-group on tensor cores computes several of them in
+ * turn. */
 TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
     static const attention_shape shapes[] = {{4, 1024, 16, 16, 192, 128, 0, false},
                                              {4, 1024, 16, 4, 128, 128, 0, false},
@@ -195,7 +199,7 @@ TEST(test_stats_are_lse_and_delta_in_blocks) {
     assert_bf16("bf16 out", out_bf16, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
 }
 
-/* Checks that a call on one token with one change fails. */
+/* Applies one change to a valid call on one token, and checks that the call fails. */
 #define REFUSED(call, status, text, change)                                                        \
     do {                                                                                           \
         moert_attention a = attention_of_one_token();                                              \

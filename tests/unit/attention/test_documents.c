@@ -1,5 +1,6 @@
 // run: check=1 all=1gpu,1san
-/* Attention over documents, and over sequences: each has the same bits as alone. */
+/* Attention over documents and over sequences: each document or sequence gets the same bits as in a
+ * call of its own. */
 #include "support/attention/attention.h"
 
 enum { MOST_ROWS = 4, LENGTH = 150, MOST = 12 };
@@ -23,7 +24,7 @@ static const documents_case cases[] = {
     /* the same document at several offsets, with padding around it */
     {{3, 137, 2, 1, 8, 12, 40, true}, {{70}, {1, 70}, {2, 70}}},
     {{4, 137, 2, 1, 8, 12, 40, true}, {{16, 70}, {32, 70}, {48, 70}, {64, 70}}},
-    /* whole sequences, as documents and without */
+    /* whole sequences, with and without a moert_documents */
     {{2, 0, 3, 1, 8, 0, 0, true}, {{0}}},
     {{3, 45, 4, 2, 20, 0, 0, false}, {{0}}},
     {{3, 70, 2, 1, 64, 0, 0, false}, {{0}}},
@@ -35,7 +36,7 @@ static const documents_case cases[] = {
     {{3, 333, 2, 2, 192, 128, 0, false}, {{0}}},
 };
 
-/* One call of `check` for each document, padding included. */
+/* Calls `check` for each document; padding counts as documents of its own. */
 static void each_document(const documents_case *c,
                           void (*check)(size_t token, size_t length, void *context),
                           void *context) {
@@ -58,7 +59,7 @@ typedef struct packed {
     attention_oracle oracle;
     moert_dtype type;
     attention_results got;
-    double *dsinks; /* [sequences,heads] sums over the documents alone */
+    double *dsinks; /* [sequences,heads] sums over runs of single documents */
 } packed;
 
 /* Compares a document of the packed rows with a run of that document alone. */
@@ -107,7 +108,7 @@ TEST(test_documents_and_sequences_have_the_same_bits_as_alone) {
     }
 }
 
-/* The results of the second batch are those of its own documents. */
+/* After a second batch has replaced the documents, results follow the second batch. */
 TEST(test_documents_can_be_replaced) {
     moert_documents *documents = attention_documents();
     const int32_t first[] = {0, 1, 2, 0, 1, 2, 3, 4}, second[] = {0, 0, 1, 2, 3, 4};

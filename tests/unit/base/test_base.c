@@ -192,8 +192,8 @@ TEST(test_philox_gives_the_known_answers) {
     } rows[] = {
         {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
         {UINT64_MAX, UINT64_MAX, UINT64_MAX, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        /* key a4093822 299f31d0, counter 243f6a88 85a308d3 13198a2e 03707344; low words come first
-         * here */
+        /* key a4093822 299f31d0, counter 243f6a88 85a308d3 13198a2e 03707344; each uint64_t holds
+         * its low word first */
         {0x299f31d0a4093822,
          0x0370734413198a2e,
          0x85a308d3243f6a88,
@@ -259,7 +259,7 @@ TEST(test_parallel_loops_visit_every_index_once) {
 
 /* ---- options of this and of older versions of the headers ---- */
 
-/* Options of a size and three fields; an older version ends before the last one. */
+/* The options have a size and three fields; an older version lacks the last field. */
 TEST(test_older_options_get_defaults_and_other_sizes_are_refused) {
     enum { WHOLE = 4 * sizeof(size_t), OLDER = 3 * sizeof(size_t) };
     static const size_t sizes[] = {OLDER, WHOLE, 0, sizeof(size_t), WHOLE - 1, WHOLE + 8, SIZE_MAX};

@@ -13,7 +13,7 @@ static int unset_variables(void **state) {
     return 0;
 }
 
-/* Choices in the words of their lists. */
+/* Describes the configuration; choices appear as the words that a user sets. */
 static const char *describe(void) {
     const moert_config *c = moert_config_get();
     const char *backend = titled("%s", moert_config_choice("MOERT_BACKEND", c->backend));

@@ -75,8 +75,8 @@ TEST(test_special_values) {
 
 enum { MOST_PAIRS = 64, MOST_KNOWN = 8 };
 
-/* Schemes and some of their frequencies. Of a scheme: type, interleaved, width, theta, factor,
- * original. */
+/* Rotary schemes and some of their frequencies. The fields of a scheme are type, interleaved,
+ * width, theta, factor and original. */
 static const struct {
     const char *name;
     moert_rope_scheme scheme;
@@ -132,7 +132,7 @@ TEST(test_frequencies_follow_the_formulas) {
 TEST(test_attention_factor_is_given_or_follows_the_mscales) {
     moert_rope_scheme scheme = {.type = MOERT_ROPE_YARN, .factor = 32.0};
     assert_float_equal(moert_rope_attention_factor(&scheme), 1.3465735902799727, 1e-15);
-    scheme.mscale = 0.707; /* alone it has no effect */
+    scheme.mscale = 0.707; /* mscale without mscale_all_dim has no effect */
     assert_float_equal(moert_rope_attention_factor(&scheme), 1.3465735902799727, 1e-15);
     scheme.mscale_all_dim = 1.2;
     scheme.factor = 4.0;
@@ -190,9 +190,9 @@ static float node_value(const float *leaves, size_t total, size_t first, size_t 
     return left + node_value(leaves, total, first + width / 2, width / 2, i);
 }
 
-/* Appends the nodes of a span, with their rows. Each node is summed in place, into the row of
- * its first leaf. The subtree below a node has the shape of a tree over only the leaves of that
- * node. */
+/* Appends the nodes of a span to `nodes`, and their rows to `rows`. Sums each node in place, into
+ * the row of the node's first leaf. The subtree below a node has the shape of a tree over only the
+ * leaves of that node. */
 static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, float **rows) {
     const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
     for (size_t k = 0; k < count; k++) {

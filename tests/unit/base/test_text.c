@@ -21,8 +21,8 @@ TEST(test_any_text_becomes_utf8_that_json_takes_as_it_is) {
         {"bad/\xff\xfe", "bad/%FF%FE"},
         {"\xc3", "%C3"},                      /* cut off */
         {"\xc3(", "%C3("},                    /* no continuation */
-        {"\xc0\xaf", "%C0%AF"},               /* too long a form */
-        {"\xed\xa0\x80", "%ED%A0%80"},        /* half of a surrogate pair */
+        {"\xc0\xaf", "%C0%AF"},               /* overlong encoding of '/' */
+        {"\xed\xa0\x80", "%ED%A0%80"},        /* one half of a UTF-16 surrogate pair */
         {"\xf4\x90\x80\x80", "%F4%90%80%80"}, /* above U+10FFFF */
         {"\x80", "%80"},
         {"a\"b\\c\n%\x7f", "a%22b%5Cc%0A%25%7F"},

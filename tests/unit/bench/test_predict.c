@@ -20,12 +20,12 @@ static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size
 }
 
 TEST(test_distinct_ranks_and_nodes_are_counted_exactly) {
-    /* 2 of 4 experts, 4 ranks, 2 nodes: a token reaches 2 ranks; 2 of the 6 pairs of ranks share a
-     * node */
+    /* each token chooses 2 of 4 experts on 4 ranks and 2 nodes: a token reaches 2 ranks; 2 of the 6
+     * pairs of ranks share a node */
     const bench_spread a = spread_of(skew_even, 2, 4, 4, 2);
     assert_within(a.pairs_rank, 2.0, 1e-12);
     assert_within(a.pairs_node, 1.0 * 2.0 / 6.0 + 2.0 * 4.0 / 6.0, 1e-12);
-    /* 2 of 4 experts on 2 ranks: 2 of the 6 pairs of experts share a rank */
+    /* each token chooses 2 of 4 experts on 2 ranks: 2 of the 6 pairs of experts share a rank */
     assert_within(spread_of(skew_even, 2, 4, 2, 1).pairs_rank, 10.0 / 6.0, 1e-12);
     /* a token that chooses all experts reaches every rank and node; there is no imbalance */
     const bench_spread all = spread_of(skew_even, 8, 8, 4, 2);
@@ -65,7 +65,8 @@ TEST(test_expected_spreads_are_those_of_draws) {
     static const struct {
         bench_skew skew;
         size_t topk, experts, ep;
-        /* tolerances; the prediction treats experts of skewed draws as independent */
+        /* relative tolerances, because the prediction treats a token's experts as independent if
+         * draws are skewed */
         double pairs, largest;
     } cases[] = {
         {{BENCH_BALANCED, 0.0}, 2, 8, 4, 0.01, 0.01},
@@ -140,7 +141,7 @@ static const char round_machine[] =
     "            {'op': 'forward', 'type': 'f32', 'n': 1024, 'k': 512, 'rows': 256, 'gflops': "
     "200}]}";
 
-static bench_machine machine; /* of the running test */
+static bench_machine machine; /* the machine of the running test */
 
 static void read_machine(const char *path) {
     ASSERT_OK(bench_machine_read(path, &machine));
@@ -191,10 +192,11 @@ static double gemm_seconds(double groups, double rows) {
 
 ROUND_TEST(test_a_gemm_takes_its_rate_between_measured_rows) {
     double seconds;
-    /* 128 rows per group are halfway between 64 and 256 on a logarithmic scale: 150 GFLOP/s */
+    /* 128 rows per group are halfway between 64 and 256 on a logarithmic scale, so the rate is 150
+     * GFLOP/s */
     assert_within(gemm_seconds(2, 256) / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
     assert_within(gemm_seconds(1, 8) / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
-    machine.tile_rows = 128.0; /* 8 rows cost as much as 128 */
+    machine.tile_rows = 128.0; /* tiles of 128 rows: 8 rows take as long as 128 */
     assert_within(gemm_seconds(1, 8) / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
     /* at 1 GB/s the GEMM is memory-bound: it moves 2 MiB of weights and 48 KiB of rows */
     machine.copy_gbps = 1.0;
@@ -205,13 +207,14 @@ ROUND_TEST(test_a_gemm_takes_its_rate_between_measured_rows) {
 }
 
 ROUND_TEST(test_windows_of_one_node_by_hand) {
-    /* 512 rows of 2 KiB each way at 10 GB/s; 12 launches of 1 us */
+    /* 512 rows of 2 KiB in each direction at 10 GB/s; 12 launches of 1 us */
     const bench_work w = even_work(2, BENCH_WINDOW);
     const bench_prediction p = predicted(&w);
     assert_within(p.part[BENCH_INSIDE], 2.0 * 512 * ROW_BYTES / 10e9, 1e-12);
     assert_within(p.part[BENCH_BETWEEN], 0.0, 0.0);
     assert_within(p.part[BENCH_LATENCY], 12e-6, 1e-12);
-    /* 2 experts with 256 rows each: the GEMM with the GLU at 50 GFLOP/s, the other at 200 */
+    /* 2 experts with 256 rows each: the GEMM with the GLU runs at 50 GFLOP/s, the second GEMM at
+     * 200 */
     assert_within(p.part[BENCH_GEMMS] / (2e-9 * 512 * 512 * (1024 / 50.0 + 512 / 200.0)), 1.0,
                   1e-9);
     assert_int_equal(p.bound, BENCH_GEMMS);
@@ -244,12 +247,12 @@ static void set_rates(const char *type) {
     }
 }
 
-/* The prediction of forward and backward on linked devices. */
+/* Predicts forward and backward on devices that are linked directly. */
 static bench_prediction linked_prediction(size_t ranks, const char *type, double result_bytes) {
     set_rates(type);
     machine.linked = true;
     machine.ranks_per_node = 4.0;
-    machine.copy_gbps = 125.0; /* GB/s; kernels reach 80 % of it, 100 GB/s */
+    machine.copy_gbps = 125.0; /* GB/s; kernels reach 80 % of this rate, 100 GB/s */
     bench_work w = even_work(ranks, BENCH_WINDOW);
     w.type = type;
     w.backward = true;
@@ -259,27 +262,27 @@ static bench_prediction linked_prediction(size_t ranks, const char *type, double
 
 ROUND_TEST(test_linked_devices_by_hand) {
     const double rows = 512 * ROW_BYTES, tokens = 128 * ROW_BYTES;
-    /* Two ranks, f32: half of the 512 rows stay on their rank. The other half has two rows per
-     * token: one crosses the link, and its receiver copies it for the other. All results of the
-     * other rank's experts cross the link; in backward, this transfer overlaps the weight
-     * gradients. */
+    /* Two ranks, f32: half of the 512 rows stay on their rank. Of the other half, each token has
+     * two rows, which are equal: one row crosses the link, and its receiver makes the second row
+     * from it. All results of the remote experts cross the link; in backward, their transfer
+     * overlaps the weight gradients. */
     const bench_prediction f = linked_prediction(2, "f32", 4.0);
     assert_within(f.part[BENCH_INSIDE], 2.0 * (tokens + rows / 2.0) / 10e9, 1e-12);
     assert_within(f.bytes_inside, tokens + rows / 2.0, 1e-6);
     assert_within(f.hidden, rows / 2.0 / 10e9, 1e-12);
-    /* In bf16, sending the results overlaps the GEMM that computes them, and the sum reads them
+    /* In bf16, the results are sent while the GEMM computes them, and the sum reads the results
      * from memory. */
     const bench_prediction b = linked_prediction(2, "bf16", 2.0);
     assert_within(b.part[BENCH_INSIDE], 2.0 * (tokens + rows / 4.0) / 10e9, 1e-12);
     assert_within(b.hidden, 2.0 * rows / 4.0 / 10e9, 1e-12);
     assert_within(b.part[BENCH_MEMORY] - f.part[BENCH_MEMORY], rows / 2.0 / 100e9, 1e-12);
-    /* Four ranks with one expert each: the rows of a token go to different ranks, so every row
-     * crosses a link, and no receiver copies one, read and written in each direction. */
+    /* Four ranks with one expert each: the rows of a token go to different ranks. So three quarters
+     * of the rows cross a link, and no receiver copies a row. */
     const bench_prediction four = linked_prediction(4, "f32", 4.0);
     assert_within(f.part[BENCH_MEMORY] - four.part[BENCH_MEMORY], 2.0 * 2.0 * tokens / 100e9,
                   1e-12);
     assert_within(four.part[BENCH_INSIDE], 2.0 * 2.0 * 0.75 * rows / 10e9, 1e-12);
-    /* One rank copies within its memory, at 100 GB/s. */
+    /* One rank alone copies rows within its memory, at 100 GB/s. */
     const bench_prediction one = linked_prediction(1, "f32", 4.0);
     assert_within(one.part[BENCH_INSIDE], 4.0 * 2.0 * rows / 100e9, 1e-12);
     assert_within(one.hidden, 0.0, 0.0);
@@ -320,7 +323,8 @@ ROUND_TEST(test_chunks_default_to_the_exchanges_and_hide_less_on_shared_cores) {
 
 ROUND_TEST(test_more_of_anything_takes_no_less) {
     bench_work w = even_work(4, BENCH_NODE);
-    w.experts = 16; /* tokens choose only some, so that the placement of experts matters */
+    /* each token chooses 4 of 16 experts, so that the placement of experts matters */
+    w.experts = 16;
     const bench_prediction base = predicted(&w);
     bench_work tokens = w, hidden = w, topk = w, skewed = w, narrow = w, ranks = w;
     tokens.tokens *= 2;
@@ -356,8 +360,8 @@ ROUND_TEST(test_gradients_of_replicas_are_summed) {
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
     const double alone = predicted(&w).part[BENCH_SUMS];
-    /* two groups on two nodes: an expert has 12 H I bytes of gradients; half of them travel, twice,
-     * for each of 2 experts */
+    /* two EP groups on two nodes: an expert has 12 H I bytes of gradients; half of these bytes
+     * travel, twice, for each of 2 experts */
     w.ranks = 4;
     const bench_prediction p = predicted(&w);
     const double router = 2.0 * 0.75 * 4.0 * 512 * 4 / 1e9;

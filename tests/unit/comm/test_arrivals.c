@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,4,2san device=0
 /* Waiting times between ranks: the time that ranks wait in a collective is charged to the late
- * rank. This holds in any communicator, for calls that all of its ranks made. */
+ * rank. The tests cover any communicator, and charge only for calls that all of its ranks made. */
 #include <unistd.h>
 
 #include "comm/arrivals.h"
@@ -36,8 +36,8 @@ TEST(test_the_last_rank_is_charged_with_the_others_waiting) {
     }
 }
 
-/* Times that are measured in a communicator of some ranks are indexed by the ranks of the whole
- * job. Here the job is split into rank 0 and all other ranks. */
+/* Waiting times that are measured in a communicator of only some ranks are indexed by the ranks of
+ * the whole job. Here the job is split into rank 0 and all other ranks. */
 TEST(test_waiting_in_a_part_is_charged_to_ranks_of_the_whole) {
     moert_comm *half;
     const size_t late = test_ranks - 1;

@@ -21,8 +21,8 @@ static void close_all(void *none) {
     memset(beacons, 0, sizeof beacons);
 }
 
-/* A host with one address listens only there, so all hosts use the first one that is found; the
- * loopback interface where there is none. */
+/* Opens all hosts' beacons on one address, because a host with one address listens only on that
+ * address. The address is the first that the machine has, or else loopback. */
 static void open_all(void) {
     ASSERT_OK(moert_beacon_draw_key(&key));
     owned(NULL, close_all);
@@ -50,13 +50,15 @@ static void send_text(size_t host, const char *text) {
     moert_beacon_send(beacons[host], datagram, sizeof datagram);
 }
 
-/* The last datagram and the host that sent it, or the host that refused a datagram. */
+/* The last datagram that a host received and the host that sent it, or the last host that refused a
+ * datagram. */
 static struct {
     size_t host;
     char datagram[DATAGRAM_BYTES];
 } received;
 
-/* Polls `look` for up to a second, since datagrams and refusals arrive with a delay. */
+/* Calls `look` until it returns true, for up to a second: datagrams and refusals arrive with a
+ * delay. */
 static bool wait_for(bool (*look)(size_t at), size_t at) {
     for (int i = 0; i < 100; i++) {
         if (look(at))
@@ -114,7 +116,8 @@ TEST(test_datagrams_of_other_jobs_and_sizes_are_dropped) {
 
 enum { HEADER_BYTES = 24, WIRE_BYTES = HEADER_BYTES + DATAGRAM_BYTES };
 
-/* A socket that is no host of the job. It sends to host 0; host 1 sends to it if aimed there. */
+/* A socket that belongs to no host of the job. The stranger sends to host 0. Host 1 sends to the
+ * stranger if its beacon is aimed there. */
 static int stranger;
 static moert_beacon_address stranger_place;
 
@@ -156,7 +159,7 @@ static void strike(const void *wire, size_t bytes) {
 static size_t forge(size_t n, const unsigned char old[WIRE_BYTES], unsigned char wire[WIRE_BYTES]) {
     memcpy(wire, old, WIRE_BYTES);
     switch (n % 4) {
-    case 0: /* with one bit changed, of the tag, the sender, the number or the data */
+    case 0: /* one bit of the tag, the sender, the number or the data is changed */
         wire[n / 4 % WIRE_BYTES] ^= (unsigned char)(1 << n / 4 / WIRE_BYTES % 8);
         return WIRE_BYTES;
     case 1: /* again, unchanged */
@@ -200,7 +203,8 @@ TEST(test_the_same_datagram_from_another_address_is_no_answer) {
     assert_int_equal(moert_beacon_dropped(beacons[0]), 0);
 }
 
-/* Test vectors of the reference implementation: key 00 01 .. 0f, message 00 01 02 .. */
+/* Test vectors of SipHash's reference implementation: the key is the bytes 00 01 .. 0f, the message
+ * 00 01 02 .. */
 TEST(test_siphash_gives_the_reference_tags) {
     static const struct {
         size_t bytes;

@@ -8,7 +8,7 @@ static bool broadcast_from_every_root(void) {
     bool right = true;
     for (size_t root = 0; root < test_ranks; root++) {
         const uint64_t mine = mpi_value(test_rank, 9, 9);
-        uint64_t data[6] = {[5] = mine}; /* the last element is not sent */
+        uint64_t data[6] = {[5] = mine}; /* the broadcast does not include the last element */
         for (size_t i = 0; i < 5 && test_rank == root; i++)
             data[i] = mpi_value(root, 0, i);
         right = moert_comm_broadcast(test_comm, root, data, 5 * sizeof *data) == MOERT_OK && right;
@@ -18,7 +18,7 @@ static bool broadcast_from_every_root(void) {
     return right;
 }
 
-/* Each rank contributes two values. If `uneven`, rank r has r % 3; some ranks contribute none. */
+/* Each rank contributes two values; if `uneven`, rank r contributes r % 3 values. */
 static bool gather(bool uneven, bool in_place) {
     uint64_t mine[2], all[2 * 256];
     size_t bytes[256], start = 0;
@@ -44,8 +44,8 @@ static void print_words(const void *object, FILE *file) {
 
 TEST(test_entries_are_compared_with_those_of_rank_0) {
     static const struct {
-        const char *first[3], *last[3]; /* entries of rank 0; of the last rank */
-        const char *text;               /* NULL: they are equal */
+        const char *first[3], *last[3]; /* entries of rank 0, and of the last rank */
+        const char *text;               /* of the message; NULL: the entries are equal */
     } rows[] = {
         {{"a 1", "b 2"}, {"a 1", "b 2"}, NULL},
         {{NULL}, {NULL}, NULL},
@@ -90,7 +90,7 @@ static bool exchange_uneven(void) {
     return right;
 }
 
-/* Each collective runs in one message, and in messages of 7 bytes. */
+/* Each collective runs once with whole messages, and once with messages of 7 bytes. */
 TEST(test_collectives_take_pieces_uneven_empty_in_place_and_longer_than_a_message) {
     const size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
     for (int several = 0; several < 2; several++) {
@@ -130,10 +130,10 @@ TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
     ASSERT_ON_ALL(right);
 }
 
-/* Rank `odd` skips the agreement of the others and comes to the next one, with or without a
+/* Rank `odd` skips the first agreement of the other ranks and enters a later one, with or without a
  * failure of its own. */
 static bool detects_rank_out_of_step(size_t odd, moert_status failure) {
-    const int line = __LINE__ + 3; /* of the first agreement */
+    const int line = __LINE__ + 3; /* source line of the first agreement */
     moert_status status;
     if (test_rank != odd)
         status = moert_comm_agree(test_comm, MOERT_OK);
@@ -142,7 +142,7 @@ static bool detects_rank_out_of_step(size_t odd, moert_status failure) {
     const char *others = titled("at %s:%d", __FILE__, line);
     const char *skipped =
         titled("rank %zu (%s) at %s:%d", odd, moert_comm_host(test_comm, odd), __FILE__, line + 2);
-    if (odd == 0) /* rank 0 and the first rank elsewhere are named */
+    if (odd == 0) /* the message names rank 0 and the first rank that is elsewhere */
         others = titled("rank 1 (%s) %s", moert_comm_host(test_comm, 1), others);
     return status == MOERT_ERROR_INTERNAL && strstr(moert_last_error(), others) != NULL &&
            strstr(moert_last_error(), skipped) != NULL && !moert_comm_failure_is_shared();
@@ -217,7 +217,8 @@ static void set_borders(size_t n, size_t kind, size_t *border) {
     }
 }
 
-/* Compares the tree sum with the host's, in shards of each kind and gathered. */
+/* Compares the tree sum with the host's sum, both sharded (with every kind of borders) and
+ * gathered. */
 static bool sum_is_right(moert_span span, size_t n) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
@@ -238,7 +239,8 @@ static bool sum_is_right(moert_span span, size_t n) {
     return right;
 }
 
-/* Tries all ways to divide the leaves from `first` on into one span per rank, from rank `at` on. */
+/* Tries all ways to divide the leaves from `first` on among the ranks from `at` on, one span
+ * each. */
 static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     if (at == test_ranks)
         return sum_is_right(mine, 5);
@@ -252,8 +254,8 @@ static bool all_spans(size_t at, size_t first, size_t total, moert_span mine) {
     return right;
 }
 
-/* A tree of nodes has the bits of one rank's tree of all leaves (test_numbers.c), also if the
- * columns are summed in rounds. */
+/* A tree of the ranks' nodes has the bits of one rank's tree of all leaves (test_numbers.c), also
+ * if columns are summed in several rounds. */
 TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
     const size_t usual = moert_tree_round_floats, rounds[] = {usual, 2};
     bool right = true;

@@ -47,7 +47,8 @@ TEST(test_open_files_reach_every_rank_of_the_host) {
             right = right && pread(all[f], &value, sizeof value, 0) == sizeof value &&
                     value == mpi_value(f / count, count, f % count) &&
                     fcntl(all[f], F_GETFD) == FD_CLOEXEC;
-        /* every rank has the same files, not copies of them */
+        /* checks that the ranks share files instead of copies: the last rank writes, and the owner
+         * reads */
         right = on_all(right); /* no rank writes before all have read */
         right = pwrite(all[next * count], &update, sizeof update, 0) == sizeof update && right;
         right = on_all(right);
@@ -122,7 +123,7 @@ TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
 }
 
-/* Checks that shared memory is refused on all ranks, and that nothing of it is left. */
+/* Checks that all ranks fail to create shared memory, and that no file or mapping is left. */
 static void expect_refusal(size_t bytes, moert_status status, const char *text) {
     moert_shared *shared = NULL;
     const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
@@ -133,8 +134,8 @@ static void expect_refusal(size_t bytes, moert_status status, const char *text) 
                   count_files("/proc/self/fd", "") == files);
 }
 
-/* Each rank reserves 1 TiB, more than the machine's memory and more than /dev/shm, which MPI
- * windows would use. */
+/* Each rank reserves 1 TiB. This is more than the machine's memory, and more than /dev/shm, in
+ * which MPI would place its windows. */
 TEST(test_untouched_shared_memory_costs_nothing) {
     if (getenv("TEST_EMULATED") != NULL)
         SKIP("QEMU 7 reserves memory for what is mapped, and has a record of each page");

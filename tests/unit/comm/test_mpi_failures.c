@@ -1,8 +1,8 @@
 // run: check=1 all=1san device=0
 /*
- * Whichever MPI call fails, the failure is passed up and its message names the call. This program
- * defines MPI's functions itself; they call MPI by its profiling names (MPI standard, section
- * "Profiling Interface").
+ * Whichever MPI call fails, moert returns the failure, and its message names the call. This program
+ * defines MPI's functions itself. Its definitions call MPI by the profiling names (MPI standard,
+ * section "Profiling Interface").
  */
 #include <mpi.h>
 
@@ -64,7 +64,7 @@ MPI_CALL_TABLE(CALL)
 
 static float from[8], to[8];
 
-/* Sends rows 2, 3, 0, 1 of a matrix to the same rows of another one. */
+/* Sends rows 2, 3, 0 and 1 of one matrix to rows 2, 3, 0 and 1 of another. */
 static moert_status send_to_self(moert_mail *mail) {
     const moert_mail_rows out = {from, sizeof *from, sizeof *from},
                           in = {to, sizeof *to, sizeof *to};
@@ -114,7 +114,7 @@ destroy:
     return status;
 }
 
-/* Checks that calls fail at once after a failure, and lets them succeed again. */
+/* Checks that MPI calls fail at once after a failure, and then lets calls succeed again. */
 static moert_status restart(moert_status status) {
     if (status != MOERT_OK && moert_comm_barrier(test_comm) != MOERT_ERROR_COMM)
         return MOERT_FAIL(ERROR_INTERNAL, "a call succeeds after '%s'", moert_comm_failure);
@@ -142,7 +142,8 @@ TEST(test_the_message_names_the_call_that_failed) {
 }
 
 TEST(test_calls_without_a_communicator_return_their_errors) {
-    MPI_Datatype type = MPI_DATATYPE_NULL; /* the MPI_Type_commit above ends the program */
+    /* PMPI_, because this program's own MPI_Type_commit would end the program */
+    MPI_Datatype type = MPI_DATATYPE_NULL;
     assert_int_not_equal(PMPI_Type_commit(&type), MPI_SUCCESS);
 }
 

@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* The watchdog's judgement, in one process and with a simulated clock. tests/tools/victim.c is a
- * rank of jobs with a real one. */
+/* The watchdog's judgement, in one process and with a simulated clock. Jobs with a real clock run
+ * tests/tools/victim.c as ranks. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -14,20 +14,22 @@ static const uint64_t second = 1000000000u;
 
 /* ---- a watchdog among simulated ranks and hosts ---- */
 
-/* A job of ranks that wait for each other from time 0, and when the watchdog of one of them ends
- * it. */
+/* A job whose ranks wait for each other from time 0, and the time at which the watchdog of one rank
+ * ends the job. */
 typedef struct scene {
-    /* the ranks of this host: '.' this one, 'w' waits, 'l' late, 's' slow: makes progress every
-     * second, 'p' paused, 'h' halted, 'g' gone */
+    /* the ranks of this host, a character each: '.' this rank, 'w' waits, 'l' late, 's' slow: makes
+     * progress every second, 'p' paused, 'h' halted, 'g' gone */
     const char *ranks;
-    /* two other hosts of one rank each, or "": 'n' never sends a note, 'w' notes that its rank
-     * waits, 'l' that it is late, 's' falls silent at time 0, 'r' refuses */
+    /* two other hosts of one rank each, or "": 'n' never sends a note, 'w' sends notes that its
+     * rank waits, 'l' sends notes that its rank is late, 's' stops sending at time 0, 'r' refuses
+     * datagrams */
     const char *hosts;
-    unsigned timeout_s, node; /* node: of this host */
-    bool outside;             /* this rank waits outside of any call */
-    bool reported, claimed;   /* a failure, by another rank of this host, by this rank */
-    uint64_t end_ms;          /* 0: the job goes on */
-    const char *text;         /* in the message */
+    unsigned timeout_s, node; /* node: the number of this host */
+    bool outside;             /* this rank waits outside of any call of moert */
+    /* a failure is reported by another rank of this host, or claimed by this rank */
+    bool reported, claimed;
+    uint64_t end_ms;  /* 0: the job goes on */
+    const char *text; /* in the message */
 } scene;
 
 static const scene scenes[] = {
@@ -45,7 +47,8 @@ static const scene scenes[] = {
     {".p", "", .timeout_s = 3},
     {".lh", "", 5, .end_ms = 5000,
      .text = "rank 2 on here is stopped (process 77, no sign of life for 5 s), at step 12"},
-    /* a rank names the next one early, or another one soon; none of them is late */
+    /* a rank is gone: its neighbour reports it at once, other ranks report it soon after; no rank
+     * is late */
     {".g", "", 3, .end_ms = 400,
      .text = "rank 1 on here is gone (its process 77 has ended), at step 12 in phase 'dispatch'; "
              "rank 0 has waited for it for 0 s in 'combine'; ending the job"},
@@ -55,7 +58,7 @@ static const scene scenes[] = {
     {".wg", "", 3, .outside = true},
     {".g", "", .timeout_s = 0},
     {".g", "", 3, .outside = true, .claimed = true},
-    /* all ranks wait, as far as this one knows */
+    /* as far as this rank knows, all ranks wait */
     {".w", "", 3, .end_ms = 5000,
      .text = "rank 0 on here has waited for 5 s at step 13 in phase 'combine', and no rank of its "
              "host is late; perhaps not all ranks make the same collective call; ending the job "
@@ -64,7 +67,7 @@ static const scene scenes[] = {
     {".", "nw", 3, .end_ms = 5000,
      .text = "late; the others are 1 (there, no report yet), 2 (yonder, rank 2 waits at step 9 in "
              "'experts')"},
-    /* other hosts would report earlier themselves */
+    /* the late rank is on another host, whose watchdog would normally report it earlier */
     {".w", "wl", 3, .end_ms = 5000,
      .text = "rank 3 on yonder is late (process 88 lives, but has made no progress for 9 s), at "
              "step 9 in phase 'experts'; rank 0 on here has waited for it for 5 s in 'combine'"},
@@ -83,7 +86,7 @@ static const scene scenes[] = {
 
 enum { NODES = 3 };
 
-/* Sets the entry of another rank as its process would. */
+/* Updates the entry of another rank in the table as that rank's process would. */
 static void play_rank(moert_watch_entry *entry, char does, uint64_t begin, uint64_t now) {
     entry->pid = 77;
     entry->step = 12;
@@ -95,7 +98,7 @@ static void play_rank(moert_watch_entry *entry, char does, uint64_t begin, uint6
     entry->progress_ns = does == 's' ? now - (now - begin) % second : begin;
 }
 
-/* Receives what another host sends. */
+/* Simulates the notes that another host sends to this one. */
 static void play_host(moert_watch_host *host, char does, size_t rank, uint64_t begin,
                       uint64_t now) {
     moert_watch_note note = {.step = 9, .idle_ns = 9 * second, .rank = (int)rank, .pid = 88};
@@ -136,7 +139,8 @@ static moert_watchdog *enter_scene(const scene *s, uint64_t begin) {
     }
     for (size_t r = 0; r < count; r++) {
         w->ranks[r] = r;
-        w->visible[r] = s->ranks[r] == 'g'; /* in /proc, where it is not */
+        /* the rank's process is looked up in /proc, where it is absent */
+        w->visible[r] = s->ranks[r] == 'g';
     }
     comm->self = comm->peers[comm->rank];
     w->claimed = s->claimed;
@@ -203,7 +207,7 @@ static int sleep_for_ever(const void *context) {
     return context != NULL;
 }
 
-/* Fills the entry for a new child process that sleeps; its heartbeat is fresh. */
+/* Fills the entry for a new child process that sleeps; the entry's heartbeat is fresh. */
 static pid_t enter_child(moert_watch_entry *entry) {
     unsigned long long birth;
     const int child = start_child(sleep_for_ever, NULL);
@@ -246,8 +250,8 @@ TEST(test_progress_restarts_the_wait) {
     assert_int_equal(atomic_load(&entry.progress_ns), 100 * second);
 }
 
-/* Publishes every 20 ms for half a second, with or without use of the processor; returns how often
- * there was progress. */
+/* Publishes the entry every 20 ms for half a second, and keeps the processor busy meanwhile if
+ * `computes`. Returns how often the entry showed progress. */
 static size_t count_progress(bool computes) {
     moert_watch_entry entry = {0};
     size_t count = 0;
@@ -280,7 +284,8 @@ TEST(test_a_process_is_judged_by_its_heartbeat_and_its_state_in_proc) {
     const uint64_t now = atomic_load(&entry.heartbeat_ns);
     assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_LATE);
     assert_int_equal(moert_watch_judge(&entry, true, now + 9 * second), MOERT_WATCH_STOPPED);
-    memcpy(&reused, &entry, sizeof reused); /* the old process had the same id */
+    /* `reused` describes an earlier process with the same id */
+    memcpy(&reused, &entry, sizeof reused);
     reused.birth++;
     assert_int_equal(moert_watch_judge(&reused, true, now), MOERT_WATCH_GONE);
     kill(child, SIGSTOP);

@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,4,2san
-/* Contexts: several in sequence, contexts on the caller's OpenCL objects, with and without binding
- * to cores, of halves of the ranks, and with bad settings. */
+/* Contexts: several in sequence, on the caller's OpenCL objects, with and without binding to cores,
+ * over half of the ranks, and with bad settings. */
 #include <sched.h>
 
 #include "context/context.h"
@@ -22,7 +22,7 @@ static cpu_set_t affinity(void) {
     return set;
 }
 
-static cpu_set_t at_start; /* the processors that this process might use at first */
+static cpu_set_t at_start; /* the processors that this process was allowed to use when it started */
 
 static int keep_affinity(void **state) {
     (void)state;
@@ -58,8 +58,8 @@ TEST(test_ranks_with_amx_and_without_sum_alike) {
     const struct {
         size_t without; /* the number of ranks without AMX, which are the last ones */
         const char *others, *last;
-        bool gpu_form, uses; /* uses: the devices sum bf16 in AMX tiles */
-        const char *text;    /* of the error */
+        bool gpu_form, uses; /* uses: the devices are expected to sum bf16 in AMX tiles */
+        const char *text;    /* part of the expected error message */
     } rows[] = {
         {0, NULL, NULL, false, true, NULL},
         {1, NULL, NULL, false, false, NULL},
@@ -106,9 +106,9 @@ TEST(test_a_context_works_on_the_queue_of_the_caller) {
 
 TEST(test_a_variable_of_one_rank_may_fail_all_and_is_named) {
     static const struct {
-        const char *set;   /* on the last rank */
-        const char *other; /* elsewhere, if that is an error */
-        const char *text;  /* of another error */
+        const char *set;   /* the variable on the last rank */
+        const char *other; /* the variable on all other ranks, if that value is an error, too */
+        const char *text;  /* part of the message of another error */
     } rows[] = {
         {"MOERT_DEVICE=nosuch", NULL, "MOERT_DEVICE=nosuch matches no OpenCL device; there are: "},
         {"MOERT_TIMEOUT_S=soon", NULL, "MOERT_TIMEOUT_S=soon is not legal; expected 0-86400"},
@@ -156,7 +156,7 @@ TEST(test_a_variable_of_one_rank_may_fail_all_and_is_named) {
     }
 }
 
-/* Also with every new context. */
+/* Every new context binds the ranks in the same way. */
 TEST(test_bound_ranks_have_the_same_cores_of_their_own) {
     enum { MOST = 64 };
     cpu_set_t all[MOST], both;
@@ -261,13 +261,13 @@ TEST(test_a_callback_gets_the_log_lines) {
 
 /* ---- the lower and the upper half of the ranks make a context each ---- */
 
-/* Whether a rank has the same cores and device in a context of its half as in one of all ranks.
- * `given`: the caller tells which processes divide the host. */
+/* Whether a rank has the same cores and device in a context of its half as in a context of all
+ * ranks. `given`: the caller's options say which processes divide the host. */
 static bool has_same_share(MPI_Comm half, bool given) {
     const MPI_Comm world = MPI_COMM_WORLD;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
     moert_placement placement[2];
-    int device[2]; /* its number in its platform */
+    int device[2]; /* the device's number in its platform */
     for (int i = 0; i < 2; i++) {
         moert_context *context;
         options.placement = i == 1 && given ? &world : NULL;
@@ -279,7 +279,7 @@ static bool has_same_share(MPI_Comm half, bool given) {
     return device[0] == device[1] && strcmp(placement[0].cpus, placement[1].cpus) == 0;
 }
 
-/* They divide the cores and the devices of the host as all ranks of one context do, also if the
+/* The two halves divide the host's cores and devices as all ranks of one context would, also if the
  * launcher has bound no rank. */
 TEST(test_bound_and_unbound_halves_share_the_host) {
     MPI_Comm half;

@@ -135,7 +135,8 @@ TEST(test_the_identity_depends_on_the_content_alone) {
 
 TEST(test_the_identity_of_much_data_is_that_of_blocks) {
     const off_t bytes = 300 << 20, distance = (bytes - 4096) / 63;
-    const off_t changed[] = {0, 31 * distance, bytes - 1, bytes}; /* the last one appends a byte */
+    /* the last offset appends a byte */
+    const off_t changed[] = {0, 31 * distance, bytes - 1, bytes};
     const char *path = write_text("much", "");
     char before[MOERT_IDENTITY_BYTES];
     assert_int_equal(truncate(path, bytes), 0); /* a sparse file */
@@ -169,7 +170,7 @@ TEST(test_large_files_are_read_in_parts) {
 
 enum { TOKENS = 20000 };
 
-/* Data of the tokens 0, 1, ... */
+/* Opens data whose tokens are 0, 1, 2, ... */
 static moert_data *open_counting(void) {
     uint16_t *content = test_alloc(TOKENS * sizeof *content);
     for (size_t i = 0; i < TOKENS; i++)
@@ -177,7 +178,7 @@ static moert_data *open_counting(void) {
     return open_raw(write_file("counting", content, TOKENS * sizeof *content), 16, 0.05);
 }
 
-/* Whether the position is in the held-out end of one of the 16 stretches. */
+/* Whether the position is in the held-out end of one of the 16 stretches of the data. */
 static bool is_held_out(int32_t position) {
     const int32_t stretch = TOKENS / 16, held = stretch / 20;
     return position % stretch >= stretch - held;

@@ -8,13 +8,13 @@
 
 enum { TOKENS = 9, LENGTH = TOKENS - 1, END = 2 };
 
-/* Two documents; the first one is a chat of two turns, which both end with END. */
+/* Two documents. The first is a chat of two turns, each of which ends with END. */
 static const uint16_t tokens[TOKENS] = {5, 2, 6, 7, 2, 8, 9, 2, 4};
 static const int32_t lengths[] = {5, 4};
 
 typedef enum kind { INDEXED, RAW, ARRAY } kind;
 
-/* The caller owns the data. */
+/* Opens `tokens` as data of a kind; the caller owns the data. */
 static moert_data *open_kind(kind which, bool epochs) {
     static int32_t all[TOKENS];
     const moert_split none_held = {{1.0, 0.0, 0.0}};
@@ -38,7 +38,8 @@ static moert_data *open_kind(kind which, bool epochs) {
     return data;
 }
 
-/* "0 1 2 | 0 1": the positions of a sequence; a bar where the token before has no target. */
+/* Returns the positions of a sequence as text such as "0 1 2 | 0 1". A bar follows a token without
+ * a target. */
 static const char *division(const moert_data *data) {
     int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
     const char *text = "";

@@ -7,7 +7,8 @@
 
 /* ---- blends: proportions that are exact to one sequence at every step ---- */
 
-/* Draws from sources of these weights: counts the sequences of each, and compares at each place. */
+/* Draws sequences from sources with these weights. After each draw, checks the number of sequences
+ * that each source has given so far. */
 static void check_blend(const char *weights, size_t sequences) {
     uint64_t weight[64], sum = 0, used[64] = {0};
     size_t count = 0;
@@ -73,7 +74,8 @@ TEST(test_weights_are_read) {
     ASSERT_FAILS(moert_split_hold_out(-0.1, &split), MOERT_ERROR_USAGE, "fraction -0.1");
 }
 
-/* Every token has one use, the uses have their shares, and no sequence leaves its use. */
+/* Every token is training, held-out or test data, in the given proportions. No sequence mixes
+ * them. */
 TEST(test_every_token_has_one_use) {
     enum { TOKENS = 100003 };
     unsigned char *use_of = test_alloc(TOKENS);
@@ -111,7 +113,8 @@ TEST(test_too_few_tokens_are_refused) {
                  "14 tokens of data are too few");
 }
 
-/* Files of ten letters each; in epochs, held-out and test sequences end at them. */
+/* Each file has ten letters and is a document. In epochs, held-out and test sequences end at the
+ * ends of documents. */
 TEST(test_kept_sequences_respect_documents_in_epochs) {
     const moert_split split = {{0.6, 0.2, 0.2}};
     const char *paths[LINES];
@@ -140,11 +143,12 @@ TEST(test_kept_sequences_respect_documents_in_epochs) {
     assert_true(cuts > 10);
 }
 
-/* ---- epochs use every token of every document once, in an order of the seed ---- */
+/* ---- epochs use every token of every document once, in an order that the seed determines ---- */
 
 enum { DOCUMENTS = 300, LENGTH = 16, BATCH = 6, MOST = DOCUMENTS * 40 };
 
-/* Documents of 0 to 39 tokens; token i of the dataset is i. Returns the number of tokens. */
+/* Writes documents of 0 to 39 tokens; token i of the dataset has the value i. Returns the number of
+ * tokens. */
 static size_t write_documents(const char *name) {
     static int32_t tokens[MOST];
     int32_t lengths[DOCUMENTS], count = 0;
@@ -223,7 +227,8 @@ TEST(test_two_epochs_use_every_token_twice) {
         assert_int_equal(of.padding, epochs * (rows * LENGTH - tokens));
     }
     const moert_source *source = open_source(in_directory("all"));
-    for (size_t d = 0; d < DOCUMENTS; d++) /* all but a document's first token are targets */
+    /* every token is a target, except the first token of each document */
+    for (size_t d = 0; d < DOCUMENTS; d++)
         for (size_t i = 0; i < moert_source_length(source, d); i++)
             assert_int_equal(of.target[moert_source_start(source, d) + i], i > 0 ? 2 : 0);
 }
@@ -268,7 +273,7 @@ TEST(test_the_order_depends_on_the_seed_and_the_epoch_only) {
                      *other = open_documents("order", 0.05, 6);
     const size_t rows = moert_data_describe(data).rows;
     size_t same_seed = 0, same_epoch = 0;
-    for (size_t n = 0; n < rows; n++) { /* one object in order, the other one in reverse */
+    for (size_t n = 0; n < rows; n++) { /* reads `data` in order and `again` in reverse */
         const row here = row_of(data, n);
         row_of(again, rows - 1 - n);
         assert_memory_equal(here.input, row_of(again, n).input, sizeof here.input);

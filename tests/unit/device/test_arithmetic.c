@@ -15,7 +15,8 @@ static int open_all(void **state) {
     return failed + open_test_device(state);
 }
 
-/* Fails unless moert_device_difference gives a text that begins with `wanted`, or "" for "". */
+/* Checks that moert_device_difference gives a text that begins with `wanted`, or "" if `wanted` is
+ * "". */
 static void expect_difference(const char *wanted) {
     char *difference;
     ASSERT_OK(moert_device_difference(test_device, &difference));

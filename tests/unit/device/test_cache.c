@@ -27,7 +27,7 @@ static unsigned char *open_entry(const char *key, moert_cache_entry *entry, size
     return data != NULL ? owned(data, free) : NULL;
 }
 
-/* Looks `key` up, and stores `code` if it is absent. Returns whether it was present. */
+/* Looks up `key`, and stores `code` if there is no entry. Returns whether there was an entry. */
 static bool obtain(const char *key, const char *code) {
     moert_cache_entry entry;
     size_t bytes;
@@ -102,7 +102,7 @@ static int work(const void *context) {
 
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     static const char *const files[] = {"failing", "done", "again"};
-    /* every process does the work, as long as none completes the entry */
+    /* if no process completes the entry, each process does the work */
     static const char *const lines[] = {"worked\nworked\nworked\n", "worked\n", NULL};
     for (size_t i = 0; i < MOERT_COUNT(files); i++) {
         int children[3];
@@ -142,7 +142,7 @@ TEST_WITH(test_links_in_the_directory_are_not_followed, make_cache, NULL) {
     assert_int_equal(rename(entry, in_directory("elsewhere.bin")), 0);
     assert_int_equal(symlink(in_directory("elsewhere.bin"), entry), 0);
     assert_false(obtain("key", "machine code"));
-    assert_true(obtain("key", "machine code")); /* a file took the place of the link */
+    assert_true(obtain("key", "machine code")); /* the first call has replaced the link by a file */
     write_text("victim", "untouched");
     assert_int_equal(symlink(in_directory("victim"), in_directory("cache/other.lock")), 0);
     assert_false(obtain("other", "machine code"));
@@ -172,7 +172,8 @@ TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
     assert_false(obtain("key", "machine code"));
     const uint64_t waited = moert_clock_ns() - start;
     assert_true(waited >= 300000000 && waited < 30000000000);
-    assert_true(obtain("key", "machine code")); /* the entry was stored without the lock */
+    /* the first call has stored the entry without the lock */
+    assert_true(obtain("key", "machine code"));
     kill(child, SIGKILL);
     end_of(child);
 }

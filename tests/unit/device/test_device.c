@@ -132,7 +132,7 @@ TEST(test_a_refused_launch_names_its_error) {
 
 /* ---- work that the reserved units join ---- */
 
-/* Work for moert_device_share(): *runs counts its runs. */
+/* A piece of work for moert_device_share(); *runs counts how often the piece has run. */
 typedef struct piece {
     unsigned number, *runs;
 } piece;
@@ -169,7 +169,7 @@ TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
         moert_phase_set(MOERT_PHASE_WGRAD);
         for (unsigned i = 0; i < WORKS; i++)
             ASSERT_OK(moert_device_share(device, run_piece, &(piece){i, &runs[i]}, sizeof(piece)));
-        /* this work exceeds the device's list, so it runs only once */
+        /* the device's list of shared work is full, so this piece runs only once */
         ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past));
         moert_phase_set(MOERT_PHASE_COMBINE);
         if (round == 1) /* no units are reserved, so nothing runs a second time */

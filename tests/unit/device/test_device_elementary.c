@@ -2,7 +2,8 @@
 /*
  * The functions of kernels/lib/elementary.h against the C library's in float64: errors in units in
  * the last place of a float32, special values, and equal bits in every lane of a vector and as a
- * scalar. In the tier check a sample of all floats with both ends of every binade, else all floats.
+ * scalar. The tier check tests a sample of the floats and both ends of every binade, other tiers
+ * all floats.
  */
 #include "base/dtype.h"
 #include "base/parallel.h"
@@ -11,8 +12,9 @@
 #include "support/files.h"
 #include "support/suite.h"
 
-/* X(name, bound in ulp, exponents of arguments): below these exponents the function is its first
- * term, above it is constant or infinite. */
+/* X(name, bound in ulp, lowest and highest exponent of the argument): below the lowest exponent,
+ * the first term of the series is exact; above the highest, the function is constant or
+ * infinite. */
 #define FUNCTIONS(X)                                                                               \
     X(exp, 1.03, -26, 7)                                                                           \
     X(exp2, 1.03, -26, 8) X(expm1, 1.55, -26, 7) X(log, 0.93, -127, 128) X(log1p, 1.55, -26, 128)
@@ -79,7 +81,7 @@ static double error_of(float y, double want) {
 typedef struct check {
     const function *of;
     const float *x, *y;
-    double worst[CHUNK / BLOCK]; /* error of each block */
+    double worst[CHUNK / BLOCK]; /* largest error in each block */
     float at[CHUNK / BLOCK];
 } check;
 
@@ -97,8 +99,8 @@ static void check_blocks(void *context, size_t first, size_t end) {
     }
 }
 
-/* Compares functions at n floats, those of which `exponent` is in the table's range or all with
- * ALL_EXPONENTS; worst[] and at[] keep the largest errors. */
+/* Compares functions at n floats: those whose range in the table contains `exponent`, or all with
+ * ALL_EXPONENTS. worst[] keeps the largest errors, at[] their arguments. */
 static void compare(const float *x, size_t n, int exponent, double *worst, float *at) {
     moert_buffer *from = upload_floats(x, n), *to = unset_floats(n);
     float *y = test_alloc(n * sizeof *y);
@@ -196,7 +198,7 @@ TEST(test_special_values_are_exact) {
     }
 }
 
-/* Each float at another place of a vector, and alone. */
+/* Compares each float's result in several lanes of a vector and as a scalar. */
 TEST(test_all_lanes_and_scalars_have_the_same_bits) {
     const size_t n = 1 << 16, shift = 5;
     float *x = test_alloc(n * sizeof *x), *moved = test_alloc(n * sizeof *moved);

@@ -1,7 +1,7 @@
 // run: check=1
 /*
- * A lack of memory is called that, whichever OpenCL call reports it. This program replaces calls of
- * the OpenCL loader and strdup() of the C library; one of them fails at a time.
+ * The message says that memory ran out, whichever OpenCL call reports this. This program replaces
+ * calls of the OpenCL loader and strdup() of the C library; one of them fails at a time.
  */
 #include <dlfcn.h>
 
@@ -49,7 +49,7 @@ static bool fails(const char *name) {
     }
 CALLS(DEFINE)
 
-/* Fails for copies of a kernel's name. */
+/* Fails only for copies of the kernel's name "add". */
 char *strdup(const char *text) {
     const bool failed = fails("strdup") && strcmp(text, "add") == 0;
     char *copy = failed ? NULL : malloc(strlen(text) + 1);
@@ -100,7 +100,7 @@ TEST(test_drivers_have_several_codes_for_a_lack_of_device_memory) {
 TEST(test_a_driver_that_cannot_be_loaded_for_lack_of_memory) {
     moert_device *device;
     failing = "clGetPlatformIDs";
-    code_of_failure = -1001; /* what the loader says if it cannot load a driver */
+    code_of_failure = -1001; /* the loader's error code if it cannot load a driver */
     limit_memory(1 << 20);
     const moert_status status = moert_device_open("auto", NULL, 0, &device);
     limit_memory(RLIM_INFINITY);

@@ -42,11 +42,11 @@ TEST(test_no_line_takes_other_defines_values_or_families) {
 
 static size_t listed, built;
 
-/* Builds a program, of which it then asks for a kernel that does not exist. */
+/* Builds a program by requesting a kernel that the program does not have. */
 static void build(const char *spec) {
     static const struct {
         const char *part;
-        int gpu; /* 0: the CPU form has none; 1: no form has one */
+        int gpu; /* 0: only the GPU form has programs with this part; 1: neither form has */
     } other_forms[] = {{"/nvidia/", 1}, {"/gpu ", 0}, {"_gpu ", 0}, {" -DALIGNED", 0}};
     const moert_device_info *info = moert_device_describe(test_device);
     moert_kernel *kernel;

@@ -115,7 +115,7 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     assert_int_equal(total().calls, 3);
 }
 
-/* The last span has more commands than events fit. */
+/* The last span has more commands than the profile's list of events holds. */
 TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test_device) {
     static const size_t adds[] = {5, 5, 2500};
     moert_buffer *x = ones(), *y = ones();
@@ -186,7 +186,8 @@ TEST_WITH(test_a_gemm_reports_its_flops_and_bytes, open_test_device, close_test_
     }
 }
 
-/* One query, key and value of 4 elements each: products of q with k, then with v. */
+/* There is one query, one key and one value of 4 elements each. The FLOPs are those of q . k and p
+ * v. */
 TEST_WITH(test_attention_reports_its_flops_and_bytes, open_test_device, close_test_device) {
     const moert_attention one = attention_of_one_token();
     begin_profile();

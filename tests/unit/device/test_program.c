@@ -1,5 +1,6 @@
 // run: check=1 all=1
-/* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
+/* Programs: build logs, kernel files read from disk, and the directories that keep compiled
+ * kernels. */
 #include <unistd.h>
 
 #include "device/device.h"
@@ -23,7 +24,7 @@ static int make_kernels(void **state) {
     set_variable("HOME", in_directory("home"));
     set_variable("XDG_CACHE_HOME", NULL);
     set_variable("POCL_CACHE_DIR", NULL);
-    set_variable("PMIX_SERVER_TMPDIR", NULL); /* mpirun's, which would come before TMPDIR */
+    set_variable("PMIX_SERVER_TMPDIR", NULL); /* set by mpirun; would take precedence over TMPDIR */
     set_variable("TMPDIR", in_directory("tmp"));
     empty_directories();
     ASSERT_OK(moert_remove_tree(in_directory("home")));
@@ -87,8 +88,8 @@ static bool expect_sum_elsewhere(const char *program) {
 enum { MOST_FILES = 256 };
 static char found[MOST_FILES][200];
 
-/* Finds the files anywhere below a directory whose names end with `ending`, and counts them; 0 if
- * it is absent. */
+/* Counts the files anywhere below a directory whose names end with `ending`; 0 if the directory is
+ * absent. */
 static size_t count_below(const char *directory, const char *ending) {
     size_t count = 0;
     FILE *list = popen(
@@ -100,8 +101,9 @@ static size_t count_below(const char *directory, const char *ending) {
     return count;
 }
 
-/* PoCL compiles a kernel for each launch shape. Both launches have one shape, so the cache holds
- * one entry for the program and one for the kernel. PoCL's own files are in another directory. */
+/* PoCL compiles a kernel for each launch shape. Both launches have the same shape, so the cache
+ * holds one entry for the program and one for the kernel. PoCL's own files are in another
+ * directory. */
 TEST_WITH(test_all_compiled_kernels_lie_in_the_cache_directory, make_kernels, NULL) {
     for (size_t i = 0; i < 2; i++) {
         const bool pocl = expect_sum_elsewhere("good");
@@ -154,7 +156,8 @@ TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, 
 
 /* ---- damaged files ---- */
 
-/* Changes a random file below the cache directory by the bits of `r`. Returns what it did. */
+/* Damages a file below the cache directory; the random bits of `r` choose the file and the damage.
+ * Returns a description. */
 static const char *damage(const uint32_t r[4]) {
     const size_t files = count_below("cache", "");
     assert_true(files > 0);
@@ -205,8 +208,9 @@ TEST_WITH(test_damaged_files_of_the_cache_cost_only_time, make_kernels, NULL) {
 /* ---- PoCL's directory ---- */
 
 TEST_WITH(test_a_killed_process_leaves_no_files_for_long, make_kernels, NULL) {
-    /* the children call no exit handlers, so each leaves a directory of PoCL, and the next removes
-     * it. Without PoCL there is no directory; if the device is a GPU, it has no kernel */
+    /* The children call no exit handlers, so each leaves PoCL's temporary directory, and the next
+     * child removes it. Without PoCL there is no directory. If the device is a GPU, the directory
+     * has no kernel */
     const bool pocl = expect_sum_elsewhere("good");
     expect_sum_elsewhere("good");
     assert_in_range(count_files(in_directory("tmp"), ""), pocl, 1);

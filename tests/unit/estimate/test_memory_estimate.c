@@ -1,6 +1,6 @@
 // run: check=2 all=1,3,4,2san
-/* Compares the memory estimate, for the rows that a step had, with what a real model, optimizer and
- * exchange allocate. */
+/* Compares the memory estimate with the bytes that a real model, optimizer and exchange allocate in
+ * a step. The estimate gets the numbers of rows of that step. */
 #include "base/config.h"
 #include "base/rng.h"
 #include "device/device.h"
@@ -118,7 +118,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     const moert_mesh *mesh = model->mesh;
     const moert_run *run = run_of(model);
     moert_memory found = measure_blocks(model, optimizer);
-    size_t most = 0; /* rows of a layer */
+    size_t most = 0; /* the most rows of any layer */
     found.activations = SUM(model->rope, run->bf16, run->ends) + head_of(run);
     found.activations += activations_of(run);
     found.scratch = scratch_of(run);
@@ -145,7 +145,7 @@ static moert_status repeat(void *audit, moert_audit_stage stage) {
     return stage == MOERT_AUDIT_COMPUTED ? moert_audit_repeat(audit, 1) : MOERT_OK;
 }
 
-/* A step. Its last micro-batch is audited, unless `audit` is NULL. */
+/* Runs forward and backward of a step. Unless `audit` is NULL, audits the last micro-batch. */
 static moert_status step(moert_model *model, const moert_model_batch *batch, size_t micro_batches,
                          moert_aux_form aux_form, moert_audit *audit) {
     moert_model_result result;
@@ -174,12 +174,14 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
         tokens[i] = (int32_t)((first * LENGTH + i) * 7 % model->config.vocabulary);
     const moert_model_batch all = {batch, LENGTH, tokens, tokens, false, NULL, 0, true};
     MOERT_TRY(moert_model_initialize(model, 1));
-    if (audit != NULL) { /* a step without an audit, which ends a layer's sums before the next */
+    /* first a step without an audit, in which each layer's sums end before those of the next layer
+     * begin */
+    if (audit != NULL) {
         MOERT_TRY(step(model, &all, micro_batches, aux_form, NULL));
         moert_model_weights_changed(model);
     }
     MOERT_TRY(step(model, &all, micro_batches, aux_form, audit));
-    /* after a backward that has computed layers again, or an audit, no pass is left to be measured
+    /* recomputation and audits destroy all passes, so another forward makes passes to measure
      */
     if (audit == NULL && !moert_model_recomputes(model))
         return MOERT_OK;
@@ -215,7 +217,7 @@ static unsigned engine_of(const moert_mesh *mesh) {
     return engine;
 }
 
-/* Bytes of the staged engine's packed rows and slots. */
+/* Bytes of the buffers in which the staged engine packs rows and slots. */
 static size_t staged_bytes(const moert_exchange *exchange) {
     const moert_staged *stage = exchange->state;
     size_t bytes = 0;
@@ -225,7 +227,7 @@ static size_t staged_bytes(const moert_exchange *exchange) {
     return bytes;
 }
 
-/* Bytes of host memory for the values that clones hand on. */
+/* Bytes of host memory for the values that clones pass to the next slot of their chain. */
 static size_t handed_bytes(const moert_handover *handover) {
     return handover != NULL ? 2 * handover->room * sizeof *handover->in : 0;
 }
@@ -261,8 +263,8 @@ static void draw_precisions(moert_model_config *c) {
     c->memory.loss_chunk = DRAW(0, 0, 64);
 }
 
-/* Draws other attention and other widths for a model of the same kind, whose weights are not
- * read. */
+/* Replaces the attention and the widths of a model of this kind by random choices. No weights are
+ * read, so any sizes are possible. */
 static void draw_attention(moert_model_config *c) {
     static const moert_latent_sizes latent[] = {
         {24, 16, 12, 8, 20}, {0, 40, 6, 2, 4}, {24, 16, 128, 64, 128}};
@@ -274,7 +276,7 @@ static void draw_attention(moert_model_config *c) {
         c->rope.interleaved = true;
         c->rope.width = c->latent.rope;
     } else if (form == 2) {
-        c->head_size = c->rope.width = 64; /* heads that tensor cores take */
+        c->head_size = c->rope.width = 64; /* a head size that tensor cores support */
     }
 }
 
@@ -301,11 +303,13 @@ static draw draw_run(moert_model_config *config) {
     draw_precisions(config);
     if (model < 2)
         draw_attention(config);
-    if (d.verifies) /* the ranks repeat the work of as many tokens as they have */
+    /* ranks repeat each other's work, so all ranks need the same number of tokens */
+    if (d.verifies)
         d.batch = test_ranks * DRAW(1, 2);
     if (!moert_layer_is_moe(config, config->layers - 1) &&
         config->memory.recompute == MOERT_RECOMPUTE_LAYER)
-        config->memory.recompute = MOERT_RECOMPUTE_EXPERTS; /* no pass would be left to measure */
+        /* with MOERT_RECOMPUTE_LAYER, no pass would be left to measure */
+        config->memory.recompute = MOERT_RECOMPUTE_EXPERTS;
     if (d.clones)
         config->expert_slots = moert_ceil_div(config->router.experts, d.ep) + 1;
     return d;
@@ -334,7 +338,8 @@ static void place_clones(moert_model *model, size_t ep) {
         ASSERT_OK_ON_ALL(moert_model_place(model, l, expert));
 }
 
-/* Layers that share their passes have one peak, so a layer without rows of its own is not known. */
+/* Whether some layers, but not all, had no rows. Layers that are recomputed share their passes, so
+ * their common peak does not show which layers had rows. */
 static bool has_idle_layer(const moert_model *model) {
     size_t idle = 0;
     for (size_t l = 0; l < model->moe_layers; l++)

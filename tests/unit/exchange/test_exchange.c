@@ -21,7 +21,7 @@ EXCHANGE_TEST(test_exchange_moves_rows_of_float32_and_bf16_exactly, BY_ALL) {
                         "an even number of columns, not 33");
 }
 
-/* Chunks without experts or rows, and messages of one or two rows. */
+/* Some chunks have no experts or no rows; messages have one or two rows. */
 EXCHANGE_TEST(test_exchange_in_chunks_moves_rows_exactly, BY_ENGINES) {
     moert_exchange *exchange = open_exchange(state);
     const size_t piece = moert_mail_piece_bytes;
@@ -83,7 +83,7 @@ EXCHANGE_TEST(test_windows_use_memory_only_for_rows_that_move, BY_WINDOW) {
     ASSERT_ON_ALL(t->plan->capacity_rows >= test_ranks * c.tokens[0]);
 }
 
-/* Windows grow twice, and serve fewer rows again. */
+/* The windows grow twice, and after each growth hold fewer rows again. */
 EXCHANGE_TEST(test_exchange_repeats_with_changing_payload_and_growing_windows, BY_ALL) {
     trip *t = open_windows(open_exchange(state), 20, false);
     for (unsigned i = 0; i < 200; i++) {
@@ -133,8 +133,8 @@ EXCHANGE_TEST(test_the_device_places_the_slots_of_many_experts, BY_ENGINES) {
         run_shape(exchange, many[i], (trip){.chunks = 0});
 }
 
-/* If one rank fails between the two calls, the plan fails on all ranks. The next plan reuses the
- * memory of a freed plan and is correct. */
+/* If one rank fails between the two calls that make a plan, the plan fails on all ranks. The next
+ * plan reuses the memory of a freed plan and is correct. */
 EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES) {
     const shape c = {"two calls", 8, 2, 16, {70, 70, 70, 70}, SOME_DROPPED, 5};
     trip *t = open_windows(open_exchange(state), c.width, false);
@@ -200,8 +200,8 @@ EXCHANGE_TEST(test_exchange_fails_alike_on_all_ranks_and_stays_usable, BY_ALL) {
     ASSERT_OK_ON_ALL(trip_run(&c, t));
 }
 
-/* The last rank's device is busy for 2.5 s, in a barrier that no other rank enters. The others wait
- * for it for 2 s: for its rows, or for the rows that it pushes. */
+/* The last rank's device is busy for 2.5 s, in a barrier that no other rank enters. The other ranks
+ * wait 2 s for the late device's rows. */
 EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable, BY_IMPATIENT) {
     const shape c = {"late", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
     moert_flags *busy;
@@ -234,8 +234,8 @@ static void add_wait(void *sum, moert_phase phase, uint64_t ns) {
     *(uint64_t *)sum += ns;
 }
 
-/* The last rank comes 50 ms late to a combine. The others wait for it, and the watchdog and a
- * profile know that. */
+/* The last rank enters a combine 50 ms late. The other ranks wait, and the watchdog and a profile
+ * must record the wait. */
 EXCHANGE_TEST(test_waits_for_a_late_rank_count, BY_STAGED | BY_NODES) {
     const shape c = {"late", 8, 4, 24, {25, 17, 40, 30}, RANDOM, 35};
     const bool late = test_rank == test_ranks - 1;

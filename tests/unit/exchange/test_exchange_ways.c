@@ -1,7 +1,7 @@
 // run: check=1,2 all=3,4,1gpu,2gpu,2san
-/* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
- * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
- * engine. */
+/* Features of an exchange that depend on its settings: sending a token's row to each rank only
+ * once, fusing a transfer into one kernel, pushing or summing rows on the rank that computes them,
+ * and the node engine. */
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
 
@@ -9,9 +9,10 @@
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
-/* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is in
- * this rank's part of the job, counts[0], and one per token for each other part that has some of
- * the token's experts, counts[1]. Each node of `comm` is a part, or each rank if it is NULL. */
+/* Counts by brute force the rows that this rank's tokens store. The parts of the job are the nodes
+ * of `comm`, or the ranks if `comm` is NULL. counts[0]: one row per slot whose expert is in this
+ * rank's part. counts[1]: one row per token for each other part with some of the token's
+ * experts. */
 static void count_stored(const trip *t, const moert_comm *comm, double counts[2]) {
     const size_t mine = comm != NULL ? moert_comm_node(comm, test_rank) : test_rank;
     counts[0] = counts[1] = 0;
@@ -70,8 +71,8 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
     ASSERT_ON_ALL(count_poison(t) == 0);
 }
 
-/* Until a dispatch has arrived, the words that name the sources of rows may hold any value. The
- * kernel must not read a row outside of the window. */
+/* Until a dispatch has arrived, the words that name the source row of each row may hold any value.
+ * Even then the kernel must not read outside of the window. */
 EXCHANGE_TEST(test_an_invalid_source_of_a_row_is_ignored, BY_ONCE) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
     trip *t = open_trip(state, &c);
@@ -125,8 +126,8 @@ static trip *open_pushing(void **state, const shape *c) {
     return t;
 }
 
-/* Until a dispatch has arrived, the slot of a row may hold any value. The kernel must not send a
- * row whose slot is invalid. */
+/* Until a dispatch has arrived, the slot number of a row may hold any value. The kernel must not
+ * send a row whose slot number is invalid. */
 EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
     trip *t = open_pushing(state, &c);
@@ -216,7 +217,8 @@ EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     expect_usable(t);
 }
 
-/* Where some ranks are set not to push, none does; where some are set to copy, none sums. */
+/* If MOERT_PUSH forbids pushing on some ranks, no rank pushes. If it forbids summing on some ranks,
+ * no rank sums rows before it sends them. */
 EXCHANGE_TEST(test_ranks_agree_on_whether_they_push_and_sum, BY_PUSHES) {
     static const char *const others[] = {"on", "sum"}, *const lasts[] = {"off", "on"};
     const bool last = test_rank == test_ranks - 1;
@@ -247,7 +249,8 @@ EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES) {
     ASSERT_ON_ALL(t->exchange->far_rows == before + pairs);
 }
 
-/* Rows of bf16 are never summed first, since their sum would have to be rounded. */
+/* The node engine never sums rows of bf16 before it sends them, because it would have to round the
+ * sums. */
 EXCHANGE_TEST(test_nodes_may_sum_rows_of_float32_first, BY_NODES) {
     set_variable("MOERT_NODE_SUM", "presum");
     moert_exchange *exchange = open_exchange(state);

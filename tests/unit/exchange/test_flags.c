@@ -17,15 +17,15 @@ static void sleep_now_and_then(uint64_t round) {
         usleep((useconds_t)((u - 0.7) * 1e4));
 }
 
-/* Returns the failure of the barriers so far, if any. */
+/* Waits for the device; returns the failure of the barriers so far, if one has failed. */
 static moert_status settle(moert_flags *flags) {
     MOERT_TRY(moert_flags_fetch_verdict(flags));
     MOERT_TRY(moert_device_finish(test_device));
     return moert_flags_check_verdict(flags);
 }
 
-/* Every rank writes a row in every segment, and after a barrier counts in *wrong the rows that are
- * not of this round. No host waits in between. */
+/* Enqueues a round: every rank writes a row into every segment, and after a barrier counts in
+ * *wrong the rows from another round. No host waits between the kernels. */
 static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags, unsigned round,
                                   moert_buffer *wrong) {
     const moert_exchange_args args = {

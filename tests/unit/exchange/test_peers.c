@@ -16,7 +16,8 @@ static int close_peers(void **state) {
     return close_test_context(state);
 }
 
-/* border[ranks + 1] of n columns; the last rank but one has none. */
+/* Returns border[ranks + 1], which divides n columns among the ranks; the last rank but one gets
+ * none. */
 static size_t *uneven_border(size_t n) {
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
     for (size_t r = 0; r <= test_ranks; r++)
@@ -30,7 +31,8 @@ static bool is_mine(const size_t *border, size_t column) {
     return column >= border[test_rank] && column < border[test_rank + 1];
 }
 
-/* The sequences of the ranks: rank r has r + more, or one if `alike`; the others follow. */
+/* The spans of the ranks' sequences: rank r has r + more sequences, or one if `alike`. The
+ * sequences of rank r + 1 follow those of rank r. */
 static moert_span *make_spans(size_t more, bool alike) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t total = 0;
@@ -44,7 +46,7 @@ static moert_span *make_spans(size_t more, bool alike) {
 }
 
 /* Sums n columns between the devices, and compares this rank's shard with the host's sum. With
- * `in_place`, each rank has one node, and its buffer receives the sum. */
+ * `in_place`, each rank has one node, and the node's buffer receives the sum. */
 static void check_sum(size_t n, size_t more, bool accumulate, bool in_place) {
     const uint64_t seed = n + 7 * more;
     const moert_span *spans = make_spans(more, in_place);
@@ -71,8 +73,8 @@ static void check_sum(size_t n, size_t more, bool accumulate, bool in_place) {
     release_owned();
 }
 
-/* Some sums are longer than the window, so they pass in several rounds; one sum is written to the
- * buffer of the nodes. */
+/* Some sums are longer than the window, so the devices compute them in several rounds. One sum is
+ * in place. */
 TEST(test_sums_between_devices_have_the_bits_of_the_tree) {
     const size_t floats = moert_peers_bytes(test_device) / sizeof(float);
     if (peers == NULL)
@@ -102,7 +104,7 @@ TEST(test_all_ranks_gather_all_shards) {
 TEST(test_sums_of_too_many_nodes_are_the_hosts) {
     const size_t total = (size_t)1 << 60;
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
-    for (size_t r = 0; r < test_ranks; r++) /* as many nodes as a span can have */
+    for (size_t r = 0; r < test_ranks; r++) /* each span has as many nodes as possible */
         spans[r] = (moert_span){r * (total / test_ranks) + 1, total / test_ranks - 1, total};
     if (peers != NULL)
         ASSERT_ON_ALL(!moert_peers_can_sum(peers, spans));

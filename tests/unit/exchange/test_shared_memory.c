@@ -12,11 +12,12 @@
 #include "support/mpi.h"
 
 static const size_t MiB = (size_t)1 << 20;
-static const size_t BYTES = (size_t)600 << 20; /* 600 MiB are three pieces */
+static const size_t BYTES = (size_t)600 << 20; /* 600 MiB, which moert divides into three pieces */
 
 /* The failures to simulate. */
 static struct trouble {
-    size_t gaps; /* the number of pieces still to be mapped with a gap to the previous piece */
+    /* number of the next pieces that the stand-in maps with a gap to the previous piece */
+    size_t gaps;
     bool full, unreachable;
 } trouble;
 static size_t imports;
@@ -132,7 +133,7 @@ static bool is_shared(const moert_storage *storage) {
     return on_all(right);
 }
 
-/* Pieces that lie apart are imported again. */
+/* If the driver maps pieces with gaps between them, moert imports all pieces again. */
 TEST(test_segments_of_several_pieces_are_shared_by_all_ranks) {
     static const size_t gaps[] = {0, 2, 6}, attempts[] = {1, 2, 3};
     const size_t before = count_files("/proc/self/fd", ""), others = test_ranks - 1;

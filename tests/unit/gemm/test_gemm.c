@@ -1,7 +1,7 @@
 // run: check=1 all=1san
-/* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
- * backend, dtype, and prepacked or native weights. A forward GEMM with a fused GLU has the bits of
- * a GEMM followed by a GLU. */
+/* Grouped GEMM: exact results against float64 loops, guard values, and equal bits on every backend,
+ * for every dtype, with prepacked and native weights. A forward GEMM with a fused GLU has the bits
+ * of a GEMM followed by a GLU. */
 #include "device/device.h"
 #include "gemm/backend.h"
 #include "support/gemm/gemm.h"
@@ -91,7 +91,7 @@ static void fill(ops_bytes *data, moert_op_buffer which, double value) {
 
 TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
     /* The old value is -0, and an odd number of products are 0 * -1 = -0. The sum stays -0 only if
-     * nothing else is added. Sums in AMX tiles begin each step with +0, so their result is +0. */
+     * nothing else is added. AMX tiles begin each step with +0, so the sum is +0 there. */
     const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
     for (size_t w = 0; w < gemm_way_count; w++) {
         set_variable("MOERT_BF16", gemm_ways[w].bf16);
@@ -134,7 +134,8 @@ static const problem gated[] = {
     {.n = 40, .k = 33, .rows = 1200, .groups = 3, .ends = {1, 1100, 1199}},
     {.n = 300, .k = 17, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
 };
-/* A tile of even width applies the GLU; one of odd width leaves it to a separate pass. */
+/* A GEMM with tiles of even width applies the GLU; with tiles of odd width, a separate pass applies
+ * it. */
 static const moert_choices fusing = {4, 1024, 512, 8, 2, 16}, separate = {4, 1024, 512, 6, 1, 4096};
 
 /* Calls `check` for every problem with one GLU, and every way with a forced tile. */
@@ -175,7 +176,8 @@ TEST(test_a_fused_call_has_the_bits_of_two_calls) {
     each_gated(&separate, check_both_glus);
 }
 
-/* A v of more than 16 MiB is written past the caches, unless its rows are not aligned. */
+/* The kernel writes a v of more than 16 MiB with stores that bypass the caches, if the rows of v
+ * are aligned. */
 TEST(test_a_fused_call_with_a_large_v_has_the_bits_of_two_calls) {
     problem large = {.k = 1, .rows = 2100, .groups = 2, .ends = {1001, 2100}};
     for (large.n = 2048; large.n <= 2064; large.n += 16) {
@@ -199,7 +201,7 @@ TEST(test_h_in_bf16_is_the_rounded_float32_h) {
     each_gated(&fusing, check_rounded_h);
 }
 
-/* The backends' exp differ, so only v is compared. */
+/* Compares only v, because the exp of the two backends differ. */
 static void check_v(const problem *p, way by) {
     const way reference = reference_of(by);
     const ops_bytes got = run_new(p, FORWARD, &by), want = run_new(p, FORWARD, &reference);

@@ -19,7 +19,7 @@ TEST(test_gemms_in_gpu_form_have_the_bits_of_the_reference) {
         check_all(&gemm_problems[i]);
 }
 
-/* The number of rows of a group determines the height of its tiles. The test uses numbers of rows
+/* The number of rows of a group determines the height of its tiles. The test uses group sizes
  * around each height. */
 TEST(test_no_tile_changes_a_bit_in_gpu_form) {
     for (uint32_t lines = 31; lines <= 129; lines += lines % 32 == 1 ? 30 : 1)

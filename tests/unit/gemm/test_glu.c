@@ -1,6 +1,6 @@
 // run: check=1 all=1gpu,1san
-/* The GLU: float64 finite differences, limits, and the promise of equal bits. test_ops_glu has
- * worked examples. */
+/* The GLU: gradients against float64 finite differences, limits, and the promised equality of bits.
+ * test_ops_glu has worked examples. */
 #include "base/rng.h"
 #include "gemm/gemm.h"
 #include "support/test.h"

@@ -1,8 +1,8 @@
 // run: check=1 all=1san
 /* Grouped GEMMs by the nvidia backend: of bf16 operands, and of float32 operands that may be split
- * into bf16 parts. On an NVIDIA GPU, tensor cores compute the first within their rounding; on a
- * Hopper GPU they compute the second about as exactly as a chain of fma. On other devices, and for
- * unaligned rows, the portable backend computes them. */
+ * into bf16 parts. On an NVIDIA GPU, tensor cores compute the bf16 GEMMs within the rounding of
+ * tensor cores. On a Hopper GPU, tensor cores compute the float32 GEMMs about as exactly as a chain
+ * of fma. On other devices, and for unaligned rows, the portable backend computes both kinds. */
 #include "base/rng.h"
 #include "device/device.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -19,8 +19,9 @@ static const way rounded = {.name = "rounded",
 static const way split = {.name = "split", .backend = "auto", .split = true};
 
 /* whole tiles; sizes one above or below a tile; partial blocks of K; empty groups and rows past the
- * end; strides, columns of y, one weight for all groups. The last three problems before BF16 are
- * unaligned for bf16. The others are for the tiles and the alignment of float32. */
+ * end; strides, columns of y, one weight for all groups. Problems [0, BF16) are for bf16; the last
+ * three of them are unaligned. The problems after them are for the tiles and the alignment of
+ * float32. */
 static const problem problems[] = {
     {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -131,8 +132,8 @@ TEST(test_long_sums_are_not_biased) {
 
 /* ---- results of bf16 ---- */
 
-/* Whether the device supports rounded or scattered results of a problem, by moert_gemm_rounds or
- * moert_gemm_scatters. */
+/* Whether the device supports rounded results (`supports` is moert_gemm_rounds) or scattered
+ * results (moert_gemm_scatters) of a problem. */
 static bool can(bool (*supports)(const moert_device *, const moert_gemm *), const problem *p) {
     const moert_gemm like = {.groups = {NULL, p->groups, p->rows, .shared = p->shared},
                              .n = p->n,
@@ -167,8 +168,9 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     const ops_bytes got = run_new(p, op, &anywhere), want = run_new(p, op, &rounded),
                     old = make_data(p, op, &rounded, OPS_WIDE);
     const moert_op_buffer which = results_of(&want).which;
+    /* width: a row without its padding */
     const size_t row = results_of(&want).stride * sizeof(uint16_t),
-                 width = want.shape.needs[which].width * sizeof(uint16_t); /* of the last row */
+                 width = want.shape.needs[which].width * sizeof(uint16_t);
     for (size_t m = 0; m < p->rows; m++)
         if (is_lost(m))
             memcpy(want.at[which] + m * row, old.at[which] + m * row, width);
@@ -176,12 +178,14 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
                     &got, &want, true);
 }
 
-/* A problem whose column tiles the runs divide unevenly. */
+/* A problem whose column tiles cannot be divided evenly among the runs of scattered rows. */
 static const problem tall = {
     .n = 272, .k = 72, .rows = 1300, .groups = 3, .ends = {1100, 1100, 1290}};
 
 TEST(test_rows_of_results_may_lie_anywhere) {
-    enum { REFUSED = 5 }; /* of the problems, three are unaligned, and two have columns before y */
+    /* number of refused problems: three are unaligned, and in two y is a range of columns that does
+     * not begin at column 0 */
+    enum { REFUSED = 5 };
     size_t able = 0;
     for (size_t i = 0; i <= BF16; i++) {
         problem p = i < BF16 ? problems[i] : tall;
@@ -213,7 +217,7 @@ TEST(test_unaligned_bf16_results_are_refused) {
                 (wrong.n = wrong.k = N, wrong.groups.runs = 1, wrong.more = &more,
                  moert_gemm_set(&wrong, kind, MOERT_DTYPE_BF16)));
     }
-    /* gates and ups together are aligned, but each of the two is not */
+    /* the 2 N columns of gate and up are aligned; the N columns of gate alone are not */
     const moert_panels_shape shape = {1, 2 * N, 2 * N, MOERT_PANELS_GATED, MOERT_DTYPE_BF16};
     moert_panels *panels;
     ASSERT_OK(moert_panels_create(test_device, &shape, &panels));
@@ -234,7 +238,7 @@ static problem gated(size_t i, size_t form) {
     return p;
 }
 
-/* v is exact, and h is within the rounding of exp. */
+/* v must be exact; h may have the rounding error of exp. */
 TEST(test_a_gemm_with_a_glu_is_near_float64) {
     for (size_t i = 0; i < BF16; i++)
         for (size_t f = 0; f < GATES; f++) {
@@ -301,8 +305,8 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
             check_parts(&problems[i], op, &nvidia);
 }
 
-/* If other units join a GEMM, its first launch ends when all tiles are computed. No tile is omitted
- * or computed twice, on any division of the units. */
+/* A GEMM's first launch ends when all tiles are computed, also if other compute units join the GEMM
+ * later. However the units are divided, each tile is computed exactly once. */
 TEST(test_units_that_join_later_change_no_bit) {
     static const problem large = {.n = 1040,
                                   .k = 1320,
@@ -361,8 +365,8 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
     }
-    /* if the optimizer writes the prepacked weight, no GEMM fills it again; else also a GEMM does
-     * that repeats an earlier one */
+    /* If the optimizer has written the prepacked weight, no GEMM fills it again. Otherwise the next
+     * GEMM fills it again, even if that GEMM repeats an earlier one */
     source.x.buffer = rows;
     moert_gemm_set(&source, MOERT_GEMM_FORWARD, MOERT_DTYPE_BF16);
     ASSERT_OK(moert_buffer_write(moert_weight_cache_copy(&cache, N * K), 0, ones, sizeof ones));

@@ -1,5 +1,6 @@
 // run: check=1 all=1san
-/* Prepacked weights: filled from quantized weights, and created when they save time. */
+/* Prepacked weights: they are filled from quantized weights, and are created when they save
+ * time. */
 #include "gemm/backend.h"
 #include "support/gemm/gemm.h"
 #include "support/quant/quantized.h"
@@ -119,7 +120,7 @@ TEST(test_quantized_weights_in_buffers_that_are_too_small_are_refused) {
 
 enum { N = 40, K = 48, M = 5 };
 
-/* Runs a GEMM whose weight `prepacks` prepacks, and returns its result. */
+/* Runs a GEMM whose weight `cache` prepacks, and returns the result of the GEMM. */
 static float *multiply(moert_weight_cache *cache, moert_panels_use use, moert_dtype type,
                        moert_buffer *values, size_t rows) {
     const bool forward = use == MOERT_PANELS_FORWARD;
@@ -136,7 +137,8 @@ static float *multiply(moert_weight_cache *cache, moert_panels_use use, moert_dt
     return read_floats(moert_gemm_output(&gemm)->buffer, M * (forward ? N : K));
 }
 
-/* Checks that the next GEMM has the bits of one without prepacked weights. Returns its result. */
+/* Checks that the next GEMM has the bits of a GEMM without prepacked weights. Returns its
+ * result. */
 static float *check_next(moert_weight_cache *cache, moert_panels_use use, moert_dtype type,
                          moert_buffer *values) {
     moert_weight_cache none = {0};

@@ -1,5 +1,5 @@
 // run: check=1 all=1san
-/* Tuning rows: their grammar and bounds, which row is chosen, and which rows are stored. */
+/* Tuning rows: their grammar and bounds, the choice of a row, and the storing of rows. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ static void assert_choices(moert_choices got, moert_choices want) {
 
 /* ---- text ---- */
 
-/* Parses a line; returns its row as text, "" if it is none, or the error. */
+/* Parses a line; returns its row as text, "" if the line has no row, or the error message. */
 static const char *parsed(const char *line) {
     moert_tuning_row row;
     char text[256], reason[160];
@@ -117,7 +117,7 @@ TEST(test_no_line_gives_choices_out_of_bounds) {
     assert_in_range(taken, 300, 20000);
 }
 
-/* ---- which row ---- */
+/* ---- the choice of a row ---- */
 
 /* test_tuning_bits parses all built-in rows. */
 TEST_WITH(test_a_built_in_row_is_found, forget_tuning, NULL) {

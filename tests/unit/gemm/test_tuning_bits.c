@@ -16,8 +16,8 @@ static bool equal(moert_choices a, moert_choices b) {
 
 /* ---- bits ---- */
 
-/* Compares all problems, computed with given choices of tuning, with way `first`, a reference.
- * Prepacked and native weights are tested. */
+/* Computes all problems with each of the given choices of tuning, with prepacked and native
+ * weights. Compares the results with those of gemm_ways[first], a reference. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
@@ -44,7 +44,8 @@ TEST_WITH(test_no_tile_changes_a_bit, forget_tuning, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
-    const bool few = suite_skips(true); /* each tile compiles kernels */
+    /* each tile compiles kernels, so the tier check tests few */
+    const bool few = suite_skips(true);
     check_bits(REFERENCE_F32, tiles, few ? 2 : MOERT_COUNT(tiles));
     check_bits(REFERENCE_BF16, tiles, few ? 1 : 3);
 }
@@ -140,7 +141,7 @@ TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
 
 /* ---- measuring ---- */
 
-/* The runs of the last search. */
+/* How often the last search has run and prepared a GEMM. */
 static struct { size_t runs, prepared; } trials;
 
 static moert_status count_run(void *context, const moert_choices *choices) {

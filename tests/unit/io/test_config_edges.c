@@ -1,6 +1,6 @@
 // run: check=1 device=0
-/* Keys that released configs have in addition to their family's, and keys that contradict each
- * other. */
+/* Keys of released config.json files that are unusual for the model's family, and keys that
+ * contradict each other. */
 #include "io/model_config.h"
 #include "support/files.h"
 
@@ -38,7 +38,7 @@ TEST(test_special_tokens_are_read) {
         int32_t end, pad;
     } rows[] = {
         {QWEN3 "}", -1, -1},
-        {OLMOE "}", -1, 1}, /* the default of transformers */
+        {OLMOE "}", -1, 1}, /* without pad_token_id, transformers uses token 1 for OLMoE */
         {OLMOE ", 'pad_token_id':null}", -1, -1},
         {QWEN3 ", 'eos_token_id':[7, 9], 'pad_token_id':0}", 7, 0},
         {QWEN3 ", 'eos_token_id':0}", 0, -1},

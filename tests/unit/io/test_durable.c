@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* Text files, lines and directories that are either whole or absent, also those of JSON, whichever
- * allocation of jansson fails. Only regular files are opened, at once. */
+/* Text files, lines and directories are either whole or absent after a failure. JSON files are too,
+ * whichever allocation of jansson fails. Opening anything but a regular file fails at once. */
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -152,8 +152,8 @@ TEST(test_a_commit_that_fails_keeps_the_older_directory) {
     ASSERT_FAILS(moert_durable_commit(in_directory("absent"), in_directory("step")), MOERT_ERROR_IO,
                  "absent");
     assert_text(in_directory("step/state"), "older");
-    /* a directory cannot move into itself; the older directory, which was set aside, must come
-     * back */
+    /* a directory cannot be moved into itself; the commit must restore the older directory, which
+     * it has renamed */
     ASSERT_FAILS(moert_durable_commit(test_directory, in_directory("step")), MOERT_ERROR_IO,
                  "renamed");
     assert_text(in_directory("step/state"), "older");
@@ -168,7 +168,7 @@ static void *allocate(size_t bytes) {
     return ++calls == failing ? NULL : malloc(bytes);
 }
 
-/* ---- writers, each of one file of the test directory ---- */
+/* ---- writers; each writes one file of the test directory ---- */
 
 static moert_status write_object(void) {
     json_t *root = json_pack("{s[iiiii] ss}", "list", 0, 1, 2, 3, 4, "name", "value");
@@ -198,7 +198,8 @@ static moert_status write_manifest(void) {
     return status;
 }
 
-/* Writes a table. If it cannot be printed, there is no text, so this writes no file. */
+/* Writes a table. If the table cannot be formatted, there is no text, so the function writes no
+ * file. */
 static moert_status write_table(void) {
     static const moert_column columns[] = {{"rank", "rank", MOERT_COLUMN_COUNT},
                                            {"name", "name", MOERT_COLUMN_TEXT}};

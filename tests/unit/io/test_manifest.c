@@ -17,7 +17,7 @@ static const moert_tensor_spec specs[] = {{"alpha", MOERT_FILE_F32, 1, {7}},
                                           {"none", MOERT_FILE_F32, 1, {0}},
                                           {"omega", MOERT_FILE_F32, 1, {1}}};
 
-static bool watches = true; /* the writer computes checksums while it writes */
+static bool watches = true; /* whether the writer computes checksums while it writes */
 
 static void write_directory(void) {
     float *values = test_alloc(BIG * sizeof *values);
@@ -42,7 +42,8 @@ static void write_directory(void) {
     ASSERT_OK(moert_manifest_add(manifest, "config.json"));
     ASSERT_OK(moert_manifest_add(manifest, "empty"));
     const size_t pieces = moert_manifest_pieces(manifest);
-    for (size_t i = 0; i < pieces; i += 2) /* simulates two ranks that sum alternate pieces */
+    /* simulates two ranks that compute the checksums of alternate pieces */
+    for (size_t i = 0; i < pieces; i += 2)
         ASSERT_OK(moert_manifest_sum(manifest, i, 1));
     ASSERT_OK(moert_manifest_sum(manifest, 0, pieces));
     ASSERT_OK(moert_manifest_write(manifest));
@@ -54,7 +55,7 @@ static void assert_broken(moert_status status, const char *text) {
     ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), status, text);
 }
 
-/* A reader of the weights that sums what it reads. */
+/* Opens the weights; the reader adds everything that it reads to the manifest's checksums. */
 static moert_tensors *watch_weights(moert_manifest **manifest) {
     moert_tensors *tensors = open_tensors(in_directory("w.safetensors"));
     ASSERT_OK(moert_manifest_read(test_directory, manifest));
@@ -83,7 +84,7 @@ TEST(test_a_directory_is_as_it_was_written_or_has_nothing_to_check) {
     assert_int_equal(bytes, 0);
 }
 
-/* The checksums are those of all readers and writers, and of the files alone. */
+/* Writers and readers of the files compute the same checksums as a separate pass over the files. */
 TEST(test_checksums_do_not_depend_on_who_computes_them) {
     size_t bytes, again, known = 0;
     moert_manifest *manifest;
@@ -112,7 +113,7 @@ TEST(test_a_reader_finds_the_damage_that_it_reads) {
     damage_weights(5); /* the last byte of "big" */
     const moert_tensors *tensors = watch_weights(&manifest);
     ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "big"), BIG - 1, 1, &value));
-    damage_weights(5); /* undone, but the reader has seen it */
+    damage_weights(5); /* repairs the file, but the reader has read the wrong bit */
     ASSERT_OK(moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest)));
     ASSERT_FAILS(moert_manifest_compare(manifest), MOERT_ERROR_FORMAT, "tensor 'big'");
 }

@@ -1,5 +1,6 @@
 // run: check=1 all=1san device=0
-/* config.json of every family: golden files and keys one by one, read, refused and written. */
+/* config.json files of every family are read, refused and written: the golden files, and texts with
+ * single keys. */
 #include "io/durable.h"
 #include "io/model_config.h"
 #include "support/files.h"
@@ -15,7 +16,7 @@ static const char *layers_of(const moert_layer_set *set) {
     return text[0] != '\0' ? text : "-";
 }
 
-/* All values as words "name=value" between blanks. */
+/* Returns all values of a config as words "name=value", separated by blanks. */
 static const char *describe(const moert_model_config *c) {
     static const char *const families[] = {[MOERT_FAMILY_MIXTRAL] = "mixtral",
                                            [MOERT_FAMILY_QWEN3_MOE] = "qwen3_moe",
@@ -87,8 +88,9 @@ static char *text_of(const moert_model_config *config) {
 
 /* ---- golden configs ---- */
 
-/* One layer of each family, and all models; the other layers have other sizes. golden_layer and
- * golden_model compute with all of them, and find each tensor by its name. */
+/* Descriptions of one golden layer per family and of all golden models. Other golden layers differ
+ * in size only. golden_layer and golden_model compute with all golden files, and find each tensor
+ * by its name. */
 #define DEFAULTS  "init=0.0199999996 tied=0 best=2 "
 #define UNGROUPED DEFAULTS "groups=1/1 scale=1 correction=0 shared=0 "
 #define PLAIN     "biases=0/0 glu=0/inf/1/0 window=0 score=softmax "
@@ -176,7 +178,8 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
         const char *text = text_of(&config);
         assert_keys_within(text, config.text);
         assert_keys_within(config.text, text);
-        config.dense_intermediate = 0; /* transformers wants a number, or no key */
+        /* transformers requires that the key has a number or is absent */
+        config.dense_intermediate = 0;
         assert_null(strstr(text_of(&config), "intermediate_size\": null"));
     }
     const moert_model_config other = {.family = MOERT_FAMILY_GPT_OSS};
@@ -228,7 +231,7 @@ static const struct {
      "factor=32 original=4096 truncate=0"},
     {MIXTRAL "'head_dim':null}",
      "heads=4/4 head=16 positions=131072 theta=1000000 eps=9.99999975e-06 renormalise=1"},
-    /* use_sliding_window is not set */
+    /* use_sliding_window is absent, so there is no window */
     {QWEN3 "'moe_intermediate_size':32, 'rope_theta':5e6, 'sliding_window':4096}",
      "I=32 theta=5000000 renormalise=0 window=0"},
     {GPT_OSS "'swiglu_limit':5.5}", "glu=1/5.5/1.70200002/1"},
@@ -293,7 +296,8 @@ TEST(test_keys_and_their_absence_give_the_expected_values) {
     }
 }
 
-/* As trained models are saved: with plain weights and without layers of multi-token prediction. */
+/* The kept text describes the model as moert saves it: with plain weights, and without layers for
+ * multi-token prediction. */
 TEST(test_the_text_that_is_kept_is_of_plain_weights_without_prediction_layers) {
     moert_model_config config, again;
     ASSERT_OK(read_text(DEEPSEEK "'num_nextn_predict_layers':1}", &config));
@@ -315,10 +319,10 @@ TEST(test_the_text_that_is_kept_is_of_plain_weights_without_prediction_layers) {
 typedef struct refused_config {
     const char *text;
     moert_status status;
-    const char *part; /* expected in the message */
+    const char *part; /* part of the expected message */
 } refused_config;
 
-/* test_refusals has more: strange, greedy, unknown and dynamic configs. */
+/* More refused configs are in test_refusals. */
 static const refused_config broken[] = {
     {"", FORMAT, "JSON"},
     {"[]", FORMAT, "object"},

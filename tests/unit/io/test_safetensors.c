@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* Safetensors. Reading: the golden files and conversions; malformed and truncated files are
- * refused, and `make fuzz TARGET=safetensors` damages them at random. Writing in pieces, and
+/* Safetensors. Reading: golden files, conversions, and the refusal of malformed and truncated files
+ * (`make fuzz TARGET=safetensors` damages files at random). Writing: tensors in pieces, and
  * shards. */
 #include <errno.h>
 
@@ -11,7 +11,8 @@
 #define ENTRY(name, type, shape, offsets)                                                          \
     "'" name "':{'dtype':'" type "','shape':" shape ",'data_offsets':" offsets "}"
 
-/* Writes a file of this header, in which ' stands for ", and of data; returns its path. */
+/* Writes a file with this header, in which ' stands for ", and this data; returns the file's
+ * path. */
 static const char *write_case(const char *header, const void *data, size_t bytes) {
     const uint64_t length = strlen(header); /* the file is little-endian */
     char *image = test_alloc(8 + length + bytes);
@@ -150,7 +151,7 @@ static void assert_refused(const char *path, const char *part) {
 
 TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
     static const struct {
-        /* part: expected in the message; the data after the header has 8 bytes */
+        /* part: part of the expected message. Each file has 8 bytes of data after the header */
         const char *header, *part;
     } rows[] = {
         {"", "'{'"},
@@ -214,7 +215,7 @@ TEST(test_a_file_truncated_anywhere_is_refused) {
         assert_refused(write_file("case.safetensors", image, length), "");
 }
 
-/* ---- writing in pieces; bad_input fills a disk ---- */
+/* ---- writing in pieces (tests/e2e/bad_input.sh tests a full disk) ---- */
 
 static const moert_tensor_spec specs[] = {
     {"w", MOERT_FILE_F32, 2, {6, 4}},

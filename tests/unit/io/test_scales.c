@@ -1,5 +1,6 @@
 // run: check=1 device=0
-/* FP8 weights whose scales are powers of two, as F8_E8M0, and their float32 twins. */
+/* FP8 weights whose scales are powers of two: scales stored as F8_E8M0 give the same values as
+ * scales stored as float32. */
 #include "io/weights.h"
 #include "support/files.h"
 

@@ -5,7 +5,7 @@
 #include "io/weights.h"
 #include "support/files.h"
 
-/* Finds the weight w[shape] in a file of these tensors. */
+/* Finds the weight "w" of this shape in a file with these tensors. */
 static moert_weight find(const file_tensor *parts, size_t count, size_t rank, const size_t *shape) {
     moert_weight weight;
     ASSERT_OK(moert_weight_find(open_tensors(write_tensors("weights.safetensors", parts, count)),
@@ -125,7 +125,7 @@ static void assert_refused(const file_tensor *parts, const size_t *shape, size_t
 /* clang-format off */
 static const struct broken {
     moert_status status;
-    const size_t *shape; /* of the requested weight */
+    const size_t *shape; /* shape of the requested weight */
     moert_tensor_spec payload, scales;
     const char *message;
 } broken[] = {

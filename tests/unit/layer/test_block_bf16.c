@@ -23,7 +23,8 @@ static moert_block *open_block(moert_gradient_pool *pool, const char *kind) {
     return owned(block, moert_block_destroy);
 }
 
-/* Adds `values` to the gradients of a block, as a backward does that ends without a sum. */
+/* Adds `values` to the gradients of a block, as a backward does that is not followed by a sum over
+ * ranks. */
 static void add(moert_block *block, bool accumulate, const float *values) {
     float *sum = test_alloc(block->floats * sizeof *sum);
     ASSERT_OK(moert_block_open(block, accumulate));
@@ -41,7 +42,7 @@ static void add(moert_block *block, bool accumulate, const float *values) {
     assert_null(block->tensor[0].gradient);
 }
 
-/* The kept gradient, with its padding. */
+/* Returns the gradient that the block keeps in bf16, with its padding. */
 static float *kept(const moert_block *block) {
     float *values = test_alloc(block->floats * sizeof *values);
     const moert_elements all = moert_block_gradient(block, 0);
@@ -94,7 +95,8 @@ TEST(test_blocks_share_the_buffers_of_the_pool) {
     assert_true(used[0] != used[1] && used[2] == used[0] && used[3] == used[1]);
     ASSERT_OK(moert_block_open(other, false));
     assert_true(other->gradient != used[0] && other->gradient != used[1]);
-    ASSERT_OK(moert_block_open(other, true)); /* an open block stays, and may be destroyed */
+    /* opening an open block again is legal, and so is destroying an open block */
+    ASSERT_OK(moert_block_open(other, true));
 }
 
 MPI_TESTS(open_test_context, close_test_context)

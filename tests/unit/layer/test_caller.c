@@ -1,7 +1,7 @@
 // run: check=1,2 all=3,4,2san
-/* Layers and their callers: weights and gradients in the caller's buffers give the bits of the
- * layer's own; a layer that gets another layer's routing has its bits; what a pass shows of its
- * router. */
+/* Layers and their callers. Weights and gradients in the caller's buffers give the same bits as in
+ * the layer's buffers. A layer that gets another layer's routing gives that layer's bits. A pass
+ * shows the results of its router. */
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
@@ -10,7 +10,7 @@ enum { TOPK = 2 }; /* of layer_form() */
 
 /* ---- buffers of the caller ---- */
 
-/* Binds every tensor to buffers with guards, of which the gradients are unset. */
+/* Binds every tensor to guarded buffers; those of gradients hold NaN. */
 static void bind_all(moert_layer *layer, moert_buffer *gradients[MOERT_LAYER_TENSORS]) {
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
         const moert_layer_tensor which = (moert_layer_tensor)i;
@@ -76,9 +76,10 @@ TEST(test_buffers_that_do_not_fit_are_refused) {
     ASSERT_REFUSED(moert_layer_bind(NULL, MOERT_LAYER_W1, small, NULL), "layer is NULL");
 }
 
-/* ---- routing of the caller ---- */
+/* ---- routing given by the caller ---- */
 
-/* A run of a layer with the weights of `run`, whose forward has been run, and with its routing. */
+/* Opens a layer with the weights of `run`. The layer gets the routing of run's last forward from
+ * the caller. */
 static layer_run routed_run(const layer_run *run) {
     moert_layer_options options = run->oracle->options;
     const size_t slots = run->batch.tokens * TOPK, n = run->batch.tokens * options.hidden;
@@ -162,11 +163,11 @@ TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
                    "index of a layer is NULL");
 }
 
-/* ---- what a pass shows of its router ---- */
+/* ---- the router's results that a pass shows ---- */
 
 enum { EXPERTS = 5, LSE = EXPERTS, SUMS };
 
-/* total: the sums of the scores, by expert, and of lse^2, on this rank. */
+/* total: this rank's sums of the scores of each expert, and of lse^2. */
 static void check_losses(const layer_run *run, double total[SUMS]) {
     const double rows = LAYER_TOKENS, factor = EXPERTS / (TOPK * rows * rows);
     const uint64_t *counts = moert_pass_expert_counts(run->pass);
@@ -188,8 +189,8 @@ static void check_losses(const layer_run *run, double total[SUMS]) {
     ASSERT_REFUSED(moert_pass_report(run->pass, NULL), "moert_pass_losses is NULL");
 }
 
-/* A token's weights sum to 1, its scores too, and lse is the log-sum-exp of its logits. Counts are
- * those of the index, and the reported losses those of the views. */
+/* A token's weights sum to 1, and its scores sum to 1. lse is the log-sum-exp of its logits. The
+ * counts must follow from the index, and the reported losses from the views. */
 TEST(test_views_counts_and_losses_show_what_the_router_computed) {
     static const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = TOPK,
                                                    [MOERT_PASS_WEIGHT] = TOPK,

@@ -1,5 +1,6 @@
 // run: check=2 all=3,4,3san
-/* Several ranks compute an expert together: all results have the bits of a layer without clones. */
+/* Several ranks (clones) compute the rows of one expert: all results have the bits of a layer
+ * without clones. */
 
 #include "base/rng.h"
 #include "context/context.h"
@@ -17,8 +18,8 @@ static moert_layer_options form(size_t hidden, size_t intermediate) {
     return options;
 }
 
-/* Puts clones into the empty slots of a layer's contiguous placement: round 0 of each expert on all
- * ranks, later ones at random. */
+/* Puts clones into the empty slots of a layer's contiguous placement: in round 0 clones of each
+ * expert on all ranks, in later rounds random ones. */
 static void place_clones(const layer_run *run, unsigned round) {
     const moert_expert_map *map = moert_layer_placement(run->layer);
     uint32_t expert[4 * EXPERTS];
@@ -44,8 +45,8 @@ static void run_steps(layer_run *run) {
     layer_run_end(run);
 }
 
-/* Whether gradients have the same bits, or on GPUs, which may add in another order, nearly the same
- * values. */
+/* Whether gradients have the same bits. On GPUs, which may add in another order, nearly equal
+ * values suffice. */
 static bool same_gradients(const float *a, const float *b, size_t n) {
     float largest = 0.0f, difference = 0.0f;
     for (size_t i = 0; i < n; i++) {
@@ -64,7 +65,7 @@ static bool same(const layer_results *a, const layer_results *b) {
     return all;
 }
 
-/* Changes the second projections of the experts that this rank has. */
+/* Changes the weights of the second projection of this rank's experts. */
 static void change_weights(const layer_run *run) {
     moert_buffer *w2 = moert_layer_weight(run->layer, MOERT_LAYER_W2);
     const size_t n = moert_buffer_bytes(w2) / sizeof(float),
@@ -78,8 +79,8 @@ static void change_weights(const layer_run *run) {
     moert_layer_weights_changed(run->layer);
 }
 
-/* Makes two rounds of steps with layers in two setups, and places clones in the second one before
- * each round, unless it has exact replicas. */
+/* Runs two rounds of steps with layers in two setups, and compares their results. Before each
+ * round, places clones in the layer of the second setup, unless that has exact replicas. */
 static void compare(const moert_layer_options *options, layer_setup one, layer_setup other) {
     const size_t before = owned_count();
     const oracle_layer oracle = oracle_layer_create(options, TOKENS);

@@ -56,8 +56,8 @@ static double run(moert_model *model, bool forward_only, const int32_t *position
 
 /* ---- noise ---- */
 
-/* The largest and smallest difference of the two models' gradients of a tensor on this rank,
- * relative to the norm of the first. */
+/* The largest and smallest difference of two models' gradients, over the tensors on this rank,
+ * relative to the norm of the first model's gradient. */
 typedef struct noise {
     double worst, least;
 } noise;
@@ -79,7 +79,8 @@ static noise compare(const moert_model *a, const moert_model *b) {
 
 enum { FORMS = 7 };
 
-/* Untied and tied embeddings; then forms of attention with heads that tensor cores take. */
+/* Makes configs with untied and tied embeddings, then configs of attention with head sizes that
+ * tensor cores support. */
 static void make_forms(moert_model_config forms[FORMS]) {
     for (size_t i = 0; i < FORMS; i++)
         forms[i] = tiny_config();
@@ -102,7 +103,8 @@ static void make_forms(moert_model_config forms[FORMS]) {
     forms[6].latent = (moert_latent_sizes){.kv_rank = 16, .nope = 128, .rope = 64, .value = 128};
 }
 
-/* Also with layers that are computed again: a layer keeps what its backward reads. */
+/* The test also recomputes layers, because recomputation must keep the values that backward
+ * reads. */
 TEST(test_losses_and_gradients_stay_near_those_of_float32) {
     int32_t positions[TOKENS];
     moert_model_config forms[FORMS];
@@ -130,7 +132,7 @@ TEST(test_losses_and_gradients_stay_near_those_of_float32) {
 
 /* ---- weights ---- */
 
-/* Rounds the router's weights, or those that all other replicated GEMMs read. */
+/* Rounds to bf16 the router's weights (`router`), or the weights of all other replicated GEMMs. */
 static void round_weights(moert_model *model, bool router) {
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
@@ -191,7 +193,7 @@ static void move(moert_model *model, double distance) {
     moert_model_weights_changed(model);
 }
 
-/* The step is much longer than the rounding errors of the weights, which average out. */
+/* The step is much longer than the weights' rounding errors, which average out over the weights. */
 TEST(test_gradients_predict_the_change_of_the_loss) {
     for (int tied = 0; tied < 2; tied++) {
         moert_model *model = new_model(tied != 0, MOERT_PRECISION_BF16);

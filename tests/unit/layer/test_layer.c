@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,4,2san
 /* Forward and backward of the MoE layer against float64 and its central differences, on any number
- * of ranks. If there are several ranks, one has no token. */
+ * of ranks. If there are several ranks, one of them has no tokens. */
 #include "context/context.h"
 #include "device/device.h"
 #include "support/layer/layer_run.h"
@@ -8,7 +8,8 @@
 
 static const double tolerance = 5e-6; /* relative error of each tensor */
 
-/* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
+/* ---- forms of layers: sizes are no multiples of a tile, numbers of experts no multiples of the
+ * number of ranks ---- */
 
 /* A layer in which every token goes to all experts. */
 static moert_layer_options dense_form(void) {
@@ -76,7 +77,7 @@ static void check_layer(const oracle_layer *oracle, const layer_results *expecte
     assert_results(expected, &results, (float)batches);
 }
 
-/* Checks a layer on every division of the ranks into EP groups. */
+/* Checks a layer for every EP: the number of ranks in an EP group. */
 static void check_form(moert_layer_options options) {
     oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     assert_true(oracle.margin > 1e-4);
@@ -113,8 +114,8 @@ TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_of_the_rounded_r
     }
 }
 
-/* Two micro-batches with deferred wgrads, or with experts that are computed again, give the bits of
- * a layer with neither. */
+/* Checks that two micro-batches with deferred wgrads or recomputed experts give the same bits as
+ * without deferral and recomputation. */
 static void check_same_bits(moert_layer_options options, bool deferred) {
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     oracle_layer changed = oracle;
@@ -135,7 +136,7 @@ TEST(test_deferred_wgrad_gives_the_same_bits) {
     check_same_bits(rounded, true);
 }
 
-/* Compares gradients of W1 and W2 that a backward has rounded with those of another layer. */
+/* Checks that gradients of W1 and W2 in bf16 are the rounded float32 gradients of another layer. */
 static void check_rounded_gradients(const moert_layer_options *options, bool deferred) {
     const moert_layer_tensor which[] = {MOERT_LAYER_W1, MOERT_LAYER_W2};
     const oracle_layer oracle = oracle_layer_create(options, LAYER_TOKENS);
@@ -189,8 +190,9 @@ TEST(test_experts_that_are_computed_again_give_the_same_bits) {
         }
 }
 
-/* Rank 0's first token becomes NaN, and then gets its value back. The ranks that share experts with
- * rank 0 see the failure in the plan; replicas see it later, if the precision is NVFP4. */
+/* Rank 0's first token becomes NaN, and then gets its old value back. Ranks in rank 0's EP group
+ * learn of the failure when they make the plan. With NVFP4, ranks of other groups learn of it
+ * later. */
 TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     for (size_t i = 0; i < 2 * test_ranks; i++) {
         moert_layer_options options = layer_form(64, 32);
@@ -237,7 +239,7 @@ static float *router_gradient(layer_run *run, const moert_batch *other) {
                        run->oracle->elements[MOERT_LAYER_ROUTER]);
 }
 
-/* Sequences without tokens count as sequences of padding. */
+/* Sequences without tokens are treated like sequences of padding. */
 TEST(test_a_rank_without_tokens_may_have_sequences) {
     layer_run run = layer_run_of(layer_form(20, 12));
     moert_batch padded = run.batch, empty = run.batch;
@@ -252,8 +254,8 @@ TEST(test_a_rank_without_tokens_may_have_sequences) {
                   0);
 }
 
-/* Simulates hosts of two ranks each, or of one rank if there are only two. CPUs use the node
- * engine, GPUs the default engine. */
+/* Simulates hosts of two ranks each, or of one rank each if there are only two ranks. CPUs use the
+ * node engine, GPUs the default engine. */
 static int open_context_of_hosts(void **state) {
     set_variable("MOERT_NODE_RANKS", test_ranks > 2 ? "2" : "1");
     if (open_test_context(state) != 0)

@@ -7,8 +7,8 @@
 
 enum { MOST = 8 };
 
-/* Rank r runs on host node[r]. `order` lists the ranks in the order of their positions; place is
- * {group, member, replica} of each rank in groups of 2. */
+/* Rank r runs on host node[r]. `order` lists the ranks by position. place[r] is {group, member,
+ * replica} of rank r if groups have 2 ranks. */
 TEST(test_positions_and_places_follow_the_hosts) {
     const struct {
         size_t ranks, node[MOST], order[MOST];

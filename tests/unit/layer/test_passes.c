@@ -7,7 +7,7 @@
 
 enum { MICRO = 4 };
 
-/* `source` shifted by `shift` elements */
+/* Returns a copy of `source`, rotated by `shift` elements. */
 static moert_buffer *upload_shifted(const moert_buffer *source, size_t n, size_t shift) {
     const float *values = download_floats(source, n);
     float *shifted = test_alloc((n + 1) * sizeof *shifted);
@@ -29,8 +29,8 @@ static void open_micro_batches(moert_layer_options options, layer_run micro[MICR
     }
 }
 
-/* Runs `count` micro-batches, whose backwards come in this order; with `interleaved` all their
- * forwards come first. */
+/* Runs `count` micro-batches; their backwards run in the order `order`. With `interleaved`, all
+ * forwards run before the first backward. */
 static void run_step(layer_run micro[MICRO], const size_t order[], size_t count, bool interleaved) {
     for (size_t m = 0; m < count && interleaved; m++)
         ASSERT_OK_ON_ALL(layer_run_forward(&micro[m]));
@@ -93,14 +93,15 @@ TEST(test_destroyed_passes_leave_nothing) {
             layer_run_end(&often[m]);
     }
     const moert_layer *layer = often[0].layer;
-    ASSERT_ON_ALL(layer->passes->count == MICRO); /* later passes take their memory */
+    /* there are no more passes than MICRO, because new passes reuse the memory of destroyed ones */
+    ASSERT_ON_ALL(layer->passes->count == MICRO);
     run_step(never, order, 2, true);
     run_step(often, order, 2, true);
     ASSERT_ON_ALL(same_results(never, often, 2));
     ASSERT_ON_ALL(layer->passes->count == MICRO);
 }
 
-/* The hashes of the rows of a forward. */
+/* Runs a forward and returns a hash of the experts' rows. */
 static uint64_t hash_rows(layer_run *run) {
     moert_probe *probe;
     uint64_t hash = 0;

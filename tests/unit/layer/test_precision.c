@@ -1,6 +1,7 @@
 // run: check=1,2 all=4,2san
-/* Low-precision recipes of the layer, compared with its float32 results, which test_layer compares
- * with float64; the bits of their GEMMs, which follow changes of the weights. */
+/* Low-precision recipes of the layer, compared with its float32 results (test_layer compares those
+ * with float64). The bits of the recipes' GEMMs. Prepacked weights follow changes of the
+ * weights. */
 #include "context/context.h"
 #include "device/device.h"
 #include "layer/internal.h"
@@ -44,14 +45,14 @@ static void check_near(const oracle_layer *oracle, const layer_results *exact,
     ASSERT_ON_ALL(dx >= limit->dx && w1 >= limit->dw && w2 >= limit->dw);
 }
 
-/* A whole layer of normal values: the noise of both operands of two or more GEMMs adds up to four
- * times that of one operand, which is about 32 dB in E4M3. */
+/* Limits for a whole layer of normal values. Rounding one operand to E4M3 gives about 32 dB. The
+ * noise of both operands of two or more GEMMs adds up to four times that of one operand. */
 static const limits layer_limits[] = {
     {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 40 dB: an error of 1e-2 of the norm */
     {MOERT_PRECISION_MXFP8, 22.0, 21.0, 21.0},
     {MOERT_PRECISION_NVFP4, 10.0, 9.0, 9.0},
 };
-/* The least signal-to-noise ratio of one GEMM on rounded operands. */
+/* The least signal-to-noise ratios of a single GEMM on rounded operands. */
 static const limits gemm_limits[] = {
     {MOERT_PRECISION_BF16, 45.0, 45.0, 45.0},
     {MOERT_PRECISION_MXFP8, 27.0, 25.0, 24.0},
@@ -78,7 +79,7 @@ TEST(test_recipes_stay_near_float32) {
 }
 
 /* All elements of x and W1 are +-1, which is exact in every format. So y and dW2 have the noise of
- * only one GEMM, and dx and dW1 have little more. */
+ * only one GEMM, and dx and dW1 have little more noise. */
 TEST(test_one_rounded_gemm_keeps_its_signal) {
     const moert_layer_options options = layer_form(160, 64);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
@@ -90,8 +91,8 @@ TEST(test_one_rounded_gemm_keeps_its_signal) {
     check_oracle(&oracle, gemm_limits);
 }
 
-/* Compares layers whose shared expert computes in bf16 and in float32. Routed experts and router
- * read float32 rows in both, so their gradients have the same bits. */
+/* Compares a layer whose shared expert computes in bf16 with one in float32. In both layers the
+ * routed experts and the router read float32 rows, so their gradients have the same bits. */
 static void check_shared(const moert_layer_options *options) {
     oracle_layer oracle = oracle_layer_create(options, TOKENS);
     const layer_results exact = compute(&oracle, MOERT_PRECISION_F32, 0);
@@ -116,7 +117,8 @@ TEST(test_only_a_shared_expert_in_bf16_differs_slightly_from_float32) {
 }
 
 /* The results of a row depend only on the row, the weights and, in NVFP4, an amax over all ranks.
- * If replicas divide an expert's rows, only the blocks of weight gradients change. */
+ * If replicas divide an expert's rows, only the blocks along which weight gradients are quantized
+ * change. */
 TEST(test_replicas_of_experts_give_the_same_rows) {
     const moert_layer_options options = layer_form(64, 48);
     const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
@@ -131,8 +133,8 @@ TEST(test_replicas_of_experts_give_the_same_rows) {
 /* ---- failures of one rank, on every division of the ranks into EP groups ---- */
 
 typedef struct breakage {
-    /* backward: the backward fails, not the forward; late: it fails after the first gather of an
-     * amax */
+    /* backward: the backward fails instead of the forward; late: the failure comes after the ranks'
+     * first exchange of an amax */
     bool backward, late;
     moert_status status;
 } breakage;
@@ -144,7 +146,7 @@ static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **
     const moert_panels_use use = moert_panels_use_of(
         &(moert_gemm){.kind = b->backward ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
                       .glu = {.gated = MOERT_GATED, .form = layer->options.glu}});
-    /* the rounded weight, which exists unless the weight is prepacked */
+    /* the layer's rounded copy of the weight, which exists unless the weight is prepacked */
     moert_buffer **copy = &layer->rounded[block].weight[use];
     moert_buffer **weight =
         *copy != NULL ? copy : &layer->block[block]->tensor[EXPERT_WEIGHT].weight;
@@ -190,8 +192,9 @@ TEST(test_a_failure_between_gathers_fails_on_all_ranks) {
 
 /* ---- weights that change ---- */
 
-/* Changes a weight, which may be the caller's, after its third forward. By then, in every
- * precision, the weight that the second forward prepacked is in use. */
+/* Changes a weight after the third forward, and checks that the results follow. The weight may be
+ * in the caller's buffer (`bound`). In every precision, the third forward uses the weight that the
+ * second one prepacked. */
 static void follow_weights(moert_precision precision, bool bound) {
     moert_layer_options options = layer_form(64, 32);
     options.precision = precision;
@@ -253,8 +256,8 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
 
 /* ---- GEMMs against float32 GEMMs of rounded operands ---- */
 
-/* Returns a matrix, rounded, as float32. NVFP4 rounds by the amax of each group if `group_scales`,
- * else by the amax of all groups. */
+/* Returns a matrix rounded to a precision and converted back to float32. NVFP4 scales by the amax
+ * of each group if `group_scales`, otherwise by the amax of all groups. */
 static moert_buffer *rounded(moert_precision precision, moert_axis axis, const matrix *m,
                              bool group_scales) {
     const size_t n = m->rows * m->columns;
@@ -340,7 +343,7 @@ TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
     const moert_layer_options options = layer_form(52, 36);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     if (moert_device_sums_in_tiles(moert_device_describe(moert_context_device(test_context))))
-        set_variable("MOERT_BF16", "widened"); /* disables AMX, which sums in another order */
+        set_variable("MOERT_BF16", "widened"); /* disables AMX, because AMX sums in another order */
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         oracle.options.precision = (moert_precision)p;
         check_gemms(layer_run_open(&oracle, (layer_setup){0}).layer);

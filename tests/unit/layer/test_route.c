@@ -1,6 +1,6 @@
 // run: check=1,2,1gpu all=3,4,2gpu,2san
 /* Routes of the public exchange: rows, sums and gradients equal values that the host computes from
- * global slots, with every engine, payload and padding; several routes live at once. */
+ * global slots, with every engine, payload and padding. Several routes exist at once. */
 #include "comm/comm.h"
 #include "moert/exchange.h"
 #include "moert/quantize.h"
@@ -15,7 +15,7 @@ typedef struct test_route {
     size_t salt, tokens, first_slot, rows;
     moert_route *route;
     moert_buffer *x, *x16, *weight; /* [T,H] as float32 and bf16, [T,K] */
-    uint32_t *slot;                 /* [M] of each row; FILLS: a padding row */
+    uint32_t *slot;                 /* [M] the slot of each row, or FILLS for a padding row */
 } test_route;
 
 /* ---- values of a slot ---- */
@@ -36,7 +36,7 @@ static float weighted(const test_route *t, size_t slot, size_t column) {
     return weight_of(t, slot, column) * payload(t, slot, column);
 }
 
-/* The rows that the test's experts compute: those of expert e are (e + 1) times the payload. */
+/* The rows that the test's experts compute: expert e multiplies the payload by e + 1. */
 static float computed(const test_route *t, size_t slot, size_t column) {
     return (float)(t->routing.index[slot] + 1) * payload(t, slot, column);
 }
@@ -47,7 +47,7 @@ static float dweight(const test_route *t, size_t slot, size_t column) {
     return (float)(slot / TOPK * 100 + slot % TOPK);
 }
 
-/* [M,columns] of the values of this rank's rows; `fill` in padding rows. */
+/* Returns [M,columns]: `value` in this rank's rows, `fill` in padding rows. */
 static float *rows_of(const test_route *t, size_t columns, element *value, float fill) {
     float *rows = test_alloc(t->rows * columns * sizeof *rows);
     for (size_t i = 0; i < t->rows * columns; i++) {
@@ -57,7 +57,7 @@ static float *rows_of(const test_route *t, size_t columns, element *value, float
     return rows;
 }
 
-/* [T,K] of the values of this rank's slots; 0 where no expert is chosen. */
+/* Returns [T,K]: `value` of this rank's slots, 0 for slots without an expert. */
 static float *slots_of(const test_route *t, element *value) {
     float *slots = test_alloc(t->tokens * TOPK * sizeof *slots);
     for (size_t s = 0; s < t->tokens * TOPK; s++)
@@ -65,7 +65,7 @@ static float *slots_of(const test_route *t, element *value) {
     return slots;
 }
 
-/* [T,H] sums of the computed rows. */
+/* Returns [T,H]: each token's sum of the computed rows. */
 static float *sums_of(const test_route *t, bool by_weight, moert_dtype type) {
     float *sums = test_alloc(t->tokens * COLUMNS * sizeof *sums);
     for (size_t i = 0; i < t->tokens * COLUMNS; i++)
@@ -153,7 +153,7 @@ static bool weight_gradients_are_near(const test_route *t, moert_dtype type, con
     return right;
 }
 
-/* Makes each call without the optional buffers of the weights, then with them. */
+/* Makes each call first without the optional buffers for weights, then with these buffers. */
 static void check_calls(const test_route *t, moert_dtype type) {
     const moert_dtype f32 = MOERT_DTYPE_F32;
     const bool bf16 = type == MOERT_DTYPE_BF16;
@@ -198,7 +198,7 @@ static void check_calls(const test_route *t, moert_dtype type) {
     }
 }
 
-/* Rows in MXFP8 are those of the tokens, quantized on one device. */
+/* Rows that are dispatched in MXFP8 have the bytes of the tokens' rows, quantized on one device. */
 static void check_mxfp8(const test_route *t) {
     const size_t scales = moert_ceil_div(COLUMNS, 32), all = t->routing.first_token[test_ranks];
     float *x = test_alloc(all * COLUMNS * sizeof *x);

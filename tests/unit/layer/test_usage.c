@@ -27,7 +27,7 @@ static void apply(change c, moert_layer_options *options) {
 
 TEST(test_ranks_with_other_options_are_refused_and_named) {
     const struct {
-        change change; /* of the last rank */
+        change change; /* applied only on the last rank */
         const char *text;
     } rows[] = {
         {SET(hidden, size_t, 24), "has hidden=24, but rank 0 has hidden=20"},
@@ -105,7 +105,8 @@ TEST(test_impossible_layers_are_refused) {
 
 /* ---- programs built with older headers, whose structs end earlier ---- */
 
-/* *given = `whole` up to `bytes`; what follows is not the program's. */
+/* *given gets the first `bytes` of `whole`; a program with older headers does not own the bytes
+ * that follow. */
 static void cut(void *given, const void *whole, size_t bytes, size_t size) {
     memset(given, 0xA5, size);
     memcpy(given, whole, bytes);
@@ -197,7 +198,7 @@ TEST(test_deferred_wgrads_out_of_order_are_refused) {
     ASSERT_REFUSED(backward(&run, a, false), "without a forward");
 }
 
-/* One rank per set of experts: more ranks hold replicas. */
+/* With one rank per set of experts, all other ranks are replicas. */
 TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
     const moert_layer_options options = layer_form(20, 12);
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
@@ -227,8 +228,8 @@ TEST(test_rounded_gradients_that_would_be_added_to_are_refused) {
 
 /* ---- placements ---- */
 
-/* The layer has two slots more on each rank than it needs, if there are enough experts. It begins
- * with contiguous blocks. */
+/* On each rank the layer has two more slots than it needs, but at most one per expert. The first
+ * placement is in contiguous blocks. */
 TEST(test_placements_are_checked) {
     moert_layer_options options = layer_form(20, 12);
     const size_t experts = options.router.experts;
@@ -249,7 +250,7 @@ TEST(test_placements_are_checked) {
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         memcpy(other, expert, sizeof other);
         other[rows[i].slot] = rows[i].expert;
-        if (test_ranks > 1 || i < 2) /* one rank has no slot to spare */
+        if (test_ranks > 1 || i < 2) /* a single rank has no empty slots */
             ASSERT_REFUSED(moert_layer_place(run.layer, other), rows[i].text);
     }
     ASSERT_ON_ALL(moert_layer_expert(run.layer, 0) == expert[test_rank * options.slots]);

@@ -1,8 +1,7 @@
 // run: check=1,2 all=3,4,2san
-/* Layers that dispatch MXFP8 or bf16. They give the same bits on one rank and on several, by every
- * engine, in every precision and with skewed routing. Other tests: rows that are rounded by the
- * dispatch and again by the experts; the bytes sent; results in bf16. test_layer compares values
- * with float64. */
+/* Layers that dispatch MXFP8 or bf16. One rank and several ranks give the same bits, with every
+ * engine, in every precision and with skewed routing. Other tests: rows that both the dispatch and
+ * the experts round; the bytes sent; results in bf16. test_layer compares values with float64. */
 #include "context/context.h"
 #include "device/device.h"
 #include "exchange/internal.h"
@@ -50,8 +49,8 @@ static size_t first_engine(void) {
     return engine;
 }
 
-/* Runs the oracle's layer by an engine. context: NULL for all ranks; `bytes`, unless NULL, gets the
- * bytes that the dispatches move. */
+/* Runs the oracle's layer with an engine. how.context is NULL for all ranks. Unless `bytes` is
+ * NULL, it gets the number of bytes that the dispatches move. */
 static layer_results compute(const oracle_layer *oracle, layer_setup how, size_t engine,
                              uint64_t *bytes) {
     set_variable("MOERT_EXCHANGE", engines[engine]);
@@ -115,8 +114,7 @@ TEST(test_ranks_and_engines_give_the_same_bits_in_every_precision) {
     }
 }
 
-/* Experts are chosen by Zipf's law, or most tokens choose one expert, or all tokens choose one
- * expert. */
+/* Three skews: Zipf's law; most tokens choose one expert; all tokens choose one expert. */
 TEST(test_skewed_routing_gives_the_same_bits) {
     static const double zipf[] = {0.0, -0.69, -1.1, -1.39, -1.61}, one[] = {1.0, -60, 0, 0, 0},
                         all[] = {-60.0, -60.0, -60.0, -60.0, 60.0};
@@ -191,8 +189,8 @@ TEST(test_a_dispatch_that_rounds_like_the_experts_changes_only_tiny_elements_of_
     }
 }
 
-/* With one expert per token, y is the expert's row, rounded if results travel in bf16. dx also
- * contains the router's part. Weight gradients do not change. */
+/* With one expert per token, y is the expert's row; sending results in bf16 rounds this row. dx
+ * also contains the router's part. Weight gradients do not change. */
 TEST(test_results_in_bf16_are_rounded_once) {
     layer_results results[2];
     size_t wrong = 0, rounded = 0;
@@ -238,7 +236,8 @@ TEST(test_dispatches_move_the_bytes_of_their_format) {
     }
 }
 
-/* The rows in bf16, as a caller may have them already; `instead`: other values. */
+/* Returns the rows in bf16, as a caller may already have them; with `instead`, returns other
+ * values. */
 static moert_buffer *in_bf16(const moert_buffer *rows, size_t n, bool instead) {
     moert_buffer *values = test_buffer(n * sizeof(uint16_t));
     ASSERT_OK(moert_cast_run(

@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* The runs of a range in a file: every element once, in the order of the file, in runs that are as
- * long as they can be. */
+/* The runs (contiguous parts) of a tensor's range in a file: they contain every element once, in
+ * the file's order, and each run is as long as possible. */
 #include "model/file_runs.h"
 #include "support/test.h"
 
@@ -12,7 +12,7 @@ static const moert_model_tensor matrix = {.rank = 3,
                                           .elements = ELEMENTS,
                                           .transposed = true};
 
-/* The element of the matrix at a position of its part of the file. */
+/* The index of the matrix element that the file stores at this position of the matrix. */
 static size_t element_at(size_t position, bool transposed) {
     return transposed ? position % ROWS * COLUMNS + position / ROWS : position;
 }
@@ -21,7 +21,7 @@ static bool is_in(size_t element, moert_model_range range) {
     return element >= range.first && element < range.first + range.count;
 }
 
-/* Checks all runs of a range. Value v of the model's order is v. */
+/* Checks all runs of a range. Element v in the model's order has the value v. */
 static void check_runs(moert_model_range range, bool transposed, size_t most) {
     float values[ELEMENTS], back[ELEMENTS] = {0}, scratch[ELEMENTS];
     size_t position = 0, done = 0;

@@ -1,5 +1,5 @@
 // run: check=1 all=1san device=0
-/* The FLOPs of a step against counts by hand. */
+/* Compares the FLOPs of a step with counts made by hand. */
 #include "model/flops.h"
 #include "support/files.h"
 
@@ -11,23 +11,25 @@ static double flops_of(const char *model, size_t length) {
     return flops;
 }
 
-/* Each count is of the multiply-adds of a forward of 40 tokens; a step has 2 * 3 times as many
+/* Each count is the number of multiply-adds in a forward of 40 tokens. A step has 6 times as many
  * FLOPs. */
 TEST(test_mixtral_agrees_with_a_count_by_hand) {
     /* 2 layers, H = 64, 4 heads of 16, 2 heads of k and v, 8 experts of I = 96, K = 2, V = 256 */
     const double projections = 64 * 64 + 2 * (32 * 64) + 64 * 64; /* q; k, v; o */
     const double mlp = 64 * 8 + 2 * 3 * 64 * 96;                  /* router; two experts */
-    const double pairs = 40 * 41 / 2.0, pair = 4 * (16 + 16);     /* heads of q k and p v */
+    /* 4 heads; per pair, q . k and p v take 16 multiply-adds each */
+    const double pairs = 40 * 41 / 2.0, pair = 4 * (16 + 16);
     const double forward = 2 * (40 * (projections + mlp) + pairs * pair) + 40 * 64 * 256.0;
     assert_true(flops_of("model/mixtral-tiny", 40) == 6 * forward && 6 * forward == 29030400);
 }
 
 TEST(test_gpt_oss_agrees_with_a_count_by_hand) {
     /* 3 layers, of which 0 and 2 have a window of 12; H = 32, 4 heads of 8, 2 heads of k and v, 8
-     * experts of I = 24, K = 2, V = 128. Biases and sinks are no multiply-adds. */
+     * experts of I = 24, K = 2, V = 128. Biases and sinks are not counted. */
     const double projections = 32 * 32 + 2 * (16 * 32) + 32 * 32;
     const double mlp = 32 * 8 + 2 * 3 * 32 * 24;
-    const double full = 40 * 41 / 2.0, window = 12 * 13 / 2.0 + 28 * 12; /* 820 and 414 pairs */
+    /* pairs of a query and a key that it sees: 820 without a window, 414 with it */
+    const double full = 40 * 41 / 2.0, window = 12 * 13 / 2.0 + 28 * 12;
     const double pair = 4 * (8 + 8);
     const double forward =
         3 * 40 * (projections + mlp) + (full + 2 * window) * pair + 40 * 32 * 128.0;

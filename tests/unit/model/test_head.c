@@ -12,7 +12,7 @@ typedef struct setting {
     size_t sequences;
 } setting;
 
-/* A model after a step, its losses, and the logits of the last micro-batch. */
+/* A model after a step, the step's losses, and the logits of the last micro-batch. */
 typedef struct outcome {
     moert_model *model;
     double loss[MICRO_BATCHES];
@@ -25,7 +25,7 @@ static outcome run_step(const setting *how, size_t chunk) {
     moert_model_config config = golden_config("qwen3-tiny");
     config.dense = how->dense;
     config.tied_embeddings = how->tied;
-    config.pad_token = 4; /* some tokens have this value */
+    config.pad_token = 4; /* some tokens of the batch are 4, so they are padding */
     config.memory.loss_chunk = chunk;
     outcome o = {.model = open_model(test_mesh, &config)};
     ASSERT_OK(moert_model_initialize(o.model, 3));
@@ -52,8 +52,8 @@ static bool same_values(const float *a, const float *b, size_t n) {
     return n == 0 || memcmp(a, b, n * sizeof *a) == 0;
 }
 
-/* Whether gradients have the same bits. Chunks change the order in which tensor cores sum that of
- * the head's weight, so there it may differ by their rounding. */
+/* Whether gradients have the same bits. Chunks change the order in which tensor cores sum the
+ * gradient of the head's weight, so this gradient may differ by rounding. */
 static bool same_gradients(const setting *how, const outcome *a, const outcome *b) {
     const moert_model *model = a->model;
     const bool tensor_cores = how->dense == MOERT_PRECISION_BF16 &&
@@ -85,7 +85,8 @@ static void check_chunks(const setting *how) {
     }
 }
 
-/* One or several sequences a rank; a tied head also has the gradient of the embedding. */
+/* There are one or several sequences per rank. The gradient of a tied head also contains that of
+ * the embedding. */
 TEST(test_a_head_has_the_same_bits_in_chunks) {
     static const setting settings[] = {{MOERT_PRECISION_F32, false, 5},
                                        {MOERT_PRECISION_F32, false, 1},

@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,2san
-/* Losses of whole models: padding and masked targets, parts of the targets that add up to all, and
- * the auxiliary loss of each sequence. Some cases have a rank without sequences. */
+/* Losses of whole models: padding, masked targets, batches that each have a part of the targets,
+ * and the auxiliary loss per sequence. In some cases a rank has no sequences. */
 #include "support/model/model_run.h"
 
 #define MODEL "mixtral-tiny-aux"
@@ -56,7 +56,8 @@ TEST(test_parts_of_the_targets_add_up) {
                 *parts = load_golden(test_mesh, MODEL, false);
     const double expected = step(whole, &all, tokens, losses, 0, 1).cross_entropy;
     double sum = 0.0;
-    for (size_t part = 0; part < 2; part++) { /* every third target of a rank, then the others */
+    /* first every third target of a rank, then the other targets */
+    for (size_t part = 0; part < 2; part++) {
         model_data data = pad(&all, all.length, all.length);
         size_t first;
         model_tokens(parts, &data, &first);
@@ -73,8 +74,8 @@ TEST(test_parts_of_the_targets_add_up) {
 
 enum { LENGTH = 20, ROUTER = 2 /* the block of the first layer's router */ };
 
-/* The losses and gradients of `count` sequences from `first` on, of which the first two route to
- * different experts. */
+/* Computes the losses and gradients of `count` sequences from sequence `first` on. Sequences 0 and
+ * 1 choose different experts. */
 static double run(moert_model *model, moert_aux_form form, size_t first, size_t count) {
     model_data data = alloc_data(count, LENGTH);
     for (size_t i = 0; i < count * LENGTH; i++) {
@@ -114,7 +115,7 @@ TEST(test_the_loss_of_a_batch_is_the_mean_over_its_sequences) {
     const float *got = model_gradients(model, ROUTER, &n);
     ASSERT_ON_ALL(fabs(both - 0.5 * (one + other)) < 1e-6);
     ASSERT_ON_ALL(relative_difference(mean, got, n) < 1e-5);
-    /* their loads together are more even */
+    /* the load of both sequences together is more even than that of each */
     ASSERT_ON_ALL(run(model, MOERT_AUX_MEGATRON, 0, 2) < both - 1e-3);
 }
 

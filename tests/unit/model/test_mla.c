@@ -10,9 +10,10 @@ typedef struct mla {
     moert_model_config config;
     const moert_attention_shape *shape;
     size_t sequences, length;
-    int32_t positions[MOST_TOKENS];          /* [T] in the documents */
-    double *parameter[MOERT_ATTENTION_MOST]; /* values of each; NULL: this form lacks it */
-    double *x, *dy;                          /* [T,H] */
+    int32_t positions[MOST_TOKENS]; /* [T] positions of the tokens in their documents */
+    /* values of each parameter; NULL: this form of attention lacks the parameter */
+    double *parameter[MOERT_ATTENTION_MOST];
+    double *x, *dy; /* [T,H] */
 } mla;
 
 static const char *name_of(const mla *m, size_t parameter) {
@@ -59,7 +60,7 @@ static void rotate(const moert_model_config *c, size_t position, double *x) {
     }
 }
 
-/* One token's q[n,key], k[n,key] and v[n,value]. */
+/* One token's q[heads,key], k[heads,key] and v[heads,value]. */
 typedef struct token {
     double q[MOST_WIDTH], k[MOST_WIDTH], v[MOST_WIDTH];
 } token;
@@ -203,7 +204,7 @@ static void check(const setting *how) {
     const size_t tokens = sequences * length, floats = tokens * HIDDEN;
     int32_t ids[MOST_TOKENS] = {0};
     ASSERT_OK(moert_model_initialize(model, 1));
-    /* sets the batch, the rotary table and the buffers */
+    /* the forward sets the run's batch, rotary table and buffers */
     for (size_t t = 0; t < tokens; t++)
         m.positions[t] = (int32_t)(t % length % how->document);
     const moert_model_batch batch = {sequences, length, ids, ids,
@@ -239,7 +240,7 @@ TEST(test_latent_attention_agrees_with_float64) {
     const setting settings[] = {
         {direct, pairs, false, 2, 5, 5},    {direct, pairs, true, 2, 5, 5},
         {latent_q, halves, false, 2, 4, 4}, {latent_q, halves, true, 2, 4, 4},
-        {latent_q, yarn, false, 1, 9, 9}, /* scaled positions scale the scores */
+        {latent_q, yarn, false, 1, 9, 9}, /* YaRN scales the positions and therefore the scores */
         {latent_q, yarn, false, 1, 9, 4}, /* documents of 4, 4 and 1 tokens */
         {direct, pairs, false, 1, 1, 1},    {{1, 1, 1, 2, 1}, pairs, false, 3, 1, 1},
     };

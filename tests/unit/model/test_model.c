@@ -4,7 +4,8 @@
 #include "base/phase.h"
 #include "support/model/model_run.h"
 
-/* Without ticks, other ranks would take a rank that draws the weights of a large model for late. */
+/* Drawing the weights of a large model must report progress; otherwise the watchdog would consider
+ * the rank late. */
 TEST(test_drawing_the_first_weights_counts_as_progress) {
     const moert_model_config config = golden_config("qwen3-tiny");
     moert_model *model = open_model(test_mesh, &config);
@@ -18,8 +19,8 @@ TEST(test_drawing_the_first_weights_counts_as_progress) {
     ASSERT_ON_ALL(ticked);
 }
 
-/* Runs two micro-batches with the same sequences, so that the gradients equal those of one batch,
- * and gathers the gradients of embedding and head. */
+/* Runs two micro-batches with the same sequences, so the gradients equal those of one batch.
+ * Gathers the gradients of the embedding and the head. */
 static moert_model_result differentiate(moert_model *model, const model_data *data) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 1e-3};
     size_t floats;
@@ -57,8 +58,8 @@ static float *forward(moert_model *model, const moert_model_batch *batch, size_t
     return logits;
 }
 
-/* The second forward prepacks weights. Compares logits with those of a model without prepacked
- * weights, before and after each block is cleared. */
+/* The second forward prepacks weights. The test compares logits with those of a model without
+ * prepacked weights, before and after it sets the weights of each block to zero. */
 TEST(test_prepacked_weights_give_the_bits_of_plain_ones_and_follow_changes) {
     const model_data golden = golden_data("qwen3-tiny");
     size_t blocks = 1;

@@ -1,6 +1,6 @@
 // run: check=1,2 all=3,2san
-/* The sums that a model shows of its layers: against sums over its buffers, and the same bits on
- * all ranks together and on one. */
+/* The sums that moert_model_watch shows of a model's layers are compared with sums over the model's
+ * buffers. All ranks together give the same bits as one rank. */
 #include "layer/internal.h"
 #include "model/watch.h"
 #include "support/layer/layer_run.h"
@@ -10,7 +10,7 @@
 
 enum { SEQUENCES = 5, LENGTH = 16, PADDING = 3 };
 
-/* Runs a forward of made-up tokens, of which the last ones of each sequence are padding. */
+/* Runs a forward of made-up tokens; the last tokens of each sequence are padding. */
 static void forward(moert_model *model, size_t piece) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.01, 0.0};
     model_data data = alloc_data(SEQUENCES, LENGTH);
@@ -26,7 +26,7 @@ static void forward(moert_model *model, size_t piece) {
     ASSERT_OK(moert_run_loss(run_of(model), &losses, 0.5, &result));
 }
 
-/* This rank's sums of squares and of -r log r, from the buffers. */
+/* Computes this rank's sums of squares and of -r log r from the model's buffers. */
 static void sum_by_hand(moert_model *model, double *squares, double *entropies) {
     const size_t rows = run_of(model)->batch.tokens, experts = model->config.router.experts;
     for (size_t l = 0; l < model->config.layers && rows > 0; l++) {
@@ -49,7 +49,7 @@ TEST(test_the_sums_are_those_of_all_micro_batches_of_a_step) {
     assert_int_equal(model->config.layers, LAYERS);
     ASSERT_OK(moert_model_watch_create(run_of(model), &watch));
     forward(model, 7);
-    ASSERT_OK(moert_model_watch_take(watch, true)); /* of an earlier step */
+    ASSERT_OK(moert_model_watch_take(watch, true)); /* this forward belongs to an earlier step */
     for (size_t piece = 0; piece < PIECES; piece++) {
         forward(model, piece);
         ASSERT_OK(moert_model_watch_take(watch, piece == 0));

@@ -20,8 +20,9 @@ static const bias_case cases[] = {
     {2, 513, 513, 1, {0, 0}},
 };
 
-/* Runs forward and both gradients. A shared bias is that of a dense layer: without weights, one for
- * all groups, but each group has its gradient. Two rows past the last group must keep their values.
+/* Runs forward and both gradients. A shared bias is that of a dense layer: it has no routing
+ * weights and is the same for all groups, but each group has a gradient of its own. Two rows past
+ * the last group must keep their values.
  */
 static void check(const bias_case *c, bool shared, bool accumulate) {
     const size_t used = c->ends[c->groups - 1], rows = used + 2, y_floats = rows * c->ldy,

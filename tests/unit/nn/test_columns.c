@@ -3,8 +3,8 @@
 #include "nn/nn.h"
 #include "support/test.h"
 
-/* Buffers of `rows` rows on the side that a copy writes and a sum reads, and rows / repeat on the
- * other. */
+/* A copy reads the narrow buffer, which has rows / repeat rows, and writes the wide one, which has
+ * `rows` rows. A sum reads the wide buffer and writes the narrow one. */
 typedef struct columns_case {
     size_t rows, repeat, columns, wide_stride, wide_column, narrow_stride, narrow_column;
 } columns_case;
@@ -80,7 +80,7 @@ TEST(test_clip_limits_values_and_stops_gradients_beyond_the_limit) {
         const size_t n = counts[c];
         double *values = random_doubles("x", n), *gradients = random_doubles("dy", n);
         double *clipped = test_alloc((n + 1) * sizeof *clipped);
-        for (size_t i = 0; i < n; i++) /* the limit itself passes */
+        for (size_t i = 0; i < n; i++) /* some values equal the limit and must pass unclipped */
             values[i] = i % 7 == 0 ? (i % 2 == 0 ? 0.5 : -0.5) : values[i];
         moert_buffer *x = upload_doubles(values, n), *y = unset_floats(n),
                      *dy = upload_doubles(gradients, n);

@@ -1,6 +1,6 @@
 // run: check=1,1gpu all=1san
-/* Digests of rows against their formula on the host; every bit of a row counts, and nothing outside
- * of it. */
+/* Digests of rows against their formula on the host. A digest depends on every bit of a row, and on
+ * nothing outside the row. */
 #include "base/rng.h"
 #include "nn/nn.h"
 #include "support/test.h"
@@ -23,7 +23,7 @@ static void fill(void) {
     words[5] = 0x7F800001; /* a NaN that signals keeps its bits */
 }
 
-/* Factors are odd, so each bit of a word changes both sums. */
+/* The factor of a word. Factors are odd, so each bit of a word changes both sums of the digest. */
 static uint32_t factor(uint32_t place) {
     uint32_t x = (place + 1) * UINT32_C(0x9E3779B1);
     x ^= x >> 15;

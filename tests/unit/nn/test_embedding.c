@@ -60,8 +60,8 @@ static float *backward(const int32_t *token, const float *dx, moert_embedding_pa
 }
 
 TEST(test_backward_sums_the_requested_rows_in_token_order) {
-    /* 1300 tokens of 3000: few equal each of the computed rows. The partial of a sequence without
-     * tokens is still written. */
+    /* One case has sequences of 1300 tokens and a vocabulary of 3000, so few tokens equal each of
+     * the requested rows. The partial of a sequence without tokens is still written. */
     static const struct {
         size_t sequences, length, hidden, vocabulary, first_row, rows;
     } cases[] = {
@@ -88,9 +88,9 @@ TEST(test_backward_sums_the_requested_rows_in_token_order) {
     }
 }
 
-/* Computes the tree nodes of a span in two ways and compares their bits: directly from linked lists
- * of equal tokens without the token `fixed`, and as a tree reduction of one partial per sequence,
- * to which `fixed` is padding. */
+/* Computes the tree nodes of a span in two ways and compares their bits. The first way uses linked
+ * lists of equal tokens, without the token `fixed`. The second way is a tree reduction of one
+ * partial per sequence, for which `fixed` is padding. */
 static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
                            bool accumulate, int32_t fixed) {
     enum { OFFSET = 4 };

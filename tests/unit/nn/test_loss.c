@@ -1,5 +1,5 @@
 // run: check=1,1gpu all=1san
-/* Cross-entropy against float64, its gradient against float64 differences. */
+/* Cross-entropy against float64, and its gradient against central differences in float64. */
 #include "base/dtype.h"
 #include "nn/nn.h"
 #include "support/test.h"
@@ -81,7 +81,8 @@ TEST(test_gradient_matches_differences) {
     assert_close("gradient", got.gradient, want, VOCABULARY, 1e-6, 1e-5);
 }
 
-/* Without a target, a token has no loss and no gradient. With a factor of 0, the logits stay. */
+/* Without a target, a token has no loss and no gradient. With a factor of 0, the logits keep their
+ * values. */
 TEST(test_a_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
     enum { TOKENS = 4, IGNORED = 1 };
     static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
@@ -106,7 +107,8 @@ TEST(test_a_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
 }
 
 TEST(test_bits_do_not_depend_on_the_position_of_the_row_or_of_equal_logits) {
-    enum { TOKENS = 6, VOCABULARY = 1003, EQUAL = 45 }; /* rows of an odd length: any alignment */
+    /* rows have an odd length, so they begin at any alignment */
+    enum { TOKENS = 6, VOCABULARY = 1003, EQUAL = 45 };
     float *row = random_floats(VOCABULARY, 8.0f, 12);
     float *logits = test_alloc(TOKENS * VOCABULARY * sizeof *logits);
     int32_t target[TOKENS];

@@ -16,7 +16,7 @@ static const norm_case cases[] = {{0, 0, 20},    {2, 0, 16},    {1, 4, 2},     {
 #define CASES MOERT_COUNT(cases)
 enum {
     WIDE = 256
-}; /* wider rows are left out where their kernels would be compiled for one check */
+}; /* wider rows are skipped in checks that would be the only use of their compiled kernels */
 
 /* The oracle over all rows. The loss is sum(dy * y), so the gradients of the loss are the results
  * of backward. */
@@ -182,8 +182,9 @@ TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
 /* Sizes of the test of norm and rotation: heads per token, tokens per sequence, sequences. */
 enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
 
-/* Compares norm and rotation of heads in two steps with one call, which is one kernel where it can
- * be, and its result in bf16. Then compares the gradients, which the second way writes in bf16. */
+/* Compares norm and rotation of heads in two calls with one call that does both (in one kernel if
+ * possible) and with its result in bf16. Then compares the gradients, which the combined call
+ * writes in bf16. */
 static void compare_rotated(size_t width, moert_rotation rotation) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
     const oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
@@ -238,7 +239,7 @@ TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
     }
 }
 
-/* Checks that a norm of 4 rows of 4 floats is refused after a change. */
+/* Changes a valid norm of 4 rows of 4 floats, and checks that it is refused. */
 #define REFUSED(text, change)                                                                      \
     do {                                                                                           \
         moert_norm norm = {.rows = 4, .width = 4, .x = x, .weight = x, .y = x, .rstd = x};         \

@@ -45,7 +45,7 @@ typedef struct weights {
     moert_buffer *p, *m, *v;
 } weights;
 
-/* The settings of step `step`, from 1 on. */
+/* The settings of step `step`; the first step is 1. */
 static moert_update step_of(moert_optimizer_kind optimizer, uint64_t step) {
     moert_update update = settings;
     update.optimizer = optimizer;
@@ -53,7 +53,8 @@ static moert_update step_of(moert_optimizer_kind optimizer, uint64_t step) {
     return update;
 }
 
-/* A step of n floats, with moments of a type from `state_at` on. */
+/* Takes a step of n floats. The moments have dtype `type` and begin at element `state_at` of their
+ * buffers. */
 static void take_step(const moert_update *update, size_t n, weights of, moert_buffer *gradient,
                       moert_dtype type, size_t state_at) {
     const moert_elements g = {gradient, MOERT_DTYPE_F32, update->at},
@@ -61,7 +62,8 @@ static void take_step(const moert_update *update, size_t n, weights of, moert_bu
     ASSERT_OK(moert_update_weights(update, n, of.p, &g, moments));
 }
 
-/* A range of n parameters. Its moments begin at state_at in buffers that end with the range. */
+/* A range of n parameters. Its moments begin at element state_at of buffers that end where the
+ * range ends. */
 typedef struct range {
     size_t n, at, count, state_at;
 } range;
@@ -86,7 +88,8 @@ static void run(moert_optimizer_kind optimizer, range of, const float *parameter
     result[2] = download_floats(on.v, moments);
 }
 
-/* The last parameter of several is padding: zero, and without a gradient. It stays zero. */
+/* If there are several parameters, the last is padding: its value and gradient are zero. It must
+ * stay zero. */
 static void compare_steps(moert_optimizer_kind optimizer) {
     const size_t lengths[] = {0, 1, 15, 17, 4097};
     for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
@@ -108,7 +111,7 @@ static void compare_steps(moert_optimizer_kind optimizer) {
         }
         run(optimizer, (range){n, 0, n, 0}, parameter, gradient, NULL, got);
         assert_close("state", got[0], want[0], n, 1e-6, 1e-6);
-        /* SGD's momentum is a sum, AdamW's a mean, a tenth of it */
+        /* SGD's momentum is a sum; AdamW's is a mean, about a tenth as large */
         assert_close("state", got[1], want[1], n, optimizer == MOERT_OPTIMIZER_SGD ? 1e-7 : 1e-8,
                      1e-6);
         assert_close("state", got[2], want[2], n, 1e-10, 1e-6);
@@ -175,7 +178,7 @@ static uint32_t mix(uint32_t x) {
     return x ^ x >> 16;
 }
 
-/* The random bits of the element at `place` of the part with this key. */
+/* The random bits for element `place` of the part that has this key. */
 static uint32_t random_bits(uint64_t key, uint64_t step, uint64_t place) {
     const moert_random of_step = moert_rng_block(step, 0, 0);
     const uint32_t low = (uint32_t)key ^ of_step.word[0],
@@ -187,11 +190,13 @@ static uint16_t round_up_or_down(float x, uint32_t random) {
     return (uint16_t)((moert_float_bits(x) + random) >> 16);
 }
 
-/* Takes a step of n elements, which begin at place `first` of parts of `part` elements, with bf16
- * moments. Compares it with a step of the same moments in float32. */
+/* Takes a step of n elements with bf16 moments. The elements begin at place `first` of consecutive
+ * parts of `part` elements each. Compares the results with a step on float32 moments of the same
+ * values. */
 static void check_bf16_step(moert_optimizer_kind optimizer, uint64_t step, size_t n, size_t part,
                             size_t first) {
-    const size_t parts = (first + n - 1) / part + 1, skipped = 3; /* keys before the first one */
+    /* number of keys before the key of the first part */
+    const size_t parts = (first + n - 1) / part + 1, skipped = 3;
     float *parameter = random_floats(n, 1.0f, 40 + step), *gradient = random_floats(n, 0.1f, 41);
     float *moments[2] = {random_floats(n, 0.1f, 42), random_floats(n, 0.1f, 43)};
     uint64_t *key = test_alloc((skipped + parts) * sizeof *key);
@@ -237,8 +242,8 @@ static void compare_bf16(moert_optimizer_kind optimizer) {
 
 EACH(test_bf16_moments_are_float32_ones_rounded_at_random, compare_bf16)
 
-/* The mean of many elements with the same moments follows the float32 moment, although each step
- * changes it by less than half a step of bf16. */
+/* The mean over many elements with equal moments follows the float32 moment, although each step
+ * changes the moment by less than half a unit in the last place of bf16. */
 TEST(test_the_mean_of_bf16_moments_is_right) {
     enum { N = 65536, LATER = 64 };
     float *values = test_alloc(N * sizeof *values), *small = test_alloc(N * sizeof *small);

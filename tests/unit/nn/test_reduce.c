@@ -1,6 +1,6 @@
 // run: check=1,1gpu all=1san
-/* The tree over sequences on the device, by its definition (test_numbers.c adds its nodes); sums of
- * squares; the addition kernel. */
+/* The tree over sequences on the device, compared with its definition (test_numbers.c adds the
+ * nodes); sums of squares; the addition kernel. */
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -69,8 +69,8 @@ static void sum_squares(const moert_square_span *span, size_t count, double *sum
     moert_squares_destroy(squares);
 }
 
-/* In the third buffer there are more blocks than work-items that add the sums of blocks. Spans have
- * gaps between them. The sums are computed again after a change of a buffer. */
+/* The third buffer has more blocks than there are work-items that add the blocks' sums. There are
+ * gaps between the spans. After a change of a buffer, the test computes the sums again. */
 TEST(test_squares_of_several_buffers_match_float64_and_follow_their_values) {
     enum { BUFFERS = 4, SPANS = 8 };
     const size_t length[BUFFERS][SPANS] = {
@@ -104,7 +104,8 @@ TEST(test_squares_of_several_buffers_match_float64_and_follow_their_values) {
     sum_squares(NULL, 0, NULL);
 }
 
-/* Copies of a tensor have the same sum, bit for bit, at any position, in float32 and in bf16. */
+/* The sum of squares has the same bits for all copies of a tensor, at any position, in float32 and
+ * in bf16. */
 TEST(test_sums_of_squares_do_not_depend_on_position_or_dtype_and_show_what_is_not_finite) {
     enum { COPIES = 20, SPANS = 2 * COPIES };
     static const size_t lengths[] = {1, 15, 4097, 9001, 20000};

@@ -3,7 +3,8 @@
 #include "nn/nn.h"
 #include "support/test.h"
 
-/* Rotates `width` elements of each head of `head_size`, from `offset` on. */
+/* A case rotates `width` elements of each head of `head_size` elements, from element `offset`
+ * on. */
 typedef struct rope_case {
     size_t sequences, length, heads, head_size, width, offset;
 } rope_case;
@@ -68,7 +69,7 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
     }
 }
 
-/* Two documents in each of two sequences, then the sequences themselves. */
+/* Each of two sequences first has two documents, then is one document. */
 TEST(test_rope_of_a_document_or_sequence_has_the_same_bits_alone_and_at_any_offset) {
     const rope_case shape = {2, 19, 2, 24, 20, 4};
     const size_t width = shape.heads * shape.head_size, tokens = 2 * shape.length;
@@ -164,7 +165,7 @@ TEST(test_rope_refuses_odd_widths_and_short_tables) {
     REFUSED("even width, not 3", 4, rotation.width = 3);
     REFUSED("from element 3 on", 4, (rotation.width = 6, rotation.offset = 3));
     REFUSED("cannot rotate 6", 4, (rotation.width = 6, rotation.offset = SIZE_MAX));
-    /* rows of such a table are twice as long */
+    /* an interleaved rotation needs rows twice as long in its table */
     REFUSED("exceed", 4, rotation.interleaved = true);
 }
 

@@ -1,5 +1,5 @@
 // run: check=1 all=1san
-/* Descriptions and buffers that are refused, plain and quantized; sizes of buffers; creating,
+/* Refused descriptions and buffers of plain and quantized ops; sizes of buffers; creating,
  * executing, recording and destroying an op. */
 #include "support/op/bytes.h"
 
@@ -21,8 +21,7 @@ static moert_op_options quantized(moert_op_kind kind) {
     return o;
 }
 
-/* Applies `change` to a copy `o` of a description, then checks that moert_op_create() refuses
- * `o`. */
+/* Copies a description to `o`, applies `change`, and checks that moert_op_create() refuses `o`. */
 #define REFUSED(description, status, text, change)                                                 \
     do {                                                                                           \
         moert_op_options o = (description);                                                        \
@@ -324,8 +323,8 @@ TEST(test_buffers_have_the_bytes_that_the_op_reports) {
                                         "column",  "column_scale",
                                         "norm",    "alpha",
                                         "nothing"};
-    /* without a promise each of two groups begins a new tile of x_scale, and column has five
-     * blocks */
+    /* Without row_multiple, each of the two groups begins a new tile of x_scale, and column has
+     * five blocks of rows */
     static const char *const wanted[] = {
         "ends 8, x 1600, x_scale 1024, x_global 8, y 3200, y_scale 400, weight 0, weight_scale 0, "
         "weights 1024, weight_scales 512, column 5120, column_scale 320, norm 4, alpha 0, nothing "
@@ -390,7 +389,8 @@ TEST(test_a_replay_computes_on_the_present_contents_of_its_buffers) {
     ASSERT_OK(moert_buffer_write(buffers.x, 0, x, sizeof x));
     ASSERT_OK(moert_buffer_write(buffers.y, 0, y, sizeof y));
     ASSERT_OK(moert_buffer_write(buffers.weight, 0, weight, sizeof weight));
-    moert_op_buffers others = buffers; /* buffers of an execute before the replay */
+    /* buffers of another execute, which comes before the replay */
+    moert_op_buffers others = buffers;
     others.y = buffers.weight;
     others.weight = others.x = upload_plain(&o).weight;
     ASSERT_OK(moert_op_execute(op, &others));
@@ -422,7 +422,8 @@ TEST(test_the_reference_backend_cannot_be_recorded) {
 
 TEST(test_a_check_tells_the_backend_and_the_workspace) {
     moert_op_options o = plain(forward);
-    o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT; /* needs a workspace of several parts */
+    /* a quantized weight needs a workspace of several parts */
+    o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
     const char *backend = NULL;
     size_t bytes = 0;
     ASSERT_OK(moert_op_check(test_device, &o, NULL, NULL));
@@ -430,7 +431,7 @@ TEST(test_a_check_tells_the_backend_and_the_workspace) {
     moert_op *op = ops_open(&o);
     assert_string_equal(backend, moert_op_backend_name(op));
     assert_true(bytes >= moert_op_workspace_bytes(op) ||
-                strcmp(backend, "reference") == 0); /* each part is rounded up */
+                strcmp(backend, "reference") == 0); /* the check rounds each part up */
     o.n = 0;
     ASSERT_FAILS(moert_op_check(test_device, &o, &backend, &bytes), usage, "n is 0");
     ASSERT_FAILS(moert_op_check(NULL, &o, NULL, NULL), usage, "device is NULL");
@@ -441,7 +442,8 @@ TEST(test_an_op_in_the_callers_workspace_has_the_bits_of_one_call) {
     size_t bytes;
     moert_op_options o = ops_sized(forward, 2, 8, 32, 64);
     o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
-    o.prob = true; /* is applied after the GEMM, whose sums are in the workspace */
+    /* the GEMM leaves its sums in the workspace, and prob is applied to them later */
+    o.prob = true;
     ops_bytes start = ops_bytes_make(&o, ends, OPS_SPREAD), want = ops_bytes_copy(&start), got;
     moert_op_buffers buffers = ops_bytes_upload(&want);
     ASSERT_OK(moert_op_once(test_device, &o, &buffers));
@@ -451,7 +453,7 @@ TEST(test_an_op_in_the_callers_workspace_has_the_bits_of_one_call) {
     moert_op *op = ops_open(&o);
     assert_int_equal(moert_op_buffer_bytes(op, "workspace"), bytes);
     assert_true(bytes > 0);
-    /* in two workspaces, each of which was used otherwise before */
+    /* executes in workspaces with different old contents */
     for (size_t i = 0; i < 3; i++) {
         got = ops_bytes_copy(&start);
         buffers = ops_bytes_upload(&got);

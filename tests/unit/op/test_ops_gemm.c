@@ -6,9 +6,9 @@
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16,
                                     MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
 
-/* all groups empty; empty groups first, in between and last; one group with all rows; groups of one
- * row; sizes that no tile divides; rows past the last end; n and k above 128 that are no multiples
- * of 128; empty groups and a group of one row */
+/* The shapes have: all groups empty; empty groups first, in between and last; one group with all
+ * rows; groups of one row; sizes that are no multiples of a tile; rows past the last end; n and k
+ * above 128 that are no multiples of 128; empty groups and a group of one row */
 static const ops_shape shapes[] = {
     {16, 16, 0, 2, 0, {0, 0}},
     {33, 40, 5, 3, 0, {0, 0, 0}},
@@ -24,7 +24,7 @@ static const ops_shape shapes[] = {
                           643, 718, 924, 930, 940, 950, 960, 970, 980, 990, 1000, 1100}},
     {40, 136, 90, 5, 0, {13, 13, 14, 46, 80}},
 };
-/* ROW_KINDS: forward and dgrad. WIDE_TYPES: without the 8-bit dtypes */
+/* ROW_KINDS: the kinds forward and dgrad. WIDE_TYPES: the dtypes of at least 16 bits */
 enum { SHAPES = MOERT_COUNT(shapes), KINDS = 3, ROW_KINDS = 2, TYPES = 5, WIDE_TYPES = 3 };
 enum { DROPPED = 3, MANY = 6, USUAL = 7, PROB = 10 };
 
@@ -36,7 +36,7 @@ static moert_op_options describe(const ops_shape *s, size_t kind, moert_dtype ty
     return o;
 }
 
-/* Checks both backends, with stacked and discrete weights, for exact results. */
+/* Checks that both backends give exact results with stacked and with discrete weights. */
 static void check(moert_op_options o, const ops_shape *s) {
     for (size_t i = 0; i < 2; i++) {
         o.weight.discrete = i == 1;
@@ -50,11 +50,12 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
               &shapes[i / KINDS]);
 }
 
-/* Operands and result have any two dtypes, the same one, or only the result's dtype varies. */
+/* ANY: the operands have any dtype and the result any other; SAME: operands and result have one
+ * dtype; RESULT: only the result's dtype varies. */
 enum dtypes { ANY, SAME, RESULT };
 enum { X = MOERT_OP_PERMUTE_X, Y = MOERT_OP_PERMUTE_Y };
 
-/* Shape PROB has no 8-bit dtypes. */
+/* Cases of ops. Those with shape PROB leave out the 8-bit dtypes. */
 static const struct epilogue {
     size_t shape;
     enum dtypes dtypes;
@@ -62,18 +63,18 @@ static const struct epilogue {
     int permute;
     size_t topk, gap; /* gap: elements between rows */
 } epilogues[] = {
-    /* results of 16 and 8 bits are rounded once, at the end */
+    /* 16-bit and 8-bit results are rounded only once, after the sum */
     {MANY, ANY, 0, .topk = 1},
     {USUAL, ANY, 0, .topk = 1},
     {MANY, ANY, OPS_accumulate, .topk = 1},
-    /* alpha, beta and bias follow the formula; the alpha of group 4 is 0 */
+    /* alpha, beta and bias are applied as in the formula; the alpha of group 4 is 0 */
     {USUAL, RESULT, OPS_bias, .topk = 1},
     {USUAL, RESULT, OPS_alpha | OPS_beta, .topk = 1},
     {USUAL, RESULT, OPS_alpha | OPS_accumulate | OPS_bias, .topk = 1},
     {USUAL, RESULT, OPS_alpha | OPS_bias | OPS_bias_scale, .topk = 1},
-    /* the columns between rows are left alone */
+    /* the op does not write the gaps between rows */
     {USUAL, SAME, 0, .topk = 1, .gap = 3},
-    /* permutations gather and scatter rows, which keep their group and their prob */
+    /* permutations gather and scatter rows; each row keeps its group and its prob */
     {USUAL, SAME, 0, .permute = X, .topk = 1},
     {USUAL, SAME, 0, .permute = Y, .topk = 1},
     {USUAL, SAME, OPS_accumulate, .permute = X, .topk = 4},
@@ -81,7 +82,8 @@ static const struct epilogue {
     {USUAL, SAME, OPS_row_weight, .permute = Y, .topk = 4},
     {PROB, SAME, OPS_alpha | OPS_prob | OPS_amax, .permute = X, .topk = 3},
     {PROB, SAME, OPS_alpha | OPS_prob | OPS_amax | OPS_row_weight, .permute = Y, .topk = 3},
-    /* prob scales rows; amax is the largest magnitude of a group, with bias and old values */
+    /* prob scales rows; amax is the largest magnitude of a group's results, including bias and old
+     * values */
     {PROB, ANY, OPS_prob | OPS_amax, .topk = 1},
     {PROB, ANY, OPS_alpha | OPS_prob | OPS_amax, .topk = 1},
     {PROB, ANY, OPS_alpha | OPS_amax, .topk = 1},
@@ -115,9 +117,11 @@ TEST(test_every_epilogue_and_permutation_is_exact) {
     }
 }
 
-/* A forward drops such a row: its prob does not count in amax either. */
+/* A forward drops a row whose slot is outside the rows. The row's prob has no effect on amax
+ * either. */
 TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
-    static const size_t dropped[] = {13, 20}; /* the only row of group 2, one of 32 of group 3 */
+    /* row 13 is the only row of group 2; row 20 is one of the 32 rows of group 3 */
+    static const size_t dropped[] = {13, 20};
     for (size_t i = 0; i < ROW_KINDS * BACKENDS; i++) {
         moert_op_options o = describe(&shapes[PROB], i / 2, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         const bool forward = o.kind == MOERT_OP_GEMM_FORWARD;
@@ -134,8 +138,8 @@ TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
     }
 }
 
-/* Groups 0, 1 and 3 have no rows, so alpha must not apply to them. Arithmetic would change old
- * values of -0 and NaN. */
+/* Groups 0, 1 and 3 have no rows, so their weight gradients must keep their old values. Multiplying
+ * by alpha would change an old -0 or NaN. */
 TEST(test_a_wgrad_of_no_rows_applies_no_alpha) {
     enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
     static const double old[] = {-0.0, 0.0, 3.0, -2.0, NAN}, betas[] = {1.0, 0.0, 0.5, -2.0},

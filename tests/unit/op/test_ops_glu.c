@@ -1,6 +1,6 @@
 // run: check=1 all=1san
-/* GLU and dGLU ops: every form, order and interleaving against float64 and its central differences;
- * worked examples; rows that are read through a permutation. */
+/* GLU and dGLU ops: every form, order and interleaving, compared with float64 and central
+ * differences in float64; worked examples; rows that are gathered by a permutation. */
 #include "support/op/exact.h"
 
 TEST(test_forward_is_the_formula_on_unrounded_values) {
@@ -33,7 +33,8 @@ TEST(test_permuted_inputs_are_read_where_they_lie) {
 
 /* ---- worked examples ---- */
 
-/* One row, one gate and one up. A GLU computes c from x, weight, alpha and bias; a dGLU reads c. */
+/* Each example has one row, one gate and one up. A GLU computes c from x, weight, alpha and bias; a
+ * dGLU reads c. */
 TEST(test_worked_examples) {
     static const uint32_t end = 1;
     static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f, 0};

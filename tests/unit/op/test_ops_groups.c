@@ -1,9 +1,10 @@
 // run: check=1 all=1,1san
-/* Groups of ops. GLU and dGLU ops, plain and quantized, and plain GEMMs give a group the same bytes
- * with discrete weights, in an op of only that group, and padded with garbage rows of prob 0,
- * wherever the group's tiles of scales lie. Ops with quantized operands agree with float64: exact
- * sums, with many empty groups and groups of any size; every order and run of a GLU, with alpha and
- * prob of any sign; ops with all operands. */
+/* Groups of ops. Groups of plain and quantized GLU and dGLU ops and of plain GEMMs. A group's
+ * results have the same bytes with discrete weights, in an op of only that group, and with padding
+ * rows of garbage and prob 0. They do not depend on the position of the group's tiles of scales.
+ * Ops with quantized operands agree with float64. The cases are exact sums with many empty groups
+ * and groups of any size; every order and run of a GLU, with alpha and prob of any sign; ops with
+ * all operands. */
 #include "support/op/exact.h"
 #include "support/suite.h"
 
@@ -13,7 +14,7 @@ enum { GEMMS = 3, FORMATS = 4 };
 
 /* ---- ops ---- */
 
-/* An op with a global scale per group; a GLU or dGLU has every option. */
+/* Describes an op with a global scale per group; a GLU or dGLU gets every option. */
 static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
     moert_op_options o = ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), groups, rows,
                                   144, 160); /* n and k are no multiples of 128 */
@@ -30,7 +31,7 @@ static moert_op_options with_results(moert_op_options o, moert_format d, moert_f
     return o;
 }
 
-/* A plain op with every option that its case allows. */
+/* Describes a plain op with every option that GLU case i allows. */
 static moert_op_options case_of(size_t i) {
     moert_op_options o = ops_glu_case(i % 2 ? MOERT_OP_DGLU : MOERT_OP_GLU, i / 2);
     const bool glu = o.kind == MOERT_OP_GLU;
@@ -176,7 +177,7 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     assert_true(empty > 50);
 }
 
-/* ---- any split ---- */
+/* ---- any split of the rows into groups ---- */
 
 static const struct split {
     const char *name;
@@ -230,7 +231,7 @@ TEST(test_every_order_and_run_takes_alpha_and_prob_of_any_sign) {
     }
 }
 
-/* ---- most operands ---- */
+/* ---- ops with as many operands as possible ---- */
 
 /* Each op has every buffer that its kind can have. */
 TEST(test_an_op_takes_all_its_operands_together) {

@@ -1,8 +1,8 @@
 // run: check=1 all=1san
 /* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, if there is one: exact results of small
  * integers for any groups and epilogue, and the same bits in every run, whatever other rows are in
- * the batch. MXFP8, MXFP4 and NVFP4 operands have, for any payload, the bits of the same values in
- * bf16. */
+ * the batch. For any payload, ops on MXFP8, MXFP4 and NVFP4 operands have the bits of ops on the
+ * same values in bf16. */
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "support/op/exact.h"
@@ -12,10 +12,10 @@ enum { KINDS = 3, LAYOUTS = 3 };
 #define F16  MOERT_DTYPE_F16
 #define BF16 MOERT_DTYPE_BF16
 
-/* a very small GEMM; all groups empty; whole tiles; sizes one above or below a tile; K that ends
- * within a scaled block, a step or a word; empty groups and rows past the end; groups of a few
- * rows; more tiles than work-groups. Shapes of quantized operands are small, since the reference is
- * slow. */
+/* The shapes have: a very small GEMM; all groups empty; whole tiles; sizes one above or below a
+ * tile; K that ends within a scaled block, a step or a word; empty groups and rows past the end;
+ * groups of a few rows; more tiles than work-groups. Shapes for quantized operands are small,
+ * because the reference backend is slow. */
 static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 32, 0, 2, 0, {0, 0}},
@@ -26,14 +26,15 @@ static const ops_shape shapes[] = {
     {72, 1048, 200, 4, 0, {64, 128, 167, 190}},
     {520, 272, 150, 3, 0, {5, 5, 150}},
     {48, 64, 60, 36, 0, OPS_SINGLE_ROWS},
-    /* Shapes whose payloads idle warps decode during the GEMM. They cover K of 4 blocks and of
-     * multiples of 4 blocks, n in whole blocks, and odd numbers of groups and columns. */
+    /* With these shapes, idle warps decode the payloads during the GEMM. The shapes have K of 4
+     * blocks and of multiples of 4 blocks, n of whole blocks, and odd numbers of groups and
+     * columns. */
     {264, 384, 130, 2, 0, {129, 130}},
     {96, 1152, 300, 4, 0, {64, 128, 227, 290}},
     {520, 256, 150, 3, 0, {5, 5, 150}},
     {776, 128, 60, 36, 0, OPS_SINGLE_ROWS},
     {288, 256, 300, 2, 0, {130, 299}},
-    /* only of plain operands: many tiles; strides; more tiles than compute units; K below 64 */
+    /* only for plain operands: many tiles; strides; more tiles than compute units; K below 64 */
     {512, 320, 900, 5, 0, {0, 300, 301, 301, 813}},
     {136, 1048, 700, 4, 8, {64, 128, 427, 690}},
     {1032, 520, 640, 3, 24, {5, 5, 640}},
@@ -42,7 +43,7 @@ static const ops_shape shapes[] = {
     {8520, 8, 20, 2, 0, {13, 19}},
     {248, 56, 127, 3, 0, {0, 127, 127}},
 };
-/* MOST_PRODUCTS: limit of multiplications on the host, per check */
+/* MOST_PRODUCTS: the most multiplications that a check makes on the host */
 enum { SHAPES = MOERT_COUNT(shapes), MOST_PRODUCTS = 8000000 };
 enum {
     RANDOM_SHAPE = 6,
@@ -120,7 +121,7 @@ TEST(test_epilogues_are_exact) {
 
 /* ---- GLU ---- */
 
-/* the width I, and the index of the shape from which rows and K come */
+/* The layouts of gate and up: the width I, the index of the shape that gives the rows and K */
 static const struct layout {
     size_t width, shape;
 } layouts[] = {{8, 0},   {32, STRIDED_SHAPE}, {96, 3}, {128, 2}, {136, STRIDED_SHAPE},
@@ -214,8 +215,8 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
 
 enum { FORMATS = MOERT_FORMAT_NVFP4 + 1 }; /* all formats except FP8_BLOCK */
 
-/* Both operands have blocks along the reduction index. A dgrad's weights may be stored
- * transposed. */
+/* Describes an op whose operands both have blocks along the reduction index. A dgrad's weights may
+ * be stored transposed. */
 static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kind,
                                            moert_format format, size_t layout, moert_dtype result) {
     moert_op_options o =
@@ -234,7 +235,7 @@ static size_t of_kind(moert_op_kind kind, size_t i) {
 TEST(test_quantized_operands_are_exact_for_every_split_of_the_rows) {
     if (!has_tensor_cores("skipped"))
         return;
-    /* the tests below run other formats on fewer shapes */
+    /* each kind and shape runs one format here; later tests run more formats on fewer shapes */
     for (size_t i = 0; i < QUANTIZED_SHAPES * KINDS; i++) {
         const ops_shape *s = &shapes[i % QUANTIZED_SHAPES];
         const moert_op_kind kind = (moert_op_kind)(i / QUANTIZED_SHAPES);
@@ -272,7 +273,8 @@ TEST(test_a_quantized_operand_multiplies_a_plain_one_or_another_format) {
 TEST(test_epilogues_of_quantized_operands_are_exact) {
     if (!has_tensor_cores("skipped"))
         return;
-    /* a quantized result; alpha and bias; prob and amax; alpha and beta; a result in bf16 */
+    /* the five cases: a quantized result; alpha and bias; prob and amax; alpha and beta; a result
+     * in bf16 */
     for (size_t i = 0; i < 5; i++) {
         const ops_shape *s = &shapes[EPILOGUE_SHAPE];
         moert_op_options o =

@@ -8,7 +8,7 @@
 #include "support/op/exact.h"
 
 enum { BLOCK = 128 };
-/* The cases: the kinds of a GEMM, and a dgrad whose weights are stored transposed. */
+/* The cases: the three kinds of GEMM, and a dgrad whose weights are stored transposed. */
 enum { DGRAD_TRANSPOSED = MOERT_OP_GEMM_WGRAD + 1, CASES };
 enum {
     ALL = (1 << CASES) - 1,
@@ -16,9 +16,9 @@ enum {
     DGRAD = 1 << MOERT_OP_GEMM_DGRAD | 1 << DGRAD_TRANSPOSED,
     WGRAD = 1 << MOERT_OP_GEMM_WGRAD,
 };
-/* the smallest shape; all groups empty; whole tiles; sizes one above or below a tile; partial
- * blocks, empty groups and rows past the end; strides; groups of a few rows; more tiles than
- * work-groups */
+/* The shapes have: the smallest sizes; all groups empty; whole tiles; sizes one above or below a
+ * tile; partial blocks, empty groups and rows past the end; strides; groups of a few rows; more
+ * tiles than work-groups */
 static const struct row {
     ops_shape shape;
     unsigned cases; /* one bit for each case that runs this shape */
@@ -78,7 +78,7 @@ TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
         const ops_shape *s = &shapes[i / CASES].shape;
         if (!is_of(i / CASES, i % CASES))
             continue;
-        /* result dtypes alternate, so that each case has results of both dtypes */
+        /* result dtypes alternate, so that each case runs with both dtypes */
         const bool floats = (i / CASES + i) % 2;
         const moert_op_options o =
             describe_blocks(s, i % CASES, floats ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
@@ -111,10 +111,10 @@ static double cut(double x, double unit) {
 }
 
 /*
- * Models how tensor cores add up to STEP products to a sum. They align all addends with the largest
- * addend, and cut bits below 2^-13 of that addend's power of two. They cut the result at the same
- * relative position. *loss grows by the largest possible loss: one unit per addend (or the addend,
- * if smaller), and one unit of the result.
+ * Models how tensor cores add up to STEP products to a sum. Tensor cores align all addends with the
+ * largest addend, and cut off the bits below 2^-13 of the largest addend's power of two. They cut
+ * the sum at the same relative position. *loss grows by the largest possible loss: one unit per
+ * addend (or the addend, if smaller), and one unit of the result.
  */
 enum { STEP = 32, KEPT = 13 };
 static double add_step(const double *products, size_t count, double sum, double *loss) {
@@ -138,7 +138,8 @@ static double add_step(const double *products, size_t count, double sum, double 
     return cut(next, last);
 }
 
-/* Checks an element, the sum of these products, and returns its error relative to their sizes. */
+/* Checks an element, which is the sum of these products. Returns the element's error relative to
+ * the sum of the products' magnitudes. */
 static double check_sum(double value, const double *products, size_t count) {
     double exact = 0.0, size = 0.0, loss = 0.0;
     float sum = 0.0f;
@@ -203,7 +204,7 @@ TEST(test_unsupported_ops_are_refused_or_left_to_other_backends) {
     ops_check_fallback("nvidia", o, hopper ? "takes only rows of fp8-block" : "takes only GPUs");
 }
 
-/* The kernel skips groups without rows. */
+/* The kernel that transposes weights skips groups without rows. */
 TEST(test_weights_of_8_bits_are_transposed) {
     enum { GROUPS = 3, N = 272, K = 144, BYTES = GROUPS * N * K };
     const uint32_t ends[GROUPS] = {4, 4, 7};

@@ -15,8 +15,8 @@ static void add_globals(moert_operand *operand, bool by_groups) {
     operand->how.group_scales = operand->global && by_groups;
 }
 
-/* Case i of the quantized ops: every kind, with every format and axis of the first operand. The
- * other settings change with the variant. */
+/* Describes case i of the quantized ops. The cases have every kind, with every format and axis of
+ * the first operand; the other settings vary with i. */
 static moert_op_options operand_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
@@ -104,7 +104,7 @@ TEST(test_global_scales_multiply_alpha) {
     }
 }
 
-/* Groups 0, 2 and 5 have no rows, so their global scales have no effect. */
+/* Groups 0, 2 and 5 have no rows, so the test expects that their global scales have no effect. */
 TEST(test_a_global_scale_of_no_rows_does_not_count) {
     for (size_t i = 0; i < BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
@@ -149,8 +149,9 @@ TEST(test_any_split_of_the_rows_is_right) {
     }
 }
 
-/* If ends break row_multiple, scales may not fit their buffer. The portable backend leaves out the
- * operands that do not fit. The reference backend reports the error before it writes. */
+/* If ends are no multiples of row_multiple, scales may not fit their buffer. The portable backend
+ * leaves out the operands that do not fit. The reference backend reports the error before it writes
+ * anything. */
 TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
     for (size_t i = 0; i < LAYOUTS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
@@ -173,7 +174,7 @@ TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
 }
 
 /* Every element is 1, so each element of a weight gradient is the number of rows of its group. The
- * scales of x have room for only two of three blocks, or one of three tiles. */
+ * buffer of x's scales has room for only two of three blocks, or for one of three tiles. */
 TEST(test_operands_without_room_count_as_zeros) {
     static const uint32_t ends[] = {20, 40, 64};
     for (size_t tiled = 0; tiled < 2; tiled++) {
@@ -185,7 +186,8 @@ TEST(test_operands_without_room_count_as_zeros) {
         memset(data.at[MOERT_OP_BUFFER_x_scale], 127, data.bytes[MOERT_OP_BUFFER_x_scale]);
         for (size_t i = 0; i < o.rows * o.n; i++)
             ops_floats(&data, MOERT_OP_BUFFER_y)[i] = 1.0f;
-        mallopt(M_PERTURB, 1); /* fills new memory of a CPU device with large numbers */
+        /* malloc fills new memory with large numbers, also for a CPU device */
+        mallopt(M_PERTURB, 1);
         ops_bytes_execute("portable", &data);
         mallopt(M_PERTURB, 0);
         for (size_t i = 0; i < 3 * o.n * o.k; i++) {
@@ -235,8 +237,8 @@ TEST(test_a_recording_serves_other_splits_and_values) {
 
 /* ---- workspace ---- */
 
-/* In CPU form, the portable backend decodes weights while it multiplies. It needs workspace only
- * for scales that it copies out of tiles. */
+/* In CPU form, the portable backend decodes weights during the GEMM. The backend needs workspace
+ * only for scales that it copies out of tiles. */
 TEST(test_a_quantized_weight_is_not_copied) {
     enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
     const bool copies = moert_device_describe(test_device)->gpu_form;

@@ -35,7 +35,7 @@ TEST(test_quantized_results_are_those_of_the_quantizer) {
     }
 }
 
-/* With a norm, cuDNN's rules for scales replace those of the quantizer. */
+/* With a norm, the scales follow cuDNN's rules instead of the quantizer's. */
 TEST(test_a_norm_scales_quantized_results) {
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);

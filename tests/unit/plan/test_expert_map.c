@@ -1,5 +1,6 @@
 // run: check=1 all=1san device=0
-/* Placements of experts: their checks, and those that balance the ranks' rows. */
+/* Placements of experts: the checks of a placement, and the placement that balances the ranks'
+ * rows. */
 #include "base/rng.h"
 #include "plan/balance.h"
 #include "support/test.h"
@@ -48,7 +49,7 @@ TEST(test_contiguous_blocks_of_experts_differ_by_at_most_one) {
             }
             assert_int_equal(next, experts);
         }
-    size_t first, count; /* of calls with senseless arguments */
+    size_t first, count; /* results of calls with senseless arguments */
     moert_plan_experts(4, 0, 0, &first, &count);
     assert_int_equal(count, 0);
     assert_int_equal(moert_plan_owner(4, 0, 1), 0);
@@ -98,7 +99,8 @@ static uint32_t *balanced(const moert_expert_map *map, const uint64_t *rows, boo
     return expert;
 }
 
-/* The busiest rank's rows over the mean after balancing; checks that the placement is complete. */
+/* Balances the placement and checks that it is complete. Returns the busiest rank's rows divided by
+ * the mean. */
 static double balance(const moert_expert_map *map, const uint64_t *rows, bool clones) {
     const uint32_t *expert = balanced(map, rows, clones);
     moert_expert_map *copy;
@@ -120,7 +122,7 @@ TEST(test_loads_of_zipf_are_balanced) {
     }
 }
 
-/* Assigns a balanced placement; returns whether that changed anything. */
+/* Assigns the balanced placement; returns whether the placement changed. */
 static bool rebalance(moert_expert_map *map, const uint64_t *rows, bool clones) {
     const uint32_t *expert = balanced(map, rows, clones);
     const bool same =
@@ -135,7 +137,7 @@ TEST(test_balanced_loads_stay_and_few_experts_move) {
     uint64_t rows[EXPERTS];
     size_t moved = 0;
     for (int equal = 2; equal >= 0;
-         equal--) { /* 0: all experts differ, but each rank has nearly the mean */
+         equal--) { /* 0: the experts' rows differ, but each rank has nearly the mean */
         for (size_t e = 0; e < EXPERTS; e++)
             rows[e] = equal == 2 ? 0 : equal == 1 ? 7 : 1000 + e * 37 % 64;
         assert_memory_equal(balanced(map, rows, false), map->expert, SLOTS * sizeof *map->expert);
@@ -155,7 +157,7 @@ TEST(test_experts_go_to_the_node_of_their_tokens) {
     uint64_t rows[EXPERTS], from[NODES][EXPERTS];
     const moert_row_sources sources = {NODES, node, from[0]};
     for (int even = 0; even < 2; even++) {
-        /* node e % 2 has 9 of 10 rows of expert e, or half */
+        /* node e % 2 sends 9 of 10 rows of expert e, or half of them */
         for (size_t e = 0; e < EXPERTS; e++) {
             rows[e] = 1000 + e * 37 % 64;
             from[e % 2][e] = even ? rows[e] / 2 : rows[e] * 9 / 10;
@@ -190,15 +192,18 @@ TEST(test_clones_end_when_they_are_off_or_not_needed) {
         uint64_t rows[8] = {900, 10, 10, 10, 10, 10, 10, 10};
         assert_true(rebalance(map, rows, true));
         assert_int_equal(map->chain[0], 4);
-        rows[0] = off ? 900 : 100; /* of 170: three slots would have 33 each; half the mean is 21 */
+        /* 100 of 170 rows: three slots would have 33 each; half the mean is 21 */
+        rows[0] = off ? 900 : 100;
         assert_int_equal(rebalance(map, rows, !off), off);
-        rows[0] = off ? 900 : 10; /* of 80: two slots would have 5 each; half the mean is 10 */
+        /* 10 of 80 rows: two slots would have 5 each; half the mean is 10 */
+        rows[0] = off ? 900 : 10;
         assert_int_equal(rebalance(map, rows, !off), !off);
         assert_int_equal(map->longest, 1);
     }
 }
 
-/* The busiest rank's rows in the best of all placements of `left` experts, by brute force. */
+/* Tries all placements of `left` experts; returns the smallest possible number of rows on the
+ * busiest rank. */
 static uint64_t best_of_all(const uint64_t *rows, size_t left, size_t ranks, size_t slots,
                             uint64_t *load, size_t *held) {
     uint64_t best = UINT64_MAX;
@@ -221,7 +226,7 @@ static uint64_t best_of_all(const uint64_t *rows, size_t left, size_t ranks, siz
     return best;
 }
 
-/* A local search is not the optimum, but near to it. */
+/* Balancing is a local search; its result need not be the optimum, but must be near it. */
 TEST(test_placements_are_near_the_best) {
     for (size_t seed = 0; seed < 50; seed++) {
         enum { EXPERTS = 9, RANKS = 3, SLOTS = 4 };

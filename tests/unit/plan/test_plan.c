@@ -1,9 +1,10 @@
 // run: check=1 all=1san device=0
-/* The plans of simulated ranks, compared with the rows of routing.h by brute force. */
+/* The plans of simulated ranks, compared with the routing that routing.h computes by brute
+ * force. */
 #include "plan/expert_map.h"
 #include "support/exchange/routing.h"
 
-/* Adds to the shapes of routing.h. */
+/* More shapes than those of routing.h. */
 static const shape more[] = {
     {"all to the last two", 10, 3, 1, {10, 20, 0, 7}, LAST_TWO, 30},
     {"many ranks", 64, 8, 1, {1, 2, 3, 4, 5, 6, 7, 8, 9}, RANDOM, 31},
@@ -118,8 +119,9 @@ static moert_expert_map *new_map(size_t groups) {
     return owned(map, moert_expert_map_destroy);
 }
 
-/* Row n of an expert, over all ranks, is in the member whose range holds n, and there behind the
- * rows before it. Returns the largest number of an expert's rows that leave their rank. */
+/* An expert's rows are numbered over all ranks. Checks that row n is on the slot whose range
+ * contains n, behind the earlier rows of that range. Returns the largest number of an expert's rows
+ * that leave their rank. */
 static size_t check_ranges(const moert_expert_map *map) {
     const shape c = {"clones", CLONED_EXPERTS, 2, 1, {300, 1, 150}, RANDOM, 7};
     const fixture f = build(&c, CLONED_RANKS, map);
@@ -154,7 +156,8 @@ static size_t check_ranges(const moert_expert_map *map) {
 
 TEST(test_clones_share_the_rows_of_an_expert) {
     enum { CLONE = MOERT_EXPERT_CLONE, NONE = MOERT_NO_EXPERT };
-    /* expert 1, of rank 0, has clones on both other ranks; expert 3, of rank 2, one on rank 0 */
+    /* expert 1 of rank 0 has clones on both other ranks; expert 3 of rank 2 has a clone on rank
+     * 0 */
     static const uint32_t expert[] = {0,         CLONE | 3, 1,         NONE, /* rank 0 */
                                       2,         NONE,      CLONE | 1, NONE, /* rank 1 */
                                       CLONE | 1, 3,         NONE,      NONE};

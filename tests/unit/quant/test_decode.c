@@ -8,8 +8,8 @@
 
 enum { FORMATS = MOERT_FORMAT_NVFP4 + 1, GROUPS = 3 }; /* all formats except FP8_BLOCK */
 
-/* the shapes are: one block; more data than one work-group decodes, and a partial work-group; many
- * columns */
+/* the shapes: one block; more data than one work-group decodes, with a partial last work-group;
+ * many columns */
 static const struct shape {
     size_t rows, columns; /* rows and columns of each group */
 } shapes[] = {{32, 32}, {64, 1056}, {96, 2048}};

@@ -1,6 +1,6 @@
 // run: check=1,1gpu all=1san
-/* Quantizers: published byte vectors, without and with a norm, the options of NVFP4, and the bytes
- * of an oracle for hostile data and shapes. */
+/* Quantizers: published byte vectors with and without a norm, the options of NVFP4, and comparison
+ * with an oracle, byte by byte, for hostile data and shapes. */
 #include <float.h>
 
 #include "base/dtype.h"
@@ -92,7 +92,8 @@ TEST(test_special_values_stay_in_their_block) {
 TEST(test_blocks_with_a_norm_have_the_bytes_of_cudnn) {
     const moert_format e4m3 = MOERT_FORMAT_MXFP8_E4M3, e5m2 = MOERT_FORMAT_MXFP8_E5M2,
                        nvfp4 = MOERT_FORMAT_NVFP4;
-    /* the scale and first payload byte of a block of `value` and zeros */
+    /* the block consists of `value` and zeros; `scale` and `q` are the expected scale and first
+     * payload byte */
     const struct {
         moert_format format;
         float norm, value;
@@ -101,18 +102,19 @@ TEST(test_blocks_with_a_norm_have_the_bytes_of_cudnn) {
         {e4m3, 0.01f, 1000.0f, 122, 0x7A},
         {e4m3, 0.01f, 0.0f, 0, 0},
         {e4m3, 0.01f, 6.4134731f, 115, 0x78},
-        /* E5M2 ends at 128 */
-        {e5m2, 1.0f, 128.0f, 127, 0x58},    /* 128 / 128 = 2^0 */
-        {e5m2, 1.0f, 57344.0f, 136, 0x57},  /* 57344 / 128 = 448, up to 2^9; 57344 / 2^9 = 112 */
-        {e5m2, 0.5f, -57344.0f, 135, 0xD7}, /* 448 * 0.5 = 224, up to 2^8 */
+        /* with a norm, the largest E5M2 value is 128 */
+        {e5m2, 1.0f, 128.0f, 127, 0x58}, /* 128 / 128 = 2^0 */
+        /* scale: 57344 / 128 = 448, rounded up to 2^9; payload: 57344 / 2^9 = 112 */
+        {e5m2, 1.0f, 57344.0f, 136, 0x57},
+        {e5m2, 0.5f, -57344.0f, 135, 0xD7}, /* 448 * 0.5 = 224, rounded up to 2^8 */
         {e5m2, 1.0f, INFINITY, 254, 0x7B},  /* the largest payload, 57344 */
-        /* the smallest scale multiplies by the largest number */
+        /* the reciprocal of the smallest scale is FLT_MAX */
         {e4m3, 1.0f, 0x1p-126f, 0, 0x48}, /* 2^-126 * FLT_MAX = 4 */
         {e4m3, 1.0f, 448 * 0x1p-126f, 1, 0x7E},
         {e4m3, 0x1p-30f, 1.0f, 89, 0x78}, /* 2^-38 / 448 * 512 */
         {e4m3, 0x1p-126f, 448.0f, 1, 0x7E},
         {e4m3, 0x1p-127f, 448.0f, 0, 0x7E}, /* 448 * FLT_MAX saturates */
-        /* NaN and infinity are treated as without a norm */
+        /* a norm does not change how NaN and infinity are quantized */
         {e4m3, 0.01f, NAN, 255, 0x7F},
         {e4m3, 0.01f, -INFINITY, 254, 0xFE},
         {nvfp4, 0.01f, NAN, 0x7F, 0x77},
@@ -124,7 +126,7 @@ TEST(test_blocks_with_a_norm_have_the_bytes_of_cudnn) {
         {nvfp4, -1.0f, 1.0f, 0x7F, 0x77},
         {nvfp4, NAN, 1.0f, 0x7F, 0x77},
         {nvfp4, 0.0f, 1.0f, 0x7F, 0x77},
-        /* scales of NVFP4 follow the formula */
+        /* NVFP4's scales follow the formula of moert/quantize.h with a norm */
         {nvfp4, 1.0f, 6.0f, 0x38, 0x07},           /* scale 1 */
         {nvfp4, 4.0f, -6.0f, 0x48, 0x0F},          /* scale 4 */
         {nvfp4, 1.0f, 6000.0f, 0x7E, 0x07},        /* scale and payload saturate */
@@ -147,7 +149,8 @@ TEST(test_blocks_with_a_norm_have_the_bytes_of_cudnn) {
 
 TEST(test_the_caller_may_give_the_global_scale) {
     const float given = 12.0f / 2688.0f, x[3 * 16] = {[0] = 6.0f, [16] = -12.0f, [32] = 100.0f};
-    const unsigned char want[] = {0x76, 0x7E, 0x7E}; /* 6 / 6 / given = 224; 448, and more */
+    /* scales: 6 / 6 / given = 224; 448; a larger value saturates at 448 */
+    const unsigned char want[] = {0x76, 0x7E, 0x7E};
     for (size_t b = 0; b < BACKENDS; b++) {
         moert_quantize op = quantize_op(&HOW(.format = MOERT_FORMAT_NVFP4), 3, 16);
         op.x = upload(x, sizeof x);
@@ -180,7 +183,8 @@ TEST(test_stochastic_rounding_follows_the_seed_and_is_unbiased) {
 
 /* ---- matrices ---- */
 
-/* The first ones also run in GPU form, where a kernel takes a second to compile. */
+/* The first IN_GPU_FORM quantizers also run in GPU form. The others do not, because a GPU kernel
+ * takes a second to compile. */
 enum { IN_GPU_FORM = 5 };
 static const moert_quantizer hows[] = {
     {.format = MOERT_FORMAT_MXFP8_E5M2, .scale_rounding = MOERT_SCALE_FLOOR},
@@ -228,17 +232,20 @@ static float *make_data(int kind, size_t n) {
             [SUBNORMAL] = ldexpf(x[i], -127 - (int)(i % 20)),
             [SPECIAL] = i % 131 == 0 ? special[i / 131 % (n % 2 == 0 ? 7 : 4)] : x[i],
             [ZERO] = i % 3 == 0 ? -0.0f : 0.0f,
-            /* blocks of zeros and tiny ones, which each rule of NVFP4 treats in another way */
+            /* blocks of zeros and blocks of tiny values, which each rule of NVFP4 treats
+             * differently */
             [SMALL] = i / 16 % 9 == 0 ? 0.0f : ldexpf(x[i], -4 * by_block - 4),
             [LARGE] = ldexpf(x[i], 100 - by_block),
-            [EXACT] = rintf(128.0f * x[i]) / 32.0f, /* has exact sums, as the oracle's rotation */
+            /* the rotation of these values has exact sums, as the oracle requires */
+            [EXACT] = rintf(128.0f * x[i]) / 32.0f,
         };
         x[i] = values[kind];
     }
     return x;
 }
 
-/* Quantizes on both backends, by a norm unless it is NULL. Returns the result. */
+/* Quantizes on both backends, with `norm` unless it is NULL, and checks that they agree. Returns
+ * the result. */
 static quantized check(const char *what, const moert_quantizer *how, const float *norm,
                        const matrix *m, bool has_oracle) {
     quantized z[BACKENDS];
@@ -251,7 +258,8 @@ static quantized check(const char *what, const moert_quantizer *how, const float
     return z[0];
 }
 
-/* torchao's limits on the ratio of signal to noise, in decibel, by format; ours for FP8 blocks. */
+/* Checks the signal-to-noise ratio against torchao's limits in decibel, one per format. The limit
+ * for FP8 blocks is moert's. */
 static void check_noise(const char *what, moert_format format, const matrix *m,
                         const quantized *z) {
     static const double limits[] = {18.0, 13.0, 13.0, 8.0, 18.0};
@@ -264,7 +272,8 @@ static void check_noise(const char *what, moert_format format, const matrix *m,
 }
 
 TEST(test_quantizers_give_the_bytes_of_the_oracle_on_hostile_data_and_shapes) {
-    enum { OURS = 6 }; /* the shapes that follow are torchao's for normal data */
+    /* number of moert's own shapes; the later shapes are torchao's, for normal data */
+    enum { OURS = 6 };
     static const uint32_t ends[] = {0, 3, 3, 20, 37, 133, 133};
     static const float norms[] = {1.0f, 0.01f, 3.7f, 2688.0f / 11.0f};
     const matrix shapes[] = {
@@ -291,8 +300,8 @@ TEST(test_quantizers_give_the_bytes_of_the_oracle_on_hostile_data_and_shapes) {
             titled("quantizer %zu, data %d, shape %zu", i % HOWS, kind, i / HOWS / DATA);
         const bool ours = i / HOWS / DATA < OURS;
         matrix m = shapes[i / HOWS / DATA];
-        /* more than 1000 columns are more than one strip of the kernel, for which one kind of data
-         * is enough */
+        /* shapes of more than 1000 columns test several strips of the kernel; one kind of data is
+         * enough for them */
         if (kind != NORMAL && (!ours || m.columns > 1000))
             continue;
         m.x = make_data(kind, m.rows * m.columns);

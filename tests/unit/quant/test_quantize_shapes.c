@@ -1,6 +1,6 @@
 // run: check=1 all=1san
-/* Quantizers: runs of columns, values in bf16, rows that hold payload and scales, quantizing the
- * values of a quantized matrix again, refusals. */
+/* Quantizers: runs of columns, values in bf16, rows that hold payload and scales, quantizing a
+ * dequantized matrix again, refusals. */
 #include <float.h>
 
 #include "base/dtype.h"
@@ -44,8 +44,8 @@ TEST(test_values_come_back_as_bf16) {
     }
 }
 
-/* Each row holds the bytes of the separate payload and scales, keeps its padding, and dequantizes
- * to the same values. */
+/* A row that holds payload and scales has the bytes of separate payload and scales, and dequantizes
+ * to the same values. The quantizer does not write the row's padding. */
 TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
     enum { ROWS = 7 };
     static const size_t columns[] = {1, 31, 32, 100, 1056}, padding[] = {0, 61};
@@ -120,7 +120,7 @@ TEST(test_mxfp8_of_its_own_values_changes_nothing) {
 
 /* ---- errors ---- */
 
-/* Checks that `good` with one change is refused with this text. */
+/* Checks that quantizing refuses `good` with one change, with a message that contains this text. */
 #define REFUSED(status, text, change)                                                              \
     do {                                                                                           \
         moert_quantize op = good;                                                                  \
@@ -158,7 +158,7 @@ TEST(test_wrong_arguments_are_named) {
     REFUSED(usage, "norm has 2 bytes", op.norm = test_buffer(2));
     REFUSED(MOERT_ERROR_UNSUPPORTED, "columns of a quantized matrix",
             (op.how.format = MOERT_FORMAT_NVFP4, op.columns = (size_t)1 << 31));
-    /* the other calls check the same arguments */
+    /* the other functions check the same arguments */
     good.row_bytes = 31;
     ASSERT_FAILS(moert_dequantize_run(&good), usage, "31 elements, is below");
     good.x = test_buffer(2 * 32);

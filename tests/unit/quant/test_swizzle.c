@@ -20,7 +20,8 @@ enum { MOST_GROUPS = 8, UNSET = 0xEE };
 typedef struct lines_case {
     size_t lines, width, groups;
     uint32_t ends[MOST_GROUPS];
-    size_t tiles[2]; /* room, plain and transposed: the last group does not fit; 0: enough */
+    /* room for this many tiles, plain and transposed, too few for the last group; 0: enough room */
+    size_t tiles[2];
 } lines_case;
 
 /* Writes the tiles of each group that has room, and copies its lines to `back`. Returns the bytes
@@ -98,7 +99,8 @@ TEST(test_groups_follow_each_other_from_a_new_tile_on) {
         {720, 3, 8, {0, 1, 32, 159, 287, 416, 716, 716}, {0}},
         {720, 193, 8, {0, 1, 32, 159, 287, 416, 716, 716}, {0}},
         {720, 383, 8, {0, 1, 32, 159, 287, 416, 716, 716}, {0}},
-        /* the second group does not fit: they need 1 + 2 rows of tiles, or 25 + 50 columns */
+        /* the second group does not fit: the groups need 1 + 2 rows of tiles, or 25 + 50 columns of
+         * tiles */
         {300, 8, 2, {100, 300}, {2, 50}},
     };
     for (size_t i = 0; i < MOERT_COUNT(cases) * BACKENDS * 2; i++)
@@ -106,8 +108,9 @@ TEST(test_groups_follow_each_other_from_a_new_tile_on) {
 }
 
 TEST(test_scales_lie_at_the_published_positions) {
-    /* column scales of 256 columns, in blocks of 32 rows: in one matrix, and in one for each of
-     * three experts whose rows end at 256, 768 and 1024. The scale is column 130's for row 300. */
+    /* `columns`: scales of 256 columns in blocks of 32 rows, in one matrix of tiles. `experts`: a
+     * matrix of tiles for each of three experts, whose rows end at 256, 768 and 1024. The test
+     * looks for the scale of row 300 in column 130. */
     static const lines_case rows = {.lines = 200, .width = 10},
                             columns = {.lines = 32, .width = 256},
                             experts = {32, 256, 3, {8, 24, 32}, {0}};
@@ -131,7 +134,8 @@ TEST(test_scales_lie_at_the_published_positions) {
 
 /* ---- gate and up ---- */
 
-/* Interleaves [rows, 2 width] in runs, and reverses that. */
+/* Interleaves the gate and up columns of [rows, 2 width] in runs, and then undoes the
+ * interleaving. */
 static void check_runs(const char *backend, size_t rows, size_t width, size_t granularity,
                        size_t element_bytes) {
     const size_t bytes = rows * 2 * width * element_bytes;

@@ -1,8 +1,8 @@
 // run: check=1 all=1san night=1
 /*
  * The router: forward and backward against float64, also for the shapes of TransformerEngine's
- * tests; the choice of experts; what it refuses. test_router_extremes.c tests extreme logits,
- * test_router_losses.c what the losses need.
+ * tests; the choice of experts; refused arguments. test_router_extremes.c tests extreme logits,
+ * test_router_losses.c the losses' inputs.
  */
 #include "base/rng.h"
 #include "support/layer/router.h"
@@ -28,7 +28,8 @@ static const shape shapes[] = {
     {512, 8, 19, 1, 1, 2, false}, {8, 2, 0, 1, 1, 2, false},     {40, 5, 9, 40, 5, 1, false},
 };
 
-/* Those of TransformerEngine, which scores a group by its topk/group_topk best experts. */
+/* The shapes of TransformerEngine's tests. TransformerEngine scores a group by its topk/group_topk
+ * best experts. */
 static const shape engine_shapes[] = {
     {32, 1, 2048, 1, 1, 1, false},  {32, 4, 2048, 8, 4, 1, false},   {128, 8, 2048, 8, 4, 2, false},
     {128, 4, 7168, 8, 4, 1, true},  {32, 8, 7168, 8, 4, 2, true},    {128, 8, 8992, 8, 4, 2, true},
@@ -46,8 +47,9 @@ static const uint32_t *ends_of(size_t tokens) {
     return ends;
 }
 
-/* Checks the gradients of the last `count` of 8 combinations of the parts of the loss. The last one
- * has all parts. Those with a z loss have gradients by the scores of each sequence. */
+/* The parts of the loss have 8 combinations, of which the last one has all parts. Checks the
+ * gradients of the last `count` combinations. Combinations with a z loss have separate gradients
+ * for the scores of each sequence. */
 static void check_backward(router_input input, int count) {
     input.sequences = SEQUENCES;
     input.ends = ends_of(input.tokens);
@@ -64,8 +66,8 @@ static void check_backward(router_input input, int count) {
     }
 }
 
-/* Checks what the losses need: masses, entropies and, where neither a bias nor groups of experts
- * change the choice, the counts of the chosen experts. Counts ignore groups. */
+/* Checks the inputs of the losses: masses, entropies and counts. The counts ignore biases and
+ * groups of experts, so they are compared with the chosen experts only if there are neither. */
 static void check_sums(const router_input *input, const router_run *run) {
     const size_t tokens = input->tokens, experts = input->options.experts,
                  topk = input->options.topk, n = SEQUENCES * experts;
@@ -102,7 +104,7 @@ static void check(const shape *s, moert_score score, bool renormalise, float sca
         router_groups(router_options(s->experts, s->topk, score), s->groups, s->kept, s->best);
     options.renormalise = renormalise;
     options.scale = scale;
-    /* adjacent scores differ, and sigmoids do not saturate */
+    /* logits for which adjacent scores differ and sigmoids do not saturate */
     const router_input input =
         router_draw(options, s->tokens, score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0, bias);
     const router_run run = router_do(&input);
@@ -123,8 +125,8 @@ TEST(test_router_agrees_with_float64_for_every_shape_and_score) {
                                          : 8);
 }
 
-/* Softmax before or after the choice, or other scores with or without a bias; with groups from four
- * experts per token on. */
+/* The scores are softmax before or after the choice, or other scores with or without a bias. Shapes
+ * with at least four experts per token also run with groups. */
 TEST(test_router_agrees_with_float64_for_the_shapes_of_transformer_engine) {
     for (size_t i = 0; i < MOERT_COUNT(engine_shapes) * 4 * 2 * 2; i++) {
         shape s = engine_shapes[i / 16];
@@ -281,7 +283,8 @@ TEST(test_padding_loses_its_routing) {
                  MOERT_ERROR_USAGE, "router: token has");
 }
 
-/* Checks that token t of one batch has the bits of token `to` of another batch. */
+/* Checks that the results of token t of one batch have the bits of those of token `to` of another
+ * batch. */
 static void same_token(const router_run *a, size_t t, const router_run *b, size_t to,
                        size_t experts, size_t topk) {
     assert_memory_equal(a->scores + t * experts, b->scores + to * experts, experts * 4);

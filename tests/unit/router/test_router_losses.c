@@ -1,7 +1,7 @@
 // run: check=1 all=1san
-/* What the losses of the router need: the load-balancing loss and its gradient, masses and
- * entropies of special tokens, the update of the correction bias, balanced logits, and the
- * functions of Megatron Core (tests/golden/README.md). */
+/* The router's losses and their inputs: the load-balancing loss and its gradient, masses and
+ * entropies of special tokens, the update of the correction bias, balanced logits, and comparison
+ * with functions of Megatron Core (tests/golden/README.md). */
 #include "support/files.h"
 #include "support/layer/router.h"
 
@@ -9,12 +9,12 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
     const moert_router_options options = router_options(4, 2, MOERT_SCORE_SOFTMAX);
     const moert_router_load even = {(uint64_t[]){5, 5, 5, 5}, (double[]){2.5, 2.5, 2.5, 2.5}, 10};
     const moert_router_load skewed = {(uint64_t[]){10, 10, 0, 0}, (double[]){6, 3, 1, 0}, 10};
-    /* With balanced routing, the loss is K in one form and 1 in the other. Skewed: 4 * (10/10 *
-     * 6/10 + 10/10 * 3/10) = 3.6, and 3.6 / K = 1.8. */
+    /* With balanced routing, the loss is K in Hugging Face's form and 1 in Megatron's. With skewed
+     * routing: 4 * (10/10 * 6/10 + 10/10 * 3/10) = 3.6, and 3.6 / K = 1.8. */
     const struct {
         moert_aux_form form;
         const moert_router_load *load;
-        double coefficient, value, gradient; /* gradient: of the first expert */
+        double coefficient, value, gradient; /* gradient: with respect to the first expert's mass */
     } cases[] = {{MOERT_AUX_HUGGING_FACE, &even, 1, 2.0, 4.0 * 5 / 100},
                  {MOERT_AUX_MEGATRON, &even, 1, 1.0, 4.0 * 5 / 200},
                  {MOERT_AUX_HUGGING_FACE, &skewed, 0.01, 3.6, 0.01 * 4 * 10 / 100},
@@ -27,7 +27,8 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
         assert_within((double)gradient[0], cases[i].gradient, 1e-8);
         assert_within((double)gradient[1], cases[i].gradient, 1e-8);
         assert_true((gradient[3] == 0.0f) == (cases[i].load == &skewed));
-        for (size_t e = 0; e < 4; e++) { /* the loss is linear in each mass */
+        /* the loss is linear in each mass, so a difference is the gradient */
+        for (size_t e = 0; e < 4; e++) {
             double mass[4];
             float ignored[4];
             memcpy(mass, cases[i].load->mass, sizeof mass);
@@ -66,7 +67,7 @@ TEST(test_special_tokens_have_their_entropy_and_mass) {
             logits[EVEN * E + e] = 0.75f;
             logits[UNEVEN * E + e] = e == 11 ? 90.0f : -90.0f; /* one has all */
         }
-        logits[BAD * E + 3] = NAN; /* the token adds nothing */
+        logits[BAD * E + 3] = NAN; /* a token with a NaN adds nothing to the sums */
         const router_run run = router_do(&input);
         const router_sums got = router_sum(&input.options, T, run.scores, ends, 3);
         for (size_t e = 0; e < E; e++)
@@ -82,7 +83,7 @@ TEST(test_special_tokens_have_their_entropy_and_mass) {
 
 /* ---- logits that moert_router_balance() replaces ---- */
 
-/* Runs the kernel on a copy of logits[T,E]. */
+/* Runs moert_router_balance() on a copy of logits[T,E]. */
 static float *balanced(const moert_router_options *options, size_t tokens, const float *logits) {
     moert_buffer *buffer = upload_floats(logits, tokens * options->experts);
     ASSERT_OK(moert_router_balance(test_device, options, tokens, buffer));
@@ -105,7 +106,8 @@ TEST(test_a_logit_becomes_the_hash_of_its_bits_and_expert_at_any_position) {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     const moert_router_options options = router_options(EXPERTS, 3, MOERT_SCORE_SOFTMAX);
     float *const logits = random_floats(TOKENS * EXPERTS, 0.02f, 1);
-    for (size_t e = 0; e < EXPERTS; e++) /* the same token twice, and equal logits in a third */
+    /* token 599 equals token 0, and token 300 has equal logits */
+    for (size_t e = 0; e < EXPERTS; e++)
         logits[599 * EXPERTS + e] = logits[e], logits[300 * EXPERTS + e] = 0.5f;
     for (size_t i = 0; i < MOERT_COUNT(bad); i++)
         logits[7 * EXPERTS + i] = bad[i];
@@ -122,7 +124,7 @@ TEST(test_all_experts_get_nearly_the_same_number_of_rows) {
     const moert_router_options options = router_options(EXPERTS, TOPK, MOERT_SCORE_SOFTMAX);
     float *const logits = random_floats(TOKENS * EXPERTS, 0.02f, 1);
     for (size_t t = 0; t < TOKENS; t++)
-        logits[t * EXPERTS] += 3.0f; /* alone, every token would choose expert 0 */
+        logits[t * EXPERTS] += 3.0f; /* without balancing, every token would choose expert 0 */
     const float *got = balanced(&options, TOKENS, logits);
     const router_run run =
         router_do(&(router_input){.options = options, .tokens = TOKENS, .logits = got});
@@ -227,7 +229,8 @@ TEST(test_routers_agree_with_megatron) {
     best.scale = 1.5f;
     const golden cases[] = {
         {.name = "sigmoid", .options = router_groups(sigmoid, 4, 2, 2)},
-        {.name = "best", .options = router_groups(best, 5, 3, 1)}, /* groups by their best expert */
+        /* groups are scored by their best expert */
+        {.name = "best", .options = router_groups(best, 5, 3, 1)},
         {.name = "softmax", .options = router_options(12, 3, MOERT_SCORE_SOFTMAX_TOPK)}};
     for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         check_case(cases[i]);

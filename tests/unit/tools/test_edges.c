@@ -1,9 +1,9 @@
 // run: all=1 env=MOERT_BACKEND=reference
 /*
  * Golden models with one edit each: a tensor added, dropped, renamed or reshaped, or a key of
- * config.json changed. moert refuses each by a message that names the tensor or the key, or trains
- * with the loss and the gradient norm of transformers; never with other numbers in silence.
- * EDGES=FILE has other cases, by tests/parity/edges.py.
+ * config.json changed. moert either refuses the model with a message that names the tensor or the
+ * key, or trains with the loss and the gradient norm of transformers. It never trains with other
+ * numbers without a message. EDGES=FILE runs other cases, which tests/parity/edges.py writes.
  */
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,7 +14,8 @@
 
 static const double tolerance = 1e-4;
 
-/* An edited tensor: its spec, and the tensor whose values it has; NULL: each is 0.5. */
+/* A tensor of the edited model: its spec, and the tensor that gives its values; NULL: each value is
+ * 0.5. */
 typedef struct edited {
     moert_tensor_spec spec;
     const moert_tensor *source;
@@ -28,7 +29,8 @@ static void reshape(moert_tensor_spec *spec, const json_t *shape) {
     spec->rank = json_array_size(shape);
 }
 
-/* Lists the tensors of a model with the edit in all[count + 1]; returns their number. */
+/* Applies the edit to the list of a model's tensors. Writes the new list to all[count + 1] and
+ * returns its length. */
 static size_t list_edited(const moert_tensors *from, const json_t *edit, edited *all) {
     const char *name = json_string_value(json_object_get(edit, "tensor")),
                *to = json_string_value(json_object_get(edit, "to"));
@@ -44,7 +46,7 @@ static size_t list_edited(const moert_tensors *from, const json_t *edit, edited 
         memcpy(one->spec.shape, t->shape, sizeof t->shape);
         if (is_it && shape != NULL)
             reshape(&one->spec, shape);
-        used += !is_it || shape != NULL || to != NULL; /* else it is dropped */
+        used += !is_it || shape != NULL || to != NULL; /* otherwise the edit drops this tensor */
     }
     if (!found) {
         all[used] = (edited){{.name = name, .type = MOERT_FILE_F32}, NULL};
@@ -53,7 +55,7 @@ static size_t list_edited(const moert_tensors *from, const json_t *edit, edited 
     return used;
 }
 
-/* Writes the tensors of a model with the edit. */
+/* Writes the tensors of a model after the edit. */
 static void copy_tensors(const moert_tensors *from, const json_t *edit) {
     const size_t most = moert_tensors_count(from) + 1;
     edited *all = test_alloc(most * sizeof *all);
@@ -89,7 +91,8 @@ static void copy_config(const char *model, const json_t *edit) {
     json_decref(config);
 }
 
-/* Whether the last message names what was edited, or the tensors that follow from it. */
+/* Whether the last message names the edited tensor or key, or a tensor that the edited key
+ * affects. */
 static bool names(const json_t *edit) {
     const char *tensor = json_string_value(json_object_get(edit, "tensor")),
                *key = json_string_value(json_object_get(edit, "key")), *text = moert_last_error();
@@ -104,7 +107,7 @@ static bool near(const json_t *got, const json_t *want) {
            fabs(json_number_value(got) - wanted) <= tolerance * fmax(fabs(wanted), 1e-2);
 }
 
-/* True if the case ends as it should; *trained tells whether it was trained. */
+/* True if the case ends as expected; *trained becomes true if the case trained the model. */
 static bool run_case(const json_t *one, bool *trained) {
     const char *model = json_string_value(json_object_get(one, "model"));
     const json_t *edit = json_object_get(one, "edit");

@@ -1,8 +1,9 @@
 // run: check=2
 /*
- * moert-train against the golden models, families, packed documents and masked targets, in this
- * process: logits and gradients of the first step, then losses and gradient norms of all steps of
- * AdamW. tests/e2e/golden_model.sh has more numbers of ranks, and both engines.
+ * Runs moert-train in this process and compares it with the golden models, families, packed
+ * documents and masked targets. Compares logits and gradients of the first step, then losses and
+ * gradient norms of all steps of AdamW. tests/e2e/golden_model.sh runs more numbers of ranks, and
+ * both engines.
  */
 #include <dirent.h>
 #include <jansson.h>
@@ -13,7 +14,7 @@
 
 static const char golden[] = "tests/golden";
 
-/* A field of a case's curve.json, or "". */
+/* Returns a field of a case's curve.json, or "" if it is absent. */
 static const char *field(const char *path, const char *key) {
     json_error_t error;
     json_t *curve = json_load_file(titled("%s/curve.json", path), 0, &error);

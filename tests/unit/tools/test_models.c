@@ -1,7 +1,8 @@
 // run: check=1,2
 /*
- * Models in other forms than moert writes them, through moert-train: experts of a layer in two
- * tensors, as transformers 5 holds them in memory, read and written; tensors that nothing reads.
+ * moert-train with models in forms that moert does not write by default: the experts of a layer in
+ * two tensors, as transformers 5 holds them in memory, read and written; tensors that no part of
+ * the model reads.
  */
 #include "support/files.h"
 #include "support/program.h"
@@ -68,7 +69,8 @@ static const char *read_all(const moert_tensors *files, const char *name, size_t
                : name;
 }
 
-/* expected = the gradients of gate, up and down of the experts in the form of released files */
+/* Checks that the fused tensors are the tensors of released files (gate, up and down of each
+ * expert), joined. */
 static void assert_joined(const moert_tensors *joined, const moert_tensors *released,
                           size_t experts) {
     static const char *const parts[] = {"w1", "w3", "w2"};

@@ -39,7 +39,7 @@ static moert_status parse(const char *line, bool *help) {
     return moert_options_parse(table, COUNT, argc, argv, help);
 }
 
-/* All values as words of the command line that could give them, one a line. */
+/* Returns all values as words of a command line that would set them, one word per line. */
 static const char *printed(void) {
     char *text;
     size_t bytes;

@@ -1,5 +1,6 @@
 // run: check=1 all=3,1san,2san device=0
-/* Preflight: its findings in made-up clusters, and its measurements of links between real ranks. */
+/* Preflight: the findings that it reports about made-up clusters, and its measurements of links
+ * between real ranks. */
 #include "support/mpi.h"
 #include "tools/preflight/preflight.h"
 
@@ -36,7 +37,7 @@ static void set_link(size_t a, size_t b, moert_link link) {
     cluster.links[a * RANKS + b] = cluster.links[b * RANKS + a] = link;
 }
 
-/* All findings as lines "WRONG text" or "note text", in a static buffer. */
+/* Returns all findings as lines "WRONG text" or "note text", in a static buffer. */
 static const char *judged(void) {
     static char lines[4096];
     json_t *findings, *finding;
@@ -146,7 +147,8 @@ TEST_WITH(test_of_two_nodes_neither_is_blamed_for_their_link, make_cluster, NULL
     cluster.rank[1].node = 1;
     cluster.links[1] = cluster.links[2] = (moert_link){500.0, 0.001};
     assert_string_equal(judged(), "");
-    cluster.rank[1].rates.gemm_gflops = 10.0; /* now the node with the slower device is blamed */
+    /* a device is slow, so the finding names the node of that device */
+    cluster.rank[1].rates.gemm_gflops = 10.0;
     snprintf(cluster.rank[1].host, sizeof cluster.rank[1].host, "node1");
     assert_non_null(strstr(judged(), "WRONG node1: slow: 0.10 of the median GEMM rate"));
 }

@@ -2,7 +2,7 @@
 /*
  * Refusals of programs, in this process: each row of refusals.txt is a command line that a program
  * must refuse on all ranks with the right exit code, one message and no file.
- * tests/e2e/bad_input.sh has some rows of each kind from the command line on.
+ * tests/e2e/bad_input.sh runs some rows of each kind as commands of a shell.
  */
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ static const struct {
                 {"train", &moert_train_program},
                 {"tune", &moert_tune_program}};
 
-/* Words that rows share, for wordexp(). */
+/* Words that several rows use; wordexp() replaces $NAME by them. */
 static const struct {
     const char *name, *words;
 } names[] = {
@@ -42,7 +42,8 @@ static void count_warnings(void *user, int level, const char *line) {
     warnings += level <= MOERT_LOG_WARN;
 }
 
-/* Makes $DIR/broken.safetensors of the given tensors and those of a GLU that they do not name. */
+/* Writes $DIR/broken.safetensors with the given tensors. Adds the usual tensors of a GLU whose
+ * names are not given. */
 static void pack(const char *tensors) {
     static const char *const usual[] = {"padded_offsets:I32[2]:32,64", "a:U8[64,64]:0",
                                         "sfa:U8[512]:0", "b:U8[2,64,64]:0", "sfb:U8[2,512]:0"};
@@ -56,7 +57,8 @@ static void pack(const char *tensors) {
     assert_true(run_shell(titled("%s%s", command, tensors[1] != '-' ? tensors : "")));
 }
 
-/* True if the program refuses the words as it should; otherwise prints what it does. */
+/* True if the program refuses the words as the row expects; otherwise prints the program's exit
+ * code and message. */
 static bool refuses(const char *name, const char *words, int expected, const char *message) {
     const moert_program *program = NULL;
     for (size_t i = 0; i < MOERT_COUNT(programs); i++)
@@ -76,7 +78,8 @@ static bool refuses(const char *name, const char *words, int expected, const cha
     return on_all(right) && empty;
 }
 
-/* Tests a row if it is for this number of ranks; returns whether the program refuses it. */
+/* Tests a row if the row is for this number of ranks; returns whether the program refuses the row's
+ * words. */
 static bool passes(char *row) {
     char ranks[16], program[16], *message = strstr(row, " => "), *tensors = strstr(row, " <");
     int code, words = 0;

@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* Reports on made-up records: their sentences, and the records in their pages. tests/e2e/page.sh
- * tests pages in a browser. */
+/* Reports on made-up records: the sentences of a report, and the record in a report's page.
+ * tests/e2e/page.sh tests pages in a browser. */
 #include <jansson.h>
 
 #include "support/test.h"
@@ -13,8 +13,8 @@ enum { STEPS = 20 };
     .heldout_loss = NAN, .test_loss = NAN, .lr = NAN, .grad_norm = NAN, .expert_load = NAN,        \
     .mfu = NAN, .skipped = NAN
 
-/* `ranks` ranks on nodes of four, whose steps take 100 ms each; `layers` layers with evenly loaded
- * experts. */
+/* Makes the record of a run of `ranks` ranks on nodes of four ranks, with `layers` layers of evenly
+ * loaded experts. Each step takes 100 ms. */
 static moert_run_record make_record(size_t ranks, size_t layers, size_t experts) {
     static const char *const hosts[] = {"node1", "</script><!--\xE2\x80\xA8&", "a<\x01\xFF"};
     moert_run_record record = {.steps = STEPS, .ranks = ranks, .profiled_steps = STEPS - 2};
@@ -51,7 +51,8 @@ static void make_late(moert_run_record *record, size_t late, double ms) {
             record->waited_ms[r * record->ranks + late] = ms;
 }
 
-/* `text` begins with ! if it warns, else with =, as on the console. */
+/* Checks that the report has this sentence. `text` begins with ! if the sentence is a warning,
+ * otherwise with =, as on the console. */
 static void assert_says(const moert_run_record *record, const char *text) {
     moert_verdict verdict;
     moert_verdict_make(record, &verdict);
@@ -143,13 +144,13 @@ TEST(test_speed_parts_and_loss_are_reported) {
 
 TEST(test_the_step_is_named_at_which_held_out_and_training_loss_part) {
     static const struct {
-        double heldout[4]; /* of steps 4, 9, 14 and 19 */
+        double heldout[4]; /* held-out losses of steps 4, 9, 14 and 19 */
         double fall;       /* fall of the training loss per step */
         double parts;
     } rows[] = {
         {{4.0, 3.0, 3.5, 4.0}, 0.1, 9.0},   {{4.0, 3.0, 3.0, 3.0}, 0.1, 9.0},
         {{3.0, 4.0, 4.0, 4.0}, 0.1, 4.0},   {{3.0, 4.0, 5.0, 2.9}, 0.1, NAN}, /* falls at last */
-        {{4.0, 3.0, 2.5, 4.0}, 0.1, NAN},   {{4.0, 3.0, NAN, 4.0}, 0.1, NAN}, /* one is too few */
+        {{4.0, 3.0, 2.5, 4.0}, 0.1, NAN},   {{4.0, 3.0, NAN, 4.0}, 0.1, NAN}, /* a loss is NaN */
         {{4.0, 3.0, 3.5, 4.0}, 0.0, NAN},   {{NAN, NAN, NAN, NAN}, 0.1, NAN},
         {{4.0, 3.0, 3.5, 4.0}, 0.005, NAN}, {{4.0, 3.0, 3.5, 4.0}, 0.012, 9.0},
     };
@@ -175,7 +176,8 @@ TEST(test_the_step_is_named_at_which_held_out_and_training_loss_part) {
 
 /* ---- pages ---- */
 
-/* The record in the page of a run, after checks that no text of it can end its element. */
+/* Returns the record in the page of a run. First checks that no text of the record can end the HTML
+ * element that holds the record. */
 static json_t *record_of(const moert_run_record *record, const moert_verdict *comparison) {
     static const char before[] = "<script type=\"application/json\" id=\"record\">";
     moert_verdict verdict;
@@ -293,7 +295,7 @@ TEST(test_two_runs_are_compared_where_their_steps_are_the_same) {
     }
     a.step[8].loss = 3.5;
     a.step[6].loss = b.step[1].loss = NAN;
-    for (size_t i = 5; i < STEPS; i++) /* the same digits but for step 8 */
+    for (size_t i = 5; i < STEPS; i++) /* the losses are equal except at step 8 */
         b.step[i - 5].loss = i == 8 ? 4.25 : a.step[i].loss;
     moert_comparison_make(&a, &b, "other", &found);
     assert_int_equal(found.count, 4);

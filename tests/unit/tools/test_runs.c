@@ -1,7 +1,7 @@
 // run: check=1,2
 /*
- * What moert-train reports and stores about runs: older runs in the same directory, resumes with
- * other options, steps without finite scores, layers that collapse, models without weights,
+ * The messages and records of moert-train about runs: older runs in the same directory, resumes
+ * with other options, steps without finite scores, layers that collapse, models without weights,
  * chats.
  */
 #include "base/log.h"
@@ -24,7 +24,7 @@ static void note(void *user, int level, const char *line) {
     snprintf(warnings + strlen(warnings), sizeof warnings - strlen(warnings), "%s\n", line);
 }
 
-/* Runs and returns the warnings of rank 0; *status is the run's. */
+/* Runs moert-train and returns the warnings of rank 0; *status gets the status of the run. */
 static const char *warnings_of(const char *words, moert_status *status) {
     warnings[0] = '\0';
     moert_log_set_sink(note, NULL);
@@ -101,7 +101,8 @@ TEST(test_a_resume_says_what_it_resumes) {
     ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto"));
 }
 
-/* The value of an option in a session of a run's record, as JSON, and its source. */
+/* Returns the value of an option in a session of a run's record, as JSON, and the source of the
+ * value. */
 static const char *recorded(const json_t *session, const char *name) {
     const json_t *option = json_object_get(json_object_get(session, "options"), name);
     char *value =
@@ -111,7 +112,7 @@ static const char *recorded(const json_t *session, const char *name) {
     return text;
 }
 
-/* Reads the record of the run, and checks its numbers. */
+/* Reads the record of the run, and checks the numbers in it. */
 static json_t *read_record(const char *status, json_int_t step, size_t sessions) {
     json_t *root;
     const char *found;
@@ -206,7 +207,7 @@ TEST(test_a_config_alone_is_trained_from_random_weights) {
     ASSERT_FAILS_ON_ALL(train("--steps 1 --random-weights"), MOERT_ERROR_USAGE, "needs --model");
 }
 
-/* The end token of a chat's turns is the model's. */
+/* The turns of a chat end with the model's end token. */
 TEST(test_a_chat_has_the_loss_of_the_whole_conversation) {
     enum { TOKENS = 30, TURN = 10, END = 5 };
     static const double loss = 6.0186772664; /* transformers 5.24, for these tokens and targets */

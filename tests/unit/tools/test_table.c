@@ -1,5 +1,5 @@
 // run: check=1 device=0
-/* Tables: a cell of every kind, empty cells, and a last column that is wrapped. */
+/* Tables: a cell of every kind, empty cells, and a last column with wrapped text. */
 #include "support/files.h"
 #include "support/test.h"
 #include "tools/common/table.h"

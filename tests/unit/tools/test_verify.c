@@ -1,10 +1,11 @@
 // run: check=1,2,3
 /*
- * moert-train --verify, in this process: ranks repeat each other's work. A wrong bit in what they
- * check ends the run before anything is saved, and the rank is named (both, if there are only two);
- * runs without wrong bits go on with the same bytes. tests/e2e/verify.sh has what needs a job.
- * VERIFY_PLANTS=N plants N random bits (6); VERIFY_STEPS=N checks N steps of each run without wrong
- * bits (4); VERIFY_SEED=N makes another choice.
+ * moert-train --verify, in this process: ranks repeat each other's work. A wrong bit in the checked
+ * results ends the run before anything is saved. The message names the wrong rank, or both ranks if
+ * there are only two. Verified runs without wrong bits write the same bytes as unverified ones.
+ * tests/e2e/verify.sh has the tests that need a job. VERIFY_PLANTS=N flips N random bits, one per
+ * run (default 6). VERIFY_STEPS=N checks N steps of each run without wrong bits (default 4).
+ * VERIFY_SEED=N changes the random choices.
  */
 #include <unistd.h>
 
@@ -36,7 +37,8 @@ static const struct {
     const char *engine, *options;
 } clean[] = {
     {1, "local", ""},
-    {1, "local", "--seed 45"}, /* checks a norm's update, which no weight decay touches */
+    /* this seed checks the update of a norm's weight, to which weight decay does not apply */
+    {1, "local", "--seed 45"},
     {3, "staged", "--micro-batches 2"},
     {2, "window", "--precision bf16 --dense bf16 --dispatch bf16 --combine bf16 --micro-batches 4"},
     {3, "window", "--precision mxfp8 --dispatch mxfp8"},
@@ -82,14 +84,14 @@ TEST(test_verified_runs_have_no_false_alarm_and_the_same_bytes) {
     "network between them is faulty; nothing of the step is saved$"
 #define EXPERT " [(]expert [0-7] of layer 0[)]"
 
-/* Bits that are wrong on a rank at step 1, in the only layer. */
+/* Flipped bits on one rank at step 1, in the only layer. */
 static const struct {
     size_t ranks, rank;
     const char *site, *options, *message;
 } plants[] = {
     {3, 1, "attention", "", OTHER("attention [(]layer 0[)]")},
     {3, 1, "route", "", AGAIN("the router's choice of experts [(]layer 0[)]")},
-    /* it may also be the sender that is wrong */
+    /* the wrong rank may also be the sender of the rows */
     {3, 1, "rows", "", TRAVEL("the rows that were dispatched to it" EXPERT)},
     {3, 1, "prob", "", TRAVEL("the routing weights that were dispatched to it" EXPERT)},
     {3, 1, "y", "", OTHER("its results" EXPERT)},
@@ -125,7 +127,8 @@ static const struct {
     {3, 1, "updated", "", AGAIN("the update of [a-z0-9_.]*")},
     {3, 1, "gradient", "--micro-batches 2", REST("the gradient of [a-z0-9_.]*")},
     {3, 1, "moment", "--moments bf16", REST("the weights or moments of [a-z0-9_.]*")},
-    /* the step's bits are in the weights of all ranks when they are compared */
+    /* ranks compare weights after the step, when the wrong bits have reached the weights of all
+     * ranks */
     {3, 2, "weights", "",
      "^rank 2 [(].*[)]: wrong bits at step 1 in the weights of [a-z0-9_.]*: the bits differ from "
      "those of "
@@ -163,7 +166,7 @@ TEST(test_a_wrong_bit_ends_the_run_before_its_step_is_saved) {
 
 /* ---- random bits ---- */
 
-/* Plants a random bit; it must be found. */
+/* Flips a random bit, and checks that the run ends with a message about the bit. */
 static void plant_random(uint64_t seed) {
     static const char *const sites[] = {"attention",
                                         "rows",
@@ -184,7 +187,8 @@ static void plant_random(uint64_t seed) {
     const char *site = sites[random[0] % MOERT_COUNT(sites)];
     const size_t rank = random[1] % test_ranks, step = random[2] % 3, layer = random[3] % 3;
     size_t bit = random[5] % 31;
-    bit += bit == 30; /* not the highest bit of the exponent: infinite values end a run early */
+    /* leaves out the highest bit of the exponent: infinite values would end the run early */
+    bit += bit == 30;
     const char *plant = titled("%s %zu %zu %zu %zu %zu", site, rank, step, layer, random[4], bit);
     const moert_status status =
         train(plant, titled("--steps 3 --verify 1 --seed %llu", (unsigned long long)seed));

@@ -83,7 +83,7 @@ TEST(test_ranks_divide_all_cores_without_overlap) {
                     check_division(packages[p], cores[c], threads, ranks[r]);
 }
 
-/* The processors of each rank and, behind a slash, its GPU. */
+/* Returns the processors of each rank; with `gpus`, a slash and the rank's GPU follow. */
 static const char *places(const moert_topology *topology, size_t ranks, bool gpus) {
     const char *text = "";
     for (size_t rank = 0; rank < ranks; rank++) {
@@ -94,8 +94,8 @@ static const char *places(const moert_topology *topology, size_t ranks, bool gpu
 }
 
 /* four-gpus.xml has 2 packages, each of 4 cores (processors i and i+8) and 2 GPUs, and a server
- * board's display chip, which does not count. far-gpu.xml has a GPU in a package and a GPU attached
- * to the machine; the integrated GPU does not count. */
+ * board's display chip, which is ignored. far-gpu.xml has a GPU in a package and a GPU attached to
+ * the machine; an integrated GPU is ignored. */
 TEST(test_a_rank_gets_neighbouring_cores_near_its_gpu) {
     static const struct {
         const char *topology;

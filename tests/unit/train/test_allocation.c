@@ -1,9 +1,10 @@
 // run: check=2 all=1,2
 /*
  * If one rank runs out of host memory while ranks create an object, or write or read a checkpoint
- * or model, all ranks fail alike, whichever allocation fails. Nothing is freed twice, and no file
- * is left. This program replaces functions of the C library: one call of moert's code fails, on the
- * last rank. Allocations of jansson do not fail: its parser may then end the program.
+ * or model, all ranks fail alike, whichever allocation fails. No memory is freed twice, and no file
+ * is left. This program replaces functions of the C library: one allocation by moert's code fails,
+ * on the last rank. Allocations by jansson never fail, because jansson's parser may end the program
+ * after a failure.
  */
 #include <unistd.h>
 
@@ -25,10 +26,12 @@ void *__libc_malloc(size_t bytes);
 static size_t calls, failing; /* failing: the number of the call that fails; 0: none */
 static bool only_arrays;      /* only calls from moert_alloc() count */
 
-/* Whether the call from `caller` fails: it is in this program, and not in a shared library. */
+/* Whether the call from address `caller` fails. Only calls from this program fail, not those from
+ * shared libraries. */
 static bool fails(const char *caller) {
     extern const char __executable_start[], etext[];
-    const char *alloc = (const char *)(uintptr_t)&moert_alloc; /* its code is below 160 bytes */
+    /* the code of moert_alloc() has less than 160 bytes */
+    const char *alloc = (const char *)(uintptr_t)&moert_alloc;
     const char *begin = only_arrays ? alloc : __executable_start;
     const char *end = only_arrays ? alloc + 160 : etext;
     return failing != 0 && caller >= begin && caller < end && ++calls == failing;
@@ -42,7 +45,7 @@ void *malloc(size_t bytes) {
     return fails(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes);
 }
 
-/* Never fails in moert_error_keep(), which may do without the copy. */
+/* Never fails for moert_error_keep(), which works without the copy. */
 char *strdup(const char *text) {
     const bool failed = text != moert_last_error() && fails(__builtin_return_address(0));
     char *copy = failed ? NULL : __libc_malloc(strlen(text) + 1);
@@ -50,7 +53,7 @@ char *strdup(const char *text) {
 }
 
 static moert_model_config config, one_layer;
-static moert_model *whole, *model; /* of the configs above */
+static moert_model *whole, *model; /* models of the configs above */
 static moert_optimizer *optimizer; /* of `model` */
 static char saved[256], path[300]; /* of rank 0 */
 
@@ -71,10 +74,10 @@ OBJECT(context, context, MPI_COMM_WORLD, NULL)
 OBJECT(staged, exchange, test_device, test_comm, MOERT_EXCHANGE_STAGED)
 OBJECT(window, exchange, test_device, test_comm, MOERT_EXCHANGE_WINDOW)
 OBJECT(mesh, mesh, test_context, 0)
-OBJECT(groups, mesh, test_context, 1) /* one rank each; the failure is in one group */
+OBJECT(groups, mesh, test_context, 1) /* groups of one rank each; the failure is in one group */
 OBJECT(model, model, test_mesh, &config)
 
-/* Without MOERT_SYNC they would fall back to host memory. */
+/* Without MOERT_SYNC=device, creating peers would fall back to host memory instead of failing. */
 static moert_status create_peers(void) {
     moert_peers *made = NULL;
     set_variable("MOERT_SYNC", "device");
@@ -84,7 +87,7 @@ static moert_status create_peers(void) {
     return status;
 }
 
-/* As the trainer does, which agrees on the status. */
+/* Creates an optimizer and lets all ranks agree on the status, as the trainer does. */
 static moert_status create_optimizer(void) {
     moert_optimizer *made = NULL;
     const moert_status status = agreed(moert_optimizer_create(whole, &adamw, &made));
@@ -94,10 +97,10 @@ static moert_status create_optimizer(void) {
 
 /* ---- files ---- */
 
-/* Step 1 of the directory `saved`. */
+/* Saves step 1 in the directory `saved`. */
 static moert_status save_checkpoint(bool beside) {
     const moert_run_state state = {
-        .step = 1, .seed = 1, .skipped = 1, .skipped_in_row = 1}; /* removes no older checkpoint */
+        .step = 1, .seed = 1, .skipped = 1, .skipped_in_row = 1}; /* step 1: no older checkpoint */
     const moert_saver_options options = {.optimizer = optimizer,
                                          .config_text = "{}",
                                          .directory = saved,
@@ -114,7 +117,7 @@ static moert_status save_checkpoint(bool beside) {
     return moert_error_first(message, status, MOERT_OK);
 }
 
-/* Makes a call an operation without arguments. */
+/* Wraps a call in a function without arguments. */
 #define OPERATION(name, call)                                                                      \
     static moert_status name(void) {                                                               \
         return call;                                                                               \
@@ -134,7 +137,8 @@ static moert_status load_checkpoint(void) {
 
 /* ---- the failures ---- */
 
-/* Whether all ranks have the failure of the last one, and none has left a file that it wrote. */
+/* Whether all ranks report the failure of the last rank, and no rank has left a file that it
+ * wrote. */
 static bool failed_alike(moert_status status, bool writes) {
     const bool clean = access(path, F_OK) != 0 && access(titled("%s.tmp", path), F_OK) != 0;
     if (!only_arrays)
@@ -183,7 +187,8 @@ TEST(test_constructors_fail_alike_on_all_ranks) {
     whole = open_model(test_mesh, &config);
     only_arrays = true;
     for (size_t i = 0; i < MOERT_COUNT(constructors); i++) {
-        ASSERT_OK_ON_ALL(constructors[i].create()); /* also makes what a process makes once */
+        /* the first create also makes the objects that a process makes once */
+        ASSERT_OK_ON_ALL(constructors[i].create());
         check_each(constructors[i].name, constructors[i].create, false, 1);
     }
 }
@@ -208,8 +213,9 @@ TEST(test_writers_and_readers_fail_alike_and_leave_no_file) {
     check_each("loading", load_checkpoint, false, stride);
 }
 
-/* The engine is fixed and the cache is off. Otherwise some failed allocations would do no harm:
- * moert would choose another engine, or compute what it could not read from the cache. */
+/* Fixes the engine and turns the cache off. Otherwise calls could succeed in spite of a failed
+ * allocation: moert would choose another engine, or compute a value that it could not read from the
+ * cache. */
 static int begin(void **state) {
     set_variable("MOERT_EXCHANGE", "staged");
     set_variable("MOERT_CACHE_DIR", "off");

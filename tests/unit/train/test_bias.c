@@ -69,8 +69,8 @@ static bool has_biases(moert_model *model, float want[LAYERS][EXPERTS]) {
     return same;
 }
 
-/* Each training is a step longer than the one before. Then a forward of the next step's whole batch
- * counts the slots of each expert. */
+/* Each training has one step more than the previous one. After a training, a forward of the whole
+ * batch of the next step counts the slots of each expert. */
 TEST(test_each_step_moves_the_biases_towards_balanced_loads) {
     float want[LAYERS][EXPERTS] = {{0}};
     bool moved = false;

@@ -1,5 +1,5 @@
 // run: check=1 all=1san device=0
-/* Event files of TensorBoard, as text by a decoder of their own. */
+/* Event files of TensorBoard, which the test decodes to text with its own decoder. */
 #include <glob.h>
 #include <inttypes.h>
 
@@ -74,7 +74,7 @@ static void print_summary(cursor summary, FILE *to) {
     }
 }
 
-/* Prints an event: its step and the message that it carries. */
+/* Prints an event: the step and the message inside the event. */
 static void print_event(cursor *file, FILE *to) {
     cursor length = checked_part(file, 8), data = checked_part(file, little_endian(&length, 8));
     uint64_t step = 0;
@@ -90,7 +90,7 @@ static void print_event(cursor *file, FILE *to) {
             fprintf(to, "%" PRIu64 ":", step);
             if (key >> 3 == 5)
                 print_summary(content, to);
-            else if (key >> 3 == 7) /* the session: its status, which is START */
+            else if (key >> 3 == 7) /* a message about the session, whose status is START */
                 fprintf(to, "%s", memcmp(content.at, "\x08\x01", 2) == 0 ? " start" : "?");
             else
                 fprintf(to, " [%d] %.*s", (int)(key >> 3), (int)(content.end - content.at),

@@ -17,7 +17,7 @@
 
 enum { FLOATS = 1 << 20 };
 
-/* Profiles some commands, during which this rank waits in an exchange if `waiting`. */
+/* Profiles some commands. If `waiting`, this rank waits in an exchange meanwhile. */
 static void span(bool waiting) {
     moert_buffer *x = test_buffer(FLOATS * sizeof(float));
     ASSERT_OK(moert_profile_begin(test_device));
@@ -31,13 +31,14 @@ static void span(bool waiting) {
                             MOERT_ARG((size_t)FLOATS)));
     }
     ASSERT_OK(moert_device_finish(test_device));
-    usleep(5000); /* the host's own time, a row of the table */
+    usleep(5000); /* time of the host without device commands, which is a row of the table */
     if (waiting)
         moert_phase_wait_end();
     ASSERT_OK(moert_profile_end(test_device));
 }
 
-/* Reports the work of 1 ms at the peak of float32, and as much at that of bf16. */
+/* Reports FLOPs that take 1 ms at the peak rate of float32, and FLOPs that take 1 ms at the peak
+ * rate of bf16. */
 static void report_flops(const moert_roof *roof) {
     moert_buffer *x = test_buffer(FLOATS * sizeof(float));
     ASSERT_OK(moert_profile_begin(test_device));
@@ -66,7 +67,8 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     assert_int_equal(b.from, MOERT_BREAKDOWN_SKIPS);
     assert_int_equal(b.steps, 0);
     ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, &b, console, test_directory));
-    ASSERT_ON_ALL(access(path, F_OK) != 0); /* no step has been counted yet */
+    /* there is no file, because no step has been profiled yet */
+    ASSERT_ON_ALL(access(path, F_OK) != 0);
     span(true);
     span(false);
     report_flops(&b.roof);
@@ -102,6 +104,7 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
 }
 
 TEST(test_the_first_steps_are_left_out_if_there_are_more) {
+    /* each case: the run's first step, its end, and the first step that is profiled */
     static const uint64_t cases[][3] = {/* first step, end, first step that counts */
                                         {0, 1, 0}, {0, 2, 1}, {0, 3, 2},
                                         {0, 9, 2}, {5, 9, 7}, {9, 9, 9}};
@@ -136,7 +139,7 @@ static void set_column(moert_model *model, const char *name, size_t first, size_
 }
 
 /* Makes an expert hot: every token has a large value in column 0, which raises only the hot
- * expert's score. The other columns determine the other chosen experts. */
+ * expert's score. The other columns determine the other experts that a token chooses. */
 static void plant(moert_model *model) {
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
     set_column(model, "model.embed_tokens.weight", 0, 256, 0.2f);
@@ -229,7 +232,7 @@ static void check_verdict(const moert_run_record *record) {
         fail_msg("%s", all);
 }
 
-/* The assertions of rank 0 are last, so that no other rank waits for it. */
+/* Rank 0 makes its own assertions last, so that no other rank waits for rank 0 if one fails. */
 static void check(size_t ep, size_t hosts) {
     moert_run_record record;
     deal_ranks(hosts);
@@ -241,7 +244,7 @@ static void check(size_t ep, size_t hosts) {
     assert_int_equal(record.ranks, test_ranks);
     assert_int_equal(record.group, ep > 0 ? ep : test_ranks);
     assert_true(record.steps == STEPS && json_is_object(record.operations));
-    /* every layer has K rows per token, and the hot expert one */
+    /* every layer has K rows per token, and the hot expert has one row per token */
     assert_true(record.layers == LAYERS && record.experts == EXPERTS);
     for (size_t l = 0; l < LAYERS; l++)
         assert_relative(sum_of(record.expert_rows + l * EXPERTS, EXPERTS), TOKENS * TOPK, 1e-5);

@@ -1,6 +1,7 @@
 // run: check=1,2 all=3
-/* Saves beside training: the bytes, failures of one rank, the rate, and saves that are given up.
- * This program replaces pwrite: on the victim it fails with a full disk. */
+/* Saves that run beside training: the bytes, failures of one rank, the rate, and saves that are
+ * given up. This program replaces pwrite(), which then fails as if the disk were full on the rank
+ * `victim`. */
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ static int open_all(void **state) {
     return failed || moert_comm_broadcast(test_comm, 0, directory, sizeof directory) != MOERT_OK;
 }
 
-/* A model on EP groups of `ep` ranks (0: of all), and its optimizer. */
+/* Creates a model on EP groups of `ep` ranks (0: one group of all ranks), and its optimizer. */
 static void open_state(const moert_model_config *config, size_t ep) {
     model = open_model(open_mesh(ep), config);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
@@ -233,7 +234,8 @@ static bool magnitudes(bool compare) {
     return same;
 }
 
-/* Checks a matrix [rows, columns] of all experts, whose value v is the v-th that was drawn. */
+/* Checks a matrix [rows, columns] of all experts in a file. Value v in the file must be the v-th
+ * value that the initialization has drawn. */
 static void check_matrix(const moert_tensors *files, const char *name, size_t rows,
                          size_t columns) {
     const moert_tensor *tensor = moert_tensors_find(files, name);
@@ -278,7 +280,7 @@ TEST(test_checkpoints_of_fused_experts_have_one_layout_on_any_division_of_them) 
     }
     static const struct {
         const char *written;
-        size_t ep; /* of the run that reads it */
+        size_t ep; /* EP of the run that reads the save */
     } saves[] = {{"held-0", 0}, {"held-1", 1}, {"beside-0", 1}, {"beside-1", 0}};
     for (size_t i = 0; i < MOERT_COUNT(saves); i++) {
         const char *path = titled("%s/%s/step-00000001", directory, saves[i].written);

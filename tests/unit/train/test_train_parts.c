@@ -1,6 +1,6 @@
 // run: check=1 all=1san device=0
-/* Learning-rate schedules, metrics files, pruned checkpoints, ranges of steps, the loader, and
- * verdicts on ranks. */
+/* Learning-rate schedules, metrics files, the pruning of checkpoints, ranges of steps, the loader,
+ * and verdicts on which rank computed wrongly. */
 #include <unistd.h>
 
 #include "io/durable.h"
@@ -14,7 +14,7 @@
 
 static const char run[] = "it's a run.jsonl";
 
-/* A rate of a schedule with a peak of 2 and a floor of a tenth of it. */
+/* The learning rate at a step of a schedule whose peak is 2 and whose floor is 0.2. */
 static double rate_at(unsigned kind, uint64_t warmup, uint64_t decay, uint64_t step,
                       uint64_t steps) {
     return moert_schedule_rate(
@@ -35,7 +35,7 @@ TEST(test_rates_warm_up_and_then_stay_or_fall_to_the_floor) {
         {CONSTANT, 4, 0, 99, 100, 2.0},   {COSINE, 10, 0, 4, 110, 1.0},
         {COSINE, 10, 0, 10, 110, 2.0},    {COSINE, 10, 0, 60, 110, 1.1},
         {COSINE, 10, 0, 110, 110, 0.2},   {COSINE, 10, 0, 5000, 110, 0.2},
-        {COSINE, 0, 0, 0, 1, 2.0},        {COSINE, 200, 0, 109, 110, 1.1}, /* longer than the run */
+        {COSINE, 0, 0, 0, 1, 2.0},        {COSINE, 200, 0, 109, 110, 1.1}, /* warmup > steps */
         {LINEAR, 10, 20, 4, 110, 1.0},    {LINEAR, 10, 20, 90, 110, 2.0},
         {LINEAR, 10, 20, 100, 110, 1.1},  {LINEAR, 10, 20, 110, 110, 0.2},
         {LINEAR, 10, 0, 60, 110, 1.1},    {LINEAR, 10, 105, 60, 110, 1.1},
@@ -135,14 +135,16 @@ TEST(test_console_lines_come_every_n_steps) {
     fclose(console);
     const char *line = owned(text, free);
     for (size_t lines = 0; lines < 4; lines++, line = strchr(line, '\n') + 1)
-        assert_memory_equal(line, "step ", 5); /* 0, 4, 8 and the last step */
+        /* the lines are for steps 0, 4 and 8 and the last step */
+        assert_memory_equal(line, "step ", 5);
     assert_string_equal(line, "");
 }
 
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     static const struct {
         const char *name;
-        bool first, second; /* whether it stays after each pruning */
+        /* whether the entry remains after the first and after the second pruning */
+        bool first, second;
     } rows[] = {{"step-00000003", false, false},     {"step-00000005", true, true},
                 {"step-00000010", true, true},       {"step-00000030", false, false},
                 {"step-00000002", true, false},      {"step-00000004", true, false},
@@ -241,7 +243,8 @@ static void check_step(moert_loader *loader, const moert_data *data, uint64_t st
 }
 
 TEST(test_every_step_has_the_sequences_of_the_rank) {
-    static const uint64_t steps[] = {0, 1, 2, 4, 1, 1, 2}; /* in order, and not */
+    /* some steps in order, then some out of order */
+    static const uint64_t steps[] = {0, 1, 2, 4, 1, 1, 2};
     const char *path = write_text("text", sentence);
     const moert_data *data = open_text(&path, 1, 0.0);
     moert_loader *first = open_part(data, 0, 2), *second = open_part(data, 1, 2);
@@ -260,7 +263,7 @@ TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
     path = write_text("later", sentence);
     loader = open_part(open_text(&path, 1, 0.0), 0, 1);
     ASSERT_OK(moert_loader_take(loader, 0, &loaded));
-    assert_int_equal(unlink(path), 0); /* perhaps after step 1 was read */
+    assert_int_equal(unlink(path), 0); /* the loader may already have read step 1 */
     moert_status status = MOERT_OK;
     for (uint64_t step = 1; step < STEPS && status == MOERT_OK; step++)
         status = moert_loader_take(loader, step, &loaded);
@@ -268,7 +271,8 @@ TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
     assert_non_null(strstr(moert_last_error(), "later: No such file"));
 }
 
-/* Hashes of a rank's own work, of its repeater's and of a second repeater's. */
+/* The values are hashes of the same work: by the rank itself, by the rank that repeats it, and by a
+ * second rank that repeats it. */
 TEST(test_a_verdict_names_the_rank_that_stands_alone) {
     static const struct {
         size_t ranks[3];

@@ -1,7 +1,8 @@
 // run: check=1,2 all=3,4,2san
-/* Gradients and optimizer, sharded over the ranks. Norm and steps have the bits of unsharded
- * tensors, for any EP x EDP; they read only the rank's shard of a gradient. Experts that move
- * between ranks keep their weights and moments, and the bits of those that stay. */
+/* Gradients and optimizer, sharded over the ranks. The norm and the optimizer's steps have the bits
+ * of unsharded tensors, for any EP x EDP, and read only the rank's shard of a gradient. Experts
+ * that move between ranks keep their weights and moments, and train with the bits of experts that
+ * do not move. */
 #include "base/checksum.h"
 #include "base/rng.h"
 #include "context/internal.h"
@@ -28,8 +29,8 @@ typedef struct run {
     double norm[STEPS], loss[STEPS];
 } run;
 
-/* Makes a model in which a shard of an expert is a whole chunk and a partial chunk, at offsets at
- * which a buffer view cannot begin. */
+/* Makes a model with sizes such that a shard of an expert has one whole and one partial chunk. The
+ * shard's offsets are not aligned as the start of a buffer view must be. */
 static run open_run(size_t ep, size_t slots, moert_precision precision) {
     moert_model_config config = golden_config("qwen3-tiny");
     config.precision = precision;
@@ -148,7 +149,8 @@ static bool moments_are_sharded(run *r) {
             sum += bytes[h];
         const size_t even = moert_ceil_div(block->chunks, holders) * MOERT_SQUARES_CHUNK;
         right = right && sum == block->floats * sizeof(float) &&
-                mine <= (even + 128) * sizeof(float); /* 128: padding of the buffer */
+                /* up to 128 elements of padding in a buffer */
+                mine <= (even + 128) * sizeof(float);
     }
     return right;
 }
@@ -176,7 +178,7 @@ static bool has_expert(const moert_expert_map *map, const uint32_t *expert, size
     return false;
 }
 
-/* Shuffles the slots of all ranks in each layer, and puts clones into most of the empty ones. */
+/* Shuffles the slots of all ranks in each layer, and puts clones into most of the empty slots. */
 static void move_at_random(const run *r, size_t seed, bool clones) {
     moert_run_end(run_of(r->model));
     for (size_t layer = 0; layer < moert_model_moe_layers(r->model); layer++) {
@@ -221,8 +223,9 @@ static moert_checksum *sums_of(const run *r) {
     return mine;
 }
 
-/* Trains a model whose experts move, and are cloned, before random steps; none do with schedule 0.
- * Each schedule has its own number of slots. On GPUs clones keep the bits of float32 only. */
+/* Trains a model. Before random steps, experts move and get clones, except with schedule 0. The
+ * number of slots depends on the schedule. On GPUs only float32 runs get clones, because other
+ * precisions would change bits. */
 static run train(size_t ep, moert_precision precision, size_t schedule) {
     const size_t share = moert_ceil_div(EXPERTS, ep), spare = 1 + schedule % 3;
     const bool clones =
@@ -247,7 +250,7 @@ static run train(size_t ep, moert_precision precision, size_t schedule) {
     return r;
 }
 
-/* Compares trainings by random schedules with one without moves. */
+/* Compares trainings with random schedules with a training without moves. */
 static void check_moves(size_t ep, moert_precision precision, size_t seed) {
     const size_t before = owned_count(), schedules = suite_skips(true) ? 1 : 8;
     const run stays = train(ep, precision, 0);
@@ -268,8 +271,8 @@ TEST(test_moves_leave_the_bits_of_training_with_replicas) {
 }
 
 /* Trains in every precision, with every engine between ranks (node only on CPUs). The tier check
- * has one schedule each, else there are all eight: 216 over all ranks, engines, and float32, bf16
- * and mxfp8. */
+ * runs one schedule of each kind, other tiers all eight. These are 216 trainings over all numbers
+ * of ranks, engines, and the precisions float32, bf16 and mxfp8. */
 TEST(test_moves_leave_the_bits_of_training) {
     static const moert_precision precisions[] = {MOERT_PRECISION_F32, MOERT_PRECISION_BF16,
                                                  MOERT_PRECISION_MXFP8, MOERT_PRECISION_NVFP4};
