@@ -1,16 +1,18 @@
 /*
  * bench_attention: rates of causal attention, forward and backward, each result checked against
- * float64. bench/rivals/torch_attention.py runs the rows of grouped-query heads for PyTorch.
+ * float64. bench/rivals/torch_attention.py measures the shapes with grouped-query heads in PyTorch.
  *
- * A sample is 50 ms of calls in a row after 25 ms that do not count; the rate is the median of
- * several samples. The formulas have 2 GEMMs forward and 5 backward (bench_attention_flops); work
- * that a form repeats does not count. Operands repeat patterns of random numbers; q, k, v and dout
- * have the dtype that the device reads (moert_attention_operands), as in training.
+ * A sample is 50 ms of consecutive calls, after 25 ms of calls that are not timed. The rate is the
+ * median of several samples. FLOPs are those of the formulas: 2 GEMMs forward and 5 backward
+ * (bench_attention_flops). Work that a kernel repeats is not included. Operands repeat patterns of
+ * random numbers; q, k, v and dout have the dtype that the device reads (moert_attention_operands),
+ * as in training.
  *
- * --compare measures one shape in several forms that alternate ROUNDS times: as given, with a
- * window, sinks, documents, and as multi-head latent attention. Of each form it prints the ratios
- * of time and rate to the first, of the best rounds. In the latent form every head has a key of
- * its own, of 3/2 head_size; as many heads make the forward's FLOPs those of the first form.
+ * --compare measures one shape in several forms: as given, with a window, with sinks, with
+ * documents, and as multi-head latent attention. The forms alternate in ROUNDS rounds. For each
+ * form, --compare prints time and rate in the best round, relative to the first form. In the latent
+ * form every head has its own key of 3/2 head_size elements, and the number of heads gives the
+ * forward the FLOPs of the first form.
  */
 #include <math.h>
 #include <string.h>
@@ -73,7 +75,7 @@ static const struct {
     moert_status (*call)(void *);
 } ops[OPS] = {{"forward", forward}, {"backward", backward}};
 
-/* Lists the compared forms, of which the first has the chosen shape; returns their number. */
+/* Lists the compared forms and returns their number. The first form has the chosen shape. */
 static size_t list_forms(const char *names[FORMS], bench_attention_shape shapes[FORMS]) {
     bench_attention_shape window = chosen, sinks = chosen, documents = chosen, latent = chosen;
     window.a.window = documents.documents = COMPARED_TOKENS;

@@ -1,15 +1,16 @@
 /*
  * bench_exchange: dispatch and combine between the ranks of a job. Every element of a row follows
- * from the global index of its token (bench/layer/payload.h). On CPU devices, the rival packs the
- * same rows, calls MPI_Alltoallv and unpacks them (bench/layer/alltoall.h).
+ * from the global index of its token (bench/layer/payload.h). On CPU devices there is a rival,
+ * which packs the same rows, calls MPI_Alltoallv and unpacks the rows (bench/layer/alltoall.h).
  *
  * A sample is the time from a barrier to the end of the call on the slowest rank. With --batch N, N
- * calls follow one barrier, and the sample is their mean. GPUs that wait for each other on the
- * device then start each call without their hosts. The contenders alternate. Before each sample
- * every core fills its L2 cache with unrelated data. The plan (counts and offsets of the rows) is
- * made beforehand, and both contenders use it. Bytes and rates count the rows that a rank sends to
- * other ranks, slot by slot; with one rank, all rows count. If ranks push rows (MOERT_PUSH=on,
- * sum), a combine includes the push from a buffer.
+ * calls follow one barrier, and the sample is the mean time of a call. Within a batch, GPUs whose
+ * barriers run on the device start each call without waiting for the hosts. Samples of moert and of
+ * the rival alternate. Before each sample every core fills its L2 cache with unrelated data. The
+ * plan (counts and offsets of the rows) is made before the samples; moert and the rival use the
+ * same plan. Bytes and rates count one row per slot whose expert is on another rank; with one rank,
+ * one row per slot. If ranks push rows (MOERT_PUSH=on or sum), the time of a combine includes
+ * pushing the rows from a buffer.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -69,24 +70,25 @@ typedef struct bench {
     bench_pool *pool;
     moert_exchange *exchange;
     moert_window *window,
-        *slot_window; /* slot_window: one float per row, if ranks push; else NULL */
+        /* slot_window: a window with one float per row, if ranks push rows; otherwise NULL */
+        *slot_window;
     moert_exchange_plan *plan;
     moert_plan *slots;        /* the plan with its slots on the host */
     bench_alltoall *alltoall; /* the rival, or NULL */
     moert_buffer *index, *source, *weight, *target;
     moert_buffer *made; /* [M,stride] rows to push, or NULL */
     int32_t *all_index; /* [ranks,T,K] */
-    uint64_t *token_of; /* [M] the global token of a row of this rank */
+    uint64_t *token_of; /* [M] the global token of each row of this rank */
     float *weights;     /* [T,K] */
     float *host;        /* [T,width] rows to dispatch */
     float *seen;        /* [M,stride] or [T,H]: received rows or sums */
     bench_payload payload;
     size_t width, row_bytes; /* floats and bytes of a row */
-    double bytes;            /* bytes of the rows that a rank sends, mean over the ranks */
+    double bytes;            /* bytes of the rows that a rank sends, averaged over the ranks */
     bench_rows rows;
 } bench;
 
-/* token_of: the rows of an expert are ordered by rank, then by token. */
+/* Sets token_of. The rows of an expert are ordered by rank, then by token. */
 static moert_status find_tokens(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const size_t slots = plan->ranks * tokens * topk;
@@ -119,7 +121,7 @@ static moert_status make_buffers(bench *b) {
     return moert_buffer_create(b->device, tokens * hidden * sizeof(float), &b->target);
 }
 
-/* Makes the rows that a combine pushes: those of a dispatch. */
+/* Makes the rows that a combine pushes; they are the rows that a dispatch delivers. */
 static moert_status prepare_push(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const size_t bytes = plan->rows * moert_window_stride(b->window) * sizeof(float);
@@ -137,8 +139,8 @@ static moert_status prepare_push(bench *b) {
     return moert_comm_agree(b->comm, status);
 }
 
-/* Tolerance of a sum: partial sums of ranks or nodes change its bits, and bf16 rounds them once
- * more. */
+/* Returns the tolerance of a sum. Partial sums of ranks or nodes change the bits of the sum, and
+ * bf16 also rounds the partial sums. */
 static float slack_of(const bench *b) {
     const bool sums = moert_exchange_sums(b->exchange);
     const bool presums = moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
@@ -254,7 +256,7 @@ static moert_status run_call(void *context) {
 
 /* ---- checks ---- */
 
-/* Clears the memory of a contender's rows or sums, and that of pushed rows. */
+/* Clears the memory of the rows or sums of moert or of the rival, and the memory of pushed rows. */
 static moert_status wipe(bench *b, bool sums, enum side side) {
     moert_buffer *rows = moert_window_rows(b->window);
     if (side != OURS && !sums) {
@@ -295,7 +297,7 @@ static moert_status check(bench *b, unsigned op, enum side side, size_t *wrong) 
 
 /* ---- times ---- */
 
-/* One sample: microseconds of a call on the slowest rank. */
+/* Takes one sample: the microseconds of a call on the slowest rank. */
 static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     const moert_timed timed = {
         .device = b->device, .together = b->comm, .run = run_call, .what = &(call){b, op, side}};
@@ -306,7 +308,7 @@ static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     return MOERT_OK;
 }
 
-/* Microseconds over a contender's samples. */
+/* Statistics over the samples of moert or of the rival, in microseconds. */
 typedef struct times {
     double least, median, p99;
 } times;
@@ -345,7 +347,8 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
                           rival / us[OURS].median, wrong);
 }
 
-/* Checks both contenders before and after the samples; wrong elements of the rival also count. */
+/* Checks the results of moert and of the rival before and after the samples. The number of wrong
+ * elements includes those of the rival. */
 static moert_status run_operation(bench *b, unsigned op) {
     const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
     times us[SIDES];

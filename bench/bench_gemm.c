@@ -8,7 +8,7 @@
 #include "bench/gemm/measure.h"
 #include "device/device.h"
 
-static bench_shape shape; /* experts 0 = run a suite instead */
+static bench_shape shape; /* experts 0: run a suite instead of one shape */
 static size_t repeat, seed;
 static unsigned op, dtype, groups, suite;
 static double patience;
@@ -52,15 +52,17 @@ typedef struct totals {
 
 enum { RAGGED_EXPERTS = 5, RAGGED_WEIGHTS = 160 << 20 };
 
-/* Experts to run a shape with. Ragged groups need at least five, so that one is empty. 0 = no
- * ragged row, since weights of five experts would exceed 640 MiB. */
+/* Returns the number of experts for a shape. Ragged groups need at least five experts, so that one
+ * group is empty. 0: the ragged row is omitted, because the weights of five experts would exceed
+ * 640 MiB. */
 static size_t experts_of(const bench_shape *of, bool ragged) {
     if (!ragged || of->experts >= RAGGED_EXPERTS)
         return of->experts;
     return RAGGED_EXPERTS * of->n * of->k <= RAGGED_WEIGHTS ? RAGGED_EXPERTS : 0;
 }
 
-/* The goal of a row of the suite CPU: run_shape ratio to the rival; 0 = none. */
+/* Returns the goal of a row of the suite CPU: a ratio of moert's rate to the rival's; 0: the row
+ * has no goal. */
 static double goal_of(const bench_row *row) {
     static const size_t at[] = {32, 128, 512};
     static const struct {
@@ -132,7 +134,8 @@ static const char columns[] =
     " ratio 6.2f?, p10 *f, p90 *f, - 13s p10-p90, waited *f, - 7.1f waited%, wrong 5z,"
     "  goal *f?,  - 1s goal";
 
-/* Adds a row and its verdict, which is "disturbed" if other programs took much of the cores. */
+/* Adds a row and its verdict. The verdict is "disturbed" if other programs used the cores during
+ * much of the time. */
 static moert_status finish_row(totals *sum, const bench_row *row) {
     const double ratio = row->rival_gflops > 0.0 ? row->gflops / row->rival_gflops : 0.0;
     const bool has_goal = row->goal > 0.0 && row->rival != NULL, disturbed = row->waited > 0.05;
@@ -168,7 +171,7 @@ static moert_status run_op(const bench_setup *bench, const bench_problem *proble
     return finish_row(sum, &row);
 }
 
-/* Measures an operation on all backends, and reports them in one line. */
+/* Measures an operation on all backends, and reports all rates in one line. */
 static moert_status run_backends(const bench_setup *bench, const bench_problem *problem,
                                  moert_op_kind operation, totals *sum) {
     moert_backend_report report;
@@ -196,7 +199,8 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
 static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_dtype type,
                                 bool ragged, totals *sum) {
     static const moert_op_kind ops[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GLU, MOERT_OP_GEMM_DGRAD,
-                                        MOERT_OP_GEMM_WGRAD}; /* the words of --op */
+                                        /* in the order of the words of --op */
+                                        MOERT_OP_GEMM_WGRAD};
     bench_shape run_shape = *of;
     bench_problem *problem;
     moert_status status = MOERT_OK;

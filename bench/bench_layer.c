@@ -1,15 +1,16 @@
 /*
  * bench_layer: an expert-parallel MoE layer (router, dispatch, experts, combine), forward and
- * forward + backward with all weight gradients, on all ranks of the job. Sums of gradients over
- * replicas are left out, since a training step makes them only once.
+ * forward + backward with all weight gradients, on all ranks of the job. The times do not include
+ * the sums of gradients over replicas, because a training step sums them only once.
  *
- * A sample is the time from a barrier to the end of some calls in a row, on the slowest rank.
- * First, y and dx of sampled tokens of every rank are compared with a float64 computation on the
- * host, which uses the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot
+ * A sample is the time from a barrier to the end of several consecutive calls, on the slowest rank.
+ * Before the samples, y and dx of some tokens of every rank are compared with a float64 computation
+ * on the host from the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot
  * forward, 12 H I backward.
  *
- * With --skew the experts of all tokens are drawn, with equal weights, instead of a router's.
- * --balance then places the experts by their rows, as moert-train --rebalance does.
+ * With --skew, the experts of all tokens are drawn at random and have equal weights; there is no
+ * router. --balance then places the experts by their numbers of rows, as moert-train --rebalance
+ * does.
  */
 #include <math.h>
 #include <stdio.h>
@@ -73,7 +74,7 @@ typedef struct bench {
     moert_batch batch;
     moert_buffer *buffer[BUFFERS], *ends;
     float *host[2]; /* [T,H] */
-    int32_t *index; /* [T,K] of all ranks' tokens, or NULL: the router's */
+    int32_t *index; /* [T,K] experts of all ranks' tokens; NULL: the router chooses them */
     bench_rows rows;
     double worst[2];
     int operation;     /* of call() */
@@ -121,7 +122,7 @@ static moert_status make_layer(bench *b) {
                         asked.intermediate * asked.hidden);
 }
 
-/* Draws the experts of all ranks' tokens, and gives this rank's to the batches. */
+/* Draws the experts of all ranks' tokens. The batch gets the experts of this rank's tokens. */
 static moert_status make_routing(bench *b) {
     const size_t ranks = moert_comm_size(b->comm), own = asked.tokens * asked.topk;
     float *weight;
@@ -141,7 +142,8 @@ release:
     return status;
 }
 
-/* Says how even the ranks' rows are, and with --balance first places the experts. */
+/* Prints how evenly the rows are distributed over the ranks. With --balance, places the experts
+ * before. */
 static moert_status place(bench *b) {
     const moert_expert_map *map = moert_layer_placement(b->layer);
     const size_t slots = moert_comm_size(b->comm) * asked.tokens * asked.topk;
@@ -165,7 +167,7 @@ release:
     return status;
 }
 
-/* Rows of this rank's tokens. */
+/* Random rows for this rank's tokens. */
 typedef struct rows {
     uint64_t seed;
     size_t first_token;
@@ -190,7 +192,8 @@ static moert_status make_rows(bench *b) {
     return moert_buffer_create(b->device, count * sizeof(float), &b->buffer[DX]);
 }
 
-/* Describes the tokens as sequences of `length`, the last one of the rest. */
+/* Divides the batch's tokens into sequences of `length` tokens; the last sequence has the remaining
+ * tokens. */
 static moert_status make_batch(bench *b) {
     const size_t count = moert_ceil_div(asked.tokens, length), rank = moert_comm_rank(b->comm);
     uint32_t *ends;
@@ -236,7 +239,7 @@ static moert_status prepare(bench *b) {
                   : 0;
     MOERT_TRY(moert_mesh_create(b->context, asked.ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
-    moert_layer_trust_batches(b->layer); /* a training's model does not check them either */
+    moert_layer_trust_batches(b->layer); /* no check of batches, as in training */
     return moert_comm_agree(b->comm, make_operands(b));
 }
 
@@ -264,7 +267,7 @@ static moert_status call(void *context) {
     return status;
 }
 
-/* Checks y and dx of one call; clears both before the call. */
+/* Clears y and dx, makes one call, and checks both results. */
 static moert_status check(bench *b) {
     const bench_layer_case c = {
         b->comm,       b->layer,     asked.ep == 0 ? moert_comm_size(b->comm) : asked.ep,
@@ -312,7 +315,7 @@ stop:
 
 /* ---- rows ---- */
 
-/* Largest errors of y and dx that rounding in each precision explains. */
+/* Returns the largest error of y and dx that rounding in the chosen precision explains. */
 static double bound(void) {
     static const double of_precision[] = {1e-5, 0.03, 0.15, 0.5};
     static const double of_dispatch[] = {1e-5, 0.15, 0.03};

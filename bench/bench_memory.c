@@ -1,10 +1,11 @@
 /*
- * bench_memory: bandwidth of the memory-bound kernels over the device's copy bandwidth; each result
- * is checked on samples.
+ * bench_memory: bandwidth of the memory-bound kernels, relative to the device's copy bandwidth;
+ * each result is checked on samples.
  *
- * GB/s are the bytes that a kernel must move (bench/memory/memory.h), every operand once, over the
- * time of calls in a row. Samples of a kernel alternate with those of a copy between two buffers,
- * so that both run at the same clocks; the share is the ratio of the medians.
+ * GB/s are the bytes that a kernel must move (bench/memory/memory.h; every operand once) divided by
+ * the time of a call in a run of calls. Samples of a kernel alternate with samples of a copy
+ * between two buffers, so that both run at the same clocks. The share is the ratio of the median
+ * rates.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /*
  * bench_model: predicts the time of an expert-parallel layer on a described machine (machine.h,
- * predict.h) for a list of rank counts, or measures the machine that it runs on.
+ * predict.h) for a list of rank counts, or measures the machine on which bench_model runs.
  *
- * Efficiency is the throughput per rank over that at the first count.
+ * Efficiency is the throughput per rank divided by the throughput per rank at the first rank count.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +13,10 @@
 #include "bench/predict/choice.h"
 #include "moert/layer.h"
 
-enum { MOST_COUNTS = 64, STEP = 2 /* index among the words of --op */ };
+enum { MOST_COUNTS = 64, STEP = 2 /* STEP: index of "step" among the words of --op */ };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path, *skew_text;
-static bench_work asked; /* ep 0 = the fastest */
+static bench_work asked; /* ep 0: use the fastest EP */
 static size_t layers, length;
 static unsigned model, type, dispatch, combine, engine, operation;
 static double shared_cores;
@@ -55,7 +55,7 @@ static const moert_option options[] = {
 
 static size_t counts[MOST_COUNTS], count_of_counts;
 
-/* ---- the work ---- */
+/* ---- the work to predict ---- */
 
 static bench_work work_of(size_t ranks, size_t group) {
     static const double row_bytes[] = {4.0, 1.0 + 1.0 / 32.0, 2.0};
@@ -69,15 +69,16 @@ static bench_work work_of(size_t ranks, size_t group) {
     return w;
 }
 
-/* Whether the f32 weights, gradients and two moments of the experts take at most 80 % of memory. */
+/* Whether a rank's experts fit: their f32 weights, gradients and two moments take at most 80 % of
+ * the memory. */
 static bool fits(const bench_machine *m, size_t group) {
     const double parameters = 3.0 * (double)asked.hidden * (double)asked.intermediate *
                               (double)layers * (double)moert_ceil_div(asked.experts, group);
     return 16.0 * parameters <= 0.8 * m->memory_gib * (double)(1 << 30);
 }
 
-/* Predicts with groups of --ep ranks or, for 0, with the fastest group that divides the ranks;
- * ERROR_USAGE if no group fits. */
+/* Predicts with EP groups of --ep ranks. If --ep is 0, uses the fastest group size that divides the
+ * number of ranks; ERROR_USAGE if no group size fits. */
 static moert_status predict_best(const bench_machine *m, size_t ranks, bench_work *best,
                                  bench_prediction *prediction) {
     bool found = false;
@@ -182,7 +183,7 @@ static bench_work work_of_job(const moert_comm *world) {
     return work_of(ranks, moert_min(asked.ep > 0 ? asked.ep : ranks, asked.experts));
 }
 
-/* Measures the machine, or with --crowd a part of it. */
+/* Measures the machine; with --crowd, measures only the fields crowd and crowd_nodes. */
 static moert_status measure(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     const bench_work w = work_of_job(world);

@@ -1,12 +1,12 @@
 /*
  * bench_op: rates of the grouped GEMM ops with 16-bit, FP8, MX and NV operands, on the backend that
- * the device gets; or with bf16 operands and the epilogues of training: float32 results,
- * accumulation, biases, probabilities, a GLU. Each result is checked.
- * bench/rivals/torch_grouped_mm.py runs the same 16-bit rows for PyTorch.
+ * moert chooses for the device. --epilogues runs bf16 operands with the epilogues of training
+ * instead: float32 results, accumulation, biases, probabilities, a GLU. Each result is checked.
+ * bench/rivals/torch_grouped_mm.py measures the same 16-bit shapes in PyTorch.
  *
- * A sample is 50 ms of calls in a row after 25 ms that do not count, since a GPU's clock depends on
- * its temperature; the rate is the median of several samples. Operands repeat a pattern of random
- * numbers whose length no row length divides.
+ * A sample is 50 ms of consecutive calls, after 25 ms of calls that are not timed, because a GPU's
+ * clock depends on its temperature. The rate is the median of several samples. Operands repeat a
+ * pattern of random numbers, whose length is not a multiple of any row length.
  */
 #include <stdio.h>
 
@@ -16,7 +16,8 @@
 #include "bench/common/report.h"
 #include "bench/gemm/op_operands.h"
 
-/* The GEMMs of a layer's experts with 8192 tokens per rank; DeepSeek-V3 on 8 ranks. */
+/* The sizes of a layer's experts with 8192 tokens per rank. DeepSeek-V3 runs on 8 ranks, the others
+ * on one. */
 static const struct {
     const char *name;
     size_t experts, rows, hidden, intermediate;
@@ -59,7 +60,7 @@ static const op_variant with_epilogues[] = {
     {"glu, interleaved", MOERT_OP_GLU, .interleaved = true},
 };
 
-static op_shape chosen; /* experts 0 = the shapes of the models */
+static op_shape chosen; /* experts 0: run the shapes of all models */
 static unsigned groups, dtype;
 static size_t seed;
 static bool epilogues;
@@ -100,8 +101,8 @@ static moert_status report(const op_operands *data, const moert_op *op, const ch
                           tflops, wrong);
 }
 
-/* Rows have blocks along the reduction index; so do weights, except those of fp8-block, whose
- * blocks are square (as in DeepSeek-V3). */
+/* Sets the quantizers of an op. The blocks of rows and of weights lie along the reduction index,
+ * except the square weight blocks of fp8-block (as in DeepSeek-V3). */
 static void describe_quantized(const op_form *form, moert_op_options *o) {
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, forward = o->kind == MOERT_OP_GEMM_FORWARD;
     moert_quantizer rows = MOERT_QUANTIZER_INIT, weights = MOERT_QUANTIZER_INIT;
@@ -122,7 +123,7 @@ static moert_op_options describe(const op_operands *data, const op_variant *v) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = v->kind;
     if (!form->quantized && op_operand_bytes(form) == 1) {
-        o.backend = "nvidia"; /* auto does not choose the nvidia backend for FP8 */
+        o.backend = "nvidia"; /* MOERT_BACKEND=auto does not choose the nvidia backend for FP8 */
         o.fallback = true;
     }
     o.groups = data->of.experts;

@@ -25,7 +25,8 @@ static moert_status make_operand(moert_device *device, bench_attention *b, int o
                                  size_t count, const moert_buffer **buffer) {
     moert_buffer *made;
     MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern[operand], BENCH_PATTERN));
-    for (size_t i = 0; i < BENCH_PATTERN; i++) /* scores get a standard deviation of 4/3 */
+    /* these values give the attention scores a standard deviation of 4/3 */
+    for (size_t i = 0; i < BENCH_PATTERN; i++)
         b->pattern[operand][i] =
             (float)(4.0 * moert_rng_uniform(b->seed, (uint64_t)operand, i) - 2.0);
     MOERT_TRY(moert_buffer_create(device, count * sizeof(float), &made));
@@ -33,7 +34,8 @@ static moert_status make_operand(moert_device *device, bench_attention *b, int o
     return bench_pattern_fill(made, b->pattern[operand], sizeof(float), 0);
 }
 
-/* The documents of `tokens` tokens each, the last one of a sequence possibly shorter. */
+/* Divides each sequence into documents of `tokens` tokens; the last document of a sequence may be
+ * shorter. */
 static moert_status make_documents(moert_device *device, const bench_attention_shape *s,
                                    moert_documents **documents) {
     int32_t *positions;
@@ -90,7 +92,7 @@ void bench_attention_destroy(bench_attention *b) {
     MOERT_FREE(b->out, b->lse);
 }
 
-/* Fills a buffer of the attention's `operands` with a pattern. */
+/* Fills the buffer of one operand of the attention with the operand's pattern. */
 static moert_status set_operand(const bench_attention *b, int operand, const moert_buffer *buffer) {
     uint16_t *bf16;
     if (b->a.operands == MOERT_DTYPE_F32)
@@ -123,13 +125,14 @@ double bench_attention_flops(const bench_attention *b, bool backward) {
 
 /* ---- checks ---- */
 
-/* An element to check: a position of a sequence, as query and as key; a head and its kv head; a
- * column of a key and of a value. */
+/* The elements to check: a position of a sequence, used as a query and as a key; a head and its kv
+ * head; a column of a query or key, and a column of a value. */
 typedef struct spot {
     size_t sequence, position, head, kv_head, column, value_column;
 } spot;
 
-/* A sum, and the sum of the squares of its summands, which bounds its error. */
+/* A sum, and the sum of the squares of its summands; the root of the second bounds the rounding
+ * error of the first. */
 typedef struct sum {
     double value, squares;
 } sum;
@@ -170,7 +173,7 @@ static double score(const bench_attention *b, const spot *at, size_t head, size_
            dot(b, BENCH_Q, q_row(b, at, head, i), BENCH_K, kv_row(b, at, j), b->a.head_size);
 }
 
-/* out and lse of the spot's query. */
+/* Computes the expected out and lse of the spot's query. */
 static void expect_forward(const bench_attention *b, const spot *at, sum *out, double *lse) {
     const size_t first = first_key(b, at->position);
     double total = b->a.sinks != NULL ? exp(value_of(b, BENCH_SINKS, at->head)) : 0.0;
@@ -190,7 +193,8 @@ static double delta_of(const bench_attention *b, size_t row) {
     return delta;
 }
 
-/* Sets *p and returns ds. Both use the device's out and lse, which expect_forward() checks. */
+/* Sets *p to the probability of query i and key j, and returns ds, the gradient of their score.
+ * Both follow from the device's out and lse, which are checked against expect_forward(). */
 static double gradient(const bench_attention *b, const spot *at, size_t head, size_t i, size_t j,
                        double *p) {
     const size_t row = q_row(b, at, head, i);
@@ -199,7 +203,8 @@ static double gradient(const bench_attention *b, const spot *at, size_t head, si
            (dot(b, BENCH_DOUT, row, BENCH_V, kv_row(b, at, j), b->a.value_size) - delta_of(b, row));
 }
 
-/* dq of the spot's position as a query; dk and dv of the same position as a key. */
+/* Computes the expected dq of the spot's position as a query, and dk and dv of the same position as
+ * a key. */
 static void expect_backward(const bench_attention *b, const spot *at, sum *dq, sum *dk, sum *dv) {
     const size_t d = b->a.head_size, e = b->a.value_size, group = b->a.heads / b->a.kv_heads;
     double p;
@@ -215,7 +220,7 @@ static void expect_backward(const bench_attention *b, const spot *at, sum *dq, s
         }
 }
 
-/* The spot's head and sequence. */
+/* Computes the expected dsink of the spot's head and sequence. */
 static void expect_sinks(const bench_attention *b, const spot *at, sum *dsink) {
     for (size_t i = 0; i < b->a.length; i++) {
         const size_t row = q_row(b, at, at->head, i);
@@ -224,7 +229,7 @@ static void expect_sinks(const bench_attention *b, const spot *at, sum *dsink) {
     }
 }
 
-/* Raises *worst to the error over the root of the sum of squares. */
+/* Raises *worst to the element's error divided by the root of want.squares, if that is larger. */
 static moert_status judge(const moert_buffer *result, size_t element, sum want, double *worst) {
     float got;
     MOERT_TRY(moert_buffer_read(result, element * sizeof got, &got, sizeof got));

@@ -3,8 +3,8 @@
 
 #include "attention/attention.h"
 
-/* `a`: only sizes; a value_size or window of 0 is the default. `documents`: tokens of each
- * document, 0: a sequence is one. */
+/* `a` has only sizes; a value_size or window of 0 is the default. `documents`: number of tokens of
+ * each document; 0: each sequence is one document. */
 typedef struct bench_attention_shape {
     moert_attention a;
     size_t documents;
@@ -17,22 +17,24 @@ typedef struct bench_attention {
     moert_attention a;
     size_t documents, seed;
     moert_buffer *scratch;
-    float *pattern[BENCH_ATTENTION_OPERANDS]; /* [BENCH_PATTERN] values that an operand repeats */
-    float *out, *lse;                         /* of the device */
+    /* [BENCH_PATTERN] the values that the operand repeats */
+    float *pattern[BENCH_ATTENTION_OPERANDS];
+    float *out, *lse; /* of the device */
 } bench_attention;
 
-/* Creates operands that repeat patterns of random numbers, and buffers for the results.
- * bench_attention_set must follow. */
+/* Creates operands that repeat patterns of random numbers, and buffers for the results. The caller
+ * must then call bench_attention_set. */
 moert_status bench_attention_create(moert_device *device, const bench_attention_shape *shape,
                                     size_t seed, bench_attention *b);
 void bench_attention_destroy(bench_attention *b); /* legal after a failed create */
-/* Sets the type of the attention, and its operands to the dtype that it reads. */
+/* Sets the dtype of the attention, and converts the operands to the dtype that the device reads. */
 moert_status bench_attention_set(bench_attention *b, moert_dtype type);
 
-/* FLOPs of the formulas, without what a form computes twice: 2 for each pair of a query and a key
- * that it sees and each element of a head, in 2 GEMMs forward and 5 backward. */
+/* Returns the FLOPs of the formulas; work that a kernel repeats is not included. There are 2 GEMMs
+ * forward and 5 backward. Each takes 2 FLOPs per element of a head and per pair of a query and a
+ * key that the query sees. */
 double bench_attention_flops(const bench_attention *b, bool backward);
 
-/* Raises worst[0] to the largest error of sampled elements of the last forward, worst[1] to that of
- * the last backward. */
+/* Checks sampled elements. Raises worst[0] to the largest error of the last forward, and worst[1]
+ * to the largest error of the last backward. */
 moert_status bench_attention_check(bench_attention *b, double worst[2]);

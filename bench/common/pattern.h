@@ -4,16 +4,17 @@
 
 #include "moert/device.h"
 
-enum { BENCH_PATTERN = 1048573 }; /* elements: a prime number, so no row length divides it */
+/* number of elements; a prime number, so it is not a multiple of any row length */
+enum { BENCH_PATTERN = 1048573 };
 
-/* Creates a buffer with a copy of `data`, or zeros if it is NULL. The caller destroys it, also
- * after an error. */
+/* Creates a buffer with a copy of `data`, or with zeros if `data` is NULL. The caller destroys the
+ * buffer, also after an error. */
 moert_status bench_upload(moert_device *device, const void *data, size_t bytes,
                           moert_buffer **buffer);
-/* Fills the buffer with repeats of pattern[BENCH_PATTERN], elements of `bytes`; starts with element
- * `start` of the pattern. */
+/* Fills the buffer with repeats of pattern[BENCH_PATTERN], whose elements have `bytes` bytes. The
+ * buffer starts with element `start` of the pattern. */
 moert_status bench_pattern_fill(moert_buffer *buffer, const void *pattern, size_t bytes,
                                 size_t start);
 
-/* A random index below `count` for sample i; sample 0 is the last index. */
+/* Returns a random index below `count` for sample i; for sample 0, returns the last index. */
 size_t bench_pick(size_t seed, unsigned stream, size_t i, size_t count);

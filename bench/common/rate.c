@@ -1,4 +1,4 @@
-/* Times calls in a row. */
+/* Times consecutive calls. */
 #include "bench/common/rate.h"
 
 enum { SAMPLES = 3 };

@@ -10,7 +10,7 @@
 #include "base/config.h"
 #include "io/json.h"
 
-/* A column, parsed; `next` is the one after it, or NULL. */
+/* A column, parsed; `next` is the text of the next column, or NULL. */
 typedef struct column {
     char key[24], format[16], title[24], type;
     const char *next;
@@ -62,7 +62,8 @@ bench_rows bench_rows_begin(const moert_context *context, const char *columns, c
 
 enum { TEXT_BYTES = 256 };
 
-/* Takes a column's arguments: the value, and its text. */
+/* Reads a column's arguments from `values`. Returns the value as JSON, and writes its text to
+ * `text`. */
 static json_t *take(const column *c, va_list *values, char *text) {
     const char *word;
     double number;
@@ -146,7 +147,7 @@ void bench_report_machine(char *text, size_t bytes) {
     char line[256], *value;
     struct utsname system = {0};
     uname(&system);
-    /* for processors whose lines name no model, such as AArch64's */
+    /* for processors without a model name in /proc/cpuinfo, such as AArch64 */
     snprintf(text, bytes, "%s, %s", system.nodename, system.machine);
     FILE *file = fopen("/proc/cpuinfo", "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL)

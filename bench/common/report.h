@@ -7,9 +7,9 @@
 #include "tools/common/program.h"
 
 /*
- * Columns of a row, separated by commas: "KEY FORMAT [TITLE]", the title KEY unless given. The
- * blanks before a column are printed. KEY - : not in the JSON; FORMAT *TYPE: not in the line.
- * FORMAT: [-]WIDTH[.DIGITS]TYPE[?]. Each TYPE takes these arguments:
+ * Columns of a row, separated by commas: "KEY FORMAT [TITLE]"; the default title is KEY. The blanks
+ * before a column are printed. A column with the KEY - is not in the JSON. A column with the FORMAT
+ * *TYPE is only in the JSON. FORMAT is [-]WIDTH[.DIGITS]TYPE[?]. Each TYPE takes these arguments:
  *
  *   s  const char *; "" at the end of a line ends the line before the blanks
  *   c  const char *words, unsigned index: a word of "word|word|..."
@@ -19,33 +19,35 @@
  *   w  int, a bool: wrong or right, without a title
  *   o  json_t *, only in the JSON
  *
- * With ? a number that is not above 0 or a text that is NULL is unknown: - in the line, null in the
- * JSON. The values of KEY wrong are added up.
+ * With ?, a number that is not above 0 or a text that is NULL means unknown, which the line shows
+ * as - and the JSON as null. bench_rows adds up the values of the column with the KEY wrong.
  */
 typedef struct bench_rows {
     const moert_context *context;
     const char *columns;
     json_t *json; /* an array */
     size_t wrong; /* number of wrong results */
-    bool quiet;   /* rows print no lines */
+    bool quiet;   /* rank 0 prints no lines for rows */
 } bench_rows;
 
-/* Begins rows: rank 0 prints "# moert COMMIT, " and the formatted text unless it is NULL, then the
- * titles. */
+/* Begins a table: rank 0 prints "# moert COMMIT, " and the formatted text, unless `format` is NULL,
+ * and then the titles. */
 bench_rows bench_rows_begin(const moert_context *context, const char *columns, const char *format,
                             ...) __attribute__((format(printf, 3, 4)));
 
-/* Prints a row on rank 0, and adds it to the JSON. The arguments are those of the columns. */
+/* Prints a row on rank 0, and adds it to the JSON. The variable arguments are the values of the
+ * columns. */
 moert_status bench_rows_add(bench_rows *rows, ...);
 
 /*
- * Ends a run with the status so far. Rank 0 writes the rows to `path` (unless NULL). Wrong results
- * are then an error: "N WHAT are wrong". Frees the rows. The ranks agree on the status, so that it
- * is reported once, without an abort. Collective.
+ * Ends a run with the status so far. Rank 0 writes the rows to `path` (unless NULL). If there are
+ * wrong results, the status becomes an error with the message "N WHAT are wrong". Frees the rows.
+ * The ranks agree on the status, so that only one message is printed and no rank aborts.
+ * Collective.
  */
 moert_status bench_rows_end(bench_rows *rows, const char *path, const char *what,
                             moert_status status);
 
-/* "name, processor", and the commit that the bench was built from. */
+/* Return "name of the host, processor", and the commit from which the bench was built. */
 void bench_report_machine(char *text, size_t bytes);
 const char *bench_report_commit(void);

@@ -21,7 +21,8 @@ float bench_number(uint64_t seed, uint64_t token, size_t column) {
     return (float)(bench_word(seed, token, column) >> 8) / 16777216.0f - 0.5f;
 }
 
-/* Reads `:NUMBER`, above 0 and at most `most`; without it *number stays. */
+/* Reads `:NUMBER`, which must be above 0 and at most `most`. An empty text leaves *number
+ * unchanged. */
 static bool read_number(const char *text, double most, double *number) {
     char *end;
     if (*text == '\0')
@@ -52,8 +53,9 @@ moert_status bench_skew_read(const char *text, bench_skew *skew) {
     return MOERT_FAIL(ERROR_USAGE, "--skew %s: expected " BENCH_SKEW_FORMS, text);
 }
 
-/* Draws a key for each expert: the K largest keys are a sample without replacement. An expert of
- * weight w has the key u^(1/w) (Efraimidis and Spirakis). */
+/* Draws a token's experts. Each expert gets a random key; the experts with the K largest keys are a
+ * sample without replacement. An expert of weight w has the key u^(1/w) (Efraimidis and
+ * Spirakis). */
 static void draw(bench_skew skew, uint64_t seed, uint64_t token, size_t topk, size_t experts,
                  double *keys) {
     for (size_t e = 0; e < experts; e++) {

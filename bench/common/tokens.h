@@ -1,4 +1,5 @@
-/* Rows of tokens and their experts; every rank can compute those of all tokens of a job. */
+/* Random rows and experts for tokens. Every rank can compute the rows and experts of all tokens of
+ * a job. */
 #pragma once
 
 #include <stddef.h>
@@ -13,7 +14,7 @@
                      "takes P % of the slots, or as many as K allows (P 30); one takes every "     \
                      "token"
 
-/* 32 random bits for a column of a token's row; such bits as a value in [-0.5, 0.5). */
+/* Return 32 random bits for a column of a token's row, and these bits as a value in [-0.5, 0.5). */
 uint32_t bench_word(uint64_t seed, uint64_t token, size_t column);
 float bench_number(uint64_t seed, uint64_t token, size_t column);
 
@@ -25,10 +26,10 @@ typedef struct bench_skew {
     double amount; /* ZIPF: the exponent; HOT: the hot expert's share of the slots */
 } bench_skew;
 
-/* ERROR_USAGE unless `text` has one of BENCH_SKEW_FORMS. */
+/* Parses `text`; ERROR_USAGE if it has none of the BENCH_SKEW_FORMS. */
 moert_status bench_skew_read(const char *text, bench_skew *skew);
 
-/* index[tokens,topk] = distinct experts of tokens 0 to tokens - 1, a function of the seed. With
- * BENCH_ONE all slots but the first are -1. Errors: ERROR_MEMORY. */
+/* index[tokens,topk] = distinct experts of tokens 0 to tokens - 1, which depend only on the
+ * arguments. With BENCH_ONE all slots but the first are -1. Errors: ERROR_MEMORY. */
 moert_status bench_route(bench_skew skew, uint64_t seed, size_t tokens, size_t topk, size_t experts,
                          int32_t *index);

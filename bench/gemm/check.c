@@ -29,7 +29,8 @@ void bench_divide_rows(size_t rows, size_t experts, bool ragged, size_t multiple
     ends[experts - 1] = (uint32_t)rows;
 }
 
-/* An element of the result: element (line, column) of group g, and its index in all groups. */
+/* An element of the result: (line, column) within group g, and the element's index among all
+ * groups. */
 typedef struct element {
     size_t g, line, column, at;
 } element;

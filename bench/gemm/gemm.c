@@ -1,4 +1,4 @@
-/* Problems of bench_gemm: data, calls, and the check against float64. */
+/* The problems of bench_gemm: their data, their calls, and their check against float64. */
 #include "bench/gemm/gemm.h"
 
 #include <stdlib.h>
@@ -139,7 +139,7 @@ void bench_run_destroy(bench_run *run) {
     *run = (bench_run){0};
 }
 
-/* An element of x, y or weight, rounded. */
+/* Returns an element of x, y or weight, rounded to the problem's dtype. */
 static double value(const void *of, moert_op_buffer which, size_t e, size_t line, size_t column) {
     const bench_problem *p = of;
     const bool x = which == MOERT_OP_BUFFER_x, weight = which == MOERT_OP_BUFFER_weight;

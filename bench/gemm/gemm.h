@@ -4,7 +4,8 @@
  * Rows of x[M,K] and y[M,N] belong to experts with weight[E,N,K]:
  *   fprop y = x weight^T, glu h[M,N/2] = silu(gate) * up with [gate | up] = y, dgrad x = y weight,
  *   wgrad weight = y^T x
- * FLOPs of each operation: 2 M N K, M summed over the experts; the GLU's exponentials do not count.
+ * FLOPs of each operation: 2 M N K, where M is the number of rows of all experts. The GLU's
+ * exponentials are not included.
  */
 #pragma once
 
@@ -26,19 +27,21 @@ typedef struct bench_problem {
     moert_buffer *ends_buffer, *x_buffer, *y_buffer, *weight_buffer;
 } bench_problem;
 
-/* Groups are balanced or ragged, with the same M. The seed determines sizes and data. */
+/* Creates a problem whose groups are balanced or ragged; M is the same in both cases. The seed
+ * determines sizes and data. */
 moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem);
 void bench_problem_destroy(bench_problem *problem);
 double bench_problem_flops(const bench_problem *problem); /* FLOPs of one operation */
 
-/* An operation on a problem, prepared for the backend in use; run `gemm` any number of times. */
+/* An operation on a problem, prepared for the backend in use. `gemm` may run any number of
+ * times. */
 typedef struct bench_run {
     const bench_problem *problem;
     moert_op_kind op;
     moert_gemm gemm;
     moert_panels *panels;
-    moert_buffer *result, *between; /* between: y, only for the GLU */
+    moert_buffer *result, *between; /* between: the GEMM's result y, only for the GLU */
 } bench_run;
 
 /* prepacked: forward and dgrad read prepacked weights if the backend has them. */
@@ -46,9 +49,9 @@ moert_status bench_run_create(const bench_problem *problem, moert_op_kind op, bo
                               bench_run *run);
 void bench_run_destroy(bench_run *run);
 size_t bench_result_count(const bench_problem *problem,
-                          moert_op_kind op); /* elements of the result */
+                          moert_op_kind op); /* number of elements of the result */
 
-/* Compares the result of an operation on the rounded operands with float64 sums, as
- * bench_count_wrong() says (gemm/check.h). *wrong = the elements that differ too much. */
+/* Compares the result of an operation with float64 sums over the rounded operands. *wrong is the
+ * number of wrong elements, as bench_count_wrong() defines them (gemm/check.h). */
 moert_status bench_problem_check(const bench_problem *problem, moert_op_kind op,
                                  const moert_buffer *buffer, const float *memory, size_t *wrong);

@@ -1,4 +1,4 @@
-/* Takes samples of the contenders alternately. */
+/* Takes samples of moert and of the rival alternately. */
 #include "bench/gemm/measure.h"
 
 #include "base/clock.h"
@@ -7,9 +7,10 @@
 
 enum { MOST_BATCH = 16 };
 #define ENOUGH_FLOPS 4e8
-#define QUIET        0.02  /* fraction of the time that threads may wait for a core */
-#define WAKING_S     50e-6 /* wait for a core that every start of threads causes */
-#define PAUSE_S      0.05  /* before a disturbed pair of samples is repeated */
+/* a sample is undisturbed if threads waited for a core for at most this fraction of the time */
+#define QUIET    0.02
+#define WAKING_S 50e-6 /* seconds of waiting for a core that every start of threads causes */
+#define PAUSE_S  0.05  /* seconds before a disturbed pair of samples is repeated */
 
 typedef struct contest {
     const bench_setup *bench;
@@ -17,7 +18,8 @@ typedef struct contest {
     float *result, *between; /* the rival's */
     double *ours, *theirs;   /* [repeat], GFLOP/s */
     size_t batch;
-    double waited; /* fraction of a sample's time, summed over the samples */
+    /* fraction of a sample's time in which threads lacked a core, summed over the samples */
+    double waited;
 } contest;
 
 static void release(contest *c) {
@@ -44,7 +46,8 @@ static moert_status prepare(const bench_setup *bench, const bench_problem *p, mo
     return MOERT_OK;
 }
 
-/* Makes the first calls, which build kernels and touch memory, and checks their results. */
+/* Makes the first calls of moert and of the rival, which build kernels and touch memory, and checks
+ * their results. */
 static moert_status verify(contest *c, size_t *wrong) {
     const bench_setup *bench = c->bench;
     const bench_problem *p = c->run.problem;
@@ -55,7 +58,8 @@ static moert_status verify(contest *c, size_t *wrong) {
     if (bench->rival == NULL)
         return MOERT_OK;
     bench_rival_run(bench->rival, p, c->run.op, c->result, c->between);
-    if (p->type != MOERT_DTYPE_F32) /* the rival does not round its operands */
+    /* the rival computes with unrounded operands, so its results cannot be compared */
+    if (p->type != MOERT_DTYPE_F32)
         return MOERT_OK;
     MOERT_TRY(bench_problem_check(p, c->run.op, NULL, c->result, &rival_wrong));
     if (rival_wrong > 0)
@@ -76,8 +80,9 @@ static moert_status call_theirs(const contest *c) {
     return MOERT_OK;
 }
 
-/* Takes one sample. Raises *waited to the fraction of its time for which threads lacked a core.
- * When moert runs, the calling thread does not count: it only waits for the device. */
+/* Takes one sample. Raises *waited to the fraction of the sample's time for which threads lacked a
+ * core. For a sample of moert, the calling thread is left out, because it only waits for the
+ * device. */
 static moert_status take(const contest *c, moert_status (*call)(const contest *), double *rate,
                          double *waited) {
     const bool caller_works = call == call_theirs;
@@ -104,8 +109,8 @@ static moert_status take_pair(contest *c, size_t i, double *waited) {
     return MOERT_OK;
 }
 
-/* Takes all pairs of samples. Repeats a pair that other programs disturbed, as long as patience
- * lasts. */
+/* Takes all pairs of samples. Repeats a pair that other programs disturbed, until the time for
+ * repetitions (--patience) is used up. */
 static moert_status take_turns(contest *c) {
     const bench_setup *bench = c->bench;
     double waited;

@@ -20,7 +20,7 @@ static size_t scale_bytes_of(const op_form *form) {
     return form->quantized ? 1 : sizeof(float);
 }
 
-/* Scale i of the pattern; *bits = as it is stored. */
+/* Returns scale i of the pattern; *bits gets the stored bits of the scale. */
 static float make_scale(const op_operands *o, size_t i, uint32_t *bits) {
     const bool nvfp4 = o->form->quantized && o->form->format == MOERT_FORMAT_NVFP4;
     const double uniform = moert_rng_uniform(o->seed, 4, i);
@@ -91,14 +91,14 @@ void op_buffers_release(moert_op_buffers *buffers) {
 
 /* ---- checks ---- */
 
-/* An executed op; ops_find() of its operands. */
+/* An executed op, and the descriptions of its operands from ops_find(). */
 typedef struct executed {
     const op_operands *data;
     const moert_op_options *options;
     ops_operand first, second;
 } executed;
 
-/* The pattern's element that a plain buffer has there. */
+/* Returns the element of the pattern that a plain buffer has at (line, column) of group g. */
 static double plain_value(const executed *of, moert_op_buffer which, size_t g, size_t line,
                           size_t column) {
     const op_operands *o = of->data;
@@ -116,7 +116,7 @@ static double value(const void *context, moert_op_buffer which, size_t g, size_t
     const ops_operand *operand = which == of->first.payload ? &of->first : &of->second;
     if (which != operand->payload)
         return plain_value(of, which, g, line, column);
-    const ops_place at = ops_locate(operand, g, line, column); /* plain ones have scales of 1 */
+    const ops_place at = ops_locate(operand, g, line, column); /* plain operands have scales of 1 */
     const size_t byte = at.byte % BENCH_PATTERN;
     const float element =
         o->form->operand == MOERT_DTYPE_E2M1

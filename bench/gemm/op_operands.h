@@ -7,9 +7,9 @@
 typedef struct op_form {
     const char *name;
     moert_dtype operand, result;
-    bool blocks;     /* rows in blocks of 1x128, in wgrad of 128x1, weights in blocks of 128x128 */
-    bool transposed; /* weights are stored transposed; dgrad only */
-    bool quantized;  /* blocks of `format` along the reduction index */
+    bool blocks; /* scales for blocks: of 1x128 for rows (128x1 in wgrad), of 128x128 for weights */
+    bool transposed; /* weights are stored transposed (only dgrad) */
+    bool quantized;  /* operands have `format`, with blocks along the reduction index */
     moert_format format;
 } op_form;
 
@@ -23,7 +23,7 @@ typedef struct op_variant {
 } op_variant;
 
 typedef struct op_shape {
-    size_t experts, rows, n, k; /* rows of all experts */
+    size_t experts, rows, n, k; /* rows: of all experts together */
 } op_shape;
 
 /* Operands of a form and a shape: x[rows,k], weight[experts,n,k], y[rows,n] and the inputs of an
@@ -34,24 +34,28 @@ typedef struct op_operands {
     op_shape of;
     bool ragged;
     size_t seed;
-    uint32_t *ends;           /* [experts] */
-    unsigned char *payload;   /* [BENCH_PATTERN] elements of op_operand_bytes, two E2M1 in a byte */
-    unsigned char *scales;    /* [BENCH_PATTERN] float32 (all 1 without blocks), or one byte each */
-    float *values, *scale_of; /* [BENCH_PATTERN] payload and scales, decoded; values not of E2M1 */
+    uint32_t *ends; /* [experts] */
+    /* [BENCH_PATTERN] elements of op_operand_bytes() bytes; a byte holds two E2M1 elements */
+    unsigned char *payload;
+    /* [BENCH_PATTERN] scales: float32 (all 1 without blocks), or one byte each */
+    unsigned char *scales;
+    /* [BENCH_PATTERN] decoded payload and scales; E2M1 payloads have no `values` */
+    float *values, *scale_of;
 } op_operands;
 
-/* Makes the ends and the patterns; release them, also after an error. */
+/* Makes the ends and the patterns. The caller releases them, also after an error. */
 moert_status op_operands_make(op_operands *o);
 void op_operands_release(op_operands *o);
 
-/* Bytes of an operand's element, or of two 4-bit elements. */
+/* Returns the bytes of an operand's element; for 4-bit elements, the bytes of two. */
 size_t op_operand_bytes(const op_form *form);
 
-/* Creates and fills all buffers that the op has, the result included (accumulate adds to it). */
+/* Creates and fills all buffers that the op has, also the result, to which accumulate adds. */
 moert_status op_buffers_make(const op_operands *o, const moert_op *op, moert_op_buffers *buffers);
 void op_buffers_release(moert_op_buffers *buffers);
 
-/* bench_count_wrong() for the result. Sums may be off by 1e-5 of the summands' magnitudes; by 1e-4
- * for plain FP8, which tensor cores add less exactly. */
+/* Calls bench_count_wrong() for the result. Sums may have an error of 1e-5 times the sum of the
+ * summands' magnitudes. For plain FP8 the factor is 1e-4, because tensor cores add FP8 products
+ * less exactly. */
 moert_status op_count_wrong(const op_operands *o, const moert_op *op,
                             const moert_op_buffers *buffers, size_t *wrong);

@@ -1,7 +1,7 @@
 /*
- * Loops of independent multiply-adds. 12 accumulators are at least the latency times the issue
- * width of today's processors. FLOPs per lane and accumulator: 2, or 4 for vdpbf16ps, which adds
- * two products to each lane; tdpbf16ps adds 32 products to each of 16 x 16 sums.
+ * Loops of independent multiply-adds. There are 12 accumulators, because latency times issue width
+ * of today's processors is at most 12. FLOPs per lane and instruction: 2, or 4 for vdpbf16ps, which
+ * adds two products to each lane. tdpbf16ps adds 32 products to each of 16 x 16 sums.
  */
 #include "bench/gemm/peak.h"
 
@@ -33,7 +33,7 @@ enum {
     STEPS = 4 * 12,
     TILE_SUMS = 256,
     TILE_STEPS = 4
-}; /* instructions of a round; sums of a tile */
+}; /* instructions per round of the loop; sums per tile; tile instructions per round */
 
 #define INSTRUCTION "vfmadd231ps"
 LOOP(fma_512, "avx512f", 64)
@@ -67,7 +67,8 @@ HAS(avx512f)
 HAS(fma)
 HAS(avx512bf16)
 
-/* The first row of a dtype that the processor supports is measured. */
+/* The loops by dtype. bench_peak_measure() runs the first loop of a dtype that the processor
+ * supports. */
 static const struct {
     moert_dtype type;
     bool (*available)(void);
@@ -96,7 +97,8 @@ bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type) {
     for (size_t i = 0; i < MOERT_COUNT(loops); i++) {
         if (loops[i].type != type || !loops[i].available())
             continue;
-        trial it = {loops[i].loop, 200000}; /* a few ms: some of the trials run undisturbed */
+        /* a trial takes a few ms, so some of the trials run undisturbed */
+        trial it = {loops[i].loop, 200000};
         bench_peak peak = {0.0, loops[i].instruction};
         for (int t = 0; t < TRIALS; t++) {
             const uint64_t start = moert_clock_ns();

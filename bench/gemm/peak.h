@@ -9,5 +9,6 @@ typedef struct bench_peak {
     const char *instruction; /* the instruction that was measured */
 } bench_peak;
 
-/* The peak for F32, or for BF16 summed in float32: the best of some short runs. */
+/* Measures the peak rate for F32, or for BF16 products summed in float32: the best of several short
+ * runs. */
 bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type);

@@ -12,7 +12,8 @@
 #include "base/config.h"
 #include "base/memory.h"
 
-enum { LINE = 64, SWEEP = 4 }; /* bytes of a cache line; size of the sweep in L2 caches */
+/* LINE: bytes of a cache line. SWEEP: bytes that an eviction reads, in multiples of the L2 cache */
+enum { LINE = 64, SWEEP = 4 };
 
 typedef struct member {
     bench_pool *pool;
@@ -57,7 +58,7 @@ moert_status bench_pin_since(const moert_placement *placement, moert_thread_snap
     return status;
 }
 
-/* Pins the caller to the cores that the other members do not use. */
+/* Pins the calling thread to the cores that the pool's other threads do not use. */
 static void pin_caller(const bench_pool *pool) {
     cpu_set_t rest, taken;
     if (sched_getaffinity(0, sizeof rest, &rest) != 0)
@@ -110,7 +111,9 @@ moert_status bench_pool_create(const moert_placement *placement, size_t threads,
     *made = pool;
     return MOERT_OK;
 free_pool
-    : /* started threads wait for the missing one until the process ends, so keep their memory */
+    /* if a thread cannot be started, the threads already started wait until the process ends, so
+     * their memory must stay */
+    :
     if (pool->started == 0)
         release(pool);
     return status;

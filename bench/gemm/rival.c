@@ -10,8 +10,8 @@
 #include "base/memory.h"
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* constants of cblas.h */
-/* OpenBLAS's threads spin for 2^20 cycles after a call: longer than until the next expert's call,
- * and shorter than a rest. The default is 2^26. */
+/* After a call, OpenBLAS's threads spin for 2^20 cycles (default 2^26). This is longer than the
+ * time between the calls of two experts, and shorter than bench_rival_rest(). */
 #define SPIN   "20"
 #define REST_S 0.002
 #define IDLE_S 0.03
@@ -26,7 +26,8 @@ struct bench_rival {
     char text[256];
 };
 
-/* Replaces settings of OpenBLAS's kernels and block sizes that are meant for other programs. */
+/* Overrides environment variables of OpenBLAS (kernels, block sizes) that the user may have set for
+ * other programs. */
 static void set_environment(void) {
     setenv("OPENBLAS_THREAD_TIMEOUT", SPIN, 1);
     unsetenv("OPENBLAS_CORETYPE");
@@ -39,8 +40,8 @@ static void set_environment(void) {
 #endif
 }
 
-/* Loads the library and sets its number of threads. By default it starts one per core that the
- * caller may run on, which is one. */
+/* Loads the library and sets its number of threads. By default OpenBLAS starts one thread per core
+ * on which the caller may run; the pinned caller may run on one core. */
 static void *load(const char *library, const bench_pool *pool) {
     set_environment();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
@@ -85,7 +86,7 @@ moert_status bench_rival_open(const char *library, const moert_placement *placem
     return MOERT_OK;
 }
 
-/* The library stays loaded, since its threads may still run its code. */
+/* Does not unload the library, because OpenBLAS's threads may still run its code. */
 void bench_rival_close(bench_rival *rival) {
     free(rival);
 }

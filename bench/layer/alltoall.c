@@ -25,11 +25,14 @@ struct bench_alltoall {
     size_t row_bytes;
     bool bf16;
     MPI_Datatype row;
-    int *counts;        /* [4,ranks] of MPI: rows to send, offsets, rows to receive, offsets */
+    /* [4,ranks] for MPI_Alltoallv: rows to send and their offsets, rows to receive and their
+     * offsets */
+    int *counts;
     uint32_t *token;    /* token of each row to send */
     uint32_t *position; /* position of each received row among the experts' rows */
     char *sent, *received, *rows;
-    moert_buffer *returned, *destination; /* for a combine: `sent`, and each slot's row in it */
+    /* for a combine: the memory `sent` as a buffer, and each slot's row in it */
+    moert_buffer *returned, *destination;
 };
 
 /* ---- tables ---- */
@@ -70,7 +73,8 @@ static moert_status set_slots(bench_alltoall *a) {
     return status;
 }
 
-/* Sets `position`: rows arrive ordered by rank, then expert; an expert's rows are ordered by rank.
+/* Sets `position`. Rows arrive ordered by rank and then by expert; among the experts' rows they are
+ * ordered by expert and then by rank.
  * */
 static void set_positions(bench_alltoall *a) {
     const moert_plan *plan = a->plan;
@@ -142,7 +146,7 @@ void *bench_alltoall_rows(bench_alltoall *a) {
 
 /* ---- copies by all threads ---- */
 
-/* Copies row from[i] to row i, or row i to row to[i]; the other table is NULL. */
+/* Copies row from[i] to row i if `to` is NULL, or row i to row to[i] if `from` is NULL. */
 typedef struct move {
     char *target;
     const char *source;

@@ -1,7 +1,7 @@
 /*
  * The rival of bench_exchange. Dispatch: pack rows by owner, MPI_Alltoallv, unpack rows by expert.
- * Combine: pack rows, MPI_Alltoallv, sum every token's rows. Packing is plain C on host memory by
- * the threads of a pool; the sum is the kernel of moert's engines (CPU devices).
+ * Combine: pack rows, MPI_Alltoallv, sum every token's rows. The threads of a pool pack rows in
+ * host memory with plain C code. The sum uses the kernel of moert's engines, on a CPU device.
  */
 #pragma once
 
@@ -11,8 +11,8 @@
 
 typedef struct bench_alltoall bench_alltoall;
 
-/* For rows of `row_bytes`, of bf16 or float32 elements; a combine needs multiples of 64 bytes.
- * Device, pool and plan must outlive it.
+/* Creates the rival for rows of `row_bytes` bytes with bf16 or float32 elements. For a combine,
+ * row_bytes must be a multiple of 64. Device, pool and plan must outlive the rival.
  * Errors: ERROR_MEMORY, ERROR_DEVICE, ERROR_UNSUPPORTED (more rows than an int of MPI holds). */
 moert_status bench_alltoall_create(moert_device *device, bench_pool *pool, const moert_plan *plan,
                                    size_t row_bytes, bool bf16, bench_alltoall **made);

@@ -1,5 +1,5 @@
-/* Computes a few tokens of a layer in float64: each rank its experts' contributions, then their
- * sum. */
+/* Computes a few tokens of a layer in float64. Each rank computes the contributions of its experts;
+ * then the ranks add them up. */
 #include "bench/layer/layer_check.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "base/parallel.h"
 #include "bench/common/tokens.h"
 
-#define MARGIN 1e-4 /* smallest gap between the last chosen logit and the next */
+#define MARGIN 1e-4 /* smallest gap between the smallest chosen logit and the largest other one */
 
 /* A sampled token of any rank. */
 typedef struct sample {
@@ -27,13 +27,14 @@ typedef struct parts {
 
 typedef struct check {
     const bench_layer_case *c;
-    size_t ranks, samples, stride; /* samples: of all ranks; stride: doubles of a sample's parts */
-    float *router;                 /* [E,H] */
-    double *logits;                /* [E] */
-    sample *sampled;               /* [samples] */
-    float *w1, *w2;                /* weights of one expert */
-    double *g, *u, *h, *out;       /* [I], [I], [I], [H] */
-    double *mine, *all;            /* [samples,stride]; [ranks,samples,stride] */
+    /* samples: number of samples of all ranks; stride: doubles in a sample's parts */
+    size_t ranks, samples, stride;
+    float *router;           /* [E,H] */
+    double *logits;          /* [E] */
+    sample *sampled;         /* [samples] */
+    float *w1, *w2;          /* weights of one expert */
+    double *g, *u, *h, *out; /* [I], [I], [I], [H] */
+    double *mine, *all;      /* [samples,stride]; [ranks,samples,stride] */
 } check;
 
 /* ---- matrix-vector products ---- */
@@ -63,7 +64,7 @@ static void add_columns(void *context, size_t first, size_t end) {
             p->to[i] += (double)p->m[r * p->columns + i] * p->x[r];
 }
 
-enum { WORTH = 1 << 18 }; /* fewest multiplications of a thread */
+enum { WORTH = 1 << 18 }; /* fewest multiplications for which a thread is started */
 
 static void multiply(double *to, const float *m, const double *x, size_t rows, size_t columns) {
     matvec p = {to, m, x, rows, columns};
@@ -78,7 +79,7 @@ static void add_transposed(double *to, const float *m, const double *x, size_t r
 
 /* ---- routing ---- */
 
-/* Takes the caller's choice for a token. */
+/* Copies the caller's choice of experts for a token. */
 static void take_choice(const bench_layer_case *c, sample *s) {
     for (size_t slot = 0; slot < c->topk; slot++) {
         const int32_t chosen = c->index[s->token * c->topk + slot];
@@ -117,8 +118,8 @@ static bool route(check *k, sample *s) {
     return true;
 }
 
-/* Divides each rank's tokens into BENCH_SAMPLES parts and takes the last token of each; an earlier
- * one if rounding could change its experts. */
+/* Divides each rank's tokens into BENCH_SAMPLES parts and samples the last token of each part. If
+ * rounding could change this token's experts, samples an earlier token. */
 static moert_status take_samples(check *k) {
     const bench_layer_case *c = k->c;
     for (size_t i = 0; i < k->samples; i++) {
@@ -138,7 +139,8 @@ static moert_status take_samples(check *k) {
 
 /* ---- experts ---- */
 
-/* Adds a slot's contribution to a sample: to y, w2 (silu(g) u) with g, u = w1 x; and to dx. */
+/* Adds a slot's contributions to the sample's y and dx. The contribution to y is w2 (silu(g) u)
+ * with g, u = w1 x. */
 static void add_slot(check *k, const sample *s, size_t slot, parts p) {
     const size_t hidden = k->c->hidden, width = k->c->intermediate;
     const double weight = s->weight[slot];
@@ -200,8 +202,8 @@ static moert_status add_experts(check *k) {
 
 /* ---- sums and differences ---- */
 
-/* Adds the router's contribution to dx: the gradients of the chosen logits (a softmax over them)
- * times the router's rows. */
+/* Adds the router's contribution to dx: the gradients of the chosen logits, times the router's
+ * rows. The weights are a softmax over the chosen logits. */
 static void add_router(check *k, const sample *s, parts p) {
     const bench_layer_case *c = k->c;
     double mean = 0.0;
@@ -224,7 +226,7 @@ static double difference(const float *seen, const double *wanted, size_t count) 
     return off / largest;
 }
 
-/* Sums the parts of the ranks that own the first set of experts into `mine`. */
+/* Sums into `mine` the parts of the ranks that own the first set of experts. */
 static moert_status add_up(check *k) {
     const size_t doubles = k->samples * k->stride;
     MOERT_TRY(moert_comm_allgather(k->c->comm, k->mine, doubles * sizeof *k->mine, k->all));

@@ -4,8 +4,9 @@
 #include "comm/comm.h"
 #include "moert/layer.h"
 
-/* A layer with SwiGLU experts, and renormalised softmax routing or the caller's. Its inputs: x =
- * bench_number(seed, t, column) and dy = bench_number(seed + 1, t, column) of global token t. */
+/* A layer with SwiGLU experts. The routing is a renormalised softmax, or given by the caller. The
+ * layer's inputs: x = bench_number(seed, t, column) and dy = bench_number(seed + 1, t, column) of
+ * global token t. */
 typedef struct bench_layer_case {
     moert_comm *comm;
     moert_layer *layer;
@@ -18,8 +19,8 @@ typedef struct bench_layer_case {
 
 /*
  * worst[2] = the largest errors of y[T,H] and dx[T,H], relative to the largest value of the row,
- * over BENCH_SAMPLES tokens of every rank. Tokens whose experts rounding could change are not
- * sampled. All ranks get the same values. Collective. Errors: ERROR_MEMORY, ERROR_DEVICE,
+ * over BENCH_SAMPLES tokens of every rank. Tokens are not sampled if rounding could change their
+ * experts. All ranks get the same values. Collective. Errors: ERROR_MEMORY, ERROR_DEVICE,
  * ERROR_COMM; on all ranks.
  */
 enum { BENCH_SAMPLES = 4 };

@@ -44,7 +44,7 @@ static uint32_t bits(const bench_payload *p, uint64_t token, size_t index) {
 
 enum { LEAST_ROWS = 16 }; /* of a thread */
 
-/* Arguments of the parallel loops: rows to make, or rows or sums to check. */
+/* Arguments of the parallel loops, which make rows, check rows, or check sums. */
 typedef struct part {
     const bench_payload *payload;
     float *made;
@@ -91,7 +91,8 @@ size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of
     return atomic_load(&s.wrong);
 }
 
-/* Whether sum_seen is not the weighted sum over a token's slots of the value x. */
+/* Whether sum_seen differs from the expected sum: x times the sum of the weights of a token's
+ * slots. */
 static bool is_wrong(const part *s, size_t token, float x, float sum_seen) {
     const bench_payload *p = s->payload;
     float sum = 0.0f, magnitude = 0.0f;

@@ -7,11 +7,12 @@
 
 #include "moert/plan.h"
 
-/* Options: the words of bench_dtype. */
+/* The words of bench_dtype, for options. */
 #define BENCH_DTYPE_WORDS "f32|bf16|mxfp8"
 typedef enum bench_dtype { BENCH_F32, BENCH_BF16, BENCH_MXFP8 } bench_dtype;
 
-/* Rows of `hidden` elements. MXFP8 rows are random bits, as long as payload and scales. */
+/* Rows of `hidden` elements. MXFP8 rows are random bits, and have the bytes of payload plus
+ * scales. */
 typedef struct bench_payload {
     uint64_t seed;
     bench_dtype dtype;
@@ -19,8 +20,8 @@ typedef struct bench_payload {
     float slack;   /* tolerance of sums, relative to the sum of magnitudes; 0 = equal bits */
 } bench_payload;
 
-size_t bench_payload_width(const bench_payload *p); /* of a row, in floats */
-bool bench_payload_sums(const bench_payload *p);    /* whether rows can be summed */
+size_t bench_payload_width(const bench_payload *p); /* length of a row in floats */
+bool bench_payload_sums(const bench_payload *p); /* whether a combine can sum rows of this dtype */
 
 /* Fills rows[tokens,width] of the tokens from `first` on. */
 void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows);
@@ -28,8 +29,8 @@ void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, f
  * token_of[count]. */
 size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
                                 const float *rows, size_t stride);
-/* Counts the wrong elements of sums[tokens,hidden]. Right, within the slack: the token's row,
- * weighted by weight[tokens,topk] and summed over its slots in order, without slots that the plan
- * drops. */
+/* Counts the wrong elements of sums[tokens,hidden]. The right sum runs over the token's slots in
+ * order, except dropped slots, and adds weight[tokens,topk] times the token's row. A sum may differ
+ * from it by the slack. */
 size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const moert_plan *plan,
                                 const float *weight, const float *sums);

@@ -1,7 +1,7 @@
 /*
- * The quantizers of bench_memory (memory.h). They read in[0] as [T K, H] and write the payload to
- * out[0] and the scales to out[1]; the dequantizers write out[2]. The checks recompute an element
- * times its scale from the values of its block.
+ * The quantizers of bench_memory (memory.h). The quantizers read in[0] as [T K, H] and write the
+ * payload to out[0] and the scales to out[1]; the dequantizers write out[2]. The checks recompute
+ * the product of an element and its scale from the values of the element's block.
  */
 #include <math.h>
 
@@ -10,7 +10,8 @@
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
-/* NVFP4's global scale. With it, E4M3 holds the scales of blocks with values in [-1, 1). */
+/* NVFP4's global scale. With this global scale, E4M3 can represent the scales of blocks with values
+ * in [-1, 1). */
 #define GLOBAL 0x1p-6f
 
 static moert_quantize quantize_of(const bench_memory *b) {
@@ -93,7 +94,8 @@ static double quantized(const bench_memory *b, size_t at) {
         const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / GLOBAL * (1.0f / largest)));
         return (double)(scale * GLOBAL) * (double)rounded(element, x * (1.0f / (scale * GLOBAL)));
     }
-    /* the smallest power of two with which the largest magnitude fits */
+    /* the scale is the smallest power of two with which the block's largest magnitude is in
+     * range */
     const double fraction = frexp((double)amax / (double)largest, &exponent);
     const double scale = ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
     return scale * (double)rounded(element, (float)((double)x / scale));

@@ -10,7 +10,8 @@
 #include "bench/common/pattern.h"
 #include "device/buffer.h"
 
-enum { APART = 333331 }; /* offset in the pattern between inputs */
+/* each input starts this many elements later in the pattern than the previous input */
+enum { APART = 333331 };
 
 double bench_value(const bench_memory *b, size_t input, size_t index) {
     return (double)b->pattern[(index + input * APART) % BENCH_PATTERN];
@@ -32,7 +33,8 @@ moert_status bench_read(const moert_buffer *buffer, size_t index, double *x) {
     return bench_read_as(buffer, MOERT_DTYPE_F32, index, x);
 }
 
-/* Each token goes to K experts that are E / K apart; the first one differs from token to token. */
+/* Each token chooses K experts that are E / K apart; the first of them varies from token to
+ * token. */
 static moert_status make_index(bench_memory *b) {
     const bench_sizes *s = &b->of;
     int32_t *index;
@@ -54,7 +56,7 @@ static moert_status make_tokens(bench_memory *b, size_t seed) {
     return bench_upload(b->device, b->tokens, s->tokens * sizeof *b->tokens, &b->token);
 }
 
-/* Replaces the plan by one that has its slots on the host, for the checks. */
+/* Replaces the plan by a plan whose slots are on the host, for the checks. */
 static moert_status read_slots(bench_memory *b) {
     const bench_sizes *s = &b->of;
     const size_t slots = s->tokens * s->topk;

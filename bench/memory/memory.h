@@ -11,32 +11,33 @@ typedef struct bench_how {
     moert_format format; /* format and axis of quantizers */
     moert_axis axis;
     moert_dtype type; /* dtype of quantized, dequantized or cast values */
-    bool heads;       /* norms of heads instead of rows */
-    bool added;       /* the kernel adds to its result's old value */
+    bool heads;       /* norms over heads instead of whole rows */
+    bool added;       /* the kernel adds to the old value of its result */
     bool large;       /* more tokens (router) or a larger vocabulary (loss) */
 } bench_how;
 
 typedef struct bench_sizes {
     size_t tokens, hidden, intermediate, topk, experts; /* T, H, I, K, E */
-    size_t predicted, vocabulary, large_vocabulary;     /* tokens of the loss, V */
-    bench_how how;                                      /* variant of the current case */
+    /* predicted: tokens of the loss; vocabulary: V */
+    size_t predicted, vocabulary, large_vocabulary;
+    bench_how how; /* the variant that the current case measures */
 } bench_sizes;
 
 enum { BENCH_INPUTS = 3, BENCH_RESULTS = 5, BENCH_HEAD = 128 }; /* BENCH_HEAD: elements of a head */
 
 /*
- * Inputs repeat a pattern of values in [-1, 1), each from another offset; bench_value() returns
- * them. Inputs and results are as long as the largest matrix.
+ * Each input repeats a pattern of values in [-1, 1), from an offset of its own; bench_value()
+ * returns an input's value. Inputs and results are as long as the largest matrix.
  */
 typedef struct bench_memory {
     moert_device *device;
     bench_sizes of;
     float *pattern;
     moert_buffer *in[BENCH_INPUTS], *out[BENCH_RESULTS];
-    moert_buffer *token;    /* int32 [T], below V; also the targets of the loss */
+    moert_buffer *token;    /* int32 [T] tokens, all below V; also the targets of the loss */
     moert_buffer *index;    /* int32 [T,K] */
     moert_buffer *gather;   /* uint32 [T K]: a permutation */
-    moert_buffer *ends;     /* uint32 [1]: T K */
+    moert_buffer *ends;     /* uint32 [1], the number T K */
     moert_buffer *rope;     /* [T, 2, head/2] */
     int32_t *tokens;        /* `token` on the host */
     moert_buffer **scratch; /* growable */
@@ -45,14 +46,14 @@ typedef struct bench_memory {
     moert_window *window; /* [T K, H] */
 } bench_memory;
 
-/* Prepares inputs and results. The caller releases them, also after an error. Errors: ERROR_MEMORY,
+/* Creates inputs and results. The caller releases them, also after an error. Errors: ERROR_MEMORY,
  * ERROR_DEVICE. */
 moert_status bench_memory_prepare(bench_memory *memory, moert_comm *comm, size_t seed);
 void bench_memory_release(bench_memory *memory);
 
 double bench_value(const bench_memory *memory, size_t input, size_t index);
 
-/* The index below `count` that a random number in [0, 1) chooses. */
+/* Maps a random number in [0, 1) to an index below `count`. */
 size_t bench_index(double chosen, size_t count);
 /* Reads an element, of float32 or of `type`. */
 moert_status bench_read(const moert_buffer *buffer, size_t index, double *x);
@@ -69,16 +70,17 @@ typedef struct bench_pair {
 } bench_pair;
 
 /*
- * A kernel. `bytes` counts each operand once, so reading it again, or from a cache, does not raise
- * the rate; operands are float32 unless stated. The check recomputes single elements in float64.
+ * A kernel. `bytes` counts each operand once, so reading an operand repeatedly or from a cache does
+ * not raise the rate. Operands are float32 unless stated otherwise. The check recomputes single
+ * elements in float64.
  */
 typedef struct bench_kernel {
     double (*bytes)(const bench_sizes *of);
-    /* makes inputs of the kernel, not timed; or NULL */
+    /* prepares inputs of the kernel, and is not timed; may be NULL */
     moert_status (*begin)(const bench_memory *memory);
     moert_status (*run)(const bench_memory *memory);
-    /* *pair = an element of the result after one run, chosen by a random number in [0, 1), and its
-     * expected value */
+    /* *pair = an element of the result after one run, and the element's expected value; the random
+     * number in [0, 1) chooses the element */
     moert_status (*check)(const bench_memory *memory, double chosen, bench_pair *pair);
 } bench_kernel;
 

@@ -45,7 +45,7 @@ static moert_status norm_check(const bench_memory *b, double chosen, bench_pair 
 BENCH_FLOATS(norm_backward,
              (s->how.added ? 4 : 3) * s->tokens * s->hidden + norm_rows(s) + 2 * norm_width(s))
 
-/* Makes rstd, and the old value of the result if the gradient is added. */
+/* Computes rstd. If the kernel adds to the gradient, also sets the gradient's old value. */
 static moert_status norm_backward_begin(const bench_memory *b) {
     MOERT_TRY(norm_run(b));
     return !b->of.how.added

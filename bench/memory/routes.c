@@ -25,7 +25,7 @@ static moert_glu glu_of(const bench_memory *b) {
                        .dv = b->out[0]};
 }
 
-/* Gate and up of the element `at` of h. */
+/* Returns the gate and the up from which element `at` of h is computed. */
 static void take_pair(const bench_memory *b, size_t at, double *gate, double *up) {
     const size_t width = b->of.intermediate, index = at / width * 2 * width + at % width;
     *gate = bench_value(b, 0, index);
@@ -54,7 +54,7 @@ static moert_status dglu_run(const bench_memory *b) {
     return moert_glu_backward(&glu);
 }
 
-/* Checks the gradient of the gate. */
+/* Checks an element of the gate's gradient. */
 static moert_status dglu_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t width = b->of.intermediate, at = bench_index(chosen, rows_of(b) * width);
     double gate, up;
@@ -64,7 +64,8 @@ static moert_status dglu_check(const bench_memory *b, double chosen, bench_pair 
     return bench_read(b->out[0], at / width * 2 * width + at % width, &r->got);
 }
 
-/* ---- rows of in[0] to the experts, one copy for each slot, and back with weights of in[2] ---- */
+/* ---- dispatch of rows of in[0] to the experts, one copy per slot, and combine with weights from
+ * in[2] ---- */
 
 BENCH_FLOATS(exchange, s->tokens * s->hidden * (1 + s->topk))
 
@@ -144,7 +145,8 @@ static moert_status router_run(const bench_memory *b) {
     return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
 }
 
-/* Scores and gradients, without losses; the logits are not read. */
+/* Reads the scores and writes the gradients. There are no losses, and the kernel does not read the
+ * logits. */
 BENCH_FLOATS(router_backward, routed(s) * (2 * s->experts + 3 * s->topk + 1))
 
 static moert_status router_backward_run(const bench_memory *b) {
@@ -158,8 +160,8 @@ static moert_status router_backward_run(const bench_memory *b) {
                                                           .dlogits = b->out[4]});
 }
 
-/* The weight and the expert of a token's choice number `rank`, found by counting the logits above
- * each logit. Equal logits have equal weights. */
+/* Returns the weight and the expert of a token's choice number `rank` by counting, for each logit,
+ * the larger logits. Equal logits have equal weights. */
 static double routed_weight(const bench_memory *b, size_t token, size_t rank, size_t *expert) {
     const size_t e = b->of.experts;
     double sum = 0.0, own = 0.0;

@@ -8,7 +8,7 @@
 #include "moert/quantize.h"
 #include "nn/optimizer.h"
 
-/* out[0] = in[0], for kernels that work in place; clears the other results. */
+/* Copies in[0] to out[0] for kernels that work in place, and clears the other results. */
 static moert_status copy_input(const bench_memory *b) {
     for (size_t i = 1; i < BENCH_RESULTS; i++)
         MOERT_TRY(moert_buffer_clear(b->out[i], 0, moert_buffer_bytes(b->out[i])));
@@ -65,7 +65,7 @@ static moert_status adamw_run(const bench_memory *b) {
     return moert_update_weights(&adamw, b->of.tokens * b->of.hidden, b->out[0], &gradient, moments);
 }
 
-/* In the first step the moments are the gradient and its square. */
+/* In the first step, the bias-corrected moments are the gradient and its square. */
 static moert_status adamw_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
     const double g = bench_value(b, 1, at) * adamw.scale;
@@ -74,7 +74,7 @@ static moert_status adamw_check(const bench_memory *b, double chosen, bench_pair
     return bench_read(b->out[0], at, &r->got);
 }
 
-#define FACTOR 0.125 /* multiplies the loss's gradient */
+#define FACTOR 0.125 /* factor of the loss's gradient */
 
 static size_t loss_width(const bench_sizes *s) {
     return s->how.large ? s->large_vocabulary : s->vocabulary;
@@ -94,7 +94,8 @@ static moert_status loss_run(const bench_memory *b) {
 static moert_status loss_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t v = loss_width(&b->of), t = bench_index(chosen, b->of.predicted);
     const size_t at =
-        t * v + (size_t)b->tokens[t]; /* the target, to whose gradient all parts contribute */
+        /* checks the target's logit, because all partial sums contribute to its gradient */
+        t * v + (size_t)b->tokens[t];
     double sum = 0.0;
     for (size_t c = 0; c < v; c++)
         sum += exp(bench_value(b, 0, t * v + c));
@@ -151,7 +152,7 @@ static moert_status embedding_check(const bench_memory *b, double chosen, bench_
     return bench_read(b->out[0], at, &r->got);
 }
 
-/* The gradient of all V rows, from a sequence of T tokens with dx = in[1]. */
+/* Computes the gradient of all V rows from one sequence of T tokens with dx = in[1]. */
 BENCH_FLOATS(embedding_backward, (s->tokens + s->vocabulary) * s->hidden)
 
 static moert_status embedding_backward_run(const bench_memory *b) {

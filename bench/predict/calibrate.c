@@ -37,7 +37,8 @@ typedef struct rated {
     moert_tuned prepacked, plain;
 } rated;
 
-/* Adds rates of an operation, measured by all ranks at the same time, as in a layer. Collective. */
+/* Adds rates of an operation to the machine. All ranks measure at the same time, as in a layer.
+ * Collective. */
 static moert_status add_rates(moert_context *context, const bench_work *w, const rated *of,
                               size_t n, size_t k, bench_machine *m) {
     moert_device *device = moert_context_device(context);
@@ -62,8 +63,8 @@ static moert_status run_fused(void *gemm) {
     return moert_gemm_run(gemm);
 }
 
-/* Times the gate and up GEMM with the GLU as its epilogue, as in a layer: with prepacked weights if
- * the device has them. */
+/* Times the GEMM of gate and up with the GLU as its epilogue, as in a layer. Uses prepacked weights
+ * if the device supports them. */
 static moert_status time_fused(moert_context *context, const moert_tune_gemm *p, double *seconds) {
     moert_device *device = moert_context_device(context);
     moert_gemm gemm = p->gemm;
@@ -130,7 +131,7 @@ static moert_status run_dglu(void *glu) {
     return moert_glu_backward(glu);
 }
 
-/* *ns = time per element of dh of a GLU's backward over T K rows. Collective. */
+/* *ns = time of a GLU's backward over T K rows, per element of dh. Collective. */
 static moert_status measure_dglu(moert_context *context, const bench_work *w, double *ns) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
@@ -180,7 +181,7 @@ done:
 
 /* ---- engines ---- */
 
-/* An exchange of balanced rows, ready to run. */
+/* An exchange with a balanced plan, ready to run. */
 typedef struct test_exchange {
     moert_device *device;
     moert_comm *comm;
@@ -218,8 +219,8 @@ static moert_status open_exchange(const bench_work *w, size_t tokens, unsigned e
     return moert_window_reserve(p->window, p->plan->plan);
 }
 
-/* *seconds = mean time of a dispatch and a combine, the median of several runs; *bytes = bytes that
- * this rank receives in one of them. */
+/* *seconds = half the time of a dispatch plus a combine, the median of several runs; *bytes = the
+ * bytes that this rank receives in a dispatch or in a combine. */
 static moert_status time_exchange(test_exchange *p, size_t width, double *seconds, double *bytes) {
     double took[EXCHANGES];
     const moert_transfer forth = {.plan = p->plan, .window = p->window, .source = p->rows};
@@ -237,8 +238,8 @@ static moert_status time_exchange(test_exchange *p, size_t width, double *second
     return MOERT_OK;
 }
 
-/* *line = the line through the times of an exchange of few rows and one of many. Collective over
- * `comm`. */
+/* *line = the line through two measured times: of an exchange of few rows, and of an exchange of
+ * many rows. Collective over `comm`. */
 static moert_status measure_engine(moert_device *device, moert_comm *comm, const bench_work *w,
                                    unsigned engine, bench_line *line) {
     static const size_t tokens[2] = {FEW_TOKENS, MANY_TOKENS};

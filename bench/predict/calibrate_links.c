@@ -13,8 +13,8 @@ enum { SAMPLES = 9 };
 
 /* ---- links ---- */
 
-/* *line = the mean of the links to all other ranks of the same colour; unchanged without such
- * ranks. */
+/* *line = the mean of the links to all other ranks of the same colour. If there are no such ranks,
+ * *line is unchanged. */
 static moert_status measure_line(moert_comm *world, size_t color, bench_line *line) {
     moert_comm *group;
     moert_link *links = NULL;
@@ -44,8 +44,8 @@ moert_status bench_calibrate_links(moert_comm *world, bench_machine *m) {
 
 /* ---- crowds ---- */
 
-/* *gbps = GB/s each way of the slowest rank when every rank sends `bytes` to every other; the
- * median of several samples. Collective. */
+/* *gbps = the GB/s in each direction on the slowest rank, while every rank sends `bytes` to every
+ * other rank; the median of several samples. Collective. */
 static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
     const size_t ranks = moert_comm_size(comm);
     double samples[SAMPLES];

@@ -5,7 +5,8 @@
 #include "bench/predict/predict.h"
 #include "tools/common/options.h"
 
-/* Rows of a table of options. They set fields of a bench_work, and the choices of MOERT_*_WORDS. */
+/* Rows of a table of options. The options set fields of a bench_work, and indices of words in
+ * MOERT_*_WORDS. */
 /* clang-format off */
 #define BENCH_LAYER_OPTIONS(work, model, dispatch, combine)                                        \
     {"model", MOERT_OPTION_CHOICE, &(model), "none", BENCH_MODEL_WORDS,                            \
@@ -26,8 +27,9 @@
      "with --balance: each rank has room for so many clones of experts with many rows"}
 /* clang-format on */
 
-/* Sets the sizes of the layer to those of --model, if the user named one, and parses --skew; NULL:
- * balanced routing. ERROR_USAGE if options contradict each other. */
+/* Sets the sizes of the layer to those of the model that --model names, if it names one. Parses
+ * `skew`, the text of --skew; NULL: balanced routing. ERROR_USAGE if options contradict each
+ * other. */
 static inline moert_status bench_layer_choose(bench_work *w, size_t model, const char *skew) {
     bench_model_take(model, &w->hidden, &w->intermediate, &w->experts, &w->topk);
     if (w->topk > w->experts)

@@ -1,4 +1,4 @@
-/* Reads and writes machines; predicts the times of GEMMs. */
+/* Reads and writes files that describe machines; predicts the times of GEMMs. */
 #include "bench/predict/machine.h"
 
 #include <math.h>
@@ -14,8 +14,8 @@ static moert_status bad(const char *path, const char *field, const char *why) {
     return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' %s", path, field, why);
 }
 
-/* Reads a number >= 0, or > 0 with `positive`. A missing number becomes `standard`, or is an error
- * if `standard` is NAN. */
+/* Reads a number >= 0, or > 0 with `positive`. If the number is missing, uses `standard`; if
+ * `standard` is NAN, a missing number is an error. */
 static moert_status read_number(const char *path, const json_t *object, const char *field,
                                 double standard, bool positive, double *value) {
     const json_t *found = json_object_get(object, field);
@@ -131,7 +131,8 @@ void bench_machine_free(bench_machine *machine) {
 
 moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate) {
     bench_gemm_rate *grown =
-        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* only dozens of rows */
+        /* a machine has only dozens of rates */
+        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown);
     if (grown == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no memory for %zu GEMM rates", machine->gemms + 1);
     machine->gemm = grown;
@@ -159,8 +160,8 @@ static const bench_gemm_rate *nearest(const bench_machine *m, const char *op, co
     return best;
 }
 
-/* The rate with the shape of `like` at `rows`: interpolated in the logarithm of the rows, beyond
- * the ends the nearest rate. */
+/* Returns the rate of a GEMM of the shape of `like` with `rows` rows per group. Interpolates in the
+ * logarithm of the rows; outside of the measured rows, returns the nearest rate. */
 static double rate_at(const bench_machine *m, const bench_gemm_rate *like, double rows) {
     const bench_gemm_rate *below = NULL, *above = NULL;
     for (size_t i = 0; i < m->gemms; i++) {

@@ -1,5 +1,5 @@
 /*
- * A machine as a file describes it. `bench_model --calibrate` writes such files; those of other
+ * A machine as a file describes it. `bench_model --calibrate` writes such a file; files for other
  * machines can be written by hand (bench/machines).
  *
  * The time of a link or an engine is a line: seconds = us * 1e-6 + bytes / (gbps * 1e9).
@@ -19,13 +19,13 @@ typedef struct bench_line {
 typedef struct bench_gemm_rate {
     char op[24];   /* forward, glu (forward with the GLU as its epilogue), dgrad or wgrad */
     char type[8];  /* dtype of the operands: f32 or bf16 */
-    size_t n, k;   /* columns of y, columns of x */
+    size_t n, k;   /* n: columns of y; k: columns of x */
     double rows;   /* per group */
     double gflops; /* rate of one rank */
 } bench_gemm_rate;
 
-/* X(FIELD, the value if it is missing or NAN, meaning): figures that must be positive, or at least
- * 0 if 0 stands for a missing one. */
+/* X(FIELD, the value if it is missing or NAN, meaning): numbers of a machine. A number must be
+ * positive, or at least 0 if its standard value is 0. */
 #define BENCH_MACHINE_NUMBERS(X)                                                                   \
     X(ranks_per_node, NAN, "ranks of a node, one per device")                                      \
     X(launch_us, NAN, "time between the starts of small kernels")                                  \
@@ -60,9 +60,10 @@ typedef struct bench_machine {
 #define BENCH_MACHINE_LINE(field, help) bench_line field;
     BENCH_MACHINE_LINES(BENCH_MACHINE_LINE)
 #undef BENCH_MACHINE_LINE
-    bool pipelined; /* messages overlap with the copies of staged rows */
-    bool linked;    /* GPUs: the devices of a node access each other's memory over links; `window`
-                       is then the line of these links, by bytes that leave a rank */
+    bool pipelined; /* in the staged engine, messages overlap with the copies through host memory */
+    /* the devices of a node are GPUs that access each other's memory over links; `window` then
+     * describes these links, by the bytes that leave a rank */
+    bool linked;
     bench_gemm_rate *gemm;
     size_t gemms;
 } bench_machine;
@@ -76,9 +77,10 @@ void bench_machine_free(bench_machine *machine);
 moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate);
 
 /*
- * *seconds of a GEMM of `groups` groups of rows/groups rows, 2 rows n k FLOPs. Uses the rates of
- * the nearest n and k, interpolated in the logarithm of the rows. At least the time to move weights
- * and rows through device memory. ERROR_USAGE if the machine has no rate of this op and type.
+ * *seconds = time of a GEMM of `groups` groups with rows / groups rows each, which takes 2 rows n k
+ * FLOPs. Uses the rates of the nearest n and k, interpolated in the logarithm of the rows. The time
+ * is at least the time to move weights and rows through device memory. ERROR_USAGE if the machine
+ * has no rate of this op and type.
  */
 typedef struct bench_predict_gemm {
     const char *op, *type;

@@ -3,7 +3,8 @@
 
 #include <stddef.h>
 
-/* Words of a CHOICE: 0 = none, else the index in bench_models + 1. */
+/* The words of --model. The chosen word's index is 0 for "none", otherwise the index in
+ * bench_models plus 1. */
 #define BENCH_MODEL_WORDS "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b"
 
 typedef struct bench_model {
@@ -11,8 +12,8 @@ typedef struct bench_model {
     size_t hidden, intermediate, experts, topk, layers, heads, kv_heads, head, vocabulary;
 } bench_model;
 
-/* `layers` counts the layers with experts. heads = 0: another kind of attention, which is not
- * predicted. */
+/* `layers` counts the layers with experts. heads = 0: the model has another kind of attention,
+ * which bench_model does not predict. */
 static const bench_model bench_models[] = {
     {"qwen3-30b", 2048, 768, 128, 8, 48, 32, 4, 128, 151936},
     {"olmoe", 2048, 1024, 64, 8, 16, 16, 16, 128, 50304},

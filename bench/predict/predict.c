@@ -1,4 +1,4 @@
-/* Adds up the times of a layer and of a training step. */
+/* Adds up the predicted times of the parts of a layer, and of a training step. */
 #include "bench/predict/predict.h"
 
 #include <math.h>
@@ -8,16 +8,18 @@
 #include "exchange/exchange.h"
 
 enum {
-    PLAN_CALLS = 2,        /* small collectives of a plan */
-    EXCHANGE_CALLS = 2,    /* agreements around a dispatch or a combine */
-    FORWARD_LAUNCHES = 12, /* kernels of a forward pass, about */
+    PLAN_CALLS = 2,        /* number of small collectives that make a plan */
+    EXCHANGE_CALLS = 2,    /* number of agreements around a dispatch or a combine */
+    FORWARD_LAUNCHES = 12, /* approximate number of kernels of a forward pass */
     BACKWARD_LAUNCHES = 20,
-    ROW_PASSES = 40,      /* over T rows of H float32 of a layer outside GEMMs: norms, RoPE, adds */
-    LOGIT_PASSES = 4,     /* over T rows of V float32: the loss and its gradient */
-    OPTIMIZER_BYTES = 28, /* per parameter: gradient, weight and two moments, read and written */
+    /* passes over T rows of H float32 in a layer outside of GEMMs: norms, RoPE, additions */
+    ROW_PASSES = 40,
+    LOGIT_PASSES = 4, /* passes over T rows of V float32: the loss and its gradient */
+    /* bytes per parameter: gradient, weight and two moments, read and written */
+    OPTIMIZER_BYTES = 28,
 };
 #define KERNEL_FRACTION 0.8 /* fraction of the copy rate that memory-bound kernels reach */
-/* A token's row is sent once to each rank if that saves at least this fraction of the rows. */
+/* A token's row is sent only once to each rank if this saves at least this fraction of the rows. */
 #define LEAST_SAVED 0.25
 
 const char *bench_part_name(bench_part part) {
@@ -43,7 +45,7 @@ typedef struct setting {
     double local;      /* experts of a rank */
     double slowdown;   /* ranks per core */
     double chunks;     /* chunks of an exchange */
-    double between;    /* GB/s of a rank when all nodes send to all */
+    double between;    /* GB/s of a rank between nodes while all nodes send to all nodes */
     double message_us; /* time of a small collective */
 } setting;
 
@@ -51,7 +53,7 @@ static double copy_seconds(const setting *s, double bytes) {
     return s->slowdown * bytes / (KERNEL_FRACTION * s->m->copy_gbps * 1e9);
 }
 
-/* Ranks per core, if ranks share cores; else 1. */
+/* Returns the number of ranks per core if ranks share cores, otherwise 1. */
 static double slowdown_of(const bench_machine *m, size_t ranks) {
     return m->shared_cores > 0.0 ? fmax(1.0, ceil((double)ranks / m->shared_cores)) : 1.0;
 }
@@ -61,7 +63,8 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
     return m->between.gbps * (1.0 + at * (m->crowd - 1.0));
 }
 
-/* Chunks of an exchange. Only staged rows that are operands without a conversion are split. */
+/* Returns the number of chunks of an exchange. By default, only staged exchanges are split, and
+ * only if the rows are operands of the GEMM without a conversion. */
 static size_t chunks_of(const bench_work *w) {
     const size_t rows = w->tokens * w->topk / w->ep;
     const double bytes = (double)(rows * w->hidden) * w->row_bytes;
@@ -102,23 +105,25 @@ static moert_status make_setting(const bench_machine *m, const bench_work *w, se
 
 /* ---- exchange ---- */
 
-/* Seconds of one dispatch or combine, without its small messages. */
+/* The seconds of one dispatch or combine, except its small messages, and the bytes that it
+ * sends. */
 typedef struct exchange_cost {
     double inside, between;
-    double memory; /* copies or sums after the rows have arrived */
+    double memory; /* seconds of copies or sums after the rows have arrived */
     double fixed;  /* seconds of `inside` and `between` that each chunk repeats */
     double bytes_inside, bytes_between;
 } exchange_cost;
 
-/* Messages of a staged exchange: copies through host memory, then the links; both at once if
- * pipelined. */
+/* Returns the seconds of a staged exchange's messages. Copies through host memory and transfers
+ * over the links follow each other, or overlap if the machine is `pipelined`. */
 static double staged_seconds(const setting *s, double copied, double inside, double between) {
     const double copies = s->slowdown * copied / (s->m->stage.gbps * 1e9);
     const double links = inside / (s->m->inside.gbps * 1e9) + between / (s->between * 1e9);
     return s->m->pipelined ? fmax(copies, links) : copies + links;
 }
 
-/* Windows inside of each node; `crossing` bytes go in messages between nodes. */
+/* The cost of an exchange through windows inside each node; `crossing` bytes travel in messages
+ * between nodes. */
 static exchange_cost cost_windows(const setting *s, double rows_bytes, double crossing) {
     const double window = s->slowdown * rows_bytes / (s->m->window.gbps * 1e9);
     exchange_cost p = {.inside = window + s->m->window.us * 1e-6, .fixed = s->m->window.us * 1e-6};
@@ -132,12 +137,13 @@ static exchange_cost cost_windows(const setting *s, double rows_bytes, double cr
     return p;
 }
 
-/* Whether the epilogue of the experts' last GEMM sends the results. */
+/* Whether the epilogue of the experts' last forward GEMM sends the results. */
 static bool pushes(const setting *s) {
     return strcmp(s->w->type, "bf16") == 0 && s->w->result_bytes == 2.0;
 }
 
-/* An exchange over the links of a node. A device stores rows for local experts at the same time. */
+/* The cost of an exchange over the links of a node. A device stores the rows of its local experts
+ * at the same time as it sends other rows. */
 static exchange_cost cost_links(const setting *s, bool backward, bool dispatch, double width) {
     const double away = ((double)s->w->ep - 1.0) / (double)s->w->ep;
     const double uneven = s->spread.largest_rank;
@@ -156,7 +162,8 @@ static exchange_cost cost_links(const setting *s, bool backward, bool dispatch, 
     return p;
 }
 
-/* All rows go through host memory and messages, also those to ranks of the same node. */
+/* The cost of a staged exchange: all rows go through host memory and messages, also rows for ranks
+ * of the same node. */
 static exchange_cost cost_staged(const setting *s, double rows_bytes) {
     const double ranks = (double)s->w->ep, here = ranks / s->nodes;
     const double between = rows_bytes * (ranks - here) / ranks;
@@ -173,8 +180,8 @@ static exchange_cost cost_staged(const setting *s, double rows_bytes) {
     return p;
 }
 
-/* The costs of a dispatch or combine of rows of `bytes` per element. In a dispatch of the engine
- * node, a token's row crosses once to each node of its experts. */
+/* The cost of a dispatch or combine whose rows have `bytes` bytes per element. In a dispatch of the
+ * node engine, a token's row travels once to each other node that has experts of the token. */
 static exchange_cost cost_of(const setting *s, bool backward, bool dispatch, double bytes) {
     const double width = bytes * (double)s->w->hidden, rows = s->rows * width;
     const double away = (s->nodes - 1.0) / s->nodes;
@@ -188,8 +195,8 @@ static exchange_cost cost_of(const setting *s, bool backward, bool dispatch, dou
 
 /* ---- compute ---- */
 
-/* *seconds of the experts' GEMMs of one chunk's rows, forward or backward; *last = the part of it
- * that a combine over links can overlap. */
+/* *seconds of the experts' GEMMs of one chunk's rows, forward or backward; *last = the part of
+ * *seconds that a combine over links can overlap. */
 static moert_status expert_gemms(const setting *s, bool backward, double rows, double *seconds,
                                  double *last) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate, l = s->local;
@@ -219,7 +226,7 @@ static double memory(const setting *s, bool backward) {
 
 /* ---- sums of gradients ---- */
 
-/* Seconds of a reduce-scatter and an all-gather among `count` of the ranks, through host memory. */
+/* Seconds of a reduce-scatter and an all-gather through host memory, among `count` of the ranks. */
 static double sum_seconds(const bench_machine *m, size_t ranks, size_t count, double bytes) {
     const double others = (double)count - 1.0, slowdown = slowdown_of(m, ranks);
     const bench_line link = bench_nodes(m, ranks) > 1 ? m->between : m->inside;
@@ -236,8 +243,8 @@ static double sums(const setting *s) {
            sum_seconds(s->m, ranks, ranks / s->w->ep, 12.0 * h * i * s->local);
 }
 
-/* Seconds in which the clones of a rank hand on their partial gradients, through host memory at
- * both ends. */
+/* Seconds in which a rank's clones pass their partial gradients to the next slot of their chains,
+ * through host memory on both ranks. */
 static double handover(const setting *s) {
     const bench_line link = s->nodes > 1.0 ? s->m->between : s->m->inside;
     const double bytes =
@@ -248,8 +255,8 @@ static double handover(const setting *s) {
 
 /* ---- a pass ---- */
 
-/* Seconds of the exchange that overlap with compute: with chunks, with `work` seconds of it; over
- * links, with the last GEMM, of `last` seconds. */
+/* Seconds of the exchange that overlap with compute. Chunks overlap with `work` seconds of compute.
+ * An exchange over links overlaps with the last GEMM, which takes `last` seconds. */
 static double hidden_seconds(const setting *s, bool backward, const exchange_cost *c,
                              double exchange, double work, double last) {
     const bool links = s->w->engine == BENCH_WINDOW && s->m->linked && s->w->ep > 1;
@@ -321,7 +328,8 @@ static moert_status add_gemm(const bench_machine *m, const bench_work *w, double
     return MOERT_OK;
 }
 
-/* Causal attention: 2 T length heads D FLOPs forward, 2.5 times that backward. */
+/* Causal attention: returns seconds for 2 T length heads D FLOPs forward, and 2.5 times as many
+ * backward. */
 static double attention(const bench_machine *m, const bench_work *w, const bench_stack *s) {
     const double flops = 2.0 * (double)(w->tokens * s->length) * (double)(s->heads * s->head);
     return 1e-9 * flops * (1.0 / m->attention_gflops + 2.5 / m->attention_backward_gflops);

@@ -13,17 +13,18 @@
  *
  *   window   ranks of a node write rows directly into the owner's window
  *   staged   every slot's row goes through host memory and a message
- *   node     dispatch sends one row per (token, node) pair, and windows distribute it there;
- * combine
- *            returns every slot's row, since rows are summed in slot order
+ *   node     dispatch sends one row per (token, node) pair, and the windows of that node distribute
+ *            the row; combine returns every slot's row, since rows are summed in slot order
  *
- * Linked devices with windows: dispatch sends a token's row once to each device and copies it
- * there, if that saves a quarter of the rows. bf16 results are sent by the GEMM's epilogue. The
- * exchange of dx overlaps with the weight gradients.
+ * With windows and linked devices, dispatch sends a token's row once to each device, which makes
+ * the other copies, if this saves a quarter of the rows. The GEMM's epilogue sends bf16 results.
+ * The exchange of dx overlaps with the weight gradients.
  *
- * With W chunks, the experts compute on one chunk while rows of others travel:
+ * With W chunks, the experts compute on one chunk while the rows of other chunks travel. With d, c
+ * and `experts` for the times of dispatch, combine and compute, the total is
  * d/W + max(experts, (W-1)/W (d + c)) + c/W, plus W times the fixed cost of a chunk. If N ranks
- * share a core, other ranks use it meanwhile, so only 1/N of that time is hidden.
+ * share a core, only 1/N of the overlapped time is saved, because other ranks use the core while
+ * one waits.
  */
 #pragma once
 
@@ -38,15 +39,15 @@ typedef struct bench_work {
     size_t tokens;    /* tokens of a rank */
     size_t hidden, intermediate, experts, topk;
     bench_skew skew;
-    bool balanced;       /* the experts are placed by their rows, */
-    size_t clones;       /* with room for this number of clones per rank */
+    bool balanced;       /* the experts are placed by their expected rows */
+    size_t clones;       /* room for clones on each rank, if `balanced` */
     const char *type;    /* dtype of the experts' GEMMs: f32 or bf16 */
-    double row_bytes;    /* per element of a dispatched row: 4, 2 or 33/32 */
-    double result_bytes; /* per element of a combined row: 4 or 2 */
+    double row_bytes;    /* bytes per element of a dispatched row: 4, 2 or 33/32 */
+    double result_bytes; /* bytes per element of a combined row: 4 or 2 */
     bench_engine engine;
-    size_t chunks;        /* 0 = as the exchange chooses */
+    size_t chunks;        /* number of chunks; 0: the default of the exchange */
     size_t micro_batches; /* micro-batches of a step, which sums gradients once */
-    bool backward;        /* forward, backward and sums; else only forward */
+    bool backward; /* predict forward, backward and sums of gradients; otherwise only forward */
 } bench_work;
 
 /* X(PART, name) */
@@ -71,8 +72,9 @@ typedef struct bench_prediction {
     double seconds;           /* time of the slowest rank */
     double part[BENCH_PARTS]; /* seconds of each part, without overlap */
     double hidden;            /* seconds saved by overlap: `seconds` = sum of parts - hidden */
-    double bytes_inside, bytes_between; /* sent by a rank in a forward pass */
-    bench_part bound;                   /* the largest part */
+    /* bytes that a rank sends in a forward pass, inside of and between nodes */
+    double bytes_inside, bytes_between;
+    bench_part bound; /* the largest part */
 } bench_prediction;
 
 /* Number of nodes that `ranks` ranks occupy. */
@@ -87,8 +89,9 @@ moert_status bench_predict(const bench_machine *machine, const bench_work *work,
  * The time of a training step: MoE layers, attention, the head, the optimizer of a rank's
  * parameters, and the sum of replicated gradients.
  *
- * Dense GEMMs use the machine's GEMM rates, attention its attention rates. All other work on rows
- * of H or V elements is counted as passes over memory, as the kernels of a step make them.
+ * Dense GEMMs use the machine's GEMM rates, and attention uses the machine's attention rates. All
+ * other work on rows of H or V elements is predicted as passes over memory, with the number of
+ * passes that the kernels of a step make.
  */
 typedef struct bench_stack {
     size_t layers, heads, kv_heads, head, vocabulary;
@@ -100,7 +103,7 @@ typedef struct bench_step {
     double layers, dense, optimizer, sums; /* the parts of `seconds`; sums: of dense gradients */
 } bench_step;
 
-/* Predicts a step of work->micro_batches forward and backward passes of work->tokens tokens per
- * rank. Pure. Errors as bench_predict. */
+/* Predicts a step of work->micro_batches forward and backward passes, each over work->tokens tokens
+ * per rank. Pure. Errors: those of bench_predict. */
 moert_status bench_predict_step(const bench_machine *machine, const bench_work *work,
                                 const bench_stack *stack, bench_step *step);

@@ -1,4 +1,4 @@
-/* Expected spread of tokens over experts, ranks and nodes. */
+/* Computes the expected spread of tokens over experts, ranks and nodes. */
 #include "bench/predict/spread.h"
 
 #include <math.h>
@@ -9,8 +9,8 @@
 
 /* ---- probabilities ---- */
 
-/* The probability that none of a token's K experts is among `few` of the E: C(E - few, K) / C(E,
- * K). */
+/* The probability that none of a token's K experts is among `few` given experts of the E: C(E -
+ * few, K) / C(E, K). */
 static double none_among(double few, double topk, double experts) {
     double none = 1.0;
     for (double k = 0.0; k < topk; k++)
@@ -60,13 +60,14 @@ static void include(bench_skew skew, size_t topk, size_t experts, double *inclus
 
 /* ---- places ---- */
 
-/* share[slots] = how likely one of a token's experts is in a slot. Slots follow the ranks. */
+/* share[slots] = the probability that a token uses the slot. Slots are ordered by rank. */
 typedef struct places {
     double *share;
     size_t slots, clones;
 } places;
 
-/* Fills places with the experts of a placement: an expert and its clones share its rows. */
+/* Fills `places` for a placement of experts. An expert and its clones divide the expert's rows
+ * equally. */
 static void fill_places(const moert_expert_map *map, const double *inclusion, places *p) {
     p->clones = 0;
     for (size_t slot = 0; slot < p->slots; slot++) {
@@ -113,9 +114,9 @@ release:
     return status;
 }
 
-/* ---- the largest of many ---- */
+/* ---- the expected maximum of many values ---- */
 
-/* Blom's rule with 0.5264 instead of the median 0.5: within 1 % for 2 to 10000 values. */
+/* Uses Blom's rule with 0.5264 in place of 0.5. The result is within 1 % for 2 to 10000 values. */
 double bench_largest_normal(size_t count) {
     const double wanted = pow(0.5264, 1.0 / (double)count);
     double low = 0.0, high = 10.0;
@@ -155,7 +156,7 @@ static double deviation_of(const grouping *g, double mean) {
                 (double)g->tokens);
 }
 
-/* The expected rows of the largest group over the mean. */
+/* The expected rows of the group with the most rows, divided by the mean over the groups. */
 static double largest_of(const grouping *g) {
     double most = 0.0, all = 0.0;
     for (size_t i = 0; i < g->groups; i++) {
@@ -170,7 +171,7 @@ static double largest_of(const grouping *g) {
            (all * (double)g->tokens);
 }
 
-/* The expected number of distinct groups that a token's experts are in. */
+/* The expected number of distinct groups that contain experts of a token. */
 static double distinct(const grouping *g, bool exact) {
     double sum = 0.0;
     for (size_t i = 0; i < g->groups; i++) {

@@ -13,10 +13,10 @@
 #include "bench/common/tokens.h"
 
 typedef struct bench_spread {
-    double pairs_rank;     /* distinct ranks that own a token's experts */
+    double pairs_rank;     /* mean number of distinct ranks that own a token's experts */
     double pairs_node;     /* distinct nodes */
     double largest_rank;   /* rows of the busiest rank, as a multiple of the mean */
-    double largest_expert; /* rows of the busiest expert, or of one of its clones, likewise */
+    double largest_expert; /* rows of the busiest expert or clone, as a multiple of the mean */
     double clones;         /* of a rank */
 } bench_spread;
 
@@ -24,10 +24,10 @@ typedef struct bench_spread {
 double bench_largest_normal(size_t count);
 
 /*
- * The spread of `tokens` tokens, in total, over ep ranks that share the experts: E/ep consecutive
- * experts each or, balanced, as moert_expert_map_balance places them by their expected rows, with
- * room for `clones` clones on each rank. Nodes are runs of ep / nodes ranks. Errors: ERROR_USAGE,
- * ERROR_MEMORY.
+ * Computes the spread of `tokens` tokens of all ranks over the `ep` ranks that share the experts.
+ * Each rank has E/ep consecutive experts. With `balanced`, moert_expert_map_balance instead places
+ * the experts by their expected rows, with room for `clones` clones on each rank. A node has ep /
+ * nodes consecutive ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
  */
 typedef struct bench_sharing {
     bench_skew skew;
