@@ -1,9 +1,9 @@
 // run: check=1 night=1
 /*
- * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, NVFP4 with
- * its group quantize. Every byte must be the oracle's. TransformerEngine allows small differences
- * in MXFP8. test_quantize has torchao's bytes and limits on noise, test_swizzle torchao's tiled
- * scales, test_glu the gated SwiGLU.
+ * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, NVFP4, also
+ * in groups. Every byte must equal the oracle's. TransformerEngine allows small differences in
+ * MXFP8. Other tests: test_quantize has torchao's bytes and limits on noise, test_swizzle torchao's
+ * tiled scales, test_glu TransformerEngine's gated SwiGLU.
  */
 #include "base/dtype.h"
 #include "support/quant/quantize_oracle.h"
@@ -73,7 +73,7 @@ static void make(fill kind, moert_dtype source, moert_dtype element, float *x, s
 
 /* ---- MXFP8 ---- */
 
-/* The shapes from GATED on are those of the results and gradients of gated SwiGLU. */
+/* From index GATED on, the shapes are those of the results and gradients of gated SwiGLU. */
 enum { GATED = 9 };
 static const shape mxfp8_shapes[] = {
     {1, 16, false},     {16, 48, false},    {65, 80, false},    {127, 400, false},
@@ -96,7 +96,8 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
             const moert_format format =
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
             const fill kind = (fill)(k / SOURCES / 2);
-            /* of large ones every dtype, format and fill occurs, but not every combination */
+            /* large matrices occur with every dtype, format and fill, but not with every
+             * combination */
             if (s->rows * s->columns > SMALL && (i < GATED ? k % 7 != 0 : k != 0 && k != SOURCES))
                 continue;
             make(kind, source, moert_format_element(format), x, s->rows * s->columns);
@@ -120,8 +121,8 @@ static const shape nvfp4_shapes[] = {
     {8192, 8192, true},
 };
 
-/* Uniform values, and in one shape every fill. Checks blocks along rows,
- * transposed ones along columns, as a second operand needs, and square ones, as a weight has. */
+/* All shapes have uniform values; one shape also has every other fill. Checks blocks along rows,
+ * transposed blocks along columns (for a second operand) and square blocks (for a weight). */
 TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
     const moert_quantizer hows[AXES] = {
         HOW(.format = MOERT_FORMAT_NVFP4),
@@ -161,11 +162,12 @@ static const shape grouped_shapes[] = {
     {8192, 1024, true}, {16384, 8192, true}, {16384, 16384, true},
 };
 
-/* Every group has a separate amax; rows may be left over ("paged stashing"). Values have few bits,
- * so that the sums of a rotation are exact in any order. */
+/* Every group has a separate amax; rows may follow the last group ("paged stashing" in
+ * TransformerEngine). Values have few bits, so the sums of a rotation are exact in any order. */
 TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
     const moert_quantizer nvfp4 = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
-    moert_quantizer hows[AXES] = {nvfp4, nvfp4, nvfp4}; /* rows, rotated columns, tiles */
+    /* blocks along rows, along rotated columns, and in tiles */
+    moert_quantizer hows[AXES] = {nvfp4, nvfp4, nvfp4};
     hows[1].axis = MOERT_AXIS_COLUMN;
     hows[1].transposed = hows[1].hadamard = true;
     hows[2].axis = MOERT_AXIS_TILE;

@@ -1,8 +1,8 @@
 // run: check=1 night=1
 /*
  * Other libraries' tables of grouped GEMMs in 32 and 16 bits: TransformerEngine's TN, NN and NT,
- * with and without accumulation; the cuDNN frontend's, whose results cuDNN's own suite does not
- * check; the exact test of CUTLASS's MoE example, with small integers and many empty groups;
+ * with and without accumulation; the table of the cuDNN frontend, whose own suite does not check
+ * the results; the exact test of CUTLASS's MoE example, with small integers and many empty groups;
  * Unsloth's forward, dX and dW in a MoE block. Results are within each library's tolerance of
  * float64, and have the bits of the fma chain that moert/ops.h promises, on both backends, and for
  * each group alone.
@@ -19,15 +19,17 @@ typedef struct library {
     ops_values values;
     size_t samples;
     double absolute, relative;
-    size_t most; /* up to this many products, the reference must have the same bits */
-    bool alone;  /* also each group alone */
+    /* largest number of products for which the reference backend runs, too, and must have the same
+     * bits */
+    size_t most;
+    bool alone; /* also run each group in an op of its own */
 } library;
 static const library te = {OPS_SMALL, 1024, 1e-5, 1e-5, (size_t)16 << 20, true},
                      te_grouped = {OPS_SMALL, 1024, 1e-5, 1.6e-2, (size_t)16 << 20, true},
                      cudnn = {OPS_SMALL, 4096, 1e-5, 1e-5, SIZE_MAX, true},
                      cutlass = {OPS_EXACT, 4096, 0.0, 0.0, SIZE_MAX, false};
 
-/* Checks an element of a result: it must have the promised bits, those of a chain of fma, and
+/* Checks an element of a result. The element must have the bits of the promised chain of fma, and
  * differ from float64 by at most absolute + (relative + rounding of the dtype) * |value|. */
 static void check_element(const char *title, const library *by, const ops_bytes *before,
                           const ops_bytes *got, const ops_element *e) {
@@ -64,8 +66,8 @@ static void check_element(const char *title, const library *by, const ops_bytes 
                  e->line, e->j, e->g, value, want, exact);
 }
 
-/* Checks samples of every group, and that the reference, and the op on each group alone, have the
- * same bits. gather[M]: if rows are permuted. */
+/* Checks sampled elements of every group. Checks that the reference backend and ops on single
+ * groups give the same bits. gather[M] is used if rows are permuted. */
 static void check(const char *what, const library *by, const moert_op_options *o,
                   const uint32_t *ends, const uint32_t *gather) {
     const size_t owned_before = owned_count();
@@ -226,7 +228,8 @@ static void check_model(const model *m, moert_dtype type, size_t kinds) {
     uint32_t ends[MOST_GROUPS], *gather = test_alloc(rows * sizeof *gather);
     int32_t *index = test_alloc(rows * sizeof *index);
     suite_route(m->experts, m->tokens, m->topk, m->experts, index);
-    suite_sort(index, rows, m->experts, gather, ends); /* slots by expert, the ends of their rows */
+    /* gather: the slots sorted by expert; ends: the ends of the experts' rows */
+    suite_sort(index, rows, m->experts, gather, ends);
     for (size_t c = 0; c < kinds * 4; c++) {
         const bool second = c % 2 == 1, permuted = c / 2 % 2 == 1;
         const shape s = {m->experts, rows, second ? m->intermediate : m->hidden,
@@ -259,8 +262,8 @@ TEST(test_small_models_in_the_other_types) {
     }
 }
 
-/* The first model has an eighth of Qwen3's widths. Unsloth, too, runs Llama 4's backward only at a
- * smaller size. */
+/* The first model has an eighth of Qwen3's widths. Llama 4's backward runs only at a smaller size,
+ * as in Unsloth's tests. */
 TEST(test_qwen3_and_llama4) {
     static const struct {
         model m;

@@ -1,12 +1,12 @@
 // run: all=1
 /*
- * Other libraries' tables of grouped GEMMs with quantized operands. The cuDNN frontend's GLU, dGLU,
- * quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements
- * uniform in [-2, 2), scales 1 and 2, few bits for alpha, beta and prob, which is 0 in a fifth of
- * the rows. TransformerEngine's NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and NT. Every case is
- * within 5e-6 of the largest element of a row in float64, quantized results byte by byte; cuDNN's
- * tolerances are 0.1 and wider, TransformerEngine's 8e-3. moert does not have fp4 with (16, e8m0)
- * and srelu.
+ * Other libraries' tables of grouped GEMMs with quantized operands. From the cuDNN frontend: GLU,
+ * dGLU, quant and weight gradients in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8. The data are
+ * cuDNN's: elements uniform in [-2, 2), scales 1 and 2, few bits for alpha, beta and prob; prob is
+ * 0 in a fifth of the rows. From TransformerEngine: NVFP4, and grouped NVFP4 and MXFP8, in TN, NN
+ * and NT. Plain results may differ from float64 by 5e-6 of the largest element of their row;
+ * quantized results must have equal bytes. cuDNN's tolerances are 0.1 and wider,
+ * TransformerEngine's 8e-3. moert does not support fp4 with (16, e8m0), nor srelu.
  */
 #include "device/internal.h"
 #include "support/op/exact.h"
@@ -15,7 +15,7 @@
 enum { L = 4, M = 1024 };
 static const uint32_t whole_tiles[L] = {256, 512, 768, M};
 
-/* An operand of cuDNN: tiled scales, with groups padded to whole tiles. */
+/* Describes an operand in cuDNN's layout: tiled scales, with groups padded to whole tiles. */
 static moert_operand scaled(moert_format format, moert_axis axis) {
     moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
     operand.scales = MOERT_SCALES_TILED_WHOLE;
@@ -26,8 +26,8 @@ static bool is_fp8(moert_format format) {
     return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
 }
 
-/* FP8 GEMMs have FP8 results in blocks along rows and along columns, and a norm. FP4 GEMMs have
- * plain results of 16 or 32 bits. */
+/* Describes an op. FP8 GEMMs have FP8 results in blocks along rows and along columns, and a norm.
+ * FP4 GEMMs have plain results of 16 or 32 bits. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k,
                                  bool by_groups) {
     moert_op_options o = ops_gemm(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
@@ -49,8 +49,8 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
     return o;
 }
 
-/* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0;
- * test_ops_groups has such groups. */
+/* Makes cuDNN's operands. No alpha is 0, because a group with alpha 0 has results of 0 in any case.
+ * test_ops_groups tests such groups. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes data = ops_bytes_make(o, ends, OPS_SPREAD);
     for (size_t g = 0; g < o->groups; g++)
@@ -91,7 +91,8 @@ TEST(test_glu_grid) {
     }
 }
 
-/* Groups of 128, 320 and 96 rows, padded. No tile divides the number of columns. */
+/* Groups of 128, 320 and 96 rows are padded. The number of columns is not a multiple of any
+ * tile. */
 TEST(test_rectangular_glu) {
     static const uint32_t ends[] = {256, 768, 1024};
     for (size_t i = 0; i < FORMATS * 2; i++) {
@@ -135,7 +136,7 @@ TEST(test_quant_grid) {
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o =
             describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512, i / FORMATS == 0);
-        /* bias_scale is cuDNN's prob of a bias, which its suite never tests with amax */
+        /* with cuDNN's bias_scale (prob applied to the bias), cuDNN's suite never tests amax */
         if (i / FORMATS == 1) {
             o.prob = o.amax = false;
             o.bias = o.bias_scale = true;
@@ -192,7 +193,7 @@ TEST(test_one_op_serves_every_size_of_the_groups) {
 static moert_op_options describe_wgrad(moert_format format, moert_dtype type) {
     /* each expert has its own tiles of scales */
     moert_operand operand = ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
-    operand.how.transposed = true; /* the tokens of a column are contiguous */
+    operand.how.transposed = true; /* the elements of a column, one per token, are contiguous */
     operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
     moert_op_options o = ops_gemm(MOERT_OP_GEMM_WGRAD, operand, 2, 640, 384, 640);
     o.row_multiple = 128;
@@ -200,7 +201,7 @@ static moert_op_options describe_wgrad(moert_format format, moert_dtype type) {
     return o;
 }
 
-/* An expert without rows keeps its old values if the op accumulates. */
+/* If the op accumulates, the gradient of an expert without rows keeps its old values. */
 TEST(test_wgrad_table) {
     static const struct {
         size_t n, k;
@@ -233,8 +234,8 @@ TEST(test_wgrad_table) {
 
 /* ---- TransformerEngine ---- */
 
-/* One group in NVFP4, to float32 and to bf16; random splits in both formats, stacked or
- * discrete. */
+/* Tests one group in NVFP4 with results in float32 and bf16, and random splits into groups in NVFP4
+ * and MXFP8 with stacked or discrete weights. */
 TEST(test_quantized_gemms_of_every_layout) {
     enum { GEMMS = 3, ALONE = 8 };
     static const size_t shapes[][4] = {

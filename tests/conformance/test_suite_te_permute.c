@@ -1,9 +1,10 @@
 // run: check=1 night=1
 /*
- * TransformerEngine's tables of token permutations. Dispatch on one rank is its permute, combine is
- * its unpermute (with or without probabilities), and each is the other's backward. Rows are
- * float32, which holds every narrower dtype, and are compared exactly. TransformerEngine's
- * num_out_tokens, a limit on the rows, is that of CAPPED shapes.
+ * TransformerEngine's tables of token permutations. On one rank, dispatch is TransformerEngine's
+ * permute, and combine is its unpermute (with or without probabilities). The backward of dispatch
+ * is a combine; the backward of combine is a dispatch. Rows are compared exactly, in float32, which
+ * represents all values of the narrower dtypes. CAPPED shapes limit the number of rows as
+ * TransformerEngine's num_out_tokens does.
  */
 #include "support/exchange/suite.h"
 #include "support/suite.h"

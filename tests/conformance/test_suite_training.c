@@ -1,10 +1,11 @@
 // run: check=1 night=1
 /*
- * Sequences of ops as in training. torchao's grouped linear layer with quantized operands and its
- * limits on signal to quantization noise. TransformerEngine's grouped MLP, quantized and in
- * bfloat16, with hidden sizes 128 and 256, groups of 0, 256, 512 and 768 rows, SwiGLU and clamped
- * GLUs. Every op is checked in float64 on the values of its operands. The final results are
- * compared with the whole sequence in float64, in decibel if operands are quantized.
+ * Sequences of ops as in training. From torchao: a grouped linear layer with quantized operands,
+ * and limits on the ratio of signal to quantization noise. From TransformerEngine: a grouped MLP,
+ * quantized and in bfloat16, with hidden sizes 128 and 256, groups of 0, 256, 512 and 768 rows,
+ * SwiGLU and clamped GLUs. Every op is compared with float64 on the values of its operands. The
+ * final results are compared with the whole sequence in float64; if operands are quantized, the
+ * signal-to-noise ratio in decibel is compared with a limit.
  */
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -36,7 +37,7 @@ typedef struct source {
     moert_op_buffer which;
     const float *values;
     const ops_bytes *from;
-    bool column; /* take the column result of `from` */
+    bool column; /* use the result of `from` that is quantized along columns */
 } source;
 
 static moert_op_buffer scale_of(const ops_bytes *data, moert_op_buffer which) {
@@ -132,7 +133,8 @@ static void check_linear(const layer *l, double limit) {
     }
 }
 
-/* torchao's own limits are 27, 25 and 24 decibel in mxfp8, 16, 14 and 12 in nvfp4. */
+/* torchao's limits for y, dx and dW are 27, 25 and 24 decibel in mxfp8, and 16, 14 and 12 decibel
+ * in nvfp4. */
 TEST(test_a_grouped_linear_layer_keeps_its_signal) {
     static const struct {
         moert_format format;
@@ -175,7 +177,7 @@ typedef enum part { GLU, FC2, DGLU, DGRAD, WGRAD1, WGRAD2, PARTS } part;
 
 /* Square experts: x, dy [M,H], w1[2H,H], w2[H,H]. */
 typedef struct mlp {
-    layer l; /* l.n and l.k differ by part of the MLP */
+    layer l; /* each part of the MLP sets its own l.n and l.k */
     moert_glu_form form;
     size_t hidden;
     bool bf16; /* bf16 operands instead of the layer's format */
@@ -203,7 +205,7 @@ static mlp make_mlp(layer l, moert_glu_form form, size_t hidden, bool bf16) {
 }
 
 /* True if an op quantizes its result itself, along rows and columns. NVFP4 needs global scales,
- * which are known only after the op, so its float32 results are quantized afterwards. */
+ * which are known only after the op, so a separate call quantizes the float32 results. */
 static bool chains(const mlp *m) {
     return m->bf16 || m->l.format != MOERT_FORMAT_NVFP4;
 }
@@ -224,8 +226,8 @@ static moert_op_options describe_part(const mlp *m, part i, bool plain) {
     return o;
 }
 
-/* Makes the op for part i of the MLP, without operands. `plain`: without rounding to bf16. A
- * backward part takes c from `forward`. */
+/* Makes the op for part i of the MLP, without values in its operands. `plain`: the op does not
+ * round to bf16. A backward part copies c from the op `forward`. */
 static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forward) {
     const bool glu = i == GLU || i == DGLU;
     moert_op_options o = describe_part(m, i, plain);
@@ -279,8 +281,8 @@ static void run(const mlp *m, ops_bytes *parts) {
     }
 }
 
-/* Runs the MLP in float64 with plain operands. With bf16, the backward takes c from the forward in
- * `rounded`. */
+/* Runs the MLP in float64 with plain operands. If the MLP is in bf16, the backward uses the c of
+ * the forward in `rounded`. */
 static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts) {
     for (part i = GLU; i < PARTS; i++) {
         source operands[2];
@@ -298,14 +300,14 @@ static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts
     }
 }
 
-/* Compares the MLP with float64. `limit` is in decibel, except in bf16: there it is the relative
- * error that up to four successive roundings may cause. */
+/* Compares the MLP with float64. `limit` is the least signal-to-noise ratio in decibel. In bf16,
+ * `limit` is the relative error that up to four successive roundings may cause. */
 static void check_mlp(const mlp *m, double limit) {
     static const struct {
         const char *name;
         part from;
         moert_op_buffer which;
-    } results[] = {{"c", GLU, MOERT_OP_BUFFER_c}, /* the first three are compared only in bf16 */
+    } results[] = {{"c", GLU, MOERT_OP_BUFFER_c}, /* c, h, dv: compared only in bf16 */
                    {"h", GLU, MOERT_OP_BUFFER_d},          {"dv", DGLU, MOERT_OP_BUFFER_d},
                    {"y", FC2, MOERT_OP_BUFFER_y},          {"dprob", DGLU, MOERT_OP_BUFFER_dprob},
                    {"dx", DGRAD, MOERT_OP_BUFFER_x},       {"dW1", WGRAD1, MOERT_OP_BUFFER_weight},
@@ -325,7 +327,8 @@ static void check_mlp(const mlp *m, double limit) {
             assert_above(titled("MLP, hidden %zu, %s: %s", m->hidden,
                                 moert_format_name(m->l.format), results[i].name),
                          get_all(want, which), got, which, n, limit);
-        /* otherwise rounding moves values across the limit of a GLU, where the derivative jumps */
+        /* no comparison for a small limit of the GLU: rounding moves values across the limit, where
+         * the derivative jumps */
     }
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check
 # Jobs whose ranks differ in options, in MOERT_* variables or in the files that they see end with one message that names the rank and
-# both values. A resume on the same data in another place is accepted.
+# both values. A resume is accepted if the same data have moved to another directory.
 . "$(dirname "$0")/../support/e2e.sh"
 train=$(realpath "$bin/moert-train")
 all=$tmp # shared by all parts
@@ -47,7 +47,8 @@ see() { # DIRECTORY WORD...: rank 0 works in the directory a, rank 1 in this one
 }
 check "ranks that see the same files in different places train" see "$tmp/b" --data corpus --out "$tmp/run"
 
-# differs EDIT TEXT TITLE WORD...: EDIT changes the directory of rank 1
+# differs EDIT TEXT TITLE WORD...: checks that the job ends with TEXT if the command EDIT has changed rank 1's copy of the data
+# directory
 differs() {
     cp -r "$all/a" "$tmp/b"
     (cd "$tmp/b" && eval "$1")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run: check
-# Bad input ends every program at once, on any number of ranks. The status is 2 if the command line or a variable is wrong, else 1.
-# Each bad input gives exactly one message, which names the object, where it is, and the value. No partly written file is left. Here are cases of every kind, from the command
-# line to the status; tests/unit/tools/test_refusals.c has all of them.
+# Bad input ends every program at once on all ranks, for any number of ranks. The status is 2 if the command line or a variable is
+# wrong, else 1. Each bad input gives exactly one message, which names the wrong object, its place and its value. No partly
+# written file is left. This script runs cases of every kind as commands; tests/unit/tools/test_refusals.c has all cases.
 . "$(dirname "$0")/../support/e2e.sh"
 export LC_ALL=C
 export -n TEST_BUILD # keep them out of the programs' environment
@@ -37,7 +37,8 @@ judge() { # RANKS STATUS PATTERN WORD...
     [ ! -s "$log" ] || verdict 1 "it leaves no file"
 }
 
-# bad RANKS STATUS PATTERN WORD...: one case for each number in RANKS
+# bad RANKS STATUS PATTERN WORD...: checks the command WORD... on each number of ranks in RANKS: it ends with STATUS and one
+# message that matches PATTERN
 bad() {
     local count
     for count in $1; do part judge "$count" "${@:2}"; done

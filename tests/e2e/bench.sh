@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # run: all
-# bench_gemm on tiny shapes: right results and one JSON row for each line, with the rival, without it, and with all backends in a line.
-# bench_op, bench_memory, bench_attention, bench_exchange and bench_layer on small sizes: every GEMM, kernel and row is right.
-# train_report.py, which run-cpu and run-h200 use: it tells whether two programs had the same losses, and counts a model's FLOPs.
+# bench_gemm on tiny shapes: its results are right and each printed line has a JSON row; with the rival, without the rival, and
+# with all backends in one line. bench_op, bench_memory, bench_attention, bench_exchange and bench_layer on small sizes: the
+# results of every GEMM, kernel and exchange are right. train_report.py, which run-cpu and run-h200 use, tells whether two
+# programs had the same losses, and computes a model's FLOPs.
 . "$(dirname "$0")/../support/e2e.sh"
 rows=$tmp/rows.json
 out=$tmp/out
 
-# field KEY: prints its values in the JSON rows, one a line
+# field KEY: prints the values of KEY in the JSON rows, one per line
 field() { sed -n "s/^ *\"$1\": \(.*[^,]\),*\$/\1/p" "$rows"; }
 
-# right TITLE COUNT "KEY=PATTERN..." COMMAND...: the verdict on a command that writes COUNT rows to $rows and, without mpirun, as many lines
-# to $out: the values of KEY match PATTERN, in each row
+# right TITLE COUNT "KEY=PATTERN..." COMMAND...: prints the verdict on COMMAND, which must write COUNT rows to $rows and, without
+# mpirun, COUNT lines to $out. In each row the value of KEY must match PATTERN
 number='[0-9.e-]*[1-9][0-9.e-]*'
 right() {
     local pair ok=0
@@ -109,7 +110,8 @@ if command -v python3 >/dev/null; then
     bench/train_report.py compare --title test --row "$tmp/row" --ours "$tmp/ours" --against other "$tmp/ours" \
         --model tests/golden/model/qwen3-tiny --length 31 --gemm-tflops 0.001 >"$log" 2>&1
     # a token is multiplied by 24576 weights of projections, 1024 of the router and 49152 of four experts in each of 2 layers, and 16384
-    # of the head. It attends to 16 others in 4 heads of size 32: 2 x 4096 FLOPs in each layer, twice. 3 x (2 x 165888 + 2 x 8192)
+    # of the head. A token attends to 16 tokens in 4 heads of size 32: 2 x 4096 FLOPs for the scores and 2 x 4096 for the values,
+    # in each layer. FLOPs of a token in a step: 3 x (2 x 165888 + 2 x 8192)
     grep -q '^  0.001 GFLOP a token; of a GEMM.s 0 TFLOP/s: moert-train 10.4 %, other 10.4 %$' "$log" &&
         grep -q '"gflop_per_token": 0.00104448,' "$tmp/row"
     verdict $? "run-h200: a model's FLOPs are those of its weights and of attention"

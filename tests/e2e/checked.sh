@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run: all
-# The files of a run are checked before they are read. A flipped bit in a checkpoint is named, and --resume auto continues from the
-# newest undamaged checkpoint to the bytes of a run without damage. Only one job at a time may write to a run directory.
-# CHECKED_SEED=N makes another random choice of bits and ranks; CHECKED_FLIPS=N chooses how many bits are flipped.
+# The files of a run are checked before they are read. A message names the file with a flipped bit. --resume auto continues from
+# the newest undamaged checkpoint, and the run ends with the bytes of an undamaged run. Only one job at a time may write to a run
+# directory. CHECKED_SEED=N changes the random choice of bits and ranks; CHECKED_FLIPS=N sets the number of flipped bits.
 . "$(dirname "$0")/../support/e2e.sh"
 flips=${CHECKED_FLIPS:-20}
 RANDOM=${CHECKED_SEED:=1}
@@ -26,7 +26,8 @@ train 2 "$run"
 verdict $? "a run on 2 ranks"
 check "moert-info --check accepts an undamaged run" alone "$bin/moert-info" --check "$run"
 
-# named FILE BIT DIR: the pattern of a message about a flipped bit; within a tensor, the message names the tensor
+# named FILE BIT DIR: prints the pattern of the message about a flipped bit; if the bit is in a tensor, the pattern contains the
+# tensor's name
 named() {
     local header=0
     [[ $1 != *.safetensors ]] || header=$((8 + $(od -An -td8 -N 8 "$run/$1")))

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # run: all waits
-# Several hosts, simulated by launch/virtual-cluster. They give the bits of one host. If a host is cut off, killed or late, the job
-# ends soon, with a message that names rank, host and phase. A link that is down for a second does no harm. Nothing is left over.
-# CLUSTER_RESTARTS=N loses hosts in N runs; CLUSTER_SEED=N chooses other moments (1).
+# Several hosts, simulated by launch/virtual-cluster. Runs on several hosts give the bits of one host. If a host is cut off,
+# killed or late, the job ends soon, with a message that names rank, host and phase. A link that is down for a second does not
+# disturb the job. No processes and no files are left. CLUSTER_RESTARTS=N tests the loss of hosts in N runs; CLUSTER_SEED=N
+# chooses the random moments (default 1).
 . "$(dirname "$0")/../support/e2e.sh"
 cluster=launch/virtual-cluster
 if ! "$cluster" 1 --head -- true 2>"$log"; then
@@ -55,7 +56,7 @@ names() { # PATTERN: true if the watchdogs have printed exactly one line, and it
     [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && has_lines "$log" "$1"
 }
 
-# All ranks end soon, also those on the host that is cut off; then the cluster ends.
+# Checks that all ranks end soon, also the ranks on the host that is cut off, and that the cluster then ends.
 cut_off() {
     local from seconds status
     begin 2 2
@@ -71,8 +72,8 @@ cut_off() {
     verdict $? "a host whose link goes down is named, with rank and phase, and all ranks end"
 }
 
-# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, one on each host, the last one fails (tests/tools/victim.c). mpirun
-# leaves it to the watchdogs to end the job
+# fault N WAY TIMEOUT PATTERN TITLE: runs N ranks, one on each host, of which the last one fails (tests/tools/victim.c). The
+# watchdogs end the job, not mpirun
 fault() {
     # shellcheck disable=SC2016
     MOERT_TIMEOUT_S=$3 nodes "$1" 1 --head -- bash -c '. launch/environment; moert_mpirun "${MOERT_RECOVER[@]}" "$@"' mpirun \
@@ -82,7 +83,7 @@ fault() {
 }
 last="at step 12 in phase 'dispatch'; rank 0 on node0 has waited for it for [0-9]+ s in 'combine'; ending the job"
 
-# MPICH and Open MPI 5 end such a job themselves
+# the launchers of MPICH and Open MPI 5 end a job with a failed rank themselves
 killed() {
     local title="a rank that is killed, alone on its host, is named at once"
     if [ $MOERT_MPI = openmpi4 ]; then
@@ -96,7 +97,7 @@ killed() {
 
 # ---- restarts ----
 
-# after_checkpoint: waits until the run has a checkpoint of a later step than the last call saw
+# after_checkpoint: waits until the run has a checkpoint of a later step than at the previous call
 seen=0
 after_checkpoint() {
     local newest=0
@@ -108,7 +109,7 @@ after_checkpoint() {
     seen=$newest
 }
 
-# lose HOST: cuts a host off, up to a second after a checkpoint; half of the time its rank is killed, too
+# lose HOST: cuts HOST off, up to a second after a checkpoint; in half of the cases also kills the rank on HOST
 lose() {
     local pid
     after_checkpoint
@@ -120,7 +121,7 @@ lose() {
     "$cluster" link "$(pgrep -P "$job")" "${1#node}" down
 }
 
-# node1 has other settings than the two other hosts
+# node1 gets other MOERT_* settings than the two other hosts
 preflight() {
     printf '%s\n' node0 node1 node2 >"$tmp/hosts"
     cat >"$tmp/agent" <<'END'
@@ -132,7 +133,7 @@ exec $AGENT "$host" "$set;" "$@"
 END
     chmod +x "$tmp/agent"
     # shellcheck disable=SC2016
-    # both jobs may hang in MPI_Finalize at the end (finalized); nodes() has time for two hangs of 20 seconds
+    # both jobs may hang in MPI_Finalize at their end (see `finalized`), so the time limit allows two hangs of 20 seconds
     MOERT_TIMEOUT_S=20 finalized nodes 3 1 --head -- bash -c 'export AGENT=${HYDRA_LAUNCHER_EXEC:-$OMPI_MCA_plm_rsh_agent}
         export HYDRA_LAUNCHER_EXEC=$0 OMPI_MCA_plm_rsh_agent=$0 PRTE_MCA_plm_ssh_agent=$0
         launch/train --hosts "$@"' "$tmp/agent" "$tmp/hosts" "--preflight=--slow 0.01 --seconds 0.3" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
@@ -140,7 +141,7 @@ END
     verdict $? "launch/train --preflight leaves out a host that differs"
 }
 
-# Two of three hosts are lost at random, one after the other: the third one finishes the run alone.
+# Two of three hosts are lost at random, one after the other: the third host finishes the run alone.
 restarts() { # NUMBER
     local lasting=(--steps 600 --save-every 20 --keep-last 2) status hosts
     RANDOM=$((CLUSTER_SEED + $1))
@@ -160,7 +161,7 @@ restarts() { # NUMBER
     verdict $? "launch/train --restarts goes on without hosts that are lost, to the bytes of an undisturbed run"
 }
 
-# The third host computes a wrong bit: the run ends without that host
+# The third host computes a wrong bit: the run is restarted without the third host
 wrong_bits() {
     printf '%s\n' node0 node1 node2 >"$tmp/hosts"
     ranks 1 "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$tmp/whole"
@@ -173,7 +174,8 @@ wrong_bits() {
 
 # ---- the end, and bad input ----
 
-# True if TMPDIR is empty and no process has it on its command line. Namespaces end with their processes.
+# True if TMPDIR is empty and no process has its path on the command line. Then no network namespace is left, because a namespace
+# ends with its processes.
 nothing_left() {
     local tries=0
     while { pgrep -f "$tmp/tmp" || ls -A "$tmp/tmp"; } >>"$log" 2>&1 && [ $((tries++)) -lt 30 ]; do sleep 0.1; done
@@ -215,7 +217,7 @@ part cut_off
 part killed
 part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S=4\)\$" "a rank that is stopped, alone on its host, is named"
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
-# any of the ranks may be the first to report it
+# any of the ranks may be the first to report the failure
 part fault 3 mixed 2 "(rank [01] on node[01] .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)"`
     `"|rank 2 on node2 .* at step 12 in phase 'dispatch', .* 1 \(node1, rank 1 waits at step 12 in 'combine'\))" \
     "when all ranks wait, the message says what the others do"

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # run: all waits
-# The edges of a job: on one host its ranks listen on no network; it ends with its launcher; a later job removes the files of a
-# killed job, and none of a live one.
+# The edges of a job: on one host its ranks listen on no network; the job ends when its launcher ends; a later job removes the
+# files of a killed job, but no files of a running job.
 . "$(dirname "$0")/../support/e2e.sh"
 export TMPDIR=$tmp/session
 mkdir "$TMPDIR"
 train=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --batch 4 --length 32 --steps 1000000 --log-every 0)
 
-# start OUT COMMAND...: runs a training in the background as $job, until it has written metrics. $pids are its ranks
+# start OUT COMMAND...: starts a training in the background as $job, and waits until the training has written metrics. $pids are
+# the processes of its ranks
 start() {
     local out=$1
     shift

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run: check
-# C11 and C++17 programs build against an installation by pkg-config without warnings; the examples run, and give the same digits with
-# both libraries and on any number of ranks; the loss of a whole training falls; the library exports what the headers declare.
+# C11 and C++17 programs build against an installation by pkg-config without warnings; the examples print the same digits with the
+# static and the shared library and on any number of ranks; the loss of tiny_train falls; the library exports what the headers
+# declare.
 . "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= OMPI_MCA_ess_singleton_isolated=1 # MAKEFLAGS: drops the flags of a make that runs the tests
 prefix=$tmp/moert

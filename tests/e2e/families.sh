@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
-# New models of every form of --form: they train to the same bits on any number of ranks, also across a resume; the tools work on the
-# models that they leave.
+# New models of every form of --form: training gives the same bits on any number of ranks, also across a resume. The tools accept
+# the trained models.
 . "$(dirname "$0")/../support/e2e.sh"
 pack=${TEST_BUILD:-build}/tests/pack
 

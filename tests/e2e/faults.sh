@@ -2,10 +2,11 @@
 # run: check all night waits
 # A training run whose rank is killed or stopped ends soon and names the rank, also while experts move, or exchange weights and sums
 # with their clones. A run that gets SIGTERM saves a checkpoint of its last whole step and ends without an error. Resumed from its
-# last checkpoint on any number of ranks, it ends with the bytes of a run without faults. No temporary files and no shared memory
-# are left. FAULTS_SEED=N makes another random choice of ranks and moments (1). FAULTS=N: only N random faults during the steps.
-# FAULTS_LIVES=N: only N at any moment of a process, N / 5 more under launch/train, and N while experts move. FAULTS_STEPS=N: the
-# steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
+# last checkpoint on any number of ranks, a run ends with the bytes of a run without faults. No temporary files and no shared
+# memory are left. FAULTS_SEED=N chooses the random ranks and moments (default 1). FAULTS=N makes only N random faults during the
+# steps. FAULTS_LIVES=N makes only N faults at any moment of a process, N / 5 more faults under launch/train, and N faults while
+# experts move. FAULTS_STEPS=N sets the number of steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank uses a GPU
+# of its own.
 . "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-train
 export -n TEST_BUILD # keep them out of the programs' environment
@@ -18,7 +19,7 @@ export MOERT_TIMEOUT_S=8 # a loaded machine may stop a save for seconds
 . tests/support/job.sh
 : "${FAULTS_STEPS:=$([ "$TEST_TIER" = check ] && echo 60 || echo 240)}"
 
-# runs_of NAME STEPS OPTION...: from now on, trainings of STEPS steps with these options lie in the directory NAME
+# runs_of NAME STEPS OPTION...: later trainings run STEPS steps with these options, in the directory NAME
 runs_of() {
     work=$tmp/$1 steps=$2 last=step-$(printf %08d "$2")
     arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --keep-last 2 --log-every 0 --steps "$2" "${@:3}")
@@ -34,7 +35,7 @@ whole() { # RANKS: the run without faults
     await 300
     verdict $status "$steps steps without faults"
 }
-# seeded N COMMAND...: runs COMMAND in a part, with random numbers of its own
+# seeded N COMMAND...: runs COMMAND as a part (see tests/support/e2e.sh) with a random seed derived from N
 seeded() { part with_seed $((FAULTS_SEED + $1)) "${@:2}"; }
 with_seed() {
     RANDOM=$1
@@ -59,7 +60,8 @@ place="at step [0-9]+ in phase '[a-z_ -]+'; rank [0-9] has waited for it for [0-
 gone="is gone \(its process [0-9]+ has ended\), $place\$"
 stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=8\)\$"
 
-# True if the end of the job names the victim and its fault. On a SIGKILL, mpirun of MPICH or Open MPI 5 may end the job before moert does
+# True if the end of the job names the victim and its fault. After a SIGKILL, mpirun of MPICH or Open MPI 5 may end the job before
+# moert does
 names_fault() { # SIGNAL RANK PATTERN
     says_once "^moert: rank $2 on .* $3" && return
     ! grep -q '^moert: ' "$dir/stderr" && case $1-$MOERT_MPI in
@@ -70,7 +72,7 @@ names_fault() { # SIGNAL RANK PATTERN
 }
 in_phase() { grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1; }
 
-# left_nothing PID...: true if the job leaves no file, and these processes end
+# left_nothing PID...: true if the job has left no file and these processes end
 left_nothing() {
     local left
     sleep 0.2
@@ -81,7 +83,7 @@ left_nothing() {
 
 # ---- during the steps ----
 
-# fault N: kills or stops a random rank of 2 or 4 at a random moment, then resumes the run on 1 to 4 ranks
+# fault N: kills or stops a random rank of a run on 2 or 4 ranks at a random moment, then resumes the run on 1 to 4 ranks
 fault() {
     local ranks=$((($1 + 1) / 2 % 2 == 0 ? 2 : 4)) signal=KILL says=$gone pids
     [ $(($1 % 2)) -eq 0 ] || signal=STOP says=$stopped
@@ -105,7 +107,7 @@ runs_of steps "$FAULTS_STEPS" --batch 8 --save-every 20
 whole 1
 for ((n = 0; n < faults; n++)); do seeded $n fault $n; done
 
-# ordered NAME START TARGETS TITLE: sends SIGTERM to these ranks or to the launcher of a job on 2 ranks
+# ordered NAME START TARGETS TITLE: sends SIGTERM to the TARGETS (ranks or the launcher) of a job on 2 ranks
 ordered() {
     local pids
     $2 "$1" 2
@@ -122,16 +124,17 @@ if [ -z "$chosen" ]; then
     saves="saves the last whole step and ends without an error"
     seeded 100 ordered both train "0 1" "both ranks $saves"
     [ "$TEST_TIER" = check ] || seeded 101 ordered one train 1 "one rank $saves"
-    # launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
+    # launch/train passes the first signal on to the ranks in a way that does not make mpirun end the job at once
     seeded 102 ordered launch under_launch launcher "launch/train $saves"
     [ "$TEST_TIER" = check ] || seeded 103 ordered mpirun train launcher "mpirun ends the job soon"
 fi
 
 [ "$TEST_TIER" != check ] || finish
 
-# ---- at any moment between the start and the end of a process; a job is saving half of the time ----
+# ---- faults at any moment between the start and the end of a process; jobs spend half of the time on saves ----
 
-# life NUMBER COMMAND...: a fault in a job of 2 to 4 ranks that COMMAND... RANKS starts; none if its process has ended before
+# life NUMBER COMMAND...: runs COMMAND... RANKS, which starts a job of 2 to 4 ranks, and kills or stops a rank, unless its process
+# has already ended
 life() {
     local ranks=$((2 + $1 % 3)) signals=(KILL STOP) pid moment
     local signal=${signals[$1 / 3 % 2]} victim=$((RANDOM % ranks))
@@ -158,7 +161,7 @@ life_ms=$((($(date +%s%N) - from) / 1000000))
 for ((n = 0; n < lives; n++)); do seeded $((200 + n)) life $n train; done
 for ((n = lives; n < lives + (lives + 4) / 5; n++)); do seeded $((200 + n)) life $n under_launch; done
 
-# ---- inside a call by which experts move, or by which an expert and its clones hand weights and sums to each other ----
+# ---- faults inside a call that moves experts, or that exchanges weights and sums between an expert and its clones ----
 
 runs_of handed 20 --batch 8 --experts 4 --save-every 2 --rebalance 2 --spare-slots 2 --clones
 shim=$(realpath "${bin%/bin}/tests/inject.so")
@@ -194,7 +197,7 @@ handed() { # FILE N: kills a rank in a random call of the file, then resumes the
 }
 for ((n = 0; n < lives; n++)); do seeded $((300 + n)) handed $([ $((n % 2)) -eq 0 ] && echo layer/clones || echo train/move) $n; done
 
-# ---- SIGTERM in the second of two long steps: the step is dropped, and repeated after the resume ----
+# ---- SIGTERM in the second of two long steps: the run drops the second step, and repeats it after the resume ----
 
 dropped() {
     whole 1

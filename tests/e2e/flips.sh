@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: night
-# Some bits of device memory flip, one in each run (tests/flips): those that change checkpoints or losses are found, and no healthy rank
-# is named. `tests/flips` alone takes hours for a thousand of them.
+# Each run flips one bit of device memory (tests/flips). --verify must find the bits that change checkpoints or losses, and must
+# not name a healthy rank. This script flips few bits; `tests/flips` flips a thousand, which takes hours.
 . "$(dirname "$0")/../support/e2e.sh"
 flips() { logged tests/flips --build "${TEST_BUILD:-build}" --state "$tmp/state" --jobs "${TEST_JOBS:-$(nproc)}" "$@"; }
 flips --flips 12

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-layer against the golden layers of five model families. Any number of ranks and any engine give the same bytes. The tier
-# all runs every case on every engine and number of ranks; with MOERT_DEVICE=gpu every case runs on 1, 2 and 4 ranks.
+# Compares moert-layer with the golden layers of five model families. Any number of ranks and any engine give the same bytes. The
+# tier all runs every case with every engine and every number of ranks. With MOERT_DEVICE=gpu every case runs on 1, 2 and 4 ranks.
 . "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden/layer
 
 # layer CASE RANKS ENGINE BACKEND [OPTION...]: compares one run with the golden file, and with the bytes of the case's first run of
-# the same backend. Runs with a shared expert in bf16 are compared among themselves, and with the golden file within 2 %. Runs in
-# which ranks sum rows before they send them are compared with runs on as many ranks
+# the same backend. Runs with a shared expert in bf16 are compared with each other byte by byte, and with the golden file within 2
+# %. Runs in which ranks sum rows before they send them are compared only with runs on the same number of ranks
 layer() {
     local case=$1 count=$2 engine=$3 backend=$4 title="$*" status tolerance=2e-5 kind=$4
     [[ $title != *"--dense bf16" ]] || tolerance=2e-2 kind=bf16

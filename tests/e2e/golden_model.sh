@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-train against golden models, model families, packed documents and masked targets: logits of the first step (and gradients, if the
-# case has them), then losses and gradient norms of all steps of AdamW, on 1 to 4 ranks and with the staged engine. All digits are those
-# of 1 rank. The tier check has the small mixtral on 1, 2 and 4 ranks; test_golden has all cases on 2. With MOERT_DEVICE=gpu each model
-# runs on 1, 2 and 4 ranks.
+# Compares moert-train with golden models, model families, packed documents and masked targets, on 1 to 4 ranks and with the
+# staged engine. Compares logits of the first step (and gradients, if the case has them), then losses and gradient norms of all
+# steps of AdamW. All digits equal those of 1 rank. The tier check runs the small mixtral on 1, 2 and 4 ranks; test_golden runs
+# all cases on 2 ranks. With MOERT_DEVICE=gpu each model runs on 1, 2 and 4 ranks.
 . "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden
 
-# field CASE KEY: prints the value in curve.json, or nothing
+# field CASE KEY: prints the value of KEY in the case's curve.json, or nothing if it is absent
 field() { sed -nE "s/^ *\"$2\": *\"?([^\",]*).*/\1/p" "$golden/$1/curve.json"; }
 
-# train CASE RANKS OPTION...: a case of packed documents names its model and the token that ends a document
+# train CASE RANKS OPTION...: trains the model of a case. For packed documents, curve.json names the model and the token that ends
+# a document
 train() {
     local model end
     model=$(field "$1" model) end=$(field "$1" document_end)
@@ -19,7 +20,8 @@ train() {
         --beta2 0.95 --aux-coef "$(field "$1" aux_coef)" "${@:3}"
 }
 
-# agrees TITLE WORD...: the verdict on the command before this one and, if it has succeeded, on tests/tools/compare with these words
+# agrees TITLE WORD...: prints the verdict on the preceding command and, if that has succeeded, on tests/tools/compare with the
+# arguments WORD...
 agrees() {
     [ $? -eq 0 ] && "$compare" "${@:2}" >>"$log" 2>&1
     verdict $? "$1: $(tail -n 1 "$log")"
@@ -57,7 +59,8 @@ runs() { # CASE
     for count in "${counts[@]}"; do model "$1" "$count" staged; done
 }
 
-# corrected CASE: biases that move have the same bits on any number of ranks, also across a resume
+# corrected CASE: checks that correction biases that change in training have the same bits on any number of ranks, also across a
+# resume
 corrected() {
     local fixed=$golden/$1/model.safetensors how=(--steps 6 --save-every 3 --bias-rate 1e-3)
     train "$1" 1 "${how[@]}" --out "$tmp/one" && train "$1" 2 "${how[@]}" --out "$tmp/other" &&

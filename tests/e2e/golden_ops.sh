@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # run: check
-# moert-op's quantizers and grouped GEMMs, on both backends: against the golden files, against small numbers, and against each other where
-# two runs must agree: quantized operands and the same values in float32, tiled scales and linear ones.
+# moert-op's quantizers and grouped GEMMs on both backends, compared with golden files and with small numbers computed by hand.
+# Runs that must agree are compared with each other: quantized operands with the same values in float32, and tiled with linear
+# scales.
 . "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden/ops
 tools=${TEST_BUILD:-build}/tests
 
-# own COMMAND...: runs COMMAND, in a part, with its own $input, $output and $expected
+# own COMMAND...: runs COMMAND as a part (see tests/support/e2e.sh), with $input, $output and $expected of its own
 own() {
     input=$tmp/input.safetensors output=$tmp/output.safetensors expected=$tmp/expected.safetensors
     "$@"
 }
 
-# op IN OUT WORD...: runs moert-op, after it removes an old OUT (unless that is IN). The portable backend does not sum in tiles
+# op IN OUT WORD...: removes an old OUT (unless OUT is IN) and runs moert-op. The portable backend runs without AMX tiles
 op() {
     local clean=()
     [[ " ${*:3} " != *' --backend portable '* ]] || clean=(env -u MOERT_BF16)
@@ -20,21 +21,21 @@ op() {
     alone "${clean[@]}" "$bin/moert-op" "${@:3}" --input "$1" --output "$2"
 }
 
-# at NAME: prints the path of an intermediate file
+# at NAME: prints the path of the intermediate file NAME
 at() { echo "$tmp/$1.safetensors"; }
 
 # pack OUT TENSOR...
 pack() { "$tools/pack" "$@" >>"$log" 2>&1; }
 
-# on OUT WORDS TENSOR...: runs moert-op on an input of these tensors
+# on OUT WORDS TENSOR...: packs these tensors into an input file and runs moert-op on it
 on() {
     pack "$input" "${@:3}"
     # shellcheck disable=SC2086
     op "$input" "$1" $2
 }
 
-# same MODE TITLE EXPECTED ACTUAL [TENSOR...]: the verdict on these tensors of two files, or on all of EXPECTED; MODE is `bytes` or a
-# tolerance
+# same MODE TITLE EXPECTED ACTUAL [TENSOR...]: prints the verdict on the comparison of the tensors TENSOR... of two files
+# (default: all tensors of EXPECTED). MODE is `bytes` or a tolerance
 same() {
     local mode=$1 title=$2 how=(bytes) tensor status=0
     [ "$mode" = bytes ] || how=(largest --tolerance "$mode")
@@ -61,9 +62,10 @@ golden_file() {
 }
 for path in "$golden"/*.safetensors; do part own golden_file "$path"; done
 
-# ---- golden quantized matrices, byte for byte, and the untiling of their scales ----
+# ---- golden quantized matrices, compared byte for byte, and the conversion of their tiled scales to linear ones ----
 
-# agrees TITLE WORD...: the verdict on the last command, and on tests/tools/compare of its output with $path
+# agrees TITLE WORD...: prints the verdict on the last command, and on the comparison of its output with $path by
+# tests/tools/compare
 agrees() {
     [ $? -eq 0 ] && "$compare" "$2" --expected "$path" --actual "$output" "${@:3}" >>"$log" 2>&1
     verdict $? "$1: $(tail -n 1 "$log")"
@@ -90,7 +92,8 @@ for path in tests/golden/quant/*.safetensors; do part own golden_matrix "$path";
 
 # ---- plain operands: small numbers ----
 
-# gives WORDS TENSOR... -- TENSOR...: on both backends, an operation gives the tensors after --, within 1e-5 of the largest value
+# gives WORDS TENSOR... -- TENSOR...: checks that on both backends the operation WORDS gives the tensors after --, within 1e-5 of
+# the largest value
 gives() {
     local words=$1 inputs=() backend
     shift
@@ -163,7 +166,7 @@ part own gives 'grouped-gemm-dglu --format f32 --act geglu --interleave 1 --b-ma
     'dbias:F32[2,4]:-3.18683284e-05,-5.00794497e-06,17.5844382,0,-34.2278644,-126.358779,-79.0810695,-3.92663862'
 part own gives 'interleave --granularity 1' 'x:F32[1,8]:0,1,2,3,4,5,6,7' -- 'y:F32[1,8]:0,4,1,5,2,6,3,7'
 
-# a GLU of interleaved weights, and the dGLU of its c, have the results of halves
+# a GLU with interleaved weights, and the dGLU of the GLU's c, give the results of weights whose gate and up are halves
 interleaved() {
     local run offsets='padded_offsets:I32[3]:20,20,70' a='a:F32[70,24]:~1' dy='a:F32[70,24]:~3' b='b:F32[3,64,24]:~4'
     pack "$(at b)" 'x:F32[3,128,24]:~2'
@@ -202,7 +205,8 @@ for format in f16:F16 bf16:BF16 e4m3:F8_E4M3 e5m2:F8_E5M2; do part own casts "${
 
 # ---- quantized operands ----
 
-# quantized NAME SEED LINES,WIDTH ENDS WORD...: NAME.q = payload and scales of random values, NAME.x = the dequantized values
+# quantized NAME SEED LINES,WIDTH ENDS WORD...: quantizes random values; NAME.q gets payload and scales, NAME.x gets the
+# dequantized values
 quantized() {
     pack "$(at "$1")" "x:F32[$3]:~$2" "ends:I32[3]:$4" 'global_scale:F32[1]:1'
     op "$(at "$1")" "$(at "$1.q")" quantize "${@:5}"
@@ -210,8 +214,9 @@ quantized() {
     op "$(at "$1")" "$(at "$1.x")" dequantize "${@:5}"
 }
 
-# agree TITLE RESULTS PLAIN LOW OPERAND... -- TENSOR...: an operation with the words PLAIN on dequantized values and with the words LOW on
-# payloads and scales gives the same results. OPERAND: TENSOR:SCALES:NAME, of quantized, and for a weight :SHAPE:SHAPE of the payload
+# agree TITLE RESULTS PLAIN LOW OPERAND... -- TENSOR...: checks that an operation gives the same results with the words PLAIN on
+# dequantized values and with the words LOW on payloads and scales. An OPERAND is TENSOR:SCALES:NAME, where NAME is an argument of
+# `quantized`; for a weight, :SHAPE:SHAPE of the payload follows
 agree() {
     local title=$1 results=$2 plain=$3 low=$4 values=() payloads=() tensor scales name shape packed from=scale
     [[ $low != *tiled* ]] || from=swizzled
@@ -230,7 +235,8 @@ agree() {
 
 rows='40,40,240' # of 280
 offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob='prob:F32[280]:0.5,-1,0,2,0.75' c='c:F32[280,256]:~6'
-# operands FORMAT:WORD: the format's name for quantize and for the GEMMs. On backends that sum in the order of plain GEMMs
+# operands FORMAT:WORD: FORMAT is the name of a format for quantize, WORD the name for the GEMMs. Runs on backends that sum in the
+# order of plain GEMMs
 operands() {
     local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128 glu dglu b scales
     case $word in
@@ -248,7 +254,7 @@ operands() {
         a:sfa:a "$b" -- "$offsets" "$prob"
     case $word in *p8-e5m2 | mxfp4) return 0 ;; esac
 
-    # the reduction index is the rows
+    # the reduction index runs over the rows
     quantized y 3 280,64 "$rows" "${file[@]}" --axis column --transposed
     quantized x 4 280,128 "$rows" "${file[@]}" --axis column --transposed
     on "$(at weight)" 'grouped-gemm --op wgrad' "$ends" "y=$(at y.x)#x" "x=$(at x.x)#x"
@@ -257,7 +263,7 @@ operands() {
         "sfa=$(at y.q)#scale" "b_t=$(at x.q)#q" "sfb=$(at x.q)#scale"
     same bytes "wgrad of $word" "$expected" "$output"
 
-    # the reduction index is the rows of the weight, which may be stored transposed
+    # the reduction index runs over the rows of the weight, which may be stored transposed
     quantized y 5 280,64 "$rows" "${file[@]}"
     quantized weight 2 192,128 64,128,192 "${file[@]}" --axis column
     quantized transposed 2 384,64 128,256,384 "${file[@]}"
@@ -273,7 +279,7 @@ operands() {
 }
 for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do part own operands $format; done
 
-# steps CASE: quantizes x, then the weights of the same file under their names, and runs the GEMM on the result
+# steps CASE: quantizes x and the weights of the case's file, keeping the tensors' names, and runs the GEMM on the quantized file
 steps() {
     local case=$1 step word global weights
     step=$(at step)
@@ -301,7 +307,7 @@ for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x12
 # ---- quantized results ----
 
 gemm_results() {
-    # nvfp4 with the norm that uses its whole range: 2688 / the largest magnitude, about 29
+    # nvfp4 with the norm that uses the format's whole range: 2688 / the largest magnitude, about 29
     on "$expected" grouped-gemm "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
     pack "$(at normed)" "$ends" "x=$input#x" "weight=$input#weight" 'norm:F32[1]:64'
     op "$(at normed)" "$output" grouped-gemm --out-format nvfp4
@@ -309,7 +315,7 @@ gemm_results() {
     pack "$expected" "x=$expected#y"
     same 0.15 'gemm to nvfp4, dequantized by 1/norm' "$expected" "$output" x
 
-    # fp8 in blocks of 128 x 128, and a second result `column` in blocks along columns
+    # fp8 in blocks of 128 x 128, and a second result, `column`, quantized in blocks along columns
     pack "$(at quantize)" "$ends" "x=$expected#x"
     op "$(at quantize)" "$(at square)" quantize --format fp8-128x128
     op "$(at quantize)" "$(at column)" quantize --format fp8-1x128 --axis column

@@ -15,7 +15,7 @@ info() { # RANKS OPTION...: fills $out, $log and $status, which it returns
     return $status
 }
 
-# section TITLE: prints the lines below a title, up to an empty one
+# section TITLE: prints the lines below TITLE, up to an empty line
 section() { sed -n "/^$1/,/^\$/p" "$out" | sed '1d;/^$/d'; }
 
 cpus_of() { # RANK: prints its logical processors, one a line
@@ -99,7 +99,7 @@ if [ "$(nproc)" -ge 2 ]; then
     verdict $? "a CPU mask that the launcher has set is kept, and reported"
 fi
 
-# PoCL fixes its cache directory in its first call. Without moert's precautions, hwloc inside MPI would make that call
+# PoCL chooses its cache directory in its first call. Without moert's precautions, hwloc inside MPI would make this first call
 mkdir "$tmp/home"
 HOME=$tmp/home MOERT_CACHE_DIR=$tmp/chosen timeout -k 5 120 env --unset=HWLOC_COMPONENTS "$program" --model "$model" \
     >"$out" 2>"$log" && [ ! -e "$tmp/home/.cache" ]

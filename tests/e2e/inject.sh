@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
-# Calls that can fail fail, one in each run (tests/inject): every function of MPI in a training on 2 ranks, and some call sites of every
-# program on 1, 2 or 3 ranks, others for each commit.
+# In each run, tests/inject makes one call fail: each function of MPI in a training on 2 ranks, and some call sites of every
+# program on 1, 2 or 3 ranks. Each commit tests other call sites.
 . "$(dirname "$0")/../support/e2e.sh"
 inject() { logged tests/inject --build "${TEST_BUILD:-build}" --state "$tmp/state" "$@"; }
 inject --only '^MPI_' --each --ranks 2 train

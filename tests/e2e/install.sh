@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # run: all alone
-# The archive of `make dist` holds the files of the commit. moert is installed from it, and its sources are deleted. Then, from any
-# directory, the installed programs train and report, the launch scripts check hosts and start ranks, man pages and completion know the
-# options, man pages show each function of the library, the examples compile, and `make uninstall` leaves nothing.
+# The archive of `make dist` contains the files of the commit. The script installs moert from the archive and deletes the sources.
+# Then, from any directory, the installed programs train and report, the launch scripts check hosts and start ranks, man pages and
+# shell completion list the options, man pages describe each function of the library, the examples compile, and `make uninstall`
+# leaves nothing.
 . "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= # drops the flags of a make that runs the tests
 build=$(realpath "${TEST_BUILD:-build}") prefix=$tmp/opt/moert source=$tmp/source

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # run: all
-# launch/install-deps knows the packages of a system by its os-release. It installs packages only for what is missing, keeps another MPI
-# than Open MPI, and says how to put MPI on PATH. Package managers are stubs, so nothing is installed.
+# launch/install-deps chooses a system's packages by its os-release. The script installs packages only for missing programs and
+# libraries, keeps an installed MPI other than Open MPI, and says how to put MPI on PATH. Package managers are stubs, so nothing
+# is installed.
 . "$(dirname "$0")/../support/e2e.sh"
 
 # ---- dry runs on other systems ----
 
-# system TITLE MANAGERS OS_RELEASE PACKAGE...: the verdict on a dry run with an os-release of that text. It must run just these programs,
-# and the last one must install these packages
+# system TITLE MANAGERS OS_RELEASE PACKAGE...: prints the verdict on a dry run with the os-release OS_RELEASE. The dry run must
+# call exactly the package managers MANAGERS, and the last call must install the packages PACKAGE...
 system() {
     printf '%s\n' "$3" >"$tmp/os-release"
     logged launch/install-deps --dry-run --os-release "$tmp/os-release"
@@ -58,7 +59,8 @@ done
 
 # ---- runs on a small machine ----
 
-# Its programs are in $root/bin. A manager of packages writes its call to $root/calls and brings the files of $tmp/packages.
+# The machine's programs are in $root/bin. A package manager writes its call to $root/calls and installs the files of
+# $tmp/packages.
 root=$tmp/root
 
 stub() { # FILE [TEXT]: a script, below the directory $tmp
@@ -94,8 +96,8 @@ machine() { # ID DIRECTORY: a bare machine, whose package of Open MPI has its fi
     stub "packages/$2/bin/mpirun"
 }
 
-# outcome STATUS TITLE COMMAND [PATTERN...]: the verdict on a command on the machine. Its output and the calls of package managers
-# match the patterns; without patterns there is neither
+# outcome STATUS TITLE COMMAND [PATTERN...]: prints the verdict on COMMAND on the machine. Its output and the calls of package
+# managers must match the patterns; without patterns there must be no output and no calls
 outcome() {
     local status
     rm -f "$root/calls"
@@ -146,7 +148,7 @@ outcome 0 "what is missing is installed" "$install_deps" '^dnf -q -y install --s
 [ "$(wc -l <"$root/calls")" -eq 1 ]
 verdict $? "EPEL is enabled only for a package that needs it"
 
-# On Fedora and openSUSE, MPI lies outside PATH and pkg-config's directories.
+# On Fedora and openSUSE, MPI is installed outside of PATH and of pkg-config's directories.
 outside() { # ID DIRECTORY LIBRARIES
     machine "$1" "$2"
     library "packages/$3/pkgconfig" ompi-c

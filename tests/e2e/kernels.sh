@@ -3,7 +3,8 @@
 # Every program of kernels/programs.txt compiles in every form, without a device: with clang, for x86-64 with AVX-512 (and its BF16), for
 # x86-64 with only AVX2, for AArch64, for NVIDIA, with and without float64, for AMD's GPUs (clang 17 or later), and to SPIR-V for Intel's
 # GPUs (llvm-spirv). In the tiers check and all, forms other than AVX-512 compile only some programs; in the tier night they compile
-# all. In the tier check, clang only checks their syntax, for AVX-512 and NVIDIA. Skipped without clang, which PoCL's packages install.
+# all. In the tier check, clang only checks the programs' syntax, for AVX-512 and NVIDIA. The script is skipped without clang,
+# which PoCL's packages install.
 . "$(dirname "$0")/../support/e2e.sh"
 list=$tmp/list failed=$tmp/failed
 export tmp failed
@@ -25,12 +26,12 @@ done
 llvm_spirv=$(command -v "llvm-spirv-$("$clang" -dumpversion | cut -d . -f 1)" || command -v llvm-spirv)
 export amd_clang llvm_spirv
 
-# the tiles of the built-in rows; a row without a tile has that of the default row
+# the tiles of the built-in tuning rows; a row without a tile has the tile of the default row
 tiles=$(grep -v '^#' kernels/gemm/tuning.txt | sed -n 's/.*lines=\([0-9]*\).*width=\([0-9]*\).*/-DLINES=\1 -DWIDTH=\2/p' | sort -u)
 [ -n "$tiles" ] && [ "$(grep -v '^#' kernels/gemm/tuning.txt | grep -c 'lines=\|width=')" -eq "$(grep -v '^#' kernels/gemm/tuning.txt | grep -c 'lines=.*width=')" ]
 verdict $? "built-in rows name whole tiles: $(paste -s -d , <<<"$tiles")"
 
-# ---- programs: a family and its -D options, one a line, from kernels/programs.txt ----
+# ---- programs: a family and its -D options, one program per line, from kernels/programs.txt ----
 
 "${TEST_BUILD:-build}/tests/programs" | awk '!seen[$0]++' >"$tmp/programs"
 grep -v /nvidia/ "$tmp/programs" >"$tmp/whole"
@@ -42,7 +43,7 @@ done
 
 # ---- forms ----
 
-# families that have no GPU form, from the library's table
+# kernel families without a GPU form, read from the library's table
 cpu_families=$(sed -n '/cpu_families\[\]/,/};/p' src/device/program.c | grep -o '"[a-z_/]*"' | tr -d '"' | paste -s -d ' ')
 check "the list of families without a GPU form is found: $cpu_families" [ -n "$cpu_families" ]
 export cpu_families
@@ -67,9 +68,9 @@ compile() { # FORM FAMILY OPTION...
         -DMOERT_ITEMS=$items -cl-fp32-correctly-rounded-divide-sqrt -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out" $check_only)
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
-    # -O0: the optimiser takes most of the time, and AVX-512 above shows what it complains about
+    # -O0, because the optimiser takes most of the time, and the AVX-512 compilations above already show its warnings
     avx2) "${what[@]}" --target=x86_64-linux-gnu -mavx2 -mfma -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S ;;
-    # this back end does not support the calling convention of kernels, so they become functions
+    # this back end of clang does not support the calling convention of kernels, so kernels become functions
     aarch64) "${what[@]}" --target=aarch64-linux-gnu -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S -emit-llvm &&
         sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O0 -S - -o "$out.s" ;;
     nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -DMOERT_FAST -O$((items > 1)) -S ;;
@@ -81,7 +82,7 @@ compile() { # FORM FAMILY OPTION...
 }
 export -f compile
 
-# passes the first line of each family (the first word) and every fourth line; in the tier night all lines
+# a filter that passes the first line of each family (the first word) and every fourth line; in the tier night, all lines
 some() {
     if [ "$TEST_TIER" = night ]; then cat; else awk '$1 != family || NR % 4 == 0 { print } { family = $1 }'; fi
 }
@@ -154,7 +155,7 @@ fi
 [ "$(cut -d ' ' -f 1 "$tmp/programs" | sort -u)" = "$(cd kernels && find . -name '*.cl' | sed 's#^./##; s#\.cl$##' | LC_ALL=C sort)" ]
 verdict $? "every kernel file has programs in the table, and every program a file"
 
-# programs that no form must compile
+# programs whose compilation must fail in every form
 for form in $forms; do
     : >"$failed.$form"
     compile "$form" gemm/gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DQUANTIZED=0

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run: check
-# tests/lint_sizes.awk finds each kind of what docs/contributing.md forbids in files that break one rule, and takes what is just legal.
+# For each size limit of docs/contributing.md, tests/lint_sizes.awk reports a file that exceeds only this limit, and accepts files
+# exactly at the limits.
 . "$(dirname "$0")/../support/e2e.sh"
 
 lines() { yes '    x++;' | head -n "$1"; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-train and moert-info know the memory of a run before it begins: a run that does not fit is refused with options that make it fit,
-# --recompute auto takes such options, and the device holds what was expected.
+# moert-train and moert-info estimate the memory of a run before it begins. They refuse a run that does not fit, and name options
+# that make it fit. --recompute auto chooses such options, and the run uses the estimated memory of the device.
 . "$(dirname "$0")/../support/e2e.sh"
 
 small=(--data LICENSE --hidden 64 --intermediate 96 --heads 4 --layers 3 --experts 6 --length 96 --batch 8 --steps 3 --save-every 3 --log-every 0)
@@ -62,9 +62,10 @@ starved() {
 }
 part starved
 
-# ---- the choice ----
+# ---- the choice of --recompute auto ----
 
-# chosen RANKS ENGINE PART WORD: with this part of the memory, auto chooses WORD, and the run keeps its bits
+# chosen RANKS ENGINE PART WORD: checks that --recompute auto chooses WORD if the device has the fraction PART of the memory, and
+# that the run's bits do not change
 chosen() {
     train "auto-$3" "$1" "$2" --recompute auto --memory "$(less "$needs" "$3")" && has_lines "$log" "and --recompute $4" &&
         same_run "$plain" "$tmp/auto-$3"
@@ -76,7 +77,7 @@ part chosen 2 staged 0.85 layer
 
 # ---- the memory that a run used ----
 
-# measured RANKS ENGINE OPTION...: the run's memory is within 2 % of the estimate for the rows that it had
+# measured RANKS ENGINE OPTION...: checks that the run's memory is within 2 % of the estimate for the rows of the run
 measured() {
     train one "$1" "$2" --length 256 "${@:3}" && awk '/^memory / { off = $2 / $11 - 1; n++ } END { exit !(n == 1 && off < 0.02 && off > -0.02) }' "$log"
     verdict $? "$1 $2: $(sed -n 's/^memory *\(.*\)/\1/p' "$log") (${*:3})"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
-# The mutation tester (tests/tools/mutate): its own tests, and a project of one function that is tested, one that is not, and one that
-# leaves nothing in an object file. Skipped where python3 or git is missing.
+# The mutation tester (tests/tools/mutate): its own tests, and a run on a project of three functions: a tested one, an untested
+# one, and one that leaves no code in an object file. Skipped if python3 or git is missing.
 . "$(dirname "$0")/../support/e2e.sh"
 if ! command -v python3 >/dev/null || ! command -v git >/dev/null; then
     verdict 0 "mutations # SKIP no python3 or no git"

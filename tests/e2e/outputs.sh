@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
-# Output that cannot be written ends every program with status 1 and one message that says why. Nothing partly written is left,
-# and a run removes what an interrupted run has left.
+# Output that cannot be written ends every program with status 1 and one message that says why. No partly written file is left,
+# and a run removes the files that an interrupted run has left.
 . "$(dirname "$0")/../support/e2e.sh"
 work=$tmp
 disk=$work/disk
@@ -18,12 +18,12 @@ check "a run with room" alone "${train[@]}" --save-every 1 --out "$run"
 
 # ---- stdout ----
 
-# with_stdout FILE COMMAND...: like `alone`, but only stderr goes to $log
+# with_stdout FILE COMMAND...: runs COMMAND like `alone`, but writes stdout to FILE and only stderr to $log
 with_stdout() {
     OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$tmp OMPI_MCA_pml=ob1 timeout -k 5 120 "${@:2}" 2>"$log" >"$1"
 }
 
-# lost TITLE COMMAND...: the verdict on a command whose stdout is a full device
+# lost TITLE COMMAND...: prints the verdict on COMMAND with /dev/full as stdout
 lost() {
     refused 1 '^moert-[a-z]+: stdout: the output cannot be written: .*is the disk full\?' "$1, stdout is full" \
         with_stdout /dev/full "${@:2}"
@@ -45,7 +45,8 @@ verdict $? "a run whose console is full still ends with its model"
 
 # ---- files on a full disk ----
 
-# unwritten PATTERN COMMAND...: the verdict on a command that writes to the full disk
+# unwritten PATTERN COMMAND...: prints the verdict on COMMAND, which writes to the full disk and must fail with a message that
+# matches PATTERN
 unwritten() {
     local pattern=$1 status ok=0
     shift
@@ -72,7 +73,7 @@ if mount -t tmpfs -o size=64k moert-test "$disk" 2>/dev/null; then
     unwritten 'page\.html' "$bin/moert-report" "$run" --out "$disk/page.html"
     unwritten 'p\.json' "$bin/moert-preflight" --seconds 0.1 --json "$disk/p.json"
     unwritten 'b\.json' "$bin/bench_model" --machine bench/machines/h200.json --model qwen3-30b --tokens 16384 --type bf16 --json "$disk/b.json"
-    # with room for one and a half checkpoints, the first one is whole and can be resumed
+    # on a disk with room for one and a half checkpoints, the first checkpoint is whole and can be resumed
     mount -o remount,size=$(($(du -sb "$run/checkpoints/step-00000001" | cut -f 1) * 3 / 2)) "$disk"
     for count in 1 2; do
         ends 1 'step-00000002\.tmp/.*No space left' "a full disk, $count ranks: a save" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: night
-# The page of moert-report in Chromium: each curve, tick, mark, fact, option, bar and shade is that of the run's files (by
-# tests/tools/page_oracle.py), the controls work, and text stands out on narrow and wide screens, light and dark.
+# The page of moert-report in Chromium: each curve, tick, mark, fact, option, bar and shade agrees with the run's files (checked
+# by tests/tools/page_oracle.py). The controls work, and text is readable on narrow and wide screens, in light and dark mode.
 . "$(dirname "$0")/../support/e2e.sh"
 browser=$(command -v chromium || command -v chromium-browser)
 if [ -z "$browser" ] || ! command -v python3 >/dev/null; then
@@ -16,7 +16,7 @@ judged() { # TITLE KIND ARGUMENT...
     BROWSER=$browser logged python3 tests/tools/page_oracle.py "${@:2}"
     verdict $? "$1"
 }
-# shown NAME TITLE [SMOOTHING]: the verdict on the figures of a run's page
+# shown NAME TITLE [SMOOTHING]: prints the verdict on the figures of the page of the run NAME
 shown() {
     report "$tmp/$1" || cat "$log"
     judged "$2: every figure is that of the run" figures "$tmp/$1" "$tmp/$1/report.html" "${@:3}"
@@ -44,7 +44,7 @@ done
 shown resumed "a run that was resumed with another option"
 judged "its narrow and dark page" looks "$tmp/resumed/report.html"
 
-# made-up runs: NAME STEPS WIDTH, with a held-out loss every WIDTH steps, which rises after half of the steps
+# made-up runs: NAME STEPS WIDTH. A run has a held-out loss every WIDTH steps, and the loss rises after half of the steps
 made() {
     mkdir "$tmp/$1"
     awk -v steps="$2" -v every="$3" 'BEGIN {
@@ -65,7 +65,7 @@ made long 5000 250
 shown long "more steps than pixels"
 judged "its controls" controls "$tmp/long" "$tmp/long/report.html"
 
-# 20 ranks on hosts of 8, 17 experts: maps without numbers in their cells, and the same maps with numbers
+# 20 ranks on hosts of 8, 17 experts: the page has maps without numbers in their cells, and the same maps with numbers
 mkdir "$tmp/many"
 cp "$tmp/parted/metrics.jsonl" "$tmp/full/profile.json" "$tmp/many"
 python3 - "$tmp/many" <<'END'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run: all alone
-# moert-preflight on 2 ranks: equal ranks are ready. A rank with another build, other settings and a slow device is named, and the exit
-# code is 1. launch/preflight, train and scaling refuse bad arguments and files of hosts.
+# moert-preflight on 2 ranks: if the ranks are equal, the machine is reported as ready. A rank with another build, other settings
+# and a slow device is named, and the exit code is 1. launch/preflight, launch/train and launch/scaling refuse bad arguments and
+# bad hosts files.
 . "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-preflight
 quick=(--seconds 0.3 --slow 0.2)
@@ -13,8 +14,8 @@ verdict $? "two equal ranks are ready"
 [ "$(grep -c '"gemm_gflops": [1-9]' "$json")" -eq 2 ] && [ "$(grep -c '"inside": true' "$json")" -eq 1 ] && grep -q '"findings": \[\]\|"findings": \[$' "$json"
 verdict $? "the JSON has both devices and their link"
 
-# rank 1: the same program with another commit text, kernels in GPU form, and the GEMMs of the reference backend, which are hundreds of
-# times slower, whatever else runs
+# rank 1: the same program with another commit text, kernels in GPU form, and the reference backend, whose GEMMs are hundreds of
+# times slower even on a loaded machine
 commit=$(sed -n 's/.*MOERT_COMMIT "\(.*\)".*/\1/p' "${TEST_BUILD:-build}/commit.h")
 sed "s/$commit/$(tr 'a-z0-9' 'x' <<<"$commit")/g" "$program" >"$tmp/other" && chmod +x "$tmp/other"
 mixed 1 "$program" "${quick[@]}" : 1 env MOERT_FORM=gpu MOERT_BACKEND=reference "$tmp/other" "${quick[@]}"
@@ -29,7 +30,7 @@ verdict $? "its slow GEMMs are named"
 
 refused 2 "preflight: --np is 'none'" "launch/preflight: a bad number of ranks is refused" logged launch/preflight --np none
 
-# hosts PATTERN TEXT: the verdict on the check of a file of hosts that has this text
+# hosts PATTERN TEXT: prints the verdict on the refusal of a hosts file with the content TEXT; its message must match PATTERN
 hosts() {
     printf "$2" >"$tmp/hosts"
     logged moert_hosts "$tmp/hosts"

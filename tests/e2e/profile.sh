@@ -22,7 +22,7 @@ has_rows() { # NAME ROW...: true if the table and the JSON have these rows
     done
 }
 
-# column NAME KEY: prints KEY of each row of NAME's JSON, one a line
+# column NAME KEY: prints the value of KEY in each row of NAME's JSON, one per line
 column() { sed -n "s/^ *\"$2\": \([0-9.e+-]*\),\{0,1\}\$/\1/p" "$tmp/$1/profile.json"; }
 
 adds_up() { # NAME: true if the shares add up to 1 and the times to the step
@@ -31,8 +31,8 @@ adds_up() { # NAME: true if the shares add up to 1 and the times to the step
             END { exit !(ms[1] > 0 && sum > 0.999 * ms[1] && sum < 1.001 * ms[1]) }'
 }
 
-# within_the_run NAME: for a run on one rank. True if the profile's time of a step is at most the metrics' mean of the last three
-# steps, which the profile counts, and more than half of it. A step has 1024 tokens
+# within_the_run NAME: for a run on one rank. The profile covers the last three steps. True if the profile's time of a step is at
+# most the mean time of these steps in the metrics, and more than half of that mean. A step has 1024 tokens
 within_the_run() {
     tail -n 3 "$tmp/$1/metrics.jsonl" | sed 's/.*"tokens_per_s": \([^,}]*\).*/\1/' |
         awk -v ms="$(column "$1" ms_per_step | head -n 1)" '{ sum += 1024 / $1 * 1000 / 3 }
@@ -67,7 +67,8 @@ MOERT_BACKEND=reference train reference 1 local --batch 2 --steps 3 --profile &&
     column reference share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }'
 verdict $? "the rows of a run on the reference backend add up"
 
-# traced NAME RANKS: checks that each rank has five steps in sequence, with its device's operations and its messages within them
+# traced NAME RANKS: checks that each rank's trace has five steps in sequence, and that the rank's device operations and messages
+# are within the steps
 traced() {
     python3 - "$tmp/traced-$1/trace" "$2" <<'END'
 import json, sys

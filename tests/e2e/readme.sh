@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run: check
-# The excerpts of C and Python in the README, the guide and the page of the library are parts of the examples. Links between the pages
-# of the documentation lead to an existing file and heading. The design has a section for each directory. The
-# table of promises names tests that exist, and their tiers.
+# The C and Python excerpts in the README, the guide and the page of the library are parts of the examples. Links between pages of
+# the documentation lead to existing files and headings. docs/design.md has a section for each source directory. The table of
+# promises names existing tests, with their tiers.
 . "$(dirname "$0")/../support/e2e.sh"
 
 for page in README.md docs/guide.md docs/library.md; do
@@ -36,7 +36,7 @@ done >"$log"
 [ ! -s "$log" ]
 verdict $? "the design has a section for each directory"
 
-# The last cell of a promise names the tiers of its tests: those of tests/run, of rows of tests/night, and of targets of make check-all
+# The last cell of a promise names the tiers of its tests: tiers of tests/run, rows of tests/night, or targets of make check-all
 {
     tests/run --list --tier check --tier all --tier night
     printf 'all %s\n' lint fuzz

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run: all alone
-# The commands of the table "Use it" in the README, one after the other, as they stand there: DIRECTORY, FILE and MODEL are the names of
-# a directory of text, a file of hosts and a model. What needs a network, another compiler or Python packages is left out.
+# Runs the commands of the table "Use it" in the README unchanged, one after the other: DIRECTORY, FILE and MODEL are the names of
+# a directory of text, a file of hosts and a model. Commands that need a network, another compiler or Python packages are left
+# out.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -14,7 +15,7 @@ echo "$(hostname) slots=2" >FILE
 cp -r "$root/tests/golden/model/mixtral-tiny" MODEL
 for ending in bin idx; do cp "$root/tests/golden/data/u8.$ending" "corpus.$ending"; done # what launch/tokenize makes
 
-# every command that the second cells of the table have
+# all commands in the second cells of the table
 sed -n '/^## Use it/,/^A layer in/p' README.md | awk -F'|' '/^\|/ { print $3 }' | grep -oE '`[^`]+`' | tr -d '`' | grep -E '^(launch|build)/' >rows
 [ "$(wc -l <rows)" -ge 9 ]
 verdict $? "the table has commands"

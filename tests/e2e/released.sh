@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # run: all
-# Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
-# as plain float32, on 1, 2 and 4 ranks. A model trained from low-precision weights is stored as plain float32. The tool that draws the weights decodes them
-# independently of the loader.
+# Released low-precision weights: training from weights stored as MXFP4 or FP8 gives the same bytes as training from the same
+# values stored as float32, on 1, 2 and 4 ranks. The trained model is stored as float32. tests/tools/release, which draws the
+# weights, decodes them independently of the loader.
 . "$(dirname "$0")/../support/e2e.sh"
 release=${TEST_BUILD:-build}/tests/release
 
-# publish FORM FROM QUANTIZATION_CONFIG: makes $tmp/FORM/low and $tmp/FORM/plain from the model FROM
+# publish FORM FROM QUANTIZATION_CONFIG: makes two models from the model FROM: $tmp/FORM/low in low precision and $tmp/FORM/plain
+# in float32
 publish() {
     local form=$1 from=$2 config=$3 to=$tmp/$1
     mkdir -p "$to/low" "$to/plain"
@@ -16,7 +17,7 @@ publish() {
     verdict $? "$form: $from has released weights"
 }
 
-# same TITLE FILE FILE: the verdict that two files are equal and not empty
+# same TITLE FILE FILE: prints the verdict that two files are equal and not empty
 same() {
     [ -s "$2" ] && cmp "$2" "$3" >>"$log" 2>&1
     verdict $? "$1"
@@ -47,7 +48,7 @@ layers() { # FORM CASE QUANTIZATION_CONFIG
 layers mxfp4 gpt_oss-a "$mxfp4"
 layers fp8 deepseek_v3-a "$fp8"
 
-# sets the last scale of the last expert, which the last rank owns, to NaN
+# sets the last scale of the last expert to NaN; the last rank owns this expert
 file=$tmp/mxfp4/low/model.safetensors
 start=$((8 + $(od -An -tu8 -N8 "$file")))
 end=$(head -c $start "$file" | grep -ao 'gate_up_proj_scales"[^}]*' | grep -o '[0-9]*\]$')

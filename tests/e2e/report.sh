@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # run: all
-# moert-report: it names a slow rank on the console and on the page, the page is one file with a record in JSON, and bad input is
-# named. page.sh tests what a browser shows.
+# moert-report names a slow rank on the console and on the page. The page is one file with a record in JSON. Messages name bad
+# input. page.sh tests the page in a browser.
 . "$(dirname "$0")/../support/e2e.sh"
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 8
     --steps 20 --log-every 0 --eval-every 10)
 report() { logged "$bin/moert-report" "$@"; }
 
-# whole PAGE: true if the page refers to no other file and to no host, holds the files of its parts, and its record is JSON
+# whole PAGE: true if the page refers to no other file and to no web host, contains its style and script files, and has a record
+# in JSON
 whole() {
     ! grep -Eq '<link|@import|@include|url\(|(src|href)=' "$1" || return 1
     [ "$(grep -oE 'https?://[a-z0-9.]*' "$1" | sort -u)" = http://www.w3.org ] || return 1 # the name of SVG
@@ -17,7 +18,7 @@ whole() {
         sed -n 's/^<script type="application\/json" id="record">\(.*\)<\/script>$/\1/p' "$1" | python3 -c 'import json, sys; json.load(sys.stdin)["steps"]["loss"]'
 }
 
-# once there are metrics, stops and continues a process so that it runs a quarter of the time
+# waits until there are metrics, then stops and continues a process repeatedly, so that the process runs a quarter of the time
 cat >"$tmp/slowly" <<'END'
 "$@" &
 process=$!
@@ -52,7 +53,7 @@ cp "$run/metrics.jsonl" "$tmp/plain"
 report "$tmp/plain" --out "$tmp/page.html" && whole "$tmp/page.html" && grep -q '"run":null,.*"profile":null,"trace":null}' "$tmp/page.html"
 verdict $? "a run without a profile and run.json also has a page"
 
-# two watched runs on 1 and 2 ranks have the same losses; a third one with another seed has others
+# two watched runs, on 1 and on 2 ranks, have the same losses; a third run with another seed has different losses
 for setting in "a 1 1" "b 2 1" "c 1 2"; do
     read -r name count seed <<<"$setting"
     MOERT_EXCHANGE=$(engine window) ranks "$count" "${train[@]}" --watch --seed "$seed" --out "$tmp/$name" || cat "$log"
@@ -67,7 +68,8 @@ verdict $? "the options and their sources are in the page"
 report "$tmp/a" --compare "$tmp/c" && grep -q '^= The losses differ from step 0 on: ' "$log"
 verdict $? "a comparison names the first step with another loss"
 
-# refuses CODE MESSAGE ARGUMENT...: the verdict that moert-report ends with CODE, exactly one message and no page
+# refuses CODE MESSAGE ARGUMENT...: prints the verdict that moert-report ends with CODE and exactly one message, and writes no
+# page
 refuses() {
     local code=$1 message=$2
     shift 2

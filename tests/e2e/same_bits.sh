@@ -2,14 +2,14 @@
 # run: check all
 # Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume, and with exact
 # replicas of the experts. With summed replicas, two runs on the same ranks give the same bits, and the losses agree with those
-# without replicas within 1e-5. The tier check runs the table of pairs, the tier all every variant by itself.
+# without replicas within 1e-5. The tier check runs the table of pairs of settings; the tier all runs every setting separately.
 . "$(dirname "$0")/../support/e2e.sh"
 
 all=$tmp # shared by all parts
 small=(--hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8)
 common=(--data LICENSE tests/golden/README.md --length 64 --eval-sequences 6 --lr 3e-3 --warmup 5 --log-every 0 --seed 7)
 
-# train NAME RANKS ENGINE OPTION...: trains a small model, or that of --model; the run directory is NAME
+# train NAME RANKS ENGINE OPTION...: trains a small model, or the model that --model names, in the run directory NAME
 train() {
     local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
@@ -17,7 +17,7 @@ train() {
     MOERT_CHUNKS=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
-# train_steps NAME RANKS ENGINE N OPTION...: train, for N steps, with a checkpoint and an evaluation after the last one
+# train_steps NAME RANKS ENGINE N OPTION...: calls `train` for N steps, with a checkpoint and an evaluation after the last step
 train_steps() { train "$1" "$2" "$3" --steps "$4" --save-every "$4" --eval-every "$4" "${@:5}"; }
 
 # The trainings, by name: their steps and options
@@ -46,7 +46,7 @@ declare -A variants=(
     [cloned-bf16]="$clones bf16"
     [cloned-mxfp8]="$clones mxfp8"
     [cloned-gpt-oss]="6 --batch 6 $gpt_oss --rebalance 2 --spare-slots 2 --clones"
-    # states in bf16, which no placement of the experts changes
+    # optimizer states in bf16, whose bits do not depend on the placement of the experts
     [states-qwen3-moe]="10 --batch 6 --micro-batches 3 --form qwen3-moe $states"
     [states-gpt-oss]="10 --batch 6 --micro-batches 3 --form gpt-oss $states"
     # the recipes of low precision
@@ -63,11 +63,11 @@ declare -A variants=(
     [tied-dense]="4 --batch 5 --model $all/tied --dense bf16"
 )
 
-# variant NAME RUN RANKS ENGINE OPTION...: train_steps of a training above, in the run directory RUN
+# variant NAME RUN RANKS ENGINE OPTION...: calls train_steps for the training NAME of the table above, in the run directory RUN
 # shellcheck disable=SC2086
 variant() { train_steps "$2" "$3" "$4" ${variants[$1]} "${@:5}"; }
 
-# invariant VARIANT "RANKS ENGINE"...: every run must have the bits of the first one
+# invariant VARIANT "RANKS ENGINE"...: checks that every run has the bits of the first run
 invariant() {
     local run first=$1-${2/ /-}
     for run in "${@:2}"; do
@@ -83,8 +83,8 @@ invariant() {
     done
 }
 
-# Calls invariant with a blend in a JSON file. The same blend as a word of the option gives the same numbers, also those of each
-# source.
+# Calls invariant with a blend in a JSON file. Checks that the same blend, given as text in the option, gives the same numbers,
+# also for each source.
 blended() { # "RANKS ENGINE"...
     local name=blend-${1/ /-}
     mkdir -p "$all/blend" && cp -r docs "$all/blend/docs" && echo "{\"$PWD/LICENSE\": 0.7, \"docs\": 0.3}" >"$all/blend/blend.json"
@@ -106,7 +106,7 @@ losses_near() { # RUN RUN: true if the losses of every step agree within 1e-5
             END { printf "worst %.2g of %d steps\n", worst, n; exit !(n > 0 && worst <= 1e-5) }' >>"$log"
 }
 
-# resumed NAME: a run on 3 ranks, resumed on 4 after half the steps, must have the bits of NAME-1-local
+# resumed NAME: checks that a run on 3 ranks, resumed on 4 ranks after half the steps, has the bits of the run NAME-1-local
 resumed() {
     local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1 steps=${variants[$1]%% *}
     variant "$1" "$run" 3 window --save-every $((steps / 2)) &&
@@ -119,8 +119,8 @@ resumed() {
     verdict $? "$run: half the $steps steps on 3 ranks and half on 4 give the bits of all on 1"
 }
 
-# gpu_form NAME: with kernels in GPU form, the portable backend gives the bits of those in CPU form, also on CPUs that otherwise sum in
-# tiles. Only CPUs run both forms
+# gpu_form NAME: checks that kernels of the portable backend give the same bits in GPU form and in CPU form, also on CPUs that
+# otherwise sum in AMX tiles. Only CPU devices run both forms
 gpu_form() {
     [ "${MOERT_DEVICE:-}" != gpu ] || return
     unset MOERT_BF16
@@ -130,7 +130,8 @@ gpu_form() {
     verdict $? "$1: kernels in GPU form give the bits of those in CPU form"
 }
 
-# The tier check. Every two values of two columns occur together in some row, unless they exclude each other; uncovered() proves it
+# The table of pairs, for the tier check. Every two values of two columns occur together in some row, unless they exclude each
+# other; uncovered() checks this
 pairs() {
     cat <<'END'
 ranks engine precision dense dispatch combine form micro experts recompute states sync push order resume optimizer
@@ -180,8 +181,8 @@ uncovered() { # prints the pairs of values that could occur together in a row of
         }'
 }
 
-# A row of pairs: its 4 steps must have the bits of 1 rank without the settings that must not change bits. So must the steps after
-# a resume on another number of ranks
+# A row of pairs: its 4 steps must have the bits of a run on 1 rank without the row's settings, which must not change bits. The
+# steps after a resume on another number of ranks must have them, too
 pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECOMPUTE STATES SYNC PUSH ORDER RESUME OPTIMIZER
     local run same free=() other=3
     run=pair-$(tr ' ' - <<<"$*")
@@ -238,7 +239,7 @@ for name in sequence-loss bf16 mxfp8 nvfp4; do part invariant $name "1 local" "2
 for name in dense-f32 dense-bf16; do part invariant $name "1 local" "2 window" "3 staged"; done
 for name in moving-f32 moving-mxfp8 cloned-f32 mxfp8-dispatch bf16-combine; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 
-# tensor cores do not add row by row, so clones and replicas change last bits there
+# tensor cores do not add row by row, so clones and replicas change the last bits on GPUs with tensor cores
 tensor_cores() { [ "${MOERT_DEVICE:-}" = gpu ] && [ "${MOERT_BACKEND:-}" != portable ]; }
 ! tensor_cores || alike=losses_near kept=losses
 for name in cloned-bf16 cloned-mxfp8; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
@@ -255,7 +256,7 @@ for run in "$all"/cloned-*-[34]-*; do
     check "${run##*/}: experts had clones" grep -q '"clones": [1-9]' "$run/metrics.jsonl"
 done
 
-# again WHAT NAME RANKS ENGINE: computes layers or experts again, and must have the bits of NAME-1-local
+# again WHAT NAME RANKS ENGINE: trains with recomputation of layers or experts; the run must have the bits of NAME-1-local
 again() {
     variant "$2" "again-$1-$2" "$3" "$4" --recompute "$1" && same_run "$all/$2-1-local" "$all/again-$1-$2"
     verdict $? "$2: $3 $4 with --recompute $1 has the bits of 1 local"
@@ -272,7 +273,7 @@ for what in layer experts; do
     several=4
 done
 
-# exact NAME RANKS ENGINE EP: trains with exact replicas of the experts, and must have the bits of NAME-1-local
+# exact NAME RANKS ENGINE EP: trains with exact replicas of the experts; the run must have the bits of NAME-1-local
 exact() {
     variant "$1" "exact-$1-$3" "$2" "$3" --replicas exact --ep "$4" && "${alike:-same_run}" "$all/$1-1-local" "$all/exact-$1-$3"
     verdict $? "$1: $2 $3 --ep $4 with exact replicas has the ${kept:-bits} of 1 local"
@@ -284,8 +285,8 @@ part exact gpt-oss 4 node 2
 part exact mxfp8 3 window 1
 unset alike kept
 
-# pieces NAME RANKS ENGINE: runs with a driver that allocates at most 64 KiB at once, so that most buffers consist of several
-# allocations, and must have the bits of NAME-1-local
+# pieces NAME RANKS ENGINE: trains with a driver that allocates at most 64 KiB at once, so that most buffers consist of several
+# allocations; the run must have the bits of NAME-1-local
 pieces() {
     ALLOCATION_BYTES=65536 LD_PRELOAD=$(realpath "${TEST_BUILD:-build}/tests/small_allocations.so") variant "$1" "pieces-$1" "$2" "$3" &&
         same_run "$all/$1-1-local" "$all/pieces-$1"
@@ -300,7 +301,7 @@ if [ "${MOERT_DEVICE:-}" != gpu ]; then # only CPUs have buffers of several allo
     part pieces dense-bf16 1 local
 fi
 
-# a model from files, with tied embeddings
+# a model with tied embeddings that is loaded from files
 cp -r "$all/qwen3-1-local/model" "$all/tied" &&
     sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" && rm "$all/tied/manifest.json" &&
     grep -q '"tie_word_embeddings": *true' "$all/tied/config.json"
@@ -320,7 +321,7 @@ part replicas
 
 for name in mixtral epochs states-gpt-oss cloned-f32; do part resumed $name; done
 
-# a checkpoint of EP 2 x EDP 2, of which each rank has written its shards, is resumed with the same and with other arrangements
+# a checkpoint of EP 2 x EDP 2, to which each rank has written its shards, is resumed with the same and with other EP x EDP
 rearranged() {
     local run=(--batch 8 --steps 12 --save-every 6 --eval-every 12) way
     train slices 4 window "${run[@]}" --ep 2 && mv "$all/slices/checkpoints"/*12 "$all/slices-whole"

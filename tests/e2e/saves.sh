@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # run: check all night waits
-# Checkpoints that are written beside training, to another directory: they have the bytes of a run whose steps wait for them. A full, a
-# read-only and a slow disk, signals and the end of the job during a save do no harm: the run goes on or ends in order, and nothing
-# half-written counts.
-# SAVES_KILLS=N chooses the number of SIGKILLs at random moments; SAVES_SEED=N other moments.
+# Checkpoints that are written to another directory while training continues have the bytes of checkpoints for which training
+# waits. During a save, the disk may be full, read-only or slow, signals may arrive, and the job may end: the run continues or
+# ends in order, and no partly written checkpoint is ever resumed.
+# SAVES_KILLS=N sets the number of SIGKILLs at random moments; SAVES_SEED=N changes the moments.
 . "$(dirname "$0")/../support/e2e.sh"
 . tests/support/job.sh
 kills=${SAVES_KILLS:-$([ "$TEST_TIER" = night ] && echo 40 || echo 4)}
@@ -22,7 +22,7 @@ train() { # NAME RANKS OPTION...: starts a run in the background
     start "$1" "$2" "$program" "${model[@]}" --out "$work/$1/run" "${@:3}"
 }
 
-# The bytes of the run's model and of the last checkpoint in DIRECTORY are those of the undisturbed run
+# Checks that the run's model and the last checkpoint in DIRECTORY have the bytes of an undisturbed run
 same_bytes() { # DIRECTORY
     diff -r "$work/whole/run/checkpoints/$last" "$1/$last" >>"$log" && diff -r "$work/whole/run/model" "$dir/run/model" >>"$log" &&
         [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ]
@@ -90,7 +90,8 @@ for slow in skipped waiting terminated; do [ "$TEST_TIER" = check ] || part $slo
 
 # ---- disks that fail ----
 
-# failing NAME SIZE BREAK REPAIR PATTERN TITLE: breaks the disk after the first checkpoint, and repairs it after a warning
+# failing NAME SIZE BREAK REPAIR PATTERN TITLE: runs the command BREAK after the first checkpoint, and the command REPAIR after a
+# warning that matches PATTERN
 failing() {
     local good disk=$work/$1/run/checkpoints
     mkdir -p "$disk"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: all
-# launch/scaling on 1 and 2 ranks: rows of both modes, efficiency 1 for the first number of ranks, JSON and plots. bench_model: the parts
-# of a row add up, and bad arguments are refused.
+# launch/scaling on 1 and 2 ranks: it prints rows for both modes, with efficiency 1 for the first number of ranks, and writes JSON
+# and plots. bench_model: the parts of a row add up to its total, and bad arguments are refused.
 . "$(dirname "$0")/../support/e2e.sh"
 export MAKEFLAGS= # drops the flags of a make that runs the tests
 
@@ -14,7 +14,7 @@ if [ "${TEST_BUILD:-build}" -ef build ]; then
     [ "$(grep -c '"efficiency": [0-9.]*}' "$tmp/scaling/scaling.json")" -eq 4 ] && [ "$(tail -n 1 "$tmp/scaling/scaling.json")" = ']' ]
     verdict $? "the rows are a JSON array"
     for mode in weak strong; do
-        # each row has a point, at the height of its efficiency: 1 is at the height of the tick 1
+        # each row has a point in the plot at the height of its efficiency; efficiency 1 is at the height of the tick 1
         awk -F, -v mode=$mode 'NR > 1 && $2 == mode { print $3 ": " $9 }' "$tmp/scaling/scaling.csv" | diff - <(
             sed -n 's/.*<circle.*<title>\(.*\)<\/title>.*/\1/p' "$tmp/scaling/$mode.svg") &&
             [ "$(sed -n 's/.*<circle.* cy="\([0-9.]*\)".*<title>1: .*/\1/p' "$tmp/scaling/$mode.svg")" = "$(awk -F'"' '/>1<.text>$/ && $6 == "end" { printf "%.1f", $4 - 4 }' "$tmp/scaling/$mode.svg")" ]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run: all
-# launch/tokenize and detokenize: datasets have the tokens of the tokenizers library, of pyarrow's rows, and the masks of transformers; an
-# interrupted run goes on; bad input gets one message. Needs Python 3 with these packages (PYTHON); without them, all is skipped.
+# launch/tokenize and detokenize: datasets have the tokens that the tokenizers library gives, the rows that pyarrow reads, and the
+# masks of transformers. An interrupted run continues; bad input gives one message. The script needs Python 3 with these packages
+# (PYTHON), and is skipped without them.
 . "$(dirname "$0")/../support/e2e.sh"
 export PYTHON=${PYTHON:-python3} TRANSFORMERS_VERBOSITY=error
 if ! "$PYTHON" -c 'import tokenizers, pyarrow, transformers, jinja2' 2>/dev/null; then
@@ -50,7 +51,7 @@ ranks 1 "$bin/moert-info" --data "$tmp/data/first" --documents "$tmp/documents"
 [ "$(launch/detokenize --tokenizer "$tmp/data/bpe" - <"$tmp/documents" | sed 's/^ //')" = 'A first document.' ]
 verdict $? "detokenize prints the text of JSON arrays of tokens"
 
-# a second part that cannot be read interrupts; the first part is kept
+# an unreadable second part interrupts the run; the finished first part is kept
 mkdir "$tmp/two"
 cp "$tmp/first.txt" "$tmp/two/a.txt" && printf '\377' >"$tmp/two/b.txt"
 tokenize bpe two --processes 1 "$tmp/two"

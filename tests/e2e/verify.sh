@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run: all
-# moert-train --verify in jobs of 2 to 4 ranks: runs without wrong bits keep their bytes, a wrong bit ends the job with one message, and
-# --on-mismatch back goes on from a checkpoint. tests/unit/tools/test_verify.c has every kind of bit and option.
+# moert-train --verify in jobs of 2 to 4 ranks: runs without wrong bits write the same bytes as without --verify; a wrong bit ends
+# the job with one message; --on-mismatch back continues from a checkpoint. tests/unit/tools/test_verify.c tests every kind of
+# wrong bit and every option.
 . "$(dirname "$0")/../support/e2e.sh"
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 3 --experts 8 --length 32 --batch 8 --log-every 0)
 

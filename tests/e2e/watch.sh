@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run: all
-# moert-train --watch: the numbers of the layers are the same on any number of ranks and engines, agree with the step's numbers, and
-# change nothing else. --replay computes steps of a run again, bit for bit, on any number of ranks, and leaves the run's files alone.
-# --skip-steps leaves data out, also across a resume.
+# moert-train --watch: the watched numbers of the layers are the same on any number of ranks and with any engine, and agree with
+# the step's metrics. Watching changes no other result. --replay recomputes steps of a run, bit for bit, on any number of ranks,
+# and does not change the run's files. --skip-steps leaves out the data of steps, also across a resume.
 . "$(dirname "$0")/../support/e2e.sh"
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 6 --length 16 --batch 4
@@ -27,8 +27,8 @@ verdict $? "metrics and model are those of a run without --watch"
 run parts 3 staged --steps 3 && run parts 1 local --resume auto && same_run "$tmp/run" "$tmp/parts"
 verdict $? "a resumed run goes on with the same digits"
 
-# Each line: the squares of the layers' norms add up to that of grad_norm; entropies lie between 0 and log 6; model_flops_per_s is
-# tokens_per_s times the FLOPs of a token, and mfu the part of the peak of all ranks
+# Each line: the squares of the layers' norms add up to the square of grad_norm; entropies lie between 0 and log 6;
+# model_flops_per_s is tokens_per_s times the FLOPs of a token, and mfu is this rate divided by the peak rate of all ranks
 consistent() { # RUN FLOPS-OF-A-TOKEN PEAK
     awk -v flops="$2" -v peak="$3" '
         function off(a, b) { return (a - b) / b > 1e-6 || (b - a) / b > 1e-6 }
@@ -46,7 +46,8 @@ consistent() { # RUN FLOPS-OF-A-TOKEN PEAK
         }
         END { exit wrong > 0 || NR != 9 }' "$1/metrics.jsonl"
 }
-# multiply-adds of a token: 2 layers of q, k, v, o, the router, 2 experts and 8.5 pairs on average; the head
+# multiply-adds of a token: 2 layers with q, k, v, o, the router, 2 experts and on average 8.5 pairs of query and key; then the
+# head
 token=$((6 * (2 * (4 * 32 * 32 + 32 * 6 + 2 * 3 * 32 * 64 + 17 * 32) + 32 * 256)))
 check "the numbers of a step agree with each other" consistent "$tmp/run" $token 5e11
 share=$(grep -o '"mfu": [^,}]*' "$tmp/watch-1/metrics.jsonl" | tail -1 | cut -d' ' -f2)
@@ -62,7 +63,7 @@ verdict $? "experts without rows are dead"
 
 # ---- replays ----
 
-# the lines of steps FIRST..LAST of a file of metrics, without what is measured
+# prints the lines of steps FIRST..LAST of a metrics file, without measured values such as times
 steps() {
     local some
     some=$(mktemp -d -p "$tmp") && awk -v first="$2" -v last="$3" '$2 + 0 >= first && $2 + 0 <= last' "$1" >"$some/metrics.jsonl" &&
@@ -100,7 +101,7 @@ rm -rf "$tmp/run/checkpoints"
 run run 2 window --replay 7 && same_steps "$tmp/run/replay-00000007.jsonl" 7 7
 verdict $? "without checkpoints, the replay begins at step 0"
 
-# steps 2, 3 and 6 are left out: no lines, no updates
+# steps 2, 3 and 6 are skipped: they have no lines in the metrics and make no updates
 run whole 1 local --skip-steps 2:4,6:7 && [ "$(wc -l <"$tmp/whole/metrics.jsonl")" -eq 6 ] &&
     ! grep -Eq '"step": (2|3|6),' "$tmp/whole/metrics.jsonl" && has_lines "$tmp/whole/checkpoints/step-00000009/state.json" '"applied": 6' '"left_out": 3'
 verdict $? "steps that are left out have no metrics and no update"

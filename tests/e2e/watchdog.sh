@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # run: check waits
-# A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase. A rank that
-# is stopped outside of the watch, from before MPI_Init to after MPI_Finalize, does not hang the job either. No process is left. The
-# victim is tests/tools/victim.c; tests/unit/comm/test_watchdog.c has more ways to fail, without waiting for them. Processes that the
-# launcher of another MPI has started are refused.
+# A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase. A
+# rank that stops while the watchdog does not run, at moments from before MPI_Init to after MPI_Finalize, does not hang the job
+# either. No process is left. The ranks run tests/tools/victim.c. tests/unit/comm/test_watchdog.c tests more ways to fail, with a
+# simulated clock. Processes that the launcher of another MPI has started are refused.
 . "$(dirname "$0")/../support/e2e.sh"
 program=${TEST_BUILD:-build}/tests/victim
 export MOERT_TIMEOUT_S=2
 TEST_JOBS=6 # the jobs wait
 
-# soon PATTERN TITLE COMMAND...: the verdict on a job that would hang. It must end, with an error unless mpirun recovers; WATCHDOG_RUN
-# marks its processes. If PATTERN begins with ^moert, the watchdog must print one line, which matches, else none
+# soon PATTERN TITLE COMMAND...: prints the verdict on a job that would hang without the watchdog. The job must end, with an error
+# unless mpirun recovers; WATCHDOG_RUN marks the job's processes. If PATTERN begins with ^moert, the watchdog must print one line,
+# which matches PATTERN; otherwise it must print no line
 soon() {
     local start=$SECONDS status lines=0
     [[ $1 != '^moert'* ]] || lines=1
@@ -26,14 +27,15 @@ soon() {
 # ends PATTERN TITLE WAY RANKS [MPIRUN OPTION...]
 ends() { soon "$1" "$3, $4 ranks: $2" "${MOERT_MPIRUN[@]}" "${@:5}" -n "$4" "$program" "$3"; }
 
-# launched PATTERN WAY RANKS: under launch/train, which ends mpirun when the ranks say that the job ends. Without it, mpirun of Open MPI
-# 4.1 hangs or crashes after about one in 80 jobs whose rank ends within MPI_Finalize: two of its threads wait for each other
+# launched PATTERN WAY RANKS: runs the job under launch/train, which ends mpirun when the ranks report that the job ends. Without
+# launch/train, mpirun of Open MPI 4.1 hangs or crashes in about one of 80 jobs with a rank that ends within MPI_Finalize: two
+# threads of mpirun wait for each other
 launched() { soon "$1" "$2, $3 ranks: the job ends" launch/train --np "$3" --program "$program" -- "$2"; }
 
 at="at step 12 in phase 'dispatch'; rank 0 has waited for it for [0-9]+ s in 'combine'; ending the job"
 limit="\(MOERT_TIMEOUT_S=2\)\$"
 named="the job ends and names the rank"
-# mpirun ends a job when a rank dies by a signal, unless told to leave that to the watchdog
+# by default mpirun ends a job when a rank dies by a signal; these options leave the end of the job to the watchdog
 part ends status "the job ends" kill 2
 if [ $MOERT_MPI != mpich ]; then
     part ends "^moert: rank 1 on .* is gone .*, $at\$" "mpirun recovers, $named" kill 2 "${MOERT_RECOVER[@]}"
@@ -55,7 +57,7 @@ for ranks in 2 3; do
 done
 part launched "^moert: a rank on .* has ended, but others of the job have not after [3-6] s and may be stopped; ending the job $limit" exit 2
 
-# two processes as the launcher of another MPI would start them
+# starts two processes in the way of another MPI's launcher
 apart() {
     local name rank status=0
     case $MOERT_MPI in mpich) name=OMPI_COMM_WORLD ;; *) name=PMI ;; esac

@@ -1,6 +1,6 @@
 /*
  * Experts of your own between dispatch and combine: a SwiGLU expert from op objects and the GLU,
- * forward and backward. Its results have the bits of moert's layer with the same weights and
+ * forward and backward. The results have the bits of moert's layer with the same weights and
  * routing.
  *
  * T tokens are divided among the ranks. Every rank prints the same checksum of y, dx and the
@@ -42,7 +42,7 @@ static moert_buffer *upload(const void *values, size_t count) {
     return buffer;
 }
 
-/* Token t goes to experts t % E and (t + 1 + t / 7) % E; every ninth second slot is dropped. */
+/* Token t goes to experts t % E and (t + 1 + t / 7) % E. Every ninth token has no second expert. */
 static tokens make_tokens(size_t rank, size_t ranks) {
     static float x[T * H], dy[T * H], weight[T * K];
     static int32_t index[T * K];
@@ -102,7 +102,7 @@ static void run_layer(moert_layer *layer, const tokens *t, size_t rank, size_t r
     moert_buffer_destroy(ends);
 }
 
-/* ---- the same with experts of our own ---- */
+/* ---- the same computation with experts in this program ---- */
 
 /* One grouped GEMM over the rows of this rank's experts. */
 static void run_gemm(moert_op_kind kind, const moert_route *route, size_t n, size_t k,
@@ -130,11 +130,11 @@ static void run_experts(moert_mesh *mesh, moert_buffer *w1, moert_buffer *w2, co
     options.tokens = t->count;
     options.index = t->index; /* int32 [T,K], -1 = dropped */
     TRY(moert_route_create(mesh, &options, &route));
-    const size_t m = moert_route_rows(route); /* rows that this rank's experts get */
+    const size_t m = moert_route_rows(route); /* number of rows that this rank's experts get */
     moert_buffer *rows = make(m * H), *prob = make(m), *dprob = make(m);
     moert_buffer *v = make(m * 2 * I), *h = make(m * I), *dh = make(m * I);
 
-    /* forward: the GLU multiplies by the routing weights, so the combine has none */
+    /* forward: the GLU multiplies by the routing weights, so the combine gets no weights */
     moert_route_buffers go = MOERT_ROUTE_BUFFERS_INIT;
     go.columns = H;
     go.tokens = t->x;
@@ -142,7 +142,8 @@ static void run_experts(moert_mesh *mesh, moert_buffer *w1, moert_buffer *w2, co
     go.rows = rows;
     go.row_weight = prob;
     TRY(moert_route_dispatch(route, &go));
-    /* the experts: rows[m,H], expert by expert, with moert_route_ends(route) */
+    /* the experts compute on rows[m,H], which are ordered by expert; each expert's rows end at
+     * moert_route_ends(route) */
     moert_glu_rows glu = MOERT_GLU_ROWS_INIT;
     glu.rows = m;
     glu.width = I;
@@ -177,7 +178,8 @@ static void run_experts(moert_mesh *mesh, moert_buffer *w1, moert_buffer *w2, co
 
 /* ---- comparison ---- */
 
-/* Adds this rank's part of a result to a checksum that does not depend on who has which token. */
+/* Checks that both results have the same bits. Returns this rank's part of a checksum; the sum of
+ * the parts does not depend on the distribution of tokens over the ranks. */
 static uint64_t check(const tokens *t, size_t width, const moert_buffer *own,
                       const moert_buffer *layers) {
     static uint32_t a[T * H], b[T * H];

@@ -1,5 +1,6 @@
 /*
- * One expert-parallel MoE layer, forward and backward, with gradients over all ranks.
+ * One expert-parallel MoE layer, forward and backward, with gradients that are summed over all
+ * ranks.
  *
  * Every rank has the same tokens, so each prints the same element of dx, on any number of ranks.
  */
@@ -49,9 +50,9 @@ int main(int argc, char **argv) {
                                .total_sequences = ranks,
                                .ends = ends};
     TRY(moert_layer_forward(layer, &batch, x, y, &pass));
-    TRY(moert_pass_backward(pass, y, NULL, dx)); /* of sum(y^2) / 2 */
+    TRY(moert_pass_backward(pass, y, NULL, dx)); /* the loss is sum(y^2) / 2, so dy = y */
     moert_pass_destroy(pass);
-    TRY(moert_layer_reduce(layer, true)); /* gradients over all ranks */
+    TRY(moert_layer_reduce(layer, true)); /* sums the gradients over all ranks */
     TRY(moert_buffer_read(dx, 0, values, sizeof values));
     printf("rank %zu of %zu: dx[0] = %.9g\n", rank, ranks, (double)values[0]);
     moert_buffer_destroy(ends);

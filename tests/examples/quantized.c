@@ -1,8 +1,8 @@
 /*
- * A grouped GEMM of MXFP8 by MXFP8: y[M,N] = x[M,K] weight[g]^T. Expert g has the rows up to
+ * A grouped GEMM of MXFP8 by MXFP8: y[M,N] = x[M,K] weight[g]^T. The rows of expert g end at
  * ends[g].
  *
- * Prints an element of y beside its value without quantization.
+ * Prints an element of y, and the value that this element has without quantization.
  */
 #include <moert/moert.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void quantize(moert_device *device, size_t rows, const float *values, moe
 
 int main(int argc, char **argv) {
     static float x[M * K], weight[G * N * K], y[M * N];
-    const uint32_t ends[G] = {40, 64}; /* rows 0 to 39 are the first expert's */
+    const uint32_t ends[G] = {40, 64}; /* the first expert has rows 0 to 39 */
     double exact = 0;
     moert_context *context;
     moert_op_options options = MOERT_OP_OPTIONS_INIT; /* y is float32 */

@@ -6,8 +6,9 @@
  *   loss = cross-entropy of softmax(x head^T) and the next byte, the mean over T tokens
  *
  * moert computes the layers; embedding, head, loss and update are plain C. The ranks divide the
- * sequences of a batch, evenly or not. The digits do not depend on the ranks: layers promise that,
- * rows depend on one token each, and each rank adds up all rows of the batch in token order.
+ * sequences of a batch, evenly or not. The digits do not depend on the number of ranks: moert's
+ * layers promise this, each row depends on one token only, and each rank adds up all rows of the
+ * batch in token order.
  *   mpirun -n 2 --bind-to none ./tiny_train [FILE]
  */
 #include <math.h>
@@ -18,8 +19,8 @@
 
 #define TRY(call) ((call) == MOERT_OK ? (void)0 : fail(moert_last_error()))
 
-/* V: the text is ASCII, so only the low 7 bits of a byte count. SEQUENCES and T count those of all
- * ranks. */
+/* V: the text is ASCII, so only the low 7 bits of a byte count. SEQUENCES and T are the numbers of
+ * sequences and tokens of all ranks. */
 enum { V = 128, H = 64, CONTEXT = 8, LAYERS = 2, STEPS = 100 };
 enum { SEQUENCES = 10, LENGTH = 64, T = SEQUENCES * LENGTH };
 
@@ -29,11 +30,14 @@ typedef struct moe_layer {
     moert_buffer *x, *y; /* [T of this rank, H]; later y holds dy, then dx */
 } moe_layer;
 
-/* A tensor for the optimizer: host arrays, or buffers that the update maps. */
+/* A tensor for the optimizer: either host arrays, or buffers that the update maps to host
+ * memory. */
 typedef struct tensor {
     float *w, *g;
     moert_buffer *weight, *gradient;
-    size_t n, place;     /* elements; those on lower ranks, 0 if the tensor is on all ranks */
+    /* n: number of elements; place: number of elements on lower ranks, 0 if all ranks have the
+     * tensor */
+    size_t n, place;
     float (*moments)[2]; /* Adam's */
 } tensor;
 
@@ -43,7 +47,7 @@ static moe_layer layers[LAYERS];
 static tensor tensors[2 + LAYERS * MOERT_LAYER_TENSORS];
 static size_t tensor_count;
 
-/* The batch. A rank computes the rows [first, end) of these. */
+/* The batch. A rank computes rows [first, end) of these arrays. */
 static size_t position[T]; /* in the text */
 static float x[T][H], dx[T][H], dlogits[T][V], losses[T];
 static size_t first, end;
@@ -79,12 +83,12 @@ static uint64_t random_number(uint64_t n) {
     return n ^ n >> 31;
 }
 
-/* The first sequence of rank r. */
+/* Returns the first sequence of rank r. */
 static size_t start(int r) {
     return (size_t)(SEQUENCES * r / ranks);
 }
 
-/* All ranks choose the same sequences, and compute their part of them. */
+/* All ranks choose the same sequences; each rank computes its part of the sequences. */
 static void choose_batch(int step) {
     for (size_t t = 0; t < T; t++) {
         const uint64_t n = random_number((uint64_t)step * SEQUENCES + t / LENGTH);
@@ -99,7 +103,7 @@ static void add_tensor(tensor t) {
     tensors[tensor_count++] = t;
 }
 
-/* A dense tensor, uniform in [-bound, bound). */
+/* Adds a dense tensor with values uniform in [-bound, bound). */
 static void add_dense(float *w, float *g, size_t n, float bound) {
     for (size_t i = 0; i < n; i++)
         w[i] = bound * ((float)(random_number(n + i) >> 40) / 8388608.0f - 1.0f);
@@ -129,7 +133,7 @@ static void add_layer(moe_layer *l, moert_device *device, moert_mesh *mesh) {
     }
 }
 
-/* rows[first..end) += the values of a buffer */
+/* Adds the values of a buffer to rows [first, end). */
 static void add_buffer(float (*rows)[H], moert_buffer *buffer) {
     float *own = rows[first], *values;
     TRY(moert_buffer_map(buffer, &values));
@@ -151,7 +155,7 @@ static void forward(const moert_batch *batch) {
     }
 }
 
-/* The losses of this rank's tokens, and the gradients of their logits and of their x. */
+/* Computes the losses of this rank's tokens, and the gradients of the tokens' logits and of x. */
 static void differentiate_loss(void) {
     memset(dx, 0, sizeof dx);
     for (size_t t = first; t < end; t++) {
@@ -175,7 +179,8 @@ static void differentiate_loss(void) {
     }
 }
 
-/* dx becomes the gradient of the embeddings' sum; layers keep the gradients of their weights. */
+/* Runs the backward of all layers. dx becomes the gradient of the sum of embeddings; each layer
+ * keeps the gradients of its weights. */
 static void backward(void) {
     for (moe_layer *l = layers + LAYERS; l-- > layers;) {
         TRY(moert_buffer_write(l->y, 0, dx + first, (end - first) * sizeof *dx));
@@ -186,14 +191,15 @@ static void backward(void) {
     }
 }
 
-/* Gives the rows [T,width] of each rank to all ranks. */
+/* Gathers each rank's part of rows[T,width] on all ranks. */
 static void share(float *rows, size_t width) {
     for (int r = 0; r < ranks; r++)
         MPI_Bcast(rows + start(r) * LENGTH * width,
                   (int)((start(r + 1) - start(r)) * LENGTH * width), MPI_FLOAT, r, MPI_COMM_WORLD);
 }
 
-/* Every rank adds the same rows in the same order. Returns the loss. */
+/* Sums losses and gradients over all tokens; every rank adds the same rows in the same order.
+ * Returns the loss. */
 static double sum_over_tokens(void) {
     double loss = 0.0;
     share(losses, 1);
@@ -212,8 +218,8 @@ static double sum_over_tokens(void) {
     return loss;
 }
 
-/* Adam. Returns a checksum of the new weights: the sum of their bits, each times a number that its
- * place determines. A sum of integers depends neither on its order nor on the ranks. */
+/* Adam. Returns a checksum of the new weights: the sum over all weights of the weight's bits, times
+ * a number that depends on the weight's index. A sum of integers does not depend on its order. */
 static unsigned long update_tensor(tensor *t, int step) {
     const float rate = 3e-3f, beta1 = 0.9f, beta2 = 0.98f;
     const float unbias1 = 1 - powf(beta1, (float)step), unbias2 = 1 - powf(beta2, (float)step);
@@ -229,7 +235,7 @@ static unsigned long update_tensor(tensor *t, int step) {
         *v += (1 - beta2) * (t->g[i] * t->g[i] - *v);
         t->w[i] -= rate * (*m / unbias1) / (sqrtf(*v / unbias2) + 1e-8f);
         memcpy(&bits, &t->w[i], sizeof bits);
-        t->g[i] = 0; /* dense gradients are sums */
+        t->g[i] = 0; /* gradients of dense tensors accumulate, so clear them for the next step */
         sum += bits * random_number((uint64_t)(t - tensors) << 32 | (t->place + i));
     }
     if (t->weight != NULL) {

@@ -1,9 +1,9 @@
 /*
- * A data-parallel training loop with one MoE layer: every rank has a part of the sequences, the
- * ranks share the experts, and all print the same losses on 1, 2, 3, 4, 6 or 12 ranks.
+ * A data-parallel training loop with one MoE layer: every rank has a part of the sequences, and the
+ * ranks share the experts. All ranks print the same losses, on 1, 2, 3, 4, 6 or 12 ranks.
  *
- * The layer learns to map each token x to -x. Two micro-batches a step, whose passes are in flight
- * at the same time; plain gradient descent on the host.
+ * The layer learns to map each token x to -x. Each step has two micro-batches, whose passes are in
+ * flight at the same time. The update is plain gradient descent on the host.
  */
 #include <moert/moert.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 
 enum { SEQUENCES = 12, LENGTH = 16, H = 32, STEPS = 50, MICRO = 2 }; /* per micro-batch */
 
-/* A micro-batch of this rank: its sequences, and the buffers of its pass. */
+/* A micro-batch of this rank: its sequences, and the buffers for its pass. */
 typedef struct micro_batch {
     moert_batch batch;
     moert_buffer *x, *y, *ends;
@@ -56,7 +56,8 @@ static micro_batch make_batch(moert_device *device, size_t which) {
     return m;
 }
 
-/* y becomes the gradient of the loss, the mean of (x + y)^2 / 2; sums[s] = that of a sequence. */
+/* The loss is the mean of (x + y)^2 / 2. Replaces y by the gradient of the loss; sums[s] = the sum
+ * of (x + y)^2 / 2 over sequence s. */
 static void differentiate(const micro_batch *m, double *sums) {
     const size_t row = LENGTH * H;
     float *x, *y;
@@ -92,8 +93,8 @@ static void descend(moert_layer *layer, float rate) {
     moert_layer_weights_changed(layer);
 }
 
-/* One step; returns its loss. The sums of the sequences are added in order, so the digits do not
- * depend on the number of ranks. */
+/* Runs one step and returns the loss of the step. Adds the sequences' sums in order, so the digits
+ * do not depend on the number of ranks. */
 static double step(moert_layer *layer, micro_batch *micro, moert_buffer *dx) {
     double mine[SEQUENCES], all[SEQUENCES], loss = 0.0;
     const int count = (int)(SEQUENCES / ranks);

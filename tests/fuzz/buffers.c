@@ -1,7 +1,7 @@
 /*
  * Buffers of an op, which wrap host memory with a guard behind each. While the op runs, the guards
- * are poisoned, so that AddressSanitizer reports accesses by host code. Afterwards, their bytes are
- * compared, to find writes by kernels.
+ * are poisoned, so that AddressSanitizer reports accesses by host code. Afterwards, the guards'
+ * bytes are compared, to find writes by kernels.
  */
 #include <sanitizer/asan_interface.h>
 #include <stdlib.h>
@@ -30,7 +30,8 @@ static moert_buffer *weights[MOST_GROUPS], *weight_scales[MOST_GROUPS];
 
 /* ---- memory ---- */
 
-/* Wraps a buffer around `bytes` of new memory and a guard; NULL if there are too many. */
+/* Wraps a buffer around `bytes` of new memory with a guard behind them; returns NULL if there are
+ * too many buffers. */
 static moert_buffer *add(moert_device *device, size_t bytes, unsigned char **memory) {
     moert_buffer *buffer;
     if (bytes > MOST_BYTES || made_count == MOST_BUFFERS)
@@ -98,8 +99,8 @@ static void fill(unsigned char *memory, size_t bytes, unsigned style) {
     }
 }
 
-/* Splits the rows at random; for an eighth of the styles one end is wrong. Returns true if all ends
- * are legal. */
+/* Splits the rows at random; for styles from 224 on, one end gets an arbitrary value. Returns true
+ * if all ends are legal. */
 static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style) {
     static const uint32_t wild[] = {0, 1, 31, 41, 1u << 31, UINT32_MAX};
     const size_t unit = o->row_multiple > 0 ? o->row_multiple : 1;
@@ -176,7 +177,8 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
     }
     const size_t weight_bytes = moert_op_buffer_bytes(op, "weights"),
                  scale_bytes = moert_op_buffer_bytes(op, "weight_scales");
-    if (weight_bytes == 0) /* also if options of a smaller size do not have weight.discrete */
+    /* weight_bytes is also 0 if the options are of an older size without weight.discrete */
+    if (weight_bytes == 0)
         return true;
     buffers->of.weights = weights;
     if (!make_each(in, device, o->groups, weight_bytes, weights))
@@ -189,8 +191,8 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
 
 /* ---- edits ---- */
 
-/* Replaces a buffer by NULL, by a smaller or larger buffer, by one of another device, or by the
- * weight. `ends` never becomes the weight, since the host relies on `ends` while the op
+/* Replaces a buffer by NULL, by a smaller or larger buffer, by a buffer of another device, or by
+ * the weight. `ends` never becomes the weight, since the host relies on `ends` while the op
  * computes. */
 static void replace(moert_buffer **slot, unsigned change, moert_device *device, moert_device *other,
                     const moert_op_buffers *of) {

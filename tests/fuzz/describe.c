@@ -1,4 +1,5 @@
-/* Makes descriptions of ops from bytes: legal ones by construction, then edits of their fields. */
+/* Makes descriptions of ops from bytes: first a description that is legal by construction, then
+ * edits of its fields. */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -34,7 +35,8 @@ static void choose_permute(const fuzz_input *in, moert_op_options *o) {
         o->permute = MOERT_OP_PERMUTE_NONE;
 }
 
-/* Each field is a bit; the last two bits are the fallback and discrete weights. */
+/* Each bit of the two bytes switches a field on; the last two bits are fallback and discrete
+ * weights. */
 static void choose_switches(const fuzz_input *in, moert_op_options *o) {
     const unsigned bits = in->switches[0] | (unsigned)in->switches[1] << 8;
     _Static_assert(MOERT_OP_FIELDS <= 14, "the bits of switches");
@@ -62,7 +64,7 @@ static void choose_types(const fuzz_input *in, moert_op_options *o) {
     o->bias_type = types[second / 5 % 3]; /* bias never has an 8-bit dtype */
 }
 
-/* Chooses the GLU, and a width of whole pairs of interleaved runs. */
+/* Chooses the GLU, and a width that consists of whole pairs of interleaved runs. */
 static void choose_glu(const fuzz_input *in, moert_op_options *o) {
     static const moert_glu_form forms[] = {
         MOERT_GLU_SWIGLU,
@@ -101,7 +103,7 @@ static void choose_strides(const fuzz_input *in, moert_op_options *o) {
     }
 }
 
-/* Chooses block scales of one operand by two bytes. */
+/* Chooses the block scales of one operand from two bytes of the input. */
 static void quantize(const fuzz_input *in, size_t which, moert_operand *operand) {
     const unsigned first = in->how[which][0];
     const unsigned second = in->how[which][1];
@@ -152,7 +154,8 @@ static void quantize_result(const fuzz_input *in, size_t which, moert_operand *o
     operand->global = how->group_scales = false;
 }
 
-/* Quantizes the operands, the result and the column result. Each takes two bits of a byte. */
+/* Quantizes some of the operands, the result and the column result. Two bits of a byte decide for
+ * each of them. */
 static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
     const unsigned byte = in->quantized;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
@@ -205,7 +208,8 @@ static const struct {
 };
 /* clang-format on */
 
-/* Returns a power of two, one less, one more, its negative, or the size of a struct. */
+/* Returns a power of two, a power of two minus or plus one, a negative power of two, or the size of
+ * a struct. */
 static uint64_t word_of(unsigned byte) {
     const uint64_t power = 1ull << byte % 64, words[] = {power, power - 1, power + 1, -power};
     return byte == 254   ? sizeof(moert_quantizer)

@@ -2,9 +2,9 @@
  * libFuzzer targets: no content of a file or datagram makes a reader crash, read out of bounds or
  * leak. A refusal has a message that names the file or directory.
  *
- * FUZZ_TARGET names a row of the table. The input is the content of one file; where a reader takes
- * a directory, the other files are legal. Files that carry a checksum get the right one, since no
- * mutation would hit it.
+ * FUZZ_TARGET names a row of the table. The input is the content of one file; if a reader reads a
+ * directory, the other files of the directory are legal. Files with a checksum get the right
+ * checksum, because a random mutation would never produce it.
  *
  *   make fuzz TARGET=safetensors RUNS=1000000
  */
@@ -35,7 +35,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 const char *__asan_default_options(void);
 
-/* Files that claim to hold much must fail with ERROR_MEMORY. */
+/* Files that claim very large contents must fail with ERROR_MEMORY. */
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1:max_allocation_size_mb=256:detect_odr_violation=0";
 }
@@ -117,13 +117,14 @@ static moert_status read_manifest(void) {
     return moert_manifest_check(directory, &read);
 }
 
-/* The input is an entry of the kernel cache without its checksum, as PoCL's files are stored. */
+/* The input is an entry of the kernel cache in the form in which PoCL's files are stored, without
+ * the checksum of the entry. */
 static moert_status read_cache(void) {
     const moert_checksum sum = moert_checksum_of(fuzz_input, fuzz_input_bytes);
     moert_pocl_step step;
     write_pieces("entry.bin", &sum, sizeof sum, fuzz_input, fuzz_input_bytes);
     if (moert_pocl_directory() == NULL)
-        moert_pocl_set_directory(); /* begin makes it again */
+        moert_pocl_set_directory(); /* moert_pocl_begin() creates the directory again */
     MOERT_TRY(moert_pocl_begin("entry", "fuzz", &step));
     moert_pocl_end(&step, false);
     return moert_pocl_directory() != NULL ? moert_remove_tree(moert_pocl_directory()) : MOERT_OK;
@@ -134,7 +135,7 @@ static moert_status read_state(void) {
     return moert_run_state_read(fuzz_path, &state);
 }
 
-/* A run that is read also has a verdict and a page. */
+/* Reads the record of a run; if this succeeds, also makes the verdict and the page. */
 static moert_status read_record(void) {
     static const moert_verdict none = {.count = 0};
     moert_run_record record;
@@ -223,7 +224,8 @@ static const char small_metrics[] =
 static const char small_steps[] =
     "{\"step\":1,\"step_ms\":[9.5],\"operations\":{\"norms\":[0.5],\"host\":[9]}}\n";
 
-/* X(name, file that holds the fuzz_input, reader). `others` has the directory's other files. */
+/* X(name, file that gets the fuzz_input, reader). `others` lists the other files of the
+ * directory. */
 #define TARGETS(X)                                                                                 \
     X(safetensors, "x.safetensors", read_safetensors)                                              \
     X(index, "model.safetensors.index.json", read_index)                                           \

@@ -1,8 +1,8 @@
 /*
  * libFuzzer target: no description and no buffers of an op (moert/ops.h) crash the library. Checks,
  * in addition to the sanitizers, that
- *   - a refusal has a message that names the op or the group, and changes no output and no buffer;
- *   - descriptions and buffers that are legal by construction are executed;
+ *   - a refusal has a message that names the op or the group, and changes no output argument and no
+ *   buffer; - descriptions and buffers that are legal by construction are executed;
  *   - guards around the buffers keep their bytes;
  *   - the device still computes afterwards.
  *
@@ -81,13 +81,13 @@ static moert_status judge(const char *call, moert_status status) {
     if (text[0] == '\0' || (!named && status != MOERT_ERROR_MEMORY))
         fuzz_fail("%s: %s has the message '%s'", call, moert_status_name(status), text);
     snprintf(last_text, sizeof last_text, "%s", text);
-    moert_error_set(""); /* the next failure must set a new message */
+    moert_error_set(""); /* cleared, so that the next failure must set a new message */
     return status;
 }
 
 #define JUDGE(call) judge(#call, (call))
 
-/* Checks that a GEMM of one element computes 2 x 3, on the two backends in turn. */
+/* Checks that a GEMM with one product computes 2 x 3; alternates between the two backends. */
 static void prove_device(void) {
     moert_op_options options = MOERT_OP_OPTIONS_INIT;
     moert_op_buffers of = MOERT_OP_BUFFERS_INIT;
@@ -191,7 +191,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc;
     (void)argv;
-    /* PoCL's device without threads, so that a run does not depend on earlier runs */
+    /* PoCL's device without threads, so that the result of an input does not depend on earlier
+     * inputs */
     setenv("POCL_DEVICES", "basic basic", 0);
     setenv("MOERT_LOG", "error", 0);
     if (moert_device_open("cpu", "", 0, &device) != MOERT_OK ||

@@ -1,4 +1,4 @@
-/* Files of hosts, as moert_hosts of launch/environment reads them, in one shell for all inputs. */
+/* Fuzzes moert_hosts of launch/environment, which reads hosts files. One shell reads all inputs. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "tests/fuzz/fuzz_files.h"
 
-/* Answers each path with the lines of moert_hosts, then ". STATUS". */
+/* For each path that it reads, the script prints the lines of moert_hosts and then ". STATUS". */
 static const char script[] = ". launch/environment\n"
                              "while IFS= read -r path; do\n"
                              "    moert_hosts \"$path\"\n"
@@ -16,7 +16,8 @@ static const char script[] = ". launch/environment\n"
 
 static FILE *to, *from;
 
-/* libFuzzer's timer must not end a wait for the shell. */
+/* Lets reads continue after libFuzzer's timer signal, which must not interrupt a wait for the
+ * shell. */
 static void restart_reads(void) {
     struct sigaction action;
     if (sigaction(SIGALRM, NULL, &action) != 0)

@@ -2,7 +2,7 @@
  * Each input is one datagram for the watchdog of rank 0. If the first byte is even, the datagram
  * has no valid signature and must be dropped. If the first byte is odd, the rest is signed as a
  * note of another host of the job. Such a note may claim anything, and the message about the rank
- * that it names must still fit its buffer.
+ * that the note names must still fit its buffer.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -54,7 +54,7 @@ static void begin_job(void) {
     for (size_t h = 0; h < 2; h++) {
         if (places[h].addresses[0] == 0)
             places[h].addresses[0] = htonl(INADDR_LOOPBACK);
-        places[h].addresses[1] = 0; /* datagrams of a host come once */
+        places[h].addresses[1] = 0; /* each host has one address, so each datagram arrives once */
     }
     moert_beacon_aim(job.watchdog.beacon, &key, places);
     moert_beacon_aim(job.sender, &key, places);

@@ -1,5 +1,5 @@
-/* Ends a tool of the end-to-end tests after a failure: prints the library's message, exit code
- * 1. */
+/* Ends a tool of the end-to-end tests if a call fails: prints the library's message and exits with
+ * code 1. */
 #pragma once
 
 #include <errno.h>

@@ -6,10 +6,11 @@
  *   compare bytes --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare curve --expected curve.json --metrics metrics.jsonl [--aux]
  *
- * tensors: the relative error of a tensor is the norm of the difference over the norm of the
- * expected tensor. largest: the largest difference over the largest finite expected magnitude;
- * infinities must be equal. bytes: the bytes must be equal, the dtypes need not be. curve: the
- * relative error of each step. The exit code is 0 if every error is within --tolerance, else 1.
+ * tensors: a tensor's error is the norm of the difference divided by the norm of the expected
+ * tensor. largest: the error is the largest difference divided by the largest finite expected
+ * magnitude; infinities must be equal. bytes: the bytes must be equal, the dtypes may differ.
+ * curve: the relative error of each step. The exit code is 0 if every error is within --tolerance,
+ * otherwise 1.
  */
 #include <math.h>
 
@@ -20,7 +21,8 @@
 #include "tools/common/options.h"
 
 enum { LINE_BYTES = 4096 };
-static const double zero_norm = 1e-12; /* the largest norm that counts as 0 if 0 is expected */
+/* if the expected norm is 0, the actual norm may be at most this */
+static const double zero_norm = 1e-12;
 
 static const char *expected_path, *actual_path, *metrics_path, *only, *except;
 static double tolerance;
@@ -39,7 +41,7 @@ static const moert_option options[] = {
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
-/* The largest error so far, and its place. */
+/* The largest error so far, and the place where it occurred. */
 typedef struct worst {
     double error;
     char where[160];
@@ -125,7 +127,8 @@ static void compare_tensors(worst *w) {
 
 /* ---- curves ---- */
 
-/* The number of `field` in a line of metrics.jsonl; false when it is absent or null. */
+/* Finds the number of `field` in a line of metrics.jsonl; returns false if the field is absent or
+ * null. */
 static bool find_number(const char *line, const char *field, double *value) {
     char key[64];
     snprintf(key, sizeof key, "\"%s\": ", field);

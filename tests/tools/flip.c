@@ -30,7 +30,8 @@ typedef struct kernel {
     cl_mem argument[ARGUMENTS];
 } kernel;
 
-/* The launches of all handles of a name, and the words of their buffers. */
+/* All kernel handles of one name: the number of their launches, and the words of their buffer
+ * arguments. */
 typedef struct named {
     char name[NAME];
     uint64_t launches, words[ARGUMENTS];
@@ -128,7 +129,8 @@ PUBLIC cl_kernel clCreateKernel(cl_program program, const char *name, cl_int *co
     return made;
 }
 
-/* The newest kernel with the handle: the driver may reuse the handle of an older one. */
+/* Returns the newest kernel with this handle, because the driver may reuse the handle of an older
+ * kernel. */
 static kernel *find_kernel(cl_kernel handle) {
     for (unsigned i = kernel_count; i-- > 0;)
         if (kernels[i].handle == handle)

@@ -2,17 +2,17 @@
  * A library for LD_PRELOAD that makes one call of a program fail: the first call that comes from a
  * chosen call site. tests/inject uses it.
  *
- * A call site is a function of the lists below and the innermost return addresses inside the
- * program. So the callers of a wrapper count as separate sites. Calls from libraries always pass,
- * and so do those of programs whose name does not begin with "moert-".
+ * A call site is a function of the lists below together with the innermost return addresses inside
+ * the program. So two callers of a wrapper are separate call sites. Calls from libraries never
+ * fail, nor do calls of programs whose name does not begin with "moert-".
  *
  *   INJECT_LOG=PATH    PATH.RANK gets a line `SITE FUNCTION OFFSET...` for each site that occurs,
  *                      and `fired FUNCTION CAUSE` when a call fails; a message must name CAUSE
  *   INJECT_SITE=SITE   the site that fails, on rank INJECT_RANK (0); without it no call fails
  *   INJECT_KILL=N      instead the N-th call of the site kills its process
  *
- * Every function of the lists is a stub of machine code (stubs.h), which works for any arguments:
- * x86-64 and AArch64 with glibc only.
+ * Every function of the lists is replaced by a stub of machine code (stubs.h), which works for any
+ * arguments. There are stubs only for x86-64 and AArch64 with glibc.
  */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -56,7 +56,7 @@ typedef enum fault_kind {
     CREATE
 } fault_kind;
 
-/* The functions, in groups that fail alike. */
+/* The functions, in groups of functions that fail in the same way. */
 /* clang-format off */
 #define ALLOCATIONS(X)                                                                             \
     X(malloc) X(calloc) X(realloc) X(aligned_alloc) X(strdup) X(strndup) X(fopencookie)            \
@@ -102,8 +102,8 @@ typedef enum fault_kind {
 #define CL_BINARIES(X)    X(clCreateProgramWithBinary)
 #define CL_MAPS(X)        X(clEnqueueMapBuffer)
 
-/* X(group, kind, errno, argument): `argument` is the position of the stream, or of the pointer to
- * OpenCL's error. */
+/* X(group, kind, errno, argument): `argument` is the index of the function's argument that is the
+ * stream, or the pointer to OpenCL's error code. */
 #define GROUPS(X)                                                                                  \
     X(ALLOCATIONS, POINTER, ENOMEM, 0)                                                             \
     X(MAPPINGS, NUMBER, ENOMEM, 0)                                                                 \
@@ -170,14 +170,17 @@ static uint64_t argument_of(const frame *f, int i) {
 
 enum { DEPTH = 3, FRAMES = 16, SITES = 1 << 16 };
 
-static uintptr_t program_base;               /* the load address: sites are relative to it */
-static uintptr_t program_start, program_end; /* code of the program; empty: no call is examined */
+/* load address of the program; the addresses in call sites are relative to it */
+static uintptr_t program_base;
+/* address range of the program's code; if it is empty, all calls pass */
+static uintptr_t program_start, program_end;
 static atomic_uint_least64_t seen[SITES];
 static atomic_bool fired;
-static uint64_t chosen;       /* 0: none */
-static atomic_int calls_left; /* calls of the chosen site up to the one that kills; 0: none does */
+static uint64_t chosen; /* 0: none */
+/* number of calls of the chosen site until one kills the process; 0: no call kills */
+static atomic_int calls_left;
 static int log_file = -1;
-/* this thread is inside the shim */
+/* whether this thread is inside the code of this library */
 static _Thread_local bool busy __attribute__((tls_model("initial-exec")));
 
 static void find_program(void) {
@@ -197,8 +200,8 @@ static bool in_program(uintptr_t address) {
     return address >= program_start && address < program_end;
 }
 
-/* Finds the innermost return addresses inside the program, as addr2line takes them. Returns the
- * site. */
+/* Finds the innermost return addresses inside the program, in the form that addr2line needs.
+ * Returns a hash that identifies the call site. */
 static uint64_t find_site(uint64_t function, uintptr_t offsets[DEPTH]) {
     void *frames[FRAMES];
     const int count = backtrace(frames, FRAMES);
@@ -232,7 +235,7 @@ static const char *rank_text(void) {
 
 __attribute__((constructor)) static void start(void) {
     if (strncmp(program_invocation_short_name, "moert-", 6) != 0)
-        return; /* a launcher, which passes LD_PRELOAD on */
+        return; /* this is a launcher, which passes LD_PRELOAD on to the program */
     const char *prefix = getenv("INJECT_LOG"), *site = getenv("INJECT_SITE");
     const char *rank = getenv("INJECT_RANK");
     char path[4096];
@@ -249,7 +252,7 @@ __attribute__((constructor)) static void start(void) {
         calls_left = atoi(getenv("INJECT_KILL"));
     if (log_file >= 0 && (site == NULL || chosen != 0))
         find_program();
-    unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
+    unsetenv("LD_PRELOAD"); /* programs that this program starts must not load this library */
     busy = false;
 }
 
@@ -285,7 +288,8 @@ static uint64_t real(uint64_t index) {
     return address;
 }
 
-/* The errno of a call that fails. A stream without a descriptor is in memory. */
+/* Returns the errno that a failing call sets. A stream without a file descriptor is in memory, so
+ * its errno differs. */
 static int code_of(const frame *f) {
     const fault of = fault_of(f->index);
     const bool to_stream = of.kind == STREAM || of.kind == COUNT || of.kind == CLOSES;
@@ -294,7 +298,7 @@ static int code_of(const frame *f) {
     return of.code;
 }
 
-/* Fails a call, and returns its result. */
+/* Makes a call fail, and returns the result of the call. */
 static uint64_t fail(const frame *f) {
     const fault_kind kind = fault_of(f->index).kind;
     const uint64_t at = argument_of(f, fault_of(f->index).argument);
@@ -322,7 +326,7 @@ static uint64_t fail(const frame *f) {
     }
 }
 
-/* What a message about the failure must name, as a regular expression. */
+/* Returns the cause that a message about the failure must name, as a regular expression. */
 static const char *cause_of(const frame *f) {
     const fault_kind kind = fault_of(f->index).kind;
     const int code = code_of(f);
@@ -337,7 +341,8 @@ static const char *cause_of(const frame *f) {
 
 __attribute__((used)) uint64_t inject_decide(frame *f);
 
-/* Returns the function to call, or 0 if the call fails with the result f->result. */
+/* Returns the address of the original function, or 0 if the call must fail with the result
+ * f->result. */
 uint64_t inject_decide(frame *f) {
     const int kept = errno;
     if (busy || !in_program(f->return_address)) {

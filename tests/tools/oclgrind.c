@@ -1,8 +1,8 @@
 /*
- * Avoids two errors by which Oclgrind 21.10 reports initialised memory as uninitialised. It does
- * not see that clEnqueueFillBuffer writes memory. If a buffer begins at the address of a freed
- * one, it forgets writes beyond the end of the freed one. LD_PRELOAD loads this library before
- * Oclgrind's. It replaces fills by writes, and frees no buffer.
+ * Avoids two errors by which Oclgrind 21.10 reports initialised memory as uninitialised. First,
+ * Oclgrind does not see that clEnqueueFillBuffer writes memory. Second, if a buffer begins at the
+ * address of a freed buffer, Oclgrind forgets writes beyond the end of the freed buffer. LD_PRELOAD
+ * loads this library before Oclgrind's. This library replaces fills by writes, and frees no buffer.
  */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>

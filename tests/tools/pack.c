@@ -3,9 +3,9 @@
  *
  *   pack OUT NAME:TYPE[D,D,...]:VALUES ... NAME=FILE#TENSOR ...
  *
- * VALUES: numbers separated by commas, repeated if they are fewer than the elements; ~SEED, uniform
- * random values in [-1, 1), or 0 to 255 for integers; or @FILE#TENSOR, the bytes of that tensor.
- * NAME=FILE#TENSOR copies a tensor with its dtype and shape.
+ * VALUES: numbers separated by commas, which are repeated if there are more elements than numbers;
+ * ~SEED, uniform random values in [-1, 1), or 0 to 255 for integers; or @FILE#TENSOR, the bytes of
+ * that tensor. NAME=FILE#TENSOR copies a tensor with its dtype and shape.
  */
 #include "base/dtype.h"
 #include "base/rng.h"
@@ -23,7 +23,7 @@ typedef struct source {
     const moert_tensor *from;
 } source;
 
-/* Finds the tensor of FILE#TENSOR. */
+/* Finds the tensor that the text FILE#TENSOR names. */
 static moert_status find(const char *text, source *s) {
     const char *hash = strrchr(text, '#');
     char path[512];

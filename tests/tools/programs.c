@@ -1,4 +1,4 @@
-/* Prints the listed programs of kernels/programs.txt, one a line: programs */
+/* Prints the listed programs of kernels/programs.txt, one per line. Usage: programs */
 #include "support/programs.h"
 
 #include <stdio.h>

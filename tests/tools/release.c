@@ -4,9 +4,10 @@
  *
  *   release fp8|mxfp4 MODEL.safetensors LOW.safetensors PLAIN.safetensors
  *
- * Draws random values for the matrices that the form quantizes (experts, attention). Writes the
- * model twice: LOW with payloads and scales under the released names, PLAIN with their products as
- * float32. The decoding follows the formats' definitions, independently of the library.
+ * Draws random payloads and scales for the matrices that the form quantizes (experts, attention).
+ * Writes the model twice. LOW has payloads and scales under the names that released files use.
+ * PLAIN has the products of payload and scale as float32. The tool decodes by the formats'
+ * definitions, independently of the library.
  */
 #include <math.h>
 
@@ -18,15 +19,18 @@
 enum { NAME_BYTES = 200 };
 
 static bool
-    mxfp4; /* matrices [E,K,N] in blocks of 1 x 32; otherwise [N,K] in blocks of 128 x 128 */
+    /* the form: MXFP4 has matrices [E,K,N] in blocks of 1 x 32, FP8 has matrices [N,K] in blocks of
+     * 128 x 128 */
+    mxfp4;
 
 /* A tensor of the model, and its blocks. */
 typedef struct entry {
     const moert_tensor *tensor;
     bool quantized;
     size_t matrices, n, k;
-    size_t high, wide;                            /* blocks in a column and in a row of a matrix */
-    char payload[NAME_BYTES], scales[NAME_BYTES]; /* names in the low-precision file */
+    size_t high, wide; /* number of blocks in a column and in a row of a matrix */
+    /* names of the two tensors in the low-precision file */
+    char payload[NAME_BYTES], scales[NAME_BYTES];
 } entry;
 
 static entry entry_of(const moert_tensor *t) {
@@ -51,7 +55,8 @@ static moert_tensor_spec spec_of(const moert_tensor *t) {
     return spec;
 }
 
-/* Describes an entry's tensors of the low-precision file; returns their number. */
+/* Describes the tensors of an entry in the low-precision file; returns the number of these
+ * tensors. */
 static size_t low_specs(const entry *e, moert_tensor_spec *specs) {
     if (!e->quantized) {
         specs[0] = spec_of(e->tensor);
@@ -68,7 +73,7 @@ static size_t low_specs(const entry *e, moert_tensor_spec *specs) {
     return 2;
 }
 
-/* The value of an E2M1 or E4M3 number. */
+/* Returns the value of E2M1 or E4M3 bits. */
 static float decoded(unsigned code) {
     const unsigned digits = mxfp4 ? 1 : 3, bits = mxfp4 ? 4 : 8;
     const int bias = mxfp4 ? 1 : 7, exponent = (int)(code >> digits) & (mxfp4 ? 3 : 15);
@@ -77,7 +82,8 @@ static float decoded(unsigned code) {
     return (float)(code >> (bits - 1) ? -value : value);
 }
 
-/* Draws the payload and scales of a matrix and writes them; values = their products. */
+/* Draws the payload and scales of a matrix and writes both; values = the products of payload and
+ * scale. */
 static void draw(const entry *e, float *values, moert_tensor_writer *low) {
     const size_t block_rows = mxfp4 ? 1 : 128, block_columns = mxfp4 ? 32 : 128;
     const size_t blocks = e->matrices * e->high * e->wide, elements = e->tensor->elements;
@@ -90,7 +96,7 @@ static void draw(const entry *e, float *values, moert_tensor_writer *low) {
         const size_t k = i % e->k, n = i / e->k % e->n, matrix = i / e->k / e->n;
         const size_t b = (matrix * e->high + n / block_rows) * e->wide + k / block_columns;
         unsigned code = (unsigned)(moert_rng_uniform(1, 0, i) * (mxfp4 ? 16.0 : 254.0));
-        code += !mxfp4 && code > 126; /* 127 and 255 are NaN */
+        code += !mxfp4 && code > 126; /* leaves out 127 and 255, which are NaN in E4M3 */
         exponents[b] = (uint8_t)(mxfp4 ? 121 + b % 4 : 0);
         scales[b] = mxfp4 ? ldexpf(1.0f, exponents[b] - 127) : 0.0003f * (float)(1 + b % 5);
         values[mxfp4 ? (matrix * e->k + k) * e->n + n : i] = decoded(code) * scales[b];

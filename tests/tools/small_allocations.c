@@ -1,6 +1,6 @@
 /*
- * A driver with little room for one allocation: LD_PRELOAD=small_allocations.so ALLOCATION_BYTES=N
- * makes OpenCL report N as the largest allocation and refuse larger ones.
+ * Simulates a driver that allows only small allocations: LD_PRELOAD=small_allocations.so
+ * ALLOCATION_BYTES=N makes OpenCL report N as the largest allocation and refuse larger allocations.
  */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>

@@ -1,10 +1,10 @@
 /*
- * Stubs of machine code for tests/tools/inject.c, which take the place of library functions with
- * any arguments. INJECT_STUBS(STUB(a) STUB(b) ...) defines them.
+ * Stubs of machine code for tests/tools/inject.c. The stubs replace library functions with any
+ * arguments. INJECT_STUBS(STUB(a) STUB(b) ...) defines them.
  *
- * A stub passes its index in the list to inject_entry. That saves all registers that may hold
- * arguments and calls inject_decide(frame), which returns the function to jump to, or NULL to
- * return frame.result to the caller.
+ * A stub passes its index in the list to inject_entry. inject_entry saves all registers that may
+ * hold arguments and calls inject_decide(frame). This returns the function to jump to, or 0 if the
+ * stub must return frame.result to the caller.
  */
 #pragma once
 

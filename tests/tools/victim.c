@@ -1,6 +1,6 @@
 /*
  * victim WAY: one rank of a job whose last rank fails at step 12 in the given way, for the
- * end-to-end tests of the watchdog. The other ranks wait for it in a barrier.
+ * end-to-end tests of the watchdog. The other ranks wait for the last rank in a barrier.
  *
  *   kill, stop, late   the last rank is killed, is stopped, or computes
  *   alone              killed; the others wait outside of any call, as for their devices
@@ -32,7 +32,7 @@ static bool is(const char *name) {
     return strcmp(way, name) == 0;
 }
 
-/* Whether the last rank stops outside of the watch, or there is no fault. */
+/* Whether the last rank stops while the watchdog does not run, or there is no fault. */
 static bool is_moment(void) {
     static const char *const moments[] = {"init", "start", "end", "finalize", "exit", "nothing"};
     for (size_t i = 0; i < MOERT_COUNT(moments); i++)
@@ -46,7 +46,7 @@ static void stop_at(const char *moment) {
         raise(SIGSTOP);
 }
 
-/* Only the rank that claims the watchdog prints the failure. */
+/* Reports a failure. Only the rank that claims the watchdog prints it. */
 static void report(moert_watchdog *watchdog, size_t rank) {
     signal(SIGTERM, SIG_IGN);
     if (moert_watchdog_claim(watchdog))
@@ -54,16 +54,17 @@ static void report(moert_watchdog *watchdog, size_t rank) {
     sleep(60);
 }
 
-/* The last rank lets the watchdog end its process; the others end it themselves. */
+/* Takes the watchdog's message. The last rank then lets the watchdog end its process; the other
+ * ranks end their processes themselves. */
 static bool take_message(void *user, const char *message) {
     (void)user, (void)message;
     return !last;
 }
 
 static void fail(moert_comm *comm, moert_watchdog *watchdog) {
-    /* long enough for a heartbeat and a datagram with step and phase. With several hosts and
-     * `kill`, long enough for several datagrams, without which other hosts cannot detect the end of
-     * a host */
+    /* the last rank waits long enough for a heartbeat and a datagram with step and phase. With
+     * several hosts and `kill`, it waits for several datagrams, because other hosts need them to
+     * detect the end of a host */
     if (last)
         sleep(is("kill") && moert_comm_node_count(comm) > 1 ? 4 : 1);
     if (last && (is("kill") || is("alone")))
@@ -100,7 +101,7 @@ int main(int count, char **arguments) {
     if (!is_moment())
         fail(comm, watchdog);
     if (is("exit"))
-        sleep(2); /* long enough for launch/environment to see the ranks */
+        sleep(2); /* long enough for launch/environment to find the ranks */
     if (moert_comm_barrier(comm) == MOERT_ERROR_TIMEOUT) {
         printf("ends by itself: %s\n", moert_last_error());
         fflush(stdout);

@@ -1,4 +1,4 @@
-/* Programs that only NVIDIA runs: their PTX, and their kernels without bodies (driver.h). */
+/* Compiles programs that only NVIDIA runs: to PTX, and to kernels without bodies (driver.h). */
 #include "driver.h"
 
 static char *read_text(const char *path) {

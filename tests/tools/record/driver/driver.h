@@ -3,11 +3,12 @@
  * loads them before OpenCL and instead of the driver. They present the first device as an NVIDIA
  * GPU, and record the name, grid and arguments of each kernel launch.
  *
- * PoCL holds the buffers and compiles most programs. Programs that only NVIDIA runs are those of
- * OpenCL C 3.0; the others are of 1.2. clang compiles them to PTX, which moert handles like the
- * driver's, and kernels without a body take their arguments. Few kernels run: those from which the
- * host reads row counts and addresses, with a router that chooses arbitrary experts. Other
- * kernels do not change memory, which holds small values at first. Commands run in order.
+ * PoCL holds the buffers and compiles most programs. Programs that only NVIDIA runs are written in
+ * OpenCL C 3.0, all others in 1.2. clang compiles the NVIDIA programs to PTX, which moert handles
+ * like the driver's PTX. Kernels without a body stand for the NVIDIA kernels and accept their
+ * arguments. Only kernels from which the host reads row counts and addresses run, with a router
+ * that chooses arbitrary experts. Other kernels do not run, so memory keeps the small values with
+ * which it is filled. Commands run in order.
  *
  * CALLS_DIRECTORY   where PTX is kept
  * CALLS_LOG         the file to append to. A line for each program: its number, options and a hash
@@ -39,10 +40,10 @@
 #define REAL(name) ((__typeof__(&name))find_real(#name))
 void *find_real(const char *name);
 
-/* Appends to the log. */
+/* Appends formatted text to the log. */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The caller frees the text. */
+/* Returns formatted text, which the caller frees. */
 char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* FNV-1a. */
@@ -55,26 +56,27 @@ cl_int answer(const void *value, size_t bytes, size_t room, void *to, size_t *gi
 
 typedef struct buffer {
     cl_mem handle;
-    const struct buffer *whole; /* the buffer of which this is a part, or NULL */
+    const struct buffer *whole; /* for a sub-buffer, the buffer that contains it; otherwise NULL */
     size_t offset, bytes;
     char *memory;
     unsigned number; /* order of appearance in the log; 0: has not appeared */
     struct buffer *next;
 } buffer;
 
-/* Numbers the buffer if it has not appeared yet. */
+/* Returns the buffer's number in the log; gives the buffer a number if it has not appeared yet. */
 unsigned number_of(const buffer *whole);
 
-/* If two buffers have the same handle or memory, a search finds the newer one, since the older one
- * is no longer in use. find_place() returns the whole buffer that contains an address or ends at
- * it. Both return NULL if there is none. */
+/* find_buffer() finds a buffer by its handle. find_place() finds the whole buffer that contains an
+ * address or ends at it. If two buffers have the same handle or memory, both functions find the
+ * newer buffer, because the older one is no longer in use. They return NULL if there is no such
+ * buffer. */
 buffer *find_buffer(cl_mem handle);
 buffer *find_place(const char *address);
 
 /* ---- programs ---- */
 
 typedef struct program {
-    /* empty: for a program that only NVIDIA runs, a program whose kernels have no body */
+    /* empty: if only NVIDIA runs the program, a program with the same kernels without bodies */
     cl_program handle, empty;
     unsigned number; /* order of building; 0: has not been built */
     char *source, *options, *ptx, *stub;
@@ -83,15 +85,15 @@ typedef struct program {
 
 program *find_program(cl_program handle);
 
-/* Compiles a program for NVIDIA to PTX, as a driver for sm_90 would, and writes its kernels without
- * bodies. */
+/* Compiles an NVIDIA program to PTX, as a driver for sm_90 would, and writes the source of the
+ * program's kernels without bodies. */
 bool compile(program *p, const char *options);
 
 /* ---- tensor maps ---- */
 
 enum { MAP_BYTES = 128 };
 
-/* Returns the parameters of a tensor map as text, or NULL if the value is none. */
+/* Returns the parameters of a tensor map as text, or NULL if the value is not a tensor map. */
 const char *map_text(const void *value, size_t bytes);
 
 #pragma GCC visibility pop

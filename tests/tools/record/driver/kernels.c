@@ -1,4 +1,4 @@
-/* Kernels and their launches, of which few run (driver.h). */
+/* Kernels and their launches; only few kernels run (driver.h). */
 #include "driver.h"
 
 #include "args/router.h"
@@ -51,8 +51,8 @@ cl_int clSetKernelArg(cl_kernel handle, cl_uint index, size_t bytes, const void 
     return REAL(clSetKernelArg)(handle, index, bytes, value);
 }
 
-/* Prints a value as an address in a buffer if it is one, else in hexadecimal without leading
- * zeros. */
+/* Prints a value: as buffer and offset if the value is an address in a buffer, otherwise in
+ * hexadecimal without leading zeros. */
 static void say_number(const unsigned char *value, size_t bytes) {
     uint64_t number = 0;
     memcpy(&number, value, bytes);
@@ -94,8 +94,8 @@ static void *memory_of(const argument *a) {
     return find_buffer(handle)->memory;
 }
 
-/* Replaces the kernel router_forward of GPUs: a token chooses consecutive experts, beginning with
- * one that a hash of the token selects. */
+/* Replaces the kernel router_forward of GPUs: each token chooses consecutive experts; a hash of the
+ * token selects the first one. */
 static void choose(const kernel *k) {
     enum { INDEX = 3, WEIGHT = 4, ARGS = 6 };
     const unsigned experts = (unsigned)atoi(strstr(k->program->options, "-DEXPERTS=") + 10);

@@ -1,7 +1,8 @@
 /* NVIDIA's driver library, which encodes tensor maps (driver.h). */
 #include "driver.h"
 
-/* The parameters of each tensor map, as text. A map holds the index of its text. */
+/* The parameters of each tensor map, as text. A tensor map contains the index of its text in this
+ * array. */
 static char **maps;
 static uint32_t map_count;
 static const char magic[] = "tensor map";

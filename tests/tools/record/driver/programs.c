@@ -1,4 +1,4 @@
-/* Programs: from source, and again from the PTX that moert has changed (driver.h). */
+/* Creates programs from source, and from the PTX that moert has changed (driver.h). */
 #include "driver.h"
 
 static program *programs;
@@ -51,14 +51,15 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
                       void *data) {
     static unsigned last;
     program *p = find_program(handle);
-    if (p->source == NULL) { /* the program was made from PTX */
+    /* the program was created from PTX, so there is no source to compile */
+    if (p->source == NULL) {
         say("program %u again: %s\n", p->number, options);
         return REAL(clBuildProgram)(handle, count, devices, "-cl-std=CL1.2", notify, data);
     }
     p->number = ++last;
     p->options = strdup(options);
     if (strstr(options, "-cl-std=CL3.0") == NULL) {
-        /* PoCL compiles the GPU form of a program for the CPU, as it does in many tests */
+        /* PoCL compiles the program's GPU form for the CPU, as in many tests */
         char *own = format_text("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
         char *nvidia = strstr(own, "-DMOERT_NVIDIA="), *fast = strstr(own, "-DMOERT_FAST");
         memset(nvidia, ' ', strcspn(nvidia, " "));
