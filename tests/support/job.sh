@@ -1,16 +1,17 @@
 # Sourced after e2e.sh by scripts that start jobs in the background and disturb them. Sets $work (a directory of job directories),
-# $shared (a directory of shared memory) and $dir (that of the last started job). Parts may run jobs of different names.
+# $shared (a directory of shared memory) and $dir (the directory of the last started job). Parts may run jobs of different names
+# at the same time.
 #
 #   start NAME RANKS COMMAND...   starts a job in $work/NAME; its output is $dir/stdout and $dir/stderr
-#   launch NAME COMMAND...        the same for a command that calls mpirun
-#   rank_pid RANK                 prints the process of a rank
+#   launch NAME COMMAND...        like `start`, for a COMMAND that calls mpirun itself
+#   rank_pid RANK                 prints the process ID of a rank
 #   steps_done N                  waits until $dir/run has done N steps, at most 30 s
-#   await [SECONDS]               waits for the job, then kills it (60); sets $status and $seconds
+#   await [SECONDS]               waits for the job, and kills it after SECONDS (default 60); sets $status and $seconds
 #   in_order                      true if the job was stopped by a signal, without an error, and has saved its last step
 #   temporary                     lists Open MPI's sessions, sockets and shared memory, and PoCL's files. With MPICH, the next process on
 #                                 the host removes PoCL's files of killed ones, so it runs one
 #   ended PID...                  true if all these processes end within 5 seconds
-#   says_once PATTERN             true if there is exactly one message and it matches
+#   says_once PATTERN true if there is exactly one message and the message matches PATTERN
 work=$tmp
 shared=$(mktemp -d -p /dev/shm)
 launcher=

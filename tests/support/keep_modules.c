@@ -1,8 +1,9 @@
 /*
- * Help for the leak checker. It suppresses leaks by module (lsan.supp), but cannot name the module
- * of a block after MPI or PoCL have unloaded it. So plug-ins stay loaded until the process ends.
- * And it does not see what only thread-local storage points to (tests/run), such as the message of
- * the last error of dlopen in glibc since 2.34. So that message is freed.
+ * Prevents false reports of the leak checker. The checker suppresses leaks by module (lsan.supp),
+ * but cannot name a block's module after MPI or PoCL have unloaded the module. So this file keeps
+ * plug-ins loaded until the process ends. The checker also does not see blocks to which only
+ * thread-local storage points (tests/run), such as the message of dlopen's last error in glibc
+ * since 2.34. So this file frees that message.
  */
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Start and end of tests on several ranks, and the agreement of ranks on a verdict. */
+/* Starts and ends tests on several ranks, and lets the ranks agree on a verdict. */
 #include "support/mpi.h"
 
 #include "base/phase.h"
@@ -13,7 +13,7 @@ size_t test_rank, test_ranks;
 moert_context *test_context;
 moert_mesh *test_mesh;
 
-/* cmocka's standard format prints failures on stderr, and the rest on stdout, which is
+/* cmocka's standard format prints failures on stderr, and all other output on stdout, which is
  * discarded. */
 static bool be_quiet(void) {
     cmocka_set_message_output(CM_OUTPUT_STDOUT);
@@ -47,7 +47,7 @@ int open_test_context(void **state) {
     return 0;
 }
 
-/* Fails if a wait was begun and not ended, or the other way round. */
+/* Fails if a wait was begun but not ended, or ended but not begun. */
 int close_test_context(void **state) {
     (void)state;
     moert_context_destroy(test_context);

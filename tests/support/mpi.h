@@ -1,7 +1,7 @@
 /*
  * Tests on several ranks. If an assertion failed on only one rank, the other ranks would wait
- * forever in their next collective. Therefore ranks first agree on a verdict, then all ranks assert
- * it.
+ * forever in their next collective. Therefore the ranks first agree on a verdict, and then every
+ * rank asserts the verdict.
  */
 #pragma once
 
@@ -50,7 +50,7 @@ void deal_ranks(size_t hosts);
 moert_mesh *open_mesh(size_t ep);
 moert_mesh *open_exact_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
-/* The run that open_model() has made of the model. */
+/* Returns the run that open_model() has created for the model. */
 moert_run *run_of(const moert_model *model);
 moert_optimizer *open_optimizer(moert_model *model, const moert_optimizer_options *options);
 /* Reads the config.json of a golden model. The config is freed when the test ends. */
@@ -64,14 +64,14 @@ bool on_all(bool mine);
 #define ASSERT_OK_ON_ALL(call)   ASSERT_OK(agreed(call))
 #define ASSERT_FAILS_ON_ALL(call, status, text)                                                    \
     assert_true(on_all(failed_with((call), (status), (text))))
-/* Checks that all ranks refuse a wrong use. */
+/* Checks that a wrong use of the library fails on all ranks. */
 #define ASSERT_REFUSED(call, text) ASSERT_FAILS_ON_ALL(call, MOERT_ERROR_USAGE, text)
 
 /* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);
 
-/* The first bytes or floats of a buffer, with or without a guard, and whether n floats have the
- * bits of another buffer's. Not collective. */
+/* Return the first bytes or floats of a buffer (with or without a guard), and whether n floats of
+ * two buffers have the same bits. Not collective. */
 void *read_bytes(const moert_buffer *buffer, size_t bytes);
 float *read_floats(const moert_buffer *buffer, size_t n);
 bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n);
@@ -79,8 +79,8 @@ bool same_floats(const moert_buffer *a, const moert_buffer *b, size_t n);
 /* Replaces values[n] by their sums over all ranks. Collective. */
 void sum_over_ranks(double *values, size_t n);
 
-/* Rows of n values for the nodes of a rank's span (base/tree.h), drawn at random over 11 binary
- * orders, so that their sum depends on the order. */
+/* Draws rows of n random values for the nodes of a rank's span (base/tree.h). Magnitudes span 11
+ * binary orders, so the sum depends on the order of addition. */
 float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank);
 /* sum[n] on the host of the nodes that draw_nodes() gives all ranks, whose spans are spans[R]. */
 float *sum_of_nodes(const moert_span *spans, size_t n, uint64_t seed);

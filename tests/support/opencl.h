@@ -1,4 +1,4 @@
-/* OpenCL objects as a program makes them that passes its own to moert. */
+/* Creates OpenCL objects as a program does that passes its own objects to moert. */
 #pragma once
 
 #define CL_TARGET_OPENCL_VERSION 300

@@ -1,4 +1,4 @@
-/* Programs in this process. */
+/* Runs moert's programs in this process. */
 #include "support/program.h"
 
 #include <limits.h>

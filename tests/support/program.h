@@ -1,4 +1,5 @@
-/* Programs in this process, on all ranks of the test: a run costs a hundredth of a new job. */
+/* Runs moert's programs in this process, on all ranks of the test. This takes a hundredth of the
+ * time of a new job. */
 #pragma once
 
 #include "support/mpi.h"
@@ -9,7 +10,7 @@
 int open_context_and_shared_directory(void **state);
 int close_context_and_shared_directory(void **state);
 
-/* Lets $NAME stand for `words` in later calls; they may contain names, too. */
+/* Lets $NAME stand for `words` in later calls; `words` may contain other names. */
 void name_words(const char *name, const char *words);
 
 /* Runs a program with these words of a shell's command line. Collective. */

@@ -123,7 +123,8 @@ bool programs_have_family(const char *spec) {
 
 /* ---- listed programs ---- */
 
-/* Adds the defines `words` to the program in all listed ways. */
+/* Calls `use` for the program `spec` with each listed combination of values of the defines
+ * `words`. */
 static void list(const char *words, const char *spec, void (*use)(const char *spec)) {
     char rest[MOST_TEXT], with[MOST_TEXT];
     if (words[0] == '\0') {

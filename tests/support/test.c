@@ -11,7 +11,7 @@
 enum { SEED = 17 };
 const char *const backends[BACKENDS] = {"reference", "portable"};
 static const double gradient_tolerance = 2e-5;
-/* inputs have magnitudes of about 1, so smaller results may be 0 */
+/* inputs have magnitudes of about 1, so tolerances are relative to at least this magnitude */
 static const double least_magnitude = 0.01;
 
 bool failed_with(moert_status got, moert_status wanted, const char *text) {
@@ -57,7 +57,7 @@ static struct {
         void (*release)(void *);
     } * all;
     size_t count, room;
-    size_t before, of_setup; /* `count` before and after the setup of the running test */
+    size_t before, of_setup; /* values of `count` before and after the setup of the running test */
     const struct CMUnitTest *running;
 } mine;
 

@@ -49,8 +49,8 @@ bool failed_with(moert_status got, moert_status wanted, const char *text);
 
 /*
  * TEST(name) { ... } defines a test. A program runs its tests in the order of the source. TEST_WITH
- * adds a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` set, which is
- * `initial` in TEST_ROW before.
+ * adds a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` has set.
+ * Before `begin`, *state is `initial` of TEST_ROW.
  */
 #define TEST(name)                  TEST_WITH(name, NULL, NULL)
 #define TEST_WITH(name, begin, end) TEST_ROW(name, begin, end, NULL)
@@ -77,14 +77,15 @@ struct CMUnitTest *tests_of_program(size_t *count);
 /* Runs the tests of a table inside a group fixture. */
 int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
               CMFixtureFunction begin, CMFixtureFunction end);
-/* Runs all tests on the test device; on a Hopper GPU once more with GEMMs by mma.sync. */
+/* Runs all tests on the test device. On a Hopper GPU, runs them a second time with GEMMs that use
+ * mma.sync. */
 int run_tensor_forms(const char *file);
 
 /* ---- ownership ----
  *
- * The running test owns the memory and buffers that test helpers return. They are released when it
- * ends, in reverse order, also when it fails; callers do not free them. Objects made between tests
- * stay.
+ * The running test owns the memory and buffers that test helpers return. When the test ends or
+ * fails, they are released in reverse order; callers do not free them. Objects that are created
+ * between tests are not released.
  */
 
 /* Returns zeroed memory, never NULL. */
@@ -111,12 +112,14 @@ void release_since(size_t count);
 /* Sets an environment variable (NULL: unsets it) and reloads the configuration. */
 void set_variable(const char *name, const char *value);
 
-/* Runs work(context) in a new child process, which ends with its result. end_of() waits for the end
- * and returns the exit status, or 128 + the signal that ended the child. */
+/* Starts a child process that runs work(context) and exits with the result of `work`. end_of()
+ * waits until the child has ended; returns the exit status, or 128 + the number of the signal that
+ * ended the child. */
 int start_child(int (*work)(const void *context), const void *context);
 int end_of(int child);
 
-/* The number in the variable that mpirun of Open MPI or of MPICH has set, or 0. */
+/* Returns the number in the environment variable that mpirun of Open MPI or of MPICH has set, or
+ * 0. */
 long launched_as(const char *open_mpi, const char *mpich);
 
 /* The backends that run on every device. */
@@ -154,8 +157,8 @@ float *download_floats(const moert_buffer *buffer, size_t n);
 /* Copies the content of a guarded buffer into the caller's array; fails if the guard has
  * changed. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
-/* Upload and download of guarded buffers whose elements are f32, f16 or bf16; the host has
- * floats. */
+/* Upload and download guarded buffers whose elements are f32, f16 or bf16; the host arrays are
+ * float32. */
 moert_buffer *upload_as(const float *values, size_t count, moert_dtype type);
 void download_as(const moert_buffer *buffer, float *values, size_t count, moert_dtype type);
 /* A guarded buffer of n bf16 values, all NaN. */
@@ -169,7 +172,7 @@ void assert_bf16(const char *what, const moert_buffer *bf16, const float *floats
 float *random_floats(size_t n, float scale, uint64_t stream);
 
 /* Returns draw(key, stream, i), where draw is moert_rng_uniform or moert_rng_normal. Keeps the
- * values, because tests use the same ones many times. */
+ * values, because tests use the same values many times. */
 typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
 double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 

@@ -11,7 +11,7 @@ bool oracle_layer_of_experts(moert_layer_tensor which) {
            which == MOERT_LAYER_B2;
 }
 
-/* The random values of stream `name` (random_doubles), times a power of two. */
+/* The random values of stream `name` (random_doubles), multiplied by a power of two. */
 static double *scaled(const char *name, size_t n, double scale) {
     double *values = random_doubles(name, n);
     for (size_t i = 0; i < n; i++)
@@ -19,8 +19,8 @@ static double *scaled(const char *name, size_t n, double scale) {
     return values;
 }
 
-/* Rounds a row to MXFP8 (E4M3). Each block of 32 has a power of two as scale, which makes its
- * largest element at most 448. */
+/* Rounds a row to MXFP8 (E4M3). The scale of each block of 32 is the power of two with which the
+ * block's largest element becomes at most 448. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;

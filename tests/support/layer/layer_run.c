@@ -14,7 +14,8 @@ static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     return tokens * (oracle->tokens / LAYER_TOKENS);
 }
 
-/* A tensor of all experts consists of parts, one in each slot of a rank; others of one part. */
+/* Returns the number of parts of a tensor on this rank: one part per slot for a tensor of all
+ * experts, otherwise one. */
 static size_t count_parts(const layer_run *run, moert_layer_tensor which) {
     return oracle_layer_of_experts(which) ? moert_layer_local_experts(run->layer) : 1;
 }
@@ -25,7 +26,8 @@ static size_t part_elements(const layer_run *run, moert_layer_tensor which) {
            (oracle_layer_of_experts(which) ? oracle->options.router.experts : 1);
 }
 
-/* The expert of a part, or 0; MOERT_LAYER_NO_EXPERT if the slot is empty or has a clone. */
+/* Returns the expert of a part; 0 if the tensor is not one of experts; MOERT_LAYER_NO_EXPERT if the
+ * slot is empty or has a clone. */
 static uint32_t expert_of(const layer_run *run, moert_layer_tensor which, size_t part) {
     return oracle_layer_of_experts(which) ? moert_layer_expert(run->layer, part) : 0;
 }
@@ -44,8 +46,8 @@ static void load_weights(const layer_run *run) {
     }
 }
 
-/* Uploads the pieces [first, end) of the tokens. If there are several ranks, the middle rank has
- * none. */
+/* Uploads this rank's pieces [first, end) of the tokens. If there are several ranks, the middle
+ * rank has no pieces. */
 static void upload_tokens(layer_run *run) {
     const oracle_layer *oracle = run->oracle;
     const size_t hidden = oracle->options.hidden;

@@ -5,15 +5,16 @@
 #include "moert/layer.h"
 #include "support/layer/layer_oracle.h"
 
-/* the oracle's tokens are a multiple of this, and are cut into pieces of unequal sizes */
+/* the number of the oracle's tokens is a multiple of LAYER_TOKENS; the tokens are cut into pieces
+ * of unequal sizes */
 enum { LAYER_TOKENS = 13 };
 
-/* One rank's part: its pieces of the tokens, its experts. */
+/* One rank's part of a run: the rank's pieces of the tokens, and its experts. */
 typedef struct layer_run {
     moert_comm *world;
     moert_mesh *mesh;
     moert_layer *layer;
-    moert_pass *pass; /* of the last forward, or NULL */
+    moert_pass *pass; /* the pass of the last forward, or NULL */
     const oracle_layer *oracle;
     bool deferred;
     size_t first_token;
@@ -28,32 +29,33 @@ typedef struct layer_results {
     float *value[LAYER_RESULTS];
     size_t count[LAYER_RESULTS];
 } layer_results;
-/* Zeros for a layer like the oracle. */
+/* Creates results of zeros, in the shapes of the oracle's layer. */
 layer_results layer_results_of(const oracle_layer *oracle);
 
-/* How a layer runs; all zero: on test_context, with one set of experts. */
+/* How a layer runs. If all fields are zero, the layer runs on test_context, and all ranks share one
+ * set of experts. */
 typedef struct layer_setup {
     moert_context *context; /* NULL: test_context */
     size_t ep;              /* ranks per set of experts; 0: all */
-    bool exact;             /* sets of experts are exact replicas */
+    bool exact;             /* the sets of experts are exact replicas of each other */
     bool deferred;          /* wgrad is deferred */
 } layer_setup;
 
 /* Creates a layer, loads its weights, and splits the oracle's tokens over the ranks. If there are
- * several ranks, one gets no tokens. The running test owns the layer. All functions of this file
- * are collective. */
+ * several ranks, one of them gets no tokens. The running test owns the layer. All functions of this
+ * file are collective. */
 layer_run layer_run_open(const oracle_layer *oracle, layer_setup how);
-/* The same for the LAYER_TOKENS tokens of an oracle with these options. */
+/* Calls layer_run_open() for an oracle with these options and LAYER_TOKENS tokens. */
 layer_run layer_run_of(moert_layer_options options);
-/* Another layer on a mesh. The running test owns it. */
+/* Creates another layer on a mesh. The running test owns the layer. */
 moert_layer *open_layer(moert_mesh *mesh, const moert_layer_options *options);
 
 /* Ends the pass of the last forward, if any. */
 void layer_run_end(layer_run *run);
-/* Ends the pass of the last forward first. */
+/* First ends the pass of the last forward, then runs a forward. */
 moert_status layer_run_forward(layer_run *run);
-/* Runs backward, wgrad if it is deferred, and reduction of micro-batch `index` of `count`;
- * layer_run_step() also the forward. */
+/* Runs backward, wgrad (if deferred) and reduction of micro-batch `index` of `count`.
+ * layer_run_step() first runs the forward, too. */
 moert_status layer_run_backward(layer_run *run, size_t index, size_t count);
 moert_status layer_run_step(layer_run *run, size_t index, size_t count);
 
@@ -63,11 +65,12 @@ layer_results layer_run_collect(const layer_run *run);
 /* Runs a step of `batches` micro-batches of the same tokens, and returns its results. */
 layer_results layer_compute(const oracle_layer *oracle, layer_setup how, size_t batches);
 
-/* Whether y and dx, or the gradients that both have, or all of these have the same bits. */
+/* Whether two results have the same bits: layer_same_rows() compares y and dx,
+ * layer_same_gradients() the gradients that both results have, layer_same() all of these. */
 bool layer_same_rows(const layer_results *a, const layer_results *b);
 bool layer_same_gradients(const layer_results *a, const layer_results *b);
 bool layer_same(const layer_results *a, const layer_results *b);
-/* Compares this rank's part of two runs likewise. */
+/* Whether all results of two runs on this rank have the same bits. */
 bool layer_run_same(const layer_run *a, const layer_run *b);
 
 /* Copies all weights that both layers have. */

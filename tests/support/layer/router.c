@@ -137,7 +137,7 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
         weight[k] *= (double)options->scale;
 }
 
-/* A token's part of the loss. */
+/* Returns a token's contribution to the loss. */
 static double token_loss(const router_input *input, const int32_t *index, size_t t,
                          const double *logits) {
     const moert_router_options *options = &input->options;
@@ -167,8 +167,9 @@ double oracle_gradient(const router_input *input, const int32_t *index, size_t t
     return (loss[1] - loss[0]) / (2.0 * step);
 }
 
-/* Takes the largest of the n values that are not yet taken; of equal values, the first. *margin
- * becomes at most the distance to the next largest value. */
+/* Returns the index of the largest of the n values that is not marked in taken[n] (the first of
+ * equal values), and marks it. Lowers *margin to the distance from the next largest value, if that
+ * is smaller. */
 static size_t take(const double *value, char *taken, size_t n, double *margin) {
     size_t best = n;
     for (size_t i = 0; i < n; i++)
@@ -187,7 +188,8 @@ static void drop_groups(const moert_router_options *options, const double *selec
     double sum[MOST];
     char kept[MOST] = {0};
     for (size_t g = 0; g < groups; g++) {
-        double any = INFINITY; /* the order within a group's best does not matter */
+        /* the order of a group's best experts does not matter, so this margin is unused */
+        double any = INFINITY;
         char summed[MOST] = {0};
         sum[g] = 0.0;
         for (size_t i = 0; i < options->group_best; i++)

@@ -23,19 +23,21 @@ typedef struct router_input {
     const float *dweight;       /* NULL: forward only */
     const float *aux;           /* may be NULL */
     float z_factor;
-    const int32_t *index; /* unless NULL, replaces the chosen experts before the backward */
-    const uint32_t *ends; /* unless NULL, [sequences], and aux is [sequences,E] */
+    /* unless NULL, experts that replace the chosen ones before the backward */
+    const int32_t *index;
+    /* [sequences] ends of the sequences; if it is not NULL, aux is [sequences,E] */
+    const uint32_t *ends;
     size_t sequences;
 } router_input;
 
-/* Return options with defaults for all other fields; the second function adds groups of experts, of
- * which a token keeps `kept` by the sum of their `best` best experts. */
+/* Return options with defaults for all other fields. router_groups() adds groups of experts: a
+ * token keeps the `kept` groups with the largest sums over their `best` best experts. */
 moert_router_options router_options(size_t experts, size_t topk, moert_score score);
 moert_router_options router_groups(moert_router_options options, size_t groups, size_t kept,
                                    size_t best);
 
-/* Draws logits of this standard deviation until every choice has a margin of 1e-5, and a bias of
- * deviation `bias` (0: none). The second function adds dweight and aux. */
+/* Draws logits with this standard deviation until every choice has a margin of 1e-5, and a bias
+ * with the standard deviation `bias` (0: no bias). router_draw_gradients() adds dweight and aux. */
 router_input router_draw(moert_router_options options, size_t tokens, double deviation,
                          double bias);
 void router_draw_gradients(router_input *input);
@@ -44,12 +46,13 @@ float *router_own_logits(router_input *input);
 
 /* ---- on the device ---- */
 
-/* Runs forward, and backward if there is a dweight. Fails the test if a call fails or writes
- * outside of its buffers. */
+/* Runs forward, and also backward if the input has a dweight. Fails the test if a call fails or
+ * writes outside of its buffers. */
 router_run router_do(const router_input *input);
 
-/* The device's sums over scores[T,E]: of r over the tokens [ends[s-1], ends[s]) of each sequence;
- * the entropy of each token; each sequence's tokens whose K largest scores include an expert. */
+/* What the device computes from scores[T,E]: the sums of r over the tokens [ends[s-1], ends[s]) of
+ * each sequence s; the entropy of each token; for each sequence and expert, the number of tokens
+ * whose K largest scores include the expert. */
 typedef struct router_sums {
     float *mass;      /* [S,E] */
     float *entropy;   /* [T] */
@@ -93,6 +96,6 @@ double oracle_choose(const moert_router_options *options, const double *logits, 
 
 /* Compares the choice, weights, scores and lse of a token. */
 void router_check_token(const router_input *input, const router_run *run, size_t t);
-/* Compares the gradients of a run with oracle_gradient(): all of a small one, or those of some
- * tokens, for their chosen experts and some others. */
+/* Compares the gradients of a run with oracle_gradient(): all gradients of a small run; otherwise
+ * the gradients of some tokens, for the chosen experts and some other experts. */
 void router_check_gradient(const router_input *input, double tolerance);

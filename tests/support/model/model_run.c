@@ -91,7 +91,8 @@ double model_difference(const moert_model *a, const moert_model *b) {
     for (size_t i = 0; i < moert_model_block_count(a); i++) {
         size_t floats;
         const float *x = model_gradients(a, i, &floats), *y = model_gradients(b, i, &floats);
-        worst = fmax(worst, relative_difference(x, y, floats)); /* fmax ignores NaN, of zeros */
+        /* fmax ignores NaN, which is the difference of two zeros */
+        worst = fmax(worst, relative_difference(x, y, floats));
     }
     return worst;
 }

@@ -62,14 +62,15 @@ static double element_of(const ops_bytes *data, moert_op_buffer which, size_t i)
     return floor(5.0 * random_once(moert_rng_uniform, SEED, which, i)) - 2.0;
 }
 
-/* Element i of a vector. Those that multiply have few bits, so that products are exact. */
+/* Returns element i of a vector. Factors have few bits, so that products are exact. */
 static double value_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
     static const double alphas[] = {1.0, -1.5, 0.5, 2.0, 0.0, -0.0},
                         betas[] = {1.0, -0.5, 2.0, 0.5, 0.0},
                         globals[] = {1.0, 2.0, 0.5, 0.25, 4.0},
                         probs[] = {0.5, 1.0, 0.0, -2.0, 0.75};
     const moert_op_field *field = moert_op_field_of(which);
-    if (field == NULL) /* a global scale: a negative one would change the sign of zeros */
+    /* a global scale, which is positive: a negative scale would change the sign of zeros */
+    if (field == NULL)
         return globals[(i + which) % MOERT_COUNT(globals)];
     if (field->use == MOERT_OP_RAISE)
         return -INFINITY;
@@ -82,7 +83,7 @@ static double value_of(const ops_bytes *data, moert_op_buffer which, size_t i) {
                                                  : probs[i % MOERT_COUNT(probs)];
 }
 
-/* Makes a random permutation, which differs from its inverse. */
+/* Makes a random permutation that differs from its inverse. */
 static void permute(uint32_t *gather, size_t rows) {
     for (size_t r = 0; r < rows; r++)
         gather[r] = (uint32_t)r;
@@ -94,8 +95,8 @@ static void permute(uint32_t *gather, size_t rows) {
     }
 }
 
-/* Fills the rows of a matrix that the op may read. Some values of c exceed the limits of the GLUs
- * in tests, none equals one. */
+/* Fills those rows of a matrix that the op may read. Some values of c exceed the limits of the GLUs
+ * in tests, but no value equals a limit. */
 static void fill_rows(ops_bytes *data, moert_op_buffer which, size_t columns, size_t first,
                       size_t end) {
     const size_t stride = data->shape.needs[which].stride;
@@ -147,7 +148,8 @@ static void fill_quantized(ops_bytes *data, const ops_operand *o) {
             for (size_t j = 0; j < o->columns; j++) {
                 const size_t at = (ops_first(o, g) + line) * o->columns + j;
                 const ops_place p = ops_locate(o, g, line, j);
-                /* ends that break row_multiple may leave no room */
+                /* if ends are no multiples of row_multiple, there may be no room for this
+                 * element */
                 if (p.byte >= data->bytes[o->payload] ||
                     (p.scale + 1) * scale_bytes > data->bytes[o->scale])
                     continue;
@@ -156,7 +158,7 @@ static void fill_quantized(ops_bytes *data, const ops_operand *o) {
             }
 }
 
-/* Whether the op adds to its old result. */
+/* Whether the op adds to the old values of its result. */
 static bool accumulates(const moert_op_options *o) {
     return o->accumulate || (o->beta && o->kind != MOERT_OP_DGLU);
 }
@@ -178,7 +180,7 @@ static void fill(ops_bytes *data, moert_op_buffer which) {
     const moert_op_options *o = &data->shape.options;
     const moert_op_matrix *m = moert_op_matrix_of(which);
     if (which == MOERT_OP_BUFFER_workspace || (m != NULL && which == m->scale))
-        return; /* scales are filled with their matrices */
+        return; /* scales are filled together with their matrices */
     if (which == MOERT_OP_BUFFER_gather) {
         permute(ops_gather(data), o->rows);
     } else if (which == MOERT_OP_BUFFER_c) {
@@ -268,7 +270,8 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
     const moert_op_roles is = moert_op_roles_of(options.kind);
     const moert_op_buffer read[] = {is.first, is.second};
     moert_operand *first = ops_first_operand(&options), *second = ops_second_operand(&options);
-    /* if only one operand is quantized, float32 holds the values of both exactly */
+    /* if only one operand is quantized, the plain op uses float32, which holds the values of both
+     * operands exactly */
     if (second->type != first->type)
         first->type = second->type = MOERT_DTYPE_F32;
     ops_bytes plain = ops_bytes_make(&options, ops_bytes_ends(data), data->values);

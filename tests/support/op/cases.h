@@ -10,7 +10,7 @@ typedef struct ops_shape {
     uint32_t ends[OPS_MOST_GROUPS];
 } ops_shape;
 
-/* Ends of 36 groups; all have one row except the last. */
+/* Ends of 36 groups; each group except the last has one row. */
 #define OPS_SINGLE_ROWS                                                                            \
     {                                                                                              \
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, \
@@ -38,7 +38,8 @@ moert_operand ops_scaled_by_groups(moert_format format);
 moert_op_options ops_gemm(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
                           size_t n, size_t k);
 
-/* Groups of the GLU cases: empty, of one row or many, and rows past the last end. */
+/* Sizes of the GLU cases. The groups are empty or have one or many rows; some rows lie past the
+ * last end. */
 enum { OPS_GLU_GROUPS = 5, OPS_GLU_ROWS = 44, OPS_GLU_CASES = 48 };
 extern const uint32_t ops_glu_ends[OPS_GLU_GROUPS];
 
@@ -46,7 +47,7 @@ extern const uint32_t ops_glu_ends[OPS_GLU_GROUPS];
  * and layout of gate and up; dtypes and options vary with i. */
 moert_op_options ops_glu_case(moert_op_kind kind, size_t i);
 
-/* Fields of an op, as bits. ops_switch_on() sets those of them that the op's kind has. */
+/* Fields of an op, as bits. ops_switch_on() sets the fields that the op's kind has. */
 enum {
 #define OPS_BIT(field, ...) OPS_##field = 1 << MOERT_OP_FIELD_##field,
     MOERT_OP_FIELD_TABLE(OPS_BIT)
@@ -57,7 +58,7 @@ void ops_switch_on(moert_op_options *options, unsigned switches);
 /* Switches on all options of a GLU or dGLU except bias. */
 void ops_add_everything(moert_op_options *options);
 
-/* The operands of the GEMM, and the result. */
+/* Return the two operands of the GEMM, and its result. */
 static inline moert_operand *ops_first_operand(moert_op_options *o) {
     return moert_op_operand(o, moert_op_roles_of(o->kind).first);
 }
@@ -87,7 +88,7 @@ const char *ops_title(const moert_op_options *options);
 
 /* Creates an op on the test device. The op is destroyed when the test ends. */
 moert_op *ops_open(const moert_op_options *options);
-/* Also compiles it; `backend` must take it. */
+/* Also compiles the op; `backend` must support the op. */
 moert_op *ops_open_on(const char *backend, moert_op_options options);
 
 /* Checks that `backend` refuses a description with a message that contains `text`, and that the

@@ -3,7 +3,7 @@
 #include "support/op/exact.h"
 #include "support/quant/quantized.h"
 
-/* The quantized result whose payload or scales a buffer holds, or NULL. */
+/* Returns the quantized result to which a buffer belongs as payload or scales, or NULL. */
 static const moert_op_quantized *quantized_of(const moert_op *op, moert_op_buffer which) {
     for (size_t i = 0; i < op->quantized_count; i++)
         if (op->quantized[i].result &&
@@ -30,8 +30,8 @@ typedef struct check {
     const ops_exact *want;
 } check;
 
-/* Checks an element of a buffer. Sums without an error also have the sign of a zero, except in
- * GLUs. */
+/* Checks an element of a buffer. If no error is allowed, zeros must also have the right sign,
+ * except in GLUs. */
 static void check_element(const check *c, moert_op_buffer which, size_t i, double want,
                           double slack) {
     const moert_dtype type = c->got->shape.needs[which].type;
@@ -46,8 +46,8 @@ static void check_element(const check *c, moert_op_buffer which, size_t i, doubl
                  i, got, want, slack);
 }
 
-/* Checks a plain matrix whose rows of the groups have these values, and that the op writes no other
- * element. */
+/* Checks that the rows of the groups in a plain matrix have these values, and that the op has
+ * written no other element. */
 static void check_plain(const check *c, moert_op_buffer which, const double *values,
                         const double *slacks, size_t width) {
     const moert_op *op = &c->got->shape;
@@ -123,8 +123,8 @@ void ops_check_results(const char *title, const ops_bytes *before, const ops_byt
 
 /* ---- with another op ---- */
 
-/* Zeroes bytes that may hold padding, into which ops write zeros: the tile of an element's scale
- * and, for elements of 4 bits, the bytes of the element's pair or block. */
+/* Zeroes bytes in which ops write zeros as padding: the tile of an element's scale and, for 4-bit
+ * elements, the bytes of the element's pair or block. */
 static void clear(const ops_operand *o, unsigned char *q, unsigned char *scale, size_t g,
                   size_t line, size_t j) {
     const size_t pairs = moert_format_block(o->as.how.format) / 2;
@@ -163,7 +163,8 @@ static void expect(const ops_operand *o, const quantized *z, unsigned char *q,
                 }
 }
 
-/* Checks that payload and scales are those of the reference quantizer without a global scale. */
+/* Checks that payload and scales have the bytes of the reference quantizer without a global
+ * scale. */
 static void compare_result(const char *title, const ops_bytes *got, const ops_bytes *want,
                            const ops_operand *o, const float *values) {
     const float *norm = got->shape.options.norm ? ops_floats(got, MOERT_OP_BUFFER_norm) : NULL;

@@ -69,7 +69,7 @@ static double beta_of(const ops_bytes *data, size_t g) {
     return o->beta ? ops_bytes_get(data, MOERT_OP_BUFFER_beta, g) : o->accumulate ? 1.0 : 0.0;
 }
 
-/* Adds beta times the old value; an old NaN does not count if beta is 0. */
+/* Adds beta times the old value; if beta is 0, the old value is ignored even if it is NaN. */
 static double with_old(const ops_bytes *data, size_t g, double value, moert_op_buffer which,
                        size_t at) {
     const double beta = beta_of(data, g);
@@ -92,7 +92,8 @@ static double activate(double alpha, double g) {
     return g / (1.0 + exp(-alpha * g));
 }
 
-/* The slope is a central difference of the activation, not of its limit. */
+/* Computes the values of a GLU at one element. The slope is a central difference of the activation
+ * without the clamp. */
 static gate gate_of(const moert_glu_form *form, double g, double u) {
     const double limit = (double)form->limit, alpha = (double)form->alpha, step = 1e-5;
     const double low = fmin(g, limit), sigmoid = 1.0 / (1.0 + exp(-alpha * low));
@@ -108,7 +109,7 @@ static size_t column_of(const moert_op *op, size_t j, bool up) {
     return j / op->run * 2 * op->run + j % op->run + (second ? op->run : 0);
 }
 
-/* Returns the error that each of the n sums of a row may have. */
+/* Returns the largest error that each of the n sums of a row may have. */
 static double slack_of(const ops_exact *e, const double *sums, size_t n) {
     double largest = 0.0;
     for (size_t j = 0; j < n; j++)
@@ -125,7 +126,7 @@ static void raise(ops_exact *e, size_t i, double value) {
     e->amax[i] = fmax(e->amax[i], fabs(value));
 }
 
-/* Multiplies a GEMM's result by the weight of its row; both are rounded before. */
+/* Multiplies a GEMM's result by the weight of its row, after rounding both factors. */
 static double with_row_weight(const ops_bytes *data, size_t row, double value) {
     const moert_dtype type = data->shape.needs[MOERT_OP_BUFFER_y].type;
     if (!data->shape.options.row_weight)
@@ -233,8 +234,8 @@ static ops_exact make(const ops_bytes *data, double tolerance) {
     return e;
 }
 
-/* Finishes the gradient of group g's weight. Without rows, alpha does not count, and an old -0
- * stays. */
+/* Finishes the gradient of group g's weight. If the group has no rows, alpha has no effect, and an
+ * old -0 stays -0. */
 static void finish_weight(const ops_bytes *data, ops_exact *e, size_t g, bool empty) {
     const size_t elements = data->shape.options.n * data->shape.options.k, first = g * elements;
     double *sum = e->result + first;

@@ -3,7 +3,7 @@
 
 #include "base/dtype.h"
 
-/* Copies bits, or returns whether they are the same. */
+/* If `copy`, copies bytes or bits. Returns whether both ranges are equal afterwards. */
 static bool each_byte(unsigned char *to, const unsigned char *from, size_t bytes, bool copy) {
     if (copy)
         memcpy(to, from, bytes);
@@ -34,8 +34,8 @@ static bool each_element(const ops_pair *p, moert_op_buffer payload, bool copy) 
     return all;
 }
 
-/* Copies or compares the group's part of a buffer: rows, one value for each row, or an equal part
- * for each group. Scales belong to their payload. */
+/* Copies or compares the group's part of a buffer: rows, one value per row, or an equal part per
+ * group. Scales are copied or compared together with their payload. */
 static bool each_of(const ops_pair *p, moert_op_buffer which, bool copy) {
     const char *shape = moert_op_shape(&p->few->shape.options, which);
     const moert_op_need *need = &p->few->shape.needs[which];

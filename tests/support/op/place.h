@@ -13,14 +13,15 @@ typedef struct ops_operand {
     moert_op_buffer payload, scale, global;
     bool weight, result;
     size_t groups, lines, columns;
-    size_t room; /* AXIS_COLUMN: the number of row blocks for which scales have room */
+    /* for blocks along columns: the number of row blocks for which the scales have room */
+    size_t room;
     const uint32_t
         *ends; /* ends[g]: the line that follows group g; NULL if all have `each` lines */
     size_t each;
 } ops_operand;
 
-/* Describes operand x, weight, y, d or column of an op; ends[G] are on the host, and stay
- * there. */
+/* Describes operand x, weight, y, d or column of an op. ends[G] are in host memory and must outlive
+ * the description. */
 ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload);
 
 static inline size_t ops_end(const ops_operand *o, size_t g) {

@@ -46,7 +46,7 @@ unsigned oracle_code(moert_dtype type, double x) {
            ((signbit(x) ? 1u : 0u) << g->sign_bit);
 }
 
-/* Rounds a magnitude of E2M1 to half steps, and then mostly down. */
+/* Rounds a magnitude to a multiple of 0.5, and then to an E2M1 value, mostly down. */
 static double bridge(double x) {
     static const double of_half_steps[] = {0, 0.5, 1, 1.5, 2, 2, 3, 3, 4, 4, 4, 6, 6};
     return copysign(of_half_steps[(int)nearbyint(fmin(2 * fabs(x), 12))], x);
@@ -73,14 +73,14 @@ static float amax_of(const float *x, size_t n) {
 
 /* How a block becomes payload: x * factor / first / second, rounded, and 0 if `zero`. */
 typedef struct block_scale {
-    uint32_t bits; /* of the stored scale */
+    uint32_t bits; /* the bits of the stored scale */
     bool zero;
     float factor, first, second;
 } block_scale;
 static const block_scale unscaled = {0, false, 1.0f, 1.0f, 1.0f};
 
-/* With a norm, the largest E5M2 value is 128 and the reciprocal of the smallest scale is infinite,
- * as in cuDNN. */
+/* Computes the scale of an MX block. With a norm, the largest E5M2 value is 128 and the reciprocal
+ * of the smallest scale is infinite, as in cuDNN. */
 static block_scale mx_scale(const moert_quantizer *how, float amax, const float *norm) {
     const moert_dtype type = moert_format_element(how->format);
     const float largest =
@@ -102,7 +102,7 @@ static block_scale mx_scale(const moert_quantizer *how, float amax, const float 
     return s;
 }
 
-/* A block of DeepSeek-V3's files. */
+/* Computes the scale of a block as in DeepSeek-V3's files. */
 static block_scale fp8_scale(float amax) {
     block_scale s = unscaled;
     s.first = amax / 448.0f;
@@ -158,7 +158,7 @@ typedef struct view {
     const quantized *z;
     moert_dtype element;
     size_t size; /* elements of a block, in each direction that has blocks */
-    float *amax; /* of the tensor or of each group */
+    float *amax; /* amax of the tensor, or of each group */
 } view;
 
 typedef struct block {
@@ -210,8 +210,8 @@ static void take_amax(const view *v, const block *b) {
     *amax = fmaxf(*amax, amax_of(b->x, b->rows * b->columns));
 }
 
-/* Returns the payload bits of element (r, c) of a block. Of two elements of 4 bits, the first is in
- * the low half, as in gpt-oss's files. */
+/* Returns the payload bits of element (r, c) of a block. Of the two 4-bit elements of a byte, the
+ * first one is in the low half, as in gpt-oss's files. */
 static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
     const bool halves = v->element == MOERT_DTYPE_E2M1;
     const bool column = v->how->axis == MOERT_AXIS_COLUMN;
@@ -287,8 +287,8 @@ static void check_block(const view *v, const block *b) {
     }
 }
 
-/* Checks that rows past the last group are unwritten. A payload with blocks along columns has no
- * rows past the last group. */
+/* Checks that the quantizer has not written rows past the last group. A payload with blocks along
+ * columns has no rows past the last group. */
 static void check_untouched(const view *v) {
     if (v->m->groups == 0 || v->how->axis == MOERT_AXIS_COLUMN)
         return;

@@ -1,6 +1,6 @@
 /*
- * An oracle of quantized matrices by simple arithmetic: values of 8 and 4 bits are points of a
- * grid, and blocks are found by their coordinates. It covers every format, rule and rounding
+ * An oracle for quantized matrices that uses simple arithmetic: 8-bit and 4-bit values are points
+ * of a grid, and blocks are located by their coordinates. It covers every format, rule and rounding
  * of finite values, except stochastic rounding. A rotation must have exact sums. The oracle shares
  * no quantization code with the library.
  */
