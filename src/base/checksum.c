@@ -5,7 +5,7 @@
 
 #include <xxhash.h>
 
-/* A faster function for AVX2 and AVX-512; NULL if this build of the xxHash library lacks it. */
+/* XXH3 for AVX2 and AVX-512, or NULL if this build of the xxHash library lacks this function. */
 XXH128_hash_t XXH3_128bits_dispatch(const void *data, size_t bytes) __attribute__((weak));
 
 moert_checksum moert_checksum_of(const void *data, size_t bytes) {

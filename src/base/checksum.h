@@ -1,4 +1,4 @@
-/* Checksums of 128 bits: XXH3. They find damage, not intent. Source:
+/* Checksums of 128 bits: XXH3. XXH3 detects accidental damage, not deliberate changes. Source:
  * https://github.com/Cyan4973/xxHash (XXH3_128bits). */
 #pragma once
 

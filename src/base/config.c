@@ -11,7 +11,7 @@ static moert_config config;
 static int config_loaded;
 
 static const struct {
-    moert_variable variable; /* its field `value` stays NULL */
+    moert_variable variable; /* the field `value` stays NULL */
     size_t offset;
 } rows[] = {
 #define MOERT_SCOPE_AGREE true
@@ -71,8 +71,8 @@ const moert_config *moert_config_get(void) {
                 load_row(i, rows[i].variable.standard);
         }
         if (config.bf16 == MOERT_BF16_AUTO && config.backend == MOERT_BACKEND_PORTABLE)
-            config.bf16 = MOERT_BF16_WIDENED; /* who names this backend gets bits that do not depend
-                                                 on the CPU */
+            config.bf16 = MOERT_BF16_WIDENED; /* MOERT_BACKEND=portable promises bits that do not
+                                                 depend on the CPU */
     }
     return &config;
 }

@@ -3,7 +3,8 @@
  *
  * X(field, NAME, TYPE, SCOPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or
  * CHOICE; a CHOICE is stored as the index of the word in its '|' separated list. SCOPE is AGREE if
- * all ranks must have the same value, since it may change bits or what ranks send; else LOCAL.
+ * all ranks must have the same value, since the value may change results or messages between ranks;
+ * otherwise LOCAL.
  */
 #pragma once
 
@@ -139,7 +140,7 @@ moert_status moert_config_check(void);
  * variables). */
 void moert_config_reload(void);
 
-/* The table, for moert-info: fills *variable for row `index`; 0 past the end. */
+/* Fills *variable for row `index` of the table, for moert-info. Returns 0 past the table's end. */
 int moert_config_variable(size_t index, moert_variable *variable);
 
 /* 1 if the variable's value is legal or not set. */
@@ -147,8 +148,8 @@ int moert_config_is_legal(const moert_variable *variable);
 
 /* Index of `word` in a '|' separated list, or -1. */
 int moert_choice_index(const char *choices, const char *word);
-/* Word `index` of such a list, of at most 31 characters; "?" past its end. Valid until the next
- * call. */
+/* Word `index` of a '|' separated list, at most 31 characters; "?" past the list's end. Valid until
+ * the next call. */
 const char *moert_choice_word(const char *choices, unsigned index);
 
 /* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */

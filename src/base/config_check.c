@@ -1,5 +1,5 @@
-/* Checks the MOERT_* variables of the environment. This file is separate from config.c, since log
- * lines and errors depend on the configuration. */
+/* Checks the MOERT_* variables of the environment. This file is separate from config.c, since
+ * logging and error reports, which it uses, read the configuration. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,8 +24,8 @@ static void warn_unknown(const char *entry) {
     MOERT_WARN("unknown variable %s; did you mean %s?", name, nearest.name);
 }
 
-/* Sums in AMX tiles have other bits than those that MOERT_BACKEND=portable promises, and only
- * kernels in CPU form can compute them. */
+/* AMX tiles give other bits than MOERT_BACKEND=portable promises. Only kernels in CPU form can use
+ * AMX tiles. */
 static moert_status check_tiles(void) {
     const moert_config *config = moert_config_get();
     const char *other = config->backend == MOERT_BACKEND_PORTABLE ? "MOERT_BACKEND=portable"

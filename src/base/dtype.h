@@ -1,7 +1,7 @@
 /*
- * Exact conversions of single values: the definition of moert/formats.h, slow and easy to check.
- * Rounding is to nearest even, the sign of zero is kept, and the bits of a 4-bit value are in the
- * low half of a byte.
+ * Exact conversions of single values, slow and easy to check. They define the dtypes of
+ * moert/formats.h. Rounding is to nearest even, the sign of zero is kept, and the bits of a 4-bit
+ * value are in the low half of a byte.
  */
 #pragma once
 
@@ -15,16 +15,16 @@ float moert_dtype_decode(moert_dtype type, uint32_t bits);
 size_t moert_dtype_bits(moert_dtype type);
 float moert_dtype_largest(moert_dtype type); /* finite */
 
-/* Encode an E2M1 value with rounding BRIDGE, and with STOCHASTIC by 8 given random bits. NaN gives
- * 6. */
+/* These functions encode x as E2M1, with rounding BRIDGE, or STOCHASTIC with 8 given random bits.
+ * NaN gives 6. */
 uint32_t moert_dtype_encode_bridge(float x);
 uint32_t moert_dtype_encode_stochastic(float x, uint8_t random);
 
 /* The power of two of byte b; 255 is NaN. */
 float moert_e8m0_decode(uint8_t b);
-/* The byte of the smallest power of two that is not below t >= 0, at most 2^127 (NaN: 255). */
+/* The byte of the smallest power of two that is not below t >= 0, at most 2^127. NaN gives 255. */
 uint8_t moert_e8m0_ceil(float t);
-/* The byte of 2^(floor(log2(amax)) - exponent), limited to 2^-127 to 2^127 (NaN: 255). */
+/* The byte of 2^(floor(log2(amax)) - exponent), limited to 2^-127 to 2^127. NaN gives 255. */
 uint8_t moert_e8m0_floor(float amax, int exponent);
 /* 1 / decode(b), exactly. */
 float moert_e8m0_inverse(uint8_t b);

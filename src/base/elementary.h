@@ -2,11 +2,12 @@
  * exp, log, pow, cos and sin in float64 without the C library, whose results differ in the last
  * bits between libraries and between CPUs. The host uses them for all values that it computes for
  * the device: rotary tables, bias corrections, learning rates, random normals. So training has the
- * same digits on every system. They use only +, -, *, / and fma, which IEEE 754 rounds, and exact
- * functions (ldexp, frexp, rint).
+ * same digits on every system. These functions use only +, -, *, / and fma, which IEEE 754 rounds,
+ * and exact functions (ldexp, frexp, rint).
  *
  * Errors are a few units in the last place of a float64, 10^8 times below the rounding to float32
- * that follows. They do not set errno or floating-point exceptions as the C library does.
+ * that follows. Unlike the C library, these functions do not set errno or floating-point
+ * exceptions.
  */
 #pragma once
 

@@ -52,6 +52,6 @@ void moert_error_set(const char *text);
 /* Copies the last error's text, so that failures of the cleanup do not replace it. The caller frees
  * the copy, which may be NULL. */
 char *moert_error_keep(void);
-/* Returns `status` and restores its text from `kept`, or returns `cleanup` if `status` is MOERT_OK.
- * Frees `kept`, which may be NULL. */
+/* Returns `status` and restores the last error's text from `kept`, or returns `cleanup` if `status`
+ * is MOERT_OK. Frees `kept`, which may be NULL. */
 moert_status moert_error_first(char *kept, moert_status status, moert_status cleanup);

@@ -25,7 +25,7 @@ moert_status moert_file_open(const char *path, int *file, size_t *bytes);
 
 /* Appends a text to a file, which is created if it is absent. One system call writes the text, so
  * that lines of several processes do not mix. If only a part of the text could be written, removes
- * that part. ERROR_IO, also if it is not a regular file. */
+ * that part. ERROR_IO, also if the path is not a regular file. */
 moert_status moert_file_append(const char *path, const char *text);
 
 /* Appends bytes to an open file in one system call. If only a part could be written, removes that
@@ -35,7 +35,8 @@ moert_status moert_file_append_to(const char *path, int file, const void *data, 
 /* Closes each file that is not -1, and sets it to -1. */
 void moert_close_files(int *files, size_t count);
 
-/* Creates a directory and its missing parents; they may exist. Errors: ERROR_IO, ERROR_MEMORY. */
+/* Creates a directory and its missing parents. An existing directory is no error. Errors: ERROR_IO,
+ * ERROR_MEMORY. */
 moert_status moert_make_directories(const char *path);
 /* Like moert_make_directories, but only this user may enter the new directories. */
 moert_status moert_make_private_directories(const char *path);

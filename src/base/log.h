@@ -28,7 +28,7 @@ void moert_log_write(moert_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Log lines go to sink(user, level, line) instead of stderr, without the final newline; NULL: to
- * stderr again. For the whole process. */
+ * stderr again. The sink applies to the whole process. */
 typedef void moert_log_sink(void *user, int level, const char *line);
 void moert_log_set_sink(moert_log_sink *sink, void *user);
 

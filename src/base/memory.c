@@ -48,8 +48,8 @@ moert_status moert_to_int(size_t value, const char *what, int *out) {
     return MOERT_OK;
 }
 
-/* The bytes of the line "KEY N kB" of a file in /proc; 0 without it. Warns of a file that cannot be
- * opened. */
+/* The bytes of the line "KEY N kB" of a file in /proc; 0 if the file has no such line. Warns of a
+ * file that cannot be opened. */
 static size_t read_kib(const char *path, const char *key) {
     char line[128];
     size_t kib = 0;

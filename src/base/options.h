@@ -8,7 +8,7 @@
 /*
  * MOERT_OPTIONS_TAKE(moert_cast, MOERT_CAST_INIT, &taken, given): taken = the fields that the
  * struct `given` has, and the defaults of the other fields. Errors: ERROR_USAGE (`given` is NULL,
- * or no version of the headers up to this one has its size).
+ * or no header version up to this one has a struct of that size).
  */
 #define MOERT_OPTIONS_TAKE(type, INITIALISER, taken, given)                                        \
     (*(taken) = (type)INITIALISER,                                                                 \

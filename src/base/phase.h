@@ -60,8 +60,9 @@ void moert_phase_tick(void);
 void moert_phase_busy_begin(void);
 void moert_phase_busy_end(void);
 
-/* From now on the watchdog ignores this thread's ticks, since it watches the thread of the step.
- * moert_phase_ticks_beside returns the number of ignored ticks of all threads. */
+/* From now on the watchdog ignores this thread's ticks, since the watchdog watches only the thread
+ * that computes the steps. moert_phase_ticks_beside returns the number of ignored ticks of all
+ * threads. */
 void moert_phase_beside(void);
 uint64_t moert_phase_ticks_beside(void);
 
@@ -77,6 +78,7 @@ void moert_phase_listen(moert_phase_listener *waited, void *context);
 
 uint64_t moert_phase_step(void);
 moert_phase moert_phase_get(void); /* START before the first moert_phase_set */
-uint64_t moert_phase_ticks(void);  /* counts progress: every call above that sets, ticks, begins or
-                                      ends adds 1, except ticks that the watchdog ignores */
+uint64_t moert_phase_ticks(void);  /* counts progress: every call of a moert_phase_ function named
+                                      set, tick, begin or end adds 1, except ticks that the watchdog
+                                      ignores */
 int moert_phase_waiting(void);     /* the number of waits that have begun and not ended */

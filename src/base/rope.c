@@ -61,8 +61,9 @@ static double pair_of(const moert_rope_scheme *s, double rotations) {
            (2.0 * moert_log(s->theta));
 }
 
-/* The frequency of pair i, given power = theta^(2i / width). Pairs that turn often keep 1 / power;
- * pairs that turn seldom get 1 / factor of that. Pairs between them are interpolated. */
+/* The frequency of pair i, given power = theta^(2i / width). Pairs with many turns get 1 / power,
+ * pairs with few turns 1 / (factor * power). The frequencies of pairs between these are
+ * interpolated. */
 static float yarn(const moert_rope_scheme *s, size_t i, float power) {
     double low = pair_of(s, s->beta_fast != 0.0 ? s->beta_fast : 32.0);
     double high = pair_of(s, s->beta_slow != 0.0 ? s->beta_slow : 1.0);

@@ -24,7 +24,7 @@ typedef struct moert_rope_scheme {
     bool interleaved; /* pairs are elements 2i and 2i + 1; otherwise i and i + width / 2 */
     size_t width;     /* rotated elements of a head, even */
     double theta;
-    double factor;                  /* LINEAR, YARN, LLAMA3: longest context / original one */
+    double factor;                  /* LINEAR, YARN, LLAMA3: longest context / original context */
     size_t original;                /* YARN, LLAMA3: original_max_position_embeddings */
     double attention_factor;        /* YARN: multiplies cos and sin; 0: computed from mscale,
                                        mscale_all_dim */
@@ -44,7 +44,7 @@ void moert_rope_frequencies(const moert_rope_scheme *scheme, float *frequency);
 /* The factor of all cosines and sines: 1 except for YARN. */
 double moert_rope_attention_factor(const moert_rope_scheme *scheme);
 
-/* 0.1 mscale log(factor) + 1; it is 1 for a factor up to 1. DeepSeek's models with a scaled type
+/* 0.1 mscale log(factor) + 1, or 1 for a factor up to 1. DeepSeek's models with a scaled type
  * multiply attention scores by the square of moert_rope_mscale(factor, mscale_all_dim), unless
  * mscale_all_dim is 0. */
 double moert_rope_mscale(double factor, double mscale);

@@ -10,7 +10,7 @@ enum { REPORT_TEXT_BYTES = 1024 };
 /* The last agreement that failed in this process. If an outer agreement passes its message on, it
  * must not prefix the message again. */
 static struct {
-    bool by_all;   /* every rank of the program took part */
+    bool by_all;   /* the agreement was among all ranks of the program */
     bool prefixed; /* the text names the failing rank */
     char text[REPORT_TEXT_BYTES];
 } agreed;
@@ -32,7 +32,7 @@ typedef struct place {
 } place;
 
 /* Returns an error that names the call sites of rank 0 and of the first rank at another site.
- * moert_comm_failure_is_shared() is false for it, since the ranks return it from different
+ * For this error moert_comm_failure_is_shared() is false, since the ranks return it from different
  * sites. */
 static moert_status report_sites(moert_comm *comm, const char *site, uint64_t hash) {
     place mine = {.hash = hash}, first, other;
@@ -78,7 +78,7 @@ moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const cha
     uint64_t least[3] = {local == MOERT_OK ? comm->size : comm->rank, hash, ~hash};
     MOERT_MPI_COLLECT(comm, MPI_Iallreduce(MPI_IN_PLACE, least, 3, MPI_UINT64_T, MPI_MIN,
                                            comm->handle, &request));
-    if (least[1] != ~least[2]) /* the smallest and the largest hash differ */
+    if (least[1] != ~least[2]) /* the ranks' smallest and largest hash differ */
         return report_sites(comm, site, hash);
     const int lowest = (int)least[0];
     if (least[0] == comm->size)

@@ -14,8 +14,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Takes the median of several measurements. All ranks of a host share its clock, so they take the
- * value that its first rank measured. */
+/* Sets the clock difference between rank 0's host and this host: the median of several measurements
+ * by the host's first rank, since all ranks of a host share a clock. */
 moert_status moert_arrivals_enable(moert_comm *world) {
     int64_t difference[CLOCK_TRIES];
     for (int i = 0; i < CLOCK_TRIES; i++) {

@@ -46,7 +46,7 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
     int length = 0, begun = 0, ended = 1;
     MPI_Initialized(&begun);
     MPI_Finalized(&ended);
-    if (begun && !ended) /* else MPI_Error_string would abort */
+    if (begun && !ended) /* before MPI_Init and after MPI_Finalize, MPI_Error_string would abort */
         MPI_Error_string(code, text, &length);
     if (comm == NULL || comm->size == 1)
         return keep(moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text));
@@ -58,7 +58,7 @@ static int64_t now(void) {
     return (int64_t)moert_clock_ns() + moert_arrivals.ahead_ns;
 }
 
-/* ---- the list of all communicators, in the order of creation, which all their ranks share ---- */
+/* ---- the list of all communicators in the order of creation, the same order on all ranks ---- */
 
 void moert_arrivals_join(moert_comm *comm) {
     moert_comm **end = &moert_arrivals.first;

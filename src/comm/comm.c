@@ -21,9 +21,9 @@ moert_status moert_comm_init(int *count, char ***arguments) {
          * moert has set PoCL's number of threads and cache directory. */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
         if (!moert_launcher_read()) {
-            /* Without a launcher, Open MPI 4 would start a daemon, and both would listen on all
-             * networks. All such processes have the same number, so they would remove each other's
-             * session directory. */
+            /* Without a launcher, Open MPI 4 would start a daemon, and this process and the daemon
+             * would listen on all networks. All processes without a launcher have the same job
+             * number, so they would remove each other's session directory. */
             setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
             setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
             setenv("OMPI_MCA_btl", "self", 0);
@@ -33,7 +33,8 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         MOERT_MPI_WAIT(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
         moert_timer_place("in a collective call for a rank that is stopped, late or gone");
-        /* errors of calls without a communicator, such as MPI_Type_commit, go to either of these */
+        /* errors of calls without a communicator, such as MPI_Type_commit, go to the error handler
+         * of MPI_COMM_WORLD or of MPI_COMM_SELF */
         MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
         MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
     }
@@ -102,8 +103,8 @@ static void release(moert_comm *comm) {
 }
 
 /* Sets comm->node: the ranks of this host, or those that MOERT_NODE_RANKS counts as one host. Every
- * rank makes both calls, even if only some have MOERT_NODE_RANKS, which moert_context_create
- * refuses. */
+ * rank makes both MPI calls, even if MOERT_NODE_RANKS is set on some ranks only;
+ * moert_context_create later refuses that. */
 static moert_status find_node(moert_comm *comm) {
     const size_t together = moert_config_get()->node_ranks;
     const int rank = (int)comm->rank;

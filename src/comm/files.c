@@ -21,12 +21,13 @@
 #include "comm/internal.h"
 
 enum {
-    MESSAGE_FILES = 250, /* the system takes up to 253 */
-    MOST_MESSAGES = 4    /* a queue has room for 10 messages, and may hold those of two steps */
+    MESSAGE_FILES = 250, /* Linux accepts up to 253 files a message */
+    MOST_MESSAGES = 4    /* a socket's queue has room for 10 messages, and may hold the messages of
+                            two steps */
 };
 
-/* The socket name of a rank, and the tag of its messages: any process of the host may send
- * there. */
+/* The socket name of a rank, and the tag of its messages. The tag is needed, since any process of
+ * the host may send to the socket. */
 typedef struct mailbox {
     struct sockaddr_un name;
     socklen_t name_bytes;

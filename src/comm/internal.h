@@ -11,8 +11,8 @@ enum { MOERT_HOST_BYTES = 64 };
 /* Facts about a rank that all ranks of a communicator store. */
 typedef struct moert_peer {
     size_t origin; /* rank in the communicator that moert_comm_create made */
-    size_t leader; /* lowest rank on its host */
-    size_t node;   /* index of its host, in the order of the lowest ranks */
+    size_t leader; /* lowest rank on the rank's host */
+    size_t node;   /* index of the rank's host; hosts are ordered by their lowest ranks */
     char host[MOERT_HOST_BYTES];
 } moert_peer;
 
@@ -40,7 +40,7 @@ typedef struct moert_arrival {
 
 typedef struct moert_arrivals_state {
     bool recording;
-    int64_t ahead_ns;  /* rank 0's clock less this host's */
+    int64_t ahead_ns;  /* rank 0's clock minus this host's clock */
     moert_comm *first; /* list of all communicators, in the order of their creation */
 } moert_arrivals_state;
 
@@ -84,15 +84,17 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line);
 
 /*
- * After a failed call of MPI this rank is out of step with the others: it would wait for them in
- * one call, and they for it in another. So from then on all calls of this process that wait for
- * other ranks fail at once. moert_comm_check returns ERROR_COMM and the message of the failed call,
- * ERROR_TIMEOUT after moert_comm_give_up, or MOERT_OK. Tests clear the message.
+ * After a failed call of MPI this rank is out of step with the others: this rank would wait for the
+ * others in one call, and the others for this rank in another. So from then on all calls of this
+ * process that wait for other ranks fail at once. moert_comm_check returns ERROR_COMM and the
+ * message of the failed call, ERROR_TIMEOUT after moert_comm_give_up, or MOERT_OK. Tests clear the
+ * message.
  */
 moert_status moert_comm_check(void);
 extern char moert_comm_failure[512];
 
-/* Passes a failure of MPI up as ERROR_COMM. `code` is the result of a call with this text. */
+/* Passes a failure of MPI up as ERROR_COMM. `code` is the result of the MPI call whose source text
+ * is `text`. */
 #define MOERT_MPI_CODE(comm, code, text)                                                           \
     do {                                                                                           \
         int mpi_code_ = (code);                                                                    \
@@ -113,8 +115,8 @@ extern char moert_comm_failure[512];
         MOERT_MPI_CODE(comm, mpi_waited_, #call);                                                  \
     } while (0)
 
-/* Waits until all requests are complete; the watchdog sees this wait. Yields or sleeps meanwhile,
- * while a wait of MPICH takes the whole core. */
+/* Waits until all requests are complete; the watchdog sees this wait. Yields or sleeps meanwhile;
+ * MPICH's own wait would keep a core busy. */
 moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests);
 
 /* MOERT_MPI_COLLECT(comm, MPI_Ibarrier(handle, &request)): starts a collective call and waits for

@@ -1,4 +1,4 @@
-/* Variables of Open MPI's mpirun, of MPICH's and Intel's, and of Slurm's srun. */
+/* Reads the variables that the mpirun of Open MPI, MPICH and Intel MPI, and Slurm's srun set. */
 #include "comm/launcher.h"
 
 #include <stdlib.h>

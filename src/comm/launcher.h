@@ -1,4 +1,5 @@
-/* What the launcher of this process (mpirun, srun) says in the environment, without MPI. */
+/* Reads rank and job size from the environment variables of the launcher (mpirun, srun), without
+ * MPI. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,6 +11,6 @@ bool moert_launcher_read(void);
 /* Rank of this process and number of processes in its job; 0 and 1 without a launcher. */
 size_t moert_launcher_rank(void);
 size_t moert_launcher_count(void);
-/* Rank of this process among those of its job on its host, and their number, from the environment
- * at the time of the call; false if the launcher does not say. */
+/* Rank of this process among the job's processes on this host, and the number of these processes,
+ * from the environment at the time of the call. False if the launcher does not set them. */
 bool moert_launcher_local(size_t *local_rank, size_t *local_count);

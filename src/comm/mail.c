@@ -1,5 +1,5 @@
-/* Rows as non-blocking messages. MPI gathers and scatters the runs by a datatype that lists
- * them. */
+/* Sends and receives runs of consecutive rows as non-blocking messages. MPI gathers and scatters
+ * the runs by a datatype that lists them. */
 #include "comm/mail.h"
 
 #include <stdlib.h>

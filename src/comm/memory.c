@@ -4,9 +4,9 @@
  * limit of /dev/shm applies, and nothing is left behind, however a process ends. Untouched pages
  * cost nothing.
  *
- * For a process in another container the same numbers may name no file or another one, so each
- * process verifies the file it opens. The second part of this file divides such memory into
- * segments, one per rank.
+ * In another container, the first process's pid and file number may name no file or another file.
+ * So each process verifies the file it opens. The second part of this source file divides the
+ * shared memory into segments, one per rank.
  */
 #include <errno.h>
 #include <fcntl.h>

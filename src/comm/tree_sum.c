@@ -32,7 +32,7 @@ struct moert_tree_sum {
     float **rows; /* [node_count] the nodes' values in a round */
     float *node_rows;
     const size_t *border;
-    size_t shift;           /* a rank sums the shard of the rank so far before it */
+    size_t shift;           /* a rank sums the shard of the rank `shift` positions before it */
     size_t columns, widest; /* columns of a round; columns of the widest shard */
     size_t posted, summed;  /* columns of every shard, posted and summed so far */
     sum_round round[ROUNDS];

@@ -1,6 +1,6 @@
 /*
  * Sums by the fixed tree of base/tree.h over all ranks' leaves, in shards, with the same bits for
- * any number of ranks and any shards. Its two operations are the halves of an all-reduce:
+ * any number of ranks and any shards. The two operations are the halves of an all-reduce:
  * reduce-scatter and all-gather. MPI does no floating-point reductions.
  *
  * Of n columns every rank owns a shard, [border[r], border[r + 1]) of border[size + 1]; border
@@ -11,14 +11,14 @@
 #include "comm/comm.h"
 
 /*
- * spans[size] = the leaves of each rank. ERROR_MISMATCH on all ranks unless they ascend with the
- * rank and cover 0..total-1. Collective.
+ * spans[size] = the leaves of each rank. ERROR_MISMATCH on all ranks unless the spans ascend with
+ * the rank and cover 0..total-1. Collective.
  */
 moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_span *spans);
 
 /*
- * A sum in progress. node_rows has the rows [n] of this rank's nodes, at least one. The first row
- * gets, in this rank's shard, the root of the tree over all leaves. In that shard the other rows
+ * A sum in progress. node_rows has the rows [n] of this rank's nodes, at least one. In the columns
+ * of this rank's shard, the first row gets the root of the tree over all leaves, and the other rows
  * are overwritten. The caller must not access node_rows, and must not change spans and border,
  * until the sum has ended.
  *
@@ -29,7 +29,8 @@ moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_sp
 typedef struct moert_tree_sum moert_tree_sum;
 moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, float *node_rows,
                                   const size_t *border, moert_tree_sum **sum);
-/* The same, but each rank sums the shard of the rank `shift` before it. */
+/* Like moert_tree_sum_start, but each rank sums the shard of the rank `shift` positions before
+ * it. */
 moert_status moert_tree_sum_start_shifted(moert_comm *comm, const moert_span *spans,
                                           float *node_rows, const size_t *border, size_t shift,
                                           moert_tree_sum **sum);

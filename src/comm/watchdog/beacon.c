@@ -23,13 +23,13 @@ enum { PROBATION = 3 };
 
 /* The content of a datagram; only the used bytes of `data` are sent. */
 typedef struct datagram {
-    uint64_t tag; /* of all that follows */
+    uint64_t tag; /* SipHash of all fields that follow and of the used data */
     uint64_t host, sequence;
     unsigned char data[MOERT_BEACON_BYTES];
 } datagram;
 
 typedef struct contact {
-    uint64_t sequence; /* of the last datagram; 0: none yet */
+    uint64_t sequence; /* of the last datagram; 0 before the first datagram */
     unsigned received; /* datagrams */
     bool refused, firewall;
 } contact;
@@ -100,8 +100,8 @@ static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES], s
     return MOERT_OK;
 }
 
-/* A host with one address receives only there; with several, at all of them, since other hosts may
- * reach any. */
+/* A host with one address receives only at this address. A host with several receives at all of
+ * them, since another host may reach only one of them. */
 static moert_status open_socket(moert_beacon *beacon, moert_beacon_address *place) {
     struct sockaddr_in own = {.sin_family = AF_INET};
     socklen_t size = sizeof own;
@@ -193,9 +193,9 @@ static void drop(moert_beacon *beacon, const struct sockaddr_in *from) {
                (unsigned long long)beacon->dropped, address);
 }
 
-/* Whether a datagram is a new one of another host of the job. Drops it otherwise. A host that still
- * sends to several addresses repeats its last datagram, so a repeated one is dropped but not
- * counted. */
+/* Whether a datagram is new and from another host of the job. Drops and counts other datagrams. A
+ * host that still sends to several addresses repeats its last datagram, so a repeated datagram is
+ * dropped but not counted. */
 static bool is_new(moert_beacon *beacon, const datagram *message, bool whole, size_t bytes,
                    const struct sockaddr_in *from) {
     const bool authentic = whole && message->tag == tag_of(beacon, message, bytes) &&
@@ -218,7 +218,8 @@ bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t
         const bool whole = got == (ssize_t)(offsetof(datagram, data) + bytes);
         if (got < 0 || !is_new(beacon, &message, whole, bytes, &from))
             continue;
-        /* from now on datagrams for this host go only to the address that this one came from */
+        /* from now on datagrams for this host go only to the address that this datagram came
+         * from */
         contact *known = &beacon->contacts[message.host];
         beacon->places[message.host] =
             (moert_beacon_address){.addresses = {from.sin_addr.s_addr}, .port = from.sin_port};
