@@ -15,7 +15,8 @@
 static const moert_engine *const engines[] = {MOERT_ENGINE_TABLE(ENGINE)};
 enum { ENGINES = MOERT_COUNT(engines) };
 
-/* Opens an engine. `reason` says why it does not work, or is ""; it is the same on all ranks. */
+/* Opens an engine. `reason` says why the engine does not work, or is "", and is the same on all
+ * ranks. */
 static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {
     memset(reason, 0, MOERT_EXCHANGE_REASON_BYTES);
     exchange->engine = engines[which];
@@ -104,7 +105,7 @@ void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_ta
     exchange->tally = tally;
 }
 
-/* bytes[r] += the bytes of rows[r] rows with their slots, for each rank r. */
+/* bytes[r] += the bytes of rows[r] rows and their floats per slot, for each rank r. */
 static void tally(const moert_transfer *t, const size_t *rows, uint64_t *bytes) {
     const size_t floats = t->window->width + (t->slots != NULL ? t->slots->width : 0);
     for (size_t r = 0; r < t->plan->plan->ranks; r++)

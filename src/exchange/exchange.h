@@ -17,9 +17,9 @@
  *   staged  any ranks and devices: messages from and into host memory, in chunks
  *
  * Order: plan, dispatch, work on the window's rows, combine. The plan waits for this device's
- * earlier work, so the next round may use the same window. Between a combine and the next dispatch
- * *to the same window* there must be a plan or another dispatch-combine pair. The two
- * synchronisations of a pair order the accesses.
+ * earlier work, so the next dispatch-combine pair may use the same window. Between a combine and
+ * the next dispatch *to the same window* there must be a plan or another dispatch-combine pair. The
+ * synchronisations in the dispatch and in the combine of a pair order the accesses to the window.
  *
  * Chunks let a rank compute while rows travel. A chunk is a range of consecutive experts of every
  * rank, and so a range of a window's rows:
@@ -55,9 +55,9 @@ typedef struct moert_window moert_window;
 
 /*
  * Creates an exchange among the ranks of `comm`. engine: MOERT_EXCHANGE_* of base/config.h. AUTO
- * takes the first of local, window, node and staged that works on all ranks, and logs why others
- * do not. A named engine that does not work is ERROR_UNSUPPORTED with the reason. Collective.
- * `device` and `comm` must outlive the exchange.
+ * takes the first of local, window, node and staged that works on all ranks, and logs why other
+ * engines do not work. A named engine that does not work is ERROR_UNSUPPORTED with the reason.
+ * Collective. `device` and `comm` must outlive the exchange.
  */
 moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsigned engine,
                                    moert_exchange **exchange);
@@ -85,7 +85,7 @@ enum { MOERT_EXCHANGE_ENGINES = MOERT_EXCHANGE_CHOICES - 1, MOERT_EXCHANGE_REASO
 typedef struct moert_exchange_report {
     const char *name;
     bool automatic;                           /* AUTO takes this engine */
-    char reason[MOERT_EXCHANGE_REASON_BYTES]; /* why it cannot work; "" if it does */
+    char reason[MOERT_EXCHANGE_REASON_BYTES]; /* why the engine cannot work; "" if it works */
 } moert_exchange_report;
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]);
@@ -96,9 +96,9 @@ static inline size_t moert_window_stride_of(size_t width) {
 }
 /*
  * The number of rows that a window reserves if it needs `needed` rows: at most `limit`. Growing
- * later costs far more than reserving. If untouched rows cost nothing in the engine (`worst`), it
- * gets `capacity`, the largest number of rows that any plan of these token counts can need. In
- * other engines it gets room for up to an eighth more rows.
+ * later costs far more than reserving. If untouched rows cost nothing in the engine (`worst`), the
+ * window gets `capacity` rows, the largest number of rows that any plan of these token counts can
+ * need. In other engines the window gets up to an eighth more rows than needed.
  */
 static inline size_t moert_window_room(size_t needed, size_t capacity, size_t limit, bool worst) {
     const size_t wanted = worst ? moert_max(capacity, needed) : moert_with_room(needed);
@@ -166,8 +166,8 @@ typedef struct moert_exchange_slots {
 } moert_exchange_slots;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
-/* The sizes of a plan on the device: experts of this rank, with clones; lanes of all experts; slots
- * of this rank's tokens; whether the engine packs rows. */
+/* The sizes of a plan on the device: experts of this rank, with clones; lanes (moert_lane) of all
+ * experts; slots of this rank's tokens; whether the engine packs rows. */
 typedef struct moert_plan_sizes {
     size_t local, lanes, slots;
     bool packs;
@@ -225,7 +225,7 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_trans
 /*
  * target[t] = sum over k of weight[t,k] * (row of slot k), in order of k, by fma from 0; a token
  * without slots gets 0. With `slots` also slot_target[T,K] = the slots' floats (0 if dropped). Runs
- * after this rank's enqueued work on the windows. `local` is the status of that work, as in
+ * after this rank's enqueued work on the windows. `local` is this rank's status so far, as in
  * moert_exchange_dispatch. Collective.
  */
 moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *transfer,

@@ -68,7 +68,7 @@ static inline bool moert_window_is_bf16(const moert_window *window) {
  * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open is collective. If
  * the engine works, `reason` stays empty on all ranks; otherwise all ranks get the same reason why
  * it cannot work. dispatch and combine receive this rank's status so far. Whatever that status is,
- * they take part in all communication and return the same failure on all ranks.
+ * dispatch and combine do all of the communication and return the same failure on all ranks.
  *
  * An engine with chunks returns from dispatch while rows are still in flight, and has two more
  * entries, whose failures are local to this rank. `wait` waits until a chunk's rows are in the
@@ -129,16 +129,16 @@ struct moert_exchange {
     uint64_t dispatched_bytes;   /* bytes that this rank's dispatches have stored into windows so
                                     far (staged engine: packed), with slots and with rows for this
                                     rank */
-    uint64_t far_rows; /* rows that these dispatches have sent to other hosts; node engine: at most
-                          one for each token and host */
+    uint64_t far_rows; /* rows that this rank's dispatches have sent to other hosts so far; node
+                          engine: at most one for each token and host */
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
 
-enum { MOERT_SLOT_STRIDE = MOERT_WINDOW_ROW_FLOATS }; /* of a window of width 1 */
+enum { MOERT_SLOT_STRIDE = MOERT_WINDOW_ROW_FLOATS }; /* stride of a window of width 1 */
 
-/* Bytes of a window for one row: the row at its stride, and a word that says which row holds its
- * contents. The words follow all rows (kernels/exchange/exchange.cl, dispatch_once). */
+/* Bytes of a window for one row: the row at its stride, and one word, the index of the row that
+ * holds the row's data. The words follow all rows (kernels/exchange/exchange.cl, dispatch_once). */
 static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }
@@ -157,14 +157,14 @@ moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
 bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
                             char reason[MOERT_EXCHANGE_REASON_BYTES]);
 
-/* ---- kernels (kernels.c); remote: windows of all ranks by address, else this rank's rows ---- */
+/* ---- kernels (kernels.c); with `remote` they reach all ranks' windows by address ---- */
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfer *t, bool remote);
-/* After a dispatch that sends a row to each rank once, and its barrier: copies the rows that
- * arrived to this rank's other rows of the same tokens. */
+/* After a dispatch that sends a row to each rank once, and its barrier: copies each row that has
+ * arrived to the other rows of its token in this rank's window. */
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer *t);
 /* addresses[rows], uint64 = the address, for each row of this rank, in the window of its slot's
- * rank; 0 for a row without a slot. Reads the cells that the dispatch stored
+ * rank; 0 for a row without a slot. Reads the slots' cells that the dispatch stored
  * (kernels/exchange/window.h). */
 moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_transfer *t,
                                          moert_buffer *addresses);
@@ -186,18 +186,19 @@ typedef struct moert_barrier {
 
 /*
  * A transfer of few rows as one kernel with a barrier inside. Before the barrier a dispatch stores
- * rows, words and slots, and a combine sends its unsent rows. After it a dispatch fans out, and a
- * combine sums fetched or pushed rows and fetches slots. A barrier with 0 ranks makes the kernel
- * return without moving rows.
+ * rows, their words (moert_row_bytes) and slots, and a combine sends its unsent rows. After the
+ * barrier a dispatch fans out, and a combine sums fetched or pushed rows and fetches slots. A
+ * barrier with 0 ranks makes the kernel return without moving rows.
  */
 bool moert_kernel_is_small(const moert_transfer *t, bool combines);
 moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,
                                        bool combines, moert_barrier barrier);
 
 /*
- * Whether a dispatch saves enough by sending a row to each rank once. If a token's K experts are
- * spread over R ranks at random, the token reaches R (1 - (1 - 1/R)^K) different ranks. `fused`:
- * transfers of few rows are one kernel (moert_control.fuse). The result is the same on all ranks.
+ * Whether a dispatch should send a token's row to each rank only once, because this saves enough
+ * bytes. If a token's K experts are spread over R ranks at random, the token reaches R (1 - (1 -
+ * 1/R)^K) different ranks. `fused`: transfers of few rows are one kernel (moert_control.fuse). The
+ * result is the same on all ranks.
  */
 bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 

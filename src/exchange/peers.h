@@ -10,9 +10,9 @@
  *   barrier   of all devices
  *   fetch     sum, or copy, the columns in that half of all windows
  *
- * The next round uses the other half. So one barrier per round is enough: between two rounds that
- * use the same half lies the barrier of another round. All ranks reach that barrier only after they
- * have read the half.
+ * The next round uses the other half of the window. So one barrier per round is enough: between two
+ * rounds that use the same half lies the barrier of another round. All ranks reach that barrier
+ * only after they have read the half.
  */
 #pragma once
 
@@ -54,5 +54,5 @@ moert_status moert_peers_reduce_scatter(moert_peers *peers, const moert_peers_su
 moert_status moert_peers_all_gather(moert_peers *peers, const size_t *border, moert_buffer *values);
 
 /* Waits for the device. ERROR_COMM if a rank's device was late in an operation since the last call;
- * the results since then are invalid. Local to this rank. NULL is legal. */
+ * the results since then are invalid. An error is local to this rank. NULL is legal. */
 moert_status moert_peers_settle(moert_peers *peers);

@@ -16,7 +16,7 @@
 #include "exchange/internal.h"
 
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
-enum { ENTRY_WORDS = 4 }; /* words of a lane's entry in the table of kernels/exchange/plan.cl */
+enum { ENTRY_WORDS = 4 }; /* words of a moert_lane's table entry (kernels/exchange/plan.cl) */
 
 /* A rank's message to the other ranks, in words of 64 bits: this header, counts[E] and, with a
  * relay_map and without clones, the number of the rank's tokens with slots on each node. With
@@ -28,7 +28,7 @@ enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
  * exchange keeps it, and the next plan reuses the buffers of a freed one. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
-    moert_expert_map *contiguous;   /* for plans without a placement of their own, or NULL */
+    moert_expert_map *contiguous;   /* placement for plans whose caller gives none, or NULL */
     size_t message_words;           /* words of a rank's message */
     size_t room;                    /* message_words for which `mine` is allocated */
     uint64_t *mine;                 /* [message_words]; the next two arrays follow it */
@@ -201,8 +201,8 @@ static moert_status gather_counts(moert_exchange *exchange, const moert_planner 
 }
 
 /*
- * An upper bound of the rows of a rank. A token sends a rank at most min(K, its experts) rows. With
- * exact replicas a rank gets the rows of its group's tokens, and of each expert up to
+ * An upper bound of the rows of a rank. A token sends a rank at most min(K, experts of that rank)
+ * rows. With exact replicas a rank gets the rows of its group's tokens, and of each expert up to
  * MOERT_CUT_ROWS - 1 rows of other groups.
  */
 static size_t bound_rows(const moert_planner *planner, size_t ranks) {

@@ -1,7 +1,8 @@
 /*
  * Runs of rows in the messages of a plan, for dispatch and combine. At the owner a message has one
- * run of the window for each expert. At the token's rank it is one run of packed rows, which are
- * sorted by (owner, row there), as moert_plan.slot_position numbers them.
+ * run of the window for each expert. At the token's rank the message is one run of packed rows.
+ * Packed rows are sorted by owner and by row in the owner's window, as moert_plan.slot_position
+ * numbers them.
  */
 #pragma once
 

@@ -99,7 +99,8 @@ static moert_status release(moert_window *window) {
     return MOERT_OK;
 }
 
-/* Allocates storage for `rows` rows on all ranks or on none. *everywhere = whether it succeeded. */
+/* Allocates storage for `rows` rows on all ranks or on none. *everywhere = whether all ranks
+ * succeeded. */
 static moert_status try_allocate(moert_window *window, size_t rows, moert_storage *storage,
                                  bool *everywhere) {
     moert_exchange *exchange = window->exchange;

@@ -49,7 +49,7 @@ static moert_status sum_range(const moert_tensor *tensor, size_t first, size_t b
     const char *const data = (const char *)tensor->data + begin;
     const size_t before = (uintptr_t)data % (size_t)sysconf(_SC_PAGESIZE);
     if (madvise((char *)(uintptr_t)data - before, end - begin + before, MADV_POPULATE_READ) != 0 &&
-        errno != EINVAL) /* EINVAL: Linux before 5.14 */
+        errno != EINVAL) /* EINVAL: Linux before 5.14 lacks MADV_POPULATE_READ */
         return MOERT_FAIL(ERROR_IO, "%s: tensor '%.200s' cannot be read: %s (is the disk intact?)",
                           tensor->file, tensor->name, strerror(errno));
     moert_pieces_sum(tensor->sums, tensor->bytes, begin, end - begin, data);
@@ -130,7 +130,7 @@ moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, siz
 
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
-    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* elements: whole pieces in every dtype */
+    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* elements at a time: whole pieces in any dtype */
     MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
     size_t done = 0;
     do {

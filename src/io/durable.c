@@ -174,7 +174,7 @@ moert_status moert_durable_write_in(const char *directory, const char *name, con
     return status;
 }
 
-/* Writes the rest of an open file. */
+/* Copies the unread rest of the open file `file` to `to`. */
 static moert_status copy_content(const char *from, int file, FILE *to) {
     char piece[1 << 16];
     ssize_t bytes;

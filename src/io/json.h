@@ -25,7 +25,7 @@ moert_status moert_json_text(const char *path, const json_t *root, size_t flags,
 
 /* Writes the JSON of `root` to `path`. Errors: those of moert_json_text and moert_durable_write. */
 moert_status moert_json_write(const char *path, const json_t *root, size_t flags);
-/* The same for DIRECTORY/name. Releases `root`, also after a failure. */
+/* Like moert_json_write, for DIRECTORY/name. Releases `root`, also after a failure. */
 moert_status moert_json_write_new(const char *directory, const char *name, json_t *root,
                                   size_t flags);
 

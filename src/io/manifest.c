@@ -163,7 +163,8 @@ typedef struct summing {
     _Atomic int reason; /* errno of that piece's read; 0: the file has become shorter */
 } summing;
 
-/* The part of a piece: the last one that begins at or before it and has pieces. */
+/* The part that a piece belongs to: the last part that has pieces and begins at or before this
+ * piece. */
 static const part *part_of(const moert_manifest *m, size_t piece) {
     size_t low = 0, high = m->part_count;
     while (high - low > 1) {
@@ -327,7 +328,8 @@ moert_status moert_manifest_write(const moert_manifest *m) {
     json_decref(root);
     MOERT_TRY(status);
     char ending[ENDING_BYTES + 1];
-    text[strlen(text) - strlen("\n}")] = '\0'; /* the ending closes the object */
+    text[strlen(text) - strlen("\n}")] = '\0'; /* cuts off the closing brace, which the ending
+                                                  contains */
     make_ending(text, strlen(text), ending);
     char *all = moert_text_format("%s%s", text, ending);
     status = all != NULL ? moert_durable_write_in(m->directory, file_name, all)

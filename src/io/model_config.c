@@ -36,7 +36,7 @@ void moert_model_config_start(moert_model_config *config, moert_family family) {
     config->pad_token = family == MOERT_FAMILY_OLMOE ? 1 : -1;
 }
 
-/* Reports the model types that there are. */
+/* Returns an error that lists the supported model types. */
 static moert_status refuse_type(const char *path, const char *type) {
     char types[1024] = "";
     size_t used = 0;
@@ -79,8 +79,8 @@ static moert_status read_token(const char *path, const json_t *root, const char 
                                 path, key);
 }
 
-/* Reads the end token, which only raw token files need. One outside the vocabulary counts as
- * absent. */
+/* Reads the end token, which only raw token files need. An end token outside the vocabulary counts
+ * as absent. */
 static moert_status read_end(const char *path, const json_t *root, moert_model_config *config) {
     json_int_t begin, end;
     MOERT_TRY(read_token(path, root, "bos_token_id", &begin));

@@ -26,7 +26,7 @@ typedef enum moert_family {
 } moert_family;
 
 /* Sizes of multi-head latent attention: q and k have nope + rope elements per head, of which the
- * last `rope` rotate, and v has `value`. */
+ * last `rope` rotate; v has `value` elements per head. */
 typedef struct moert_latent_sizes {
     size_t q_rank, kv_rank; /* q_rank 0: q is projected directly. kv_rank 0: no latent attention */
     size_t nope, rope, value;
@@ -182,13 +182,14 @@ enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* enough for all names that the functio
  * shared expert. */
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
                               moert_expert_part part, char *name, size_t bytes);
-/* The same for the GLU of a dense layer: "model.layers.0.mlp.gate_proj.weight". */
+/* Like moert_expert_tensor_name, for the GLU of a dense layer:
+ * "model.layers.0.mlp.gate_proj.weight". */
 void moert_dense_tensor_name(const moert_model_config *config, size_t layer, moert_expert_part part,
                              char *name, size_t bytes);
 /* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix. */
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes);
-/* The same for a tensor of the router, "gate." or "router." + suffix. */
+/* Like moert_moe_tensor_name, for a tensor of the router: "gate." or "router." + suffix. */
 void moert_router_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                               char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
@@ -199,7 +200,7 @@ bool moert_experts_are_fused(const moert_model_config *config);
  */
 void moert_joined_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
                          char *name, size_t bytes, size_t shape[3]);
-/* The number of projections before an expert's in that tensor. */
+/* The number of projections before an expert's projection in a joined tensor. */
 size_t moert_joined_index(size_t expert, moert_expert_part part);
 
 /* Whether layer `layer` is a MoE layer; otherwise it is dense. */

@@ -3,14 +3,14 @@
  * way, since MPI may be stuck.
  *
  * Uses UDP over IPv4, not MPI. A lost datagram is not sent again, since the next one follows soon.
- * A beacon sends to all addresses of a host until a datagram has arrived from it, then only to the
- * sender's address.
+ * A beacon sends to all addresses of a host until a datagram has arrived from that host, then only
+ * to the sender's address.
  *
  * Every datagram carries the sender's index, a sequence number and a SipHash tag of its content
  * under the job's secret key. A receiver drops and counts datagrams whose tag is wrong (other jobs,
  * port scans, forgeries) or whose sequence number is not above that of the host's last datagram
- * (replays). It warns at the first, the tenth, the hundredth... of them, and they have no other
- * effect. The content is not encrypted.
+ * (replays). The receiver warns at the first, the tenth, the hundredth... dropped datagram. Dropped
+ * datagrams have no other effect. The content is not encrypted.
  */
 #pragma once
 
@@ -42,7 +42,7 @@ moert_status moert_beacon_draw_key(moert_siphash_key *key);
 void moert_beacon_aim(moert_beacon *beacon, const moert_siphash_key *key,
                       const moert_beacon_address *places);
 
-/* Sends at most MOERT_BEACON_BYTES to all others. Does not block. */
+/* Sends at most MOERT_BEACON_BYTES to all other hosts. Does not block. */
 void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes);
 /* Takes the next datagram of `bytes` bytes from another host of the job; returns false if none has
  * arrived. Does not block. */

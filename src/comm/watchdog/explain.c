@@ -1,11 +1,11 @@
-/* Finds the rank that keeps this rank waiting, and writes the message about it. */
+/* Finds the rank that keeps this rank waiting, and writes the message that names that rank. */
 #include <stdio.h>
 
 #include "comm/watchdog/internal.h"
 
 static const uint64_t second_ns = 1000000000u;
 
-/* Describes the ranks first to last of another host, and names the one that has waited longest. */
+/* Describes the ranks first to last of another host, and names the rank that has waited longest. */
 static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_t last, char *text,
                              size_t bytes) {
     const moert_peer *peer = &watchdog->comm->peers[first];

@@ -19,7 +19,8 @@ struct moert_watchdog {
     size_t me, count;        /* this rank's index, and the number of ranks, on this host */
     size_t *ranks;           /* [count] the numbers of this host's ranks in comm */
     bool *visible;           /* [count] whether this process finds the ranks' processes in /proc */
-    moert_watch_host *hosts; /* [node_count], after the table's entries; this host's is unused */
+    moert_watch_host *hosts; /* [node_count] the other hosts' reports, after the table's entries;
+                                the element of this host is unused */
     moert_beacon *beacon;    /* NULL except on the first rank of each host, if the job has several
                                 hosts */
     uint64_t next_note_ns;
@@ -30,13 +31,13 @@ struct moert_watchdog {
     uint64_t gone_ns;    /* when the next rank of the host was found gone; 0: it was not found
                             gone */
     atomic_bool claimed; /* this rank has reported a failure itself */
-    uint64_t ending_ns;  /* when to end after another rank's report; 0: no report */
+    uint64_t ending_ns;  /* when this process ends after another rank's report; 0: no report */
     char message[1024];  /* the reason for which this process ends; "": none yet */
 };
 
-/* Publishes the state of this process, and ends it if a check finds a reason. The watchdog's thread
- * calls this five times a second. All times are measured from `now_ns`, so that tests need not
- * wait. */
+/* Publishes the state of this process, and ends the process if a check finds a reason to end it.
+ * The watchdog's thread calls this five times a second. All times are measured from `now_ns`, so
+ * that tests need not wait. */
 void moert_watchdog_beat(moert_watchdog *watchdog, uint64_t now_ns);
 
 /* The rank that this rank waits for. */

@@ -1,5 +1,5 @@
-/* Notes that hosts send each other through their beacons. A note names the rank of its host for
- * which other ranks may be waiting. */
+/* Notes that hosts send each other through their beacons. A note names the rank of the sending host
+ * for which other ranks may be waiting. */
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -25,8 +25,8 @@ moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog) {
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_broadcast(comm, 0, &key, sizeof key));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < comm->size; r++) /* in place, since a node's index is at most its lowest
-                                               rank */
+    for (size_t r = 0; r < comm->size; r++) /* in place: all[node] has been read, since a node's
+                                               index is at most its lowest rank */
         if (comm->peers[r].leader == r)
             all[comm->peers[r].node] = all[r];
     if (watchdog->beacon != NULL)
@@ -43,7 +43,7 @@ void moert_watchdog_receive_notes(moert_watchdog *watchdog, uint64_t now_ns) {
         if (note.rank < 0 || (size_t)note.rank >= watchdog->comm->size)
             continue;
         moert_watch_keep_note(&watchdog->hosts[host], &note, now_ns);
-        if (note.verdict == MOERT_WATCH_ENDING) /* that host has reported the failure */
+        if (note.verdict == MOERT_WATCH_ENDING) /* the sending host has reported the failure */
             atomic_store(&watchdog->table->reported, 1);
     }
     while (moert_beacon_refused(watchdog->beacon, &host))

@@ -1,4 +1,5 @@
-/* The thread checks five times a second whether the process still waits in the same call. */
+/* The timer's thread checks five times a second whether the process still waits in the same
+ * call. */
 #include "comm/watchdog/timer.h"
 
 #include <pthread.h>

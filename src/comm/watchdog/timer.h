@@ -1,12 +1,12 @@
 /*
  * Ends this process if it waits too long for other ranks while no watchdog runs: from before
- * MPI_Init until the watchdog's start, and from its stop to the end of the process.
+ * MPI_Init until the watchdog's start, and from the watchdog's stop to the end of the process.
  *
- * A thread of this process measures its waits (base/phase.h). It has no data about the other ranks,
- * since the ranks may not be connected yet. A process that has waited in one call for longer than
- * the time limit prints a message and ends with status 1; mpirun then ends the job. Higher ranks
- * wait up to 6 seconds longer, so that usually only one rank prints. For programs only: in a
- * library, the caller's program may call MPI_Init itself.
+ * A thread of this process measures the process's waits (base/phase.h). The thread has no data
+ * about the other ranks, since the ranks may not be connected yet. A process that has waited in one
+ * call for longer than the time limit prints a message and ends with status 1; mpirun then ends the
+ * job. Higher ranks wait up to 6 seconds longer, so that usually only one rank prints. For programs
+ * only: in a library, the caller's program may call MPI_Init itself.
  */
 #pragma once
 

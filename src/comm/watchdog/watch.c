@@ -1,5 +1,5 @@
-/* Publishes the state of this process. Finds, from the table and /proc, the rank for which the
- * other ranks wait. */
+/* Publishes the state of this process. Finds, from the table of the host's ranks and from /proc,
+ * the rank for which the other ranks wait. */
 #include "comm/watchdog/watch.h"
 
 #include <stdio.h>
@@ -10,10 +10,11 @@
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
-    3 * (uint64_t)1000000000u; /* of a process that should publish 5 heartbeats a second */
+    3 * (uint64_t)1000000000u; /* a process publishes 5 heartbeats a second; after this silence it
+                                  counts as stopped */
 static const uint64_t host_silence_ns =
-    4 * (uint64_t)1000000000u; /* of a host that should send every second; some datagrams may be
-                                  lost */
+    4 * (uint64_t)1000000000u; /* a host sends a datagram every second, and some may be lost; after
+                                  this silence it counts as silent */
 
 /* State letter and start time of a process; 0 if there is no such process. See proc(5),
  * /proc/PID/stat. */
@@ -91,7 +92,8 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     if (atomic_load(&entry->state) != MOERT_WATCH_PRESENT)
         return MOERT_WATCH_FINE;
     moert_watch_life life = visible ? moert_watch_process(entry) : MOERT_WATCH_RUNNING;
-    if (life == MOERT_WATCH_UNKNOWN) /* if not, the process has set LEFT since the check above */
+    if (life == MOERT_WATCH_UNKNOWN) /* PRESENT: the process is gone; otherwise it has set LEFT
+                                        since the check above */
         return atomic_load(&entry->state) == MOERT_WATCH_PRESENT ? MOERT_WATCH_GONE
                                                                  : MOERT_WATCH_FINE;
     if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)

@@ -22,8 +22,8 @@ typedef struct moert_watch_entry {
     _Atomic uint64_t birth; /* start time in /proc, to detect a reused pid */
     atomic_int pid, waiting, state;
     atomic_int phase;  /* moert_phase */
-    atomic_int paused; /* its program has called moert_watchdog_pause, since it computes outside of
-                          moert */
+    atomic_int paused; /* the rank's program has called moert_watchdog_pause, since the program
+                          computes outside of moert */
 } moert_watch_entry;
 
 /* The verdicts on a rank, in ascending order of gravity. */
@@ -81,7 +81,8 @@ size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, 
  * without progress.
  */
 typedef struct moert_watch_note {
-    uint64_t step, silent_ns, idle_ns; /* ages, since clocks differ */
+    uint64_t step, silent_ns, idle_ns; /* silent_ns, idle_ns: ages, since the hosts' clocks
+                                          differ */
     int phase, rank, pid, verdict;
 } moert_watch_note;
 

@@ -1,11 +1,11 @@
 /*
  * The watchdog's thread, and the table that the ranks of a host map.
  *
- * The thread makes no MPI call. On a host's first rank the thread also reports the host's ranks to
- * the other hosts every second (comm/watchdog/beacon.h), and stores their reports in the table.
- * Every rank of the host decides on its own when to report a failure. The first rank to set
- * `reported` writes the message; lower ranks have slightly shorter limits. Once `reported` is set,
- * the job is ending, and every rank of the host ends its process.
+ * The watchdog's thread makes no MPI call. On a host's first rank the thread also reports the
+ * host's ranks to the other hosts every second (comm/watchdog/beacon.h), and stores the other
+ * hosts' reports in the table. Every rank of the host decides on its own when to report a failure.
+ * The first rank to set `reported` writes the message; lower ranks have slightly shorter limits.
+ * Once `reported` is set, the job is ending, and every rank of the host ends its process.
  */
 #include "comm/watchdog/watchdog.h"
 
@@ -75,9 +75,9 @@ static void end_process(moert_watchdog *watchdog, uint64_t now_ns, const char *e
     leave(watchdog);
 }
 
-/* The time that this rank waits for the suspect before it reports it. The limit is short for a
- * process that is gone, since mpirun ends the job soon. Other ranks of the suspect's host report
- * earlier. */
+/* The time that this rank waits for the suspect before this rank reports the suspect. The limit is
+ * short for a process that is gone, since mpirun ends the job soon. Other ranks of the suspect's
+ * host report earlier. */
 static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *culprit) {
     const moert_comm *comm = watchdog->comm;
     uint64_t limit_ns = watchdog->timeout_s * second_ns;
@@ -118,8 +118,8 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
 
 /*
  * A rank may wait outside of any call: for example, for its device, which waits for another rank's
- * device. So every rank also checks the next rank of its host and names it when it is gone, since
- * mpirun ends the other ranks within a second.
+ * device. So every rank also checks the next rank of its host and names that rank when its process
+ * is gone, since mpirun ends the other ranks within a second.
  */
 static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
     const size_t next = (watchdog->me + 1) % watchdog->count;
@@ -310,7 +310,7 @@ void moert_watchdog_pause(moert_watchdog *watchdog, bool paused) {
     if (watchdog == NULL || watchdog->table == NULL)
         return;
     moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    if (!paused) /* its time without progress counts from here */
+    if (!paused) /* this rank's time without progress counts from here */
         atomic_store(&mine->progress_ns, moert_clock_ns());
     atomic_store(&mine->paused, paused);
 }

@@ -6,9 +6,9 @@
  * looks for the missing rank: a process that is gone, stopped (no heartbeat), or alive but not
  * waiting. The waiting rank's watchdog names the missing rank, with host, step and phase, on
  * stderr. Then it ends its process with status 1, and the watchdogs of the host's other ranks end
- * their processes. A watchdog names a process that is gone after half a second of waiting, before
- * mpirun ends the other ranks. The preceding rank on the host names such a process even if that
- * rank waits outside of any call (for its device, for example).
+ * their processes. If a process is gone, a watchdog names it after half a second of waiting
+ * already, before mpirun ends the other ranks. The preceding rank on the host names the process
+ * that is gone even if the preceding rank waits outside of any call (for its device, for example).
  *
  * Hosts send each other a datagram every second, independently of MPI. The datagram names the
  * host's rank for which other ranks may have to wait, with that rank's step and phase. So the
@@ -27,7 +27,7 @@ typedef struct moert_watchdog moert_watchdog;
  * Before the watchdog ends this process, it calls sink(user, message) on its own thread instead of
  * writing the message to stderr. If the sink returns true, the program ends its process itself. The
  * watchdog then stops watching. All calls that wait for other ranks return ERROR_TIMEOUT with the
- * message, also a call that is waiting at that time.
+ * message, including a call that is waiting at that time.
  */
 typedef bool moert_watch_sink(void *user, const char *message);
 void moert_watchdog_set_sink(moert_watchdog *watchdog, moert_watch_sink *sink, void *user);

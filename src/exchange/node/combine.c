@@ -45,8 +45,8 @@ static moert_status make_address_table(const moert_exchange *exchange, const moe
     return moert_buffer_write(message->addresses, bytes, &arrived, sizeof arrived);
 }
 
-/* Whether results arrive as sums. bf16 results never do, since a sum needs more than bf16's
- * digits. */
+/* Whether results arrive as sums. bf16 results never arrive as sums, since a sum needs more digits
+ * than bf16 has. */
 static bool are_summed(const moert_exchange *exchange, const moert_transfer *t) {
     return (exchange->relay_map->presum || t->weight == NULL) && !moert_window_is_bf16(t->window);
 }
@@ -119,7 +119,7 @@ static moert_status send_weights(moert_exchange *exchange, const moert_transfer 
 }
 
 /* Prepares the messages. If results travel as sums, this rank also computes the sums that it sends
- * as a relay. By then all ranks of the node have finished their results. */
+ * as a relay. When this function runs, all ranks of the node have finished their results. */
 static moert_status prepare_results(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
     moert_relay *relay = t->plan->relay;

@@ -76,8 +76,8 @@ moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *
 /*
  * Makes the routes of a plan that has its slots on the host. node_rows + r * stride are the
  * rows[nodes] of rank r, by moert_relay_count. With relay_map->presum a sum includes all slots of a
- * token on a node. Otherwise it includes only the leading slots of the token's sum, which gives the
- * same bits if there are no weights.
+ * token on a node. Otherwise a sum includes only slots that come first in the token's sum, which
+ * gives the same bits if there are no weights.
  */
 moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
                                 const moert_plan *plan, const uint64_t *node_rows, size_t stride,

@@ -2,11 +2,11 @@
  * The engine for any ranks and devices: rows travel as non-blocking messages from and into host
  * memory, in chunks.
  *
- * A rank packs its rows on the device, sorted by (owner, row there), in the order of the plan's
- * `packed`. The packed rows are a window of one rank, so the kernels of the other engines pack and
- * sum them, with the same bits. At the token's rank a message of a chunk is one run of packed rows.
- * At the owner it is one run of the window for each expert of the chunk. Combine sends the same
- * rows back.
+ * A rank packs its rows on the device, sorted by (owner, row in the owner's window), in the order
+ * of the plan's `packed`. The packed rows are a window of one rank, so the kernels of the other
+ * engines pack and sum them, with the same bits. At the token's rank a message of a chunk is one
+ * run of packed rows. At the owner the message is one run of the window for each expert of the
+ * chunk. Combine sends the same rows back.
  *
  *   dispatch   out.packed -> window        combine   window -> back.packed
  *

@@ -4,9 +4,9 @@
  *
  * Each chunk has an event that completes after the work that computes the chunk's rows. The host
  * then posts the chunk's messages. The first chunk's event also guarantees that earlier work has
- * finished with the receive memory, so the host posts all receives after it. A dispatch sends its
- * chunks one after the other, so that the first chunk arrives early. A waiting host polls events
- * and lets MPI make progress.
+ * finished with the receive memory, so the host posts all receives after this event. A dispatch
+ * sends its chunks one after the other, so that the first chunk arrives early. A waiting host polls
+ * events and lets MPI make progress.
  */
 #pragma once
 

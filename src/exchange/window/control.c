@@ -127,7 +127,7 @@ static moert_status probe(moert_exchange *exchange) {
         status = probe_read(exchange, wrong, ranks, round);
         MOERT_TRY_OR(release,
                      moert_control_pass(exchange, status)); /* no rank writes the next round before
-                                                              all have read this one */
+                                                               all ranks have read this round */
     }
     MOERT_TRY_OR(release, moert_control_fetch_verdict(exchange));
     MOERT_TRY_OR(release, moert_device_finish(exchange->device));
@@ -173,10 +173,11 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* Chooses how rows travel, the same on all ranks. One copy per rank: on GPUs if it saves enough,
- * since links between GPUs are slower than their memory; always on CPUs whose devices wait, so that
- * tests cover it. `push`: on if all ranks set it; off if a rank sets off, or has auto without
- * Hopper's tensor cores; otherwise on if the GEMM can scatter its rows. */
+/* Chooses how rows travel, the same on all ranks. A token's row is sent once per rank: on GPUs if
+ * this saves enough bytes, since links between GPUs are slower than their memory; on CPUs always if
+ * devices wait for each other, so that tests cover it. `push`: on if all ranks set it; off if a
+ * rank sets off, or has auto without Hopper's tensor cores; otherwise on if the GEMM can scatter
+ * its rows. */
 static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();

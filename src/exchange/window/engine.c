@@ -152,7 +152,7 @@ static moert_status enqueue_overlapped(moert_exchange *exchange, const moert_tra
     MOERT_TRY(moert_event_record(exchange->device, slots));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
     if (moert_device_run_shared(exchange->device) !=
-        MOERT_OK) /* after the combine, its compute units help with the GEMMs */
+        MOERT_OK) /* after the combine, the combine's compute units help with the GEMMs */
         MOERT_INFO("compute units that a combine used stay idle after the combine: %s",
                    moert_last_error());
     return moert_event_record(exchange->device, &control->combine_end);

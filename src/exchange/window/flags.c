@@ -20,7 +20,7 @@ typedef struct verdict {
     uint32_t late;   /* 1 + the late rank; 0: no rank was late */
     uint32_t number; /* number of the barrier */
 } verdict;
-/* The verdict, then the kernels' counter in a line of its own. */
+/* The verdict, then the kernels' counter in a cache line of its own. */
 enum { VERDICT_BYTES = 2 * LINE_BYTES };
 
 struct moert_flags {

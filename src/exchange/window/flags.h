@@ -3,8 +3,8 @@
  * all ranks, then waits for the flags of all ranks in its own segment
  * (kernels/exchange/barrier.cl). The host processes only enqueue kernels.
  *
- * The kernels of all ranks must run at the same time. So each rank needs a device, or on CPUs a
- * waiting kernel that yields to other threads.
+ * The kernels of all ranks must run at the same time. So each rank needs a device of its own. On
+ * CPUs a waiting kernel that yields to other threads is enough.
  */
 #pragma once
 
@@ -35,8 +35,9 @@ moert_status moert_flags_barrier(moert_flags *flags);
 
 /* moert_flags_next returns the arguments of the next barrier, for a kernel that contains the
  * barrier. The caller enqueues that kernel next and flushes. moert_flags_nobody returns the
- * arguments of a barrier with 0 ranks. The first launch of such a kernel takes these: it compiles
- * the kernel under the cache's lock, so it must not wait. */
+ * arguments of a barrier with 0 ranks. The first launch of a kernel with a barrier takes the
+ * arguments of moert_flags_nobody: that launch compiles the kernel and holds the program cache's
+ * lock, so it must not wait. */
 moert_barrier moert_flags_next(moert_flags *flags);
 moert_barrier moert_flags_nobody(const moert_flags *flags);
 

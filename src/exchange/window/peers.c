@@ -59,7 +59,7 @@ static size_t widest_shard(const moert_peers *peers, const size_t *border) {
     return widest;
 }
 
-/* The half of the next round. */
+/* The offset of the half of the window that the next round uses. */
 static size_t next_half(moert_peers *peers) {
     return peers->rounds++ % HALVES * half_floats(peers->device);
 }
@@ -95,7 +95,7 @@ static bool in_pairs(const moert_peers_args *args) {
         if (args->node[i].joins != ones)
             return false;
     }
-    return true; /* the last row ends all sums */
+    return true; /* the last row completes all sums, so its `joins` needs no check */
 }
 
 /* Sums args->n columns of all rows. */
@@ -232,7 +232,7 @@ static float probe_value(size_t rank, size_t round) {
 /* The memory of the start-up test. */
 typedef struct peers_probe {
     moert_buffer *values; /* f32 [ranks, STEP] */
-    float *host;          /* the same on the host */
+    float *host;          /* [ranks, STEP] `values` on the host */
     size_t *border;       /* [ranks + 1] */
 } peers_probe;
 
