@@ -335,8 +335,8 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
     }
 }
 
-/* Whether to write a field here. model_text.c writes the rotary fields. Models without dense layers
- * omit the dense size, since transformers refuses null there. */
+/* Whether moert_fields_write writes a field. model_text.c writes the rotary fields. Models without
+ * dense layers omit the dense size, since transformers refuses null as its value. */
 static bool is_written(const config_field *field, const moert_model_config *config) {
     return has(field->families, config->family) && field->offset != FIELD(rope.theta) &&
            field->offset != FIELD(partial_rotary) &&

@@ -1,6 +1,6 @@
 /*
- * Checksums of the pieces of a file or tensor. Readers and writers compute them while the bytes
- * pass, in any order.
+ * Checksums of the pieces of a file or tensor. Readers and writers compute the checksums while they
+ * read or write the bytes, in any order.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include "base/checksum.h"
 
-/* Pieces begin at multiples of this; the last one may be shorter. */
+/* Pieces begin at multiples of this size; the last piece may be shorter. */
 enum { MOERT_PIECE_BYTES = 1 << 20 };
 
 /* Whether the checksum has been computed. Zeros mean not computed. A real checksum is zero once in

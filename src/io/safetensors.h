@@ -54,9 +54,9 @@ typedef struct moert_tensor {
     size_t rank, shape[MOERT_FILE_MAX_RANK];
     size_t elements, bytes;
     const void *data;     /* mapped, read-only, may be unaligned */
-    const char *file;     /* path of the file that holds it */
-    moert_checksum *sums; /* checksums of its pieces, which reads fill in (moert_tensors_watch), or
-                             NULL */
+    const char *file;     /* path of the file that holds the tensor */
+    moert_checksum *sums; /* checksums of the tensor's pieces, which reads fill in
+                             (moert_tensors_watch), or NULL */
 } moert_tensor;
 
 typedef struct moert_tensors moert_tensors;
@@ -124,8 +124,8 @@ void moert_writer_watch(moert_tensor_writer *writer, moert_manifest *manifest);
  * ERROR_USAGE for an unknown name or beyond the last element. */
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data);
-/* Like moert_writer_put for a tensor in F32, or in BF16, to which it rounds to nearest even. Errors
- * also: ERROR_MEMORY. */
+/* Like moert_writer_put for float32 values and a tensor in F32 or BF16 (rounded to nearest even).
+ * Errors also: ERROR_MEMORY. */
 moert_status moert_writer_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
                                      size_t count, const float *values);
 /* Flushes to disk (fsync), closes the file and frees the writer, even on failure. ERROR_IO, for

@@ -20,7 +20,7 @@ struct moert_tensors {
     moert_shard *shards; /* ascending by path */
     size_t shard_count;
     const moert_tensor **tensors; /* [count] of the shards, ascending by name */
-    bool *found;                  /* [count]: moert_tensors_find has returned it */
+    bool *found;                  /* [count]: moert_tensors_find has returned the tensor */
     size_t count;
 };
 
@@ -131,7 +131,7 @@ static moert_status open_index(const char *path, moert_tensors *tensors) {
     return status;
 }
 
-/* Opens the directory's model.safetensors, or its index if that is absent. */
+/* Opens the directory's model.safetensors or, if that file is absent, the directory's index. */
 static moert_status open_directory(const char *path, moert_tensors *tensors) {
     moert_status status;
     mode_t has_whole, has_index;

@@ -1,4 +1,5 @@
-/* Detects a head of its own in the files of a model whose config ties the embeddings. */
+/* Detects whether the files of a model have a separate head although its config ties the
+ * embeddings. */
 #include <stdlib.h>
 #include <string.h>
 

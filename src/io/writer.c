@@ -22,7 +22,7 @@ enum { FLUSH_BYTES = 64 * 1024 * 1024 };
 typedef struct placed_tensor {
     moert_tensor_spec spec;        /* owns its name */
     size_t elements, begin, bytes; /* begin: offset within the data */
-    moert_checksum *sums;          /* checksums of its pieces, or NULL */
+    moert_checksum *sums;          /* checksums of the tensor's pieces, or NULL */
 } placed_tensor;
 
 struct moert_tensor_writer {

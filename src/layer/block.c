@@ -244,8 +244,8 @@ size_t moert_block_first_chunk(const moert_block *block, size_t rank) {
 }
 
 /* gradient += nodes in this rank's shard of a replicated block. Views start at multiples of
- * MOERT_VIEW_FLOATS, so this also adds some elements before the shard; other ranks have their
- * sums. */
+ * MOERT_VIEW_FLOATS, so this also adds some elements before the shard; other ranks hold the sums of
+ * those elements. */
 static moert_status add_shard(moert_block *block, size_t first, size_t count) {
     const size_t before = first % MOERT_VIEW_FLOATS;
     const size_t start = (first - before) * sizeof(float), bytes = (before + count) * sizeof(float);

@@ -45,7 +45,7 @@ typedef struct moert_holders {
 
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
-    size_t parts;                    /* tensors of the model's files that form it */
+    size_t parts;                    /* number of the model files' tensors that form this tensor */
     moert_buffer *weight, *gradient; /* views of the block's buffers, or of the caller's */
     bool bound_weight;               /* the weight is the caller's (bind.c) */
     moert_buffer *bound_gradient;    /* a view of the caller's buffer, or NULL */
@@ -57,7 +57,8 @@ typedef struct moert_block_tensor {
 typedef struct moert_gradient_pool {
     moert_device *device;
     struct {
-        const char *what; /* moert_block.what of the blocks that may use it; its padding is zero */
+        const char *what; /* moert_block.what of blocks that may use the buffer, whose padding is
+                             zero */
         moert_buffer *buffer;
     } free[16]; /* buffer NULL: empty entry. Room for two buffers of each kind of block */
 } moert_gradient_pool;
@@ -105,9 +106,10 @@ void moert_block_destroy(moert_block *block);
 
 /*
  * Keeps the gradient in bf16 from now on. A block is open from moert_block_open, which
- * moert_block_begin calls, to the end of moert_block_reduce_wait. Meanwhile it has a float32
- * gradient from the pool. With `accumulate` this starts as the kept gradient, and the backward adds
- * to it. At the end it is rounded to nearest even and kept. Not collective.
+ * moert_block_begin calls, to the end of moert_block_reduce_wait. An open block has a float32
+ * gradient from the pool. With `accumulate` the float32 gradient starts as the kept gradient, and
+ * the backward adds to it. When the block closes, the float32 gradient is rounded to nearest even
+ * and kept. Not collective.
  */
 moert_status moert_gradient_pool_create(moert_device *device, moert_gradient_pool **pool);
 void moert_gradient_pool_destroy(moert_gradient_pool *pool);
@@ -119,8 +121,8 @@ moert_elements moert_block_gradient(const moert_block *block, size_t at);
 /* target[floats] = the kept gradient. */
 moert_status moert_block_copy_gradient(const moert_block *block, moert_buffer *target);
 
-/* Moves a tensor's weight and gradient to buffers of the caller. A NULL buffer leaves its part
- * where it is. */
+/* Moves a tensor's weight and gradient to buffers of the caller. With a NULL buffer, the weight or
+ * gradient stays where it is. */
 moert_status moert_block_bind(moert_block *block, size_t tensor, const moert_buffer *weight,
                               const moert_buffer *gradient);
 /* take copies the caller's bound gradients to the block's buffer, before a sum over ranks or
@@ -131,8 +133,8 @@ moert_status moert_block_give_bound(const moert_block *block);
 /* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
-/* With `repeats`, later GEMMs by the block's weights repeat earlier ones, and prepack the weights
- * only if they must (moert_weight_cache). */
+/* With `repeats`, later GEMMs with the block's weights are repetitions of earlier GEMMs, so they
+ * prepack the weights only where tensor cores need it (moert_weight_cache). */
 void moert_block_repeat(moert_block *block, bool repeats);
 
 /* Makes a tensor of the block the weight of a forward or dgrad: sets `weight` and `panels`. */
@@ -140,8 +142,8 @@ moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_ge
 /* Runs a forward or dgrad with a tensor of the block as its weight. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
-/* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` the
- * nodes are added to the block's gradient, otherwise they replace the gradient. */
+/* Reserves the nodes of a batch; call it before the batch's gradients are collected. With
+ * `accumulate` the nodes are added to the block's gradient, otherwise they replace the gradient. */
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate);
 
 /*
@@ -170,7 +172,7 @@ size_t moert_block_partial_bytes(const moert_device *device);
 /* The size in floats of `scratch` for a weight [n,k]. */
 size_t moert_block_partial_floats(const moert_device *device, size_t sequences, size_t n, size_t k);
 
-/* The size in floats of this rank's shard; sets *first to its offset. */
+/* The size in floats of this rank's shard; sets *first to the shard's offset. */
 size_t moert_block_shard(const moert_block *block, size_t *first);
 /* The first chunk of a rank's shard; `rank` is an index among the ranks that hold the block. With
  * `rank` equal to their number: the number of chunks. */
@@ -203,14 +205,14 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index);
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
 moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
-/* From now on hashes of the router's logits replace them, so that the experts get nearly equal
- * numbers of rows, to compare speeds. The backward treats the logits as if they were not replaced,
- * so the model does not learn to route. */
+/* For comparisons of speed: from now on hashes of the router's logits replace the logits, so that
+ * the experts get nearly equal numbers of rows. The backward treats the logits as if they were not
+ * replaced, so the model does not learn to route. */
 void moert_layer_balance_routing(moert_layer *layer);
-/* Begins to send the weights of experts to their clones. Without this call the next forward does it
- * first; with it, the weights travel while the caller computes what precedes the layer. Until that
- * forward the weights must not change, and no other layer of the mesh may run. Collective over the
- * EP group. */
+/* Begins to send the weights of experts to their clones. Without this call the next forward sends
+ * the weights first. With this call, the weights travel while the caller computes the work before
+ * this layer. Until that forward the weights must not change, and no other layer of the mesh may
+ * run. Collective over the EP group. */
 moert_status moert_layer_send_weights(moert_layer *layer);
 /* From now on forward does not check the ends of batches, since reading them waits for the device.
  */

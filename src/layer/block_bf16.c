@@ -1,4 +1,4 @@
-/* Blocks that keep their gradients in bf16, and have float32 ones only while they are open. */
+/* Blocks that keep their gradients in bf16, and have float32 gradients only while they are open. */
 #include <string.h>
 
 #include "base/memory.h"

@@ -7,8 +7,8 @@
  * rank with the most experts of `ranks` ranks. */
 moert_status moert_layer_check_sizes(const moert_layer_options *options, size_t ranks);
 
-/* ERROR_USAGE on all ranks if one has other options than rank 0; the message names the field, the
- * values and the ranks. Collective over the mesh's context. */
+/* ERROR_USAGE on all ranks if a rank has other options than rank 0; the message names the field,
+ * the values and the ranks. Collective over the mesh's context. */
 moert_status moert_layer_compare_options(const moert_mesh *mesh,
                                          const moert_layer_options *options);
 

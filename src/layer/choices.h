@@ -12,7 +12,8 @@
  *
  * (1) F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and the gradient
  *     of the biases reads dv in float32.
- * (2) F32 with biases. With a deferred wgrad the dtype of v, because dv then uses the buffer of v.
+ * (2) F32 with biases. With a deferred wgrad dv has the dtype of v, because dv then uses the buffer
+ *     of v.
  *
  * GEMMs of bf16 pairs may treat operands below 2^-126 as zero.
  */
@@ -20,7 +21,8 @@
 
 #include "layer/block.h"
 
-/* The rows of a direction between ranks. The exchange copies them bit by bit, as rows of floats. */
+/* The rows that travel between ranks in one direction. The exchange copies them bit by bit, as rows
+ * of floats. */
 typedef struct moert_hop {
     moert_dispatch encoding; /* float32, bf16, or MXFP8 payload and scales */
     size_t bytes;            /* bytes of a row */
@@ -29,8 +31,8 @@ typedef struct moert_hop {
 
 /* What the last GEMM of a forward or backward can do with results that travel in bf16. */
 typedef struct moert_storing {
-    bool rounds;   /* it rounds its results to bf16 */
-    bool scatters; /* it also stores its results in the windows of other ranks */
+    bool rounds;   /* the GEMM rounds its results to bf16 */
+    bool scatters; /* the GEMM also stores its results in the windows of other ranks */
 } moert_storing;
 
 typedef struct moert_layer_choices {
@@ -42,12 +44,12 @@ typedef struct moert_layer_choices {
                              before or after the GEMMs needs all rows */
     bool biases;          /* both projections of the experts have biases */
     moert_dtype operand;  /* dtype of the operands of the experts' GEMMs */
-    moert_dtype received; /* x and dy as the GEMMs get them: BF16 if these read the window */
+    moert_dtype received; /* x and dy as the GEMMs get them: BF16 if the GEMMs read the window */
     moert_dtype v, h, dv; /* dtype of v[M,2I] and dh[M,I], of h[M,I], and of dv[M,2I] */
     bool quantizes;       /* operands are rounded to `format` first */
     moert_format format;  /* MXFP8 or NVFP4 */
-    bool global_scales;   /* NVFP4: one global scale per expert's weight, one for the rows of all
-                             ranks */
+    bool global_scales;   /* NVFP4: one global scale for each expert's weight, and one for the
+                             activation rows of all ranks */
     bool splits_router;   /* the router's GEMMs may multiply sums of bf16 values */
 } moert_layer_choices;
 

@@ -20,7 +20,7 @@ enum { FIRST_TAG = 20000, MOST_PIECES = 8, WEIGHTS = 2 * EXPERT_TENSORS };
 typedef struct tensor {
     moert_buffer *buffer;
     size_t rows, columns, pieces;
-    size_t before; /* offset of its values in moert_handover.in and .out, in floats */
+    size_t before; /* offset in floats of the tensor's values in moert_handover.in and .out */
 } tensor;
 
 /* The weight tensors of a layer's local slots, and the floats that all links send or receive.
@@ -78,7 +78,7 @@ static weight_list list_weights(const moert_layer *layer, size_t links) {
 
 /* Makes room for the messages in flight, each of up to `elements`. Of each weight, a link sends one
  * message to each other rank. Of a gradient, it sends and receives up to MOST_PIECES messages with
- * the old values, and as many with the new ones. */
+ * the old values, and as many with the new values. */
 static moert_status reserve_mail(const moert_layer *layer, size_t links, size_t elements,
                                  moert_mail *mail) {
     const size_t ranks = moert_comm_size(layer->mesh->experts);
@@ -337,7 +337,8 @@ static bool hands_on(const moert_chain_link *l, size_t *to) {
     return *to != l->position;
 }
 
-/* Computes some pieces of a link: receives the sums so far, adds this slot's, and sends them on. */
+/* Computes some pieces of a link: receives the sums so far, adds this slot's sums, and sends the
+ * result on. */
 static moert_status run_pieces(moert_pass *pass, moert_handover *h, size_t number, const chained *c,
                                span pieces) {
     const moert_chain_link *l = &h->links[number];
@@ -355,8 +356,8 @@ static moert_status run_pieces(moert_pass *pass, moert_handover *h, size_t numbe
 }
 
 /* Computes a link's part of the chain. A GPU computes all pieces at once, since one piece would not
- * keep it busy. If the expert itself is not the last member, it then posts the receive of the last
- * member's sums. */
+ * keep the GPU busy. If the expert itself is not the last member, it then posts the receive of the
+ * last member's sums. */
 static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number, const chained *c) {
     const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;
@@ -369,7 +370,7 @@ static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number,
 }
 
 /* Computes first the links that wait for no other member, last those that wait. All ranks process
- * the waiting ones in the same order, so no two ranks wait for each other. */
+ * the waiting links in the same order, so no two ranks wait for each other. */
 static moert_status run_chains(moert_pass *pass, moert_handover *h, const chained *c) {
     const moert_layer *layer = pass->layer;
     const tensor *t = &c->result;

@@ -14,7 +14,7 @@
 #include "layer/internal.h"
 
 /* Reserves the memory that clones need in the layer's present placement; the calls below then
- * allocate none. Not collective. Errors: ERROR_UNSUPPORTED (too many clones on this rank),
+ * allocate no memory. Not collective. Errors: ERROR_UNSUPPORTED (too many clones on this rank),
  * ERROR_MEMORY. */
 moert_status moert_clones_prepare(moert_layer *layer);
 

@@ -21,7 +21,7 @@ typedef struct moert_dense_glu {
     const moert_buffer *x;    /* [T,H], float32 */
     moert_buffer *v, *h;      /* [T,2I] (moert_glu_between), [T,I] in `type` */
     const moert_buffer *prob; /* [T] multiplies each row of h, or NULL */
-    moert_buffer *dprob;      /* [T] backward: its gradient, or NULL */
+    moert_buffer *dprob;      /* [T] backward: the gradient of prob, or NULL */
     moert_batch batch;
     bool drop_v; /* v is not needed after the activation */
 } moert_dense_glu;

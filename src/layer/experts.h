@@ -6,7 +6,8 @@
  *   dgrad       dx = dv W1                           dh = dy W2
  *   wgrad       dW1 = dv^T x                         dW2 = dy^T h
  *
- * Operands are rounded first, as moert_layer_choices says (layer/rounding.h); biases are not.
+ * Operands are rounded first, as moert_layer_choices says (layer/rounding.h); biases are not
+ * rounded.
  */
 #pragma once
 

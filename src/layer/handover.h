@@ -23,7 +23,7 @@ typedef struct moert_handover {
     float *in, *out;      /* received and sent values: [count,elements] of each tensor */
     size_t room;          /* floats of `in`, and of `out` */
     moert_status *status; /* status of the call in progress. After a failure of this rank's device,
-                             it still sends and receives, so that no other rank blocks */
+                             the rank still sends and receives, so that no other rank blocks */
 } moert_handover;
 
 /* NULL is legal. */

@@ -16,7 +16,7 @@ enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS = MOERT_LAYER_BLOC
 enum {
     DENSE_ROUTER,
     DENSE_ROUTER_BIAS,
-    DENSE_CORRECTION, /* its gradient is always 0 */
+    DENSE_CORRECTION, /* the correction bias of the scores; its gradient is always 0 */
     DENSE_SHARED_W1,
     DENSE_SHARED_W2,
     DENSE_SHARED_GATE,
@@ -32,8 +32,8 @@ typedef struct moert_rounded {
     moert_buffer *weight[MOERT_PANELS_USES];
 } moert_rounded;
 
-/* The passes of a layer, or of several that share them. A later pass reuses the memory of one that
- * is not in use. */
+/* The passes of a layer, or of several layers that share the list. A later pass reuses the memory
+ * of a pass that is not in use. */
 typedef struct moert_pass_list {
     moert_pass **pass; /* [count] */
     size_t count, room;
@@ -71,7 +71,7 @@ struct moert_pass {
     moert_layer *layer; /* the layer that uses the pass, or used it last */
     enum {
         PASS_FREE,       /* not in use; a later pass may reuse its memory */
-        PASS_FORWARD,    /* its forward runs, or has run without a backward to follow */
+        PASS_FORWARD,    /* the forward runs, or has run and no backward will follow */
         PASS_READY,      /* ready for its backward */
         PASS_BACKWARD,   /* its backward runs */
         PASS_FAILED,     /* its backward has failed */
@@ -103,10 +103,10 @@ struct moert_pass {
     /* the backward, kept for a deferred wgrad */
     const moert_buffer *gradient; /* the caller's dy[T,H] */
     moert_layer_losses losses;
-    moert_window *dy;      /* each pass has its own if wgrad is deferred */
+    moert_window *dy;      /* if wgrad is deferred, each pass has its own window for dy */
     moert_buffer *dv;      /* [M,2I]: v, or scratch */
     moert_buffer *dlogits; /* [T,E], in scratch */
-    uint64_t backward;     /* index of its backward among the layer's backwards */
+    uint64_t backward;     /* index of the pass's backward among the layer's backwards */
 };
 
 /* *status = the first failure. */
@@ -120,7 +120,7 @@ static inline void moert_note(moert_status *status, moert_status now) {
  */
 typedef enum moert_stage_kind {
     MOERT_STAGE_LOCAL,  /* skipped after a failure */
-    MOERT_STAGE_JOINT,  /* a rank that has failed takes part without computing; skipped after a
+    MOERT_STAGE_JOINT,  /* a rank that has failed communicates without computing; skipped after a
                            failure of the EP group */
     MOERT_STAGE_AGREED, /* a joint stage that fails on all ranks of the EP group alike, except after
                            its last synchronisation (exchange.h) */
@@ -130,8 +130,8 @@ typedef struct moert_stage {
     moert_status (*run)(moert_pass *pass);
     moert_stage_kind kind;
 } moert_stage;
-/* Runs the stages in order; returns pass->status. A failure of the EP group is made known to its
- * replicas. */
+/* Runs the stages in order; returns pass->status. Reports a failure of the EP group to the replicas
+ * of its experts. */
 moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count);
 
 /* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over

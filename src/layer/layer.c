@@ -248,7 +248,7 @@ uint32_t moert_layer_expert(const moert_layer *layer, size_t slot) {
 
 enum { PIECE = 1 << 22 }; /* floats that are initialised at once */
 
-/* Draws one expert's part of a tensor, or all of a replicated one. */
+/* Draws random values for one expert's part of a tensor, or for a whole replicated tensor. */
 static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, uint64_t seed,
                          uint64_t stream, double deviation) {
     float *values;

@@ -9,7 +9,7 @@
 #include "layer/block.h"
 #include "moert/layer.h"
 
-/* X(buffer, name): scratch buffers, valid until the next operation that uses the same one. */
+/* X(buffer, name): scratch buffers, valid until the next operation that uses the same buffer. */
 #define MOERT_SCRATCH_TABLE(X)                                                                     \
     X(PARTIAL, "gradients per sequence")                                                           \
     X(HIDDEN, "gradients of h")              /* [M or T, I] */                                     \
@@ -100,9 +100,9 @@ size_t moert_mesh_position(const moert_comm *world, size_t rank);
 
 /* Where a rank is in a mesh. */
 typedef struct moert_mesh_place {
-    size_t group;   /* its EP group: its position / EP */
-    size_t member;  /* its index in the group, and so the index of its experts */
-    size_t replica; /* its index among the ranks with the same experts */
+    size_t group;   /* the rank's EP group: moert_mesh_position / EP */
+    size_t member;  /* the rank's index in the group, which selects its experts */
+    size_t replica; /* the rank's index among the ranks with the same experts */
 } moert_mesh_place;
 
 /* places[R] of all ranks, in a mesh with groups of `ep`. */

@@ -1,7 +1,8 @@
 /*
  * Operands of the dense layers' GEMMs: float32, or bf16 values, to which rows are rounded once for
  * all GEMMs that read them. If only GEMMs read the rows, the operation that computes them writes
- * bf16. If others read them in float32, moert_operand_take rounds a copy in scratch.
+ * bf16. If other operations read the rows in float32, moert_operand_take makes a rounded copy in
+ * scratch.
  */
 #pragma once
 

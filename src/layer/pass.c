@@ -173,7 +173,7 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 /* ---- stages ---- */
 
 moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count) {
-    bool together = false; /* the whole EP group has failed */
+    bool together = false; /* true once the whole EP group has failed */
     for (size_t i = 0; i < count; i++) {
         const moert_stage_kind kind = stages[i].kind;
         if (pass->status != MOERT_OK && kind != MOERT_STAGE_ALWAYS &&

@@ -1,14 +1,15 @@
 /*
  * A probe takes digests of the rows that a layer's pass receives and computes for this rank's
  * experts, so that ranks can compare them (model/audit.h). Digests of rows are those of
- * moert_digest_rows. A layer with a probe does not scatter the results of its GEMMs, because their
- * rows are then in no memory of this rank.
+ * moert_digest_rows. A layer with a probe does not scatter the results of its GEMMs, because
+ * scattered rows would be in no memory of this rank.
  */
 #pragma once
 
 #include "layer/block.h"
 
-/* X(NAME, name): rows of the experts, in the order of a pass. The first three are forward. */
+/* X(NAME, name): rows of the experts, in the order of a pass. The first three are rows of the
+ * forward. */
 #define MOERT_PROBE_TABLE(X)                                                                       \
     X(ROWS, rows)                                                                                  \
     X(PROB, prob)                                                                                  \
@@ -36,7 +37,7 @@ struct moert_probe {
     moert_buffer *digests; /* uint64 [POINTS, room] */
     size_t room;           /* rows for which `digests` has room */
     uint64_t *hash;        /* [POINTS, slots]: hash of the digests of an expert's rows */
-    uint64_t combined[2];  /* of the combined rows of the forward and the backward */
+    uint64_t combined[2];  /* hashes of the combined rows of the forward and the backward */
     moert_buffer *scratch; /* their digests */
     const moert_plant *plant[MOERT_PROBE_POINTS]; /* NULL: none */
 };

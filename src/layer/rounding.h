@@ -16,10 +16,11 @@
  * quantizes them again for mxfp8 and nvfp4, and prepacks them where that gains something. In the
  * other precisions moert_weight_cache decides when to prepack.
  *
- * NVFP4: a weight has one global scale per expert. An activation has one for all rows of all ranks,
- * so that the bits do not depend on which rank holds a row. Gathering its amax makes forward and
- * dgrad collective over the mesh's world; wgrad uses the same amax. The gather also carries each
- * rank's status: if one rank has failed, it fails on all ranks.
+ * NVFP4: a weight has one global scale per expert. An activation has one global scale for all rows
+ * of all ranks, so that the bits do not depend on which rank holds a row. Gathering the
+ * activation's amax makes forward and dgrad collective over the mesh's world; wgrad uses the same
+ * amax. The gather also carries each rank's status: if one rank has failed, the gather fails on all
+ * ranks.
  */
 #pragma once
 
@@ -34,8 +35,9 @@ void moert_round_free(moert_layer *layer);
 /* Raises floats[] to the scratch that quantizing needs in a layer of these sizes. */
 void moert_round_scratch(const moert_layer_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
-/* Rounds operand x or y of a GEMM by `block` to scratch; rows that already have the operands' dtype
- * are not copied. Collective over the world with global scales, except for a wgrad. */
+/* Rounds operand x or y of a GEMM with the weight of `block` to scratch; rows that already have the
+ * operands' dtype are not copied. Collective over the world with global scales, except for a
+ * wgrad. */
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                               moert_matrix *rows);
 
@@ -44,9 +46,9 @@ moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int bloc
 void moert_round_begin(moert_layer *layer);
 /*
  * Call it with this rank's status before the combine of a forward or backward. If the status is a
- * failure and a gather remains, this rank takes part in that gather, so that ranks that wait there
+ * failure and a gather remains, this rank joins that gather, so that ranks that wait in the gather
  * fail too. Returns the agreed status, or `status` if there was no gather. Collective over the
- * failed ranks and those that wait.
+ * failed ranks and the ranks that wait in the gather.
  */
 moert_status moert_round_join_failed_gather(moert_layer *layer, moert_status status);
 /* Like moert_round_join_failed_gather, for a failure that all ranks of the EP group share but the

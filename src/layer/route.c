@@ -9,7 +9,8 @@
 
 /* ---- meetings ---- */
 
-/* Compares the words of all ranks with those of rank 0. A difference fails on all ranks alike. */
+/* Compares the words (moert_meeting) of all ranks with those of rank 0. If they differ, the call
+ * fails on all ranks alike. */
 static moert_status compare(const moert_comm *comm, const moert_meeting *meeting,
                             const uint64_t *all) {
     for (size_t r = 1; r < moert_comm_size(comm); r++)
@@ -72,7 +73,8 @@ static moert_status check_options(const moert_mesh *mesh, const moert_route_opti
     return moert_route_check_buffer(mesh, "index", o->index, o->tokens * o->topk * sizeof(int32_t));
 }
 
-/* Writes the ends of the experts' rows, each filled up to a multiple. */
+/* Writes where each expert's rows end, if each expert's rows are filled up to a multiple of
+ * `multiple`. */
 static moert_status write_ends(moert_route *route, size_t multiple) {
     const moert_plan *plan = route->plan->plan;
     const size_t count = plan->local_experts;

@@ -25,8 +25,8 @@ typedef struct moert_meeting {
 
 /*
  * Waits for this device and then for the other ranks. Fails on all ranks if `local` is a failure on
- * one, or if a word differs. Afterwards no rank uses the windows of earlier calls. Collective over
- * the EP group.
+ * any rank, or if a word differs between ranks. Afterwards no rank uses the windows of earlier
+ * calls. Collective over the EP group.
  */
 moert_status moert_route_meet(moert_mesh *mesh, moert_meeting *meeting, moert_status local,
                               uint64_t *all);

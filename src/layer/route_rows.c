@@ -151,7 +151,8 @@ static moert_status quantize(const moert_route *route, const moert_route_buffers
 
 /* ---- dispatch ---- */
 
-/* Dispatches tokens and weights, and takes the rows; with weights also row_weight[M]. */
+/* Dispatches tokens and weights, and copies the received rows from the window; with weights also
+ * row_weight[M]. */
 static moert_status dispatch(moert_route *route, const moert_route_buffers *b,
                              moert_buffer *row_weight) {
     moert_transfer there = {.plan = route->plan, .source = b->tokens, .slot_source = b->weight};
@@ -215,8 +216,8 @@ moert_status moert_route_dispatch_backward(moert_route *route, const moert_route
     return combine(route, &b, b.row_weight, b.weight);
 }
 
-/* For each row: multiplies the gradient by its weight; dots[M] = the scalar product of the combined
- * row and the unweighted gradient, copied to the window in which they return. */
+/* For each row: dots[M] = the scalar product of the combined row and the gradient, then multiplies
+ * the gradient by the row's weight. Copies the dots to the window from which they return. */
 static moert_status weigh_rows(moert_route *route, const moert_route_buffers *b,
                                const moert_buffer *weight, moert_buffer *dots,
                                moert_transfer *back) {
@@ -240,7 +241,7 @@ moert_status moert_route_combine_backward(moert_route *route, const moert_route_
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, route->rows, &weight));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN, route->rows, &dots));
     MOERT_TRY(dispatch(route, &b, weight));
-    /* the dots return to their slots; a combine requires rows, for which the dots serve as well */
+    /* the dots return to their slots; a combine also requires rows, so it gets the dots as rows */
     moert_transfer back = {.plan = route->plan, .slot_target = b.weight_gradient};
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_ROUTE_BACK, 1, &back.slots));
     MOERT_TRY(moert_window_reserve(back.slots, route->plan->plan));

@@ -23,7 +23,7 @@ moert_status moert_parcels_add(moert_parcels *parcels, size_t peer, size_t count
     return MOERT_OK;
 }
 
-/* next[R] = where the floats of each rank begin; returns the number of all. */
+/* next[R] = where the floats of each rank begin; returns the total number of floats. */
 static size_t start(cargo *c, size_t ranks) {
     size_t sum = 0;
     for (size_t r = 0; r < ranks; r++) {
@@ -41,7 +41,7 @@ static moert_status allocate(cargo *c, size_t ranks) {
     return MOERT_GROW(&c->parcels->values, &c->parcels->values_room, start(c, ranks));
 }
 
-/* Copies the parcels to the memory of their ranks, or back from it. */
+/* Copies the parcels to `values`, sorted by rank, or back from `values`. */
 static moert_status copy(cargo *c, size_t ranks, bool back) {
     start(c, ranks);
     for (size_t i = 0; i < c->parcels->count; i++) {

@@ -8,7 +8,7 @@
 #include "device/elements.h"
 
 typedef struct moert_parcel {
-    size_t peer;           /* the rank at the other end; may be this one */
+    size_t peer;           /* the rank that receives or sends the parcel; may be this rank */
     size_t count;          /* number of floats */
     moert_elements device; /* location of the elements; bf16 elements travel as float32 */
     float *host;           /* host memory of the elements, if device.buffer is NULL */
@@ -27,10 +27,10 @@ moert_status moert_parcels_add(moert_parcels *parcels, size_t peer, size_t count
                                moert_elements device);
 
 /*
- * Sends `out` and receives `in`. Sender and receiver must list the parcels between them with the
- * same counts in the same order. All of `out` is read before any of `in` is written. `status` is
- * this rank's status so far. Collective; all ranks return the same status. Errors: ERROR_MEMORY,
- * ERROR_DEVICE, ERROR_COMM.
+ * Sends `out` and receives `in`. Sender and receiver must list the parcels between these two ranks
+ * with the same counts in the same order. All of `out` is read before any of `in` is written.
+ * `status` is this rank's status so far. Collective; all ranks return the same status. Errors:
+ * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 moert_status moert_ship(moert_comm *comm, moert_parcels *out, moert_parcels *in,
                         moert_status status);

@@ -144,7 +144,7 @@ size_t moert_layer_use_floats(const moert_layer_sizes *s, moert_layer_use use,
     }
 }
 
-/* ---- of a pass ---- */
+/* ---- sizes of a pass ---- */
 
 moert_layer_sizes moert_pass_sizes(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;

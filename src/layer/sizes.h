@@ -92,6 +92,6 @@ typedef enum moert_layer_use {
         MOERT_LAYER_USES
 } moert_layer_use;
 
-/* Returns the floats of a use. *which = its scratch buffer. */
+/* Returns the size in floats of a use. *which = the scratch buffer of the use. */
 size_t moert_layer_use_floats(const moert_layer_sizes *sizes, moert_layer_use use,
                               moert_scratch *which);

@@ -21,14 +21,14 @@ moert_status moert_wire_round(const moert_pass *pass);
 moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_matrix *rows);
 
 /* Prepares pass->back for the experts' results. Its window gets room for pass->plan. In forward, if
- * ranks push the results to the tokens' ranks, it also gets the window of their slots. Collective
- * when the window is new or grows. */
+ * ranks push the results to the tokens' ranks, pass->back also gets the window of their slots.
+ * Collective when the window is new or grows. */
 moert_status moert_wire_back(moert_pass *pass, bool forward);
 /*
  * Selects where a GEMM puts the results [M,H]. Without a push, this is the window. With a push, the
  * GEMM scatters its rows to the windows of the tokens' ranks. If the GEMM cannot round or scatter,
- * or if ranks sum rows before they push them, it is a scratch buffer with the window's gaps, valid
- * until the next unpack.
+ * or if ranks sum rows before they push them, the GEMM writes to a scratch buffer with the window's
+ * gaps, valid until the next unpack.
  */
 moert_status moert_wire_choose_output(moert_pass *pass, bool forward, moert_result *result);
 /* Call it after the GEMM: copies the results from scratch to the window, or pushes them. Does
