@@ -44,7 +44,7 @@ void moert_rope_frequencies(const moert_rope_scheme *scheme, float *frequency);
 /* The factor of all cosines and sines: 1 except for YARN. */
 double moert_rope_attention_factor(const moert_rope_scheme *scheme);
 
-/* 0.1 mscale log(factor) + 1, or 1 for a factor up to 1. DeepSeek's models with a scaled type
- * multiply attention scores by the square of moert_rope_mscale(factor, mscale_all_dim), unless
- * mscale_all_dim is 0. */
+/* 0.1 mscale log(factor) + 1, or 1 for a factor up to 1. DeepSeek's models with a rotary type other
+ * than DEFAULT multiply attention scores by the square of moert_rope_mscale(factor,
+ * mscale_all_dim), unless mscale_all_dim is 0. */
 double moert_rope_mscale(double factor, double mscale);

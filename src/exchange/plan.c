@@ -35,7 +35,7 @@ typedef struct moert_planner {
     uint64_t *all;                  /* [ranks,message_words] */
     uint64_t *counts;               /* [ranks,E] */
     size_t entries;                 /* for which `table` and `lanes` are allocated */
-    uint32_t (*table)[ENTRY_WORDS]; /* [entries] ends, then an entry for each lane */
+    uint32_t (*table)[ENTRY_WORDS]; /* [entries] the plan's ends, then an entry for each lane */
     moert_lane *lanes;              /* [entries] */
     moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */
     moert_staging *totals;          /* uint32 [E + 1] */
@@ -81,7 +81,8 @@ void moert_exchange_free_planner(moert_planner *planner) {
     MOERT_FREE(planner->lanes, planner->table, planner->mine, planner);
 }
 
-/* Index of the first lane's entry in a plan's table, which begins with the ends. */
+/* Index of the first moert_lane's entry in a plan's table. The table begins with the ends of the
+ * local slots. */
 static size_t first_entry(size_t local) {
     return moert_ceil_div(local, ENTRY_WORDS);
 }

@@ -118,7 +118,7 @@ moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs,
                                const char *const *metadata, bool create,
                                moert_tensor_writer **writer);
 /* From now on moert_writer_put stores the checksums of the pieces that it writes in the manifest,
- * to which the file was added. */
+ * to which the caller has added the file. */
 void moert_writer_watch(moert_tensor_writer *writer, moert_manifest *manifest);
 /* Writes elements [first, first + count) of a tensor; `data` has the tensor's type. ERROR_IO;
  * ERROR_USAGE for an unknown name or beyond the last element. */

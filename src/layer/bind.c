@@ -1,8 +1,9 @@
 /*
  * Tensors in buffers of the caller. Kernels use bound weights, and bound gradients of experts, in
  * place. Sums over ranks are formed in the block's own gradient, because scattered tensors would
- * cost a message for each tensor and rank. So each reduction copies bound gradients there and back:
- * always those of replicated blocks, those of experts only if the experts have replicas.
+ * cost a message for each tensor and rank. So each reduction copies bound gradients to the block's
+ * own gradient and back: always those of replicated blocks, those of experts only if the experts
+ * have replicas.
  */
 #include "base/memory.h"
 #include "layer/check.h"

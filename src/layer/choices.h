@@ -15,7 +15,7 @@
  * (2) F32 with biases. With a deferred wgrad dv has the dtype of v, because dv then uses the buffer
  *     of v.
  *
- * GEMMs of bf16 pairs may treat operands below 2^-126 as zero.
+ * GEMMs of bf16 operands may treat operands below 2^-126 as zero.
  */
 #pragma once
 
@@ -50,7 +50,8 @@ typedef struct moert_layer_choices {
     moert_format format;  /* MXFP8 or NVFP4 */
     bool global_scales;   /* NVFP4: one global scale for each expert's weight, and one for the
                              activation rows of all ranks */
-    bool splits_router;   /* the router's GEMMs may multiply sums of bf16 values */
+    bool splits_router;   /* the router's GEMMs may split float32 operands into sums of bf16
+                             values */
 } moert_layer_choices;
 
 /* The choices of a layer with `experts` experts on this rank. Without a device, in an estimate, no

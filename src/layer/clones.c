@@ -10,9 +10,10 @@
 
 /*
  * A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
- * gradients have the tags below. Weight gradients travel in up to MOST_PIECES pieces, so that the
- * next member can begin while this one computes the next piece. In the mail, each link has one part
- * for each piece that it receives, and one part for all pieces that it sends.
+ * gradients over ranks have tags below FIRST_TAG. Weight gradients travel in up to MOST_PIECES
+ * pieces, so that the next member can begin while this one computes the next piece. In the mail,
+ * each link has one part for each piece that it receives, and one part for all pieces that it
+ * sends.
  */
 enum { FIRST_TAG = 20000, MOST_PIECES = 8, WEIGHTS = 2 * EXPERT_TENSORS };
 

@@ -9,7 +9,8 @@
 #include "base/options.h"
 #include "layer/check.h"
 
-/* Columns of the sums of a sequence: tokens, lse^2, then the masses of the experts. */
+/* Columns of the sums of a sequence: tokens, lse^2, then the experts' masses
+ * (moert_router_mass). */
 enum { TOKENS, SQUARES, MASS };
 
 typedef struct sums {

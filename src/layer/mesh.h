@@ -18,7 +18,7 @@
     X(SLOTS, "gradients of routing weights") /* [T,K] */                                           \
     X(LOGITS, "gradients of the routers' logits") /* [T,E] */                                      \
     X(TOKENS, "results of shared experts")        /* [T,H] */                                      \
-    X(DENSE, "received rows in float32")          /* [M,H]; also results, with window gaps */      \
+    X(DENSE, "received rows in float32")          /* [M,H]; also results, with a window's gaps */  \
     X(WIRE, "rows for the wire")                  /* also payloads that quantizers write */        \
     X(SCALES, "scales of payloads")                                                                \
     X(GLOBAL, "global scales")          /* [L] */                                                  \

@@ -240,7 +240,8 @@ uint64_t moert_beacon_dropped(const moert_beacon *beacon) {
  * ip(7), IP_RECVERR. */
 static bool next_refusal(const moert_beacon *beacon, struct sockaddr_in *whom) {
     for (;;) {
-        char control[512], first; /* of the datagram; QEMU's recvmsg returns at once without room */
+        /* `first` takes a byte of the datagram: without room QEMU's recvmsg returns at once */
+        char control[512], first;
         struct msghdr message = {.msg_name = whom,
                                  .msg_namelen = sizeof *whom,
                                  .msg_iov = &(struct iovec){&first, sizeof first},
