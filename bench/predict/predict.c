@@ -78,7 +78,9 @@ static size_t chunks_of(const bench_work *w) {
 static moert_status make_setting(const bench_machine *m, const bench_work *w, setting *s) {
     const size_t nodes = bench_nodes(m, w->ep);
     const double ranks = (double)w->ranks;
-    if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->micro_batches == 0)
+    if (w->micro_batches == 0)
+        return MOERT_FAIL(ERROR_USAGE, "a step has at least one micro-batch");
+    if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism",
                           w->ranks, w->ep);
     if (w->engine == BENCH_WINDOW && nodes > 1)

@@ -16,8 +16,8 @@
 #include "train/move.h"
 
 enum {
-    WORTH = 30, /* the moves of a layer must save at least 1/WORTH of the busiest rank's rows, or of
-                   all rows that travel between nodes */
+    WORTH = 30, /* the moves of a layer must save more than 1/WORTH of the busiest rank's rows, or
+                   keep more than 1/WORTH of all rows from traveling between nodes */
     MEMORY = 8  /* each step takes 1/MEMORY off the rows of earlier steps */
 };
 

@@ -238,7 +238,7 @@ TEST(test_too_little_data_is_refused) {
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
     ASSERT_FAILS(moert_data_kept_sequence(data, (moert_kept_draw){MOERT_HELD_OUT, 1, 1}, 4, s.input,
                                           s.target, s.positions),
-                 MOERT_ERROR_USAGE, "1 of 1");
+                 MOERT_ERROR_USAGE, "there are 1");
     data = open_text(&path, 1, 0.0);
     ASSERT_OK(moert_data_check_length(data, 9));
     ASSERT_FAILS(moert_data_kept_sequence(data, (moert_kept_draw){MOERT_HELD_OUT, 0, 1}, 4, s.input,
