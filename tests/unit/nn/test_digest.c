@@ -31,17 +31,24 @@ static uint32_t factor(uint32_t place) {
     return (x ^ (x >> 13)) | 1;
 }
 
-static uint64_t reference(const digest_case *c, size_t row) {
+/* The digest of `count` words of 32 bits or, with `halves`, of 16 bits. Only the bits of `mask` count
+ * in the last word. */
+static uint64_t digest_of(const void *from, size_t count, bool halves, uint32_t mask) {
     uint32_t sum[2] = {0, 0};
-    for (size_t i = 0; i < moert_ceil_div(c->bytes, 4); i++) {
-        const size_t left = c->bytes - 4 * i;
-        uint32_t word = words[c->at + row * c->stride + i];
-        word &= left < 4 ? (UINT32_C(1) << 8 * left) - 1 : UINT32_MAX;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t word = halves ? ((const uint16_t *)from)[i] : ((const uint32_t *)from)[i];
+        word &= i + 1 < count ? UINT32_MAX : mask;
         const uint32_t m = factor((uint32_t)i);
         sum[0] += word * m;
         sum[1] += (word << 16 | word >> 16) * (m << 11 | m >> 21 | 1);
     }
     return sum[0] | (uint64_t)sum[1] << 32;
+}
+
+static uint64_t reference(const digest_case *c, size_t row) {
+    const size_t rest = c->bytes % 4;
+    return digest_of(words + c->at + row * c->stride, moert_ceil_div(c->bytes, 4), false,
+                     rest > 0 ? (UINT32_C(1) << 8 * rest) - 1 : UINT32_MAX);
 }
 
 TEST(test_digests_follow_their_formula) {
@@ -58,6 +65,37 @@ TEST(test_digests_follow_their_formula) {
         for (size_t r = 0; r < c->rows; r++)
             assert_true(digest[1 + r] == reference(c, r));
         assert_true(digest[0] == 1 && digest[c->rows + 1] == 2);
+    }
+}
+
+/* Rows of a table, in a stream that begins at element `at` of a buffer. */
+TEST(test_digests_of_a_table_follow_their_formula) {
+    static const moert_digest_row table[] = {{5000, 1}, {5001, 4096}, {9097, 17}, {9128, 64}};
+    static const size_t places[] = {0, 5, 128};
+    const size_t rows = MOERT_COUNT(table);
+    fill();
+    const moert_buffer *x = upload(words, sizeof words), *list = upload(table, sizeof table);
+    for (size_t i = 0; i < 2 * MOERT_COUNT(places); i++) {
+        const bool halves = i % 2 == 1;
+        const size_t at = places[i / 2], start = at - table[0].begin; /* modulo 2^64 */
+        uint64_t digest[5] = {0};
+        moert_buffer *result = upload(digest, sizeof digest);
+        ASSERT_OK(moert_digest_spans(&(moert_span_digest){
+            .x = {(moert_buffer *)x, halves ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32, start},
+            .table = list,
+            .first_row = 1,
+            .rows = rows - 1,
+            .sizes = 1,
+            .digest = result,
+            .first = 2}));
+        download_into(result, digest, sizeof digest);
+        assert_true(digest[0] == 0 && digest[1] == 0);
+        for (size_t r = 1; r < rows; r++) {
+            const size_t from = start + table[r].begin;
+            const void *of = halves ? (const void *)((const uint16_t *)(const void *)words + from)
+                                    : (const void *)(words + from);
+            assert_true(digest[1 + r] == digest_of(of, table[r].elements, halves, UINT32_MAX));
+        }
     }
 }
 
