@@ -3,13 +3,14 @@
  *
  * Creating a context binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE)
  * and starts the watchdog (MOERT_TIMEOUT_S). A program can override these variables by options.
- * Destroying the last context of a process restores the affinity of its threads. The caller must
- * first initialize MPI with MPI_THREAD_FUNNELED, on the thread that makes all further calls.
+ * Destroying the last context of a process restores the affinity of its threads. Before creating a
+ * context, the caller must initialize MPI with MPI_THREAD_FUNNELED, on the thread that makes all
+ * further calls.
  */
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
 
-/* MPI's old C++ interface would need a library of its own. */
+/* Leaves out MPI's old C++ interface, which would need another library. */
 #ifdef __cplusplus
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX
@@ -30,7 +31,7 @@ extern "C" {
 
 typedef struct moert_context moert_context;
 
-/* Whether a context binds its process to cores. VARIABLE: as MOERT_BIND says. */
+/* Whether a context binds its process to cores. VARIABLE: the variable MOERT_BIND decides. */
 typedef enum moert_binding {
     MOERT_BINDING_VARIABLE,
     MOERT_BINDING_OFF,
@@ -38,17 +39,17 @@ typedef enum moert_binding {
 } moert_binding;
 
 /*
- * Callbacks. `user` is the pointer of the options.
+ * Callbacks. `user` is log_user or watch_user of the options.
  *
  * moert_log_callback gets each log line of the process, without a newline, instead of stderr.
  * Levels: 0 error, 1 warn, 2 info, 3 debug, 4 trace; MOERT_LOG decides which lines are written.
  *
- * moert_watch_callback is called on the watchdog's thread before the watchdog ends this process,
- * with the message that it would write. If it returns false, the process ends at once with status
- * 1. If it returns true, the program ends its process itself: the watchdog stops, and calls that
- * wait for other ranks, also one that waits already, return ERROR_TIMEOUT with the message. Then
- * the program flushes its files and exits, with MPI_Abort or _exit; other calls of MPI may wait for
- * ever.
+ * moert_watch_callback is called on the watchdog's thread before the watchdog ends this process.
+ * `message` is the message that the watchdog would write. If the callback returns false, the
+ * process ends at once with status 1. If the callback returns true, the watchdog stops, and the
+ * program must end the process itself. All waits for other ranks, present and future ones, then
+ * return ERROR_TIMEOUT with that message. The program should flush its files and exit by MPI_Abort
+ * or _exit, since other MPI calls may block forever.
  */
 typedef void moert_log_callback(void *user, int level, const char *line);
 typedef bool moert_watch_callback(void *user, const char *message);
@@ -60,8 +61,8 @@ typedef struct moert_context_options {
     void *cl_context;      /* cl_context */
     void *cl_device;       /* cl_device_id */
     void *cl_queue;        /* cl_command_queue */
-    const char *engine;    /* exchange engine, a word of MOERT_EXCHANGE; NULL: that variable
-                              decides */
+    const char *engine;    /* exchange engine, a value of MOERT_EXCHANGE; NULL: the variable
+                              MOERT_EXCHANGE decides */
     moert_binding binding; /* engine, binding and timeout_s must be the same on all ranks */
     int timeout_s;         /* time limit in seconds (MOERT_TIMEOUT_S); -1: that variable decides */
     moert_log_callback *log;
@@ -69,10 +70,11 @@ typedef struct moert_context_options {
     moert_watch_callback *watch;
     void *watch_user;
     const MPI_Comm *placement; /* communicator of the processes that divide the cores and GPUs of
-                                  their hosts. It includes all processes of this context, and all of
-                                  them create contexts at the same time. NULL: the processes that
-                                  the launcher started, if they are known and not bound; else this
-                                  context's */
+                                  their hosts. It includes all processes of this context, and all
+                                  its processes create contexts at the same time. NULL: all
+                                  processes that the launcher started, if moert knows their number
+                                  and the launcher has not bound them to cores; otherwise this
+                                  context's processes */
 } moert_context_options;
 
 #define MOERT_CONTEXT_OPTIONS_INIT                                                                 \
@@ -92,10 +94,10 @@ MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_o
 MOERT_API void moert_context_destroy(moert_context *context);
 
 /*
- * For programs that compute outside of moert for long. Between pause_watch(context, true) and
+ * Use these calls around long computations outside of moert. Between pause_watch(context, true) and
  * pause_watch(context, false) no rank ends the job because this rank is late; a rank that is gone
- * or stopped is still detected. set_timeout sets the time limit of this rank's waits in seconds, 0:
- * none. Not collective. Errors: ERROR_USAGE (a limit above 86400 s).
+ * or stopped is still detected. set_timeout sets the time limit of this rank's waits in seconds; 0
+ * means no limit. Not collective. Errors: ERROR_USAGE (a limit above 86400 s).
  */
 MOERT_API moert_status moert_context_pause_watch(moert_context *context, bool paused);
 MOERT_API moert_status moert_context_set_timeout(moert_context *context, unsigned seconds);

@@ -2,8 +2,9 @@
  * Device memory.
  *
  * A moert_device is one OpenCL device with an in-order queue; one thread of one rank uses it. A
- * moert_buffer is memory on it. Calls with a host pointer block until the caller may reuse the host
- * memory; kernels run in the order in which they were enqueued. None of these calls is collective.
+ * moert_buffer is memory of that device. Calls with a host pointer block until the caller may reuse
+ * the host memory; kernels run in the order in which they were enqueued. None of these calls is
+ * collective.
  */
 #ifndef MOERT_DEVICE_H
 #define MOERT_DEVICE_H
@@ -26,15 +27,15 @@ typedef struct moert_buffer moert_buffer;
 MOERT_API moert_status moert_buffer_create(moert_device *device, size_t bytes,
                                            moert_buffer **buffer);
 
-/* Makes a buffer of `bytes` at `memory`, host memory that must stay valid. CPU devices use it in
- * place; others may copy. Errors: those of moert_buffer_create, ERROR_USAGE (`memory` is NULL,
- * unless there are 0 bytes). */
+/* Makes a buffer of `bytes` at `memory`, host memory that must stay valid. CPU devices use this
+ * memory in place; other devices may copy it. Errors: those of moert_buffer_create, ERROR_USAGE
+ * (`memory` is NULL, unless there are 0 bytes). */
 MOERT_API moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
                                          moert_buffer **buffer);
 
 /*
- * Makes a buffer that is a range of `parent`, which may be a view. `parent` must outlive it.
- * offset_bytes must be a multiple of 512.
+ * Makes a buffer that is a range of `parent`, which may be a view. `parent` must outlive the new
+ * buffer. offset_bytes must be a multiple of 512.
  * Errors: ERROR_USAGE (alignment, or past the parent's end), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes,
@@ -63,8 +64,8 @@ MOERT_API moert_status moert_buffer_copy(const moert_buffer *source, size_t sour
 MOERT_API moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes);
 
 /* Maps the whole buffer into host memory, readable and writable until unmapped; blocks. CPU devices
- * map it without a copy. `memory` points to the caller's pointer: map sets it, unmap receives its
- * value. */
+ * map the buffer without a copy. moert_buffer_map sets the pointer to which `memory` points.
+ * `memory` of moert_buffer_unmap is the value of that pointer. */
 MOERT_API moert_status moert_buffer_map(const moert_buffer *buffer, void *memory);
 MOERT_API moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory);
 
@@ -73,22 +74,23 @@ MOERT_API moert_status moert_device_finish(moert_device *device);
 
 /*
  * OpenCL objects, for programs with kernels of their own: the in-order cl_command_queue, the
- * cl_context, the cl_device_id, and a buffer's cl_mem. They stay moert's. What a program enqueues
- * in this queue runs in order with moert's work, so it needs no events.
+ * cl_context, the cl_device_id, and a buffer's cl_mem. moert keeps owning these objects. Commands
+ * that a program enqueues in this queue run in order with moert's work, so they need no events.
  */
 MOERT_API void *moert_device_queue(const moert_device *device);
 MOERT_API void *moert_device_context(const moert_device *device);
 MOERT_API void *moert_device_id(const moert_device *device);
 MOERT_API void *moert_buffer_memory(const moert_buffer *buffer);
 
-/* Makes a buffer of a cl_mem of the device's context, and retains it. Errors: ERROR_USAGE (another
- * context), ERROR_DEVICE, ERROR_MEMORY. */
+/* Makes a buffer of `memory`, a cl_mem of the device's context, and retains this cl_mem. Errors:
+ * ERROR_USAGE (another context), ERROR_DEVICE, ERROR_MEMORY. */
 MOERT_API moert_status moert_buffer_adopt(moert_device *device, void *memory,
                                           moert_buffer **buffer);
 
-/* For work in other queues. await_event: all work that moert enqueues from now on waits for a
- * cl_event. record_event: *event = a cl_event that completes when all work enqueued so far is done;
- * the caller releases it. Neither blocks. Errors: ERROR_DEVICE. */
+/* These calls order moert's work with work in other queues. After moert_device_await_event, all
+ * work that moert enqueues waits for the cl_event `event`. moert_device_record_event sets *event to
+ * a cl_event that completes when all work enqueued so far is done; the caller releases this
+ * cl_event. Neither call blocks. Errors: ERROR_DEVICE. */
 MOERT_API moert_status moert_device_await_event(moert_device *device, void *event);
 MOERT_API moert_status moert_device_record_event(moert_device *device, void **event);
 

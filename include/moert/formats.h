@@ -25,8 +25,8 @@ extern "C" {
  * X(NAME, text, bits, mantissa bits, exponent bias, bits of an overflow, bits of NaN, special
  * values): the dtypes, whose sign is the highest bit. F16, BF16 and F32 overflow to infinity. In
  * the other dtypes, overflows and infinities saturate at the largest value. A conversion turns NaN
- * into the given bits; E2M1 has no NaN and gets 6. Special values: INFINITY = IEEE infinities and
- * NaNs; NAN = only the given bits, with either sign; NONE.
+ * into the given bits. E2M1 has no NaN: a conversion turns NaN into 6.0. Special values: INFINITY =
+ * IEEE infinities and NaNs; NAN = only NaN, as the given bits with either sign; NONE = neither.
  */
 /* clang-format off */
 #define MOERT_DTYPE_TABLE(X)                                                                      \
@@ -47,7 +47,8 @@ typedef enum moert_dtype {
 /*
  * X(NAME, text, element, elements of a block, scale): the block-scaled formats. Scales: E8M0 =
  * powers of two, byte b is 2^(b-127) and 255 is NaN (OCP Microscaling 1.0); E4M3 = NVIDIA's NVFP4,
- * with a float32 global scale; F32 = DeepSeek-V3's files (`weight_scale_inv`).
+ * with a float32 global scale; F32 = float32 scales, as in DeepSeek-V3's files
+ * (`weight_scale_inv`).
  */
 /* clang-format off */
 #define MOERT_FORMAT_TABLE(X)                                                                      \
@@ -94,9 +95,9 @@ typedef enum moert_nvfp4_rule {
 } moert_nvfp4_rule;
 
 /*
- * Rounding of an E2M1 element: NEAREST to nearest even; BRIDGE to half steps first, and then mostly
- * down; STOCHASTIC by 8 random bits per element, drawn by (seed, row, column). AUTO is BRIDGE with
- * NVFP4's rule BRIDGE, and otherwise NEAREST.
+ * Rounding of an E2M1 element: NEAREST to nearest even; BRIDGE first to a multiple of 0.5, and then
+ * down, but from 5.5 up to 6; STOCHASTIC by 8 random bits per element, drawn by (seed, row,
+ * column). AUTO is BRIDGE if nvfp4_rule is BRIDGE for NVFP4, and otherwise NEAREST.
  */
 typedef enum moert_rounding {
     MOERT_ROUNDING_AUTO,
@@ -114,9 +115,9 @@ typedef struct moert_quantizer {
     moert_rounding rounding; /* of E2M1 elements */
     uint64_t seed;           /* of STOCHASTIC rounding */
     bool transposed;         /* COLUMN: q and scale are stored transposed */
-    bool hadamard;           /* NVFP4, COLUMN: rotate each whole block first: signs, then the
-                                Hadamard matrix of order 16, divided by 4 */
-    bool group_scales;       /* NVFP4: one global scale per group; otherwise one in all */
+    bool hadamard;           /* NVFP4, COLUMN: first rotate each whole block: change signs, then
+                                multiply by the Hadamard matrix of order 16, divided by 4 */
+    bool group_scales;       /* NVFP4: one global scale per group; otherwise one for all groups */
 } moert_quantizer;
 
 /* MXFP8 E4M3 along rows, RCEIL. */
@@ -165,10 +166,11 @@ typedef enum moert_dispatch {
  */
 typedef enum moert_combine { MOERT_COMBINE_F32, MOERT_COMBINE_BF16 } moert_combine;
 
-/* Names such as "mxfp4" and "e5m2"; NULL past the last one. */
+/* Names such as "mxfp4" and "e5m2"; NULL past the last format or dtype. */
 MOERT_API const char *moert_format_name(moert_format format);
 MOERT_API const char *moert_dtype_name(moert_dtype type);
-/* The dtype of the elements, elements of a block, bits of an element, bytes of a scale. */
+/* These calls return a format's element dtype, elements per block, bits per element and bytes per
+ * scale. */
 MOERT_API moert_dtype moert_format_element(moert_format format);
 MOERT_API size_t moert_format_block(moert_format format);
 MOERT_API size_t moert_format_element_bits(moert_format format);

@@ -34,16 +34,18 @@ MOERT_API const char *moert_activation_name(int activation);
     { true, 7.0f, 1.702f, 1.0f, 0 }
 
 /*
- * The GLU alone, as the layer computes it, for experts of your own between dispatch and combine. An
- * op of kind GLU multiplies in another order (prob last), so its last bits may differ.
+ * The GLU alone, as the layer computes it, for programs that compute the experts between dispatch
+ * and combine themselves. An op of kind GLU multiplies by prob last, so the last bits of its
+ * results may differ.
  */
 typedef struct moert_glu_rows {
     size_t size; /* sizeof(moert_glu_rows) */
     moert_glu_form form;
     size_t rows, width;       /* M, I */
-    moert_dtype from, to;     /* dtype of v and dh; dtype of h and dv. F32 or BF16 (rounded) */
+    moert_dtype from, to;     /* from: dtype of v and dh; to: dtype of h and dv. Each is F32 or BF16
+                                 (rounded) */
     const moert_buffer *v;    /* [M,2I] */
-    const moert_buffer *prob; /* float32 [M]; NULL: each is 1 */
+    const moert_buffer *prob; /* float32 [M]; NULL: each prob is 1 */
     moert_buffer *h;          /* [M,I]: apply writes it */
     const moert_buffer *dh;   /* [M,I]: differentiate reads it */
     moert_buffer *dv;         /* [M,2I]: differentiate writes it; may be v if the dtypes agree */
@@ -53,7 +55,8 @@ typedef struct moert_glu_rows {
 #define MOERT_GLU_ROWS_INIT                                                                        \
     MOERT_INIT(moert_glu_rows, glu_, MOERT_SET(glu_, form, MOERT_GLU_SWIGLU))
 
-/* h from v; dv and dprob from dh. Enqueue and return; not collective. Bytes: each buffer once.
+/* moert_glu_apply computes h from v. moert_glu_differentiate computes dv and dprob from v and dh.
+ * Both calls enqueue work and return; not collective. Bytes: reads or writes each buffer once.
  * Errors: ERROR_USAGE (a buffer is missing or too small, the form), ERROR_UNSUPPORTED (other
  * dtypes, 2^31 rows or columns), ERROR_DEVICE. */
 MOERT_API moert_status moert_glu_apply(const moert_glu_rows *rows);

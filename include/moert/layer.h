@@ -5,10 +5,10 @@
  *          -> GEMM2 -> combine -> y[T,H]
  *
  * A mesh arranges the R ranks of a context as EP x EDP. EP ranks, neighbours in the order of hosts
- * and then of ranks, share one set of experts; EDP such groups hold replicas. Tokens go to owners
- * within their group; weight gradients are summed over the replicas. The GLU multiplies by the
- * routing weight, so dispatch and combine are transposes of each other: backward dispatches dy and
- * combines dx.
+ * and then of ranks, share one set of experts; EDP such groups hold replicas. Tokens go to their
+ * experts' owners within their EP group; weight gradients are summed over the replicas. The GLU
+ * multiplies by the routing weight, so dispatch and combine are transposes of each other: backward
+ * dispatches dy and combines dx.
  *
  * All matrices are dense row-major float32 in device memory, unless their comment says otherwise. T
  * may differ between ranks and be 0. Calls are collective over the mesh's context unless their
@@ -42,21 +42,21 @@ MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moer
 /*
  * Like moert_mesh_create, but with exact replicas: on CPUs, results have the same bits as with EDP
  * 1 (moert_layer_place names the exceptions). Groups are consecutive ranks. A replica computes the
- * rows of its group's tokens, but up to 63 of an expert's first rows may be those of the preceding
- * group. The weight gradient of an expert is one sum, which its replicas hand on to each other; one
- * of them has the result, and sends its weights to the others.
+ * rows of its group's tokens, but up to 63 of an expert's first rows may belong to the preceding
+ * group. The weight gradient of an expert is one sum, which passes from replica to replica. One
+ * replica gets the complete sum, and sends the expert's weights to the other replicas.
  */
 MOERT_API moert_status moert_mesh_create_exact(moert_context *context, size_t ep,
                                                moert_mesh **mesh);
-/* Destroy its layers first. NULL is legal. */
+/* Destroy the mesh's layers first. NULL is legal. */
 MOERT_API void moert_mesh_destroy(moert_mesh *mesh);
 /* The engine that moves rows: "local", "window", "node" or "staged". Not collective. */
 MOERT_API const char *moert_mesh_engine(const moert_mesh *mesh);
 /*
  * Checks that the results of all forwards and backwards so far are valid. If devices wait for each
- * other (MOERT_SYNC), the call waits for this rank's device. If a rank's device came too late, the
- * call returns ERROR_COMM, whose message names the rank. Without this call, the next forward
- * returns that error. Collective over the EP group.
+ * other (MOERT_SYNC), the call waits for this rank's device. If a rank's device did not arrive in
+ * time, the call returns ERROR_COMM, whose message names the rank. Without this call, the next
+ * forward returns that error. Collective over the EP group.
  */
 MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 
@@ -68,24 +68,26 @@ MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 typedef struct moert_batch {
     size_t size;              /* sizeof(moert_batch) */
     size_t tokens;            /* T on this rank */
-    size_t sequences;         /* on this rank, in order; some may be empty */
+    size_t sequences;         /* sequences on this rank, in order; some may be empty */
     size_t first_sequence;    /* global index of this rank's first sequence; ascends with the
                                  rank */
     size_t total_sequences;   /* sequences of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T. Forward waits
-                                 for the device to check them */
-    bool forward_only;        /* forward keeps less data; a backward of its pass is an error */
-    const moert_buffer *index, *weight; /* [T,K] with external_routing: int32 as in
-                                           moert/exchange.h, and the routing weights */
-    /* int32 [T], or NULL: tokens with a negative number are padding, routed to no expert. Their y
-     * is the shared expert's result, or 0 without one, and the router gets no gradient from
-     * them. */
+                                 for the device, to check the ends */
+    bool forward_only;        /* forward keeps less data, and backward of the resulting pass is an
+                                 error */
+    const moert_buffer *index, *weight; /* with external_routing: [T,K] int32 experts as in
+                                           moert/exchange.h, and [T,K] routing weights */
+    /* int32 [T], or NULL: tokens with a negative number are padding, routed to no expert. For
+     * padding, y is the shared expert's result, or 0 without a shared expert, and the router gets
+     * no gradient. */
     const moert_buffer *token;
-    /* Of x, y, and the backward's dy and dx: F32; or BF16 in a layer with external_routing and
-     * dispatch BF16, but no shared expert. y and dx are then rounded to nearest even. */
+    /* The dtype of x, y, and the backward's dy and dx. F32, or BF16 in a layer with
+     * external_routing and dispatch BF16, but no shared expert. BF16 y and dx are rounded to
+     * nearest even. */
     moert_dtype type;
-    const moert_buffer *bf16; /* [T,H] the values of a float32 x, rounded to bf16, if the caller has
-                                 them: a bf16 dispatch then reads them; or NULL */
+    const moert_buffer *bf16; /* NULL, or [T,H] a copy of the float32 x rounded to bf16, which a
+                                 bf16 dispatch then reads */
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )
@@ -105,19 +107,20 @@ typedef struct moert_layer_options {
     bool deferred_wgrad;       /* backward leaves the experts' weight gradients to
                                   moert_pass_wgrad */
     moert_precision precision; /* precision of the experts' GEMMs. The router's operands stay
-                                  float32; on Hopper GPUs, unless this is F32, they are sums of bf16
-                                  values */
+                                  float32. On Hopper GPUs, unless `precision` is F32, the router
+                                  splits each operand into a sum of bf16 values */
     moert_precision dense;     /* precision of the shared expert's GEMMs: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    bool external_routing;  /* no router: each batch brings index and weights of its slots. Of
-                               `router`, only experts and topk count */
+    bool external_routing;  /* no router: each batch brings index and weights of its slots. Only the
+                               fields experts and topk of `router` are used */
     bool shared_gate;       /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
-    size_t slots;           /* L: experts that each rank has room for, ceil(E / EP) to E; 0: as many
-                               as moert_plan_experts gives it */
-    bool recompute_experts; /* the backward computes the experts' first projection and GLU again,
-                               the shared expert's too, instead of keeping their results. It gives
-                               the same bits. Not with deferred_wgrad */
+    size_t slots;           /* L: experts that each rank has room for, ceil(E / EP) to E; 0: the
+                               number of moert_plan_experts for the rank */
+    bool recompute_experts; /* the backward computes the first projection and the GLU of all
+                               experts, also of the shared expert, again, so forward need not keep
+                               their results. The results have the same bits. Not with
+                               deferred_wgrad */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
@@ -135,36 +138,37 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
 /*
  * Moves experts: from now on slot s of rank r of the EP group holds expert[r L + s], or none if
  * that is MOERT_LAYER_NO_EXPERT. Each expert has one slot. A new layer has contiguous blocks of
- * experts. The results of the layer do not depend on the placement. The caller moves the weights,
- * which are [L, ...] in the order of the slots, and optimizer states. Requires `slots`, and that no
- * pass is alive. Collective over the mesh's context. Errors, the same on all ranks: ERROR_USAGE,
- * ERROR_UNSUPPORTED (too many clones), ERROR_MEMORY.
+ * experts. The results of the layer do not depend on the placement. The caller moves the optimizer
+ * states and the weights, which are [L, ...] in the order of the slots. Requires the option
+ * `slots`, and that the layer has no pass. Collective over the mesh's context. Errors, the same on
+ * all ranks: ERROR_USAGE, ERROR_UNSUPPORTED (too many clones), ERROR_MEMORY.
  *
- * Slots may also hold clones, MOERT_LAYER_CLONE | e: the ranks of expert e and of its clones, each
- * rank at most once, share its rows evenly. The expert's own slot gets the whole gradient. On CPUs,
- * the results have the same bits as without clones, unless ranks sum results before they send them
- * (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The layer copies weights to clones; the caller need not
- * set these. With clones, moert_layer_weights_changed is collective over the EP group, and every
- * wgrad waits for other ranks.
+ * A slot may also hold a clone of expert e: MOERT_LAYER_CLONE | e. A rank holds expert e or one
+ * clone of it at most. All these ranks share the rows of expert e evenly. The expert's own slot
+ * gets the whole gradient. On CPUs, the results have the same bits as without clones, unless ranks
+ * sum results before they send them (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The layer copies an
+ * expert's weights to its clones; the caller need not set the clones' weights. With clones,
+ * moert_layer_weights_changed is collective over the EP group, and every wgrad waits for other
+ * ranks.
  */
 #define MOERT_LAYER_NO_EXPERT UINT32_MAX
 #define MOERT_LAYER_CLONE     0x80000000u
 MOERT_API moert_status moert_layer_place(moert_layer *layer, const uint32_t *expert);
-/* The expert in a slot of this rank; MOERT_LAYER_NO_EXPERT if there is none, or only a clone. Not
- * collective. */
+/* The expert in a slot of this rank; MOERT_LAYER_NO_EXPERT if the slot is empty or holds a clone.
+ * Not collective. */
 MOERT_API uint32_t moert_layer_expert(const moert_layer *layer, size_t slot);
 
 /*
- * Sets initial weights: matrices are normal with this standard deviation, biases zero. Values
- * depend on (seed, tensor, expert, element) only, and so not on the number of ranks. Not
- * collective. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ * Sets initial weights: matrices are normally distributed with standard deviation `deviation`, and
+ * biases are zero. Values depend on (seed, tensor, expert, element) only, and so not on the number
+ * of ranks. Not collective. Errors: ERROR_MEMORY, ERROR_DEVICE.
  */
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
 
 /*
  * Call this function after writing weights by other means than moert_layer_initialize, in any
- * `precision`. The layer then renews its rounded or prepacked copies of the weights. A new layer
- * counts as changed. Not collective, no errors.
+ * `precision`. The layer then renews its rounded or prepacked copies of the weights. The weights of
+ * a new layer count as changed. Not collective, no errors.
  */
 MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
@@ -176,17 +180,17 @@ MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 typedef struct moert_pass moert_pass;
 
 /*
- * y = layer(x), and *pass for the backward. `pass` may be NULL: the batch is then forward_only. The
- * caller must not change x until backward is done; y may be x only if the batch is forward_only.
- * All ranks of an EP group return the same error.
- * With NVFP4 the groups that would wait for this group return it as well. Errors: ERROR_NUMERIC
- * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE,
- * ERROR_COMM.
+ * Computes y = layer(x), and creates *pass for the backward. `pass` may be NULL: the batch is then
+ * forward_only. The caller must not change x until backward is done; y may be x only if the batch
+ * is forward_only. All ranks of an EP group return the same error.
+ * With NVFP4, other EP groups that would wait for this EP group return the same error. Errors:
+ * ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY,
+ * ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                            const moert_buffer *x, moert_buffer *y,
                                            moert_pass **pass);
-/* Ends a pass, with or without its backward. Enqueued work may still use it. The ranks do not
+/* Ends a pass, with or without its backward. Enqueued work may still use the pass. The ranks do not
  * communicate. NULL is legal. */
 MOERT_API void moert_pass_destroy(moert_pass *pass);
 
@@ -194,42 +198,43 @@ MOERT_API void moert_pass_destroy(moert_pass *pass);
 typedef struct moert_layer_losses {
     size_t size; /* sizeof(moert_layer_losses) */
     const moert_buffer
-        *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
+        *aux_gradient; /* [E] gradient of the auxiliary loss with respect to each routing score, or
+                          NULL */
     float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
     bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
     moert_buffer *weight_gradient; /* [T,K] gets the gradients of the routing weights, or NULL */
     bool aux_by_sequence; /* aux_gradient is [sequences of the batch, E], a row for each sequence */
-    /* bf16 buffers that get the gradients of W1 and W2, rounded to nearest even, instead of the
-     * layer's float32 ones, which get unspecified values; or NULL. They must stay valid until the
-     * pass's wgrad is done. Not with `accumulate`, replicas of experts, or clones. */
+    /* NULL, or bf16 buffers that get the gradients of W1 and W2, rounded to nearest even. The
+     * contents of the layer's own float32 gradients are then unspecified. The bf16 buffers must
+     * stay valid until the pass's wgrad is done. Not with `accumulate`, replicas of experts, or
+     * clones. */
     moert_buffer *w1_gradient, *w2_gradient;
-    const moert_buffer *dy_bf16; /* [T,H] the values of a float32 dy rounded to bf16, if the caller
-                                    has them; or NULL */
+    const moert_buffer *dy_bf16; /* NULL, or [T,H] a copy of the float32 dy rounded to bf16 */
 } moert_layer_losses;
 
 #define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )
 
 /*
- * dx = gradient of the pass's x, from dy. Also computes the gradients of this rank's experts
- * (unless deferred), and this rank's tree nodes of the replicated tensors' gradients. losses may be
- * NULL. dy must not change until backward (and wgrad) is done. dx must not overlap x, nor dy if the
- * layer has a shared expert. Between two backwards of a layer comes
- * moert_layer_reduce, also where the second does not accumulate. Errors: ERROR_USAGE (no forward,
- * a reduction is missing, buffers), and those of forward. After ERROR_USAGE the pass may be used
+ * Computes dx, the gradient of the pass's x, from dy. Also computes the gradients of this rank's
+ * experts (unless deferred), and this rank's partial sums of the replicated tensors' gradients.
+ * losses may be NULL. dy must not change until backward (and wgrad) is done. dx must not overlap x,
+ * nor dy if the layer has a shared expert. Call moert_layer_reduce between two backwards of a
+ * layer, even if the second backward does not accumulate. Errors: ERROR_USAGE (no forward, a
+ * reduction is missing, buffers), and those of forward. After ERROR_USAGE the pass may be used
  * again.
  */
 MOERT_API moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                            const moert_layer_losses *losses, moert_buffer *dx);
 /*
- * Computes the experts' weight gradients of a pass after its backward, for layers with
- * deferred_wgrad, once for each pass, in the order of their backwards. Not collective. Errors:
- * ERROR_USAGE (no backward, a second time, another order, not deferred), ERROR_DEVICE.
+ * For layers with deferred_wgrad: computes the experts' weight gradients of a pass after its
+ * backward. Call it once for each pass, in the order of the passes' backwards. Not collective.
+ * Errors: ERROR_USAGE (no backward, a second time, another order, not deferred), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_pass_wgrad(moert_pass *pass);
 /*
  * Completes gradients after each micro-batch's backward. Sums the gradients of replicated tensors
- * over all ranks, and adds the old values if the backward's `accumulate` was set. With `last`, at
- * the last micro-batch, it also sums the experts' gradients over their replicas. Errors:
+ * over all ranks, and adds the old values if the backward's `accumulate` was set. With `last`, for
+ * the last micro-batch, the call also sums the experts' gradients over their replicas. Errors:
  * ERROR_USAGE (no backward since the last reduction; `last` before a deferred wgrad), ERROR_MEMORY,
  * ERROR_DEVICE, ERROR_COMM.
  */
@@ -260,22 +265,23 @@ typedef enum moert_layer_tensor {
 } moert_layer_tensor;
 
 /*
- * Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient),
- * or there is no such tensor or layer.
+ * Weights and gradients, owned by the layer; NULL if the layer is NULL or has no such tensor or
+ * gradient.
  * Not collective. After writing to weights, call moert_layer_weights_changed.
  */
 MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which);
 MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which);
 /*
- * Makes the layer use the caller's memory for a tensor from now on: `weight`, `gradient`, or both
- * (NULL: it stays as it is). The buffers have the shapes of the table; the layer keeps a reference
- * to their memory. The layer takes the buffer's contents as the weight. A backward without
- * `accumulate` replaces the gradient, one with it adds to the buffer's content; the gradient is
- * complete after the last moert_layer_reduce. Once all tensors of a kind (W1 and B1; W2 and B2; the
- * replicated ones) are bound, the layer frees its own memory of weights, and that of the experts'
- * gradients unless they have replicas. Call it between steps. Not collective, but all ranks bind
- * the same tensors. Errors: ERROR_USAGE (no such tensor, a buffer is too small or of another
- * device), ERROR_DEVICE, ERROR_MEMORY.
+ * Makes the layer use the caller's buffers for a tensor from now on: `weight`, `gradient`, or both.
+ * A NULL argument changes nothing. The buffers have the shapes of MOERT_LAYER_TENSOR_TABLE; the
+ * layer keeps a reference to their memory. The contents of `weight` become the layer's weight. A
+ * backward without `accumulate` replaces the gradient; a backward with `accumulate` adds to the
+ * content of `gradient`. The gradient is complete after the last moert_layer_reduce. The tensors
+ * are of three kinds: W1 and B1, W2 and B2, and all replicated tensors. Once all tensors of a kind
+ * are bound, the layer frees its own memory of their weights. The layer also frees its own memory
+ * of experts' gradients if the experts have no replicas. Call moert_layer_bind between steps. Not
+ * collective, but all ranks must bind the same tensors. Errors: ERROR_USAGE (no such tensor, a
+ * buffer is too small or of another device), ERROR_DEVICE, ERROR_MEMORY.
  */
 MOERT_API moert_status moert_layer_bind(moert_layer *layer, moert_layer_tensor which,
                                         moert_buffer *weight, moert_buffer *gradient);
@@ -283,7 +289,8 @@ MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
 
 /*
- * X(NAME): the results of a pass's router. The pass owns the buffers; they are valid until it ends.
+ * X(NAME): the results of a pass's router. The pass owns the buffers, which are valid until the
+ * pass ends.
  */
 #define MOERT_PASS_VIEW_TABLE(X)                                                                   \
     X(INDEX)  /* int32 [T,K], best expert first */                                                 \
@@ -300,7 +307,7 @@ typedef enum moert_pass_view {
 } moert_pass_view;
 
 /* NULL with external routing, or if there is no such view or pass. The buffer may be larger than
- * its shape. Not collective. */
+ * the shape in MOERT_PASS_VIEW_TABLE. Not collective. */
 MOERT_API const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which);
 
 /* The losses of a pass's router over all tokens of all ranks, and the gradient that its backward
@@ -308,17 +315,17 @@ MOERT_API const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_
 typedef struct moert_pass_losses {
     size_t size;                /* sizeof(moert_pass_losses) */
     double aux_coefficient;     /* given: multiplies aux_gradient */
-    moert_buffer *aux_gradient; /* [E] or NULL; gets the gradient of aux by each routing score, for
-                                   moert_layer_losses */
-    double aux, z; /* results, without coefficients: E / (K T^2) * sum over e of slots_e *
-                                   (sum of the scores of e), T tokens; and the mean of lse^2 */
+    moert_buffer *aux_gradient; /* [E] or NULL; gets the gradient of aux with respect to each
+                                   routing score, for moert_layer_losses */
+    double aux, z; /* results, without coefficients. aux = E / (K T^2) * sum over e of slots_e *
+                                   (sum of the scores of e), for T tokens; z = mean of lse^2 */
 } moert_pass_losses;
 
 #define MOERT_PASS_LOSSES_INIT MOERT_INIT(moert_pass_losses, losses_, )
 
-/* Collective over the mesh's context; waits for the device. The digits do not depend on the number
- * of ranks. Errors, the same on all ranks: ERROR_USAGE (external routing, a buffer), ERROR_MEMORY,
- * ERROR_DEVICE, ERROR_COMM. */
+/* Collective over the mesh's context; waits for the device. The losses have the same bits on any
+ * number of ranks. Errors, the same on all ranks: ERROR_USAGE (external routing, a buffer),
+ * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM. */
 MOERT_API moert_status moert_pass_report(moert_pass *pass, moert_pass_losses *losses);
 
 /* Slots of each expert [E], over all ranks of this rank's EP group. Not collective. */
