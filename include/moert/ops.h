@@ -21,44 +21,45 @@
  *                                     the GLU's result (weight is that of the second projection)
  *
  * Arithmetic: sums acc are accumulated in float32, as one chain of fma over the reduction index in
- * ascending order from 0. Then, in float32,
+ * ascending order from 0. The epilogue then computes v in float32:
  *
  *   v = acc * alpha[g], with a bias fma(acc, alpha[g], bias[g,n] * bias_scale[m]),
  *       with prob in a GEMM (acc * alpha[g]) * prob[m]
  *   v = fma(beta[g], old value, v), unless beta is 0
  *
- * and one rounding to nearest even to the result's dtype. So a result does not depend on the
- * backend, on M, on the other rows, nor on whether the weights are stacked. Only the GLU's exp
- * differs between backends.
+ * The result is v, rounded once to nearest even to the result's dtype. So a result does not depend
+ * on the backend, on M, on the other rows, nor on whether the weights are stacked. Only the GLU's
+ * exp differs between backends.
  *
  * The nvidia backend is the exception. That backend uses tensor cores for gemm_* and glu with
  * 16-bit, MX and NV operands, and on Hopper for gemm_* with FP8 operands. The hardware determines
- * its sums: they are the same in every run, and a row's sums do not depend on the other rows. These
- * sums equal those of the other backends only up to float32 rounding; FP8 sums round to about 14
- * bits within 128 values of the reduction index. MX operands below 2^-126 are rounded to bf16
- * subnormals.
+ * the order of its sums: the sums are the same in every run, and a row's sums do not depend on the
+ * other rows. The sums of the nvidia backend equal those of the other backends only up to float32
+ * rounding. FP8 sums round to about 14 bits within 128 values of the reduction index. MX operands
+ * below 2^-126 are rounded to bf16 subnormals.
  *
  * Groups without rows change nothing, except in GEMM_WGRAD, which sets their result to 0, or to
  * beta[g] times the old value. For such groups GEMM_WGRAD ignores all other inputs, even NaN, and
  * with a beta of 1 it leaves the result unchanged. GEMM_WGRAD sums the rows of a group in order.
  *
- * Quantized operands (moert/formats.h; moert/quantize.h makes them) count as float32(element *
- * scale). The global scales of NVFP4 join alpha: alpha[g] becomes alpha[g] * (first * second), the
- * global scales of the GEMM's two operands; in DGLU first * second multiplies acc instead. A
- * quantized result, and its second version `column`, are quantized from the float32 values before
- * any rounding:
+ * Quantized operands (moert/formats.h; moert/quantize.h makes them) have the values float32(element
+ * * scale). With `first` and `second`, the NVFP4 global scales of the GEMM's two operands, alpha[g]
+ * becomes alpha[g] * (first * second). In DGLU first * second multiplies acc instead. A quantized
+ * result, and its second version `column`, are quantized from the float32 values before any
+ * rounding:
  *
  *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
  *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
- * where norm is 1 unless given (so a consumer of the result divides by norm), and q = 0 where scale
- * is 0. Without norm this formula is the same as the quantizer's (moert/quantize.h). With norm, as
- * in cuDNN, max of E5M2 is 128, and 1/scale of the E8M0 scale 2^-127 is infinity. norm is the only
+ * norm is 1 unless given; a consumer of the result divides by norm. q is 0 where scale is 0.
+ * Without norm this formula is the same as the quantizer's (moert/quantize.h). With norm, as in
+ * cuDNN, max of E5M2 is 128, and 1/scale of the E8M0 scale 2^-127 is infinity. norm is the only
  * global scale of an NVFP4 result: magnitudes above 2688/norm saturate; give norm = 2688/amax. A
  * norm that is not positive, or NaN, makes all scales NaN.
  *
- * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
- * GEMM (which rounds once more between GEMM and bias); Unsloth's permuted grouped GEMM.
+ * The semantics follow cuDNN frontend's grouped GEMM, GLU, dGLU, quant and wgrad,
+ * TransformerEngine's grouped GEMM (which rounds once more between GEMM and bias), and Unsloth's
+ * permuted grouped GEMM.
  */
 #ifndef MOERT_OPS_H
 #define MOERT_OPS_H
@@ -97,7 +98,8 @@ typedef enum moert_op_kind {
  *   X      reads x[gather[r] / topk]     writes x[gather[r]]    reads x[gather[r] / topk]
  *   Y      writes y[gather[r]]           reads y[gather[r]]     reads y[gather[r]]
  *
- * GLU allows X only, DGLU Y only. A slot of M or more is read as zeros and is not written.
+ * GLU allows X only, DGLU Y only. A row whose slot is M or more is read as zeros and is not
+ * written.
  */
 typedef enum moert_op_permute {
     MOERT_OP_PERMUTE_NONE,
@@ -107,41 +109,43 @@ typedef enum moert_op_permute {
 
 /*
  * The layout of a quantized operand's scales. Tiles are those of moert_scale_tiles
- * (moert/quantize.h), for formats with scales of one byte. In that formula r is the line that
- * crosses the blocks, and C is the number of blocks in a line.
+ * (moert/quantize.h), for formats with scales of one byte. In the formula of moert_scale_tiles, r
+ * is the line that crosses the blocks, and C is the number of blocks in a line.
  */
 typedef enum moert_scale_layout {
     MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */
-    MOERT_SCALES_TILED,      /* tiles; every group begins a new one, the groups follow each other */
+    MOERT_SCALES_TILED,      /* tiles; every group begins a new tile, and the groups follow each
+                                other */
     MOERT_SCALES_TILED_WHOLE /* tiles; all groups are one matrix: cuDNN's SFA of padded groups, and
                                 its contiguous SFD_col. C of COLUMN blocks: ceil(M/block) with
-                                row_multiple, else as moert_op_buffer_bytes says. Not for a
-                                transposed weight */
+                                row_multiple; otherwise moert_op_buffer_bytes gives the size. Not
+                                for a transposed weight */
 } moert_scale_layout;
 
 /* One matrix operand. No alignment is required. */
 typedef struct moert_operand {
     moert_dtype type; /* any but E2M1; ignored if quantized */
-    ptrdiff_t stride; /* elements from row to row; 0 = the width. weight: 0 or K; quantized: 0 */
+    ptrdiff_t stride; /* elements from row to row; 0 means the width. It is 0 or K for weight, and 0
+                         if quantized */
     bool discrete;    /* weight: one buffer per group (at most 65536) instead of a stack [G,N,K] */
     /*
-     * how.size 0: plain elements of `type`; the other fields of `how` must be 0. Otherwise
-     * block-scaled: the buffer holds the payload, the buffer <operand>_scale the scales. An input's
-     * blocks may lie along any axis; tensor cores take those along the reduction index. COLUMN and
-     * TILE blocks divide the rows of a group, and of `weight` the N of a group; a gathered matrix
-     * is one group.
+     * how.size 0: plain elements of `type`; the other fields of `how` must be 0. Otherwise the
+     * operand is block-scaled: the buffer holds the payload, the buffer <operand>_scale the scales.
+     * An input's blocks may lie along any axis; tensor cores use blocks along the reduction index.
+     * COLUMN and TILE blocks divide the rows of a group; in `weight` they divide the N rows of a
+     * group. A gathered matrix is one group.
      *
      * how.transposed is legal for row matrices with COLUMN blocks, whose payload and linear scales
      * are then [columns, M]. how.transposed is also legal for `weight` with ROW or COLUMN blocks,
      * or with TILE blocks of FP8_BLOCK: each group's payload and linear scales are transposed,
      * [K,N] (cuDNN's N-major; bridge's K/2 x N). For a transposed weight the axis refers to the
-     * transposed matrix: blocks along K are its COLUMN blocks, filled up with zeros, and blocks
-     * along N are its ROW blocks.
+     * transposed matrix: blocks along K are its COLUMN blocks, padded with zeros, and blocks along
+     * N are its ROW blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* linear scales of `weight` are [G,lines,width] */
-    bool global; /* NVFP4 inputs: the global scale is in <operand>_global, float32 [1] or, with
-                    how.group_scales, [G]; otherwise it is 1, or part of alpha (cuDNN) */
+    bool global; /* NVFP4 inputs, true: <operand>_global has the global scale, float32 [1] or, with
+                    how.group_scales, [G]. False: the global scale is 1, or part of alpha (cuDNN) */
 } moert_operand;
 
 typedef struct moert_op_options {
@@ -160,10 +164,11 @@ typedef struct moert_op_options {
                                    blocks; not in GEMM_WGRAD */
     size_t row_multiple; /* a promise: the rows of every group are a multiple of this (0 = 1), so
                             that COLUMN payloads and scales by groups need less room. If `ends`
-                            breaks the promise, blocks without room are left out: such blocks of a
-                            result are not written; such blocks of an input count as zeros, or as
-                            the values of an earlier execute that had room for these rows */
-    bool norm;           /* multiplies the quantized results, see above */
+                            breaks the promise, execute leaves out the blocks for which a buffer has
+                            no room. Such blocks of a result are not written. Such blocks of an
+                            input count as zeros, or as the values of an earlier execute that had
+                            room for these rows */
+    bool norm;           /* `norm` multiplies the quantized results, see above */
 
     bool alpha, beta;      /* alpha and beta have one value per group; otherwise they are 1 and 0 */
     bool accumulate;       /* beta is 1 */
@@ -180,22 +185,22 @@ typedef struct moert_op_options {
     bool linear_first;     /* up comes before gate (as in cuDNN's documentation), not after it (as
                               in cuDNN's code) */
     bool save_c;           /* GLU: also write c */
-    bool prob;             /* multiplies each row; otherwise 1. A GEMM takes no beta, accumulate or
-                              bias with it (cuDNN scales the bias instead: bias_scale); not in
-                              GEMM_WGRAD */
+    bool prob;             /* prob multiplies each row; otherwise each prob is 1. A GEMM with prob
+                              takes no beta, accumulate or bias (cuDNN scales the bias instead:
+                              bias_scale). Not in GEMM_WGRAD */
     bool amax;             /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
-    bool dprob, dbias;     /* DGLU: also compute these */
+    bool dprob, dbias;     /* DGLU: also compute dprob, dbias */
     bool caller_workspace; /* create allocates nothing on the device; execute uses the buffer
                               `workspace`, whose content it may change, and keeps a reference to its
-                              memory. Cannot be recorded */
+                              memory. Such an op cannot be recorded */
 } moert_op_options;
 
 #define MOERT_OP_OPTIONS_INIT                                                                      \
     MOERT_INIT(moert_op_options, op_, MOERT_SET(op_, topk, 1) MOERT_SET(op_, glu, MOERT_GLU_SWIGLU))
 
 /*
- * X(buffer): the buffers of execute. Exactly the buffers of the description must be set; all others
- * must be NULL. Row matrices hold M rows, all of which a permutation may read or write.
+ * X(buffer): the buffers of execute. Exactly the buffers that the op's options require must be set;
+ * all others must be NULL. Row matrices hold M rows, all of which a permutation may read or write.
  */
 #define MOERT_OP_BUFFER_TABLE(X)                                                                   \
     X(ends)    /* uint32 [G], cumulative, non-decreasing */                                        \
@@ -219,12 +224,12 @@ typedef struct moert_op_options {
     X(bias)       /* [G,N] */                                                                      \
     X(bias_scale) /* float32 [M] */                                                                \
     X(gather)     /* uint32 [M] */                                                                 \
-    X(row_weight) /* float32 w[M], by slots */                                                     \
+    X(row_weight) /* float32 w[M], indexed by slot */                                              \
     X(prob)       /* float32 [M] */                                                                \
     X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised to the new maximum, so set it to 0
                      or -inf first; a NaN stays */ \
-    X(dprob)      /* float32 [M], added to */                                                      \
-    X(dbias)      /* [G,2K], added to: column sums of d before rounding */                         \
+    X(dprob)      /* float32 [M]; execute adds to it */                                            \
+    X(dbias)      /* [G,2K]; execute adds column sums of d before rounding */                      \
     X(workspace)  /* bytes, see caller_workspace and moert_op_check; ops that need none take NULL */
 
 typedef struct moert_op_buffers {
@@ -256,7 +261,7 @@ MOERT_API moert_status moert_op_create(moert_device *device, const moert_op_opti
 /*
  * Checks a description as moert_op_create does, with the same errors, but allocates nothing on the
  * device. The results say which backend computes the op, and how many bytes `workspace` needs if
- * caller_workspace is set. Any of them may be NULL. Not collective.
+ * caller_workspace is set. Either result pointer may be NULL. Not collective.
  */
 MOERT_API moert_status moert_op_check(moert_device *device, const moert_op_options *options,
                                       const char **backend, size_t *workspace_bytes);
@@ -268,26 +273,27 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
 /*
  * Enqueues the operation and returns; the buffers may be reused in queue order. Not collective;
  * allocates nothing. An op's executions run in order on the device's queue and share its workspace.
- * FLOPs: 2 ends[G-1] N K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device,
- * or not part of the description; the reference backend also detects decreasing ends and a broken
- * promise of row_multiple), ERROR_DEVICE.
+ * An execution computes 2 ends[G-1] N K FLOPs. Errors: ERROR_USAGE (a buffer is missing, too small,
+ * of another device, or not part of the description; the reference backend also detects decreasing
+ * ends and a broken promise of row_multiple), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 
-/* Does not wait: the op's memory is freed once the enqueued work that uses it is done. NULL is
- * legal. */
+/* Does not wait: the op's memory is freed once the enqueued work that uses this memory is done.
+ * NULL is legal. */
 MOERT_API void moert_op_destroy(moert_op *op);
 
-/* Creates, executes and destroys an op in one call. Errors: those of the three functions. */
+/* Creates, executes and destroys an op in one call. Errors: those of moert_op_create and
+ * moert_op_execute. */
 MOERT_API moert_status moert_op_once(moert_device *device, const moert_op_options *options,
                                      const moert_op_buffers *buffers);
 
 /*
  * Records an execute, for devices with cl_khr_command_buffer (the counterpart of CUDA graphs).
  * record checks as execute does and enqueues nothing. replay enqueues the whole operation on the
- * current content of the buffers. Op and buffers must outlive the recording; destroy waits for its
- * replays. Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device or the reference
- * backend cannot record), ERROR_MEMORY.
+ * current content of the buffers. Op and buffers must outlive the recording; destroy waits for the
+ * recording's replays. Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device or
+ * the reference backend cannot record), ERROR_MEMORY.
  */
 typedef struct moert_op_recording moert_op_recording;
 MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
@@ -295,8 +301,8 @@ MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buf
 MOERT_API moert_status moert_op_replay(moert_op_recording *recording);
 MOERT_API void moert_op_recording_destroy(moert_op_recording *recording); /* NULL is legal */
 
-/* The least bytes of a buffer of execute, by its name in MOERT_OP_BUFFER_TABLE; of "weights" and
- * "weight_scales": of each buffer. 0 if the op does not take it. */
+/* The least bytes of a buffer of execute, by its name in MOERT_OP_BUFFER_TABLE; for "weights" and
+ * "weight_scales", of each buffer of the array. 0 if the op takes no such buffer. */
 MOERT_API size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer);
 
 /* The backend that computes the op ("reference", "portable" or "nvidia"), and the bytes of the op's
@@ -304,7 +310,7 @@ MOERT_API size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer);
 MOERT_API const char *moert_op_backend_name(const moert_op *op);
 MOERT_API size_t moert_op_workspace_bytes(const moert_op *op);
 
-/* A name such as "gemm_forward"; NULL past the last one. */
+/* A name such as "gemm_forward"; NULL past the last kind. */
 MOERT_API const char *moert_op_kind_name(moert_op_kind kind);
 
 #ifdef __cplusplus

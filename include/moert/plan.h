@@ -50,7 +50,8 @@ typedef struct moert_plan {
     uint32_t *ends;          /* [local_experts] cumulative ends of the experts' rows on this rank */
     uint32_t *slot_rank;     /* [T,K] destination rank, or MOERT_PLAN_DROPPED */
     uint32_t *slot_row;      /* [T,K] destination row in that rank's memory */
-    uint32_t *slot_position; /* [T,K] position among this rank's rows, sorted by rank, then row */
+    uint32_t *slot_position; /* [T,K] position in the rows sent from here, sorted by rank, then
+                                row */
     size_t *send_rows;       /* [ranks] rows from here to each rank */
     size_t *receive_rows;    /* [ranks] rows from each rank to here */
     struct moert_expert_map *placement; /* private to the library: the slots that hold the
@@ -58,10 +59,10 @@ typedef struct moert_plan {
 } moert_plan;
 
 /*
- * Builds the plan of `rank` from its index[T,K] and the counts[ranks,E] of all ranks; it copies
- * both. Without an index (NULL), slot_rank, slot_row and slot_position are NULL. Errors:
- * ERROR_USAGE (the shape), ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any rank;
- * every rank then returns it), ERROR_MISMATCH (counts do not fit index).
+ * Builds the plan of `rank` from its index[T,K] and the counts[ranks,E] of all ranks, and copies
+ * index and counts. Without an index (NULL), slot_rank, slot_row and slot_position are NULL.
+ * Errors: ERROR_USAGE (the shape), ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any
+ * rank; every rank then returns it), ERROR_MISMATCH (counts do not fit index).
  */
 typedef struct moert_plan_shape {
     size_t experts, ranks, rank, tokens, topk;

@@ -8,8 +8,8 @@
  *   moert_dequantize_run(&op);                 op.x from op.q, op.scale and op.global
  *
  * The reference and portable kernels (MOERT_BACKEND) give the same bytes. Every multiplication and
- * division of the formulas is rounded to float32. A NaN in a block makes its scale NaN, and its
- * payload where the element is a NaN. A NaN in a tensor makes its amax NaN. Infinities saturate.
+ * division of the formulas is rounded to float32. A NaN element makes its block's scale and its own
+ * payload NaN. A NaN in a tensor makes the tensor's amax NaN. Infinities saturate.
  *
  *   E8M0:  t = amax * f32(1/max), scale = t rounded up to a power of two (RCEIL), or
  *          2^(floor(log2 amax) - floor(log2 max)) (FLOOR); q = x / scale, which is exact
@@ -28,8 +28,7 @@
  *   E8M0:  scale = t rounded up, at most 2^127; E4M3: to nearest, at most 448
  *   q = x * min(norm * (1/scale), FLT_MAX), where 1/2^-127 counts as infinity; 0 where scale is 0
  *
- * so that q * scale = x * norm up to rounding. A norm that is 0, negative or NaN makes all scales
- * NaN.
+ * So q * scale = x * norm up to rounding. A norm that is 0, negative or NaN makes all scales NaN.
  *
  * Dequantizing computes x = (q * scale) * G, and rounds it to the dtype of x.
  *
@@ -42,7 +41,8 @@
  * buffer is missing or too small, options contradict each other; the reference backend also detects
  * decreasing ends), ERROR_UNSUPPORTED (a count of 2^31 or more), ERROR_DEVICE, ERROR_MEMORY.
  *
- * Semantics: OCP Microscaling 1.0; TransformerEngine, torchao, cuDNN frontend, DeepSeek-V3's files.
+ * The semantics follow OCP Microscaling 1.0, TransformerEngine, torchao, cuDNN frontend and
+ * DeepSeek-V3's files.
  */
 #ifndef MOERT_QUANTIZE_H
 #define MOERT_QUANTIZE_H
@@ -76,18 +76,20 @@ typedef struct moert_quantize {
     moert_dtype x_type;   /* dequantize: the dtype of x, F32 (0) or BF16 */
     moert_buffer *q;      /* payload, see moert_quantized_shape_of() */
     moert_buffer *scale;  /* shape: see moert_axis */
-    moert_buffer *global; /* NVFP4: G, float32 [1], or [groups.count] with group_scales */
-    moert_buffer *amax;   /* NVFP4: A, like global; NULL: global is an input, and S = 1/G */
+    moert_buffer *global; /* NVFP4: the global scale G, float32 [1], or [groups.count] with
+                             group_scales */
+    moert_buffer *amax;   /* NVFP4: the amax A, of the same shape as global. NULL: global is an
+                             input, and S = 1/G */
     size_t x_runs;        /* quantize: 0, or the length of a run: x is [M,2N] in runs of this many
                              columns, and only every second run (1, 3, ...) is read (GLU results
                              between the gates) */
     moert_buffer *norm;   /* quantize: float32 [1], as in cuDNN's epilogues, or NULL. NVFP4: norm is
                              1/G; amax, global and group_scales are ignored. Not with FP8_BLOCK */
-    size_t blocks;        /* P for which q and scale have room, 0 = moert_row_blocks_most(); the
-                             kernels write no blocks past P */
-    size_t row_bytes;     /* 0, or (ROW, scales of one byte) the bytes of a row of q, which has a
-                             row's payload and then its scales: the layout of messages. `scale` is
-                             not used */
+    size_t blocks;        /* P: the row blocks for which q and scale have room; 0 means
+                             moert_row_blocks_most(). The kernels write no blocks past P */
+    size_t row_bytes;     /* 0, or for ROW blocks with scales of one byte: the bytes of a row of q,
+                             which then has a row's payload followed by its scales, as in messages.
+                             `scale` is then not used */
 } moert_quantize;
 
 /* MXFP8 E4M3 along rows, RCEIL. */
@@ -99,12 +101,12 @@ typedef struct moert_quantize {
  * 4MN. */
 MOERT_API moert_status moert_quantize_amax(const moert_quantize *op);
 
-/* q, scale and, unless amax is NULL, global from x. Bytes: reads 4MN, writes those of
+/* Computes q, scale and, unless amax is NULL, global from x. Bytes: reads 4MN, writes those of
  * moert_quantized_shape_of(). */
 MOERT_API moert_status moert_quantize_run(const moert_quantize *op);
 
-/* x from q, scale and global; does not undo a rotation. Bytes: reads what moert_quantize_run
- * writes, writes x. */
+/* Computes x from q, scale and global; does not undo a rotation. Bytes: reads the results of
+ * moert_quantize_run, writes x. */
 MOERT_API moert_status moert_dequantize_run(const moert_quantize *op);
 
 /* moert_row_blocks: P = sum of ceil(rows/block) over the groups of ends[groups] (host).
@@ -117,14 +119,15 @@ typedef struct moert_quantized_shape {
     size_t q_lines, q_bytes, scale_lines, scales;
 } moert_quantized_shape;
 
-/* The shapes for x[rows, columns] with P = `blocks`, which ROW ignores. `how` must be legal. */
+/* The shapes of q and scale for x[rows, columns] with P = `blocks`, which ROW ignores. `how` must
+ * be legal. */
 MOERT_API moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *how, size_t rows,
                                                          size_t columns, size_t blocks);
 
 /* ---- casts ---- */
 
-/* target[n] = source[n], to nearest even. One of the dtypes must be F32; the other may be any dtype
- * but E2M1. */
+/* target[n] = source[n], rounded to nearest even. One of the dtypes must be F32; the other may be
+ * any dtype but E2M1. */
 typedef struct moert_cast {
     size_t size; /* sizeof(moert_cast) */
     moert_dtype from, to;
@@ -147,11 +150,11 @@ MOERT_API moert_status moert_cast_run(const moert_cast *cast);
  *
  *   ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * and bytes without a scale are 0. `linear` holds `lines` lines of `width` scales. A line is a row
- * r of the matrix. With `transposed`, as COLUMN quantization stores scales, a line is a block c,
- * and the columns are rows r. Each group of lines is a separate matrix that starts a new tile, and
- * the matrices follow each other. So one buffer can hold the scales of all experts: of their
- * activation rows (a line per row) or of their stacked weights (groups of equal size).
+ * Bytes without a scale are 0. `linear` holds `lines` lines of `width` scales. A line is a row r of
+ * the matrix. With `transposed`, as COLUMN quantization stores scales, a line is a block c, and the
+ * columns are rows r. Each group of lines is a separate matrix that starts a new tile, and the
+ * matrices follow each other. So one buffer can hold the scales of all experts: of their activation
+ * rows (a line per row) or of their stacked weights (groups of equal size).
  */
 typedef struct moert_scale_tiles {
     size_t size;         /* sizeof(moert_scale_tiles) */
@@ -173,18 +176,18 @@ typedef struct moert_scale_tiles {
 MOERT_API moert_status moert_swizzle(const moert_scale_tiles *op);
 MOERT_API moert_status moert_unswizzle(const moert_scale_tiles *op);
 
-/* Bytes of the tiles of all matrices, from ends[groups] (host). With ends NULL: of one group of
- * `lines`, below 2^32, lines. If moert_scale_tiles.tiles is 0, `swizzled` has the bytes of one
- * group of u * moert_row_blocks_most(lines, groups, u) lines, u = 128 (transposed: 4). */
+/* Bytes of the tiles of all matrices, from ends[groups] (host). With ends NULL: bytes of one group
+ * of `lines` lines, below 2^32. If moert_scale_tiles.tiles is 0, `swizzled` has the bytes of one
+ * group of u * moert_row_blocks_most(lines, groups, u) lines, with u = 128, or 4 if transposed. */
 MOERT_API size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines,
                                       size_t width, bool transposed);
 
 /*
- * Gate and up columns in alternating runs. With `inverse` false, to[M,2I] gets runs of
- * `granularity` columns, alternately from the two halves [gate | up] of from[M,2I]. With `inverse`
- * true, from[M,2I] has the runs and to[M,2I] gets the halves. Granularity 1 (gpt-oss), 8 (DeepGEMM,
- * bridge), 32 (cuDNN), I (halves: a copy). An element has `element_bytes` bytes; it may be a whole
- * row of a weight.
+ * Converts gate and up columns between alternating runs and halves. With `inverse` false, to[M,2I]
+ * gets runs of `granularity` columns, alternately from the two halves [gate | up] of from[M,2I].
+ * With `inverse` true, from[M,2I] has the runs and to[M,2I] gets the halves. Granularities in use
+ * are 1 (gpt-oss), 8 (DeepGEMM, bridge) and 32 (cuDNN); with I, the runs are the halves, and the
+ * call copies. An element has `element_bytes` bytes; it may be a whole row of a weight.
  */
 typedef struct moert_interleave {
     size_t size;        /* sizeof(moert_interleave) */

@@ -32,11 +32,11 @@ typedef struct moert_router_options {
     size_t experts; /* E */
     size_t topk;    /* K, 1..E */
     moert_score score;
-    bool renormalise;   /* divide the K weights by their sum. Sigmoid and sqrt-softplus: by their
-                           sum + 1e-20, and only where K > 1 */
+    bool renormalise;   /* divide the K weights by their sum. Sigmoid and sqrt-softplus scores:
+                           divide by the sum + 1e-20, and only if K > 1 */
     float scale;        /* factor of the weights, applied last */
     size_t groups;      /* experts form this many equal groups; 1 = no grouping */
-    size_t kept_groups; /* groups whose experts may be chosen */
+    size_t kept_groups; /* number of groups whose experts may be chosen */
     size_t group_best;  /* the kept groups have the largest sums of this many best selection scores:
                            2 in Hugging Face's DeepSeek-V3, K / kept_groups in Megatron */
 } moert_router_options;

@@ -2,11 +2,11 @@
  * Status codes, the last error's text, and the initialisers of structs.
  *
  * Every moert function that can fail returns a moert_status; MOERT_OK is zero. The function that
- * first detects a failure records one message. moert_last_error() returns it until the next failure
- * on the same thread. An argument that is NULL but must not be, or a number out of range, is
- * ERROR_USAGE, and the message names it; functions that return no status return 0 or NULL. The
- * library never exits, aborts or prints to stdout, except that the watchdog (MOERT_TIMEOUT_S, see
- * context.h) ends a job with a dead, stopped or late rank.
+ * first detects a failure records one message. moert_last_error() returns this message until the
+ * next failure on the same thread. For an argument that must not be NULL, or a number out of range,
+ * functions return ERROR_USAGE, and the message names the argument. Functions that return no status
+ * then return 0 or NULL. The library never exits, aborts or prints to stdout, except that the
+ * watchdog (MOERT_TIMEOUT_S, see context.h) ends a job with a dead, stopped or late rank.
  */
 #ifndef MOERT_STATUS_H
 #define MOERT_STATUS_H

@@ -15,7 +15,7 @@ typedef struct entry {
 
 struct moert_blend {
     size_t count, period;
-    uint64_t *weight; /* [count]; their sum is the period */
+    uint64_t *weight; /* [count]; the sum of the weights is the period */
     entry *entry;     /* [period] */
 };
 

@@ -22,9 +22,9 @@ typedef struct moert_corpus {
 
 /*
  * Adds a file, or the regular files below a directory. Takes the entries of each directory in byte
- * order of their names. Skips symbolic links and special files below it; `path` itself may be a
- * symbolic link. Errors: ERROR_IO (`path` is neither a regular file nor a directory, or a file or
- * directory is missing or unreadable), ERROR_MEMORY.
+ * order of their names. Skips symbolic links and special files below a directory; `path` itself may
+ * be a symbolic link. Errors: ERROR_IO (`path` is neither a regular file nor a directory, or a file
+ * or directory is missing or unreadable), ERROR_MEMORY.
  */
 moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
 

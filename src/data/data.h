@@ -25,9 +25,9 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
                                     moert_data **data);
 
 /*
- * A blend of `count` parts, which are not blends themselves. Of the sequences in order of (step,
- * index), part i is always within one sequence of its weight, weights[i]. The parts have the same
- * split. Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
+ * A blend of `count` parts, which are not blends themselves. At every point of the order (step,
+ * index), part i is within one sequence of its weight, weights[i]. The parts have the same split.
+ * Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
  */
 moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
                                    moert_data **data);
@@ -52,7 +52,7 @@ moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t len
 
 /*
  * From now on a token equal to `end` also ends a document, as its last token; -1: no token does.
- * With `in_streams` this holds only for raw token files, whose documents are unknown otherwise.
+ * With `in_streams`, `end` applies only to raw token files, whose documents are otherwise unknown.
  */
 void moert_data_end_documents(moert_data *data, int32_t end, bool in_streams);
 
@@ -77,8 +77,8 @@ typedef struct moert_data_info {
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
-/* A part of a blend, and the number of sequences from it among the first `sequences` of a
- * training. */
+/* moert_data_part returns a part of a blend. moert_data_part_count returns how many of the first
+ * `sequences` sequences of a training come from that part. */
 const moert_data *moert_data_part(const moert_data *data, size_t part);
 uint64_t moert_data_part_count(const moert_data *data, size_t part, uint64_t sequences);
 
@@ -100,7 +100,7 @@ moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary);
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;
-    size_t batch; /* sequences of a step; random positions of a single source ignore it */
+    size_t batch; /* sequences of a step; random positions of a single source do not depend on it */
 } moert_draw;
 
 /*

@@ -18,7 +18,7 @@ typedef struct cursor {
 typedef struct region {
     moert_range range;
     size_t document; /* the first one */
-    size_t first;    /* number of its part */
+    size_t first;    /* number of the first document's part */
 } region;
 
 struct moert_epochs {

@@ -110,7 +110,7 @@ static moert_status read_lengths(reader *from, moert_index *index) {
 }
 
 /* Checks that every sequence lies within the file of tokens. Frees index->positions if the
- * sequences lie there one after another. */
+ * sequences lie one after another in that file. */
 static moert_status read_positions(reader *from, const moert_corpus_file *binary,
                                    moert_index *index) {
     bool in_order = true;

@@ -24,7 +24,7 @@ typedef struct moert_index {
     size_t sequences, documents, tokens;
     size_t *starts;    /* [sequences + 1] tokens before each sequence */
     size_t *positions; /* [sequences] bytes of NAME.bin before each sequence; NULL if the sequences
-                          lie there one after another from byte 0 on */
+                          lie one after another in NAME.bin from byte 0 on */
     size_t *first;     /* [documents + 1] first sequence of each document; NULL if every document is
                           one sequence */
 } moert_index;

@@ -8,9 +8,9 @@
 struct moert_data {
     moert_source *source; /* NULL: an array or a blend */
     moert_blend *blend;   /* NULL: no blend */
-    moert_data **parts;   /* [count] of the blend */
+    moert_data **parts;   /* [count] parts of the blend */
     size_t count;
-    size_t tokens; /* in the source, in all parts, or in all batches */
+    size_t tokens; /* tokens in the source, in all parts, or in all batches */
     moert_split split;
     moert_replay replay;  /* the array */
     moert_checksum sum;   /* of the array */

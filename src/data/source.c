@@ -287,7 +287,7 @@ static int64_t token_at(const moert_source *s, const unsigned char *bytes, size_
     return is_int32 ? (int32_t)(uint32_t)value : (int64_t)value;
 }
 
-/* Reads the first `count` tokens of a run. `bytes` is scratch with room for them. */
+/* Reads the first `count` tokens of a run. `bytes` is scratch with room for these tokens. */
 static moert_status read_part(const moert_source *s, const run *from, size_t count,
                               unsigned char *bytes, int32_t *tokens) {
     MOERT_TRY(moert_corpus_read(from->file, from->offset, count * s->width, bytes));

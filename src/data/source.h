@@ -28,20 +28,20 @@ enum { MOERT_IDENTITY_BYTES = 160 };
 /* Callers may read the fields, but must change them only by the functions below. */
 typedef struct moert_source {
     moert_source_kind kind;
-    char *name;          /* the first path by which it was opened */
+    char *name;          /* the first path by which the source was opened */
     moert_corpus corpus; /* indexed: NAME.bin, then NAME.idx */
     const char *type;    /* name of the token type */
     unsigned width;      /* bytes of a token */
-    size_t tokens;       /* in all documents; for text, with the 0 bytes between files */
+    size_t tokens;       /* tokens in all documents; for text, with the 0 bytes between files */
     size_t documents;
     size_t *starts;    /* text: position of each file's first byte */
-    bool masked;       /* indexed: NAME.mask.bin, the third file, marks targets that count */
+    bool masked;       /* indexed: NAME.mask.bin, the third file, tells which targets are masked */
     moert_index index; /* indexed */
     /* indexed: the tokenizer's values in NAME.dataset.json, which launch/tokenize writes */
     size_t vocabulary_made; /* 0: unknown */
     int32_t end_made;       /* the token that ends each document; -1: none or unknown */
-    uint64_t vocabulary;    /* tokens must be below it */
-    moert_checksum *sums;   /* of each file of the corpus */
+    uint64_t vocabulary;    /* tokens must be below this number */
+    moert_checksum *sums;   /* checksum of each file of the corpus */
     /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
      * 4f0c...". Data of more than 256 MiB is identified by the sizes of its files and by 64 blocks
      * of 4 KiB of each. */
@@ -58,13 +58,13 @@ moert_status moert_source_open_text(const char *const *paths, size_t count, moer
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
 
 /*
- * Opens what `paths` name: one Megatron dataset (NAME, NAME.bin or NAME.idx, where both files
- * exist), one raw file NAME.bin without NAME.idx, with tokens of `bits`, or else text. Beside a
- * dataset, NAME.mask.bin, if it exists, has one byte for each token of NAME.bin: 1 if it counts as
- * a target, else 0. NAME.dataset.json, if it exists, gives the tokenizer's vocabulary and end
- * token. Errors: as above, those of moert_index_read and moert_json_read, ERROR_FORMAT (a dataset
- * without tokens, an illegal value in NAME.dataset.json), ERROR_USAGE (more than one path, and not
- * all are text).
+ * Opens the source that `paths` name: one Megatron dataset (NAME, NAME.bin or NAME.idx, where both
+ * files exist), one raw file NAME.bin (without NAME.idx) of tokens of `bits`, or otherwise text.
+ * If a dataset has the file NAME.mask.bin, this file has one byte for each token of NAME.bin: 1 if
+ * the token counts as a target, 0 if it is masked as a target. NAME.dataset.json, if it exists,
+ * gives the tokenizer's vocabulary and end token. Errors: as above, those of moert_index_read and
+ * moert_json_read, ERROR_FORMAT (a dataset without tokens, an illegal value in NAME.dataset.json),
+ * ERROR_USAGE (more than one path, and not all are text).
  */
 moert_status moert_source_open(const char *const *paths, size_t count, unsigned bits,
                                moert_source **source);
@@ -77,18 +77,18 @@ void moert_source_close(moert_source *source);
 moert_status moert_source_read(const moert_source *source, size_t position, size_t count,
                                int32_t *tokens);
 
-/* counts[count] = for each token of a masked source from `position` on, 1 if it counts as a target,
- * else 0. Errors: ERROR_IO, ERROR_FORMAT (another value). */
+/* counts[i] = 1 if token position + i of a masked source counts as a target, and 0 if it is masked
+ * as a target. Errors: ERROR_IO, ERROR_FORMAT (another value). */
 moert_status moert_source_read_mask(const moert_source *source, size_t position, size_t count,
                                     unsigned char *counts);
 
-/* target[length] become -1 where token position + 1 + i of a masked source does not count. Errors:
- * those of moert_source_read_mask. */
+/* target[i] becomes -1 where token position + 1 + i of a masked source is masked as a target.
+ * Errors: those of moert_source_read_mask. */
 moert_status moert_source_mask_targets(const moert_source *source, size_t position, size_t length,
                                        int32_t *target);
 
-/* Position of the first token of a document, or of the end for `document` = documents. In text, the
- * 0 byte after a file lies before the start of the next document. */
+/* Position of the first token of a document, or the end of the source if `document` is the number
+ * of documents. In text, the 0 byte after a file lies before the start of the next document. */
 size_t moert_source_start(const moert_source *source, size_t document);
 /* The last document that starts at `position` or before it. */
 size_t moert_source_document(const moert_source *source, size_t position);
@@ -106,5 +106,6 @@ moert_status moert_source_identify(moert_source *source);
 
 /* Sum of the sizes of the source's files. */
 size_t moert_source_bytes(const moert_source *source);
-/* Up to this number of bytes in all, a source's files are read whole when it is opened. */
+/* If a source's files have at most this number of bytes together, opening the source reads them
+ * whole. */
 enum { MOERT_SOURCE_WHOLE_BYTES = 256 << 20 };

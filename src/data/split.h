@@ -28,10 +28,11 @@ void moert_split_text(const moert_split *split, char text[MOERT_SPLIT_TEXT_BYTES
 /* Reads the weights of the three uses, such as 969,30,1. Errors: ERROR_USAGE. */
 moert_status moert_split_read(const char *text, moert_split *split);
 
-/* The stretches. After them up to count - 1 tokens may remain, which are also for training. */
+/* The stretches. Up to count - 1 tokens may remain after the last stretch; they are also for
+ * training. */
 typedef struct moert_stretches {
     size_t count, tokens;    /* number of stretches; tokens of each */
-    size_t part[MOERT_USES]; /* tokens of the parts of each */
+    size_t part[MOERT_USES]; /* tokens of the parts of each stretch */
 } moert_stretches;
 
 /* Divides `tokens` for sequences of `length`. The held-out and the test part of a stretch have at
@@ -43,7 +44,8 @@ moert_status moert_split_divide(const moert_split *split, size_t tokens, size_t 
 /* The range of a stretch's training part; stretch `count` is the remainder. */
 moert_range moert_split_training(const moert_stretches *all, size_t stretch, size_t tokens);
 
-/* The number of positions at which a sequence of `length` may start in the data for a use, and
- * position `number` of these. The split must have data for this use. */
+/* moert_split_starts returns the number of positions at which a sequence of `length` may start in
+ * the data for a use. moert_split_start returns position `number` of these positions. The split
+ * must have data for this use. */
 size_t moert_split_starts(const moert_stretches *all, moert_use use, size_t length);
 size_t moert_split_start(const moert_stretches *all, moert_use use, size_t length, size_t number);

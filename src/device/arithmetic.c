@@ -20,15 +20,16 @@
 
 #define FAMILY "lib/arithmetic"
 
-/* Each quarter of the sample has its own exponents. Sums add the last quarter. */
+/* Each quarter of the sample has its own exponents. The sums add values of the last quarter. */
 enum { SAMPLE = 4096, QUARTER = SAMPLE / 4, SUMMED = SAMPLE - QUARTER, OPERANDS = 3, SUMS = 4 };
 
 static const struct {
-    uint32_t lowest, count; /* biased; 0 is that of subnormal numbers, 255 that of inf and NaN */
+    uint32_t lowest, count; /* biased exponents: 0 is the exponent of subnormal numbers, 255 that of
+                               inf and NaN */
 } exponents[] = {{0, 256}, {0, 32}, {64, 128}, {126, 3}};
 
 typedef struct results {
-    float operations[2][MOERT_ARITHMETIC_ROWS][SAMPLE]; /* of vectors, of scalars */
+    float operations[2][MOERT_ARITHMETIC_ROWS][SAMPLE]; /* results for vectors, for scalars */
     float sums[SUMS];
 } results;
 

@@ -123,7 +123,7 @@ fail:
     return status;
 }
 
-/* Makes a buffer that is larger than one allocation may be, of pieces of host memory. */
+/* Makes a buffer of pieces of host memory, for sizes above the device's largest allocation. */
 static moert_status create_pieces(moert_device *device, size_t bytes, moert_buffer **buffer) {
     const size_t padded = moert_round_up(bytes + MOERT_BUFFER_TAIL_BYTES, PAGE_BYTES);
     char *memory = aligned_alloc(PAGE_BYTES, padded);
@@ -146,7 +146,8 @@ static bool needs_pieces(const moert_device *device, size_t bytes) {
 }
 
 /* On a CPU, passes CL_MEM_ALLOC_HOST_PTR, so that PoCL allocates the memory during this call.
- * Without it, PoCL allocates at the first use, and ends the process if that fails. */
+ * Without this flag, PoCL allocates at the first use, and ends the process if that allocation
+ * fails. */
 moert_status moert_buffer_create(moert_device *device, size_t bytes, moert_buffer **buffer) {
     MOERT_REQUIRE(device);
     MOERT_REQUIRE(buffer);
@@ -239,7 +240,8 @@ void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
     moert_device_count(buffer->device, 0, buffer->counted_bytes);
-    /* kernels must end first: OpenCL keeps only memory of its own that is an argument */
+    /* kernels must end before the memory is freed: OpenCL retains only kernel arguments that it
+     * allocated */
     if (buffer->host != NULL || buffer->address != 0)
         moert_device_finish(buffer->device);
     for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)

@@ -1,4 +1,4 @@
-/* More of buffers than moert/device.h: groups of buffers, memory in use, and copies. */
+/* Functions on buffers that moert/device.h lacks: groups of buffers, memory in use, and copies. */
 #pragma once
 
 #include <stdbool.h>
@@ -17,7 +17,8 @@
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
 
 /* Ensures that *buffer (NULL at first) holds at least `bytes`. Replaces a buffer that is too small
- * by a new one, without its content. If there is no room for the new one, *buffer is NULL. */
+ * by a new one, and does not keep the content. If the new buffer cannot be allocated, *buffer is
+ * NULL. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);
 
 /* Whether two buffers share memory: one buffer, views of it, or wrapped host memory. */
@@ -29,16 +30,16 @@ moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* The most bytes that this rank's buffers and windows took of the device's memory at one time. */
 size_t moert_device_peak_bytes(const moert_device *device);
-/* Resets the peak to `bytes`, an earlier value of it, after a measurement whose memory should not
- * count. */
+/* Resets the peak to `bytes`, an earlier value of the peak, after a measurement whose memory should
+ * not count. */
 void moert_device_set_peak(moert_device *device, size_t bytes);
-/* Adds `more` bytes to the memory in use, then subtracts `fewer`. For memory that
+/* Adds `more` bytes to the memory in use, then subtracts `fewer`. Use it for memory that
  * moert_buffer_create did not allocate. */
 void moert_device_count(moert_device *device, size_t more, size_t fewer);
 
 /* ---- commands (transfer.c) ---- */
 
-/* The family of the kernels that copy. In profiles it also stands for the driver's copy
+/* The family of the kernels that copy. In profiles this family also stands for the driver's copy
  * commands. */
 #define MOERT_FAMILY_COPY "lib/copy"
 

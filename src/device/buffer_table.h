@@ -22,11 +22,12 @@ typedef struct moert_buffer_row {
 
 enum { MOERT_BUFFER_TABLE_ROWS = 24 /* at most */ };
 
-/* Fills in the rows for some sizes and returns their number. Without sizes (NULL) the rows have
- * names and offsets only. */
+/* Fills in the rows for some sizes and returns the number of rows. Without sizes (NULL) the rows
+ * have names and offsets only. */
 typedef size_t moert_buffer_table(const void *sizes, moert_buffer_row *rows);
 
-/* Defines the table `id` from ROWS(X), rows X(member, name, bytes) in which `s` are the sizes. */
+/* Defines the table `id` from ROWS(X). Each row is X(member, name, bytes), where `bytes` is an
+ * expression of the sizes `s`. */
 #define MOERT_BUFFER_ROW(member, text, size)                                                       \
     {text, offsetof(owner, member), s != NULL ? (size) : MOERT_NO_BUFFER},
 #define MOERT_BUFFER_TABLE(id, owner_type, sizes_type, ROWS)                                       \
@@ -39,13 +40,13 @@ typedef size_t moert_buffer_table(const void *sizes, moert_buffer_row *rows);
         return sizeof all / sizeof *all;                                                           \
     }
 
-/* Makes room in the owner's buffers. With `grows`, a buffer that is too small gets room for up to
- * an eighth more bytes than it needs (moert_buffer_room). */
+/* Reserves the owner's buffers. With `grows`, a buffer that is too small gets room for up to an
+ * eighth more bytes than it needs (moert_buffer_room). */
 moert_status moert_buffer_table_reserve(moert_buffer_table *table, moert_device *device,
                                         const void *sizes, void *owner, bool grows);
 void moert_buffer_table_free(moert_buffer_table *table, void *owner);
 
-/* The sum of the rows. */
+/* The sum of the rows' bytes. */
 size_t moert_buffer_table_bytes(moert_buffer_table *table, const void *sizes);
 
 /* The bytes to allocate for `bytes` bytes with room to grow, but not more than `largest`, the

@@ -159,7 +159,8 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
         if (entry->lock >= 0) {
             if (!wait_for_lock(entry->lock, lock))
                 unlock(entry);
-            read_entry(entry->path, data, bytes); /* another process may have built it meanwhile */
+            read_entry(entry->path, data, bytes); /* another process may have built the entry
+                                                     meanwhile */
         }
         if (*data != NULL)
             unlock(entry);

@@ -1,4 +1,4 @@
-/* Checks of the arguments of operations on device buffers. Each fails with ERROR_USAGE. */
+/* Checks of the arguments of operations on device buffers. Each check fails with ERROR_USAGE. */
 #pragma once
 
 #include "base/error.h"

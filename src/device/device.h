@@ -19,10 +19,11 @@ typedef struct moert_device_info {
     unsigned compute_units;
     size_t global_bytes, local_bytes;
     size_t largest_bytes; /* of a buffer */
-    size_t piece_bytes;   /* of one allocation, at most; a buffer on a CPU may be several */
+    size_t piece_bytes;   /* the most bytes of one allocation; a buffer on a CPU may consist of
+                             several */
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
-    bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and it is worth using */
+    bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and using it is faster */
     bool has_tiles;     /* the CPU has AMX with bf16, and GEMMs may use it */
     bool is_simulator;  /* Oclgrind: kernels can access only OpenCL buffers */
     bool gpu_form;      /* kernels in GPU form: 32 work-items per row (kernels/lib/common.h) */

@@ -14,8 +14,9 @@ typedef struct moert_elements {
     size_t at;
 } moert_elements;
 
-/* Copy elements [first, first + count) to and from floats on the host; block. bf16 elements are
- * rounded to nearest even. Errors: those of moert_buffer_read and moert_buffer_write. */
+/* These calls copy elements [first, first + count) to or from floats on the host, and block. bf16
+ * elements are rounded to nearest even. Errors: those of moert_buffer_read and
+ * moert_buffer_write. */
 moert_status moert_elements_read(const moert_elements *elements, size_t first, size_t count,
                                  float *values);
 moert_status moert_elements_write(const moert_elements *elements, size_t first, size_t count,

@@ -1,4 +1,4 @@
-/* The structs of a device and a buffer. For the files of src/device. */
+/* The structs of a device and a buffer. Only the files of src/device include this header. */
 #pragma once
 
 #include "base/memory.h"
@@ -17,7 +17,7 @@ typedef struct moert_shared_work {
     moert_buffer *counts;      /* reused for the next work */
 } moert_shared_work;
 
-/* Follows the commands of a device. device/profile sets it. */
+/* Callbacks for the commands of a device, which device/profile sets. */
 typedef struct moert_command_hook {
     void *context;
     /* Returns where to store the event of the next command, which belongs to `program`; or NULL. */
@@ -69,7 +69,8 @@ struct moert_buffer {
     size_t counted_bytes; /* bytes passed to moert_device_count; 0 for views and others' memory */
     uint64_t address; /* the buffer's address in kernels; 0 before the first moert_buffer_address */
     /* Memory larger than one allocation: pieces at consecutive addresses. Kernels get `memory`,
-     * which starts where the buffer does, and see one range. A command reaches only one piece. */
+     * which starts where the buffer does, and see one range. One OpenCL command, such as a copy,
+     * reaches only one piece. */
     cl_mem *pieces; /* [piece_count], or NULL */
     size_t piece_count, piece_bytes;
     size_t piece_start; /* where the buffer starts in the first piece */

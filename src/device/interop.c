@@ -51,7 +51,7 @@ moert_status moert_device_record_event(moert_device *device, void **event) {
     MOERT_REQUIRE(device);
     MOERT_REQUIRE(event);
     MOERT_CL(device, clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made));
-    MOERT_CL(device, clFlush(device->queue)); /* another queue may wait for it */
+    MOERT_CL(device, clFlush(device->queue)); /* another queue may wait for the event */
     *event = made;
     return MOERT_OK;
 }

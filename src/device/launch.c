@@ -20,8 +20,8 @@ static moert_status enqueue(moert_device *device, const char *program, const moe
     cl_int code = clEnqueueNDRangeKernel(device->queue, kernel->handle, 3, NULL, all, items, 0,
                                          NULL, moert_command_event(device, program));
     if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
-        code = clFinish(device->queue); /* so that the message of a failure at run time names the
-                                           kernel */
+        code = clFinish(device->queue); /* waits, so that the message of a failure at run time names
+                                           the kernel */
     return code == CL_SUCCESS ? MOERT_OK : MOERT_CL_FAIL(device, code, kernel->name);
 }
 

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "device/device.h"
 
-/* The program of a family. `sizes` is the bitwise or of all row sizes and strides in floats: in the
+/* The program of a family. `sizes` is the bitwise OR of all row sizes and strides in floats: in the
  * GPU form, if all are multiples of 4, the program is built with ALIGNED (kernels/lib/common.h). */
 #define MOERT_PROGRAM(device, family, sizes)                                                       \
     (moert_by_form((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
@@ -79,8 +79,8 @@ typedef struct moert_grid {
 
 /*
  * Enqueues a kernel: moert_launch(device, "gemm/glu", "glu_forward", grid, arguments, count). Does
- * not block, except to build the program at first. Errors: ERROR_DEVICE (the message has the build
- * log), ERROR_UNSUPPORTED (too much local memory), ERROR_INTERNAL (arguments).
+ * not block, except to build the program at its first launch. Errors: ERROR_DEVICE (the message has
+ * the build log), ERROR_UNSUPPORTED (too much local memory), ERROR_INTERNAL (arguments).
  */
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel,
                           moert_grid grid, const moert_argument *arguments, size_t count);
@@ -91,8 +91,8 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 /* Like MOERT_ARGS, from an existing struct. */
 #define MOERT_STRUCT(x) moert_argument_struct(&(x), sizeof(x))
 
-/* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x),
- * MOERT_ARG(rows)) */
+/* Launches a kernel: MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}),
+ * MOERT_ARG(x), MOERT_ARG(rows)). */
 #define MOERT_RUN(device, program, kernel, grid, ...)                                              \
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))

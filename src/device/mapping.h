@@ -15,7 +15,8 @@ typedef struct moert_mapping {
     size_t count;
 } moert_mapping;
 
-/* A buffer, and a pointer to the pointer that receives its memory: NULL for no buffer. */
+/* A buffer, and the address of the pointer that receives the buffer's mapped memory. If `buffer` is
+ * NULL, the pointer becomes NULL. */
 typedef struct moert_mapped {
     const moert_buffer *buffer;
     void *out;
@@ -28,7 +29,7 @@ moert_status moert_map_all(moert_mapping *maps, const moert_mapped *parts, size_
     moert_map_all((maps), (const moert_mapped[]){__VA_ARGS__},                                     \
                   MOERT_COUNT(((const moert_mapped[]){__VA_ARGS__})))
 
-/* Unmaps all. Returns `status` or, if that is MOERT_OK, the first failure to unmap. */
+/* Unmaps all buffers. Returns `status` or, if that is MOERT_OK, the first failure to unmap. */
 moert_status moert_unmap_all(moert_mapping *maps, moert_status status);
 
 /* ERROR_USAGE unless the ends of the groups ascend and do not exceed the rows. */

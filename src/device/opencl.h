@@ -1,4 +1,4 @@
-/* OpenCL, and its errors as statuses. For the files of src/device. */
+/* OpenCL, and its errors as statuses. Only the files of src/device include this header. */
 #pragma once
 
 #define CL_TARGET_OPENCL_VERSION          300

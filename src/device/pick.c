@@ -38,10 +38,10 @@ typedef struct device_table {
     size_t count;
 } device_table;
 
-/* OpenCL does not report the instructions of a CPU device, so this tests the CPU that runs it.
- * Intel's CPUs take two cycles for vdpbf16ps. On them two fma were as fast with few rows and up to
- * a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt). At the time of
- * this measurement, every GEMM still widened its bf16 pairs itself. */
+/* OpenCL does not report the instructions of a CPU device, so this function tests the CPU on which
+ * it runs. Intel's CPUs take two cycles for vdpbf16ps. On Intel's CPUs, two fma were as fast with
+ * few rows and up to a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt).
+ * At the time of this measurement, every GEMM still widened its bf16 pairs itself. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
@@ -111,7 +111,8 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
     info->largest_bytes = info->is_cpu && !info->is_simulator
                               ? moert_max(info->piece_bytes, moert_memory_total())
                               : info->piece_bytes;
-    /* Both need assembly in kernels. Of the drivers for CPUs, only PoCL accepts it. */
+    /* vdpbf16ps and AMX need assembly in kernels. Of the drivers for CPUs, only PoCL accepts
+     * assembly. */
     info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
     info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&
                       moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
@@ -162,7 +163,7 @@ static moert_status list_devices(device_table *table) {
         cl_uint count = 0;
         const cl_int failed =
             clGetDeviceIDs(platforms[p], CL_DEVICE_TYPE_ALL, MAX_DEVICES, ids, &count);
-        if (failed != CL_SUCCESS) { /* other platforms may have devices */
+        if (failed != CL_SUCCESS) { /* goes on, since other platforms may have devices */
             code = failed;
             continue;
         }
@@ -206,7 +207,7 @@ static bool matches(const moert_device_info *info, const char *selector) {
 }
 
 /* The index of the matching device at `pci`, or else of match number local_rank modulo the number
- * of matches. All CPU devices are the same cores under different drivers. Only the first of them
+ * of matches. All CPU devices are the same cores under different drivers. Only the first CPU device
  * counts, so that the ranks of a host have equal devices. table->count if no device matches. */
 static size_t choose(const device_table *table, const char *selector, const char *pci,
                      unsigned local_rank) {
@@ -255,7 +256,7 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
         const char *hint = missing_driver_hint(&table);
         at = choose(&table, "cpu", pci, local_rank);
         if (at == table.count)
-            at = 0; /* neither GPU nor CPU */
+            at = 0; /* takes the first device if there is neither GPU nor CPU */
         if (hint[0] != '\0' && local_rank == 0)
             MOERT_WARN("no GPU is used%s", hint);
     }

@@ -27,9 +27,9 @@
  * work-items use all registers of an SM. */
 #define HOPPER_OPTIONS "-cl-nv-maxrregcount=168"
 
-/* The bits of results depend on the rounding of / and sqrt. Drivers that refuse the option, such as
- * those that do not announce CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT, build without it. Intel's driver
- * for CPUs does not announce it, accepts it and rounds correctly. */
+/* The bits of results depend on the rounding of / and sqrt. Drivers that refuse this option, such
+ * as those that do not announce CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT, build without it. Intel's
+ * driver for CPUs does not announce that feature, but accepts the option and rounds correctly. */
 #define ROUND_CORRECTLY "-cl-fp32-correctly-rounded-divide-sqrt "
 
 /* Whether a family is in a directory nvidia/, which only NVIDIA's compiler can compile. */
@@ -66,8 +66,8 @@ bool moert_program_is_fast(const moert_device *device) {
 }
 
 /* Whether divisions and square roots of a program must round correctly. If programs are fast
- * (moert_program_is_fast), only those that quantize or read block formats must; otherwise all
- * must. */
+ * (moert_program_is_fast), only programs that quantize or read block formats must round correctly;
+ * otherwise all programs must. */
 static bool must_round_correctly(const moert_device *device, const char *spec) {
     return !moert_program_is_fast(device) || strncmp(spec, "quant/", 6) == 0 ||
            strstr(spec, "-DELEMENT=") != NULL;
@@ -228,7 +228,7 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
 }
 
 /* Assembles the source and the options of a program. *key = its cache key, or NULL if memory runs
- * out. The caller frees all three. */
+ * out. The caller frees *source, *options and *key. */
 static moert_status assemble(const moert_device *device, const char *spec, char **source,
                              char **options, char **key) {
     const moert_device_info *info = &device->info;
@@ -327,7 +327,7 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
     for (int i = 0; i < 3; i++)
         made->items[i] = moert_max(made->items[i], 1); /* 0: the kernel declares no size */
     if (code != CL_SUCCESS || made->name == NULL) {
-        const bool forgotten = code == CL_SUCCESS; /* no memory for the name */
+        const bool forgotten = code == CL_SUCCESS; /* true: no memory for the kernel's name */
         free_kernel(made);
         return forgotten ? MOERT_FAIL(ERROR_MEMORY, "no room for the name of kernel %s", name)
                          : MOERT_CL_RECORD(code, "kernel %s of '%s': %s", name, spec,

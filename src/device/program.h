@@ -1,4 +1,4 @@
-/* Programs and their kernels. For the files of src/device. */
+/* Programs and their kernels. Only the files of src/device include this header. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,9 +11,10 @@ typedef struct moert_kernel {
     char *name;
     cl_kernel handle;
     cl_uint arguments;
-    size_t items[3];  /* of a work-group: its reqd_work_group_size */
+    size_t items[3];  /* work-items of a work-group: the kernel's reqd_work_group_size */
     char *key;        /* cache key of the first launch; NULL if that launch compiles nothing */
-    bool launched[2]; /* with a small grid, with a large grid: PoCL compiles a kernel for each */
+    bool launched[2]; /* launched with a small grid, with a large grid: PoCL compiles a kernel for
+                         each */
     struct moert_kernel *next;
 } moert_kernel;
 

@@ -9,7 +9,7 @@
 /* ---- the queue in use ---- */
 
 /* Submits the enqueued commands, which a driver may otherwise hold back until the host waits.
- * ERROR_DEVICE. */
+ * Errors: ERROR_DEVICE. */
 moert_status moert_device_flush(moert_device *device);
 
 /* Waits for all commands enqueued so far, and calls `meanwhile` repeatedly during the wait. Returns
@@ -47,8 +47,8 @@ void moert_event_free(moert_event *event); /* NULL is legal */
 
 /* ---- for the other files of src/device ---- */
 
-/* Opens a new queue as the one in use, and releases the one before. `profiles`: its events have
- * times. */
+/* Opens a new queue as the queue in use, and releases the previous one. With `profiles`, events of
+ * the new queue have times. */
 moert_status moert_queue_open(moert_device *device, bool profiles);
 /* Waits for both queues. Returns CL_SUCCESS or an error of OpenCL. */
 int moert_queue_finish(moert_device *device);

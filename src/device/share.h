@@ -15,8 +15,8 @@
  * uint32 on the device, 0 at first: counters from which the kernel's work-groups take tiles.
  * moert_device_run_shared launches the kernel once more, on the queue in use and the reserved
  * units, with the same counts. The kernel's work must be complete when its first launch ends.
- * Without reserved units, or with more than MOERT_MOST_SHARED_WORKS works, `run` is called once,
- * with counts NULL.
+ * Without reserved units, or if MOERT_MOST_SHARED_WORKS kernels are already shared, `run` is called
+ * once, with counts NULL.
  */
 enum { MOERT_MOST_SHARED_WORKS = 4 };
 typedef moert_status (*moert_work)(const void *work, unsigned units, moert_buffer *counts);
@@ -28,5 +28,5 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
 /* Launches again all work that was shared since moert_device_reserve_units. */
 moert_status moert_device_run_shared(moert_device *device);
 
-/* Frees the device's shared works when the device is closed. */
+/* Frees the data of the device's shared kernels when the device is closed. */
 void moert_shared_work_release(moert_device *device);

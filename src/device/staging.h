@@ -1,8 +1,8 @@
 /*
  * Staging: device memory and host memory of the same size; MPI sends from and receives into the
- * host memory. On CPU devices they are the same memory, which kernels and the host use alternately.
- * On other devices the host memory is page-locked, and commands copy ranges between host and device
- * memory.
+ * host memory. On CPU devices, device memory and host memory are the same memory, which kernels and
+ * the host use alternately. On other devices the host memory is page-locked, and commands copy
+ * ranges between host and device memory.
  */
 #pragma once
 
@@ -11,10 +11,10 @@
 
 typedef struct moert_staging moert_staging;
 
-/* Creates a staging area of `bytes`, whose host memory is zero. Errors: ERROR_MEMORY, ERROR_DEVICE.
- * */
+/* Creates a staging area of `bytes`, whose host memory is zero. Errors: ERROR_MEMORY,
+ * ERROR_DEVICE. */
 moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging);
-/* The bytes of an area that moert_staging_reserve makes for `bytes`. */
+/* The bytes of the staging area that moert_staging_reserve creates for a request of `bytes`. */
 size_t moert_staging_room(size_t bytes);
 /* Replaces *staging (NULL at first) if it holds less than `bytes`. Replacing loses the content, and
  * blocks until enqueued work is done. */

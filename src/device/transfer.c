@@ -8,9 +8,9 @@
 #include "device/internal.h"
 #include "device/launch.h"
 
-/* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses. In imported memory,
- * the driver's commands stop at the end of a piece. Kernels of kernels/lib/copy.cl handle such
- * ranges if they consist of whole floats. */
+/* Past 2 GiB, fills by NVIDIA's driver either never end or write to wrong addresses. In imported
+ * memory, the driver's commands stop at the end of a piece. Kernels of kernels/lib/copy.cl handle
+ * such ranges if they consist of whole floats. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 /* From this size on, fills by NVIDIA's driver are slower than a kernel. */
 enum { SLOW_BYTES = 1 << 20 };
@@ -36,7 +36,8 @@ static moert_status fail_in_pieces(const moert_buffer *buffer, const char *what)
                       buffer->piece_count);
 }
 
-/* Reports a command that moves `bytes` of device memory. Returns where to store its event. */
+/* Reports a command that moves `bytes` of device memory. Returns where to store the command's
+ * event. */
 static cl_event *copy_event(const moert_buffer *buffer, size_t bytes) {
     moert_command_bytes(buffer->device, MOERT_FAMILY_COPY, bytes);
     return moert_command_event(buffer->device, MOERT_FAMILY_COPY);

@@ -54,7 +54,7 @@ typedef struct moert_cuda {
  * the library cannot be used.
  */
 moert_status moert_cuda_open(const moert_device *device, const moert_cuda **cuda);
-/* Replaces the library in tests; else NULL. */
+/* In tests, a replacement of the library; otherwise NULL. */
 extern const moert_cuda *moert_cuda_substitute;
 
 /* MOERT_CUDA(cuda, create, (&handle, ...)): returns a failure, with the call and the name of the

@@ -1,13 +1,13 @@
 /*
- * Memory of NVIDIA GPUs that the devices of other processes reach. A process allocates it with
- * CUDA's calls and passes it on as open files. All processes, including the allocating one, import
- * the files into OpenCL (cl_khr_external_memory_opaque_fd).
+ * Memory of NVIDIA GPUs that the devices of other processes reach. A process allocates the memory
+ * with CUDA's calls and passes it on as open files. All processes, including the allocating one,
+ * import the files into OpenCL (cl_khr_external_memory_opaque_fd).
  *
- * A file is one piece. Measured on an H200: a piece of 512 MiB or more crashes the process inside
- * the driver. The driver places each imported piece right below the previous one, if all have the
- * same size, a multiple of 32 MiB. So moert imports from the last piece to the first, and kernels
- * see one range. moert checks the addresses. If the driver has placed some pieces into older gaps
- * instead, moert imports all pieces again before it releases the first set.
+ * Each file holds one piece of the memory. Measured on an H200: a piece of 512 MiB or more crashes
+ * the process inside the driver. The driver places each imported piece right below the previous
+ * one, if all have the same size, a multiple of 32 MiB. So moert imports from the last piece to the
+ * first, and kernels see one range. moert checks the addresses. If the driver has placed some
+ * pieces into older gaps instead, moert imports all pieces again before it releases the first set.
  */
 #include "device/nvidia/import.h"
 
@@ -20,7 +20,8 @@
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 
-enum { ATTEMPTS = 64 }; /* enough to fill all gaps; one takes milliseconds, but no memory */
+/* Enough attempts to fill all gaps. An attempt takes milliseconds, but no memory. */
+enum { ATTEMPTS = 64 };
 static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, PIECE_UNIT_BYTES = (size_t)32 << 20;
 
 #ifndef CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
@@ -135,7 +136,7 @@ static moert_status import_piece(moert_device *device, int *file, size_t bytes, 
                                           NULL, &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, "clCreateBufferWithProperties of imported memory");
-    *file = -1; /* the driver owns it now */
+    *file = -1; /* the driver owns the file now */
     return MOERT_OK;
 }
 

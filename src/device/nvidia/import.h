@@ -28,9 +28,9 @@ moert_status moert_export_create(moert_device *device, size_t count, size_t piec
 void moert_export_destroy(moert_export *export); /* NULL is legal. */
 
 /*
- * Imports pieces that any process exported as one buffer, which kernels see as one range of
- * addresses. The files stay open; the caller closes them. Errors: ERROR_UNSUPPORTED (the driver did
- * not place the pieces next to each other), ERROR_MEMORY, ERROR_DEVICE.
+ * Imports pieces, which any process may have exported, and joins them to one buffer. Kernels see
+ * one range of addresses. The files stay open; the caller closes them. Errors: ERROR_UNSUPPORTED
+ * (the driver did not place the pieces next to each other), ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
                                  size_t piece_bytes, moert_buffer **buffer);

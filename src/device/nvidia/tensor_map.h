@@ -25,15 +25,15 @@ typedef struct moert_tensor_layout {
     size_t first;       /* elements of the buffer before the tensor */
     size_t run;         /* rows of a block of gates or ups; 0: gates and ups do not alternate */
     uint32_t box_rows;  /* up to 256; with several runs a multiple of `run` */
-    uint32_t box_bytes; /* bytes of a box's row, and the swizzle: 32, 64 or 128 (also 0) */
+    uint32_t box_bytes; /* bytes of a box's row, and its swizzle: 32, 64 or 128 (0 means 128) */
     bool f16;           /* elements are f16, not bf16 */
     bool bytes;         /* elements are bytes */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {
     _Alignas(64) unsigned char bytes[128];
 } moert_tensor_map;
-/* MOERT_OK if the device supports tensor maps; the message of ERROR_UNSUPPORTED says why it does
- * not. */
+/* MOERT_OK if the device supports tensor maps; the message of ERROR_UNSUPPORTED says why the device
+ * does not. */
 moert_status moert_tensor_map_ready(const moert_device *device);
 /* Encodes a map. The first map of a buffer blocks until the buffer's address is known. Errors:
  * ERROR_UNSUPPORTED, ERROR_DEVICE. */

@@ -1,5 +1,5 @@
-/* The private directory of PoCL's files. A lock on it tells other processes that its process lives;
- * they remove the directories of processes that were killed. */
+/* The private directory of PoCL's files. A lock on the directory tells other processes that its
+ * owner runs. Processes remove the directories of owners that were killed. */
 #include "device/pocl/pocl.h"
 
 #include <errno.h>
@@ -23,8 +23,8 @@
 /* PoCL keeps the names of files below its directory in arrays of 1024 bytes. */
 enum { LONGEST_DIRECTORY = 700 };
 
-/* Memory that PoCL's compiler needs; LLVM aborts the process if it runs out. The first step of a
- * process takes 125 MB, later steps a few. */
+/* Memory that PoCL's compiler needs; LLVM aborts the process if memory runs out. The first step
+ * (moert_pocl_step) of a process takes 125 MB, later steps take a few MB. */
 enum { FIRST_COMPILER_BYTES = 160 << 20, COMPILER_BYTES = 32 << 20 };
 
 /* Free bytes that the directory needs at first, and before each step: LLVM aborts the process on a
@@ -117,9 +117,9 @@ static int refuses(const char *path, size_t bytes) {
     return code;
 }
 
-/* Creates a directory and locks it, if the file system has locks: *handle, or -1. Tries again if
- * another process considers the directory abandoned before this one has locked it. Returns an error
- * number. */
+/* Creates a directory and locks it, if the file system has locks: *handle = the locked directory,
+ * or -1 without locks. Tries again if another process considers the directory abandoned before this
+ * one has locked it. Returns an error number. */
 static int make(char *path, int *handle) {
     char *const random = path + strlen(path) - strlen("XXXXXX");
     for (int attempt = 0; attempt < 10; attempt++) {
@@ -134,7 +134,7 @@ static int make(char *path, int *handle) {
 }
 
 /* Sets own.path to a new directory in `parent`; returns 0 or an error number. The directory's name
- * contains the host's, since locks may not work between hosts. */
+ * contains the name of the host, since locks may not work between hosts. */
 static int create_in(const char *parent) {
     char host[64] = "";
     int handle = -1;
@@ -160,8 +160,8 @@ static int create_in(const char *parent) {
     return code;
 }
 
-/* Creates the directory in the first usable parent. mpirun removes its own directory, the first
- * one, when the job ends, so nothing is left of a process that was killed. */
+/* Creates the directory in the first usable parent. The first parent is mpirun's own directory,
+ * which mpirun removes when the job ends, so a process that was killed leaves nothing behind. */
 static void create(void) {
     char *cache = moert_cache_file("");
     const char *const parents[] = {getenv("PMIX_SERVER_TMPDIR"), getenv("TMPDIR"), "/dev/shm",

@@ -1,11 +1,12 @@
 /*
  * PoCL compiles kernels into files of one directory and loads machine code from there unchecked:
  * damaged files crash the process or give wrong results. So each process gives PoCL a private
- * temporary directory, and removes it when it exits (directory.c). The cache stores the files that
- * a compilation adds as one checked entry (step.c). Another process unpacks the entry before PoCL
- * looks for the files. So PoCL only finds files that this process has just written.
+ * temporary directory, and removes this directory at its exit (directory.c). The cache stores the
+ * files that a compilation adds as one checked entry (step.c). Another process unpacks the entry
+ * before PoCL looks for the files. So PoCL only finds files that this process has just written.
  *
- * If the user sets POCL_CACHE_DIR, PoCL uses that directory, and moert stores nothing of it.
+ * If the user sets POCL_CACHE_DIR, PoCL uses that directory, and moert caches no files of that
+ * directory.
  */
 #pragma once
 
@@ -35,7 +36,7 @@ typedef struct moert_pocl_step {
     moert_cache_entry entry;
     bool compiles; /* the cache has no entry */
 } moert_pocl_step;
-/* Unpacks the cache entry of `key` (NULL: no entry). If it is missing, locks it until
+/* Unpacks the cache entry of `key` (NULL: no entry). If the entry is missing, locks it until
  * moert_pocl_end. `what` names the program or kernel in messages. Errors: those of
  * moert_pocl_prepare. */
 moert_status moert_pocl_begin(const char *key, const char *what, moert_pocl_step *step);

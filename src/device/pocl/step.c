@@ -66,8 +66,8 @@ static bool make_parent(const char *path) {
     return made;
 }
 
-/* Writes a file unless it exists. It gets its name when it is complete, so that PoCL finds no
- * partial file. */
+/* Writes a file unless it exists. The file gets its name only when it is complete, so that PoCL
+ * finds no partial file. */
 static bool unpack_file(const char *name, const unsigned char *content, size_t bytes) {
     char *path = moert_text_format("%s/%s", moert_pocl_directory(), name);
     char *temporary = path != NULL ? moert_text_format("%s.new", path) : NULL;

@@ -8,7 +8,7 @@ enum { STARTS = 5 };
 
 static const struct {
     const char *text;
-    uint64_t phases; /* a bit for each */
+    uint64_t phases; /* a bit for each phase */
     const char *starts[STARTS];
 } operations[] = {
 #define ANY                                    UINT64_MAX

@@ -10,7 +10,7 @@
 #include "device/internal.h"
 #include "device/queue.h"
 
-enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: unread events at most */
+enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: the most unread events */
 
 /* A command whose event has not been read. Without an event, the command was not enqueued. */
 typedef struct pending {
@@ -21,7 +21,7 @@ typedef struct pending {
 
 struct profiler {
     moert_device *device;
-    moert_profile sums, last; /* of all spans that have ended; of the present or last one */
+    moert_profile sums, last; /* sums: of all ended spans; last: of the present or last span */
     bool counting;
     cl_int failure; /* first failure of reading events */
     uint64_t began_ns;
@@ -33,7 +33,7 @@ struct profiler {
     pending ring[RING];
 };
 
-/* NULL if not enabled. */
+/* NULL if profiling is not enabled. */
 static struct profiler *profiler_of(const moert_device *device) {
     return device->hook.context;
 }
@@ -111,7 +111,7 @@ static void add_wait(void *profiler, moert_phase phase, uint64_t ns) {
                                 phase, end - ns, end});
 }
 
-/* NULL outside begin and end. */
+/* NULL outside moert_profile_begin and moert_profile_end. */
 static struct profiler *counting(const moert_device *device) {
     struct profiler *profiler = profiler_of(device);
     return profiler != NULL && profiler->counting ? profiler : NULL;
@@ -191,7 +191,8 @@ static void fit(moert_profile *profile) {
 
 /* ---- begin and end ---- */
 
-/* Replaces the queue by one with profiling. Fails if the queue is the caller's and lacks it. */
+/* Replaces the queue by one with profiling. Fails if the queue is the caller's and has no
+ * profiling. */
 static moert_status profiling_queue(moert_device *device) {
     cl_command_queue_properties current = 0;
     MOERT_CL(device, clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof current,
@@ -238,8 +239,8 @@ static moert_status check_span(const moert_device *device, bool counting) {
     return MOERT_OK;
 }
 
-/* Forbids commands to overlap while a profile without an observer counts, since it adds up their
- * times. */
+/* Forbids commands to overlap while a profile without an observer counts, since such a profile adds
+ * up the commands' times. */
 static void set_counting(struct profiler *profiler, bool counting) {
     profiler->counting = counting;
     profiler->device->hook.serial = counting && profiler->observer == NULL;

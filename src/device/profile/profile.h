@@ -21,8 +21,8 @@
 /*
  * X(NAME, text in tables, phases, starts...): in these phases, kernels belong to this operation if
  * their program's name begins with one of the starts. A start is a family, or a directory with its
- * slash. If several starts fit, the longest one counts; if several rows have it, the first row. The
- * embedding's backward runs GEMMs of a tied head.
+ * slash. If several starts fit, the longest start decides; if several rows have this start, the
+ * first row decides. The phase EMBEDDING_BACKWARD also runs the GEMMs of a tied output head.
  */
 #define MOERT_OPERATION_TABLE(X)                                                                   \
     X(EXPERTS_FPROP, "experts fprop", IN(EXPERTS), "gemm/")                                        \
@@ -94,8 +94,9 @@ moert_status moert_profile_enable(moert_device *device);
 moert_status moert_profile_begin(moert_device *device);
 moert_status moert_profile_end(moert_device *device);
 
-/* The sums of all spans that have ended, and those of the last one; NULL if not enabled. A wait
- * that overlaps a kernel counts as the kernel: waits are shortened to fit into the wall time. */
+/* The sums of all spans that have ended, and the sums of the last span; NULL if profiling is not
+ * enabled. A wait that overlaps a kernel counts as the kernel: waits are shortened to fit into the
+ * wall time. */
 const moert_profile *moert_profile_get(const moert_device *device);
 const moert_profile *moert_profile_last(const moert_device *device);
 
@@ -116,24 +117,24 @@ typedef void moert_profile_observer(void *context, const moert_profile_span *spa
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context);
 
 /* Reports when messages with rows were in flight; dispatches and combines may overlap. Does nothing
- * outside begin and end. */
+ * outside moert_profile_begin and _end. */
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns);
 
 /* Reports time in which the host did an operation, and the device was idle. Does nothing outside
- * begin and end. */
+ * moert_profile_begin and _end. */
 void moert_profile_host(moert_device *device, moert_operation operation, uint64_t ns);
 
 /* Reports the least work of a launch: floating-point operations, and bytes if every operand moves
- * once. Does nothing outside begin and end. */
+ * once. Does nothing outside moert_profile_begin and _end. */
 void moert_profile_work(moert_device *device, const char *program, double flops, double bytes);
-/* The same for operands of bf16. */
+/* Like moert_profile_work, for bf16 operands. */
 void moert_profile_bf16_work(moert_device *device, const char *program, double flops, double bytes);
 
 /*
  * Measures the device's peak rates with kernels/lib/roof.cl: multiply-adds in registers (2 FLOPs
  * each), and a copy larger than the caches (read plus written bytes). Takes about half a second;
- * blocks. Sets all but bf16_gflops. Errors: ERROR_DEVICE, ERROR_MEMORY.
+ * blocks. Sets all fields except bf16_gflops. Errors: ERROR_DEVICE, ERROR_MEMORY.
  */
 typedef struct moert_roof {
     double gflops, gbps;
