@@ -1,7 +1,7 @@
 /*
- * The backends of the grouped GEMM and the GLU. Each has a directory and a row of
- * MOERT_BACKEND_TABLE (base/config.h), which declares moert_backend_<name>. src/gemm/gemm.c and
- * glu.c check the arguments before they call a backend.
+ * The backends of the grouped GEMM and the GLU. Each backend has a directory and a row of
+ * MOERT_BACKEND_TABLE (base/config.h). This header declares a moert_backend_<name> for each row.
+ * src/gemm/gemm.c and glu.c check the arguments before they call a backend.
  */
 #pragma once
 
@@ -12,34 +12,35 @@
 
 /* How a backend prepacks weights. */
 typedef struct moert_prepacker {
-    /* Sets the tile, by `choices` or, if that is NULL, the tuning rows. Returns the bytes of the
-     * panels; 0 if prepacking does not pay. */
+    /* Sets the tile from `choices` or, if `choices` is NULL, from the tuning rows. Returns the
+     * bytes of the panels; 0 if prepacking does not pay. */
     size_t (*plan)(const moert_device *device, const moert_choices *choices, moert_panels *panels);
     /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
     moert_status (*fill)(const moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized);
-    size_t pays_at; /* the GEMM after a change of the weight that prepacks it: 1 = the first */
+    size_t pays_at; /* which GEMM after a change of the weight prepacks the weight: 1 = the first */
     bool any_use;   /* the same panels serve all GEMMs that use the weight */
     bool in_order;  /* bf16 panels hold the rounded weight in the weight's own order */
 } moert_prepacker;
 
 typedef struct moert_backend {
     const char *name;
-    /* Returns NULL if the backend computes this GEMM on this device. Else returns a text for a
-     * message that names what the backend takes, such as "stacked weights". With `gemm` NULL it
-     * checks only the device, which may then be NULL. It does not read contents of buffers; strides
-     * must not be 0. */
+    /* Returns NULL if the backend computes this GEMM on this device. Otherwise returns a text for
+     * messages, which names the requirement, such as "stacked weights". With `gemm` NULL the
+     * function checks only the device, and `device` may be NULL. The function does not read
+     * contents of buffers; strides must not be 0. */
     const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
     const moert_prepacker *prepacker; /* NULL: the backend does not prepack weights */
     moert_status (*run)(const moert_gemm *gemm);
     moert_status (*glu)(const moert_glu *glu, bool backward);
-    /* moert_gemm_split_bytes; NULL: the backend does not split operands. */
+    /* Computes moert_gemm_split_bytes. NULL: the backend does not split operands. */
     size_t (*split_bytes)(const moert_device *device, const moert_gemm *gemm);
-    /* Allocates the workspace of a GEMM, and frees it. Of the GEMM's buffers, reserve only tests
-     * whether they are NULL. */
+    /* `reserve` allocates the workspace of a GEMM, and `release` frees it. `reserve` only tests
+     * which of the GEMM's buffers are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
-    /* Whether a wgrad writes `rounded` itself. If not, or if NULL, the caller casts `weight`. */
+    /* Whether the backend's wgrad writes `rounded` itself. If it does not, or if `rounds` is NULL,
+     * the caller casts `weight`. */
     bool (*rounds)(const moert_device *device, const moert_gemm *gemm);
     bool records;        /* run() with a workspace only launches kernels, so an op can record it */
     moert_dtype decoded; /* dtype to which the caller dequantizes operands that run() does not
@@ -48,7 +49,8 @@ typedef struct moert_backend {
 } moert_backend;
 
 /* Where the buffers of a workspace come from. ALLOCATED: from the device. COUNTED: the buffers are
- * NULL, and only their bytes are counted. ARENA: they are views of a buffer of the caller. */
+ * NULL, and only their bytes are counted. ARENA: the buffers are views of a buffer of the
+ * caller. */
 typedef enum moert_workspace_from {
     MOERT_WORKSPACE_ALLOCATED,
     MOERT_WORKSPACE_COUNTED,
@@ -69,18 +71,18 @@ moert_status moert_workspace_add(moert_device *device, size_t count, size_t byte
 MOERT_BACKEND_TABLE(MOERT_BACKEND_DECLARE)
 #undef MOERT_BACKEND_DECLARE
 
-/* The backend in use on a device: that of MOERT_BACKEND or, with auto, the last one of the table
- * that supports the device. */
+/* The backend in use on a device: that of MOERT_BACKEND or, with auto, the last backend of the
+ * table that supports the device. */
 const moert_backend *moert_backend_get(const moert_device *device);
 
-/* Like moert_gemm_run, but by this backend, or by `portable` if this one does not support the
+/* Like moert_gemm_run, but with `backend`, or with `portable` if `backend` does not support the
  * GEMM. */
 moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm);
 
 /* The backend that MOERT_BACKEND=auto chooses. */
 const moert_backend *moert_backend_automatic(const moert_device *device);
 
-/* Backend number `index` of the table; NULL past the last one. */
+/* Backend number `index` of the table; NULL past the last backend. */
 const moert_backend *moert_backend_at(size_t index);
 
 /* The products that one step of a chain adds: one product, a pair of products of bf16 values in
@@ -89,14 +91,14 @@ const moert_backend *moert_backend_at(size_t index);
 typedef enum moert_dot { MOERT_DOT_SCALAR, MOERT_DOT_PAIR, MOERT_DOT_TILE } moert_dot;
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type);
 
-/* "gemm_forward" and so on; with a GLU "glu" or "dglu". */
+/* The name of a GEMM's kind, such as "gemm_forward"; with a GLU "glu" or "dglu". */
 const char *moert_gemm_name(const moert_gemm *gemm);
 
 /* Whether `gemm` needs no workspace: no gathered rows, a float32 result, and no epilogue except a
  * float32 bias and a forward GLU. */
 #define MOERT_PLAIN_GEMMS "results in f32 and no epilogue but a bias, without a workspace"
 bool moert_gemm_is_plain(const moert_gemm *gemm);
-/* Whether anything follows the sums, except a float32 bias and a GLU. */
+/* Whether the epilogue has more than a float32 bias and a GLU. */
 bool moert_gemm_has_epilogue(const moert_gemm *gemm);
 
 struct moert_panels {
@@ -107,6 +109,6 @@ struct moert_panels {
     moert_buffer *buffer; /* of all panels */
 };
 
-/* The dot of the prepacked weight if there is one, else moert_dot_of(device, type of the
+/* The dot of the prepacked weight or, without a prepacked weight, moert_dot_of(device, type of the
  * operands). */
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device);

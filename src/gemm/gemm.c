@@ -31,8 +31,8 @@ static double bytes_of(moert_dtype type) {
     return (double)moert_dtype_bits(type) / 8.0;
 }
 
-/* Checks the type of x or y: float32 or bf16. If it is an operand, it must have the type in which
- * operands are multiplied. */
+/* Checks the type of x or y: float32 or bf16. An operand must have the type in which operands are
+ * multiplied. */
 static moert_status check_type(const moert_gemm *gemm, const char *name, const moert_matrix *rows,
                                unsigned reads) {
     const moert_dtype type = moert_gemm_type(gemm);
@@ -61,7 +61,8 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     return check_type(gemm, "y", &gemm->y, needs & READS_Y);
 }
 
-/* Checks the part. It does not compare the part's rows with `ends`, which is in device memory. */
+/* Checks the part of the groups that the GEMM computes. Does not compare the part's rows with
+ * `ends`, which is in device memory. */
 static moert_status check_part(const moert_gemm *gemm) {
     const moert_row_groups part = gemm->groups;
     if (part.end == 0)
@@ -79,7 +80,7 @@ static moert_status check_part(const moert_gemm *gemm) {
     return MOERT_OK;
 }
 
-/* The GEMM with default strides, the part and the GLU's sizes filled in. */
+/* Returns the GEMM with default strides, the part of the groups and the GLU's sizes filled in. */
 static moert_gemm completed(const moert_gemm *gemm) {
     static const moert_gemm_more none = {.row_multiple = 0};
     moert_gemm full = *gemm;
@@ -250,7 +251,7 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     if (required != NULL && backend != &moert_backend_portable) {
         first = required;
         backend = &moert_backend_portable;
-        full.panels = NULL; /* the panels are in the order of the other backend */
+        full.panels = NULL; /* the panels are in the order of the backend that does not run */
         required = backend->supports(device, &full);
     }
     if (required != NULL)

@@ -5,7 +5,7 @@
  * objects use the same descriptor and the same backends.
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. In the MoE layer a group is the
- * rows of an expert. In a dense layer it is a sequence of the batch; all groups use one weight
+ * rows of an expert. In a dense layer a group is a sequence of the batch; all groups use one weight
  * (`shared`), and wgrad gives one partial gradient per sequence.
  *
  * Bits of reference and portable: an element of forward and dgrad is one chain of fma over the
@@ -17,9 +17,9 @@
  *
  * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
  * value last. The order is the same in every run, and a row's bits do not depend on the other rows.
- * The same holds for float32 operands that `split` allows Hopper to split; the error was at most
- * 2^-20 of the sum of the magnitudes of 7168 products. Operands that are infinite, or round to
- * infinity in bf16, give NaN.
+ * Both also hold for float32 operands that Hopper may split (`split`). The measured error of such
+ * sums of 7168 products was at most 2^-20 of the sum of the products' magnitudes. Operands that are
+ * infinite, or round to infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with an addend, a prepacked weight
@@ -35,10 +35,10 @@
 #include "moert/quantize.h"
 
 /*
- * Groups of rows (moert_groups), of which [first, end) are computed; zeros: all. The host must know
- * the rows of that part, [first_row, end_row). In a dense layer all groups are `shared`: forward
- * and dgrad use one weight[N,K] and bias[N] for all of them and compute no part; wgrad and
- * bias_grad give a result for each group.
+ * Groups of rows (moert_groups), of which a GEMM computes the part [first, end) or, if `end` is 0,
+ * all groups. The host must know the rows of that part, [first_row, end_row). In a dense layer all
+ * groups are `shared`: forward and dgrad use one weight[N,K] and bias[N] for all groups and cannot
+ * compute a part; wgrad and bias_grad give a result for each group.
  */
 typedef struct moert_row_groups {
     const moert_buffer *ends;
@@ -49,7 +49,7 @@ typedef struct moert_row_groups {
                     destination memory; the kernel takes tiles from the runs in turn */
 } moert_row_groups;
 
-/* The groups, with all of them as the part to compute if none is set. */
+/* Returns the groups; if no part is set, the part becomes all groups. */
 static inline moert_row_groups moert_groups_filled(moert_row_groups groups) {
     if (groups.end == 0) {
         groups.end = groups.count;
@@ -71,15 +71,17 @@ typedef struct moert_matrix {
     moert_dtype type;
     size_t stride;              /* from row to row, in elements; 0 = dense. A weight is dense */
     size_t first;               /* of y: the first column in use; of other matrices 0 */
-    const moert_buffer *gather; /* uint32 [M]: row r is row gather[r] of the matrix or, for an x
-                                   that is read, row gather[r] / divisor. NULL: in order */
+    const moert_buffer *gather; /* uint32 [M]: row r of the GEMM is row gather[r] of the matrix or,
+                                   for an x that is read, row gather[r] / divisor. NULL: row r is
+                                   row r of the matrix */
     /* Payload and scales of a quantized operand; NULL: not quantized. The backend stores decoded
-     * values in `buffer`, unless that is NULL. A weight has one struct or, with `discrete`, [G]. */
+     * values in `buffer`, unless that is NULL. A weight has one such struct or, with `discrete`, an
+     * array [G]. */
     const moert_quantized *quantized;
 } moert_matrix;
 
-/* What is added to the result: nothing, or its old value. The old value starts each chain of sums
- * (FIRST), or is added last, as with a beta of 1 (LAST). */
+/* The value that is added to the result: nothing, or the result's old value. The old value starts
+ * each chain of sums (FIRST), or is added last, as with a beta of 1 (LAST). */
 typedef enum moert_addend {
     MOERT_ADDEND_NONE,
     MOERT_ADDEND_FIRST, /* for dgrad, wgrad, bias_grad */
@@ -107,19 +109,20 @@ typedef struct moert_gemm_more {
                               values, stored in the growable buffer *split. NULL: sums are chains of
                               fma */
     moert_buffer *rounded; /* wgrad of all groups without an addend: bf16 [G,N,K] gets the result,
-                              rounded to nearest even. Then `weight` gets unspecified values */
+                              rounded to nearest even. The contents of `weight` are then
+                              unspecified */
     /* uint64 [M]: row m of y (dgrad: x) is stored at the address places[m], which the device's
      * kernels can reach, such as peer memory. A row whose address is 0 is not stored. For dgrad,
-     * and for forward without a GLU. The buffer of y (x) must be given and is not written. NULL:
-     * rows are stored in the result's buffer. */
+     * and for forward without a GLU. The buffer of y (dgrad: x) must be given, but is not written.
+     * NULL: rows are stored in that buffer. */
     const moert_buffer *places;
-    /* Tiles of the portable backend (gemm/tuning/tuning.h): all are set, and within their bounds.
-     * NULL: those of the tuning rows. */
+    /* Tiles of the portable backend (gemm/tuning/tuning.h): all choices are set, and within their
+     * bounds. NULL: the choices of the tuning rows. */
     const struct moert_choices *choices;
     moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
     bool discrete;
-    size_t divisor;      /* of a gathered x */
-    size_t row_multiple; /* each group's rows are a multiple of this; 0 = 1 */
+    size_t divisor;      /* divisor of the row indices of a gathered x */
+    size_t row_multiple; /* the rows of each group are a multiple of this number; 0 means 1 */
     moert_workspace *workspace;
     moert_dtype bias_type;
     const moert_buffer *beta;       /* float32 [G] */
@@ -131,20 +134,20 @@ typedef struct moert_gemm_more {
 } moert_gemm_more;
 
 /*
- * Types: rows that are operands are float32 or bf16, in wgrad both of the same type. The result
- * (forward y, dgrad x, wgrad weight; bias_grad bias) is float32; y and x may be bf16, rounded from
- * the float32 sums, where moert_gemm_rounds says so. A weight that is an operand is float32
- * [G,N,K]; prepacking or the kernel rounds it to bf16 if the rows are. Products of two bf16 values
- * are exact in float32. So a chain of fma has the same bits for bf16 operands and for the same
- * values in float32, except that magnitudes below 2^-126 may be flushed to 0. With a workspace, as
- * in the op objects, any types, row orders and epilogues are legal.
+ * Types: row matrices that are operands are float32 or bf16; in wgrad both have the same type. The
+ * result (forward y, dgrad x, wgrad weight; bias_grad bias) is float32; y and x may be bf16,
+ * rounded from the float32 sums, where moert_gemm_rounds says so. A weight that is an operand is
+ * float32 [G,N,K]; prepacking or the kernel rounds the weight to bf16 if the rows are bf16.
+ * Products of two bf16 values are exact in float32. So a chain of fma has the same bits for bf16
+ * operands and for the same values in float32, except that magnitudes below 2^-126 may be flushed
+ * to 0. With a workspace, as in the op objects, any types, row orders and epilogues are legal.
  *
  * With `glu.gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of
  * `glu`. In forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the
  * bits of moert_glu_forward. If v is kept in bf16, moert_glu_backward differentiates at the rounded
- * v. Without a workspace rows are dense; h and v may be bf16 only if the operands are, and v only
- * if moert_gemm_rounds accepts I columns. Rows of y past the last end are not touched; those of h
- * may get any values.
+ * v. Without a workspace rows are dense; h and v may be bf16 only if the operands are bf16; v may
+ * be bf16 only if moert_gemm_rounds accepts I columns. Rows of y past the last end are not touched;
+ * rows of h past the last end get unspecified values.
  */
 typedef struct moert_gemm {
     moert_gemm_kind kind;
@@ -154,7 +157,7 @@ typedef struct moert_gemm {
     moert_matrix weight;        /* [G,N,K] */
     moert_matrix y;             /* [M,N] */
     moert_buffer *bias;         /* [G,N]; NULL is legal in forward */
-    const moert_panels *panels; /* forward, dgrad: the weight for this use; or NULL */
+    const moert_panels *panels; /* forward, dgrad: the prepacked weight for this use, or NULL */
     moert_glu glu;
     moert_epilogue epilogue;
     const moert_gemm_more *more; /* NULL: none of its fields is set */
@@ -175,7 +178,7 @@ static inline const moert_matrix *moert_gemm_output(const moert_gemm *gemm) {
                                             : &gemm->weight;
 }
 
-/* The type in which operands are multiplied: the narrower one. */
+/* The type in which operands are multiplied: the narrower type of the two operands. */
 static inline moert_dtype moert_gemm_type(const moert_gemm *gemm) {
     const moert_matrix *rows = gemm->kind == MOERT_GEMM_FORWARD ? &gemm->x : &gemm->y;
     const moert_matrix *other = gemm->kind == MOERT_GEMM_WGRAD ? &gemm->x : &gemm->weight;
@@ -191,7 +194,7 @@ static inline moert_panels_use moert_panels_use_of(const moert_gemm *gemm) {
 }
 
 /* How a device adds the products of bf16 GEMMs: "value by value", "in tiles" (as AMX does) or "by
- * tensor cores". The three give different bits. */
+ * tensor cores". These three orders give different bits. */
 const char *moert_gemm_bf16_order(const moert_device *device);
 
 /* FLOPs: 2 M N K, except bias_grad. */
@@ -206,7 +209,7 @@ bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
 
 /* *gflops = the best rate at which the device multiplies large bf16 matrices by a prepacked weight.
- * Takes about a second, and memory for a while; blocks. Errors: ERROR_DEVICE, ERROR_MEMORY. */
+ * Takes about a second and temporary memory; blocks. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_gemm_peak(moert_device *device, double *gflops);
 
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
@@ -216,12 +219,12 @@ const char *moert_backend_name(const moert_device *device);
 moert_status moert_backend_check(const moert_device *device);
 
 /*
- * Reports backend number `index`, and whether it can multiply 2 by 3 on this device; false past the
- * last backend. Compiles its kernels. Not collective.
+ * Reports backend number `index`, and whether this backend can multiply 2 by 3 on this device;
+ * false past the last backend. Compiles the backend's kernels. Not collective.
  */
 typedef struct moert_backend_report {
     const char *name;
     bool automatic;   /* MOERT_BACKEND=auto chooses it */
-    char reason[256]; /* why it does not work; "" if it does */
+    char reason[256]; /* why the backend does not work; "" if it works */
 } moert_backend_report;
 bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report);

@@ -37,13 +37,13 @@ typedef struct moert_glu {
     bool drop_v;         /* forward: v is not needed; its contents are unspecified afterwards, and
                             the GEMM leaves most of it unwritten */
     size_t ldv, ldh;     /* strides of v, and of h or dv; 0 = dense */
-    size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
-                            `form` */
+    size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: `form`
+                            decides */
     bool linear_first;   /* ups come before their gates */
     moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums to it; or NULL */
 } moert_glu;
 
-/* Enqueue and return, like GEMMs, with the same errors. */
+/* These calls enqueue and return, like moert_gemm_run, with the same errors. */
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);
 

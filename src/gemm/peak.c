@@ -9,8 +9,8 @@
 #include "gemm/gemm.h"
 
 enum {
-    CPU_SIDE = 1024, /* a GEMM then takes some ten milliseconds */
-    GPU_SIDE = 8192, /* about two milliseconds on an H200 */
+    CPU_SIDE = 1024, /* a GEMM of this size takes some ten milliseconds */
+    GPU_SIDE = 8192, /* a GEMM of this size takes about two milliseconds on an H200 */
     TRIALS = 6,
 };
 
@@ -54,7 +54,7 @@ moert_status moert_gemm_peak(moert_device *device, double *gflops) {
                              .weight = {.buffer = m.values},
                              .y = {.buffer = m.y},
                              .panels = m.weight};
-    for (int trial = 0; trial < TRIALS; trial++) { /* the first one compiles */
+    for (int trial = 0; trial < TRIALS; trial++) { /* the first trial compiles */
         const uint64_t start = moert_clock_ns();
         MOERT_TRY_OR(done, moert_gemm_run(&gemm));
         MOERT_TRY_OR(done, moert_device_finish(device));

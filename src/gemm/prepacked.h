@@ -33,8 +33,8 @@ typedef struct moert_panels_shape {
 } moert_panels_shape;
 moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
                                  moert_panels **panels);
-/* Like moert_panels_create with the given choices, for measurements; NULL: those of the tuning
- * rows. ERROR_USAGE if one is missing or out of bounds. */
+/* Like moert_panels_create with the given choices, for measurements; NULL: the choices of the
+ * tuning rows. ERROR_USAGE if a choice is missing or out of bounds. */
 struct moert_choices;
 moert_status moert_panels_create_with(moert_device *device, const moert_panels_shape *shape,
                                       const struct moert_choices *choices, moert_panels **panels);
@@ -43,9 +43,10 @@ size_t moert_panels_need(const moert_device *device, const moert_panels_shape *s
 /* Prepacks weight[G,N,K], float32. */
 moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight);
 /*
- * Prepacks a block-scaled weight: the values that moert_dequantize_run gives. Its rows form G equal
- * groups; each holds the weight's [N,K] or, with `transposed`, the transpose [K,N]. Payload and
- * scales lie as in moert/formats.h, with how.transposed false.
+ * A block-scaled weight, which moert_panels_fill_quantized prepacks with the values that
+ * moert_dequantize_run gives. The weight's rows form G equal groups. Each group holds a weight
+ * [N,K] or, with `transposed`, its transpose [K,N]. Payload and scales lie as in moert/formats.h,
+ * with how.transposed false.
  */
 typedef struct moert_quantized {
     moert_format format;
@@ -60,8 +61,8 @@ moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quant
 size_t moert_panels_bytes(const moert_panels *panels);
 void moert_panels_destroy(moert_panels *panels);
 
-/* For backends: fills in `panels` except for the memory; returns its bytes, or 0 where
- * moert_panels_create gives NULL. */
+/* For backends: fills in `panels` except for the memory. Returns the bytes of the memory, or 0
+ * where moert_panels_create gives NULL. */
 size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
                          const struct moert_choices *choices, moert_panels *panels);
 
@@ -71,22 +72,22 @@ size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *s
  * The panels of a weight that changes from time to time, for each use. Prepacking costs about what
  * it saves in one GEMM on a CPU, so the second GEMM after a change prepacks. A weight with one
  * forward and one dgrad between changes, as in a plain training step, gets no panels. Tensor cores
- * need them, so there the first GEMM prepacks.
+ * need panels, so with tensor cores the first GEMM prepacks.
  */
 struct moert_gemm;
 typedef struct moert_weight_cache {
     moert_panels *panels[MOERT_PANELS_USES];
     size_t gemms[MOERT_PANELS_USES]; /* GEMMs of each use since the weight changed */
-    bool repeats; /* GEMMs now repeat earlier ones: they are not counted in `gemms`, and prepack
-                     only where tensor cores need it */
+    bool repeats; /* GEMMs now repeat earlier GEMMs. The repeated GEMMs are not counted in `gemms`,
+                     and prepack only for tensor cores */
 } moert_weight_cache;
-/* To be called when the weight has changed; a zeroed struct needs no call. */
+/* Call it when the weight has changed; a zeroed struct needs no call. */
 void moert_weight_cache_changed(moert_weight_cache *cache);
 /* Sets gemm->panels for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_weight_cache_take(moert_weight_cache *cache, struct moert_gemm *gemm);
 /* The memory of the panels of weight[n] if they hold the weight rounded to bf16, in the weight's
- * order; else NULL. A caller that changes the weight may also write this memory. It then calls
- * moert_weight_cache_changed, and after that moert_weight_cache_rounded. */
+ * order; else NULL. A caller that changes the weight may also write this memory. The caller then
+ * calls moert_weight_cache_changed, and after that moert_weight_cache_rounded. */
 moert_buffer *moert_weight_cache_copy(const moert_weight_cache *cache, size_t n);
 void moert_weight_cache_rounded(moert_weight_cache *cache);
 /* Bytes of the panels after `gemms` forwards, of use shape->use, and `gemms` dgrads. */

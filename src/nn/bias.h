@@ -9,7 +9,7 @@
 #include "gemm/gemm.h"
 
 typedef struct moert_scaled_bias {
-    moert_row_groups groups; /* if `shared`, they have one bias */
+    moert_row_groups groups; /* if `shared`, all groups have one bias */
     size_t n, ldy;
     const moert_buffer *prob; /* [M] at stride prob_stride; NULL: no scale */
     size_t prob_stride;

@@ -50,7 +50,7 @@ static size_t count_rows(size_t floats) {
     return moert_ceil_div(floats, ROW_FLOATS);
 }
 
-/* digest[first ...] = those of a buffer's floats. */
+/* digest[first ...] = the digests of floats of a buffer. */
 static moert_status digest_buffer(const moert_buffer *x, size_t at, size_t floats,
                                   moert_buffer *digest, size_t first) {
     const size_t rows = floats / ROW_FLOATS, rest = floats % ROW_FLOATS;
@@ -71,7 +71,7 @@ static moert_status digest_buffer(const moert_buffer *x, size_t at, size_t float
 
 /* ---- queues ---- */
 
-enum { LEAST_ROWS = 16384 }; /* of the digests that are read together */
+enum { LEAST_ROWS = 16384 }; /* the queue has room for at least this many digests */
 
 moert_status moert_digest_add(moert_digest_queue *queue, const moert_buffer *x, size_t at,
                               size_t floats, uint64_t *hash) {
@@ -95,7 +95,7 @@ moert_status moert_digest_flush(moert_digest_queue *queue) {
     if (queue->count == 0)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&all, queue->rows + 1, sizeof *all));
-    digest = all; /* a place for the hash before precedes the digests of an entry */
+    digest = all; /* room for the previous hash precedes the digests of an entry */
     const moert_status status =
         moert_buffer_read(queue->digests, 0, all + 1, queue->rows * sizeof *all);
     for (size_t i = 0; i < queue->count && status == MOERT_OK; i++) {

@@ -16,8 +16,8 @@
 #include "moert/device.h"
 #include "moert/formats.h"
 
-/* The destination of sums over the sequences of a span: the sum of its i-th tree node is stored at
- * target[i * stride + offset ...] (floats) or, with `accumulate`, added there. */
+/* The destination of sums over the sequences of a span: the sum of the span's i-th tree node is
+ * stored at target[i * stride + offset ...] (floats) or, with `accumulate`, added there. */
 typedef struct moert_tree_nodes_at {
     moert_span span;
     moert_buffer *target;
@@ -61,9 +61,9 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, 
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/* A rotation of rows. Each row is then a head: there are `heads` per token, in sequences of
- * `length` tokens. `table` is made by moert_rope_table_create for the same width and pairs; NULL:
- * no rotation. */
+/* A rotation of rows. Each row is a head: each token has `heads` heads, in sequences of `length`
+ * tokens. `table` is made by moert_rope_table_create for the same width and pairs; NULL: no
+ * rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
     const moert_buffer *positions; /* int32 [T], each below the table's length
@@ -117,10 +117,10 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
 /* ---- rotary positions ---- */
 
 /*
- * Creates the table of cosines and sines for the scheme's pairs at `length` positions; they are
- * rounded to float32 where Hugging Face's transformers rounds. Blocks. The caller owns the table,
- * which serves all layers and any shorter length. Errors: those of moert_rope_scheme_check,
- * ERROR_MEMORY, ERROR_DEVICE.
+ * Creates the table of cosines and sines for the scheme's pairs at `length` positions. Values are
+ * rounded to float32 at the same steps as in Hugging Face's transformers. Blocks. The caller owns
+ * the table, which serves all layers and any shorter length. Errors: those of
+ * moert_rope_scheme_check, ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_rope_table_create(moert_device *device, const moert_rope_scheme *scheme,
                                      size_t length, moert_buffer **table);
@@ -132,7 +132,8 @@ size_t moert_rope_table_bytes(const moert_rope_scheme *scheme, size_t length);
  */
 moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, moert_buffer *x);
-/* bf16[T,heads,head_size] = x rotated, and rounded as by a cast; another buffer than x. */
+/* bf16[T,heads,head_size] = x rotated, and rounded as by a cast. `bf16` must not be the buffer
+ * x. */
 moert_status moert_rope_bf16(const moert_rotation *rotation, size_t tokens, size_t head_size,
                              const moert_buffer *x, moert_buffer *bf16);
 /* Validates the arguments of moert_rope without launching a kernel. */
@@ -167,21 +168,22 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
 /* y[n] = x[n] limited to [-limit, limit]; a NaN stays a NaN. x and y are different buffers. Errors:
  * ERROR_USAGE (limit not positive). */
 moert_status moert_clip(size_t n, float limit, const moert_buffer *x, moert_buffer *y);
-/* Its gradient, in place: dy[n] = 0 where x[n], the input of moert_clip, lies beyond the limit. */
+/* The gradient of moert_clip, in place: dy[n] = 0 where x[n], the input of moert_clip, lies beyond
+ * the limit. */
 moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, moert_buffer *dy);
 
 /* ---- blocks of columns ---- */
 
 /*
  * copy: to[r,c] = from[r / repeat,c]; sum: to[r,c] = the sum over i < repeat, in order, of
- * from[r * repeat + i,c]; for r < rows, c < columns, counted from the first columns given. Each is
- * the gradient of the other. from and to may be the same buffer, but not the same elements. `to` is
- * of `type`, to which results are rounded as by a cast. Errors: ERROR_USAGE (columns beyond a
- * stride), ERROR_UNSUPPORTED (another type).
+ * from[r * repeat + i,c]; for r < rows, c < columns, counted from from_column and to_column. Each
+ * of copy and sum is the gradient of the other. from and to may be the same buffer, but not the
+ * same elements. `to` is of `type`, to which results are rounded as by a cast. Errors: ERROR_USAGE
+ * (columns beyond a stride), ERROR_UNSUPPORTED (another type).
  *
- * With heads as rows, these join and split the tensors of multi-head latent attention: a key [T,
- * heads, nope + rope] is made of copies of each head's nope part and of the rope part, which all
- * heads share (repeat = heads). The gradient of the shared part is a sum.
+ * With heads as rows, copy and sum join and split the tensors of multi-head latent attention: a key
+ * [T, heads, nope + rope] is made of copies of each head's nope part and of the rope part, which
+ * all heads share (repeat = heads). The gradient of the shared part is a sum.
  */
 typedef struct moert_columns {
     size_t rows, columns;
@@ -203,13 +205,13 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial);
 
 /*
- * Sums of squares of `count` tensors, prepared once and computed after each step. One launch sums
- * consecutive tensors of the same buffer. A tensor's sum adds the sums of chunks of fixed size,
- * counted from its start, so it does not depend on the tensor's offset. create and sum block; the
- * buffers must outlive the object.
+ * Sums of squares of `count` tensors, prepared once and computed after each step. One launch
+ * computes the sums of consecutive tensors of the same buffer. A tensor's sum adds the sums of
+ * chunks of fixed size, counted from the tensor's start, so the sum does not depend on the tensor's
+ * offset. create and sum block; the buffers must outlive the object.
  *
  * Chunks are numbered tensor by tensor. A rank with a shard calls sum_chunks and get_chunks for its
- * range of chunks, and set_chunks and join with the sums of all ranks. The bits are those of
+ * range of chunks, and set_chunks and join with the sums of all ranks. The results have the bits of
  * moert_squares_sum.
  */
 typedef struct moert_squares moert_squares;
@@ -223,7 +225,8 @@ moert_status moert_squares_sum(moert_squares *squares, double *sum); /* sum[coun
 size_t moert_squares_chunks(const moert_squares *squares);
 /* Sums the chunks [first, end). */
 moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size_t end);
-/* sum[chunks]; chunks that were not summed have unspecified values. Blocks. */
+/* Copies the sums of the chunks to sum[chunks]; chunks that were not summed have unspecified
+ * values. Blocks. */
 moert_status moert_squares_get_chunks(moert_squares *squares, double *sum);
 moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum);
 moert_status moert_squares_join(moert_squares *squares, double *sum); /* sum[count] */
@@ -237,7 +240,7 @@ void moert_squares_destroy(moert_squares *squares);                   /* NULL is
  * (2^31 words in a row).
  */
 typedef struct moert_digest {
-    size_t rows, bytes; /* bytes of a row; its memory ends at a multiple of 4 */
+    size_t rows, bytes; /* bytes of a row; the row's memory ends at a multiple of 4 bytes */
     const moert_buffer *x;
     size_t stride, at; /* floats between the starts of rows, and before the first row */
     moert_buffer *digest;
@@ -262,7 +265,7 @@ typedef struct moert_span_digest {
 } moert_span_digest;
 moert_status moert_digest_spans(const moert_span_digest *digest);
 
-/* Digests of buffers that are read together later. */
+/* Digests of buffers; a flush reads the digests together. */
 typedef struct moert_digest_queue {
     moert_buffer *digests; /* [rows] */
     struct moert_digest_entry {
@@ -271,15 +274,15 @@ typedef struct moert_digest_queue {
     } * entry;
     size_t count, room, rows;
 } moert_digest_queue;
-/* After a flush, *hash = a hash of its value before and of `floats` floats that x has now from `at`
- * on. Errors: ERROR_MEMORY, ERROR_DEVICE. */
+/* After a flush, *hash = a hash of the previous *hash and of the floats [at, at + floats) that x
+ * holds now. Errors: ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_digest_add(moert_digest_queue *queue, const moert_buffer *x, size_t at,
                               size_t floats, uint64_t *hash);
 /* Waits for the device. */
 moert_status moert_digest_flush(moert_digest_queue *queue);
 void moert_digest_free(moert_digest_queue *queue);
 
-/* *hash = a hash of its value before and of `floats` floats of x from `at` on. Waits for the
+/* *hash = a hash of the previous *hash and of the floats [at, at + floats) of x. Waits for the
  * device. `scratch`: a growable buffer. Errors: ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_digest_floats(const moert_buffer *x, size_t at, size_t floats,
                                  moert_buffer **scratch, uint64_t *hash);

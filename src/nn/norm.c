@@ -13,7 +13,7 @@
 enum {
     BLOCK_ROWS = 32, /* rows of a work-group, enough work to hide the cost of its start */
     COLUMNS = 64,    /* columns of a work-group of norm_partial */
-    /* the rest applies to GPUs only */
+    /* the following constants are for GPUs only */
     STEP = MOERT_SUM_LANES, /* columns of a work-group of norm_partial on GPUs */
     FORWARD_STEPS = 16,     /* the most steps of a row in the registers of a row group */
     BACKWARD_STEPS = 4,     /* the same limit in the backward, where dy and a sum also take
@@ -34,7 +34,8 @@ typedef struct norm_form {
     size_t steps; /* steps of a row that a row group holds in registers; 0: rows are read twice */
     size_t block; /* rows of a row group */
     size_t part;  /* columns that a row group sums, on CPUs and GPUs */
-    size_t piece_grain; /* the rows of a piece are a multiple of this; 0: PIECE_ROWS */
+    size_t piece_grain; /* the rows of a piece are a multiple of this number; 0: a piece has
+                           PIECE_ROWS rows */
     char program[64];
 } norm_form;
 
@@ -82,8 +83,8 @@ static moert_status check_results(const moert_buffer *floats, const moert_buffer
     return MOERT_OK;
 }
 
-/* The columns of a head that the norm kernels rotate as well; 0: none. This needs rows in
- * registers, and positions that start at 0 in every sequence. */
+/* The columns of a head that the norm kernels rotate as well; 0: none. A rotation by these kernels
+ * needs rows in registers, and positions that start at 0 in every sequence. */
 static int rotated_columns(const norm_form *form, const moert_rotation *rotation) {
     const size_t columns = moert_rotation_width(rotation, (size_t)form->columns);
     return rotation->table != NULL && form->steps > 0 && columns % ROTATED_GRAIN == 0 &&

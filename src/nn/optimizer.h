@@ -3,7 +3,8 @@
  *
  * Sources: AdamW: Loshchilov, Hutter, "Decoupled weight decay regularization", ICLR 2019; SGD with
  * momentum: Sutskever et al., "On the importance of initialization and momentum in deep learning",
- * ICML 2013, in the form of torch.optim.SGD. Both as in PyTorch (kernels/nn/optimizer.cl).
+ * ICML 2013, in the form of torch.optim.SGD. Both optimizers compute as in PyTorch
+ * (kernels/nn/optimizer.cl).
  */
 #pragma once
 
@@ -45,7 +46,7 @@ struct moert_update_args;
 
 /* A kind of moment: one more value that an optimizer keeps for each weight. */
 typedef struct moert_moment_kind {
-    const char *prefix; /* prefix of the names of its tensors in checkpoints */
+    const char *prefix; /* prefix of the names of the moment's tensors in checkpoints */
     bool is_square;     /* the moment is a mean of squares, so never below 0 */
 } moert_moment_kind;
 
@@ -59,9 +60,9 @@ typedef struct moert_optimizer_row {
 extern const moert_optimizer_row moert_optimizers[MOERT_OPTIMIZERS];
 
 /*
- * Updates n elements of parameter [float32] and of moments[the optimizer's], which are alike in
- * type and offset, by their gradient; padding must be zero and stays so. Errors: ERROR_USAGE (step
- * 0), ERROR_DEVICE. Not collective.
+ * Updates n elements of `parameter` (float32), and of the optimizer's `moments`, by their gradient.
+ * All moments have the same type and offset. Padding must be zero and stays zero. Errors:
+ * ERROR_USAGE (step 0), ERROR_DEVICE. Not collective.
  */
 moert_status moert_update_weights(const moert_update *update, size_t n, moert_buffer *parameter,
                                   const moert_elements *gradient, const moert_elements *moments);

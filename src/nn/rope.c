@@ -95,7 +95,7 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
     return MOERT_OK;
 }
 
-/* y = x rotated: x itself, or bf16. */
+/* y = x rotated; y is x itself or a bf16 buffer. */
 static moert_status run(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, const moert_buffer *x, moert_buffer *y) {
     const size_t heads = rotation->heads, length = rotation->length, offset = rotation->offset,

@@ -1,8 +1,8 @@
 /*
  * The nvidia backend: GEMMs of 16-bit and FP8 operands on tensor cores, with the epilogue in the
  * same kernel, if rows are aligned to 16 bytes. The kernel decodes operands in MXFP8, MXFP4 and
- * NVFP4 to bf16 (kernels/gemm/nvidia/ahead.h), or the caller dequantizes them. A float32 weight
- * must be prepacked to multiply bf16 rows: a bf16 copy [G,N,K], which serves all uses.
+ * NVFP4 to bf16 (kernels/gemm/nvidia/ahead.h), or the caller dequantizes them. To multiply bf16
+ * rows, a float32 weight must be prepacked as a bf16 copy [G,N,K], which serves all uses.
  */
 #include <stdlib.h>
 
@@ -28,7 +28,7 @@ static size_t plan(const moert_device *device, const moert_choices *choices, moe
     return shape->groups * shape->n * shape->k * sizeof(uint16_t);
 }
 
-/* Dequantizes a weight; its groups have equally many rows. */
+/* Dequantizes a weight; all groups of a weight have equally many rows. */
 static moert_status decode(const moert_panels *panels, const moert_quantized *quantized) {
     const moert_panels_shape *shape = &panels->shape;
     moert_device *device = moert_buffer_device(panels->buffer);

@@ -114,8 +114,8 @@ static const moert_buffer *row_scale(const moert_gemm *gemm) {
     return gemm->glu.gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
 }
 
-/* Whether v of a GLU is kept. If so, the kernel gets its stride and type even if it has no buffer
- * yet. */
+/* Whether v of a GLU is kept. If v is kept, the kernel gets v's stride and type even if v has no
+ * buffer yet. */
 static bool keeps_v(const moert_gemm *gemm) {
     return gemm->glu.gated && !gemm->glu.drop_v;
 }

@@ -1,9 +1,10 @@
 /*
- * GEMMs on the tensor cores of NVIDIA GPUs. Operands of one 16-bit type: on Hopper by
- * kernels/gemm/nvidia/wgmma.cl, on other GPUs from compute capability 8.0 on by
- * kernels/gemm/nvidia/mma.cl. FP8 and split float32 operands: on Hopper by fp8.cl and split.cl.
- * Sums are the float32 sums of tensor cores. They are the same in every run and do not depend on
- * other rows. They agree with other backends only within rounding.
+ * GEMMs on the tensor cores of NVIDIA GPUs. On Hopper, kernels/gemm/nvidia/wgmma.cl multiplies
+ * operands of one 16-bit type; on other GPUs from compute capability 8.0 on,
+ * kernels/gemm/nvidia/mma.cl does. On Hopper, fp8.cl multiplies FP8 operands, and split.cl
+ * multiplies split float32 operands. Sums are the float32 sums of tensor cores. These sums are the
+ * same in every run and do not depend on other rows. The sums agree with other backends only within
+ * rounding.
  */
 #pragma once
 
@@ -15,8 +16,8 @@
 enum { MOERT_NVIDIA_MOST_GROUPS = 448 };
 
 /* Operand A, operand B and the result of a GEMM other than bias_grad. The result has as many lines
- * as A and as many columns as B. A weight has its prepacked copy as buffer if one exists, and rows
- * of K. */
+ * as A and as many columns as B. For a weight, the buffer is the prepacked copy if one exists, and
+ * each row has K elements. */
 moert_matrix moert_nvidia_first_operand(const moert_gemm *gemm);
 moert_matrix moert_nvidia_second_operand(const moert_gemm *gemm);
 moert_matrix moert_nvidia_result_operand(const moert_gemm *gemm);
@@ -50,16 +51,17 @@ moert_status moert_nvidia_ready(const moert_device *device);
  * is quantized, which kernels/gemm/nvidia/ahead.h decodes; else NULL. */
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts);
 
-/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. The four functions: tell whether both
- * operands are FP8; give the reason why the kernel cannot compute the GEMM (a text for `supports`,
- * or NULL); give the bytes of a transposed weight in the workspace; launch the kernel. */
+/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. The first function tells whether both
+ * operands are FP8. The second returns the reason why the kernel cannot compute the GEMM (a text
+ * for `supports`, or NULL). The third returns the bytes of a transposed weight in the workspace.
+ * The fourth launches the kernel. */
 bool moert_nvidia_is_fp8(const moert_gemm *gemm);
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm);
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm);
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed);
 
-/* Whether a float32 GEMM is computed by splitting its operands into bf16 parts; and the launch of
- * such a GEMM. */
+/* moert_nvidia_splits tells whether a float32 GEMM is computed by splitting its operands into bf16
+ * parts. moert_nvidia_split launches such a GEMM. */
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
 moert_status moert_nvidia_split(const moert_gemm *gemm);
 /* The most bytes of the parts in forward, dgrad and wgrad; 0 if none of them is split. */

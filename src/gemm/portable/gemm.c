@@ -12,20 +12,20 @@
 
 enum {
     DOT_BYTES = 4, /* a float or a pair of bf16 values (kernels/gemm/dots.h) */
-    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* of a panel's row for each vector of its width */
-    STRIP_BYTES = MOERT_GEMM_STRIP * DOT_BYTES, /* of a dot of a wgrad's packed lines */
+    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* bytes of a panel's row per vector */
+    STRIP_BYTES = MOERT_GEMM_STRIP * DOT_BYTES, /* bytes per dot of a wgrad's packed lines */
     SMALLEST_SPLIT = 128,
-    WORK_GROUPS_PER_UNIT = 8,    /* so many that compute units finish at about the same time */
+    WORK_GROUPS_PER_UNIT = 8,    /* enough that compute units finish at about the same time */
     PAST_CACHE_BYTES = 16 << 20, /* a larger v does not stay in caches until the backward reads
                                     it */
     GLU_FLOATS = 16384,          /* about the number of the GLU's results per work-group on CPUs */
-    GPU_GLU_FLOATS = 768,        /* that number on GPUs, which need more work-groups */
+    GPU_GLU_FLOATS = 768,        /* the same number on GPUs, which need more work-groups */
 };
 
 /* Where the panels are (local or global memory), and which operands are packed into panels. */
 typedef enum form { FORM_ROWS, FORM_PREPACKED, FORM_WGRAD } form;
 
-/* The shape of `groups` GEMMs. Each has about `lines` lines (at most `most_lines`), `columns`
+/* The shape of `groups` GEMMs. Each GEMM has about `lines` lines (at most `most_lines`), `columns`
  * columns and a reduction of `reduction` dots. */
 typedef struct problem {
     size_t groups, lines, most_lines, columns, reduction;
@@ -276,7 +276,7 @@ moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
                      MOERT_ARG(glu->h), args);
 }
 
-/* Finds the tile of a GEMM with a GLU; false if the tile cannot apply it. */
+/* Finds the tile of a GEMM with a GLU; false if the tile cannot apply the GLU. */
 static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     const moert_panels *panels = gemm->panels;
     const moert_device *device = moert_buffer_device(gemm->y.buffer);

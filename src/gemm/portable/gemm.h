@@ -1,7 +1,7 @@
 /*
- * GEMMs of the portable backend over a batch of groups: the groups [start, start +
- * gemm->groups.count), of which its part is computed. gemm->weight holds the weights of the batch;
- * `ends` and `bias` are those of all groups. The caller has checked the arguments.
+ * GEMMs of the portable backend over a batch of groups, [start, start + gemm->groups.count). They
+ * compute the part of the batch that gemm->groups selects. gemm->weight holds the weights of the
+ * batch; `ends` and `bias` are those of all groups. The caller has checked the arguments.
  */
 #pragma once
 
@@ -12,18 +12,19 @@
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"
 
-/* Forward and dgrad use gemm->weight.quantized unless it is NULL. In the GPU form it must be
- * NULL: the caller dequantizes weights. */
+/* Forward and dgrad use gemm->weight.quantized unless it is NULL. In the GPU form
+ * gemm->weight.quantized must be NULL: the caller dequantizes weights. */
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm);
-/* A forward followed by the GLU, and the GLU as a separate call. */
+/* moert_portable_gated computes a forward followed by the GLU; moert_portable_glu is the GLU as a
+ * separate call. */
 moert_status moert_portable_gated(const moert_gemm *gemm);
 moert_status moert_portable_glu(const moert_glu *glu, bool backward);
 
-/* The GPU form (src/gemm/portable/gpu.c); the functions above call these. */
+/* The functions of the GPU form (src/gemm/portable/gpu.c), which the functions above call. */
 moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool forward);
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
@@ -66,7 +67,7 @@ static inline size_t moert_per_step(moert_dot dot) {
     return dot == MOERT_DOT_TILE ? 32 : 16;
 }
 
-/* Returns `c`; if `dot` is MOERT_DOT_TILE, sets the only tile that its kernel has. */
+/* Returns `c`; if `dot` is MOERT_DOT_TILE, with the only tile that the AMX kernel has. */
 static inline moert_choices moert_with_tile(moert_choices c, moert_dot dot) {
     if (dot == MOERT_DOT_TILE) {
         c.lines = 32;
@@ -80,8 +81,8 @@ static inline size_t moert_panel_height(const moert_panels *panels, size_t reduc
     return moert_round_up(reduction, moert_per_step(panels->dot)) / moert_per_dot(panels->dot);
 }
 
-/* The tile width of a GEMM by prepacked weights: the chosen one if it is whole panels, else one
- * panel. */
+/* The tile width of a GEMM by prepacked weights: the chosen width if it is a multiple of the
+ * panels' width, else the width of one panel. */
 static inline unsigned moert_panels_width(const moert_panels *panels, unsigned chosen) {
     return chosen % panels->tile.width == 0 ? chosen : panels->tile.width;
 }

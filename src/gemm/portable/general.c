@@ -35,7 +35,7 @@ void moert_portable_release(moert_workspace *workspace) {
 }
 
 /* Sets the offsets of the epilogue's results, which follow the GEMM's sums in work->acc. Returns
- * the floats of all of them. */
+ * the floats of sums and results together. */
 static size_t place_results(const moert_gemm *gemm, moert_general *work) {
     const size_t m = gemm->groups.rows, grain = 16; /* floats of a cache line */
     size_t floats = moert_round_up(m * (reads_y(gemm) ? gemm->k : gemm->n), grain);
@@ -54,7 +54,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
                                     moert_workspace *workspace) {
     const size_t m = gemm->groups.rows, groups = gemm->groups.count, weight = gemm->n * gemm->k;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    /* whether the kernels can write the caller's result, since no epilogue follows */
+    /* whether the kernels can write the caller's buffer directly, since no epilogue follows */
     const bool direct =
         !moert_gemm_has_epilogue(gemm) && !gemm->glu.gated && is_plain(moert_gemm_output(gemm));
     const bool converts = gemm->weight.type != MOERT_DTYPE_F32 || (wgrad && !direct);
@@ -151,8 +151,8 @@ static moert_status store_rows(const moert_gemm *gemm) {
     return raise_amax(gemm, 1);
 }
 
-/* The weights of groups [first, first + count). The first one is at index `index` of `weight` and
- * at index `slot` of the workspace. */
+/* The weights of groups [first, first + count). The first weight is at index `index` of `weight`
+ * and at index `slot` of the workspace. */
 typedef struct weights {
     size_t first, count, slot, index;
     moert_buffer *weight;

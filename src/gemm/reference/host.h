@@ -12,7 +12,8 @@ typedef struct moert_host_arrays {
     float *acc;    /* [M, columns of the result] */
 } moert_host_arrays;
 
-/* A GEMM, and its buffers mapped to host memory; NULL for a buffer that is NULL. */
+/* A GEMM, and pointers to its buffers, mapped to host memory. For a buffer that is NULL the pointer
+ * is NULL. */
 typedef struct moert_host_gemm {
     const moert_gemm *gemm;
     moert_host_arrays *arrays;
@@ -29,7 +30,8 @@ static inline size_t moert_host_start(const moert_host_gemm *host, size_t g) {
     return g > 0 ? host->ends[g - 1] : 0;
 }
 
-/* Reads element i of memory of a type; rounds a value to a type; stores a rounded value. */
+/* moert_host_load reads element i of an array of a type. moert_host_round rounds a value to a type.
+ * moert_host_store stores a value, rounded to a type, as element i. */
 float moert_host_load(const void *memory, moert_dtype type, size_t i);
 float moert_host_round(moert_dtype type, float value);
 void moert_host_store(void *memory, moert_dtype type, size_t i, float value);
@@ -37,8 +39,8 @@ void moert_host_store(void *memory, moert_dtype type, size_t i, float value);
 /* Raises *peak to |value|; a NaN stays. */
 void moert_host_raise(float *peak, float value);
 
-/* Compute, from the sums of group g in arrays->acc, v, h and amax (forward) or dv, dprob, dbias and
- * amax (backward). */
+/* From the sums of group g in arrays->acc, moert_host_glu computes v, h and amax (forward), and
+ * moert_host_dglu computes dv, dprob, dbias and amax (backward). */
 void moert_host_glu(const moert_host_gemm *host, size_t g);
 void moert_host_dglu(const moert_host_gemm *host, size_t g);
 

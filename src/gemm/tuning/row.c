@@ -9,7 +9,7 @@
 
 enum { MOST_WORDS = 24, LINE_BYTES = 512, PROBLEM_BYTES = 160 };
 
-/* Writes the reason to `problem`; its value is false. */
+/* The macro writes the reason to `problem`, and its value is false. */
 #define REFUSED(problem, ...) (snprintf(problem, PROBLEM_BYTES, __VA_ARGS__), false)
 
 static const char *const level_names[] = {"default", "vendor", "family", "device"};
@@ -109,7 +109,7 @@ static int index_in(const char *const *names, size_t count, const char *word) {
     return -1;
 }
 
-/* Reads digits only; *end = the first character after them. */
+/* Reads digits only; *end = the first character after the digits. */
 static bool read_number(const char *text, size_t *value, char **end) {
     errno = 0;
     *value = strtoull(text, end, 10);

@@ -36,7 +36,7 @@ static moert_status time_runs(const moert_trial *trial, const moert_choices *cho
     return MOERT_OK;
 }
 
-/* Takes a sample of a candidate; before the first one, runs it once untimed. */
+/* Takes a sample of a candidate; before the first sample, runs the candidate once untimed. */
 static moert_status take_sample(const moert_trial *trial, moert_candidate *c, size_t *repeat,
                                 double *spent_ns) {
     const bool first = c->samples == 0;

@@ -197,7 +197,7 @@ size_t moert_tuning_remembered(void) {
 
 /* ---- remembering ---- */
 
-/* Does nothing if there is no file. */
+/* Appends a line to the file of measured rows. Does nothing if moert_tuning_file() gives NULL. */
 static moert_status append_line(const char *line) {
     char *path = moert_tuning_file();
     const moert_status status = path != NULL ? moert_file_append(path, line) : MOERT_OK;

@@ -52,7 +52,7 @@ typedef struct moert_tuning_key {
     size_t n, k, rows; /* rows of a group on average */
 } moert_tuning_key;
 
-/* The choices for a GEMM. The first call reads the rows; later ones neither allocate nor fail. */
+/* The choices for a GEMM. The first call reads the rows; later calls neither allocate nor fail. */
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key);
 
 /* Makes the next look-up read the rows again. */
@@ -65,10 +65,10 @@ typedef enum moert_tuning_level {
     MOERT_TUNING_DEVICE
 } moert_tuning_level;
 
-/* Adds a row for a device, its family or its vendor. Also appends it to the file of measured rows,
- * if there is one, with `comment`, which tells its origin. A row measured with a weight that was
- * already prepacked should not set the tile. Errors: ERROR_MEMORY, ERROR_IO (the row is in use, but
- * not in the file). */
+/* Adds a row for a device, its family or its vendor. Unless moert_tuning_file() gives NULL, also
+ * appends the row to that file, with `comment`, which tells the row's origin. A row measured with a
+ * weight that was already prepacked should not set the tile. Errors: ERROR_MEMORY, ERROR_IO (the
+ * row is in use, but not in the file). */
 moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
                                    const moert_tuning_key *key, const moert_choices *choices,
                                    const char *comment);
@@ -88,13 +88,13 @@ typedef struct moert_tuning_report {
 bool moert_tuning_survey(const moert_device *device, const moert_tuning_key *key, size_t index,
                          moert_tuning_report *report);
 
-/* The number of rows from the file and of those measured by this process. */
+/* The number of measured rows: those from the file and those that this process measured. */
 size_t moert_tuning_remembered(void);
 
 /* ---- rows (src/gemm/tuning/row.c) ---- */
 
 typedef struct moert_tuning_range {
-    size_t low, high; /* 0, SIZE_MAX = any */
+    size_t low, high; /* any size: low = 0, high = SIZE_MAX */
 } moert_tuning_range;
 
 typedef struct moert_tuning_row {
@@ -112,7 +112,8 @@ bool moert_tuning_parse(const char *line, moert_tuning_row *row, bool *empty, ch
 /* Prints the line of a row, without a line feed, truncated to `bytes`. */
 void moert_tuning_print(const moert_tuning_row *row, char *line, size_t bytes);
 
-/* Whether all choices that are set are within their bounds; if not, the reason in problem[160]. */
+/* Whether all choices that are set are within their bounds; if not, problem[160] gets the
+ * reason. */
 bool moert_choices_check(const moert_choices *choices, char problem[160]);
 
 /* ERROR_USAGE if a choice is missing or out of bounds. NULL is legal. */
