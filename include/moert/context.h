@@ -3,9 +3,9 @@
  *
  * Creating a context binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE)
  * and starts the watchdog (MOERT_TIMEOUT_S). A program can override these variables by options.
- * Destroying the last context of a process restores the affinity of its threads. Before creating a
- * context, the caller must initialize MPI with MPI_THREAD_FUNNELED, on the thread that makes all
- * further calls.
+ * Destroying the last context of a process restores the affinity of the process's threads. Before
+ * creating a context, the caller must initialize MPI with MPI_THREAD_FUNNELED, on the thread that
+ * makes all further calls.
  */
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
@@ -89,8 +89,8 @@ typedef struct moert_context_options {
 MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                             moert_context **context);
 
-/* Call this before MPI_Finalize, after destroying all objects of the context. Collective; NULL is
- * legal. */
+/* Call moert_context_destroy before MPI_Finalize, after destroying all objects of the context.
+ * Collective. A NULL context is legal. */
 MOERT_API void moert_context_destroy(moert_context *context);
 
 /*

@@ -48,8 +48,9 @@ MOERT_API size_t moert_buffer_bytes(const moert_buffer *buffer);
 MOERT_API moert_device *moert_buffer_device(const moert_buffer *buffer);
 
 /* Copies host to device or device to host. Blocks until `source` may be reused, or `target` is
- * complete. Later commands of the device see the written data; other processes that share the
- * memory see it after moert_device_finish. Errors: ERROR_USAGE (outside the buffer), ERROR_DEVICE.
+ * complete. Later commands of the device see the written data. Other processes that share the
+ * memory see the data after moert_device_finish. Errors: ERROR_USAGE (outside the buffer),
+ * ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes,
                                           const void *source, size_t bytes);

@@ -14,12 +14,12 @@
  * op objects without a change. With row_multiple, rows of zeros follow the rows of each expert, so
  * that every expert's rows begin at a multiple of row_multiple.
  *
- * Calls are collective over the EP group of the mesh unless their comment says otherwise: all ranks
- * make the same calls in the same order, with the same columns, types and kinds of buffers. Each
- * call waits for all work enqueued on this rank's device, then for the other ranks. When a call
- * returns, its own last kernels may still be enqueued, so use its buffers in queue order. All ranks
- * return the same error: ERROR_USAGE (a wrong argument, or arguments that differ between ranks; the
- * message names argument and rank), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * Unless a call's comment says otherwise, the call is collective over the EP group of the mesh: all
+ * ranks make the same calls in the same order, with the same columns, types and kinds of buffers.
+ * Each call waits for all work enqueued on this rank's device, then for the other ranks. When a
+ * call returns, its own last kernels may still be enqueued, so use its buffers in queue order. All
+ * ranks return the same error: ERROR_USAGE (a wrong argument, or arguments that differ between
+ * ranks; the message names argument and rank), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 #ifndef MOERT_EXCHANGE_H
 #define MOERT_EXCHANGE_H
@@ -80,8 +80,8 @@ typedef struct moert_route_buffers {
     moert_buffer *rows;       /* [M,H]; with mxfp8 the payload, bytes */
     moert_buffer *row_weight; /* float32 [M], or NULL */
     moert_buffer *row_scale;  /* mxfp8: E8M0 bytes [M, ceil(H/32)] */
-    const moert_buffer *combined_rows; /* combine_backward with weights: the rows that combine read
-                                          */
+    const moert_buffer *combined_rows; /* combine_backward with weights: the rows that combine
+                                          read */
     moert_buffer *weight_gradient;     /* combine_backward with weights: float32 [T,K] */
 } moert_route_buffers;
 

@@ -86,7 +86,7 @@ typedef enum moert_scale_rounding { MOERT_SCALE_RCEIL, MOERT_SCALE_FLOOR } moert
  * The rule that computes NVFP4 scales from a block's amax b and the tensor's amax A;
  * moert/quantize.h has the formulas. The rules differ in rounding, and in blocks whose amax is tiny
  * in comparison with the tensor's. For such a block, TE (TransformerEngine) lets the scale become
- * subnormal or 0, TORCHAO raises it to 2^-6, and BRIDGE sets the whole block to zero.
+ * subnormal or 0, TORCHAO raises the scale to 2^-6, and BRIDGE sets the whole block to zero.
  */
 typedef enum moert_nvfp4_rule {
     MOERT_NVFP4_TE,

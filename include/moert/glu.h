@@ -23,7 +23,8 @@ typedef struct moert_glu_form {
     int activation;
 } moert_glu_form;
 
-/* The index of the activation that Hugging Face's hidden_act names; -1 if moert has none. */
+/* The index of the activation that Hugging Face's hidden_act names; -1 if moert has no such
+ * activation. */
 MOERT_API int moert_activation_find(const char *name);
 /* The name of an activation; NULL if there is no such index. */
 MOERT_API const char *moert_activation_name(int activation);

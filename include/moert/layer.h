@@ -10,10 +10,10 @@
  * multiplies by the routing weight, so dispatch and combine are transposes of each other: backward
  * dispatches dy and combines dx.
  *
- * All matrices are dense row-major float32 in device memory, unless their comment says otherwise. T
- * may differ between ranks and be 0. Calls are collective over the mesh's context unless their
- * comment says otherwise. Calls enqueue work without waiting for its end; buffers may be reused in
- * queue order.
+ * Unless a matrix's comment says otherwise, it is dense row-major float32 in device memory. T may
+ * differ between ranks and be 0. Unless a call's comment says otherwise, the call is collective
+ * over the mesh's context. Calls enqueue work without waiting until the work ends; buffers may be
+ * reused in queue order.
  */
 #ifndef MOERT_LAYER_H
 #define MOERT_LAYER_H
@@ -62,8 +62,8 @@ MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 
 /*
  * The division of a rank's tokens into sequences, the leaves of the tree that sums the gradients of
- * replicated parameters. Any division that does not depend on the number of ranks gives the same
- * bits on any number of ranks.
+ * replicated parameters. If the division does not depend on the number of ranks, results have the
+ * same bits on any number of ranks.
  */
 typedef struct moert_batch {
     size_t size;              /* sizeof(moert_batch) */
@@ -112,8 +112,9 @@ typedef struct moert_layer_options {
     moert_precision dense;     /* precision of the shared expert's GEMMs: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    bool external_routing;  /* no router: each batch brings index and weights of its slots. Only the
-                               fields experts and topk of `router` are used */
+    bool external_routing;  /* the layer has no router: each batch brings the experts (index) and
+                               weights of its slots. Only the fields experts and topk of `router`
+                               are used */
     bool shared_gate;       /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
     size_t slots;           /* L: experts that each rank has room for, ceil(E / EP) to E; 0: the
                                number of moert_plan_experts for the rank */
@@ -129,25 +130,26 @@ typedef struct moert_layer_options {
                    MOERT_SET(layer_, glu, MOERT_GLU_SWIGLU))
 
 /* Compares the options of all ranks. Errors, the same on all ranks: ERROR_USAGE (sizes, choices, K
- * > E, E < EP, ranks that differ in a field; the message says which), ERROR_MEMORY. The mesh must
- * outlive the layer, and destroying the layer ends its passes. */
+ * > E, E < EP, ranks that differ in a field; the message names the field), ERROR_MEMORY. The mesh
+ * must outlive the layer, and destroying the layer ends its passes. */
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                           moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
 
 /*
- * Moves experts: from now on slot s of rank r of the EP group holds expert[r L + s], or none if
- * that is MOERT_LAYER_NO_EXPERT. Each expert has one slot. A new layer has contiguous blocks of
- * experts. The results of the layer do not depend on the placement. The caller moves the optimizer
- * states and the weights, which are [L, ...] in the order of the slots. Requires the option
- * `slots`, and that the layer has no pass. Collective over the mesh's context. Errors, the same on
- * all ranks: ERROR_USAGE, ERROR_UNSUPPORTED (too many clones), ERROR_MEMORY.
+ * Moves experts: from now on slot s of rank r of the EP group holds expert number expert[r L + s],
+ * or no expert if that number is MOERT_LAYER_NO_EXPERT. Each expert has exactly one slot. A new
+ * layer has contiguous blocks of experts. The results of the layer do not depend on the placement.
+ * The caller moves the optimizer states and the weights, which are [L, ...] in the order of the
+ * slots. Requires the option `slots`, and that the layer has no pass. Collective over the mesh's
+ * context. Errors, the same on all ranks: ERROR_USAGE, ERROR_UNSUPPORTED (too many clones),
+ * ERROR_MEMORY.
  *
  * A slot may also hold a clone of expert e: MOERT_LAYER_CLONE | e. A rank holds expert e or one
  * clone of it at most. All these ranks share the rows of expert e evenly. The expert's own slot
  * gets the whole gradient. On CPUs, the results have the same bits as without clones, unless ranks
- * sum results before they send them (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The layer copies an
- * expert's weights to its clones; the caller need not set the clones' weights. With clones,
+ * sum results before sending (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The layer copies an expert's
+ * weights to its clones; the caller need not set the clones' weights. With clones,
  * moert_layer_weights_changed is collective over the EP group, and every wgrad waits for other
  * ranks.
  */
@@ -175,7 +177,7 @@ MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 /*
  * A pass is one forward with all that its backward needs. Any number of passes of a layer may exist
  * at once, and their backwards may come in any order. All ranks make the same calls in the same
- * order. A destroyed pass leaves its memory to the layer's next pass.
+ * order. The layer's next pass reuses the memory of a destroyed pass.
  */
 typedef struct moert_pass moert_pass;
 
@@ -201,7 +203,8 @@ typedef struct moert_layer_losses {
         *aux_gradient; /* [E] gradient of the auxiliary loss with respect to each routing score, or
                           NULL */
     float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
-    bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
+    bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing the
+                          gradients */
     moert_buffer *weight_gradient; /* [T,K] gets the gradients of the routing weights, or NULL */
     bool aux_by_sequence; /* aux_gradient is [sequences of the batch, E], a row for each sequence */
     /* NULL, or bf16 buffers that get the gradients of W1 and W2, rounded to nearest even. The
@@ -306,12 +309,12 @@ typedef enum moert_pass_view {
         MOERT_PASS_VIEWS
 } moert_pass_view;
 
-/* NULL with external routing, or if there is no such view or pass. The buffer may be larger than
- * the shape in MOERT_PASS_VIEW_TABLE. Not collective. */
+/* Returns NULL with external routing, for an unknown view, or if `pass` is NULL. The buffer may be
+ * larger than the shape in MOERT_PASS_VIEW_TABLE. Not collective. */
 MOERT_API const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which);
 
-/* The losses of a pass's router over all tokens of all ranks, and the gradient that its backward
- * needs. */
+/* The losses of a pass's router over all tokens of all ranks, and the gradient that the pass's
+ * backward needs. */
 typedef struct moert_pass_losses {
     size_t size;                /* sizeof(moert_pass_losses) */
     double aux_coefficient;     /* given: multiplies aux_gradient */

@@ -39,8 +39,8 @@
  * below 2^-126 are rounded to bf16 subnormals.
  *
  * Groups without rows change nothing, except in GEMM_WGRAD, which sets their result to 0, or to
- * beta[g] times the old value. For such groups GEMM_WGRAD ignores all other inputs, even NaN, and
- * with a beta of 1 it leaves the result unchanged. GEMM_WGRAD sums the rows of a group in order.
+ * beta[g] times the old value. For such groups GEMM_WGRAD ignores all other inputs, even NaN, and a
+ * beta of 1 leaves the result unchanged. GEMM_WGRAD sums the rows of a group in order.
  *
  * Quantized operands (moert/formats.h; moert/quantize.h makes them) have the values float32(element
  * * scale). With `first` and `second`, the NVFP4 global scales of the GEMM's two operands, alpha[g]
@@ -155,10 +155,11 @@ typedef struct moert_op_options {
                                    the reason; NULL or "auto" = MOERT_BACKEND, where auto is the
                                    best backend that supports the description. "auto" never uses FP8
                                    on tensor cores, "nvidia" does */
-    bool fallback;              /* use another backend if this one refuses, and log it */
+    bool fallback;              /* if the chosen backend refuses the op, use another backend, and
+                                   log this */
     size_t groups, rows, n, k;  /* G; M (the most rows; may be 0); N; K */
-    moert_operand x, weight, y; /* the two inputs of the GEMM are each plain or quantized; if both
-                                   are plain, they have the same dtype */
+    moert_operand x, weight, y; /* the two inputs of the GEMM are each plain or quantized; two plain
+                                   inputs have the same dtype */
     moert_operand c, d;         /* operands of GLU and DGLU; c is plain */
     moert_operand column;       /* if quantized: a second version of the quantized result, in COLUMN
                                    blocks; not in GEMM_WGRAD */
@@ -182,8 +183,8 @@ typedef struct moert_op_options {
 
     moert_glu_form glu;    /* glu.interleaved means interleave = 1 */
     size_t interleave;     /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
-    bool linear_first;     /* up comes before gate (as in cuDNN's documentation), not after it (as
-                              in cuDNN's code) */
+    bool linear_first;     /* true: up comes before gate, as in cuDNN's documentation; false: gate
+                              comes first, as in cuDNN's code */
     bool save_c;           /* GLU: also write c */
     bool prob;             /* prob multiplies each row; otherwise each prob is 1. A GEMM with prob
                               takes no beta, accumulate or bias (cuDNN scales the bias instead:
@@ -230,7 +231,7 @@ typedef struct moert_op_options {
                      or -inf first; a NaN stays */ \
     X(dprob)      /* float32 [M]; execute adds to it */                                            \
     X(dbias)      /* [G,2K]; execute adds column sums of d before rounding */                      \
-    X(workspace)  /* bytes, see caller_workspace and moert_op_check; ops that need none take NULL */
+    X(workspace)  /* bytes, see caller_workspace and moert_op_check; NULL if the op needs 0 bytes */
 
 typedef struct moert_op_buffers {
     size_t size;                        /* sizeof(moert_op_buffers) */

@@ -3,8 +3,9 @@
  * Pure integer code on host memory.
  *
  * EP ranks own the E experts in contiguous blocks; the first E mod EP ranks own one expert more
- * than the other ranks. The owner keeps its rows expert by expert, and within an expert in global
- * token order (rank-major, then token). So the order does not depend on the number of ranks:
+ * than the other ranks. The owner of an expert keeps its received rows expert by expert, and within
+ * an expert in global token order (rank-major, then token). So the order does not depend on the
+ * number of ranks:
  *
  *   row = rows of that owner's lower experts
  *         + rows of this expert from lower ranks
@@ -26,7 +27,8 @@ extern "C" {
 
 #define MOERT_PLAN_DROPPED UINT32_MAX
 
-/* Experts [first, first + count) of E belong to `rank` of EP; none if there is no such rank. */
+/* Experts [first, first + count) of E belong to `rank` of EP; count = 0 if there is no such
+ * rank. */
 MOERT_API void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first,
                                   size_t *count);
 /* The rank of EP that owns an expert; `ranks` if there is no such expert. */
@@ -52,8 +54,8 @@ typedef struct moert_plan {
     uint32_t *slot_row;      /* [T,K] destination row in that rank's memory */
     uint32_t *slot_position; /* [T,K] position in the rows sent from here, sorted by rank, then
                                 row */
-    size_t *send_rows;       /* [ranks] rows from here to each rank */
-    size_t *receive_rows;    /* [ranks] rows from each rank to here */
+    size_t *send_rows;       /* [ranks] rows from this rank to each rank */
+    size_t *receive_rows;    /* [ranks] rows from each rank to this rank */
     struct moert_expert_map *placement; /* private to the library: the slots that hold the
                                            experts */
 } moert_plan;
@@ -62,7 +64,7 @@ typedef struct moert_plan {
  * Builds the plan of `rank` from its index[T,K] and the counts[ranks,E] of all ranks, and copies
  * index and counts. Without an index (NULL), slot_rank, slot_row and slot_position are NULL.
  * Errors: ERROR_USAGE (the shape), ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any
- * rank; every rank then returns it), ERROR_MISMATCH (counts do not fit index).
+ * rank; every rank then returns this error), ERROR_MISMATCH (counts do not fit index).
  */
 typedef struct moert_plan_shape {
     size_t experts, ranks, rank, tokens, topk;

@@ -101,8 +101,8 @@ typedef struct moert_quantize {
  * 4MN. */
 MOERT_API moert_status moert_quantize_amax(const moert_quantize *op);
 
-/* Computes q, scale and, unless amax is NULL, global from x. Bytes: reads 4MN, writes those of
- * moert_quantized_shape_of(). */
+/* Computes q, scale and, unless amax is NULL, global from x. Bytes: reads 4MN, writes q and scale
+ * in the shapes of moert_quantized_shape_of(). */
 MOERT_API moert_status moert_quantize_run(const moert_quantize *op);
 
 /* Computes x from q, scale and global; does not undo a rotation. Bytes: reads the results of
@@ -144,7 +144,7 @@ MOERT_API moert_status moert_cast_run(const moert_cast *cast);
 /* ---- layouts ---- */
 
 /*
- * Scale matrices in tiles of 128 x 4, as the block-scaled tensor core instructions read them.
+ * Scale matrices in tiles of 128 x 4, as the block-scaled tensor core instructions read scales.
  * cuBLAS, cuDNN, CUTLASS, TransformerEngine and torchao use the same tiles. In a matrix with C
  * blocks per row, the scale of row r and block c is at byte
  *
@@ -161,8 +161,8 @@ typedef struct moert_scale_tiles {
     moert_groups groups; /* groups of lines; ends NULL: one group */
     size_t width;
     bool transposed;
-    bool whole; /* the groups are one matrix of groups.rows lines. Lines past the last end are not
-                   touched, and neither are tiles with only such lines */
+    bool whole; /* the groups are one matrix of groups.rows lines. Lines past the last end, and
+                   tiles with only such lines, are not touched */
     moert_buffer *linear;   /* bytes [lines, width] */
     moert_buffer *swizzled; /* bytes of moert_swizzled_bytes() */
     size_t tiles;           /* rows (transposed: columns) of tiles for which `swizzled` has room, 0
@@ -171,8 +171,8 @@ typedef struct moert_scale_tiles {
 
 #define MOERT_SCALE_TILES_INIT MOERT_INIT(moert_scale_tiles, tiles_, )
 
-/* moert_swizzle: swizzled from linear; moert_unswizzle: linear from swizzled. Bytes: both
- * buffers. */
+/* moert_swizzle: swizzled from linear; moert_unswizzle: linear from swizzled. Bytes: reads one of
+ * these buffers, writes the other. */
 MOERT_API moert_status moert_swizzle(const moert_scale_tiles *op);
 MOERT_API moert_status moert_unswizzle(const moert_scale_tiles *op);
 
@@ -187,7 +187,7 @@ MOERT_API size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_
  * gets runs of `granularity` columns, alternately from the two halves [gate | up] of from[M,2I].
  * With `inverse` true, from[M,2I] has the runs and to[M,2I] gets the halves. Granularities in use
  * are 1 (gpt-oss), 8 (DeepGEMM, bridge) and 32 (cuDNN); with I, the runs are the halves, and the
- * call copies. An element has `element_bytes` bytes; it may be a whole row of a weight.
+ * call copies. An element has `element_bytes` bytes, and may be a whole row of a weight.
  */
 typedef struct moert_interleave {
     size_t size;        /* sizeof(moert_interleave) */

@@ -35,10 +35,11 @@ typedef struct moert_router_options {
     bool renormalise;   /* divide the K weights by their sum. Sigmoid and sqrt-softplus scores:
                            divide by the sum + 1e-20, and only if K > 1 */
     float scale;        /* factor of the weights, applied last */
-    size_t groups;      /* experts form this many equal groups; 1 = no grouping */
+    size_t groups;      /* number of equal groups that the experts form; 1 = no grouping */
     size_t kept_groups; /* number of groups whose experts may be chosen */
-    size_t group_best;  /* the kept groups have the largest sums of this many best selection scores:
-                           2 in Hugging Face's DeepSeek-V3, K / kept_groups in Megatron */
+    size_t group_best;  /* number of best selection scores that are summed for each group; the
+                           groups with the largest sums are kept: 2 in Hugging Face's DeepSeek-V3, K
+                           / kept_groups in Megatron */
 } moert_router_options;
 
 #define MOERT_ROUTER_OPTIONS_INIT                                                                  \
@@ -48,9 +49,9 @@ typedef struct moert_router_options {
                        MOERT_SET(router_, group_best, 2))
 
 /*
- * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host
- * memory. `bias` is a copy of the layer's correction bias; `counts` are moert_pass_expert_counts,
- * summed over all forward passes of the step. Not collective.
+ * Balances the experts without an auxiliary loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts)
+ * - counts[e]), on host memory. `bias` is a copy of the layer's correction bias; `counts` are
+ * moert_pass_expert_counts, summed over all forward passes of the step. Not collective.
  */
 MOERT_API void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts,
                                         float rate);

@@ -32,7 +32,7 @@ moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
 void moert_corpus_clear(moert_corpus *corpus);
 
 /* Reads content[bytes] of a file from `offset` on. ERROR_IO, also if the file's size or time of
- * change differs from those found by moert_corpus_add, or if the file has less than offset +
+ * change differs from those found by moert_corpus_add, or if the file has less than offset + bytes
  * bytes. */
 moert_status moert_corpus_read(const moert_corpus_file *file, size_t offset, size_t bytes,
                                void *content);

@@ -338,7 +338,7 @@ moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw dr
     return MOERT_OK;
 }
 
-/* Negative targets are masked, so they are legal; negative tokens are not. */
+/* Negative targets are legal, since they are masked. Negative tokens are an error. */
 static moert_status check_array(const moert_replay *from, const char *what, const int32_t *values,
                                 size_t count, size_t vocabulary) {
     for (size_t at = 0; at < count; at++)

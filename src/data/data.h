@@ -1,12 +1,14 @@
 /*
- * The sequences of a training. They come from a token source (data/source.h), from a blend of
- * several sources (data/blend.h), or batch by batch from an array tokens[steps,batch,length + 1].
+ * The sequences of a training. The sequences come from a token source (data/source.h), from a blend
+ * of several sources (data/blend.h), or batch by batch from an array tokens[steps,batch,length +
+ * 1].
  *
  * A source is one long row of tokens; its held-out and test parts are not used for training
  * (data/split.h). A training sequence is a row of an epoch (data/epochs.h), or starts at a random
- * position of the training data. moert_draw alone determines it, so any rank can read any sequence.
- * For a sequence of `length` tokens, length + 1 are read: target[i] = input[i + 1]. All ranks must
- * open the same data, which moert_data_compare checks; no other call is collective.
+ * position of the training data. moert_draw alone determines the training sequence, so any rank can
+ * read any sequence. For a sequence of `length` tokens, length + 1 are read: target[i] = input[i +
+ * 1]. All ranks must open the same data, which moert_data_compare checks; no other call is
+ * collective.
  */
 #pragma once
 
@@ -25,9 +27,10 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
                                     moert_data **data);
 
 /*
- * A blend of `count` parts, which are not blends themselves. At every point of the order (step,
- * index), part i is within one sequence of its weight, weights[i]. The parts have the same split.
- * Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
+ * Creates a blend of `count` parts, which are not blends themselves. At every point of the order
+ * (step, index), part i is within one sequence of its weight, weights[i]. All parts must have the
+ * same split. Takes ownership of the parts, also after an error. Errors: those of
+ * moert_blend_create.
  */
 moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
                                    moert_data **data);
@@ -38,8 +41,8 @@ typedef struct moert_replay {
     size_t steps, batch, row; /* row = length + 1 */
     const int32_t *tokens;    /* [steps,batch,row] */
     const int32_t
-        *targets; /* [steps,batch,length], negative ones are masked; NULL: the targets are the next
-                     tokens */
+        *targets; /* [steps,batch,length], negative targets are masked; NULL: the targets are the
+                     next tokens */
 } moert_replay;
 moert_status moert_data_from_array(const moert_replay *replay, moert_data **data);
 
@@ -51,8 +54,9 @@ moert_status moert_data_from_array(const moert_replay *replay, moert_data **data
 moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t length);
 
 /*
- * From now on a token equal to `end` also ends a document, as its last token; -1: no token does.
- * With `in_streams`, `end` applies only to raw token files, whose documents are otherwise unknown.
+ * From now on a token equal to `end` also ends a document, as the document's last token; -1: no
+ * token ends documents. With `in_streams`, `end` applies only to raw token files, whose documents
+ * are otherwise unknown.
  */
 void moert_data_end_documents(moert_data *data, int32_t end, bool in_streams);
 
@@ -125,10 +129,10 @@ typedef struct moert_kept_draw {
 } moert_kept_draw;
 
 /*
- * Reads a held-out or test sequence of a source; for a blend, call it for each part. Sequences
- * overlap if the data for this use are shorter than `count` sequences. positions[length] as in
- * moert_data_sequence. Errors: those of moert_data_check_length and moert_source_read; ERROR_USAGE
- * (no data for this use, index >= count).
+ * Reads a held-out or test sequence of a source. For a blend, call this function for each part.
+ * Sequences overlap if the data for this use are shorter than `count` sequences. positions[length]
+ * have the meaning as in moert_data_sequence. Errors: those of moert_data_check_length and
+ * moert_source_read; ERROR_USAGE (no data for this use, index >= count).
  */
 moert_status moert_data_kept_sequence(const moert_data *data, moert_kept_draw draw, size_t length,
                                       int32_t *input, int32_t *target, int32_t *positions);

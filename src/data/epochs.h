@@ -2,9 +2,10 @@
  * The order of training by epochs. Each epoch visits every training token once.
  *
  * The documents, in a random permutation, form one long row, which is cut into rows of `length`
- * tokens. The documents of a masked source are not cut if they fit into a row: a document that does
- * not fit into the rest of a row starts the next row (next-fit). Each epoch permutes the rows anew.
- * With N rows, sequence n of a training is row n mod N of epoch n / N, so a resume needs no state.
+ * tokens. A document of a masked source that fits into a row is not cut: if it does not fit into
+ * the rest of the current row, it starts the next row (next-fit). Each epoch permutes the rows
+ * anew. With N rows, sequence n of a training is row n mod N of epoch n / N, so a resume needs no
+ * state.
  *
  * Every token is an input once in an epoch, and its target is the next token of its document. The
  * last token of a document, and a token before held-out tokens, have no target. The rest of a row

@@ -7,8 +7,8 @@
 #include "data/internal.h"
 
 /* If the files have at most MOERT_SOURCE_WHOLE_BYTES together, they are read whole. Otherwise
- * BLOCKS blocks of each larger file are read: the first, the last, and others at equal
- * distances. */
+ * BLOCKS blocks of each file that has more blocks are read: the first block, the last, and blocks
+ * at equal distances between. */
 enum { BLOCKS = 64, BLOCK_BYTES = 4096, PART_BYTES = 1 << 20 };
 
 size_t moert_source_bytes(const moert_source *source) {

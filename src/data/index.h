@@ -30,8 +30,8 @@ typedef struct moert_index {
 } moert_index;
 
 /* Reads the index `file` of the tokens `binary`. The caller calls moert_index_free, also after an
- * error. Errors: ERROR_IO, ERROR_MEMORY, ERROR_FORMAT (not an index of this format, or it
- * contradicts the file of tokens; the message names the file and the sequence or document). */
+ * error. Errors: ERROR_IO, ERROR_MEMORY, ERROR_FORMAT (not an index of this format, or an index
+ * that contradicts the file of tokens; the message names the file and the sequence or document). */
 moert_status moert_index_read(const moert_corpus_file *file, const moert_corpus_file *binary,
                               moert_index *index);
 void moert_index_free(moert_index *index);

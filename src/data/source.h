@@ -25,7 +25,7 @@ typedef enum moert_source_kind {
 
 enum { MOERT_IDENTITY_BYTES = 160 };
 
-/* Callers may read the fields, but must change them only by the functions below. */
+/* Callers may read the fields, but must change fields only by the functions below. */
 typedef struct moert_source {
     moert_source_kind kind;
     char *name;          /* the first path by which the source was opened */
@@ -42,18 +42,18 @@ typedef struct moert_source {
     int32_t end_made;       /* the token that ends each document; -1: none or unknown */
     uint64_t vocabulary;    /* tokens must be below this number */
     moert_checksum *sums;   /* checksum of each file of the corpus */
-    /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
+    /* Identifies the data by the content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
      * 4f0c...". Data of more than 256 MiB is identified by the sizes of its files and by 64 blocks
      * of 4 KiB of each. */
     char identity[MOERT_IDENTITY_BYTES];
 } moert_source;
 
-/* Text from `count` files or directories (walked in byte order of names; links skipped). Errors:
- * ERROR_IO (a named file is special, or any file is missing or unreadable), ERROR_FORMAT (all files
- * are empty), ERROR_MEMORY. */
+/* Opens text from `count` files or directories (walked in byte order of names; links skipped).
+ * Errors: ERROR_IO (a named file is special, or any file is missing or unreadable), ERROR_FORMAT
+ * (all files are empty), ERROR_MEMORY. */
 moert_status moert_source_open_text(const char *const *paths, size_t count, moert_source **source);
 
-/* Tokens of `bits` (16 or 32) each from one file. Errors: ERROR_USAGE, ERROR_IO, ERROR_MEMORY,
+/* Opens one file of tokens of `bits` (16 or 32) each. Errors: ERROR_USAGE, ERROR_IO, ERROR_MEMORY,
  * ERROR_FORMAT (the file is empty or its size is not a multiple of a token's). */
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
 
@@ -62,9 +62,10 @@ moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source
  * files exist), one raw file NAME.bin (without NAME.idx) of tokens of `bits`, or otherwise text.
  * If a dataset has the file NAME.mask.bin, this file has one byte for each token of NAME.bin: 1 if
  * the token counts as a target, 0 if it is masked as a target. NAME.dataset.json, if it exists,
- * gives the tokenizer's vocabulary and end token. Errors: as above, those of moert_index_read and
- * moert_json_read, ERROR_FORMAT (a dataset without tokens, an illegal value in NAME.dataset.json),
- * ERROR_USAGE (more than one path, and not all are text).
+ * gives the tokenizer's vocabulary and end token. Errors: those of moert_source_open_text,
+ * moert_source_open_raw, moert_index_read and moert_json_read, ERROR_FORMAT (a dataset without
+ * tokens, an illegal value in NAME.dataset.json), ERROR_USAGE (more than one path, and not all are
+ * text).
  */
 moert_status moert_source_open(const char *const *paths, size_t count, unsigned bits,
                                moert_source **source);
@@ -92,7 +93,7 @@ moert_status moert_source_mask_targets(const moert_source *source, size_t positi
 size_t moert_source_start(const moert_source *source, size_t document);
 /* The last document that starts at `position` or before it. */
 size_t moert_source_document(const moert_source *source, size_t position);
-/* Tokens of a document, without the 0 byte that follows it in text. */
+/* The number of tokens of a document, without the 0 byte that follows a document of text. */
 size_t moert_source_length(const moert_source *source, size_t document);
 
 /* From now on tokens must be below `vocabulary`. Also reads and checks all tokens now, unless the
@@ -100,8 +101,8 @@ size_t moert_source_length(const moert_source *source, size_t document);
  * those of moert_source_read. */
 moert_status moert_source_limit(moert_source *source, size_t vocabulary);
 
-/* Computes the checksums and the identity of a source; opening a source calls it. Errors: ERROR_IO,
- * ERROR_MEMORY. */
+/* Computes the checksums and the identity of a source. The functions that open a source call it.
+ * Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_source_identify(moert_source *source);
 
 /* Sum of the sizes of the source's files. */

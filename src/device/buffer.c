@@ -187,8 +187,8 @@ static moert_status share_pieces(const moert_buffer *parent, size_t offset_bytes
     return MOERT_OK;
 }
 
-/* OpenCL allows no sub-buffers of sub-buffers: replaces a sub-buffer by its parent, and adds its
- * offset. */
+/* OpenCL allows no sub-buffers of sub-buffers: replaces a sub-buffer by its parent, and adds the
+ * sub-buffer's offset to *offset_bytes. */
 static cl_int find_whole(cl_mem *memory, size_t *offset_bytes) {
     cl_mem whole;
     size_t offset;

@@ -21,7 +21,8 @@ void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
  * NULL. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);
 
-/* Whether two buffers share memory: one buffer, views of it, or wrapped host memory. */
+/* Whether two buffers share memory, because they are the same buffer, views of one buffer, or wrap
+ * the same host memory. */
 bool moert_buffers_overlap(const moert_buffer *a, const moert_buffer *b);
 
 /* *address = the address of a buffer as kernels on its device see it. The first call for a buffer

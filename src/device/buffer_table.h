@@ -1,7 +1,7 @@
 /*
  * Tables of the buffers that one kind of object owns: their names, and their bytes as functions of
  * the object's sizes. The object reserves and frees its buffers by the table, and the estimate of
- * memory adds up the same rows.
+ * memory adds up the rows of the same table.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
- * The on-disk cache of compiled programs. The first process that locks an entry builds it; the
- * other processes of the host wait for the lock and then load it. If the cache cannot be used,
- * programs are compiled again, with the same results.
+ * The on-disk cache of compiled programs. The first process that locks an entry builds the entry.
+ * The other processes of the host wait for the lock and then load the entry. If the cache cannot be
+ * used, programs are compiled again, with the same results.
  *
  * An entry is a checksum (XXH3, 128 bits) followed by the machine code: drivers crash on code that
  * a full disk or an interrupted copy has truncated.
@@ -127,8 +127,8 @@ static void unlock(moert_cache_entry *entry) {
     entry->lock = -1;
 }
 
-/* Waits for the lock of an entry, which another process holds while it compiles. After one wait
- * that ended without the lock, this process does not wait again: the holder may be stopped. */
+/* Waits for the lock of an entry, which another process holds during its compilation. After one
+ * wait that ended without the lock, this process does not wait again: the holder may be stopped. */
 static bool wait_for_lock(int handle, const char *path) {
     static atomic_bool waited_in_vain;
     const uint64_t start = moert_clock_ns();

@@ -1,6 +1,6 @@
 /*
  * Manages one OpenCL device per rank: its choice, its properties, and its use of AMX. The other
- * headers of src/device declare the rest.
+ * headers of src/device declare all other functions.
  *
  * Only src/device includes CL/cl.h, apart from the public header for contexts on the caller's
  * OpenCL objects. Headers of src/device that other modules include do not include CL/cl.h.
@@ -37,9 +37,9 @@ typedef struct moert_device_info {
 moert_status moert_device_list(moert_device_info **list, size_t *count);
 
 /*
- * Opens the device that `selector` names (see MOERT_DEVICE). If several devices match, it opens the
- * one at `pci`, or else number `local_rank` modulo their count. Errors: ERROR_USAGE (nothing
- * matches; the message lists all devices), ERROR_DEVICE.
+ * Opens the device that `selector` names (see MOERT_DEVICE). If several devices match, opens the
+ * device at `pci` or, without such a device, number `local_rank` modulo the number of matches.
+ * Errors: ERROR_USAGE (nothing matches; the message lists all devices), ERROR_DEVICE.
  */
 moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,
                                moert_device **device);
@@ -52,13 +52,14 @@ void moert_device_close(moert_device *device);
 
 const moert_device_info *moert_device_describe(const moert_device *device);
 
-/* Requests AMX from Linux, and returns whether this process's threads may use it with bf16. */
+/* Requests AMX from Linux, and returns whether this process's threads may use AMX with bf16. */
 bool moert_cpu_has_tiles(void);
 
 /* Whether bf16 GEMMs on the device add in the order of AMX tiles (kernels/gemm/add_amx.h). */
 bool moert_device_sums_in_tiles(const moert_device_info *info);
 
-/* Stops the device's GEMMs from using AMX. All ranks call it when some ranks have no AMX. */
+/* Stops the device's GEMMs from using AMX. All ranks call this function when some ranks have no
+ * AMX. */
 void moert_device_disable_tiles(moert_device *device);
 
 /* Selects a value by the form of the device's kernels. */

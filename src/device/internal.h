@@ -66,7 +66,8 @@ struct moert_buffer {
     moert_device *device;
     cl_mem memory;
     size_t bytes;
-    size_t counted_bytes; /* bytes passed to moert_device_count; 0 for views and others' memory */
+    size_t counted_bytes; /* bytes passed to moert_device_count; 0 for views and for memory that
+                             moert did not allocate */
     uint64_t address; /* the buffer's address in kernels; 0 before the first moert_buffer_address */
     /* Memory larger than one allocation: pieces at consecutive addresses. Kernels get `memory`,
      * which starts where the buffer does, and see one range. One OpenCL command, such as a copy,
@@ -78,7 +79,7 @@ struct moert_buffer {
 };
 
 /* Shortens a range to the part that one command can reach. Returns that part's memory, and makes
- * *offset_bytes relative to it. */
+ * *offset_bytes relative to this memory. */
 static inline cl_mem moert_buffer_part(const moert_buffer *buffer, size_t *offset_bytes,
                                        size_t *bytes) {
     if (buffer->pieces == NULL)

@@ -25,10 +25,10 @@ static moert_status enqueue(moert_device *device, const char *program, const moe
     return code == CL_SUCCESS ? MOERT_OK : MOERT_CL_FAIL(device, code, kernel->name);
 }
 
-/* The first launch of a kernel compiles it, unless another process has compiled it. During the
- * compilation the other processes wait for the cache's lock. The launch depends on no other
+/* The first launch of a kernel compiles the kernel, unless another process has compiled it. During
+ * the compilation the other processes wait for the cache's lock. The launch depends on no other
  * process, so it always ends. If the queue may wait for an event of the caller, this function does
- * not wait for the launch: PoCL then compiles later, and the cache gets no entry. */
+ * not wait for the launch: PoCL then compiles the kernel later, and the cache gets no entry. */
 static moert_status enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
                                   bool large, const size_t groups[3]) {
     moert_pocl_step step;

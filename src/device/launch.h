@@ -54,8 +54,8 @@ static inline moert_argument moert_argument_ulong(uint64_t value) {
 static inline moert_argument moert_argument_float(float value) {
     return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.f32 = value};
 }
-/* An argument of local memory per work-group. The launch checks its size against the device's
- * limit, since PoCL would abort the process. */
+/* An argument of local memory per work-group. The launch checks the argument's size against the
+ * device's limit, since PoCL would abort the process above that limit. */
 static inline moert_argument moert_argument_local(size_t bytes) {
     return (moert_argument){.kind = MOERT_ARGUMENT_LOCAL, .bytes = bytes};
 }

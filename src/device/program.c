@@ -186,8 +186,8 @@ static moert_status transform_ptx(const char *spec, unsigned char **data, size_t
     return MOERT_OK;
 }
 
-/* Replaces a program built from source by one loaded from its binary; the caller stores the binary.
- * This avoids a second compilation. Families for sm_90a also work only from the transformed
+/* Replaces a program built from source by a program loaded from its binary; the caller stores the
+ * binary. This avoids a second compilation. Families for sm_90a also work only from the transformed
  * binary. */
 static moert_status reload(moert_device *device, const char *spec, cl_program *program,
                            unsigned char **data, size_t *bytes) {
@@ -227,8 +227,8 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
     return status;
 }
 
-/* Assembles the source and the options of a program. *key = its cache key, or NULL if memory runs
- * out. The caller frees *source, *options and *key. */
+/* Assembles the source and the options of a program. *key = the program's cache key, or NULL if
+ * memory runs out. The caller frees *source, *options and *key. */
 static moert_status assemble(const moert_device *device, const char *spec, char **source,
                              char **options, char **key) {
     const moert_device_info *info = &device->info;
@@ -252,7 +252,7 @@ moert_status moert_program_key(const moert_device *device, const char *spec, cha
     return status;
 }
 
-/* Builds or loads the program of program->spec; sets its handle and its key. */
+/* Builds or loads the program of program->spec; sets program->handle and program->key. */
 static moert_status obtain(moert_device *device, moert_program *program) {
     const char *spec = program->spec;
     char *source, *options;

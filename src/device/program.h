@@ -36,6 +36,6 @@ moert_status moert_kernel_set(const moert_kernel *kernel, cl_kernel handle,
  * out. */
 moert_status moert_program_key(const moert_device *device, const char *spec, char **key);
 /* Whether programs use the faster functions of NVIDIA's GPUs. True where tensor cores are used,
- * since their sums differ from those of CPUs anyway. */
+ * since sums of tensor cores differ from those of CPUs anyway. */
 bool moert_program_is_fast(const moert_device *device);
 void moert_program_release_all(moert_device *device);

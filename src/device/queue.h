@@ -1,4 +1,4 @@
-/* The two in-order queues of a device, events in them, and waits. */
+/* The two in-order queues of a device, events in these queues, and waits. */
 #pragma once
 
 #include <stdbool.h>
@@ -22,7 +22,8 @@ moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(v
 /*
  * A second in-order queue, for kernels that wait for other devices or move rows between them. Only
  * events order commands of the two queues. moert_device_use_queue(device, true) selects the second
- * queue for all later commands, `false` the first. moert_device_finish waits for both.
+ * queue for all later commands, and `false` selects the first queue. moert_device_finish waits for
+ * both queues.
  *
  * A device has no second queue on a CPU without MOERT_SYNC=device, on the caller's queue, during a
  * recording, and while commands must not overlap (device/profile/profile.h). In these cases all

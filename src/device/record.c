@@ -57,8 +57,8 @@ moert_status moert_recording_start(moert_device *device, moert_recording **recor
     cl_int code = CL_SUCCESS;
     moert_recording *made;
     moert_status status;
-    /* the device must be able to enqueue a command buffer again before its last execution has
-     * ended */
+    /* the device must be able to enqueue a command buffer again before the buffer's last execution
+     * has ended */
     clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, sizeof extensions - 1, extensions, NULL);
     if (strstr(extensions, "cl_khr_command_buffer") == NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no cl_khr_command_buffer to record into",

@@ -1,4 +1,4 @@
-/* Reserves compute units, and lets them help later (see share.h). */
+/* Reserves compute units, and later lets these units help with shared work (see share.h). */
 #include "device/share.h"
 
 #include <stdlib.h>

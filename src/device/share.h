@@ -13,8 +13,8 @@
  *
  * moert_device_share launches a persistent kernel by run(work, units, counts). `counts` are two
  * uint32 on the device, 0 at first: counters from which the kernel's work-groups take tiles.
- * moert_device_run_shared launches the kernel once more, on the queue in use and the reserved
- * units, with the same counts. The kernel's work must be complete when its first launch ends.
+ * moert_device_run_shared launches the kernel once more, on the queue in use and on the reserved
+ * units, with the same `counts`. The kernel's work must be complete when its first launch ends.
  * Without reserved units, or if MOERT_MOST_SHARED_WORKS kernels are already shared, `run` is called
  * once, with counts NULL.
  */

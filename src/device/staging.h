@@ -16,8 +16,8 @@ typedef struct moert_staging moert_staging;
 moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging);
 /* The bytes of the staging area that moert_staging_reserve creates for a request of `bytes`. */
 size_t moert_staging_room(size_t bytes);
-/* Replaces *staging (NULL at first) if it holds less than `bytes`. Replacing loses the content, and
- * blocks until enqueued work is done. */
+/* Replaces *staging (NULL at first) if the staging area holds less than `bytes`. Replacing loses
+ * the content, and blocks until enqueued work is done. */
 moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging);
 void moert_staging_destroy(moert_staging *staging); /* NULL is legal */
 

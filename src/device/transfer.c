@@ -10,7 +10,7 @@
 
 /* Past 2 GiB, fills by NVIDIA's driver either never end or write to wrong addresses. In imported
  * memory, the driver's commands stop at the end of a piece. Kernels of kernels/lib/copy.cl handle
- * such ranges if they consist of whole floats. */
+ * such ranges if the ranges consist of whole floats. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 /* From this size on, fills by NVIDIA's driver are slower than a kernel. */
 enum { SLOW_BYTES = 1 << 20 };
@@ -157,7 +157,8 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
     return MOERT_OK;
 }
 
-/* Maps the part of a buffer from *done bytes on that one command reaches, and adds its size. */
+/* Maps the part of a buffer from *done bytes on that one command reaches, and adds the part's size
+ * to *done. */
 static moert_status map_part(const moert_buffer *buffer, size_t *done, char **memory) {
     cl_int code;
     size_t start = *done, part = moert_max(buffer->bytes, 1) - start;

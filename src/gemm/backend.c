@@ -1,4 +1,4 @@
-/* The table of the backends, and the choice of one for a device. */
+/* The table of the backends, and the choice of a backend for a device. */
 #include "gemm/backend.h"
 #include "base/memory.h"
 

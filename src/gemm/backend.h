@@ -63,7 +63,7 @@ struct moert_workspace {
     moert_workspace_from from;
     const moert_buffer *arena;
 };
-/* Creates a buffer of `count` elements of `bytes` bytes and adds it to work->bytes. */
+/* Creates a buffer of `count` elements of `bytes` bytes and adds its size to work->bytes. */
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
                                  moert_workspace *work, moert_buffer **buffer);
 

@@ -12,14 +12,14 @@
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
  * wgrad is such a chain over the group's rows in order. With MOERT_ADDEND_FIRST the chain starts
  * from the old value. With bf16 operands, CPUs with AMX add 32 products at a time
- * (kernels/gemm/add_amx.h) unless MOERT_BF16 says otherwise. These two backends agree bit for bit,
- * except in the GLU's exp.
+ * (kernels/gemm/add_amx.h) unless MOERT_BF16 forbids this. The reference and portable backends
+ * agree bit for bit, except in the GLU's exp.
  *
  * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
- * value last. The order is the same in every run, and a row's bits do not depend on the other rows.
- * Both also hold for float32 operands that Hopper may split (`split`). The measured error of such
- * sums of 7168 products was at most 2^-20 of the sum of the products' magnitudes. Operands that are
- * infinite, or round to infinity in bf16, give NaN.
+ * value last. The hardware's order is the same in every run, and a row's bits do not depend on the
+ * other rows. Both also hold for float32 operands that Hopper may split (`split`). The measured
+ * error of such sums of 7168 products was at most 2^-20 of the sum of the products' magnitudes.
+ * Operands that are infinite, or round to infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with an addend, a prepacked weight
@@ -101,9 +101,9 @@ typedef struct moert_epilogue {
 /* A backend's memory for GEMMs with conversions. */
 typedef struct moert_workspace moert_workspace;
 
-/* Fields that few GEMMs need. Layers set the first three fields, measurements the fourth, op
- * objects the others. moert/ops.h has the formulas for the fields of op objects. Buffers may be
- * NULL. */
+/* Fields that few GEMMs need. Layers set the first three fields, measurements set the fourth field,
+ * and op objects set the other fields. moert/ops.h has the formulas for the fields of op objects.
+ * Buffers may be NULL. */
 typedef struct moert_gemm_more {
     moert_buffer **split;  /* float32: the backend may multiply each operand as a sum of three bf16
                               values, stored in the growable buffer *split. NULL: sums are chains of
@@ -160,7 +160,7 @@ typedef struct moert_gemm {
     const moert_panels *panels; /* forward, dgrad: the prepacked weight for this use, or NULL */
     moert_glu glu;
     moert_epilogue epilogue;
-    const moert_gemm_more *more; /* NULL: none of its fields is set */
+    const moert_gemm_more *more; /* NULL: no field of moert_gemm_more is set */
 } moert_gemm;
 
 /* Sets the kind of `gemm`, and the types of x and y: `operands` for operands, float32 for the
@@ -214,8 +214,8 @@ moert_status moert_gemm_peak(moert_device *device, double *gflops);
 
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
 const char *moert_backend_name(const moert_device *device);
-/* ERROR_UNSUPPORTED if MOERT_BACKEND names a backend that does not support this device. GEMMs and
- * prepacked weights make this check themselves. */
+/* ERROR_UNSUPPORTED if MOERT_BACKEND names a backend that does not support this device. Running
+ * GEMMs and creating prepacked weights include this check. */
 moert_status moert_backend_check(const moert_device *device);
 
 /*

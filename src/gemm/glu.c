@@ -1,4 +1,4 @@
-/* Checks a GLU, and runs one that is not part of a GEMM on the backend in use. */
+/* Checks GLUs, and runs a GLU that is not part of a GEMM on the backend in use. */
 #include "gemm/glu.h"
 
 #include "base/memory.h"

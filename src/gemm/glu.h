@@ -9,15 +9,15 @@
 #include "moert/formats.h"
 #include "moert/glu.h"
 
-/* The GLU in an epilogue. MOERT_GATED applies it to a forward's result v. MOERT_GATED_BACKWARD
+/* The GLU in an epilogue. MOERT_GATED applies the GLU to a forward's result v. MOERT_GATED_BACKWARD
  * computes dv from a dgrad's result dh. */
 typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
 
 /*
  * The gated linear unit (moert/glu.h), computed in float32. In backward an input equal to a limit
- * passes its gradient, and dprob is not multiplied by prob. dv may be the buffer v if their types
- * agree. In moert_glu_forward and moert_glu_backward rows are dense, and `form` gives the order of
- * gates and ups.
+ * gets the full gradient, and dprob is not multiplied by prob. dv may be the buffer v if their
+ * types agree. In moert_glu_forward and moert_glu_backward rows are dense, and `form` gives the
+ * order of gates and ups.
  */
 typedef struct moert_glu {
     moert_glu_form form;

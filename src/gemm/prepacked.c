@@ -1,4 +1,5 @@
-/* Prepacked weights: checks, memory, and when a weight is prepacked. The backend fills them. */
+/* Prepacked weights: checks, memory, and when a weight is prepacked. The backend fills the
+ * panels. */
 #include "gemm/prepacked.h"
 
 #include <stdlib.h>

@@ -11,10 +11,11 @@
 /* ---- panels ---- */
 
 /*
- * The panels of a prepacked weight: a copy in the order in which the device's kernels read it, made
- * once and used by many GEMMs. Forward and dgrad read weight[G,N,K] along different dimensions, so
- * each has its own copy; forward with a GLU has a third if all gates precede all ups. On tensor
- * cores one copy serves all uses. A copy of type BF16 holds the weight rounded to nearest even.
+ * The panels of a prepacked weight: a copy in the order in which the device's kernels read the
+ * weight, made once and used by many GEMMs. Forward and dgrad read weight[G,N,K] along different
+ * dimensions, so each has its own copy; forward with a GLU has a third copy if all gates precede
+ * all ups. On tensor cores one copy serves all uses. A copy of type BF16 holds the weight rounded
+ * to nearest even.
  *
  * Where prepacking does not pay, or no buffer of the device is large enough,
  * moert_panels_create gives NULL. NULL is legal everywhere; GEMMs then read the weight.
@@ -69,10 +70,10 @@ size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *s
 /* ---- the panels of a weight, made when they pay ---- */
 
 /*
- * The panels of a weight that changes from time to time, for each use. Prepacking costs about what
- * it saves in one GEMM on a CPU, so the second GEMM after a change prepacks. A weight with one
- * forward and one dgrad between changes, as in a plain training step, gets no panels. Tensor cores
- * need panels, so with tensor cores the first GEMM prepacks.
+ * The panels of a weight that changes from time to time, for each use. On a CPU, prepacking takes
+ * about the time that it saves in one GEMM, so the second GEMM after a change prepacks. A weight
+ * with one forward and one dgrad between changes, as in a plain training step, gets no panels.
+ * Tensor cores need panels, so with tensor cores the first GEMM prepacks.
  */
 struct moert_gemm;
 typedef struct moert_weight_cache {
@@ -85,9 +86,9 @@ typedef struct moert_weight_cache {
 void moert_weight_cache_changed(moert_weight_cache *cache);
 /* Sets gemm->panels for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_weight_cache_take(moert_weight_cache *cache, struct moert_gemm *gemm);
-/* The memory of the panels of weight[n] if they hold the weight rounded to bf16, in the weight's
- * order; else NULL. A caller that changes the weight may also write this memory. The caller then
- * calls moert_weight_cache_changed, and after that moert_weight_cache_rounded. */
+/* The memory of the panels of weight[n] if these panels hold the weight rounded to bf16, in the
+ * weight's order; else NULL. A caller that changes the weight may also write this memory. The
+ * caller then calls moert_weight_cache_changed, and after that moert_weight_cache_rounded. */
 moert_buffer *moert_weight_cache_copy(const moert_weight_cache *cache, size_t n);
 void moert_weight_cache_rounded(moert_weight_cache *cache);
 /* Bytes of the panels after `gemms` forwards, of use shape->use, and `gemms` dgrads. */

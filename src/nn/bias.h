@@ -1,8 +1,8 @@
 /*
  * Biases of groups of rows, and their gradients. The bias of an expert's second projection is
  * scaled by each row's routing weight, which the GLU has already applied to the GEMM's result. A
- * dense layer's bias has no `prob` and is the same for all groups. Its groups are sequences, so
- * dbias holds a partial gradient for each sequence.
+ * dense layer's bias has no `prob` and is the same for all groups. A dense layer's groups are
+ * sequences, so dbias holds a partial gradient for each sequence.
  */
 #pragma once
 
@@ -14,8 +14,8 @@ typedef struct moert_scaled_bias {
     const moert_buffer *prob; /* [M] at stride prob_stride; NULL: no scale */
     size_t prob_stride;
     const moert_buffer *bias; /* [G,n], or [n] if `shared` */
-    moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; dprob and gradient read
-                            dy here */
+    moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; moert_scaled_bias_dprob
+                            and moert_scaled_bias_gradient read dy from y */
     moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */
     moert_buffer *dbias; /* [G,n]: the gradient of `bias`, summed over rows in order */
     bool accumulate;     /* moert_scaled_bias_gradient adds to dbias */

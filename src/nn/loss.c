@@ -1,4 +1,4 @@
-/* Cross-entropy; its gradient overwrites the logits. */
+/* Cross-entropy; the gradient overwrites the logits. */
 #include <stdio.h>
 
 #include "args/nn.h"

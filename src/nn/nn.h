@@ -28,7 +28,8 @@ typedef struct moert_tree_nodes_at {
 /* ---- embedding ---- */
 
 /* x[T,H] = table[token[t]]; token int32 [T], all below the table's rows (checked by the data
- * reader). A negative token is padding, here and below: its x is 0, and it has no gradient. */
+ * reader). A negative token is padding in all embedding functions: its x is 0, and it has no
+ * gradient. */
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
                                      const moert_buffer *token, moert_buffer *x);
 /* partial[s,r,:] = sum of dx[t,:] over the tokens t of sequence first_sequence + s with token[t] =
@@ -42,8 +43,8 @@ typedef struct moert_embedding_part {
 moert_status moert_embedding_backward(const moert_embedding_part *part);
 /*
  * The gradient of all `rows` of the table, summed to the nodes of the tree without partials. The
- * bits are those of moert_embedding_backward and moert_tree_reduce. moert_embedding_links computes
- * link[T,2] from the tokens, on the host.
+ * results have the bits of moert_embedding_backward followed by moert_tree_reduce.
+ * moert_embedding_links computes link[T,2] from the tokens, on the host.
  */
 typedef struct moert_embedding_sum {
     size_t length, hidden, rows;
@@ -51,10 +52,10 @@ typedef struct moert_embedding_sum {
     moert_tree_nodes_at at;
 } moert_embedding_sum;
 moert_status moert_embedding_gradient(const moert_embedding_sum *sum);
-/* For each token t: link[t,0] = its tree node if it is the first token of its table row in that
- * node, else -1; link[t,1] = the next token of that row in the node, or -1. A token equal to
- * `fixed` (-1: none) gets no links, so its row gets no gradient. Errors: ERROR_MEMORY,
- * ERROR_UNSUPPORTED (2^31 tokens or more). */
+/* For each token t: link[t,0] = the tree node of t if t is the first token of its table row in that
+ * node, else -1; link[t,1] = the next token of the same table row in the node, or -1. Tokens equal
+ * to `fixed` (-1: no token) get no links, so their table row gets no gradient. Errors:
+ * ERROR_MEMORY, ERROR_UNSUPPORTED (2^31 tokens or more). */
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, int32_t fixed,
                                    const int32_t *token, int32_t *link);
 
@@ -70,16 +71,17 @@ typedef struct moert_rotation {
                                       (moert_documents_positions, attention/documents.h); NULL: the
                                       position of token t is t mod length */
     size_t heads, length;
-    size_t width;     /* rotated elements of a head; 0: all of them */
+    size_t width;     /* rotated elements of a head; 0: all elements */
     size_t offset;    /* index in the head of the first rotated element */
     bool interleaved; /* moert_rope_scheme.interleaved of the table */
 } moert_rotation;
 
 /*
  * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. `bf16`,
- * unless NULL, gets y rounded to bf16 as by a cast; y may then be NULL. For norms over heads, R = T
+ * unless NULL, gets y rounded to bf16 as by a cast. With `bf16`, y may be NULL. For norms over
+ * heads, R = T
  * * heads and width = head_size, and the result may be rotated. With a rotation and `bf16`, y is
- * required as scratch, and its contents are unspecified afterwards. Errors: ERROR_USAGE (width 0,
+ * required as scratch, and y's contents are unspecified afterwards. Errors: ERROR_USAGE (width 0,
  * no result buffer, no scratch, R not a multiple of heads, those of moert_rope).
  */
 typedef struct moert_norm {
@@ -94,9 +96,9 @@ moert_status moert_norm_run(const moert_norm *norm);
 /*
  * dx[R,width] (+)= gradient of x; partial[S,width] = gradient of weight, R / S consecutive rows per
  * sequence. Without `accumulate`, dy and dx may be the same buffer. `bf16`, unless NULL, gets dx
- * rounded to bf16; dx may then be NULL. dy of rotated rows is rotated back first, possibly in
- * place. Errors: ERROR_USAGE (width 0, R not a multiple of S, `accumulate` without dx, and those of
- * moert_norm_run).
+ * rounded to bf16. With `bf16`, dx may be NULL. dy of rotated rows is rotated back first, possibly
+ * in place. Errors: ERROR_USAGE (width 0, R not a multiple of S, `accumulate` without dx, and those
+ * of moert_norm_run).
  */
 typedef struct moert_norm_gradient {
     size_t sequences, rows, width;
@@ -148,9 +150,9 @@ static inline size_t moert_rotation_width(const moert_rotation *rotation, size_t
 /*
  * loss[t] = -log softmax(logits[t])[target[t]]; then logits[T,V] becomes (softmax - onehot) *
  * factor in place when factor is not 0 (factor = 1 / targets of the global batch). A target of -1
- * is ignored: its loss and gradient are 0. A gradient of `type` BF16 occupies the first half of
- * each row: a matrix [T,V] of bf16 values with stride 2 V. Errors: ERROR_UNSUPPORTED (another
- * type).
+ * is ignored: the token's loss and gradient are 0. A gradient of `type` BF16 occupies the first
+ * half of each row: a matrix [T,V] of bf16 values with stride 2 V. Errors: ERROR_UNSUPPORTED
+ * (another type).
  */
 typedef struct moert_prediction {
     size_t tokens, vocabulary;
@@ -211,13 +213,13 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
  * offset. create and sum block; the buffers must outlive the object.
  *
  * Chunks are numbered tensor by tensor. A rank with a shard calls sum_chunks and get_chunks for its
- * range of chunks, and set_chunks and join with the sums of all ranks. The results have the bits of
- * moert_squares_sum.
+ * range of chunks, and then set_chunks and join with the sums of all ranks' chunks. The results
+ * have the bits of moert_squares_sum.
  */
 typedef struct moert_squares moert_squares;
 typedef struct moert_square_span {
     moert_elements x; /* values of the span; all spans of a buffer have the same dtype */
-    size_t length;    /* 0 is legal; its sum is 0 */
+    size_t length;    /* 0 is legal; the sum of an empty span is 0 */
 } moert_square_span;
 moert_status moert_squares_create(moert_device *device, const moert_square_span *span, size_t count,
                                   moert_squares **squares);

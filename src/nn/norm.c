@@ -182,8 +182,8 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                      MOERT_STRUCT(args));
 }
 
-/* Rows of a piece. They depend on the sequence alone, so the bits of its sum do not depend on how
- * many sequences the rank has. */
+/* Rows of a piece. The number depends on the sequence alone, so the bits of the sequence's sum do
+ * not depend on how many sequences the rank has. */
 static size_t rows_of_pieces(const norm_form *form, size_t sequence_rows) {
     const size_t grain = form->piece_grain, least = moert_ceil_div(sequence_rows, MOST_PIECES);
     return grain > 0 ? moert_max(PIECE_BLOCKS * grain, moert_round_up(least, grain)) : PIECE_ROWS;

@@ -1,5 +1,6 @@
 /*
- * Optimizers: the moments that each keeps for a weight, and its update of weights in place.
+ * Optimizers: the moments that each optimizer keeps for a weight, and the update of weights in
+ * place.
  *
  * Sources: AdamW: Loshchilov, Hutter, "Decoupled weight decay regularization", ICLR 2019; SGD with
  * momentum: Sutskever et al., "On the importance of initialization and momentum in deep learning",

@@ -9,8 +9,8 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-/* A span in the layout of kernels/nn/squares.cl: offset and length in floats, and the index of its
- * first chunk. */
+/* A span in the layout of kernels/nn/squares.cl: offset and length in floats, and the index of the
+ * span's first chunk. */
 typedef struct span_row {
     uint64_t begin, length, chunk;
 } span_row;
@@ -29,7 +29,7 @@ struct moert_squares {
     size_t count, chunks, stretches, sum_bytes; /* bytes of a sum: double, or float on devices
                                                    without fp64 */
     stretch *stretch;                           /* [stretches] */
-    moert_buffer *table;                        /* span_row [count + 1]; the last one holds the end
+    moert_buffer *table;                        /* span_row [count + 1]; the last row holds the end
                                                    of the chunks */
     moert_buffer *chunk_sums, *sums;
     void *host_sums; /* room for chunk_sums or sums */

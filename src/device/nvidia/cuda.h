@@ -20,7 +20,7 @@ typedef struct moert_cuda_memory {
 } moert_cuda_memory;
 
 /* X(field, symbol, parameters): functions that return 0 or an error code; NULL if the driver is too
- * old to have one. */
+ * old to have the function. */
 #define MOERT_CUDA_TABLE(X)                                                                        \
     X(initialise, "cuInit", (unsigned flags))                                                      \
     X(find, "cuDeviceGetByPCIBusId", (int *device, const char *pci))                               \

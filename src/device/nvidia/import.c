@@ -5,9 +5,10 @@
  *
  * Each file holds one piece of the memory. Measured on an H200: a piece of 512 MiB or more crashes
  * the process inside the driver. The driver places each imported piece right below the previous
- * one, if all have the same size, a multiple of 32 MiB. So moert imports from the last piece to the
- * first, and kernels see one range. moert checks the addresses. If the driver has placed some
- * pieces into older gaps instead, moert imports all pieces again before it releases the first set.
+ * piece, if all pieces have the same size, a multiple of 32 MiB. So moert imports from the last
+ * piece to the first, and kernels see one range. moert checks the addresses. If the driver has
+ * placed some pieces into older gaps instead, moert imports all pieces again before it releases the
+ * first set.
  */
 #include "device/nvidia/import.h"
 

@@ -7,8 +7,8 @@
 #include "moert/device.h"
 
 /* moert_export_ready: MOERT_OK if the device can export its memory to other processes.
- * moert_export_reaches: MOERT_OK if the device can also access the GPU at `pci`. The message of
- * ERROR_UNSUPPORTED gives the reason. */
+ * moert_export_reaches: MOERT_OK if the device can also access memory of the GPU at `pci`. The
+ * message of ERROR_UNSUPPORTED gives the reason. */
 moert_status moert_export_ready(const moert_device *device);
 moert_status moert_export_reaches(const moert_device *device, const char *pci);
 
@@ -18,9 +18,9 @@ moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t *
                               size_t *piece_bytes);
 
 /*
- * Allocates `count` pieces of memory on the device, not cleared, and opens a file for each. The
- * caller closes files[count]. destroy releases this process's handles; buffers imported from the
- * files stay valid. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
+ * Allocates `count` pieces of memory on the device, not cleared, and opens a file for each piece.
+ * The caller closes files[count]. moert_export_destroy releases this process's handles; buffers
+ * imported from the files stay valid. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
  */
 typedef struct moert_export moert_export;
 moert_status moert_export_create(moert_device *device, size_t count, size_t piece_bytes, int *files,

@@ -29,7 +29,8 @@ bool moert_operation_is_gemm(moert_operation operation) {
     return start != NULL && strcmp(start, "gemm/") == 0;
 }
 
-/* The length of `start` if the program has this family or is in this directory, else 0. */
+/* `start` is a family, or a directory with its slash. Returns the length of `start` if the program
+ * has this family or is in this directory, else 0. */
 static size_t match(const char *program, const char *start) {
     const size_t length = strlen(start);
     const bool fits = strncmp(program, start, length) == 0 &&

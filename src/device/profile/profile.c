@@ -173,8 +173,8 @@ const moert_profile *moert_profile_last(const moert_device *device) {
     return profiler_of(device) != NULL ? &profiler_of(device)->last : NULL;
 }
 
-/* Makes the times add up to the wall time: shortens waits if they do not fit, and assigns remaining
- * time to HOST. */
+/* Makes the times add up to the wall time: shortens waits if the sum is longer, and assigns
+ * remaining time to HOST. */
 static void fit(moert_profile *profile) {
     moert_profile_row *row = profile->row;
     const double waits = row[MOERT_OPERATION_WAIT].ns + row[MOERT_OPERATION_EXCHANGE_WAIT].ns;

@@ -1,7 +1,7 @@
 /*
  * Measures where a device's time goes. Every kernel and copy belongs to an operation. The family of
- * its program determines the operation; for GEMMs, exchanges and copies, so does the current phase
- * (base/phase.h).
+ * a kernel's program determines the operation; for GEMMs, exchanges and copies, the current phase
+ * (base/phase.h) matters as well.
  *
  * Outside moert_profile_begin and _end, a launch costs one more branch. Between the two calls each
  * command has an event. The profile reads the events when its ring is full, and at the end. Without
@@ -66,10 +66,11 @@ bool moert_operation_is_gemm(moert_operation operation);
  * belong to the family MOERT_FAMILY_COPY (device/buffer.h). */
 moert_operation moert_operation_of(const char *program, moert_phase phase);
 
-/* Sums over commands or waits. All fields of both structs are doubles, for moert_profile_add. */
+/* Sums over commands or waits. All fields of moert_profile_row and moert_profile are doubles, as
+ * moert_profile_add requires. */
 typedef struct moert_profile_row {
     double calls, ns;                /* number and time of commands on the device, or of waits */
-    double flops, bf16_flops, bytes; /* bf16_flops: those of `flops` with bf16 operands */
+    double flops, bf16_flops, bytes; /* bf16_flops: the part of `flops` with bf16 operands */
 } moert_profile_row;
 
 typedef struct moert_profile {

@@ -15,9 +15,11 @@ enum {
     GROUPS_PER_UNIT = 4,         /* work-groups per compute unit in the kernel of multiply-adds */
     CPU_COPY_BYTES = 96 << 20,   /* bytes of each of two buffers on a CPU: larger than a core's
                                     caches */
-    GPU_COPY_BYTES = 256 << 20,  /* bytes of each of two buffers on a GPU: larger than its caches */
+    GPU_COPY_BYTES = 256 << 20,  /* bytes of each of two buffers on a GPU: larger than the GPU's
+                                    caches */
     ENOUGH_NS = 4 * 1000 * 1000, /* the least time of a measurement */
-    TRIALS = 16,                 /* measurements, since other programs may use the machine */
+    TRIALS = 16,                 /* number of measurements; the shortest is used, since other
+                                    programs may use the machine */
     SPEC_BYTES = 128,
 };
 
@@ -69,7 +71,7 @@ static moert_status time_best(probe *p, int chains, double *ns) {
     return MOERT_OK;
 }
 
-/* Measures multiply-adds with `chains` accumulators; raises *gflops if they are faster. */
+/* Measures multiply-adds with `chains` accumulators; raises *gflops if this rate is higher. */
 static moert_status measure_chains(moert_device *device, int chains, const moert_buffer *result,
                                    double *gflops) {
     const size_t groups =

@@ -2,7 +2,8 @@
  * GEMMs of FP8 operands on the tensor cores of Hopper GPUs (kernels/gemm/nvidia/fp8.cl). Either
  * both operands are plain, or rows are in blocks of 1x128 and weights in blocks of 128x128. The
  * tensor cores need both operands contiguous along the reduction. So a dgrad transposes the weights
- * first, unless they are stored transposed, and a wgrad takes only operands stored transposed.
+ * first, unless the weights are stored transposed, and a wgrad takes only operands stored
+ * transposed.
  */
 #include <stdio.h>
 
@@ -37,8 +38,8 @@ bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
     return is_fp8(&a) && is_fp8(&b);
 }
 
-/* Whether a quantized operand is stored as a wgrad needs it. The reduction of a wgrad runs over
- * rows, so blocks must span rows, and bytes of consecutive rows must be contiguous. */
+/* Whether a quantized operand is stored in the layout that a wgrad needs. The reduction of a wgrad
+ * runs over rows, so blocks must span rows, and bytes of consecutive rows must be contiguous. */
 static bool is_stored_for_wgrad(const moert_matrix *o) {
     return o->quantized != NULL && o->quantized->axis == MOERT_AXIS_COLUMN &&
            o->quantized->transposed;

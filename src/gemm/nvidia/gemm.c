@@ -1,7 +1,7 @@
 /*
  * The nvidia backend: GEMMs of 16-bit and FP8 operands on tensor cores, with the epilogue in the
- * same kernel, if rows are aligned to 16 bytes. The kernel decodes operands in MXFP8, MXFP4 and
- * NVFP4 to bf16 (kernels/gemm/nvidia/ahead.h), or the caller dequantizes them. To multiply bf16
+ * same kernel, if rows are aligned to 16 bytes. The GEMM kernel decodes operands in MXFP8, MXFP4
+ * and NVFP4 to bf16 (kernels/gemm/nvidia/ahead.h), or the caller dequantizes them. To multiply bf16
  * rows, a float32 weight must be prepacked as a bf16 copy [G,N,K], which serves all uses.
  */
 #include <stdlib.h>
@@ -83,9 +83,9 @@ static bool is_result(moert_dtype type) {
     return type == MOERT_DTYPE_F32 || type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16;
 }
 
-/* Whether kernels/gemm/nvidia/ahead.h can decode an operand. Its blocks must lie along the
- * reduction, which runs over rows if `down`, else over columns. Columns must be a multiple of four
- * blocks; a weight's rows must be a multiple of a block. */
+/* Whether kernels/gemm/nvidia/ahead.h can decode an operand. The operand's blocks must lie along
+ * the reduction, which runs over rows if `down`, else over columns. Columns must be a multiple of
+ * four blocks; a weight's rows must be a multiple of a block. */
 static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *operand, size_t columns,
                              bool down) {
     if (operand == NULL)

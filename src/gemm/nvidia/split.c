@@ -30,8 +30,8 @@ typedef struct matrix {
 typedef struct problem {
     int orientation;
     matrix a, b, result;
-    size_t lines, columns, reduction; /* in wgrad `reduction` is 0: the kernel takes it from
-                                         `ends` */
+    size_t lines, columns, reduction; /* in wgrad `reduction` is 0: the kernel takes the reduction
+                                         from `ends` */
     const moert_buffer *bias;
 } problem;
 
@@ -62,7 +62,7 @@ bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm) {
            moert_nvidia_uses_wgmma(device);
 }
 
-/* Values of one part of a matrix. */
+/* The number of values of one part of a matrix. */
 static size_t part_values(const matrix *m) {
     return m->rows * moert_round_up(m->columns, GRAIN);
 }

@@ -33,7 +33,7 @@ static inline bool moert_nvidia_is_part(const moert_gemm *gemm) {
     return part.end - part.first < part.count;
 }
 
-/* A condition on a GEMM, and the text for `supports` if it does not hold. */
+/* A condition on a GEMM, and the text for `supports` if the condition does not hold. */
 typedef struct moert_nvidia_condition {
     bool holds;
     const char *required;

@@ -58,9 +58,9 @@ static tiling choose_tiling(const moert_device *device, moert_dtype type, proble
     const size_t strip_bytes = both ? STRIP_BYTES : 0;
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
-    /* On a CPU, local memory is the core's cache. Panels may fill half of it; the other half is for
-     * the other operand and prefetched panels. In a wgrad both operands are counted and may fill
-     * three quarters; the rest is for sums. */
+    /* On a CPU, local memory is the core's cache. Panels may fill half of this memory; the other
+     * half is for the other operand and prefetched panels. In a wgrad the panels of both operands
+     * may fill three quarters; the rest is for sums. */
     for (const size_t room = info->local_bytes / 4 * (both ? 3 : 2);;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
         if (wide && panels > 1)
@@ -109,7 +109,8 @@ static size_t dots_of(const moert_gemm *gemm, const moert_device *device, size_t
     return moert_ceil_div(reduction, moert_per_dot(moert_gemm_dot(gemm, device)));
 }
 
-/* The choices that the GEMM has or, without any, those of the tuning rows for groups of `rows`. */
+/* The choices in the GEMM or, if the GEMM has no choices, those of the tuning rows for groups of
+ * `rows`. */
 static moert_choices find_choices(const moert_gemm *gemm, moert_tuned operation, size_t rows) {
     const moert_tuning_key key = {operation, moert_gemm_type(gemm), gemm->n, gemm->k, rows};
     return gemm->more->choices != NULL
@@ -180,7 +181,7 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
                      moert_argument_local(t.converted_bytes));
 }
 
-/* Forward and dgrad in either form, by any kind of weight. */
+/* Forward and dgrad in the CPU or GPU form, by any kind of weight. */
 static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward) {
     const moert_quantized *quantized = gemm->weight.quantized;
     moert_device *device = moert_buffer_device(gemm->groups.ends);

@@ -92,8 +92,8 @@ static inline bool moert_prefetches(const moert_panels *panels) {
     return panels != NULL && panels->dot != MOERT_DOT_TILE;
 }
 
-/* Whether a tile of this width can hold gates and ups, for a GLU in the epilogue: it has as many
- * vectors of gates as of ups (kernels/gemm/gemm_glu.h). */
+/* Whether a tile of this width can hold gates and ups, for a GLU in the epilogue. Such a tile has
+ * as many vectors of gates as of ups (kernels/gemm/gemm_glu.h). */
 static inline bool moert_gates_fit(unsigned width) {
     return width % 2 == 0;
 }

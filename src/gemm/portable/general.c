@@ -1,5 +1,5 @@
-/* GEMMs with a workspace (general.h): allocates it, and launches the conversions, the float32 GEMM
- * and the epilogue. */
+/* GEMMs with a workspace (general.h): allocates the workspace, and launches the conversions, the
+ * float32 GEMM and the epilogue. */
 #include "args/op.h"
 #include "base/memory.h"
 #include "device/device.h"
@@ -90,8 +90,8 @@ static size_t row_split(const moert_device *device, size_t columns) {
     return moert_by_form(device, moert_ceil_div(16384, columns), 1);
 }
 
-/* Sets *use to the rows `from`, of `width` columns. If `copy` is not NULL, converts them to float32
- * in `copy`, and sets *use to the copy. */
+/* Sets *use to the rows `from`, of `width` columns. If `copy` is not NULL, converts the rows to
+ * float32 in `copy`, and sets *use to the copy. */
 static moert_status load_rows(const moert_gemm *gemm, const moert_matrix *from, size_t width,
                               moert_buffer *copy, moert_matrix *use) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
@@ -158,7 +158,7 @@ typedef struct weights {
     moert_buffer *weight;
 } weights;
 
-/* Converts weights to the workspace (`load`), or from there to the caller's buffer. */
+/* Converts weights to the workspace (`load`), or from the workspace to the caller's buffer. */
 static moert_status move(const moert_gemm *gemm, weights w, bool load) {
     const moert_general *work = gemm->more->workspace->state;
     const moert_gemm_more *e = gemm->more;

@@ -1,7 +1,7 @@
 /*
  * GEMMs of the portable backend with a workspace: kernels/op/rows.cl and glu.cl convert operands of
  * other types and row orders before the float32 GEMM of kernels/gemm/gemm.cl, and apply the
- * epilogue after it.
+ * epilogue after this GEMM.
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 #include "gemm/backend.h"
 
 /*
- * Float32 buffers for matrices that the GEMM kernels cannot read or write directly; NULL where they
- * use the caller's buffer. Weights are converted for `batch` groups at a time.
+ * Float32 buffers for matrices that the GEMM kernels cannot read or write directly; NULL where the
+ * kernels use the caller's buffer. Weights are converted for `batch` groups at a time.
  */
 typedef struct moert_general {
     bool direct;          /* the kernels write the caller's result; no epilogue follows */

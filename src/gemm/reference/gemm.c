@@ -81,7 +81,7 @@ static void load_operands(const moert_host_gemm *host) {
         load_rows(host, &gemm->y, gemm->n, host->y, host->y_gather, host->arrays->y);
 }
 
-/* Loads the weight of a group, which begins at element `base`. Without a workspace it is in
+/* Loads the weight of a group, which begins at element `base`. Without a workspace the weight is in
  * float32, and this function rounds it to the operands' type. */
 static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;

@@ -48,7 +48,7 @@ static pair load_pair(const moert_glu *glu, const void *v, size_t row, size_t j,
 }
 
 /* The gradients of one result with respect to its gate, its up and prob. gradient_of() computes
- * them at the pair `x` from `q`, the gradient of the result. */
+ * these gradients at the pair `x` from `q`, the gradient of the result. */
 typedef struct gradient {
     float gate, up, prob;
 } gradient;
@@ -65,7 +65,7 @@ static gradient gradient_of(const moert_glu_form *form, pair x, float q, float p
 
 /* ---- forward ---- */
 
-/* Computes v at a column, and stores it if v is kept. */
+/* Computes v at a column, and stores the value if v is kept. */
 static float pre_activation(const moert_host_gemm *host, size_t g, size_t r, size_t column) {
     const moert_gemm *gemm = host->gemm;
     const float acc = host->arrays->acc[r * gemm->n + column], alpha = of(host->alpha, g);

@@ -5,7 +5,7 @@
 #include "device/mapping.h"
 #include "gemm/backend.h"
 
-/* Float32 operands in the groups' order; NULL if the GEMM does not read them. */
+/* Float32 operands in the groups' order; NULL for an operand that the GEMM does not read. */
 typedef struct moert_host_arrays {
     float *x, *y;  /* operands [M,K], [M,N] */
     float *weight; /* weight[N,K] of the current group */

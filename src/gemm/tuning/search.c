@@ -108,8 +108,8 @@ static moert_status search_axis(const moert_trial *trial, moert_tune_axis axis, 
     return MOERT_OK;
 }
 
-/* Compares the chosen candidate with the first one; falls back to the first unless the chosen one
- * is faster. */
+/* Compares the chosen candidate with the first candidate; falls back to the first unless the chosen
+ * candidate is faster. */
 static moert_status confirm(const moert_trial *trial, uint64_t budget_ns,
                             moert_tune_result *result) {
     moert_candidate pair[] = {{.choices = result->candidates[0].choices},

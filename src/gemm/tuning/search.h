@@ -35,7 +35,7 @@ enum { MOERT_TUNE_CANDIDATES = 32, MOERT_TUNE_SAMPLES = 15 };
 
 typedef struct moert_candidate {
     moert_choices choices;
-    double ns; /* median of the samples; 0 if the budget allowed none */
+    double ns; /* median of the samples; 0 if the budget allowed no sample */
     size_t samples;
     double sample[MOERT_TUNE_SAMPLES];
 } moert_candidate;
@@ -50,8 +50,8 @@ typedef struct moert_tune_result {
 /*
  * Searches one axis after another, from `first_axis` on. The candidates of an axis run in turn
  * until the axis has used `budget_ns`, not counting compilations. Each candidate runs once before
- * it is timed. A candidate replaces the best so far only if its median is 2 % lower. Blocks.
- * Returns the errors of the trial.
+ * the timed runs. A candidate replaces the best candidate so far only if its median is more than 2
+ * % lower. Blocks. Returns the errors of the trial.
  */
 moert_status moert_tune_search(const moert_trial *trial, const moert_choices *first,
                                moert_tune_axis first_axis, uint64_t budget_ns,

@@ -1,4 +1,4 @@
-/* Tuning rows: reads and ranks them, looks choices up, and appends measured rows to the file. */
+/* Reads and ranks tuning rows, looks choices up, and appends measured rows to the file. */
 #include "gemm/tuning/tuning.h"
 
 #include <stdio.h>
@@ -48,7 +48,7 @@ static int compare_entries(const void *a, const void *b) {
     return first < second ? 1 : first > second ? -1 : 0;
 }
 
-/* Appends an entry. Of rows with equal rank the later one counts. The caller sorts afterwards. */
+/* Appends an entry. Of rows with equal rank the later row is used. The caller sorts afterwards. */
 static moert_status add(const moert_tuning_row *row, bool remembered, unsigned line) {
     MOERT_TRY(MOERT_GROW(&entries, &entry_room, entry_count + 1));
     entry *e = &entries[entry_count];
@@ -72,7 +72,7 @@ static void make_printable(char *text) {
 }
 
 /* Adds the rows of a text, and changes the text. Skips a last line without a line feed, since
- * another process may be writing it. */
+ * another process may be writing that line. */
 static void read_rows(char *text, const char *name, bool remembered) {
     char problem[160], first[160] = "";
     unsigned number = 0, first_line = 0, bad = 0;

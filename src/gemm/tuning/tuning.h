@@ -5,7 +5,7 @@
  * row costs time only.
  *
  * Rows measured on this machine are in a file (MOERT_TUNE_FILE), to which processes append whole
- * lines. Of two rows for the same shape, the later one counts. Lines that cannot be parsed are
+ * lines. Of two rows for the same shape, the later row is used. Lines that cannot be parsed are
  * skipped with a warning.
  */
 #pragma once
@@ -77,11 +77,11 @@ moert_status moert_tuning_remember(const moert_device *device, moert_tuning_leve
  * if MOERT_TUNE is "off". */
 char *moert_tuning_file(void);
 
-/* The device's family, one of those that kernels/gemm/tuning.txt lists. */
+/* The device's family, one of the families that kernels/gemm/tuning.txt lists. */
 const char *moert_tuning_family(const moert_device_info *info);
 
-/* Row number `index` of those that match a key, highest rank first: its text, and where it is, such
- * as "kernels/gemm/tuning.txt:27"; false past the last row. */
+/* Row number `index` of the rows that match a key, highest rank first: the row's text and its
+ * place, such as "kernels/gemm/tuning.txt:27"; false past the last row. */
 typedef struct moert_tuning_report {
     char row[256], place[256];
 } moert_tuning_report;
