@@ -19,7 +19,8 @@
 enum { MOERT_ACTIVATION_TABLE(MOERT_ACTIVATION_ROW) MOERT_ACTIVATIONS };
 #undef MOERT_ACTIVATION_ROW
 
-/* Returns a(x) and sets *slope = q a'(x) for activation `which`. The first row needs no test. */
+/* Returns a(x) and sets *slope = q a'(x) for activation `which`. The table's first row is computed
+ * without comparing `which`; later rows replace its result. */
 #define MOERT_ACTIVATE(type, sigmoid)                                                              \
     static inline type activate(type x, float alpha, int which, type q, type *slope) {             \
         const type s = sigmoid(alpha * x);                                                         \

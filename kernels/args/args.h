@@ -8,8 +8,8 @@
  *   } moert_rope_args;
  *   MOERT_ARGS_LAYOUT(moert_rope_args, width, 12, 16)
  *
- * The last line fails to compile unless the offset of the last field, and so of all fields before
- * it, and the size of the struct are the same on both sides.
+ * MOERT_ARGS_LAYOUT fails to compile unless the last field has this offset and the struct this
+ * size, in C and in OpenCL. Since there are no gaps, all earlier fields then agree as well.
  */
 #ifndef MOERT_ARGS_ARGS_H
 #define MOERT_ARGS_ARGS_H

@@ -14,14 +14,15 @@ typedef struct moert_attention_args {
 } moert_attention_args;
 MOERT_ARGS_LAYOUT(moert_attention_args, scale, 20, 24)
 
-/* For Hopper: rows of a box of TMA and of a block of stats, which has two floats for each row; rows
- * of a tile of nvidia_attention. */
+/* BLOCK_ROWS: on Hopper, rows of a TMA box and of a block of stats, which has two floats for each
+ * row. OWN_ROWS: rows of a tile of nvidia_attention. */
 enum {
     MOERT_ATTENTION_BLOCK_ROWS = 64,
     MOERT_ATTENTION_OWN_ROWS = 128,
 };
 
-/* A block of positions that a work-group owns. It lies in one document, or in one sequence. */
+/* A block of positions that a work-group owns. The block lies in one document, or in one sequence
+ * if no documents are given. */
 typedef struct moert_attention_block {
     args_u64 token;         /* the document's first token in the batch */
     args_i32 length, first; /* length of the document; the block's first position in it */

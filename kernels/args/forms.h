@@ -1,10 +1,11 @@
-/* Included by C and OpenCL: the sizes of the two forms of kernels (kernels/lib/common.h), and of
- * copies. */
+/* Included by C and OpenCL: the sizes of the CPU and the GPU form of kernels
+ * (kernels/lib/common.h), and of a copy. */
 #ifndef MOERT_ARGS_FORMS_H
 #define MOERT_ARGS_FORMS_H
 
-/* Floats of a work-item's vector in both forms; work-items of a row group in the GPU form; lanes of
- * a sum over a row, which are also the floats of a step in the GPU form. */
+/* VECTOR: floats of a work-item's vector. GPU_ITEMS: work-items of a row group in the GPU form.
+ * SUM_LANES: lanes of a sum over a row, and the floats that a row group of the GPU form processes
+ * in one step. */
 enum {
     MOERT_CPU_VECTOR = 16,
     MOERT_GPU_VECTOR = 4,

@@ -9,7 +9,7 @@
 #include "args/args.h"
 
 enum {
-    MOERT_NVIDIA_LINES = 128, /* of a tile, in all kernels */
+    MOERT_NVIDIA_LINES = 128, /* lines of a tile, in all kernels */
     MOERT_NVIDIA_PIECE_BYTES = 2048,
 };
 
@@ -18,7 +18,7 @@ enum {
     MOERT_MMA_GROUP = 16,
 };
 
-/* ENDS_AT: the bytes of the arena before the ends of the groups. */
+/* ENDS_AT: the offset, in bytes of local memory (the arena), of the array of the groups' ends. */
 enum {
     MOERT_WGMMA_COLUMNS = 256,
     MOERT_WGMMA_K = 64,
@@ -33,7 +33,7 @@ enum {
 
 enum {
     MOERT_FP8_COLUMNS = 256,
-    MOERT_FP8_K = 128, /* values of K that share a scale, and columns except in wgrad */
+    MOERT_FP8_K = 128, /* K values that share a scale; except in wgrad, also columns */
     MOERT_FP8_STAGES = 4,
     MOERT_FP8_OUTS = 1,
     MOERT_FP8_GROUP = 8,
@@ -41,26 +41,27 @@ enum {
     MOERT_FP8_BARRIERS_AT =
         MOERT_FP8_STAGES * MOERT_FP8_STAGE_BYTES + 8 * MOERT_FP8_OUTS * MOERT_NVIDIA_PIECE_BYTES,
 };
-/* With `scales` floats in a stage. */
+/* The offset of the groups' ends, as above, if a stage has `scales` floats of scales. */
 #define MOERT_FP8_ENDS_AT(scales)                                                                  \
     (MOERT_FP8_BARRIERS_AT + 128 + (32 + 4 * (scales)) * MOERT_FP8_STAGES)
 #define MOERT_FP8_MOST_SCALES (MOERT_NVIDIA_LINES + MOERT_FP8_COLUMNS)
 
-/* Of a ring of as many stages as the arena has room for, with 16 bytes of barriers each. */
+/* PARTS: the bf16 parts of a float32 value. STAGES is how many stages fit into the arena, with 16
+ * bytes of barriers for each. */
 enum { MOERT_SPLIT_PARTS = 3, MOERT_SPLIT_K = 32 };
 #define MOERT_SPLIT_STAGE_BYTES(columns)                                                           \
     (MOERT_NVIDIA_LINES * MOERT_SPLIT_K * 4 + MOERT_SPLIT_PARTS * (columns)*MOERT_SPLIT_K * 2)
 #define MOERT_SPLIT_STAGES(arena, columns) ((arena) / (MOERT_SPLIT_STAGE_BYTES(columns) + 16))
 
-/* The addresses of a quantized operand, and of the bf16 values that wgmma.cl decodes. A parameter
- * for each would be too many, and OpenCL allows no pointers in a struct. */
+/* The addresses of a quantized operand, and of the bf16 values that wgmma.cl decodes. A kernel
+ * parameter for each address would be too many, and OpenCL allows no pointers in a struct. */
 typedef struct moert_nvidia_quantized {
     args_u64 payload, scales, bf16;
 } moert_nvidia_quantized;
 
 /* Arguments of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
 typedef struct moert_nvidia_gemm_args {
-    moert_nvidia_quantized a, b; /* of operands that are quantized */
+    moert_nvidia_quantized a, b; /* used for quantized operands only */
     args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, row_scale_stride, ldv;
     args_u32 down, first_end, skip, groups, lines, columns, terms;
     args_f32 limit, slope, offset;

@@ -4,7 +4,7 @@
 
 #include "args/args.h"
 
-/* The work of a row group: floats (elementwise.cl, optimizer.cl), columns (reduce.cl). */
+/* The floats (elementwise.cl, optimizer.cl) or columns (reduce.cl) that a row group processes. */
 enum {
     MOERT_ELEMENTWISE_BLOCK = 4096,
     MOERT_ELEMENTWISE_GPU_BLOCK = 1024,
@@ -14,9 +14,9 @@ enum {
     MOERT_REDUCE_GPU_COLUMNS = 512
 };
 
-/* The work of a row group of embedding.cl: tokens of the forward, columns of the backward on CPUs,
- * and columns of embedding_gradient. GPU_ROWS: the most table rows of a work-group of the backward
- * on GPUs. */
+/* For embedding.cl. TOKENS: tokens of a row group of the forward. COLUMNS: columns of a row group
+ * of the backward on CPUs. GPU_ROWS: the most table rows of a work-group of the backward on GPUs.
+ * GRADIENT: columns of a row group of embedding_gradient. */
 enum {
     MOERT_EMBEDDING_TOKENS = 16,
     MOERT_EMBEDDING_GPU_TOKENS = 1,

@@ -7,8 +7,8 @@
 /* The elements of a weight that a work-group of rows.cl moves. */
 enum { MOERT_OP_WEIGHT_BLOCK = 4096 };
 
-/* Arguments for the rows in kernels/op/rows.cl. `peak`: where the peaks are in the buffer of the
- * sums, in floats; 0 if there are none. */
+/* Arguments for the rows in kernels/op/rows.cl. `peak`: the offset of the matrix peak (rows.cl) in
+ * the buffer of the GEMM's sums, in floats; 0 if there is no peak. */
 typedef struct moert_rows_args {
     args_u64 stride, peak;
     args_u32 groups, rows;
@@ -29,8 +29,8 @@ typedef struct moert_moved_weight_args {
 } moert_moved_weight_args;
 MOERT_ARGS_LAYOUT(moert_moved_weight_args, beta_all, 24, 32)
 
-/* Arguments of kernels/op/glu.cl. `wide` and `peak`: where these matrices are in the buffer of the
- * sums, in floats; 0 if there are none. */
+/* Arguments of kernels/op/glu.cl. `wide` and `peak`: the offsets of these two matrices of glu.cl in
+ * the buffer of the GEMM's sums, in floats; 0 if the matrix is not written. */
 typedef struct moert_glu_args {
     args_u64 c_stride, d_stride, wide, peak;
     args_u32 groups, rows;

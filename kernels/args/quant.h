@@ -8,8 +8,8 @@
 /* Values that a row group of cast.cl converts; rows of a block of amax.cl. */
 enum { MOERT_CAST_BLOCK = 4096, MOERT_CAST_GPU_BLOCK = 2048, MOERT_AMAX_ROWS = 16 };
 
-/* decode_gpu.cl: the row groups of a work-group, its work-items, the units that one decodes, and
- * the elements of a unit. */
+/* For decode_gpu.cl. ROW_GROUPS and ITEMS: the row groups and the work-items of a work-group.
+ * AHEAD: the units that a work-item decodes. UNIT: the elements of a unit. */
 enum {
     MOERT_DECODE_ROW_GROUPS = 4,
     MOERT_DECODE_ITEMS = MOERT_DECODE_ROW_GROUPS * MOERT_GPU_ITEMS,

@@ -21,7 +21,7 @@ typedef struct moert_router_args {
     args_i32 experts, score;
     args_f32 z_factor;
     args_i32 groups, kept_groups, group_best;
-    args_u32 sequences; /* entries of `ends`, if it is given */
+    args_u32 sequences; /* entries of `ends`; unused if `ends` is null */
 } moert_router_args;
 MOERT_ARGS_LAYOUT(moert_router_args, sequences, 44, 48)
 

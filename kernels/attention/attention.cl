@@ -19,8 +19,9 @@
  *
  * A work-group owns LANES positions of one head of one document: queries in attention_forward and
  * attention_backward_q, keys in attention_backward_kv. It keeps its own vectors transposed in local
- * memory, one position per lane. It passes over the rows of the other side in blocks of ROWS and
- * reads them in place; every FMA broadcasts one scalar of such a row:
+ * memory, one position per lane. It passes over the other operand's rows (keys, or queries in
+ * attention_backward_kv) in blocks of ROWS, which it reads in place. Each FMA broadcasts one scalar
+ * of such a row:
  *
  *               LANES positions, one per lane
  *             +-------------------------+
@@ -40,10 +41,10 @@
  * Local memory: 4 * LANES * (A * D + B * E + C * ROWS) bytes, with A, B, C = 1, 1, 2 (forward), 2,
  * 1, 2 (backward_q, plus 8 * LANES bytes), 2, 2, 2 (backward_kv).
  *
- * Deterministic, without atomics, and with the bits of gpu.cl: rows are taken in ascending order.
- * attention_forward counts its blocks from the start of the document, and a block that a lane does
- * not see leaves the lane as it is. So a document's result depends on that document alone, and not
- * on LANES.
+ * Deterministic, without atomics, and with the bits of gpu.cl: rows are added in ascending order.
+ * attention_forward counts its blocks from the start of the document, and a block that the mask
+ * hides from a lane does not change the lane's sums. So a document's result depends on that
+ * document alone, and not on LANES.
  */
 #if !defined(HEAD_SIZE) || !defined(VALUE_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE, VALUE_SIZE and LANE_VECS must be defined"
@@ -77,8 +78,8 @@ static inline void softmax_block(local vec *score, int row, int rows, const plac
     }
 }
 
-/* Grid: {blocks of LANES queries, heads, sequences}, or {blocks, heads, 1} with a list; later
- * blocks, which see more keys, start first. */
+/* Grid: {blocks of LANES queries, heads, sequences}, or {blocks, heads, 1} if `blocks` lists them;
+ * later blocks, which see more keys, start first. */
 KERNEL void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
                               global float *lse, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], sums[VALUE_SIZE * NV], score[KEYS * NV];
@@ -147,7 +148,8 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
     store_lanes(sums, keep, p.count, rows_from(dq, p.row, args.heads, HEAD_SIZE));
 }
 
-/* Grid: {blocks of LANES keys, kv_heads, sequences}, or {blocks, kv_heads, 1} with a list. */
+/* Grid: {blocks of LANES keys, kv_heads, sequences}, or {blocks, kv_heads, 1} if `blocks` lists
+ * them. */
 KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float *dv,
                                   moert_attention_args args) {
     local vec klanes[HEAD_SIZE * NV], vlanes[VALUE_SIZE * NV], dksums[HEAD_SIZE * NV],

@@ -25,7 +25,7 @@
 #endif
 #define TILE_OF(size) (((size) & -(size)) < MOST_TILE ? ((size) & -(size)) : MOST_TILE)
 
-/* lanes[d,lane] = x[lane,d] for `count` rows of x; lanes past them are zero. */
+/* lanes[d,lane] = x[lane,d] for `count` rows of x; lanes from `count` on are zero. */
 INLINED void load_lanes(head_rows x, int count, local vec *lanes) {
     for (int v = 0; v < NV; v++)
         for (int d = 0; d < x.size; d += VEC) {

@@ -15,9 +15,10 @@
  *   OWN rows  |    sums    |  VALUE_SIZE or HEAD_SIZE wide
  *             +------------+
  *
- * Item (y, x) computes the own rows y * R to y * R + R - 1: scores of the others x, x + 16, x + 32
- * and x + 48, and sums of the columns 64 s + 4 x to 64 s + 4 x + 3 of each slice s. Both operands
- * go through local memory, DEPTH columns or 64 rows at a time.
+ * Item (y, x) computes the own rows y * R to y * R + R - 1: for each, the scores of rows x, x + 16,
+ * x + 32 and x + 48 of the others, and the sums of columns 64 s + 4 x to 64 s + 4 x + 3 of each
+ * slice s. Both operands of each GEMM are loaded into local memory, DEPTH columns or 64 rows at a
+ * time.
  *
  * Required: HEAD_SIZE, D, and VALUE_SIZE, E, any positive numbers; OWN, a multiple of 16 up to 64.
  * An item holds up to OWN * (D + E) / 256 sums in registers, plus scores. Local memory: 39 KiB.
@@ -66,8 +67,8 @@ INLINED void softmax_block(float score[R][4], const place *p, int other, float s
     }
 }
 
-/* Grid: {blocks of OWN queries, heads, sequences}, or {blocks, heads, 1} with a list; later blocks,
- * which see more keys, start first. */
+/* Grid: {blocks of OWN queries, heads, sequences}, or {blocks, heads, 1} if `blocks` lists them;
+ * later blocks, which see more keys, start first. */
 GROUP void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
                              global float *lse, moert_attention_args args) {
     WORKSPACE;
@@ -133,7 +134,8 @@ GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attenti
     store_sums(sums, factor, p.count, rows_from(dq, p.row, args.heads, HEAD_SIZE));
 }
 
-/* Grid: {blocks of OWN keys, kv_heads, sequences}, or {blocks, kv_heads, 1} with a list. */
+/* Grid: {blocks of OWN keys, kv_heads, sequences}, or {blocks, kv_heads, 1} if `blocks` lists
+ * them. */
 GROUP void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float *dv,
                                  moert_attention_args args) {
     WORKSPACE;

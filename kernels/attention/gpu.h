@@ -154,7 +154,7 @@ INLINED void store_sums(float4 (*sums)[R], const float *factor, int count, head_
 }
 
 /* Stores 16 partial sums of a[row] . b[row] for `count` rows, zeros for rows past them: sum i has
- * the columns i, i + 16, ...; `row_dot` adds them. Rows of b lie as those of a. */
+ * the columns i, i + 16, ...; `row_dot` adds them. b has the row stride of a. */
 INLINED void dot_rows(head_rows a, global const float *b, int count, local float4 *w) {
     const int row = get_local_id(0) / 4, part = get_local_id(0) % 4;
     float4 sum = 0.0f;
@@ -166,7 +166,7 @@ INLINED void dot_rows(head_rows a, global const float *b, int count, local float
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-/* The order of sum_vec() on CPUs. */
+/* Adds the 16 partial sums of a row in the order of sum_vec() on CPUs. */
 INLINED float row_dot(local float4 *w, int row) {
     local const float4 *part = (local const float4 *)parts_of(w, row);
     const float4 four = (part[0] + part[2]) + (part[1] + part[3]);

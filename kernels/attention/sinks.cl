@@ -3,12 +3,12 @@
  *
  *   dsinks[s,h] = - sum_i exp(sinks[h] - lse[i,h]) * (dout[i,h] . out[i,h])    i in sequence s
  *
- * That is ds of a key whose score is the sink and whose value is 0. out, dout [T,N,E]; lse [T,N];
- * dsinks [S,N]. All are float32, but dout is bf16 if ROUNDED is 1.
+ * The term of a query is ds of a key whose score is the sink and whose value is 0. out, dout
+ * [T,N,E]; lse [T,N]; dsinks [S,N]. All are float32, but dout is bf16 if ROUNDED is 1.
  *
  * Grid: {heads, sequences}. Each of SUMS partial sums takes every SUMS-th query; they are then
- * added in order. On GPUs each has a row group. Required: ROUNDED (0, 1). Local memory on GPUs: 2
- * KiB. Deterministic: queries are counted from the start of their sequence.
+ * added in order. On GPUs a row group computes each partial sum. Required: ROUNDED (0, 1). Local
+ * memory on GPUs: 2 KiB. Deterministic: queries are counted from the start of their sequence.
  */
 #include "args/attention.h"
 #include "lib/elementary.h"

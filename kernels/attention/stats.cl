@@ -9,7 +9,8 @@
  *                                                      documents; infinity and 0 past the end
  *   out_bf16[t,head] = bf16(out[t,head])               unless out_bf16 is null
  *
- * dout is bf16, so that the ds of a row, whose dp are computed from it, sum to nearly 0.
+ * dout is bf16 because attention.cl computes dp from the rounded dout. With the same dout in delta,
+ * the ds of a row sum to nearly 0.
  *
  * Required: VALUE_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: each sum has a fixed
  * order.
@@ -34,8 +35,8 @@ static inline float4 from_bf16(ushort4 x) {
     return as_float4(convert_uint4(x) << 16);
 }
 
-/* `blocks`: those of 64 positions of all documents, or null if each sequence is one. Grid: {4 times
- * the blocks of a sequence; heads; sequences}, or {4 times the blocks; heads; 1}. */
+/* `blocks`: the 64-position blocks of all documents, or null if each sequence is one document.
+ * Grid: {4 times the blocks of a sequence; heads; sequences}, or {4 times the blocks; heads; 1}. */
 GROUP void attention_stats(global const float *out, global ushort *out_bf16,
                            global const ushort *dout, global const float *lse, global float *stats,
                            global const moert_attention_block *blocks, moert_stats_args args) {

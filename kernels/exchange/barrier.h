@@ -3,7 +3,8 @@
  * ranks' devices.
  *
  * Raising a flag is a release of this device's earlier stores; seeing it raised is an acquire. Each
- * flag is an int at the start of a separate 64 bytes. BARRIER_PARAMETERS are a kernel's parameters:
+ * flag is an int at the start of a 64-byte line of its own. BARRIER_PARAMETERS are a kernel's
+ * parameters:
  *
  *   segments [ranks]   raw addresses at which this device finds the flags of each rank
  *   verdict            {1 + the late rank, or 0; number of the barrier it was late in}. An arrival
@@ -11,9 +12,10 @@
  *
  * ticks(polls) is the time after `polls` polls of a flag. A tick is a nanosecond of the device's
  * clock on NVIDIA, and of the system's clock on x86-64 Linux, where a waiting thread also yields to
- * other threads. Elsewhere the host measures how long a tick takes. On other CPUs it is a tick of
- * x86-64's time-stamp counter or of cl_khr_kernel_clock, and without either of them a poll. With
- * several work-items a CPU reads the counter, since PoCL 6 crashes while it compiles assembly.
+ * other threads. Elsewhere the host measures how long a tick takes. On other CPUs a tick is one of
+ * x86-64's time-stamp counter or of cl_khr_kernel_clock, or one poll if the CPU has neither. With
+ * several work-items, x86-64 Linux reads the time-stamp counter, too: PoCL 6 crashes while it
+ * compiles assembly.
  */
 #include "args/exchange.h"
 
@@ -102,7 +104,7 @@ static inline ulong ticks(ulong polls) {
     return __builtin_ia32_rdtsc();
 }
 #elif MOERT_CPU && defined(cl_khr_kernel_clock)
-ulong __attribute__((overloadable)) clock_read_device(void); /* declared from OpenCL 3.0 on */
+ulong __attribute__((overloadable)) clock_read_device(void); /* OpenCL C declares it from 3.0 on */
 static inline ulong ticks(ulong polls) {
     return clock_read_device();
 }

@@ -3,9 +3,9 @@
  *
  * In the CPU form, a row group sums the rows of TOKENS tokens, up to STREAMS rows at a time. In the
  * GPU form, it sums one strip of one token's rows, STRIP floats of each, and issues all loads of a
- * strip at once. Reading a row from another GPU takes two microseconds, which only many strips in
- * flight hide. Strips of a token have consecutive numbers. A combine may have fewer work-groups
- * than strips; each then continues with the tokens or strips `row_groups` further on.
+ * strip at once. Reading a row from another GPU takes two microseconds, a latency that only many
+ * strips in flight hide. Strips of a token have consecutive numbers. A combine may have fewer
+ * work-groups than strips; each then continues with the tokens or strips `row_groups` further on.
  */
 #include "exchange/slots.h"
 #include "lib/formats.h"
@@ -22,8 +22,8 @@ typedef struct combining {
 } combining;
 
 #if MOERT_ITEMS == 1
-/* The values of a row from i on. Of bf16 rows, n are read and the rest is zero; float32 rows
- * consist of whole vectors. */
+/* The values of a row from i on. Of a bf16 row, n values are read, and the rest of the vector is
+ * zero. A float32 row consists of whole vectors. */
 INLINED vec read_row(global const float *row, bool bf16, int i, int n) {
     if (bf16)
         return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
@@ -31,7 +31,7 @@ INLINED vec read_row(global const float *row, bool bf16, int i, int n) {
 }
 
 /* Adds the rows of up to STREAMS slots, from a token's slot `from` on, to the token's sum. `token`
- * is the number of its first slot. */
+ * is the number of the token's first slot. */
 INLINED void combine_slots_of(const combining *c, global float *out, size_t token, uint from) {
     const uint width = c->args.width, end = min(from + STREAMS, c->args.topk);
     const bool firsts = c->receiver != NO_RECEIVER && c->args.chain > 1;
@@ -54,7 +54,7 @@ INLINED void combine_slots_of(const combining *c, global float *out, size_t toke
 }
 
 /* A token with more than STREAMS slots continues from the partial sum in `target`, with the same
- * bits as one chain. */
+ * bits as if all slots were added at once. */
 INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
     for (uint first = nth * TOKENS; first < c->args.tokens; first += row_groups * TOKENS)
         for (uint t = first; t < min(first + TOKENS, c->args.tokens); t++) {

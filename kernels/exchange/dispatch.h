@@ -33,7 +33,7 @@ INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *des
     put_end();
 }
 #else
-/* Reads a piece once and stores it for all experts. */
+/* Reads a piece of a token's row once and stores it for all experts of the token. */
 INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *destination,
                                 global const float *source, moert_exchange_args args, bool once) {
     const uint topk = args.topk, width = args.width, stride = args.stride;
@@ -56,7 +56,8 @@ INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *des
 }
 #endif
 
-/* Stores the origins of a token's rows. */
+/* Stores the origins of a token's rows: for each row, the number of the row of the token's first
+ * slot on that rank. */
 INLINED void store_origins(WINDOW window, global const uint2 *destination,
                            moert_exchange_args args) {
     for (uint k = item_index(); k < args.topk; k += MOERT_ITEMS) {

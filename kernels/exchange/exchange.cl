@@ -29,8 +29,8 @@
  *   send_bf16       send_rows of bf16 rows; each sum is rounded once. (REMOTE = 1)
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
- * slot that takes no part. A window's rows lie `stride` floats apart, a multiple of 16, and start
- * at a multiple of 64 bytes. Its origins, uint32 [capacity], follow its `capacity` rows.
+ * slot without an expert. A window's rows lie `stride` floats apart, a multiple of 16, and start at
+ * a multiple of 64 bytes. Its origins, uint32 [capacity], follow its `capacity` rows.
  *
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank. The device
  * must let a kernel follow such addresses: on CPUs those of the process, on NVIDIA GPUs also those

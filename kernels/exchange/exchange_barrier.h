@@ -14,9 +14,9 @@
  *                      The others wait, then do the work of sum_rows and, with `slots`,
  *                      combine_slots.
  *
- * Work-groups start in order, so those that wait never keep out the storing ones that they wait
- * for. A work-group has FAN_ROW_GROUPS row groups, of which the first waits. Local memory: 4 bytes.
- * Deterministic, like the kernels named above.
+ * Work-groups start in order, and the storing ones come first. So waiting work-groups never keep
+ * storing ones from starting. A work-group has FAN_ROW_GROUPS row groups, of which the first waits.
+ * Local memory: 4 bytes. Deterministic, like the kernels of exchange.cl.
  */
 #include "exchange/barrier.h"
 
@@ -43,7 +43,7 @@ INLINED void barrier_inside(uint storing, local uint *last, BARRIER_PARAMETERS) 
 }
 
 /* Whether a row group's work-group stores or waits. `nth` is the row group's number among the
- * `row_groups` row groups of all such work-groups. */
+ * `row_groups` row groups of all storing, or all waiting, work-groups. */
 typedef struct role {
     bool stores;
     uint nth, row_groups;
@@ -78,8 +78,8 @@ void dispatch_barrier(WINDOW window, WINDOW slots, global const uint2 *destinati
         fan_out_piece(i, row_of(window, (uint2)(m.rank, 0), args.stride), args);
 }
 
-/* A row group's part of a combine. c.bf16 is false on entry; each branch sets it to a constant, so
- * that the compiler specialises both. */
+/* A row group's part of a combine. c.bf16 is false on entry. In each branch it is a constant, so
+ * that the compiler specialises both branches. */
 INLINED void combine_part(role p, WINDOW slots, global float *slot_target, combining c) {
     for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < c.args.slots;
          i += p.row_groups * MOERT_ITEMS)

@@ -12,8 +12,8 @@
  *
  *   windows [ranks]   raw addresses at which this device finds the window of each rank
  *
- * Without nodes the sum is 0; one node is copied. A row group owns COLUMNS columns. No local
- * memory. Deterministic: it makes exactly the tree's additions for each element.
+ * Without rows the sum is 0; a single row is copied. A row group owns COLUMNS columns. No local
+ * memory. Deterministic: each element is summed by exactly the tree's additions.
  */
 #include "args/exchange.h"
 

@@ -33,7 +33,7 @@ INLINED void copy_piece(global const float *from, global float *to, int at, uint
 #endif
 }
 
-/* Rows that their owner sums before it sends them: at most `chain` of a token. */
+/* Rows that their owner sums before it sends the sum: at most `chain` rows of a token. */
 typedef struct chained {
     global const uint4 *cells;
     global const float *rows;
@@ -58,7 +58,8 @@ INLINED vec finish_part(bool bf16, const vec sum[2]) {
     return bf16 ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
 }
 
-/* Stores the sum of row r and its chain: the whole row on CPUs, a piece on GPUs. */
+/* Stores the sum of row r and the token's next rows, at most `chain` rows in all: the whole row on
+ * CPUs, a piece on GPUs. */
 INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride) {
 #if MOERT_ITEMS == 1
     for (uint i = 0; i < stride; i += VEC) {

@@ -15,11 +15,11 @@
  *                 from there on go to clones of the expert: table[first + E + e] holds for the next
  *                 ones, and so on. A slot without an expert gets (DROPPED, DROPPED).
  *
- * A chunk is CHUNK tokens. A token has an expert at most once, so one bit per token says which
- * tokens of a chunk have an expert, and the bits below a token's count the slots before it.
- * Integers only; deterministic, whatever the order in which bits are set. A row group computes one
- * chunk, or one row of counts. Local memory: bits[E + 1], 4 (E + 1) bytes: one word per expert and
- * one for errors; in scan_chunks 4 bytes per item.
+ * A chunk is CHUNK tokens. A token has an expert at most once, so each expert has one word, with a
+ * bit for each token of the chunk that has the expert. The bits below a token's bit count the
+ * expert's earlier slots in the chunk. Integers only; deterministic, whatever the order in which
+ * bits are set. A row group computes one chunk, or one row of counts. Local memory: bits[E + 1], 4
+ * (E + 1) bytes: one word per expert and one for errors; in scan_chunks 4 bytes per item.
  */
 #include "args/exchange.h"
 

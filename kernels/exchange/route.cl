@@ -1,6 +1,6 @@
 /*
- * Rows between a window and the caller's dense matrix [rows, width], in which each expert's rows
- * are filled up to a multiple (moert/exchange.h).
+ * Moves rows between a window and the caller's dense matrix [rows, width], in which each expert's
+ * rows are padded to a multiple of a given number (moert/exchange.h).
  *
  *   take_*    to[p] = from[row of p], or zeros if p fills up an expert       grid: (rows p)
  *   give_*    to[row of p] = from[p], unless p fills up an expert            grid: (rows p)
@@ -19,7 +19,7 @@
 #include "args/exchange.h"
 #include "lib/formats.h"
 
-/* The window's row of row p; ULONG_MAX if p fills up an expert. */
+/* The window's row for row p of the matrix; ULONG_MAX if p is padding. */
 static inline ulong window_row(global const uint *ends, global const uint *padded, uint experts,
                                uint p) {
     if (padded == 0)

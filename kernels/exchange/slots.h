@@ -21,8 +21,8 @@ static inline global float *row_from(WINDOW window, uint2 to, uint receiver, uin
     return row_of(window, receiver != NO_RECEIVER ? (uint2)(receiver, to.y) : to, stride);
 }
 
-/* The token's first slot on the rank of slot k. On rank `own` it is k itself, as every slot gets a
- * row there. */
+/* The token's first slot on the rank of slot k. If that rank is `own`, the result is k itself, as
+ * every slot gets a row there. */
 static inline uint first_slot(global const uint2 *destination, uint k, uint own) {
     uint first = 0;
     while (destination[k].x != own && destination[first].x != destination[k].x)
@@ -32,8 +32,8 @@ static inline uint first_slot(global const uint2 *destination, uint k, uint own)
 
 #if MOERT_ITEMS > 1
 /* Loads the destinations of STREAMS slots of a token, from its slot `first` on, without one load
- * waiting for another. `slot` is the number of the token's slot 0. Past the last slot, the rank is
- * DROPPED. */
+ * waiting for another. `slot` is the number of the token's slot 0. Slots past the token's last get
+ * the rank DROPPED. */
 INLINED void load_slots(global const uint2 *destination, uint receiver, size_t slot, uint first,
                         uint topk, uint2 to[STREAMS]) {
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
@@ -42,7 +42,7 @@ INLINED void load_slots(global const uint2 *destination, uint receiver, size_t s
         to[k].x = first + k < topk ? to[k].x : DROPPED;
 }
 
-/* The addresses of these slots' rows; null for DROPPED. */
+/* The addresses of the rows that to[] names; null where the rank is DROPPED. */
 INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint receiver, uint stride,
                        global float *row[STREAMS]) {
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
@@ -89,7 +89,7 @@ INLINED void put_slot(WINDOW window, global const uint2 *destination, global con
     cell x = 0.0f;
     x.lo.lo = as_float4(words);
     put(x, row_of(window, to, CELL));
-#else /* a store of 16 of a cell's 64 bytes takes a quarter of the packets */
+#else /* storing only 16 of a cell's 64 bytes needs a quarter of the packets */
     *(global uint4 *)row_of(window, to, CELL) = words;
 #endif
 }

@@ -7,8 +7,8 @@
  * the reduction, the first in the high half of 32 bits. A chain adds STEP dots at a time: one value
  * (add_fma.h), one pair (add_pairs.h) or, with DOT = 2, 16 pairs (add_amx.h).
  *
- * A pair without a second value has -0 there in one operand and 0 in the other. Adding their
- * product changes nothing, not even the sign of a zero.
+ * A pair that lacks its second value has -0 in its place in one operand, and 0 in the other. Adding
+ * their product changes nothing, not even the sign of a zero.
  *
  * Required: BF16 (0, 1); DOT (0, 1, 2; 1 and 2 need BF16).
  */

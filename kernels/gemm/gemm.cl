@@ -31,10 +31,10 @@
  *
  * Grid: (line splits, groups, 1 + column blocks), so that consecutive work-groups mix large and
  * empty groups; gemm_wgrad, whose splits have one size, uses (groups, line splits, 1 + column
- * blocks). Local memory in bytes: panels * depth * WIDTH * 64, depth a multiple of 16; in addition
- * (depth + 16) * LINES * 4 with BF16, else 4; in gemm_wgrad depth * 256 instead of that.
- * Deterministic. Required: BF16 and DOT, as in dots.h; LINES and WIDTH, as in target.h; AMX, as in
- * tile.h; QUANTIZED, as in panels.h. With QUANTIZED = 1 only gemm_forward and gemm_dgrad exist.
+ * blocks). Local memory in bytes: panels * depth * WIDTH * 64, where depth is a multiple of 16. To
+ * this, gemm_wgrad adds depth * 256, and the other kernels (depth + 16) * LINES * 4 with BF16, else
+ * 4. Deterministic. Required: BF16 and DOT, as in dots.h; LINES and WIDTH, as in target.h; AMX, as
+ * in tile.h; QUANTIZED, as in panels.h. With QUANTIZED = 1 only gemm_forward and gemm_dgrad exist.
  */
 #define PANEL local
 #include "args/gemm.h"
@@ -133,10 +133,10 @@ static inline vec load_row(rows_of x, int row, int column, int n) {
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
-/* The result goes to w. If rounded_w is not null, it goes there, rounded to bf16, and w holds the
- * sums of a group between two blocks of its rows. Weight gradients are larger than a cache. Tiles
- * that are computed at once are stored past the cache if they are aligned to 64 bytes (not with
- * AMX). The lock at the end of a work-group makes these stores visible. */
+/* The result goes to w or, rounded to bf16, to rounded_w if this is not null. In the second case w
+ * holds a group's sums between two blocks of its rows. Weight gradients are larger than a cache.
+ * Tiles that are computed at once are stored past the cache if they are aligned to 64 bytes (not
+ * with AMX). The lock at the end of a work-group makes these stores visible. */
 KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                        global float *w, global ushort *rounded_w, moert_gemm_args args,
                        local vec *panel, local float *strip) {

@@ -4,8 +4,8 @@
  *
  * The vectors of a panel's row, and so of a tile, alternate: 16 gates, their ups, the next 16
  * gates, their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups. In
- * both cases two vectors give 16 columns of h. Between two blocks of the reduction the chain is
- * stored in v. Otherwise v is written only if it is kept.
+ * both cases two vectors give 16 columns of h. Between two blocks of the reduction, v holds the
+ * partial sums. Otherwise v is written only if the caller keeps it.
  */
 #include "gemm/glu.h"
 
@@ -24,7 +24,7 @@ typedef struct gated {
     int lines, first, columns,
         width; /* columns [first, first + columns) of the `width` columns of h */
     glu_form form;
-    bool fresh, last; /* whether this block begins or ends the chain */
+    bool fresh, last; /* whether this block of K is the first, or the last */
     bool keep;        /* v is an output */
     bool once;        /* v is written past the caches, unless it holds sums between blocks */
 } gated;
@@ -147,7 +147,7 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j) 
     }
 }
 
-/* multiply with a GLU in the epilogue. */
+/* Does what multiply() does, with a GLU in the epilogue. */
 static inline void multiply_gated(global const value *a, ulong lda, local element *transposed,
                                   PANEL const vec *panel, int used, int height, const gated *c,
                                   prefetch_plan next_panels) {

@@ -24,11 +24,11 @@
  * (quad_index). An operand whose K values are neighbours in global memory is transposed when it is
  * stored there. Neither these stores nor the reads cause bank conflicts.
  *
- * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or
- * from the old value. Beyond the end of K the operands are -0 and 0; their product changes nothing,
- * not even the sign of a zero. Required: BF16 (0, 1: row operands are bf16 values, widened when
- * loaded, and weights are rounded), LINES (32, 64, 128), DEPTH (8, 16, 32; at least 1024 / LINES,
- * so that each item loads a quad).
+ * Deterministic: each element of the result is summed by one chain of fma over the reduction in
+ * ascending order, from 0 or from the old value. Beyond the end of K the operands are -0 and 0;
+ * their product changes nothing, not even the sign of a zero. Required: BF16 (0, 1: row operands
+ * are bf16 values, widened when loaded, and weights are rounded), LINES (32, 64, 128), DEPTH (8,
+ * 16, 32; at least 1024 / LINES, so that each item loads a quad).
  */
 #if !defined(BF16) || !defined(LINES) || !defined(DEPTH)
 #error "BF16, LINES and DEPTH must be defined"
@@ -62,7 +62,7 @@ typedef struct operand {
     global const void *at; /* the first value of the first line */
     ulong stride;
     int lines, k;
-    bool along;     /* a line's K values are contiguous; otherwise the lines of a K index are */
+    bool along;     /* a line's K values are contiguous; else the values of one K index */
     bool quantized; /* bf16 values; otherwise floats, which are rounded if BF16 */
     bool whole;     /* quads are aligned, and only the end of K may cut one */
     float padding;  /* the value beyond the end of K */
@@ -143,8 +143,8 @@ static inline bool is_whole(const operand *f, int p) {
     return f->whole && p + DEPTH <= f->k;
 }
 
-/* Loads the block at p of the reduction into registers if it is whole; lines beyond the last repeat
- * it. */
+/* Loads the block at p of the reduction into registers if it is whole; lines beyond the last line
+ * repeat the last line. */
 static inline void load_block(const operand *f, int p, int width, float4 to[]) {
     if (is_whole(f, p))
         UNROLL_FOR(int i = 0; i < QUADS(width); i++) {
@@ -265,7 +265,7 @@ static inline void end_sums(sums sum, const target *c) {
 
 /* ---- GEMM ---- */
 
-/* Two blocks of each operand; declared in the kernel. */
+/* The local memory for two blocks of each operand. The kernel declares it. */
 #define BLOCKS local float4 lines[2 * DEPTH * LINES / 4], columns[2 * DEPTH * COLUMNS / 4]
 
 INLINED void multiply(operand a, operand b, target c, local float4 *lines, local float4 *columns) {
@@ -285,7 +285,7 @@ INLINED void multiply(operand a, operand b, target c, local float4 *lines, local
             put_block(&b, COLUMNS, next_b, its_columns);
         else
             load_edges(&b, p, COLUMNS, its_columns);
-        barrier(CLK_LOCAL_MEM_FENCE); /* a block is stored, and the other half has been read */
+        barrier(CLK_LOCAL_MEM_FENCE); /* the block is stored, and the other half is read */
         load_block(&a, p + DEPTH, LINES, next_a);
         load_block(&b, p + DEPTH, COLUMNS, next_b);
         add_block(sum, its_lines, its_columns);

@@ -20,8 +20,8 @@ static inline int column_block(void) {
 }
 
 /* The work-group that the same thread computes next, if threads take consecutive work-groups: that
- * of the next group with rows, or of the next column block. `any` is false if it reads the same
- * panels as this one or does not exist. */
+ * of the next group with rows, or of the next column block. `any` is false if that work-group reads
+ * the same panels as this one, or does not exist. */
 typedef struct successor {
     uint group;
     int block;

@@ -29,8 +29,9 @@ static inline prefetch_plan prefetch_during(prefetch_plan p, int lines, int colu
                            ((dots + p.every - 1) / p.every));
 }
 
-/* Prefetches the bf16 values that are converted after these lines, while the tiles of these lines
- * are computed. `lines` counts the remaining lines, including these. */
+/* While the tiles of the current lines are computed, prefetches the bf16 values of the next lines,
+ * which are converted afterwards. `lines` counts the remaining lines, including the current
+ * ones. */
 static inline prefetch_plan prefetch_lines(global const value *a, ulong lda, int lines, int used,
                                            int columns, int width, int every) {
     const int rows = clamp(lines - LINES, 0, LINES);
@@ -42,9 +43,9 @@ static inline prefetch_plan prefetch_lines(global const value *a, ulong lda, int
 }
 
 /*
- * Continues the chains of all tiles by `used` values of the reduction; line r of A is at a + r *
- * lda. `transposed` has room for the dots of LINES lines of `used` values, with 32 more elements a
- * line. Also issues `next_panels`, the prefetch of the panels that are read after these.
+ * Adds `used` values of the reduction to the sums of all tiles; line r of A is at a + r * lda.
+ * `transposed` has room for the dots of LINES lines of `used` values, with 32 more elements a line.
+ * Also issues `next_panels`, the prefetch of the panels that are read after these.
  */
 static inline void multiply(global const value *a, ulong lda, local element *transposed,
                             PANEL const vec *panel, int used, int height, target c, bool fresh,

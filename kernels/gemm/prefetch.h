@@ -11,8 +11,8 @@ typedef struct prefetch_plan {
 } prefetch_plan;
 
 /* Prefetches a cache line into the first-level (3) or second-level (2) cache. Of the compilers that
- * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. Mesa's compiler defines only
- * the last of these macros. */
+ * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. Mesa's compiler defines
+ * __SPIRV64__ only. */
 #if defined(__SPIR__) || defined(__SPIRV__) || defined(__SPIRV64__)
 #define MAKES_SPIRV 1
 #else
@@ -24,7 +24,7 @@ typedef struct prefetch_plan {
 #define PREFETCH(address, cache)
 #endif
 
-enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* an interval in dots */ };
+enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* NEVER: an interval in dots */ };
 
 /* Plans a prefetch of `rows` rows of `bytes` bytes, a part every `every` dots. */
 static inline prefetch_plan prefetch_rows(size_t at, size_t stride, int rows, size_t bytes,

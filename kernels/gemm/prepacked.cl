@@ -10,9 +10,10 @@
  *                                      (gemm_glu.h)                  WIDTH
  *
  * A panel has C = PANEL_WIDTH * 16 columns and `height` rows: the dots of the reduction, which is
- * rounded up to 16 values, with DOT = 2 to 32. Columns beyond the end are zero. For these, a tile
- * wider than a panel may read the panels of the next group, so MOERT_GEMM_PANELS_PAST panels of
- * memory must follow the last group. Shapes, strides and the shared weight are as in gemm.cl.
+ * rounded up to 16 values, with DOT = 2 to 32. Columns beyond the end are zero. For columns beyond
+ * the end, a tile wider than a panel may read the panels of the next group, so
+ * MOERT_GEMM_PANELS_PAST panels of memory must follow the last group. Shapes, strides and the
+ * shared weight are as in gemm.cl.
  *
  * A thread takes consecutive work-groups of the grid. While it computes tiles, it prefetches the
  * panels of its next work-group, or of the next block of the reduction, a part every `every` dots;

@@ -1,5 +1,6 @@
 /*
- * Selects the tile of an instruction set; a reader of one needs none of the others.
+ * Selects the tile of an instruction set. The file of one tile can be read without those of the
+ * others.
  *
  *   DOT   AMX   a step of a chain     the tile         instructions
  *   0           add_fma.h             tile_vector.h    whatever the driver compiles for
@@ -18,11 +19,11 @@
  *   LINES_READ(lines)        the lines that a tile reads if `lines` lines are left
  *   PREFETCHES_LINES         whether bf16 lines are prefetched
  *
- * Deterministic: an element is one chain over the reduction in ascending order, from 0 or from the
- * old value. Between two blocks of the reduction the chain is stored in the result, so its bits do
- * not depend on the blocks, the split or the tile.
+ * Deterministic: each element of the result is one chain of additions over the reduction in
+ * ascending order, from 0 or from the old value. Between two blocks of the reduction, the result
+ * holds the partial sums. So the bits do not depend on the blocks, the split or the tile.
  *
- * Required: AMX, if DOT is 2 (0; 1: the CPU has the unit, and the process may use it).
+ * Required: AMX, if DOT is 2 (0; 1: the CPU has AMX, and the process may use it).
  */
 #include "gemm/target.h"
 #include "gemm/prefetch.h"

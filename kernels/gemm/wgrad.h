@@ -1,7 +1,7 @@
 /*
  * Included after panels.h: `multiply` with a transposed operand a[p, line], for gradients of
- * weights. STRIP lines of A at a time are packed, since in place every dot would touch another
- * page, and columns at a power-of-two stride would evict each other from the cache.
+ * weights. STRIP lines of A at a time are packed. If A were read in place, every dot would touch
+ * another page, and columns at a power-of-two stride would evict each other from the cache.
  *
  * A file of strips, selected below, defines STRIP; pack_strip, which packs at most STRIP lines;
  * add_strip, which adds dots to the tile whose first line is line i of the strip; and whether and

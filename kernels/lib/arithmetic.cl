@@ -1,7 +1,7 @@
 /*
  * Computes what src/device/arithmetic.c compares with the host's results. operands[3,n] are x, y
- * and z; result[2,R,n] are the R operations of args/arithmetic.h, of vectors and of scalars; four
- * sums follow.
+ * and z; result[2,R,n] are the R operations of args/arithmetic.h, computed with vectors and with
+ * scalars; four sums follow.
  *
  *   operations   result[0,r,i] = result[1,r,i] = operation r of x[i], y[i], z[i]; n is a multiple
  *                of VEC

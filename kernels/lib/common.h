@@ -18,8 +18,8 @@
  * OpenCL C lacks. MOERT_FAST is defined there unless MOERT_BACKEND names a backend without tensor
  * cores: divisions, square roots and elementary functions are then the hardware's, and their last
  * bits differ from those of CPUs. The GPU form may define ALIGNED: memory that steps read and write
- * begins at multiples of 16 bytes and ends at multiples of 4 floats. A part is then one access or
- * none, and the compiler can keep many loads in flight.
+ * begins at multiples of 16 bytes and ends at multiples of 4 floats. Loading or storing a part is
+ * then one access or none, and the compiler can keep many loads in flight.
  */
 #include "lib/forms.h"
 #include "lib/vectors.h"

@@ -1,9 +1,9 @@
 /*
  * exp, exp2, expm1, log and log1p of a vec, expf and logf of a float, with the same bits from every
  * OpenCL driver for CPUs. Of the drivers' own functions, up to 5 % of the results differ in the
- * last bit. Those below use operations that IEEE 754 rounds (+, -, *, fma), operations on integers,
- * and no tables. So the result of a lane depends neither on the driver nor on the width of the
- * vector. They need a device that keeps subnormal numbers.
+ * last bit. The functions below use operations that IEEE 754 rounds (+, -, *, fma), operations on
+ * integers, and no tables. So the result of a lane depends neither on the driver nor on the width
+ * of the vector. The functions need a device that keeps subnormal numbers.
  *
  * Kernels call them as moert_exp, moert_log and so on. Macros that redefine the built-in names
  * would hide which function is called, and a file that forgets to include this one would still
@@ -27,10 +27,10 @@
  * exp2), 0.93 (log) and 1.55 (expm1, log1p); tests/unit/device/test_device_elementary.c measures
  * them.
  *
- * Special cases: NaN passes. exp(-inf) = 0, exp(inf) = inf; results that round to 0 or beyond the
- * largest float are 0 and inf, subnormal results are not flushed. log(+-0) = -inf, log(inf) = inf,
- * log(x < 0) = NaN; log1p(-1) = -inf, log1p(x < -1) = NaN. expm1(x) = log1p(x) = x, with its sign,
- * for |x| < 2^-25.
+ * Special cases: a NaN gives a NaN. exp(-inf) = 0, exp(inf) = inf; results that round to 0 or
+ * beyond the largest float are 0 and inf, subnormal results are not flushed. log(+-0) = -inf,
+ * log(inf) = inf, log(x < 0) = NaN; log1p(-1) = -inf, log1p(x < -1) = NaN. expm1(x) = log1p(x) = x,
+ * with its sign, for |x| < 2^-25.
  *
  * With MOERT_FAST the names stand for the driver's functions, which on NVIDIA's GPUs use the
  * hardware's exp2 and log2. The epilogues of tensor-core GEMMs have no registers to spare for the

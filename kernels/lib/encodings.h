@@ -4,7 +4,7 @@
  * Six numbers describe an element type, as in MOERT_DTYPE_TABLE of include/moert/formats.h: bits,
  * mantissa bits, bias, the bit pattern above the largest finite value, that of NaN, special values
  * (0 none, 1 one NaN, 2 infinities). The host defines them as macros, so they are constants here.
- * Everything works on bits or is exact, except for one rounding.
+ * Every conversion works on bits or is exact, except for one rounding.
  */
 #ifndef MOERT_LIB_ENCODINGS_H
 #define MOERT_LIB_ENCODINGS_H
@@ -14,7 +14,8 @@
 /*
  * Rounds to nearest even. A normal result is the bits of the float, rounded at the last kept bit
  * and shifted. For smaller results, a power of two is added whose float has the step of the
- * subnormal numbers. That sum rounds, and its low bits count the steps.
+ * subnormal numbers. The addition rounds x to that step, and the low bits of the sum count the
+ * steps.
  */
 static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code,
                           int special) {
@@ -166,7 +167,8 @@ static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int
 
 #define DTYPE_E2M1 4, 1, 1, 7u, 7u, 0
 
-/* Rounds to half steps, then to E2M1; there, 5 and 7 half steps round down, as do 9 and 10. */
+/* Rounds to half steps, then to E2M1. In the second rounding, 5 and 7 half steps round down, as do
+ * 9 and 10. */
 static inline uvec encode_half_steps(vec x) {
     const uvec h = convert_uvec(rint(fmin(fabs(x) * 2.0f, 12.0f)));
     uvec code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uvec)7;

@@ -1,7 +1,7 @@
 /*
  * Included by the kernels that convert number formats: conversions (lib/encodings.h), loads and
- * stores of elements (lib/elements.h), the choices that the host numbers, and the position of a row
- * group's rows.
+ * stores of elements (lib/elements.h), the choices that the host passes as numbers, and the
+ * position of a row group's rows.
  */
 #ifndef MOERT_LIB_FORMATS_H
 #define MOERT_LIB_FORMATS_H
@@ -18,12 +18,12 @@ enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 #define TRANSPOSED 0
 #endif
 
-/* Scales without a buffer follow the payload of their row. */
+/* If the scales have no buffer of their own, those of a row follow its payload. */
 #define SCALES_OF(q, scale, columns)                                                               \
     ((scale) != 0 ? (scale) : (q) + ((columns)*ELEMENT_BITS + 7) / 8)
 
-/* The end of group g, which begins at `start`. It lies within the rows, whatever `ends` holds. If
- * `ends` is null there is one group. */
+/* The end of group g, which begins at `start`. The result lies within the rows, whatever `ends`
+ * holds. If `ends` is null there is one group. */
 static inline uint group_end(global const uint *ends, uint g, uint start, uint rows) {
     return ends != 0 ? max(start, min(ends[g], rows)) : rows;
 }

@@ -1,6 +1,6 @@
 /*
- * Included by encodings.h: the only NaN of its functions, and the conversions that GPUs compute in
- * few instructions.
+ * Included by encodings.h: the only NaN that the functions of encodings.h produce, and the
+ * conversions that GPUs compute in few instructions.
  */
 #define QUIET 0x7FC00000u /* the only NaN that these functions produce */
 
@@ -76,7 +76,7 @@ static inline uint pack_e2m1(vec first, vec second) {
     return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
 }
 
-/* Makes NaNs positive. NVIDIA's arithmetic produces positive ones anyway. */
+/* Makes NaNs positive. NVIDIA's arithmetic produces positive NaNs anyway. */
 static inline vec computed(vec x) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     return x;

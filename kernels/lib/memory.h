@@ -1,5 +1,5 @@
 /* Included by common.h: loads and stores of the floats of a step. */
-/* Whether a part that begins at p is a single access. */
+/* Whether a part that begins at p can be loaded or stored by a single access. */
 #define IS_WHOLE(p) (MOERT_ITEMS > 1 && ((size_t)(p)&15) == 0)
 
 /* Read and write a vector of `n` elements of `type` in the address space `space`, with the

@@ -1,7 +1,7 @@
 /*
  * PTX that NVIDIA's OpenCL compiler accepts as inline assembly: barriers in local memory, TMA,
- * wgmma. Local memory is addressed by 32-bit addresses. Programs built from source get sm_90.
- * Instructions that need sm_90a are therefore comments marked @sm_90a, which
+ * wgmma. Local memory is addressed by 32-bit addresses. The driver compiles OpenCL source for
+ * sm_90, not for sm_90a. Instructions that need sm_90a are therefore comments marked @sm_90a, which
  * src/device/nvidia/ptx.c turns into instructions. Source: the PTX ISA manual. Required: F16 (0
  * bf16, 1 f16).
  */
@@ -61,7 +61,7 @@ static inline void arrive(uint barrier) {
     __asm__ volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Arrives, and announces that TMA will write `bytes` bytes. */
+/* Arrives at the barrier, and announces that TMA will write `bytes` bytes. */
 static inline void expect(uint barrier, uint bytes) {
     __asm__ volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                      "r"(bytes)
@@ -80,7 +80,7 @@ static inline void await(uint barrier, uint round) {
 }
 
 /* Initialises the barriers of a ring of stages, 8 bytes each in local memory, with the number of
- * arrivals that each kind expects. */
+ * arrivals that the full and the empty barriers expect. */
 static inline void begin_ring(uint full, uint empty, int stages, uint full_arrivals,
                               uint empty_arrivals) {
     for (int i = 0; i < stages; i++) {
@@ -151,8 +151,8 @@ static inline void load_box(uint to, ulong map, int x, int y, int z, uint barrie
                      : "memory");
 }
 
-/* load_box for a map of rank 5 whose rows alternate in runs of gates and of ups. Loads rows from
- * `row` of run `run` and of the runs that follow; of the ups if `up` is 1. */
+/* load_box for a map of rank 5 whose rows alternate in runs of gates and of ups. Loads rows of run
+ * `run`, from `row` on, and rows of the runs that follow: ups if `up` is 1, else gates. */
 static inline void load_gated_box(uint to, ulong map, int x, int row, int up, int run, int z,
                                   uint barrier) {
     __asm__ volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -212,8 +212,8 @@ static inline void wgmma_commit(void) {
     SUMS_16(s, 0), SUMS_16(s, 16), SUMS_16(s, 32), SUMS_16(s, 48), SUMS_16(s, 64), SUMS_16(s, 80), \
         SUMS_16(s, 96), SUMS_16(s, 112)
 
-/* sums[64,256] of four warps += a[64,16] b[16,256]. The predicate p keeps the old sums; the factors
- * 1 keep the signs of the operands. */
+/* sums[64,256] of four warps += a[64,16] b[16,256]. With predicate p, the old sums are added to;
+ * the factors 1 keep the operands' signs. */
 #define WGMMA(s, a, b, transposed_a, transposed_b)                                                 \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n//@sm_90a "                            \
                      "wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND_TYPE "." OPERAND_TYPE  \

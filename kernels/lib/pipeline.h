@@ -29,7 +29,8 @@ INLINED uint empty_of(uint base, uint step) {
     return base + EMPTY_AT + step % STAGES * 8;
 }
 
-/* Initialises the barriers with the number of arrivals that each kind expects. */
+/* Initialises the barriers with the number of arrivals that the full and the empty barriers
+ * expect. */
 INLINED void begin_pipeline(uint base, uint full_arrivals, uint empty_arrivals) {
     begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, full_arrivals, empty_arrivals);
 }

@@ -21,7 +21,7 @@
     }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
 /* Returns x of the item whose index differs in the bit `distance`, by NVIDIA's shuffle.
- * DEFINE_LANES below adds in the same tree order with it. */
+ * DEFINE_LANES below uses this to add in the same tree order. */
 static inline float exchanged(float x, int distance) {
     float other;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
@@ -98,7 +98,7 @@ static inline uint max_uints(uvec x, local float *row_group) {
 DEFINE_LANES(max_uints, uint, max)
 #endif
 
-/* The larger magnitude of each lane; NaN persists. */
+/* The larger magnitude of each lane; a NaN stays a NaN. */
 static inline vec raise(vec peak, vec x) {
     return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
 }

@@ -6,10 +6,10 @@
  *               multiply-add. A work-item executes 2 * CHAINS * LANES * ROUNDS operations.
  *   roof_copy   target[i] = source[i]; each work-group copies BLOCK vectors of LANES floats.
  *
- * Required: CHAINS (more hide longer latencies, fewer fit into small register files: the host tries
- * several), ROUNDS, BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a work-group: on CPUs
- * one item of 16 lanes, on other devices many items of 4 lanes. No local memory. Deterministic;
- * roof_fma has a result only to keep the compiler from removing the loop.
+ * Required: CHAINS (more chains hide longer latencies, fewer fit into small register files; the
+ * host tries several numbers), ROUNDS, BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a
+ * work-group: on CPUs one item of 16 lanes, on other devices many items of 4 lanes. No local
+ * memory. Deterministic; roof_fma has a result only to keep the compiler from removing the loop.
  */
 #if !defined(CHAINS) || !defined(ROUNDS) || !defined(BLOCK) || !defined(LANES) || !defined(ITEMS)
 #error "CHAINS, ROUNDS, BLOCK, LANES and ITEMS must be defined"

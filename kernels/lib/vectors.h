@@ -51,7 +51,7 @@ typedef ushort4 short_vec;
 #define VEC (MOERT_ITEMS * PART)
 
 /* The lanes of a sum over a row: eight vectors of one work-item on CPUs, or one vector of each of
- * 32 work-items. */
+ * 32 work-items on GPUs. */
 #define SUM_LANES MOERT_SUM_LANES
 #define SUM_VECS  (SUM_LANES / VEC)
 typedef struct lane_sums {
@@ -95,7 +95,7 @@ static inline vec first_lanes(vec x, int n) {
 }
 
 /* Declares `row_group`, the local memory through which the items of a row group exchange
- * values. With several row groups it is an array with one entry for each, and they use it at
- * the same time. */
+ * values. With several row groups, `row_group` is an array with one entry for each, so that they
+ * can exchange values at the same time. */
 #define ROW_GROUP                local float row_group[MOERT_ITEMS]
 #define ROW_GROUP_OF(row_groups) local float row_group[row_groups][MOERT_ITEMS]

@@ -30,8 +30,8 @@
  * If WINDOW is 1, a query sees only the `window` keys up to its own, and blocks that no own row
  * sees are left out.
  *
- * If each sequence is several documents, tiles are rows of a document, whose positions count from
- * its start; other rows of the sequence that a block holds are masked or not stored.
+ * If a sequence has several documents, a tile has rows of one document, and positions count from
+ * the start of that document. Rows of other documents that a block holds are masked or not stored.
  *
  * q, k, v and, in the backward passes, dout are bf16 tensors [sequences, length, heads * head's
  * elements]. TMA reads rows past a sequence's end as zeros. attention/stats.cl writes the stats
@@ -95,14 +95,14 @@
  * of keys and values) of one document, which begins at row `offset` of its sequence. */
 typedef struct place {
     int length, heads, kv_heads, window, sequence, offset, head, first;
-    int slot;     /* of the stats of the document's first block */
-    size_t token; /* the document's first one */
+    int slot;     /* slot of the stats of the document's first block */
+    size_t token; /* the document's first token */
 } place;
 
 /* The kernel's operands and results. */
 typedef struct tensors {
     float scale, factor;
-    global float *scratch;        /* the stats; FORWARD: the number of tiles taken, a word */
+    global float *scratch;        /* backward: the stats; FORWARD: counter of taken tiles */
     global const float *sinks;    /* [heads], only in FORWARD, or null */
     global float *result, *other; /* by PASS: out and lse; dq and null; dk and dv */
     global ushort *out_bf16;      /* FORWARD: out rounded to bf16, or null */
@@ -121,7 +121,8 @@ INLINED void store_rows(const float *sums, int width, const float *factor, place
     store_rows_at(sums, width, factor, at.length - first, x, stride);
 }
 
-/* Stages are blocks of keys and of values in turn, or pairs of both. */
+/* Stages hold a block of keys and a block of values alternately; in BACKWARD_KV each holds a pair
+ * of q and dout. */
 INLINED uint stage_at(uint base, uint step) {
     const uint stage = step % STAGES;
     return base + STAGES_AT +
@@ -129,8 +130,8 @@ INLINED uint stage_at(uint base, uint step) {
                                 : stage / 2 * PAIR_BYTES + stage % 2 * KEY_BYTES);
 }
 
-/* release_stage of lib/pipeline.h, by a predicate: a branch would make the lanes of a warp
- * diverge. */
+/* As release_stage of lib/pipeline.h, but by a predicated instruction: a branch would make the
+ * lanes of a warp diverge. */
 INLINED void hand_back(uint base, uint step) {
     __asm__ volatile(
         "{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(
@@ -167,7 +168,8 @@ INLINED void mask_unseen(float *score, int ahead, int window) {
     }
 }
 
-/* Loads the own rows of a tensor whose heads are as wide as keys, and of one as wide as values. */
+/* Loads the own rows of two tensors: of `keys`, whose heads have KEY_SIZE columns, and of `values`,
+ * whose heads have VALUE_SIZE columns. */
 INLINED void load_kept(place at, ulong keys, ulong values, uint base) {
     const int row = at.offset + at.first;
     expect(base + KEPT_AT, KEPT_BYTES);
@@ -206,8 +208,8 @@ INLINED global const float *stats_of(place at, tensors t, int head, int block) {
 
 /*
  * The rows of tile number `tile`. Tiles of whole sequences come in sections of `section` heads, so
- * that the heads of all tiles in progress fit in the cache; those with the most work come first in
- * each. `list`: the blocks of OWN rows of all documents, or null.
+ * that the heads of all tiles in progress fit in the cache. Within a section, the tiles with the
+ * most work come first. `list`: the blocks of OWN rows of all documents, or null.
  */
 INLINED place place_of(int tile, moert_nvidia_attention_args args,
                        global const moert_attention_block *list) {

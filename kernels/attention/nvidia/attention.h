@@ -1,15 +1,15 @@
 /*
- * Building blocks of the passes of attention.cl (see the picture there). In all of them, lane l of
- * warp w of a consumer holds rows 16 w + l / 4 and 16 w + l / 4 + 8 of its 64, and columns 2 (l %
- * 4) and 2 (l % 4) + 1 of every 8. Every function is inlined: a call must not move registers that a
- * wgmma in flight uses. Required: KEY_SIZE (64, 128 or 192), VALUE_SIZE (64 or 128), BLOCK (64 or
- * 128), F16 (0).
+ * Building blocks of the passes of attention.cl (see the picture there). In all functions, lane l
+ * of warp w of a consumer holds rows 16 w + l / 4 and 16 w + l / 4 + 8 of the consumer's 64 rows,
+ * and columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Every function is inlined: a call must not
+ * move registers that a wgmma in flight uses. Required: KEY_SIZE (64, 128 or 192), VALUE_SIZE (64
+ * or 128), BLOCK (64 or 128), F16 (0).
  */
 #include "lib/nvidia.h"
 #undef SUMS
 #undef WGMMA
 
-#define ROWS      MOERT_ATTENTION_BLOCK_ROWS /* of a consumer, and of a box */
+#define ROWS      MOERT_ATTENTION_BLOCK_ROWS /* rows of a consumer, and of a TMA box */
 #define BOX_BYTES 8192                       /* 64 rows of 64 columns */
 #define LOG2E     1.44269504088896341f
 #define LN2       0.693147180559945309f
@@ -18,7 +18,7 @@
 /* ---- rows in bf16, by TMA ---- */
 
 /* Loads `rows` rows of `width` columns of a head, from row `row` of a sequence on; rows past the
- * sequence's end are zero. Each 64 columns of all rows come together. */
+ * sequence's end are zero. The block consists of boxes; each holds 64 columns of all rows. */
 INLINED void load_block(uint to, ulong map, int rows, int width, int column, int row, int sequence,
                         uint barrier) {
     UNROLL_FOR(int i = 0; i < width; i += 64)
@@ -36,8 +36,8 @@ INLINED void load_bytes(uint to, global const void *from, uint bytes, uint barri
         : "memory");
 }
 
-/* x, opaque to the compiler, so that it does not keep values computed from x in registers over a
- * loop, such as the descriptors of all steps of a GEMM. */
+/* Returns x, but hides its value from the compiler. So the compiler does not keep values computed
+ * from x in registers over a loop, such as the descriptors of all steps of a GEMM. */
 INLINED int opaque(int x) {
     __asm__ volatile("" : "+r"(x));
     return x;
@@ -46,9 +46,9 @@ INLINED int opaque(int x) {
 /* ---- wgmma ---- */
 
 /*
- * A wgmma with N columns has sums in operands %0 to %(N/2 - 1). The first wgmma of a score only
- * writes them (p = 0), so that nothing but wgmma touches their registers; the others add to them
- * (p = 1). RS has the first operand in registers, SS has both in local memory.
+ * A wgmma with N columns has sums in operands %0 to %(N/2 - 1). The first wgmma of a score
+ * overwrites the sums (p = 0), so that only wgmma touches their registers. Later wgmma add to the
+ * sums (p = 1). RS has the first operand in registers, SS has both in local memory.
  */
 #define JOINED(a, b) a##b
 #define JOIN(a, b)   JOINED(a, b)
@@ -120,8 +120,8 @@ INLINED void score_gemm_ss(float *score, uint own, int width, uint block) {
 WEIGHTED_SUM(sum_keys, KEY_SIZE)
 WEIGHTED_SUM(sum_values, VALUE_SIZE)
 
-/* Rounds scores into the register order of the A operand: each 16 columns take four registers, for
- * rows 0, 8, 0 and 8 of the lane. */
+/* Rounds scores into the register order of the A operand: every 16 columns take four registers of a
+ * lane, which hold its first, second, first and second row. */
 INLINED void round_weights(const float *score, uint weights[][4]) {
     UNROLL_FOR(int i = 0; i < STEPS(BLOCK); i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
@@ -206,8 +206,8 @@ INLINED void load_own(uint own[][4], int width, uint block) {
 }
 
 /* x[64,width] = factor[row] * sums for `count` rows, `stride` elements apart. Lanes exchange pairs
- * of columns, so that each stores 16 bytes at once: even lanes of the first 8 of every 16 columns,
- * odd ones of the last 8. */
+ * of columns, so that each lane stores 16 bytes at once: of every 16 columns, even lanes store the
+ * first 8, odd lanes the last 8. */
 INLINED void store_rows_at(const float *sums, int width, const float *factor, int count,
                            global float *x, size_t stride) {
     const int own = opaque(own_row()), lane = opaque(get_local_id(0) % 4);
@@ -227,15 +227,16 @@ INLINED void store_rows_at(const float *sums, int width, const float *factor, in
         }
 }
 
-/* Exchanges words of two lanes whose index differs in the bits of `mask`: the one with `upper` set
- * gets the words b of both, the other the words a, in the order of the lanes. */
+/* Exchanges words of two lanes whose index differs in the bits of `mask`. The lane with `upper` set
+ * gets the words b of both lanes, the other lane both words a, in the order of the lanes. */
 INLINED void exchange(uint *a, uint *b, uint mask, bool upper) {
     const uint got = as_uint(shuffle_xor(as_float(upper ? *a : *b), mask));
     *a = upper ? got : *a;
     *b = upper ? *b : got;
 }
 
-/* store_rows_at in bf16; of every 32 columns lane l of four stores columns 8 l to 8 l + 7. */
+/* As store_rows_at, but in bf16: of every 32 columns, lane l of each four lanes stores columns 8 l
+ * to 8 l + 7. */
 INLINED void store_bf16(const float *sums, int width, const float *factor, int count,
                         global ushort *x, size_t stride) {
     const int own = opaque(own_row()), lane = opaque(get_local_id(0) % 4);

@@ -1,7 +1,7 @@
 /*
  * The pass FORWARD of attention.cl. Work-groups take tiles one by one from a counter; `turn` counts
- * a work-group's tiles. One thread announces each tile to the others through two places in local
- * memory.
+ * a work-group's tiles. One thread announces each tile to the others through two words of local
+ * memory, used in turn.
  */
 
 INLINED void announce_tile(uint base, local uchar *arena, uint turn, int tile) {
@@ -62,16 +62,17 @@ INLINED void produce_tiles(moert_nvidia_attention_args args,
  * move rescales all sums. Weights are at most 2^SLACK. */
 #define SLACK 8.0f
 
-/* Below all scores, but finite: in a block that it does not see a query has only -INFINITY. */
+/* Below all scores, but finite: a query that sees no key of a block has only scores of
+ * -INFINITY. */
 #define LOWEST -1e30f
 
 /* The state of a work-item's two rows: the maximum that weights refer to, the weights' sum so far,
- * and the factor by which the last block made all earlier sums smaller. */
+ * and the factor by which the last block multiplied all earlier sums. */
 typedef struct rows {
     float maximum[2], total[2], keep[2];
 } rows;
 
-/* The state before the first block; a sink is the score of no key. */
+/* The state before the first block; a sink counts as a score without a key. */
 INLINED void begin_rows(rows *of, tensors t, int head) {
     UNROLL_FOR(int side = 0; side < 2; side++) {
         of->maximum[side] = t.sinks != 0 ? LOG2E * t.sinks[head] : LOWEST;
@@ -98,9 +99,9 @@ INLINED void softmax_block(float *score, float factor, rows *of) {
     }
 }
 
-/* own = the own rows of q. Rows past the document's end are those of the next one, which does not
- * matter, since they are not stored. The loads must end before the producer may load the next
- * tile's rows to the same place, and nothing here uses their results: hence the fence. */
+/* own = the own rows of q. Rows past the document's end belong to the next document and are not
+ * stored. The loads from local memory must end before the producer overwrites these rows with the
+ * next tile's. No instruction here uses the loaded values, so a fence is needed. */
 INLINED void take_queries(uint own[][4], uint base, uint turn) {
     const uint consumer = get_local_id(0) / 128 - 1;
     await(base + QUERIES_FULL + 8 * consumer, turn);
@@ -127,8 +128,9 @@ INLINED void store_tile(place at, tensors t, const float *sums, const rows *of) 
                    at.heads * VALUE_SIZE);
 }
 
-/* Adds the values of a block at `step` with its weights, and overlaps that with the scores of the
- * next block, whose keys are at `step` + 1; these become its weights. `ahead` as in mask_unseen. */
+/* Adds a block's values (stage of `step`), multiplied by `weights`, to `sums`. Meanwhile computes
+ * the next block's scores from its keys (stage of `step` + 1), and turns these scores into
+ * `weights`. `ahead` as in mask_unseen. */
 INLINED void add_block(float *sums, float *score, uint weights[][4], uint own[][4], rows *of,
                        float factor, int ahead, int window, uint base, uint step) {
     const uint v = step, k = step + 1;
@@ -152,8 +154,9 @@ INLINED void add_block(float *sums, float *score, uint weights[][4], uint own[][
             sums[i] *= of->keep[i / 2 % 2];
 }
 
-/* The first score of the next tile overlaps the last sum of this one, and its end. After the last
- * tile it is computed from anything. */
+/* Computes the next tile's first score while the current tile's last sum is computed and its
+ * results are stored. After the last tile, this score comes from unspecified data and is not
+ * used. */
 INLINED void consume_tiles(moert_nvidia_attention_args args,
                            global const moert_attention_block *list, tensors t, uint base,
                            local uchar *arena) {

@@ -59,8 +59,8 @@ INLINED void differentiate_rounded(float *dscore, uint weights[][4], local const
 }
 #endif
 
-/* Up to a KEY_SIZE of 128 dp is computed while p is. Beyond that both need more registers than
- * there are: p is rounded first, and ds is computed from the rounded p. */
+/* If KEY_SIZE is at most 128, dp is computed while p is computed. For larger keys, both together
+ * need more registers than exist: p is rounded first, and ds is computed from the rounded p. */
 INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
     const int blocks = end_block(at) - at.first / ROWS, steps = blocks * (at.heads / at.kv_heads);
@@ -71,7 +71,7 @@ INLINED void consume(place at, tensors t, uint base, local const uchar *arena) {
     clear(dksums, KEY_SIZE / 2);
     clear(dvsums, VALUE_SIZE / 2);
     await(base + KEPT_AT, 0);
-    int block = 0; /* among those of one head */
+    int block = 0; /* number among the blocks of one head */
     do { /* at least one step: with a branch around the loop, ptxas would wait after every wgmma */
         const uint q = stage_at(base, step), dout = q + KEY_BYTES;
         local const float *stats = (local const float *)(arena + STATS_AT + step % STAGES * 512);

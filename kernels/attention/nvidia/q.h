@@ -9,8 +9,9 @@ INLINED void produce(place at, tensors t, maps of, uint base) {
 }
 
 /* Hands back the stages of steps [step, end), whose blocks only the other consumer needs. Returns
- * `end`. No wgmma holds the warps together here: one that is late would miss that a stage was full,
- * if it had been filled again meanwhile. */
+ * `end`. The warps of the consumer meet first, since no wgmma synchronises them here. Otherwise a
+ * late warp would miss that a stage was full, if the producer had filled the stage again
+ * meanwhile. */
 INLINED uint skip_steps(uint base, uint step, uint end) {
     for (uint full = step; full < end; full++)
         await_full(base, full);

@@ -54,8 +54,8 @@ static inline uint decoder_number(void) {
     return get_group_id(0) * DECODERS + get_local_id(0) - 32;
 }
 
-/* The loads for one iteration, issued an iteration ahead of use. Beyond the end they read other
- * elements, since conditional loads would wait for each other. */
+/* The loads for one iteration, issued an iteration ahead of use. Beyond the end, the loads read
+ * other elements, since conditional loads would wait for each other. */
 typedef struct batch {
     uint payload[16], scales[2];
 } batch;
@@ -130,7 +130,7 @@ INLINED batch load_down(int format, quantized x, part p, uint unit, uint units) 
 }
 
 INLINED void decode_down(int format, quantized x, part p) {
-    const int bits = CODE_BITS(format), rows = 8 / bits; /* rows of a line */
+    const int bits = CODE_BITS(format), rows = 8 / bits; /* rows of elements in one line of bytes */
     const uint across = p.columns / 8, stride = get_num_groups(0) * DECODERS;
     const uint units =
         (p.lines + RUN_OF(format) - 1) / RUN_OF(format) * (RUN_OF(format) / rows / 8) * across;
@@ -161,7 +161,7 @@ INLINED void decode_down(int format, quantized x, part p) {
 
 /* ---- groups ---- */
 
-/* Makes stores visible to TMA, then counts this work-group. */
+/* Makes this work-group's stores visible to TMA, then increments the group's counter *ready. */
 static inline void count_ready(global uint *ready) {
     __asm__ volatile("fence.acq_rel.gpu; fence.proxy.async;" ::: "memory");
     barrier_of(BAR_DECODERS, DECODERS);

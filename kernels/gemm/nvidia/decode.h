@@ -1,11 +1,11 @@
 /*
- * Decodes elements of MXFP8, MXFP4 and NVFP4 to bf16, several by one operation (ahead.h).
+ * Decodes elements of MXFP8, MXFP4 and NVFP4 to bf16, several elements by one operation (ahead.h).
  *
  * The bits of an element, moved to bf16's sign, low exponent bits and high mantissa bits, are its
  * value times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), for subnormal values also. One
- * operation moves several elements. The product with that power of two is exact, and so is the
- * product with the scale, except that it is rounded below 2^-126. NVFP4's global scales are not
- * applied.
+ * operation moves several elements. Multiplying by 2^120, 2^112 or 2^126 is exact. So is
+ * multiplying by the scale, except that products below 2^-126 are rounded. NVFP4's global scales
+ * are not applied.
  *
  * Formats are numbered as in MOERT_FORMAT_TABLE (include/moert/formats.h).
  */
@@ -34,7 +34,7 @@ static inline uint multiply_pair(uint x, uint y) {
     return product;
 }
 
-/* The power of two that moved bits are multiplied by, twice. */
+/* The power of two that moved bits are multiplied by, in both halves of a word. */
 static inline uint unit_pair(int format) {
     return UNIT(format) * 0x00800080u;
 }
@@ -67,8 +67,8 @@ static inline uint2 fix_specials(int format, uint payload, uint2 pairs) {
     return (uint2)(fixed[0], fixed[1]);
 }
 
-/* Moves four elements of 8 bits. Adding one unit beyond the largest finite value flips the sign
- * bit, which detects special values. */
+/* Moves four elements of 8 bits. Infinities and NaNs are detected by adding a constant to the bits:
+ * only theirs carry into the sign bit. */
 static inline uint2 move_bytes(int format, uint payload) {
     const uint right = format == E4M3_E8M0 ? 4 : 3,
                kept = format == E4M3_E8M0 ? 0x07070707u : 0x0F0F0F0Fu;

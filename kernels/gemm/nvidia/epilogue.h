@@ -12,10 +12,10 @@
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
  *   h = factor[line] (clamp(u, -limit, limit) + offset) a(min(g, limit))             (glu.h)
  *
- * The result is h, with as many columns as there are gates. v has gates and ups in runs of RUN
- * columns (0: all of one, then all of the other), gates first unless SWAPPED. amax[g] = the largest
- * |result| before rounding; NaN persists. The maximum of floats is the maximum of their bits as
- * integers, which does not depend on the order.
+ * With GLU, the result is h, with one column for each gate. v has gates and ups in runs of RUN
+ * columns, gates first unless SWAPPED (RUN = 0: all gates, then all ups). amax[g] = the largest
+ * |result| before rounding, or NaN if a result is NaN. It is computed as the maximum of the floats'
+ * bits as integers, which does not depend on the order.
  *
  * A warp holds the sums of 16 lines x SPAN columns. Of these, lane l holds line l / 4 + 8 i at
  * columns 8 j + 2 (l mod 4) and 8 j + 2 (l mod 4) + 1, in sum[4 j + 2 i] and sum[4 j + 2 i + 1].
@@ -97,7 +97,7 @@ static inline void store_two(float2 x, global uchar *p, int type, ulong i) {
 /* ---- gates and ups ---- */
 
 /* The column of v that holds the gate or, if `up`, the up projection of column `column` of h, which
- * is even. Those of column + 1 are one column further. Not for RUN = 1. */
+ * is even. The gate and the up of column + 1 are one column further in v. RUN must not be 1. */
 static inline uint column_in_v(uint column, uint width, bool up) {
     const uint run = RUN == 0 ? width : RUN,
                first = RUN == 0 ? column : column / run * 2 * run + column % run;
@@ -166,8 +166,8 @@ static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha
     return v;
 }
 
-/* Values that the sums of a tile share. `peak`: the bits of the largest |result| of this thread so
- * far. */
+/* The values that the epilogue uses for all sums of a tile. `peak`: the bits of the largest
+ * |result| of this thread so far. */
 typedef struct finishing {
     lines l;
     float alpha, beta;
@@ -220,7 +220,7 @@ static inline void finish(float *sum, tile t, epilogue e) {
                          max(min(f.l.at[1], t.end - 1), 0) * e.ldc + f.first};
     UNROLL_FOR(int j = 0; j < SPAN / 8; j += STORES) {
         if (8 * j >= f.left)
-            continue; /* for all lanes of the warp */
+            continue; /* the same for all lanes of the warp */
         float2 old[STORES][2];
         UNROLL_FOR(int b = 0; b < STORES; b++)
             UNROLL_FOR(int i = 0; i < 2; i++)
@@ -241,7 +241,7 @@ static inline void finish_gates(float *sum, tile t, epilogue e) {
         return;
     UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
-            continue; /* for all lanes of the warp */
+            continue; /* the same for all lanes of the warp */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         const pair b =
             BIAS ? load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns)
@@ -261,7 +261,7 @@ static inline void finish_glu(float *sum, tile t, epilogue e) {
     int peak = -1;
     UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
-            continue; /* for all lanes of the warp */
+            continue; /* the same for all lanes of the warp */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         float *g = sum + 4 * j, *u = g + SPAN / 4;
         const pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};

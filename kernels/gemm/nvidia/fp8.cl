@@ -8,11 +8,12 @@
  *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           m in block b: the rows
  *                                                                           of group g
  *
- * Blocks have 128 values of the reduction, in WGRAD from a group's first row on. The tensor cores
- * add up a block, to about 14 bits of its largest product. Blocks are added in float32, times both
- * scales (1 unless SCALED) and alpha (1 if alpha is null), as DeepGEMM does. Both operands are
- * tensors [groups or 1, rows, reduction] of TMA maps. Work-groups are persistent and take the tiles
- * of 128 lines x 256 columns in rotation; they compute the tiles from the group ends:
+ * A block has 128 values of the reduction; in WGRAD the first block begins at the group's first
+ * row. The tensor cores sum a block with about 14 bits of precision relative to its largest
+ * product. The sum is multiplied by both scales (1 unless SCALED) and alpha (1 if alpha is null),
+ * and added to other blocks' in float32, as in DeepGEMM. Both operands are tensors [groups or 1,
+ * rows, reduction] of TMA maps. Work-groups are persistent and take the tiles of 128 lines x 256
+ * columns in rotation; they compute the positions of the tiles from the ends of the groups:
  *
  *     warps 0-3    the producers, see fp8.h: blocks of both operands and their scales into a
  *                  ring of STAGES stages
@@ -27,10 +28,11 @@
  * memory and not stored. s[m,b] is at s + m * s_line + b, t at t + g * t_group + b * t_block + (j /
  * 128, in WGRAD j) * t_column.
  *
- * Rows of the operands must be multiples of 16 bytes, columns and ldc of 8 elements, and in WGRAD
- * the ends of 16, since TMA requires it. Grid: one work-group of 384 for each compute unit. Local
- * memory: ARENA bytes (up to 227 KiB; src/device/nvidia/ptx.c replaces 1040 by it), including the
- * ends. Deterministic: the hardware determines the order of a sum, the same in every run, and no
+ * TMA requires rows of the operands that are multiples of 16 bytes, columns and ldc that are
+ * multiples of 8 elements and, in WGRAD, ends of the groups that are multiples of 16. Grid: one
+ * work-group of 384 for each compute unit. Local memory: ARENA bytes (up to 227 KiB), including the
+ * ends of the groups. src/device/nvidia/ptx.c replaces the 1040 bytes that the kernel declares by
+ * ARENA. Deterministic: the hardware determines the order of a sum, the same in every run, and no
  * tile depends on another. Required: WGRAD, SCALED (0, 1; 1 in WGRAD), E5M2 (0, 1), F32 (result: 0
  * bf16, 1 float32), ARENA.
  */
@@ -121,7 +123,7 @@ static inline local const float *scales_of(const ring *r) {
     return (local const float *)(r->arena + SCALES_AT) + r->step % STAGES * SCALES;
 }
 
-/* Called after the wgmma instructions are issued: loads between them would delay them. */
+/* Called after the wgmma instructions are issued: loads between the wgmma would delay these. */
 static inline scale_set load_scales(const ring *r) {
     const uint line = r->consumer * 64 + get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
     local const float *scales = scales_of(r);

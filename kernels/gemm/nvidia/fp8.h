@@ -22,7 +22,7 @@
 #define STEP        32          /* K values of a wgmma */
 #define A_BYTES     (LINES * BLOCK_K)
 /* ORDER and ORDER + 1: the barriers at which a consumer waits until it may use the tensor cores;
- * clear_k uses 3 */
+ * clear_k uses barrier 3 */
 #define ORDER         4
 #define BLOCK         MOERT_FP8_K /* columns that share a scale, except in WGRAD */
 #define COLUMN_SCALES (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of B */

@@ -8,10 +8,11 @@
  *
  * epilogue.h defines the epilogue: scale factors, bias, the old values, a GLU (of FORWARD).
  *
- * The result has lines (m, m, n) and columns (n, k, k). Operand a has the lines, b the columns;
- * their rows have columns at stride 1. An operand is transposed if its reduction index runs along
- * the rows. A work-group of 4 warps computes a tile of 128 lines x 128 columns, 32 K values at a
- * time. Two work-groups share an SM, so that one multiplies while the other begins or ends:
+ * In the three orientations, the result's lines are (m, m, n) and its columns (n, k, k). Operand a
+ * has the lines, b the columns. In memory, the elements of an operand's row are contiguous. An
+ * operand is transposed if its reduction index runs along the rows. A work-group of 4 warps
+ * computes a tile of 128 lines x 128 columns, 32 K values at a time. Two work-groups share an SM,
+ * so that one multiplies while the other begins or ends:
  *
  *               columns   0-63   64-127
  *     lines  0-63        warp 0  warp 2   each 64 x 64 sums in registers, in 4 x 8 pieces of 16 x 8
@@ -19,8 +20,9 @@
  *
  * All threads copy the blocks of both operands (8 KiB each), 16 bytes at a time, into a ring of 3
  * stages. A stage is refilled once all warps have read it. A warp loads the matrices of 16 K values
- * while it multiplies those of the previous 16. Rows have 64 bytes (transposed: 256); their 16-byte
- * pieces are permuted so that the 8 rows of a matrix are in different banks.
+ * while it multiplies those of the previous 16. In local memory a row has 64 bytes, or 256 if the
+ * operand is transposed. The 16-byte pieces of a row are permuted so that the 8 rows of a matrix
+ * are in different banks.
  *
  * With GLU the 64 columns of a warp are 32 gates and their 32 ups, from their positions in the
  * weight, and give 32 columns of h.
@@ -28,11 +30,11 @@
  * Memory beyond the last line, column or K value of a group is not read; zeros replace it. A
  * work-group computes its tile from the group ends: group g, whose first row is r, begins at row
  * tile r / 128 + g, which reserves enough tiles for each group. The ends in use begin at index
- * `first_end`; if all groups share one weight, the last end makes them one group. Groups below
- * `skip` take no part.
+ * `first_end`; if all groups share one weight, only the last end is read, and all rows form one
+ * group. Groups below `skip` are not computed.
  *
- * Columns must be multiples of 8 elements, as must strides and addresses. Grid: work-groups of 128,
- * one for each of `down` row tiles (M / 128 + groups; in WGRAD the tiles of the lines of each
+ * Numbers of columns, strides and addresses must be multiples of 8 elements. Grid: work-groups of
+ * 128, one for each of `down` row tiles (M / 128 + groups; in WGRAD the tiles of the lines of each
  * group) times the column tiles. Local memory: 48 KiB. Deterministic: K is summed in blocks of 16
  * from the group's first value on. The hardware determines the order within a block; it is the same
  * in every run and at every position of a tile, and no tile depends on another. Required:

@@ -15,7 +15,7 @@ typedef struct operand {
 #define ACROSS(transposed)  ((transposed) ? LINES / 8 : BLOCK_K / 8) /* pieces of a row */
 #define ROW_OF(transposed)  (get_local_id(0) / ACROSS(transposed))
 #define PIECE(transposed)   (get_local_id(0) % ACROSS(transposed))
-#define ROWS_ON(transposed) (THREADS / ACROSS(transposed)) /* rows from one piece to the next */
+#define ROWS_ON(transposed) (THREADS / ACROSS(transposed)) /* rows between pieces of a thread */
 
 /* The offset of a row's piece in a block. */
 static inline uint offset_in_block(bool transposed, uint row, uint piece) {

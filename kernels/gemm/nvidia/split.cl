@@ -11,13 +11,15 @@
  *
  *   a = a0 + a1 + a2,   a b ~ a0 b2 + a2 b0 + a1 b1 + a0 b1 + a1 b0 + a0 b0
  *
- * with an error of 2^-24 of |a b|. The tensor cores add up these products of 32 K values in this
- * order and truncate what does not fit. The sums of blocks of 32 are added in float32, in order.
+ * The sum of these six products has an error of 2^-24 of |a b|. The tensor cores add the products
+ * for 32 K values in this order, and truncate bits that do not fit. The sums of blocks of 32 are
+ * added in float32, in order.
  *
- * The result has lines (m, m, k) and columns (n, k, n). Operand A (x, y, x) has the lines, B (w, w,
- * y) the columns. split_rows has split B before: parts[3, its rows, its columns rounded up to 8].
- * Both are tensors of TMA maps, A in elements of 16 bits. Work-groups are persistent and take the
- * tiles of 128 lines x COLUMNS columns in rotation:
+ * In the three orientations, the result's lines are (m, m, k) and its columns (n, k, n). Operand A
+ * (x, y, x) has the lines, B (w, w, y) the columns. Before this kernel, split_rows splits B into
+ * parts[3, rows of B, columns of B rounded up to 8]. A and B are tensors of TMA maps, A in elements
+ * of 16 bits. Work-groups are persistent and take the tiles of 128 lines x COLUMNS columns in
+ * rotation:
  *
  *     warps 0-3    one thread starts the loads of blocks of 32 K values of a tile, into a ring of
  *                  STAGES stages: 16 KiB of A, 64 bytes a column of each part of B
@@ -31,9 +33,9 @@
  *
  * Strides of A must be multiples of 4 elements; except in WGRAD, columns, ldc and first_column must
  * be multiples of 2. Grid: work-groups of 384, at most one for each compute unit. Local memory:
- * ARENA bytes (src/device/nvidia/ptx.c replaces 1040 by it). Deterministic: the hardware determines
- * the order of a sum; it is the same in every run and at every position of a tile. Required:
- * ORIENTATION (0 to 2 as above), COLUMNS (64, 128), ARENA.
+ * ARENA bytes; src/device/nvidia/ptx.c replaces the 1040 bytes that the kernel declares by ARENA.
+ * Deterministic: the hardware determines the order of a sum; it is the same in every run and at
+ * every position of a tile. Required: ORIENTATION (0 to 2 as above), COLUMNS (64, 128), ARENA.
  */
 #if !defined(ORIENTATION) || !defined(COLUMNS) || !defined(ARENA)
 #error "ORIENTATION, COLUMNS and ARENA must be defined"
@@ -49,7 +51,7 @@
 #define DGRAD   1
 #define WGRAD   2
 
-#if ORIENTATION == FORWARD /* 0: B is stored [N,K], 1: [K,N] */
+#if ORIENTATION == FORWARD /* 0 if B is stored [N,K], 1 if [K,N] */
 #define TRANSPOSED_B 0
 #else
 #define TRANSPOSED_B 1
@@ -74,8 +76,8 @@
 #define FULL_AT  (STAGES * STAGE_BYTES)
 #define EMPTY_AT (FULL_AT + 8 * STAGES)
 
-/* Hardware barriers: 1 and 2 of a consumer, 3 and 4 at which a consumer waits until it may use the
- * tensor cores. */
+/* Hardware barriers. CLEARED and CLEARED + 1: one for each consumer. ORDER and ORDER + 1: a
+ * consumer waits there until it may use the tensor cores. */
 #define CLEARED 1
 #define ORDER   3
 

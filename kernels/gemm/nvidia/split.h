@@ -127,10 +127,10 @@ INLINED void split_lines(uint parts[PARTS][STEPS][4], local const uchar *a, uint
                      : LIST(how, s)                                                                \
                      : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b))
 
-#define NEXT (TRANSPOSED_B ? 128 : 2) /* 16 K values, in units of 16 bytes */
+#define NEXT (TRANSPOSED_B ? 128 : 2) /* the size of 16 K values, in units of 16 bytes */
 
-/* The descriptor of a part of B: boxes of 32 rows along K, swizzled by 128 bytes; or 64 bytes a
- * column, swizzled by 64. */
+/* The descriptor of a part of B: if B is transposed, boxes of 32 rows along K with a 128-byte
+ * swizzle; otherwise 64 bytes for each column with a 64-byte swizzle. */
 static inline ulong matrix_b(uint b, int part) {
     const ulong at = (b + part * B_BYTES) >> 4 & 0x3FFF;
     return TRANSPOSED_B ? at | (ulong)(BOX_BYTES / 16) << 16 | (ulong)64 << 32 | (ulong)1 << 62

@@ -12,15 +12,15 @@ typedef struct pieces {
     uint address;
 } pieces;
 
-/* The matrix that lines are stored in. It has the tile's columns, or v's gates or ups of these. */
+/* The matrix that lines are stored in. This is the matrix of the tile's columns, or the gates or
+ * the ups in v. */
 enum { OWN_COLUMNS, GATES, UPS };
 typedef struct target {
     global uchar *at;
     ulong stride; /* elements from line to line */
-    uint columns; /* of the GEMM's result */
+    uint columns; /* columns of the GEMM's result */
     int type, as;
-    const ulong *addresses; /* of the lines whose words this work-item stores, instead of `at`;
-                               0: not stored */
+    const ulong *addresses; /* if set, the addresses of the lines, instead of `at`; 0: not stored */
 } target;
 
 /* The column of a target that corresponds to a column of the GEMM's result. */
@@ -47,7 +47,7 @@ static inline uint word_at(uint line, uint word, int type) {
     return line * 128 + (word ^ (type == IS_F32 ? line % 4 * 2 : line % 8)) * 16;
 }
 
-/* Rounds `factor` times the sums of a piece and puts them there. */
+/* Rounds `factor` times the sums of a piece and puts the results into the piece. */
 INLINED void put_piece(const float *sum, float factor, int type, pieces piece) {
     const uint lane = LANE;
     if (type == IS_F32) {

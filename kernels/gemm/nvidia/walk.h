@@ -9,8 +9,8 @@
  *     shape             a struct with fields groups, lines and columns
  */
 
-/* The state of the walk: tiles of the group from `base` on, rows from `first` to `last` - 1,
- * `block` blocks of rows in the groups before. */
+/* The state of the walk: the current group, its first tile `base`, its rows `first` to `last` - 1,
+ * and the number `block` of blocks of rows in all earlier groups. */
 typedef struct walk {
     uint group, first, last, base, block;
 } walk;

@@ -8,10 +8,11 @@
  *
  * epilogue.h defines the epilogue: scale factors, bias, the old values, a GLU (of FORWARD).
  *
- * The result has lines (m, m, n) and columns (n, k, k). Operand A has the lines, B the columns. All
- * operands are tensors [groups or 1, rows, columns] of TMA maps, columns at stride 1. An operand is
- * transposed if its reduction index runs along the rows. Work-groups are persistent and take the
- * tiles of 128 lines x 256 columns in rotation; they compute the tiles from the group ends:
+ * In the three orientations, the result's lines are (m, m, n) and its columns (n, k, k). Operand A
+ * has the lines, B the columns. All operands are tensors [groups or 1, rows, columns] of TMA maps,
+ * columns at stride 1. An operand is transposed if its reduction index runs along the rows.
+ * Work-groups are persistent and take the tiles of 128 lines x 256 columns in rotation; they
+ * compute the positions of the tiles from the ends of the groups:
  *
  *     warps 0-3    one thread starts the loads of blocks of 64 K values of a tile (A 16 KiB, B 32
  *                  KiB) into a ring of STAGES stages, describes the tile in `tiles`, and after the
@@ -46,11 +47,11 @@
  * another GPU's memory; 0: the line is not stored. The lines of a group then form about SCATTER
  * equal runs, one for each memory, and tiles are taken from these runs in rotation.
  *
- * Columns must be multiples of 8 elements, as must strides and addresses. Grid: one work-group of
- * 384 for each compute unit. Local memory: ARENA bytes (up to 227 KiB; src/device/nvidia/ptx.c
- * replaces 1040 by it), including the ends. Deterministic: the hardware determines the order of a
- * sum; it is the same in every run and at every position of a tile, and no tile depends on another.
- * Required:
+ * Numbers of columns, strides and addresses must be multiples of 8 elements. Grid: one work-group
+ * of 384 for each compute unit. Local memory: ARENA bytes (up to 227 KiB), including the ends of
+ * the groups. src/device/nvidia/ptx.c replaces the 1040 bytes that the kernel declares by ARENA.
+ * Deterministic: the hardware determines the order of a sum; it is the same in every run and at
+ * every position of a tile, and no tile depends on another. Required:
  *
  *     ORIENTATION         0 FORWARD, 1 DGRAD, 2 WGRAD
  *     F16                 operands: 0 bf16, 1 f16
@@ -60,7 +61,7 @@
  *                         DGRAD, or FORWARD without a GLU
  *     ARENA               bytes of local memory
  *
- * and the defines of epilogue.h.
+ * Required as well: the defines of epilogue.h.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(A_FORMAT) || !defined(B_FORMAT) ||          \
     !defined(COUNTED) || !defined(SCATTER)
@@ -140,7 +141,7 @@ typedef struct tile {
 
 typedef struct shape {
     uint skip, groups, lines, columns,
-        k_size; /* groups from skip on; k_size not in WGRAD, lines only in WGRAD */
+        k_size; /* `groups`: from `skip` on; k_size: not in WGRAD; lines: only in WGRAD */
 } shape;
 
 #include "lib/pipeline.h"

@@ -8,8 +8,8 @@
  *     barrier EMPTY        one arrival of each consumer
  */
 /* The number of tiles that are not split. If the last round has tiles for at most half of the
- * work-groups, these are split. Weight gradients, which gain nothing, are never split. All
- * work-items of the work-group call this; `total` is 0. */
+ * work-groups, these are split. Tiles of weight gradients are never split, since they would gain
+ * nothing. All work-items of the work-group call this; `total` must be 0 on entry. */
 static inline uint whole_tiles(const shape *s, local const uint *ends, local uint *total) {
     if (!SPLITS)
         return ~0u;
@@ -84,8 +84,8 @@ static inline uint take_tile(uint t, global uint *counts) {
     return COUNTED ? add_global(counts, 1) : t;
 }
 
-/* Called after the consumers have passed the barrier. Waits until all tiles are complete; a
- * work-group that starts later finds none. */
+/* Waits until this work-group's consumers have finished, then until all tiles are complete. A
+ * work-group that starts later finds no tile to compute. */
 static inline void leave(global uint *counts) {
     barrier_of(BAR_DONE, 384);
     if (get_local_id(0) > 0)

@@ -1,6 +1,6 @@
 /*
  * The consumers of wgmma.cl: they multiply the blocks of a tile, apply the epilogue and store the
- * results. All is inlined: in a called function, wgmma would not be asynchronous.
+ * results. Every function is inlined: in a called function, wgmma would not be asynchronous.
  */
 
 /* ---- the sums of a tile ---- */
@@ -51,7 +51,8 @@ INLINED void skip_tile(ring r, uint count) {
             await_full(r.base, step);
             release_stage(r.base, step);
         }
-    /* without this barrier a work-item could be two rounds ahead, and mistake one for the other */
+    /* Without this barrier a work-item could be two rounds of the stage's barrier ahead, and take
+     * one round for the other. */
     barrier_of(1 + r.consumer, 128);
 }
 
@@ -136,7 +137,7 @@ INLINED void consume(uint base, local uchar *arena, epilogue e) {
             continue;
         }
         ulong addresses[4];
-        if (SCATTER) /* before the loop, which hides the latency */
+        if (SCATTER) /* here, so that the GEMM hides the loads' latency */
             find_lines(addresses, t.line + (int)warp * 16, t.end, (global const ulong *)e.c);
         const target to = {e.c, e.ldc, e.columns, RESULT, OWN_COLUMNS, addresses};
         float sum[128];
