@@ -1,6 +1,6 @@
 /*
  * The bias of an expert's second projection, scaled by each row's routing weight prob, or another
- * bias of groups of rows; then prob is null, and counts as 1.
+ * bias of groups of rows. For another bias prob is null, which means 1.
  *
  *   forward   y[r,:] += prob[r] * bias[g,:]            r in [ends[g-1], ends[g])
  *   dprob     dprob[r] += sum_n y[r,n] * bias[g,n]     (y holds the gradient)

@@ -4,10 +4,10 @@
  *   columns_copy  to[r,c] = from[r / repeat,c]
  *   columns_sum   to[r,c] = sum over i < repeat, ascending, of from[r * repeat + i,c]
  *
- * for r < rows, c < columns. The second is the gradient of the first, and with repeat 1 they are
- * the same. A row group owns `block` rows of `to`. With ALIGNED, columns, strides and both first
- * columns are multiples of 4. `to` is bf16 if ROUNDED is 1, else float32. Required: ROUNDED (0, 1).
- * No local memory. Deterministic.
+ * The formulas hold for r < rows and c < columns. columns_sum computes the gradient of
+ * columns_copy; with repeat 1 both do the same. A row group owns `block` rows of `to`. With
+ * ALIGNED, columns, strides and both first columns are multiples of 4. `to` is bf16 if ROUNDED is
+ * 1, else float32. Required: ROUNDED (0, 1). No local memory. Deterministic.
  */
 #include "args/nn.h"
 #include "lib/formats.h"

@@ -3,14 +3,14 @@
  *
  *   digest_rows    digest[first + r] = (sum of w m(c), sum of turned(w) n(c)) modulo 2^32, over the
  *                  words w of row r, c being the index of a word. Row r starts at x + at + r *
- *                  stride and has `words` words of 32 bits. Only the bits of `mask` count in the
- *                  last word.
- *   digest_spans   the same for the rows of a table: span[first_row + r] = (begin, elements) of row
- *                  r, which starts at x + at + begin. Its words are float32 elements or, with BF16,
- *                  bf16 elements and 16 zero bits each.
+ *                  stride and has `words` words of 32 bits. Of the last word of a row, only the
+ *                  bits that are set in `mask` are used.
+ *   digest_spans   the same sums for the rows of a table, span. span[first_row + r] = (begin,
+ *                  elements) of row r, which starts at x + at + begin. A word of the row is a
+ *                  float32 element or, with BF16, a bf16 element and 16 zero bits.
  *
  * turned(w) exchanges the halves of w. m(c) and n(c) = rotate(m(c), 11) | 1 are odd, so rows that
- * differ in one bit differ in both sums. They look random, so other differences are missed about
+ * differ in one bit differ in both sums. m and n look random, so other differences are missed about
  * once in 2^64.
  *
  * A row group owns one row. With ALIGNED, words, elements, stride, begin and `at` are multiples of

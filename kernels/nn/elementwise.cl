@@ -11,8 +11,8 @@
 
 #define BLOCK ((ulong)BY_FORM(MOERT_ELEMENTWISE_BLOCK, MOERT_ELEMENTWISE_GPU_BLOCK))
 
-/* Defines the kernel `name`: y = result, a formula of a, the value of x, and b, that of y. `count`
- * is the number of floats, one of the `scalars`. */
+/* Defines the kernel `name`: y = result, a formula of a (the value of x) and b (the old value of
+ * y). `count` is the number of floats, one of the `scalars`. */
 #define DEFINE_ELEMENTWISE(name, scalars, count, result)                                           \
     KERNEL void name(global const float *restrict x, global float *restrict y, scalars) {          \
         ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, count);                    \

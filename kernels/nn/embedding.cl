@@ -14,9 +14,9 @@
  * all rows of one sequence, so that it reads the sequence's tokens once and its part of a gradient
  * row stays in the cache. Backward on GPUs: a work-group of ROW_GROUPS row groups owns `share`
  * rows. It searches the sequence for tokens of these rows, up to ROOM at a time, links the tokens
- * of each row, and adds their gradients. It writes each row once if ROOM suffices. Gradient: for
- * each token that is the first of its row, a row group owns GRADIENT_COLUMNS columns of that row.
- * It follows the links, and loads the next gradient while it adds one.
+ * of each row, and adds their gradients. If ROOM suffices, the work-group writes each row once.
+ * Gradient: for each token that is the first of its row, a row group owns GRADIENT_COLUMNS columns
+ * of that row. It follows the links, and loads the next gradient while it adds one.
  *
  * Local memory: 12 ROOM + 36 bytes in the backward pass on GPUs. Deterministic: a gradient row adds
  * its tokens in the order of the sequence, whatever the order in which an atomic counter collected
@@ -54,7 +54,7 @@ KERNEL void embedding_forward(global const float *restrict table, global const i
 /* The first of the tokens [at, end) whose row is one of `rows` rows from first_row on, or `end`. */
 static inline ulong find_token(global const int *token, ulong at, ulong end, ulong first_row,
                                ulong rows) {
-    while (at < end && (ulong)token[at] - first_row >= rows) /* wraps if below first_row */
+    while (at < end && (ulong)token[at] - first_row >= rows) /* a smaller token wraps */
         at++;
     return at;
 }
@@ -106,7 +106,7 @@ INLINED uint find_tokens(local found *f, global const int *token, uint from, uin
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = from + group_item(); t < to; t += AHEAD * ROW_GROUPS * MOERT_ITEMS) {
         uint row[AHEAD];
-        UNROLL_FOR(uint i = 0; i < AHEAD; i++) /* wraps if below first_row */
+        UNROLL_FOR(uint i = 0; i < AHEAD; i++) /* wraps if the token is below first_row */
             row[i] =
                 (uint)min((ulong)token[min(t + i * ROW_GROUPS * MOERT_ITEMS, to - 1)] - first_row,
                           (ulong)UINT_MAX);
@@ -194,10 +194,10 @@ void embedding_backward(global const int *restrict token, global const float *re
 }
 #endif
 
-/* The sum of a row's gradients in a node, from its first token `token` on, by the tree of
- * sequences. Leaves without such a token are left out, since they would add zeros. A stack holds
- * the sums of complete subtrees, and for each the level of its common ancestor with the next
- * leaf. */
+/* The sum of a table row's gradients over the sequences of a tree node, in the order of the tree;
+ * `token` is the row's first token there. Leaves (sequences) without a token of the row are left
+ * out, since they would add zeros. A stack holds the sums of complete subtrees, and for each the
+ * level of its common ancestor with the next leaf. */
 static inline vec sum_links(global const int *restrict link, global const float *restrict dx,
                             ulong token, ulong length, ulong first_leaf, ulong hidden, int n) {
     vec stack[LEVELS], sum = 0.0f, part = load_part(dx + token * hidden, n);

@@ -17,13 +17,13 @@
  *   tiles   0 .. NEAR - 1 | NEAR ..             | the last HELD
  *           kept in L1    | kept in L2          | kept in registers
  *
- * The caches get these hints on sm_80 and later. The second pass reads the tiles that are not in
- * registers, from 0 on, and marks them for early eviction, which leaves room for other rows. In the
- * first pass a work-item rescales its sum whenever it finds a larger logit (Milakov, Gimelshein:
- * "Online normalizer calculation for softmax", 2018).
+ * On sm_80 and later, loads carry hints that keep these tiles in L1 or in L2. The second pass reads
+ * the tiles that are not in registers, from 0 on, and marks them for early eviction, which leaves
+ * room for other rows. In the first pass a work-item rescales its sum whenever it finds a larger
+ * logit (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018).
  *
- * CPU form: a work-item owns a row and adds it as the items of the GPU form do, four of them in a
- * vector.
+ * CPU form: a work-item owns a row. It adds the row in the order of the GPU form: a vector holds
+ * the sums of four items of that form.
  *
  * Required: BF16 (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
  * on that row only, and the order of its sums on V only.
@@ -46,7 +46,7 @@
 #define TILE_VECS   (ROW_GROUPS * GROUP_VECS)
 #define TILE_FLOATS (ROW_GROUPS * BATCHES * RUN)
 
-/* The column in a tile where vector q of the items begins; it grows with q. */
+/* The column in a tile where vector q of the items begins; the column grows with q. */
 static inline int first_column(int q) {
     return q / GROUP_VECS * BATCHES * RUN + q % GROUP_VECS * VEC;
 }
@@ -171,7 +171,7 @@ static inline void scan_tiles(int tiles, scan *s, vec (*x)[BATCH]) {
     }
 }
 
-/* The gradient of a row: scale * exp(logit - most), less factor for the target. */
+/* The gradient of a row: scale * exp(logit - most), minus `factor` at the target. */
 typedef struct row_slope {
     float most, scale, factor;
     ulong target;

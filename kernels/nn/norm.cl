@@ -8,16 +8,16 @@
  *   partial   partial[p,c] = sum over the rows r of piece p, ascending, of dy[r,c] * x[r,c] *
  *             rstd[r]
  *
- * y and dx are float32 matrices, bf16 matrices, or both, as RESULTS says; all others are float32.
- * All are row-major without padding; W is any positive number. A piece is `block` rows of a
- * sequence, counted from its first row. On GPUs norm_sum_pieces adds the pieces of each sequence;
- * on CPUs norm_partial does, in the same order.
+ * y and dx are float32 matrices, bf16 matrices, or both, as RESULTS says. All other matrices are
+ * float32. All matrices are row-major without padding; W is any positive number. A piece is `block`
+ * rows of a sequence, counted from its first row. On GPUs norm_sum_pieces adds the pieces of each
+ * sequence; on CPUs norm_partial does, in the same order.
  *
  * A row group owns `block` rows (forward, dx), or COLUMNS columns of a piece (partial), and reads
  * rows twice. If STEPS is not 0, GROUPS_PER_ROW row groups own a row together and keep it in
  * registers, and norm_gradients computes dx and a piece in one pass. Local memory on GPUs: 132
  * bytes for each row group; 16 KiB (norm_sum_pieces). On CPUs a work-item adds the parts of a row,
- * `part` columns each, as these row groups do.
+ * `part` columns each, in the order of these row groups.
  *
  * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. The first
  * `rotated` columns of y are rotated by the token's position, as by rope.cl; those of dy are

@@ -5,8 +5,8 @@
 #include "nn/norm_rows.h"
 
 /* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. A CPU loads one row if
- * several row groups share it: with more rows, PoCL 6 ends the process while it compiles. It lets
- * LLVM verify that an optimization has reached a fixpoint, which LLVM does not promise. */
+ * several row groups share it: with more rows, PoCL 6 ends the process while it compiles. PoCL 6
+ * makes LLVM verify that an optimization has reached a fixpoint, which LLVM does not promise. */
 #define SOME_STEPS   (ROTATED ? 2 * STEPS : STEPS)
 #define ONE_BY_ONE   (MOERT_CPU && GROUPS_PER_ROW > 1)
 #define ROWS         (SOME_STEPS < 8 && !ONE_BY_ONE ? 8 / SOME_STEPS : 1)
@@ -32,8 +32,8 @@ static inline float sum_row(vec x, local float (*row_group)[MOERT_ITEMS], local 
     return GROUPS_PER_ROW > 1 ? reduce_row_groups(own, false, GROUPS_PER_ROW, of_groups) : own;
 }
 
-/* The sums of ROWS rows' lanes. The rows take each step of the tree together, to hide its
- * latency. */
+/* The sums of ROWS rows' lanes. Each step of the tree is done for all rows before the next step,
+ * which hides latency. */
 static inline void sum_rows(const vec x[ROWS], float sum[ROWS],
                             local float (*row_group)[MOERT_ITEMS], local float *of_groups) {
 #if GROUPS_PER_ROW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
@@ -90,8 +90,8 @@ void norm_forward(global const float *x, global const float *weight, global floa
     }
 }
 
-/* Rotates heads of dy back, from row `row` on; `at` is that row's position, and becomes that of
- * the row after them. */
+/* Rotates heads of dy back, from row `row` on; `at` is the position of row `row`, and becomes the
+ * position of the row after the last one. */
 static inline void rotate_back(vec g[ROWS][STEPS], global const float *dy, ulong row, ulong end,
                                head_position *at, global const float *table, moert_norm_args args) {
     UNROLL for (int r = 0; r < ROWS; r++, *at = next_head_position(*at, args.heads, args.length)) {
@@ -114,7 +114,7 @@ static inline void store_rows(const vec x[ROWS][STEPS], global float *y, global 
                           row + r < end ? width - column_of(s) : 0);
 }
 
-/* Adds ROWS rows of y from row `row` on. */
+/* Adds to x ROWS rows of y, from row `row` on. */
 static inline void add_rows(vec x[ROWS][STEPS], global const float *y, ulong row, ulong end,
                             int width) {
     vec old[ROWS][STEPS];
@@ -124,7 +124,7 @@ static inline void add_rows(vec x[ROWS][STEPS], global const float *y, ulong row
             x[r][s] += old[r][s];
 }
 
-/* load_rows of dy and of x. */
+/* Calls load_rows for dy and for x. */
 static inline void load_both(vec g[ROWS][STEPS], vec a[ROWS][STEPS], global const float *dy,
                              global const float *x, ulong row, ulong end, int width) {
     load_rows(g, dy, row, end, width);

@@ -39,7 +39,7 @@ static inline int to_partners(int c, int rotated) {
     return c < rotated / 2 ? rotated / 2 : c < rotated ? -rotated / 2 : 0;
 }
 
-/* x, the columns from c on (n of them count), rotated by a row of the table. `partner` holds the
+/* Returns x, which holds n columns from c on, rotated by a row of the table. `partner` holds the
  * columns to_partners() away. */
 static inline vec rotate_columns(vec x, vec partner, global const float *table, int c, int n,
                                  int rotated, float sign) {

@@ -11,7 +11,7 @@
  *
  *   g = gradient * scale + p * rest1     m = beta1 * m + g     p = p - step * m
  *
- * where rest1 = decay, beta1 = momentum, step = rate; there is no second_moment.
+ * For SGD, rest1 = decay, beta1 = momentum and step = rate; there is no second_moment.
  *
  * Shapes: n elements, from `at` on in parameter and rounded, from `gradient_at` on in gradient,
  * from `state_at` on in first_moment and second_moment. The host computes the scalars in float64.
@@ -22,8 +22,8 @@
  * bits, so that its mean is the float32 value. Rounding to nearest would lose most changes of v,
  * which are smaller than half a step of bf16. The update itself uses the values before rounding.
  *
- * The elements belong to parts of args.part elements; the first one is element args.first, counted
- * from the start of a part. The random bits of an element depend on its place in its part, on the
+ * The elements are divided into parts of args.part elements. The kernel's first element is number
+ * args.first of its part. The random bits of an element depend on its place in its part, on the
  * part's key and on the step, so they are the same wherever the part is. Row group [x,y] owns BLOCK
  * consecutive elements of part args.first_part + y. No local memory. Deterministic.
  */
@@ -46,7 +46,7 @@ typedef float gradient_type;
 typedef ushort moment;
 #define load_moments load_bf16_batch
 
-/* Adds 16 random bits to those that bf16 drops; their carry rounds up. */
+/* Adds 16 random bits to the bits that bf16 drops; a carry rounds up. */
 static inline void store_moment(vec x, uvec random, global moment *p, int n) {
     store_shorts((as_uvec(quiet(x)) + random) >> 16, p, n);
 }

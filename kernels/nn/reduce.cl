@@ -6,8 +6,8 @@
  *                 largest complete ones in that range. Target row i begins at target + i * stride +
  *                 offset.
  *
- * A row group owns COLUMNS columns of all nodes. No local memory. Deterministic: it makes exactly
- * the tree's additions for each element.
+ * A row group owns COLUMNS columns of all nodes. No local memory. Deterministic: each element is
+ * summed by exactly the tree's additions.
  */
 #include "args/nn.h"
 

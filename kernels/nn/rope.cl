@@ -12,9 +12,9 @@
  *     holds -sine and sine
  *
  * sign is 1 to rotate, -1 to rotate back. A row group owns `block` tokens. With ALIGNED, V, D and
- * offset are multiples of 4; in rope the items distribute the vectors of all heads among them,
- * since half a head is less than a step. Required: ROUNDED (0, 1). No local memory. Deterministic:
- * each pair depends on that pair only.
+ * offset are multiples of 4; in the kernel rope, the items distribute the vectors of all heads
+ * among them, since half a head is less than a step. Required: ROUNDED (0, 1). No local memory.
+ * Deterministic: each pair depends on that pair only.
  */
 #include "args/nn.h"
 #include "lib/formats.h"
@@ -122,7 +122,8 @@ static inline ulong position_of(global const int *positions, ulong token, ulong 
     return positions != 0 ? (ulong)positions[token] : token % length;
 }
 
-/* Defines the kernel `name`, which calls `rotate_token`; a row of the table has `columns`. */
+/* Defines the kernel `name`, which calls `rotate_token`; a row of the table has `columns`
+ * columns. */
 #define DEFINE_ROPE(name, rotate_token, columns)                                                   \
     KERNEL void name(global const float *table, global const int *positions,                       \
                      global const float *x, global element *y, moert_rope_args args) {             \

@@ -15,7 +15,7 @@
  *
  * Deterministic, with the same bits in both forms: in a block each of SUM_LANES lanes adds its
  * elements in order; then the lanes are added as a tree. Each of JOIN_SUMS sums adds every
- * JOIN_SUMS-th block of a tensor, and these sums are added by halves.
+ * JOIN_SUMS-th block of a tensor, and these sums are added as a tree.
  */
 #include "args/nn.h"
 #if BF16

@@ -1,6 +1,6 @@
 /*
- * The GLU after or before a GEMM of an op (include/moert/ops.h): rows of groups, in float32 until
- * stored.
+ * The GLU after or before a GEMM of an op (include/moert/ops.h): rows of groups, computed in
+ * float32 until they are stored.
  *
  *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    act = a(gc) (args/activations.h)
  *
@@ -18,8 +18,8 @@
  * (linear_first: up, then gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d have a
  * dtype and a stride. A null alpha, beta, acc_scale or prob means 1, a null bias 0. wide and peak
  * are in the buffer of acc, args.wide and args.peak floats after its start. The kernels do not
- * write c (op_glu) and dprob if these are null, wide and peak if their places are 0. NaN passes
- * through limits and maxima.
+ * write c (op_glu) or dprob if the pointer is null, nor wide or peak if args.wide or args.peak is
+ * 0. NaN passes through limits and maxima.
  *
  * Grid: op_glu, op_dglu: (blocks of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
  * memory on GPUs: 128 bytes. Deterministic: a row's bits depend on that row only. dprob adds column

@@ -21,7 +21,7 @@
  *
  * source(r) = gather[r] / divisor and target(r) = gather[r]; without gather, r stands for
  * gather[r]. Rows with gather[r] >= `rows` read zeros and are not written. float32 matrices are
- * dense; rows of others lie `stride` elements apart. Types are moert_dtype.
+ * dense; rows of matrices of other types lie `stride` elements apart. Types are moert_dtype.
  *
  * Grid: rows: (blocks of `split` rows); weights: (blocks of BLOCK elements, groups); op_amax:
  * (groups, sets). Local memory on GPUs: 128 bytes (op_store_rows), 4 KiB (op_amax). Deterministic:

@@ -1,6 +1,5 @@
 /*
- * The largest magnitude of x[M,N] in each group of rows or in all of them, and NVFP4's global
- * scales.
+ * The largest magnitude of x[M,N] in each group of rows or in all rows, and NVFP4's global scales.
  *
  *   amax_blocks    partial[b] = max |x| over block b of 16 rows of a group, after the block's
  *                  rotation if `hadamard`                              grid (row blocks)

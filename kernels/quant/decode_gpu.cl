@@ -75,7 +75,7 @@ void decode_along(global const uchar *q, global const uchar *scale, ulong units,
     const ulong first = (ulong)get_group_id(0) * (ITEMS * AHEAD) + group_item();
     uint2 payload[AHEAD];
     uint scales[AHEAD];
-    /* past the end it loads the last unit again: conditional loads would wait for each other */
+    /* past the end, the last unit is loaded again: conditional loads would wait for each other */
     UNROLL_FOR(int i = 0; i < AHEAD; i++) {
         const ulong u = min(first + i * ITEMS, units - 1);
         payload[i] =

@@ -1,14 +1,15 @@
 /*
- * Dequantizes block-scaled formats: x = (q * scale) * G, rounded once to x's dtype. G is `whole`, a
- * null G means 1. Blocks are those of kernels/quant/quantize.cl (pictures there).
+ * Dequantizes block-scaled formats: x = (q * scale) * G, rounded once to x's dtype. G is the
+ * argument `whole`; a null pointer means 1. Blocks are those of kernels/quant/quantize.cl (pictures
+ * there).
  *
  * A row group computes `strip` columns, a multiple of 128, of one row (ROW) or of one row block of
  * a group (COLUMN, TILE). On GPUs, ROW_GROUPS row groups share a row block.
  *
- * If WIDE is defined, for GPUs, dequantize_row writes bf16 (8) or float32 (4), and an item computes
- * WIDE columns at a time, 16 bytes of x. The number of columns is then a multiple of WIDE, and
- * lines of q begin at multiples of WIDE elements. More floats per item would take two stores, which
- * would not fill the memory transactions of neighbouring items.
+ * WIDE may be defined for GPUs. dequantize_row then writes bf16 (WIDE = 8) or float32 (WIDE = 4),
+ * and an item computes WIDE columns at a time, 16 bytes of x. The number of columns is then a
+ * multiple of WIDE, and lines of q begin at multiples of WIDE elements. More floats per item would
+ * take two stores, which would not fill the memory transactions of neighbouring items.
  *
  * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (dtypes, see formats.h), ELEMENT_BITS (4, 8),
  * SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32). Grid: (rows or row blocks, strips). No local

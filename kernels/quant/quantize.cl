@@ -163,7 +163,7 @@ static inline uvec held_largest(const vec held[HELD]) {
     return largest;
 }
 
-/* The maximum over the row groups; all call together. */
+/* The maximum over the row groups; all row groups call together. */
 INLINED uvec largest_of_groups(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
 #if ROW_GROUPS > 1
     barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */

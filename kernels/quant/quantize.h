@@ -7,7 +7,7 @@
 /* The arguments, which are those of every kernel in quantize.cl. */
 typedef struct job {
     global const uint *ends;
-    global const float *x; /* with RUNS: only the odd runs of args.x_runs columns count */
+    global const float *x; /* with RUNS: only the odd runs of args.x_runs columns are used */
     global uchar *q, *scale;
     global const float *amax, *whole; /* null, one value, or (args.group_scales) one per group */
     global const float *norm;         /* one value, or null */

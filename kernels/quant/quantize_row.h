@@ -1,9 +1,9 @@
 /*
  * Included by quantize.cl in the GPU form: quantize_row.
  *
- * LANES items share a block, and each holds HELD_PARTS parts of it, so that work once per block and
- * item serves HELD_PARTS * PART elements. In blocks of 16, an item's parts are 8 consecutive
- * columns; in blocks of 128, every eighth part.
+ * LANES items share a block, and each holds HELD_PARTS parts of it, so that the work that an item
+ * does once per block serves HELD_PARTS * PART elements. In blocks of 16, an item's parts are 8
+ * consecutive columns; in blocks of 128, every eighth part.
  */
 #define LANES      (BLOCK == 16 ? 2 : 8)
 #define HELD_PARTS (BLOCK / (LANES * PART))

@@ -4,10 +4,10 @@
  *
  *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A row group
- * moves one tile. Groups lie one after the other along the rows or, with `transposed`, where lines
- * are columns, along the columns; each begins a new tile. With `whole`, all `rows` lines are one
- * matrix. The other kernels prepare quantized operands (src/quant/scales.h):
+ * So 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A row group moves
+ * one tile. Groups follow one another along the rows; with `transposed`, where lines are columns,
+ * along the columns. Each group begins a new tile. With `whole`, all `rows` lines are one matrix.
+ * The other kernels prepare quantized operands (src/quant/scales.h):
  *
  *   block_ends    to[g] = min(blocks of groups 0 to g, most)
  *   fold_globals  to[g] = alpha[g] * (first[g * first_stride] * second[g * second_stride]); a null
@@ -28,7 +28,7 @@
 #define TILE_BYTES MOERT_TILE_BYTES
 
 /* A tile: lines [start, start + lines) of its group, its first row r and column c in the group's
- * matrix, and its offset `base`. `lines` is 0 past the last group, and from the first group on
+ * matrix, and its offset `base`. `lines` is 0 past the last group, and also from the first group on
  * whose tiles exceed a->tiles. */
 typedef struct tile {
     uint start, lines, r, c;

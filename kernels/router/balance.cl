@@ -4,8 +4,8 @@
  *
  *   logits[t,e] = hash(bits of logits[t,e], e), uniform in [-1, 1)   where logits[t,e] is finite
  *
- * logits[T,E]. The hash is the finalizer of MurmurHash3; the result has its upper 24 bits. It does
- * not depend on t, so a token has the same choice on any rank. A row group owns TOKENS tokens.
+ * logits[T,E]. The hash is the finalizer of MurmurHash3; the result has its upper 24 bits. The hash
+ * does not depend on t, so a token has the same choice on any rank. A row group owns TOKENS tokens.
  * Deterministic; no local memory.
  */
 #include "args/router.h"

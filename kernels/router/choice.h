@@ -1,11 +1,11 @@
 /*
- * Included by gpu.cl: the choice of the smallest of a token's keys. An item holds KEYS of them.
+ * Included by gpu.cl: the choice of the smallest of a token's keys. An item holds KEYS keys.
  * UINT_MAX must not be chosen.
  *
- * A key holds the first bits of a selection score and the expert, or the whole score. Whole scores
- * are chosen one after the other. Where items have shuffles, they sort the shorter keys; if a
- * chosen score agrees with another one in all of these bits, the choice is repeated with whole
- * scores.
+ * A key holds the first bits of a selection score and the expert, or the whole score. If keys are
+ * whole scores, the smallest ones are chosen one after the other. Where items have shuffles, they
+ * sort the shorter keys. If a chosen key has the same score bits as another key, the choice is
+ * repeated with whole scores.
  */
 #include "router/items.h"
 
@@ -82,8 +82,8 @@ static inline uint shuffle_key(uint key, int bits) {
     return as_uint(exchanged(as_float(key), bits));
 }
 
-/* Each item has a rank among the items that share its list. Two items whose ranks differ only in
- * bit v have numbers that differ in these bits. */
+/* Each item has a rank among the items that share its list. The numbers of two items whose ranks
+ * differ only in bit v differ in the bits RANK_BIT(v). */
 #define RANK_BIT(v) (((v) | 2 * (v)) & (SLOTS - 1))
 
 /* One step of merge_across(): orders keys between items whose ranks differ in bit v. That bit of an

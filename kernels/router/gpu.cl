@@ -3,8 +3,8 @@
  * group's registers. Formulas, shapes and bits are those of router.cl.
  *
  * A row group computes TOKENS tokens at once. In the forward, SPAN neighbouring items hold all
- * experts and slots of one token, so that work per token, or per slot, runs in parallel for all of
- * them:
+ * experts and slots of one token, so that work per token or per slot runs in parallel for all
+ * tokens or slots:
  *
  *   items      0 .............. SPAN - 1      | SPAN ..... |
  *   slots      0 .............. SPAN - 1      | of token 1 | ...
@@ -12,7 +12,8 @@
  *   experts  [ 0 1 2 3 | 4 5 6 7 | ... ]
  *            [ 4 SPAN ...              ] ...
  *
- * In the backward, a token's experts lie across all items of the row group, its slots as above.
+ * In the backward, a token's experts are spread over all items of the row group, and its slots over
+ * SPAN items as in the forward.
  *
  * Required: EXPERTS (1 to 1024), SLOTS (a power of two from 8 on, at least K; at least 32 with more
  * than 256 experts), SCORE (as moert_score), GROUPED (0, 1: there are groups of experts). Local
@@ -24,8 +25,8 @@
 
 /* ---- forward ---- */
 
-/* mine[i] = the expert of this item's slot number i of the token with logits l[E]. `keys` are those
- * of make_keys, whole unless SORTS. */
+/* mine[i] = the expert of this item's slot number i of the token with logits l[E]. `keys` come from
+ * make_keys, with whole scores unless SORTS is set. */
 INLINED void choose_slots(global const float *l, global const float *bias, uint allowed,
                           uint keys[KEYS], int topk, uint mine[OWN_SLOTS], local float *row_group) {
 #if SORTS
@@ -41,7 +42,7 @@ INLINED void choose_slots(global const float *l, global const float *bias, uint 
     choose_whole(keys, topk, mine, row_group);
 }
 
-/* Stores index and weight of this item's slots of token t. If not `inside`, nothing. */
+/* Stores index and weight of this item's slots of token t. Stores nothing unless `inside`. */
 INLINED void store_slots(global const float *l, const row *r, const uint mine[OWN_SLOTS], ulong t,
                          bool inside, global int *index, global float *weight,
                          moert_router_args args, local float *row_group) {
@@ -127,8 +128,8 @@ KERNEL void router_counts(global const float *scores, global const uint *ends, g
 
 /* ---- backward ---- */
 
-/* {sum s, sum s * a} of a row; sum s is 0 for a softmax, sum s * a is 0 if a is null. Without
- * shuffles, sums are barriers, which must not be under conditions. */
+/* Returns {sum s, sum s * a} of a row. The first is 0 for a softmax, the second if a is null.
+ * Without shuffles, sums contain barriers, which must not be under conditions. */
 static inline float2 held_sums(const vec s[STEPS], global const float *a, local float *row_group) {
     vec sum = 0.0f, weighted = 0.0f;
     UNROLL_FOR(int i = 0; i < STEPS; i++) {
@@ -159,14 +160,14 @@ static inline float sum_slots(const slots *own, int topk, local float *row_group
     return dot;
 }
 
-/* What a token's gradient has in common: z is z_factor * lse. */
+/* The values that the gradients of all logits of a token share; z is z_factor * lse. */
 typedef struct common {
     global const float *l, *aux;
     float through, z, lse;
     bool good;
 } common;
 
-/* Stores the part of dl[E] that reaches every expert in `row`. */
+/* Stores in `row` the part of dl[E] that every expert gets. */
 static inline void row_dense(const vec s[STEPS], const common *c, local float *row,
                              local float *row_group) {
     const float2 sums = held_sums(s, c->aux, row_group);
@@ -185,7 +186,7 @@ static inline void row_dense(const vec s[STEPS], const common *c, local float *r
     }
 }
 
-/* Adds to row[E] what flows through this item's slots. */
+/* Adds to row[E] the gradient that comes through this item's slots. */
 static inline void add_slots(const slots *own, float mean, global const float *s, local float *row,
                              int topk) {
     UNROLL_FOR(int i = 0; i < OWN_SLOTS; i++) {

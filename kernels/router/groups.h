@@ -11,8 +11,8 @@
 #define ROW local
 #endif
 
-/* The sum of the `best` largest selection scores of n keys, added from the smallest up. It is no
- * NaN unless a score is infinite. */
+/* The sum of the `best` largest selection scores of n keys, added from the smallest up. The sum is
+ * no NaN unless a score is infinite. */
 static float sum_best(ROW const uint *key, int n, int best) {
     uint top[MOST_EXPERTS / 2]; /* descending */
     float sum = 0.0f;

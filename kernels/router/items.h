@@ -69,7 +69,7 @@ static inline int expert_of(int i) {
     return i / PART * PART_STRIDE + slot_index() * PART + i % PART;
 }
 
-/* The item's first expert of a token, less part_start(), which load_part and store_part add. */
+/* The item's first expert of a token, minus part_start(), which load_part and store_part add. */
 static inline int token_offset(void) {
     return slot_index() * PART - part_start();
 }
@@ -77,7 +77,7 @@ static inline int token_offset(void) {
 /*
  * Over the items of a token, with the result in all of them: the maximum, the minimum, the sum by
  * the tree of sum_vec(), and `sum` + x of each item in order. Without shuffles, each item reads the
- * values of all from local memory.
+ * values of all items of its token from local memory.
  */
 #if HAS_SHUFFLES
 static inline float token_max(float x, local float *row_group) {

@@ -1,5 +1,5 @@
 /*
- * Clears the routing of padding, the tokens with a negative number.
+ * Clears the router's results for padding: for tokens with a negative number in token[T].
  *
  *   scores[t,:] = 0, index[t,:] = -1, weight[t,:] = 0, lse[t] = 0   for each t with token[t] < 0
  *

@@ -1,7 +1,7 @@
 /*
  * Router on CPUs: scores of a token's experts, the choice of K experts and their weights; the
- * backward of these; numbers of the best experts over a sequence (router_counts). gpu.cl has the
- * same kernels for GPUs, sums.cl those that sum scores.
+ * backward of these; how many tokens of a sequence have an expert among their best (router_counts).
+ * gpu.cl has the same kernels for GPUs, sums.cl those that sum scores.
  *
  *   p = softmax(l) over the E experts      s = p, or sigmoid(l), or sqrt(log(1 + exp l))
  *   r = p, or s / (sum s + 1e-20)
@@ -149,8 +149,8 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
     }
 }
 
-/* Stores the part of dl[E] that reaches every expert: from both losses, and the softmax's -s *
- * through; z = z_factor * lse. Stores zeros unless `good`. */
+/* Stores the part of dl[E] that every expert gets: from both auxiliary losses, and the softmax's
+ * term -s * through; z = z_factor * lse. Stores zeros unless `good`. */
 static void row_dense(global const float *l, global const float *s, global const float *aux,
                       float through, float z, float lse, bool good, global float *dl,
                       moert_router_args args) {

@@ -1,5 +1,6 @@
 /*
- * Included by gpu.cl: a token's scores and the keys of its choice, in the registers of its items.
+ * Included by gpu.cl: a token's scores and the keys by which its experts are chosen, in the
+ * registers of its items.
  *
  * Required: those of items.h; SCORE (as moert_score), GROUPED (0, 1: there are groups of experts).
  */
@@ -88,8 +89,8 @@ INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bia
     return bias == 0 || token_min(!any(nan), row_group) == 1;
 }
 
-/* Bit i of the result: whether this item's element i belongs to a kept group of experts. `keys` are
- * whole; order and sums are the token's parts of local memory. */
+/* Bit i of the result: whether this item's element i belongs to a kept group of experts. `keys`
+ * hold whole scores; `order` and `sums` are the token's parts of local memory. */
 INLINED uint allowed_keys(const uint keys[KEYS], local uint *order, local uint *sums,
                           moert_router_args args) {
     const int size = EXPERTS / args.groups;

@@ -45,7 +45,7 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
     const ulong start = group_start(ends, sequence), last = min((ulong)ends[sequence], args.tokens);
     global float *all = mass + (ulong)sequence * args.experts;
     vec sum[MOST_EXPERTS / VEC];
-    for (uint own = 0; own < ROW_GROUPS; own++) { /* of the GPU form */
+    for (uint own = 0; own < ROW_GROUPS; own++) { /* row groups of the GPU form */
         for (int i = 0; i < MOST_EXPERTS / VEC; i++)
             sum[i] = 0.0f;
         for (ulong t = start + own; t < last; t += ROW_GROUPS) {

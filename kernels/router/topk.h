@@ -17,7 +17,7 @@ static inline void store_keys(uvec x, uint *p) {
     vstore16(x, 0, p);
 }
 
-/* Floats are kept in the same arrays, as their bits. */
+/* Floats are kept as their bits in the same arrays as keys. */
 static inline vec load_floats(const uint *p) {
     return as_vec(load_keys(p));
 }

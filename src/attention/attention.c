@@ -65,7 +65,7 @@ static moert_status check(const moert_attention *attention) {
     return moert_to_int(kv_heads, "number of key and value heads", &narrow);
 }
 
-/* *complete = the attention with its defaults filled in, checked. */
+/* Checks the attention, and sets *complete to it with its defaults filled in. */
 static moert_status complete(const moert_attention *attention, moert_attention *complete) {
     *complete = with_sizes(attention);
     if (attention->window == 0 || attention->window > attention->length)

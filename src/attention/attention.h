@@ -9,20 +9,21 @@
 #include "moert/formats.h"
 
 /*
- * The forward reads q, k, v, sinks and writes out, lse. The backward reads these and dout, and
- * overwrites dq, dk, dv, dsinks, which must not be its inputs. The forward computes 2 matrix
- * products and the backward 7. Each takes 2 * heads * head_size FLOPs for every pair of a query and
- * a key that it sees; one of the forward and three of the backward have value_size in place of
- * head_size. Every length is legal; head_size and value_size are 1 to 512. Errors: ERROR_USAGE
- * (heads not a multiple of kv_heads, documents of another number of tokens), ERROR_UNSUPPORTED
- * (head_size, value_size), ERROR_DEVICE (sizes that need more local memory than the device has),
- * and those of moert_documents_blocks.
+ * The forward reads q, k, v, sinks and writes out, lse. The backward reads the same buffers and
+ * dout, and overwrites dq, dk, dv, dsinks, which must not be its inputs. The forward computes 2
+ * matrix products and the backward 7. Each takes 2 * heads * head_size FLOPs for every pair of a
+ * query and a key that it sees; one of the forward and three of the backward have value_size in
+ * place of head_size. Every length is legal; head_size and value_size are 1 to 512. Errors:
+ * ERROR_USAGE (heads not a multiple of kv_heads, documents of another number of tokens),
+ * ERROR_UNSUPPORTED (head_size, value_size), ERROR_DEVICE (sizes that need more local memory than
+ * the device has), and those of moert_documents_blocks.
  *
  * `type` BF16 allows matrix products of bf16 operands; sums stay float32. GPUs of compute
- * capability 9.0 compute them on tensor cores, for a head_size and value_size of both 64, of both
- * 128, and of 192 and 128. There q, k, v and dout are bf16, and p and ds are rounded. All other
- * devices and calls run the float32 kernels, with other bits; the debug log says why. `operands`
- * must be what moert_attention_operands gives, and BF16 always needs `scratch` (ERROR_USAGE).
+ * capability 9.0 compute these products on tensor cores if head_size and value_size are 64 and 64,
+ * 128 and 128, or 192 and 128. On tensor cores, q, k, v and dout are bf16, and p and ds are
+ * rounded. All other devices and calls run the float32 kernels, with other bits; the debug log says
+ * why. `operands` must be the result of moert_attention_operands, and BF16 always needs `scratch`
+ * (ERROR_USAGE).
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads;
@@ -52,7 +53,7 @@ typedef struct moert_attention {
     moert_buffer **scratch; /* BF16: a growable buffer that keeps nothing between calls */
 } moert_attention;
 /* The dtype of q, k, v and dout in attention of this type, head_size and value_size: BF16 where
- * tensor cores compute it, else F32. Reads no other field. device == NULL: F32. */
+ * tensor cores compute it, else F32. Reads no other field. If device is NULL, the result is F32. */
 moert_dtype moert_attention_operands(const moert_device *device, const moert_attention *attention);
 /* The bytes to which `scratch` of this attention grows if `documents` is NULL. Reads no buffer. */
 size_t moert_attention_scratch_bytes(const moert_device *device, const moert_attention *attention);

@@ -10,10 +10,10 @@
 enum { LEAST_OWN = 16, OWN_SIZES = 4, SLOT = 64 };
 
 typedef struct document {
-    size_t token, length; /* index in the batch of its first token; tokens */
+    size_t token, length; /* its first token in the batch; its number of tokens */
 } document;
 
-/* The blocks of one size; `count` is 0 until they are made. */
+/* The blocks of one size; `count` is 0 until the list is made. */
 typedef struct block_list {
     moert_buffer *blocks;
     size_t count;
@@ -44,7 +44,7 @@ void moert_documents_destroy(moert_documents *documents) {
     MOERT_FREE(documents->document, documents);
 }
 
-/* *count = the number of documents. */
+/* Checks the positions, and sets *count to the number of documents. */
 static moert_status check(size_t sequences, size_t length, const int32_t *positions,
                           size_t *count) {
     *count = 0;

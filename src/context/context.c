@@ -54,8 +54,8 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
     return MOERT_OK;
 }
 
-/* Compares the arithmetic of this rank's device with that of CPUs under other drivers. Logs the
- * difference of the first rank that has one. Collective. */
+/* Finds how the arithmetic of this rank's device differs from that of CPUs with other drivers. Logs
+ * the difference of the first rank that has one. Collective. */
 static moert_status find_difference(moert_context *context) {
     const size_t rank = moert_comm_rank(context->comm);
     MOERT_TRY(moert_comm_agree(context->comm,
@@ -72,7 +72,7 @@ static moert_status find_difference(moert_context *context) {
 enum { LONGEST_TIMEOUT_S = 86400 };
 static const char engine_words[] = "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD);
 
-/* *taken = the given options, or the defaults if `given` is NULL; checked. */
+/* Sets *taken to the given options, or to the defaults if `given` is NULL, and checks them. */
 static moert_status take_options(const moert_context_options *given, moert_context_options *taken) {
     const moert_context_options defaults = MOERT_CONTEXT_OPTIONS_INIT;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_context_options, MOERT_CONTEXT_OPTIONS_INIT, taken,

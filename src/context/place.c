@@ -101,9 +101,9 @@ static bool all_equal(const place *at) {
     return true;
 }
 
-/* Finds this rank's number among the processes that divide its host: the ranks of `comm`, or all
- * processes that the launcher started on the host. The latter count, although some may belong to
- * other contexts, unless the caller has given a communicator for the placement. */
+/* Finds this rank's number among the processes that divide its host. If the caller has given a
+ * communicator for the placement, these are the ranks of `comm`. Otherwise they are all processes
+ * that the launcher started on the host, although some may belong to other contexts. */
 static void find_share(const moert_context *context, const moert_comm *comm, place *at) {
     size_t rank, size;
     *at = (place){moert_comm_node_rank(comm), moert_comm_node_size(comm), NULL};
@@ -113,7 +113,7 @@ static void find_share(const moert_context *context, const moert_comm *comm, pla
 }
 
 /* Like find_share(), but also gathers the ranks' masks. If the masks differ, the launcher has bound
- * each rank of `comm` to other cores; then only the ranks of `comm` divide the host. */
+ * the ranks of `comm` to different cores; then only the ranks of `comm` divide the host. */
 static moert_status find_place(const moert_context *context, moert_comm *comm,
                                const moert_topology *topology, place *at) {
     place wide;

@@ -45,8 +45,8 @@ static void add_windows(const moert_memory_shape *s, moert_memory *memory) {
 }
 
 /* Bytes of the windows for sums and gathers between devices (exchange/peers.h), if the devices wait
- * for each other. All ranks share one set; replicas of the same experts share another, unless they
- * are exact. */
+ * for each other. All ranks share one set of windows. Replicas of the same experts share another
+ * set, unless the replicas are exact. */
 static size_t peers_bytes(const moert_memory_setting *setting) {
     const unsigned sync = moert_config_get()->sync;
     const bool waits = setting->device != NULL && moert_device_describe(setting->device)->is_gpu

@@ -15,8 +15,8 @@
 
 /* ---- settings ---- */
 
-/* At least the columns of each projection of attention. The sum of all their columns is within a
- * factor of four of this value. */
+/* A number of columns that no projection of attention exceeds. The columns of all projections
+ * together are within a factor of four of this number. */
 static double widest_heads(const moert_model_config *c) {
     const moert_latent_sizes *s = &c->latent;
     return (double)(c->heads + c->kv_heads) * (double)c->head_size +
@@ -164,7 +164,7 @@ typedef struct block_kind {
     const char *name;
     const moert_block_shape *shape;
     size_t count, open;       /* blocks; most blocks open at once (moert_block_open) */
-    size_t holders, position; /* ranks with shards of it; this rank's number among them */
+    size_t holders, position; /* ranks that hold shards of a block; this rank's number */
     bool replicated;
 } block_kind;
 
@@ -208,8 +208,8 @@ static size_t shard_of(const block_kind *kind) {
 }
 
 /* Adds the weights of a kind of blocks, with their gradients, moments and sums. If gradients are
- * bf16, those of layers are kept by block_bf16.c. Moments in bf16 have keys. If checkpoints are
- * written while training goes on, there is a host copy of the shards. */
+ * bf16, block_bf16.c keeps those of the layers. Moments in bf16 also need keys for their random
+ * bits. If checkpoints are written while training goes on, there is a host copy of the shards. */
 static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool outside,
                      size_t nodes, moert_memory *memory) {
     const moert_memory_choice *choice = &s->setting->config->memory;
@@ -248,7 +248,7 @@ static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
 
 /* ---- activations ---- */
 
-/* The device buffers of a plan, and the activations of a MoE layer with `rows`. */
+/* The device buffers of a plan, and the activations of a MoE layer with `rows` rows. */
 static void add_pass(const moert_memory_shape *s, size_t rows, moert_memory *memory) {
     const moert_plan_sizes plan = {s->layer.local, s->chain * s->options.router.experts,
                                    s->layer.tokens * s->options.router.topk,

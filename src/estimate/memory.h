@@ -1,9 +1,10 @@
 /*
- * Computes the memory that a rank of a training run allocates, from config.json and the setting. It
- * adds up the tables by which the run reserves its buffers. These are the tables of blocks
- * (layer/block.h), of a layer's passes and scratch (layer/sizes.h), of a run (model/sizes.h) and of
- * windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the result with the
- * allocations of real models. Memory of OpenCL, MPI and compiled kernels is not included.
+ * Computes the memory that a rank of a training run allocates, from config.json and the setting.
+ * The result is the sum over the tables by which the run reserves its buffers. These are the tables
+ * of blocks (layer/block.h), of a layer's passes and scratch (layer/sizes.h), of a run
+ * (model/sizes.h) and of windows (exchange). tests/unit/estimate/test_memory_estimate.c compares
+ * the result with the allocations of real models. Memory of OpenCL, MPI and compiled kernels is not
+ * included.
  */
 #pragma once
 
@@ -25,7 +26,7 @@ typedef struct moert_memory_setting {
     size_t micro_batches;           /* micro-batches of a step */
     bool saves_beside;              /* checkpoints are written while training goes on */
     bool verifies;                  /* ranks repeat each other's work */
-    const moert_device *device;     /* prepacked weights as on this device; NULL: none */
+    const moert_device *device;     /* the device whose prepacked weights count; NULL: none */
     moert_aux_form aux_form;
     const moert_row_peak *peaks; /* [MoE layers] rows of the rank; NULL: those of balanced routing,
                                     tokens of its EP group x K x L / E rounded up, times

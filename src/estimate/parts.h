@@ -17,7 +17,7 @@ typedef struct moert_memory_shape {
     size_t moe_layers, dense_layers;
 } moert_memory_shape;
 
-/* The number of a kind's `layers` whose activations are kept (moert_recompute). */
+/* Of `layers` layers of one kind, the number whose activations are kept (moert_recompute). */
 static inline size_t moert_memory_kept_layers(const moert_memory_shape *s, size_t layers) {
     return s->setting->config->memory.recompute == MOERT_RECOMPUTE_LAYER ? layers > 0 : layers;
 }

@@ -1,8 +1,9 @@
 /*
  * Converts the quantized operands and results of an op before and after the GEMM. Operands are
  * dequantized without their global scales, which are multiplied into alpha or, in DGLU, into
- * acc_scale. Results are quantized from the values of the GEMM. Operands that the backend takes as
- * payload and scales only get linear scales and, if the backend decodes them, a buffer for values.
+ * acc_scale. Results are quantized from the values of the GEMM. An operand that the backend takes
+ * as payload and scales (a direct operand) is not dequantized: it gets linear scales and, if the
+ * backend decodes it, a buffer for values.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantize -> [ transposed, a weight ] -> GEMM
  *   GEMM -> quantize -> linear scales -> [ transposed ] -> tiled
@@ -24,8 +25,8 @@ static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moer
 }
 
 /* Adds a buffer for values or scales of `q`. If a group's rows are not a multiple of row_multiple,
- * as the caller promised, the GEMM reads elements that no conversion writes. So the buffer starts
- * as zeros. */
+ * contrary to the caller's promise, the GEMM reads elements that no conversion writes. So the
+ * buffer starts as zeros. */
 static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t elements,
                              size_t bytes, moert_buffer **buffer) {
     MOERT_TRY(add_buffer(op, elements, bytes, buffer));
@@ -38,7 +39,8 @@ static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
     return q->payload == MOERT_OP_BUFFER_weight && op->options.weight.discrete;
 }
 
-/* Whether the backend needs no buffer for the values of a direct operand. */
+/* Whether the backend needs no buffer for the values of a direct operand (one that it takes as
+ * payload and scales). */
 static bool needs_no_values(const moert_op *op, const moert_conversion *c) {
     return c->direct &&
            (op->backend->decoded == MOERT_DTYPE_F32 || c->as->how.format == MOERT_FORMAT_FP8_BLOCK);
@@ -199,7 +201,8 @@ static moert_status store(const moert_quant_backend *by, const moert_op_buffers 
 
 /* ---- all operands ---- */
 
-/* Sets payload and linear scales of a direct operand. */
+/* Sets payload and linear scales of a direct operand, which the backend takes without
+ * dequantizing. */
 static moert_status take_payload(const moert_op *op, const moert_op_buffers *b,
                                  moert_conversion *c) {
     const moert_op_quantized *q = c->as;

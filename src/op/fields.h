@@ -1,7 +1,7 @@
 /*
- * What describes an op (moert/ops.h), as tables: the roles of its operands, the matrices, and the
- * fields that only some kinds have. The checks of a description, moert-op, the benchmarks, the
- * tests and the fuzzer read them. A new field is a member of moert_op_options, a buffer in
+ * The description of an op (moert/ops.h) as tables: the roles of its operands, the matrices, and
+ * the fields that only some kinds have. The checks of a description, moert-op, the benchmarks, the
+ * tests and the fuzzer read these tables. A new field is a member of moert_op_options, a buffer in
  * MOERT_OP_BUFFER_TABLE if it has values, and a row of MOERT_OP_FIELD_TABLE.
  */
 #pragma once
@@ -97,7 +97,7 @@ moert_operand *moert_op_operand(const moert_op_options *options, moert_op_buffer
 typedef enum moert_op_use {
     MOERT_OP_READ,
     MOERT_OP_ADD_TO,
-    MOERT_OP_RAISE /* to the maximum of the old value and the new one */
+    MOERT_OP_RAISE /* sets the maximum of the old and the new value */
 } moert_op_use;
 
 /* The dtype of a buffer's values: float32, or the options' bias_type. */

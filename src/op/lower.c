@@ -96,7 +96,7 @@ static moert_op_buffers stand_ins(const moert_op *op) {
     return b;
 }
 
-/* The GLU of an op; without one, only the form is set. */
+/* The GLU of an op; without a GLU, only the form is set. */
 static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool forward = o->kind == MOERT_OP_GLU, backward = o->kind == MOERT_OP_DGLU;

@@ -88,7 +88,8 @@ static bool fits(const search *s, size_t from, size_t rank, size_t to) {
 }
 
 /* Finds the exchange between a slot of the busiest rank and one of another rank that leaves the
- * fewest rows to the busier of the two. Without an improvement larger == load[busiest]. */
+ * fewest rows to the busier of the two. If no exchange is an improvement, `larger` of the result is
+ * load[busiest]. */
 static exchange find_exchange(const search *s, size_t busiest) {
     const uint32_t *first = s->map->first;
     exchange best = {.larger = s->load[busiest]};
@@ -129,7 +130,7 @@ static void exchange_slots(search *s) {
 /* ---- clones ---- */
 
 /* Empties the slots of clones that are not needed: without one of them, each member of the chain
- * would have at most half of the ranks' mean. Without `clones`, none is needed. */
+ * would have at most half of the ranks' mean. If `clones` is false, no clone is needed. */
 static void drop_clones(search *s, bool clones) {
     const uint64_t sum = sum_of(s);
     for (size_t i = 0; i < moert_expert_map_slots(s->map); i++) {
@@ -159,7 +160,7 @@ static size_t empty_slot(const search *s, size_t rank) {
 }
 
 /* Moves the expert or clone with the fewest rows of a full rank to another rank. Returns the slot
- * that is then empty; SIZE_MAX if no other rank can take it. */
+ * that is then empty; SIZE_MAX if no other rank has room for it. */
 static size_t make_room(search *s, size_t rank) {
     size_t from = s->map->first[rank];
     for (size_t i = from; i < s->map->first[rank + 1]; i++)
@@ -194,7 +195,8 @@ static bool add_clone(search *s, uint32_t e) {
 }
 
 /* Clones the hottest expert of the busiest rank, repeatedly. Stops when the busiest rank is at most
- * 1/CLONE_WORTH above the mean, or a clone would save less than 1/CLONE_WORTH of its rows. */
+ * 1/CLONE_WORTH above the mean, or a clone would save less than 1/CLONE_WORTH of that rank's
+ * rows. */
 static moert_status add_clones(search *s) {
     const size_t slots = moert_expert_map_slots(s->map);
     const uint64_t enough = sum_of(s) / s->map->ranks * (CLONE_WORTH + 1) / CLONE_WORTH;

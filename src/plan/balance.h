@@ -1,4 +1,5 @@
-/* Chooses places for experts that balance the ranks' rows. Integers in host memory. */
+/* Chooses places for experts that balance the ranks' rows. All arrays are integers in host
+ * memory. */
 #pragma once
 
 #include <stdbool.h>
@@ -8,11 +9,11 @@
 /*
  * expert[slots of all ranks] = a placement near that of `map` in which the busiest rank has fewer
  * rows. rows[E]: rows of each expert. Each step moves an expert or clone of the busiest rank to an
- * empty slot, or exchanges it with another one. Steps end when one would save less than a hundredth
- * of the busiest rank's rows. With `clones`, the hottest expert of the busiest rank then gets
- * clones in empty slots. This ends when that rank is at most a thirtieth above the mean, or would
- * save less than a thirtieth. Clones with few rows are removed; without `clones`, all are.
- * Deterministic. Errors: ERROR_MEMORY.
+ * empty slot, or exchanges it with another one. The steps end when a step would save less than a
+ * hundredth of the busiest rank's rows. With `clones`, the hottest expert of the busiest rank then
+ * gets clones in empty slots. Cloning ends when the busiest rank is at most a thirtieth above the
+ * mean, or when a clone would save less than a thirtieth of its rows. Clones with few rows are
+ * removed; without `clones`, all clones are removed. Deterministic. Errors: ERROR_MEMORY.
  */
 moert_status moert_expert_map_balance(const moert_expert_map *map, const uint64_t *rows,
                                       bool clones, uint32_t *expert);

@@ -77,8 +77,8 @@ void moert_expert_map_destroy(moert_expert_map *placement) {
         MOERT_FREE(placement->first, placement);
 }
 
-/* Fills the slots of a rank with its contiguous block. Every groups-th expert of the block is the
- * expert itself, the others are clones. Returns the number of the rank's slots. */
+/* Fills the slots of a rank with its contiguous block. Every groups-th slot of the block holds the
+ * expert itself, the other slots hold clones. Returns the number of the rank's slots. */
 static size_t fill_slots(const moert_expert_map *placement, size_t rank, size_t slots) {
     const size_t groups = placement->groups, size = placement->ranks / groups;
     uint32_t *expert = placement->expert + placement->first[rank];
@@ -161,10 +161,10 @@ uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, 
     return pieces * MOERT_CUT_ROWS < rows ? pieces * MOERT_CUT_ROWS : rows;
 }
 
-/* What check() has found about an expert so far. */
+/* The facts that check() has found about an expert so far. */
 typedef struct seen {
-    size_t last;    /* 1 + the last rank that holds it or a clone */
-    size_t members; /* slots that hold it or a clone */
+    size_t last;    /* 1 + the last rank that holds the expert or a clone */
+    size_t members; /* slots that hold the expert or a clone */
     bool placed;    /* a slot holds the expert itself */
 } seen;
 
@@ -214,8 +214,8 @@ static moert_status check(const moert_expert_map *placement, const uint32_t *exp
     return status;
 }
 
-/* Numbers the members of the chains: the experts come after their clones, or in the order of their
- * groups. */
+/* Numbers the members of the chains: an expert comes after its clones; with several groups, the
+ * members are in the order of their groups. */
 static void number_members(moert_expert_map *placement) {
     const int rounds = placement->groups > 1 ? 1 : 2;
     placement->longest = 1;

@@ -1,7 +1,7 @@
 /*
  * Where the experts of a layer live. Each rank has slots, and a slot holds one expert or none.
  * moert/plan.h places experts in contiguous blocks, but any placement gives the same results: an
- * expert's rows and sums do not depend on its rank or slot. Integers in host memory.
+ * expert's rows and sums do not depend on its rank or slot. All arrays are integers in host memory.
  *
  * Other slots may hold clones of an expert. They and the expert itself form its *chain*: the clones
  * in the order of their slots, then the expert. Each member of the chain computes a range of the
@@ -16,7 +16,7 @@
 
 enum { MOERT_CUT_ROWS = 64 }; /* each member's range of rows begins at a multiple of this */
 
-/* MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
+/* The values of MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
 #define MOERT_NO_EXPERT    UINT32_MAX
 #define MOERT_EXPERT_CLONE 0x80000000u
 
@@ -24,12 +24,12 @@ typedef struct moert_expert_map {
     size_t experts, ranks;
     size_t groups;      /* number of groups of consecutive ranks; each group holds all experts */
     size_t longest;     /* members of the longest chain; 1: there are no clones */
-    uint32_t *first;    /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all */
+    uint32_t *first;    /* [ranks + 1] of all slots, rank r has first[r] to first[r + 1] - 1 */
     uint32_t *expert;   /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
     uint32_t *position; /* [slots of all ranks] position of the slot in the chain of its expert */
     uint32_t *rank;     /* [E] the rank that holds the expert itself */
     uint32_t *slot;     /* [E] the slot of the expert itself, counted from its rank's first slot */
-    uint32_t *chain;    /* [E] members of its chain */
+    uint32_t *chain;    /* [E] members of the expert's chain */
 } moert_expert_map;
 
 /* The number of the expert, itself or cloned, that the word of a slot stands for; or
@@ -42,10 +42,11 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
 }
 
 /*
- * The first of an expert's rows that member `position` of its chain computes, or the end if it is
- * the number of members; counts[ranks,E] are the rows of each rank's tokens. Members share the rows
- * evenly; with exact replicas, each computes the rows of its group's tokens. Ranges begin at
- * multiples of MOERT_CUT_ROWS, so that no pair or block of a sum over rows is divided.
+ * The first of an expert's rows that member `position` of its chain computes, or the end of the
+ * rows if `position` is the number of members; counts[ranks,E] are the rows of each rank's tokens.
+ * Members share the rows evenly; with exact replicas, each member computes the rows of its group's
+ * tokens. Ranges begin at multiples of MOERT_CUT_ROWS, so that no pair or block of a sum over rows
+ * is divided.
  */
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts);
@@ -68,12 +69,13 @@ moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t groups
 void moert_expert_map_destroy(moert_expert_map *placement); /* NULL is legal. */
 moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expert_map **copy);
 
-/* Places expert[slots of all ranks], which may be `placement`'s own array. ERROR_USAGE unless each
- * expert has one slot, and at most one clone or itself on each rank, or, with several groups, one
- * in each group; also ERROR_MEMORY. After a failure the placement is as before. */
+/* Places expert[slots of all ranks], which may be `placement`'s own array. Each expert itself must
+ * have exactly one slot. A rank may hold an expert, or a clone of it, only once; with several
+ * groups, each group must hold each expert, or a clone of it, exactly once. Errors: ERROR_USAGE
+ * otherwise, ERROR_MEMORY. After a failure the placement is as before. */
 moert_status moert_expert_map_assign(moert_expert_map *placement, const uint32_t *expert);
 
-/* The slots of all ranks, and of one. */
+/* The number of slots of all ranks, and of one rank. */
 size_t moert_expert_map_slots(const moert_expert_map *placement);
 size_t moert_expert_map_slots_of(const moert_expert_map *placement, size_t rank);
 /* The most experts and clones of a rank. */
@@ -82,8 +84,8 @@ size_t moert_expert_map_most(const moert_expert_map *placement);
 /* A lane: the rows that the plan's rank sends to one member of a chain, and where they go. */
 typedef struct moert_lane {
     uint32_t rank;     /* the member's rank */
-    uint64_t row;      /* the first row in that rank's window */
-    uint64_t position; /* the first position among this rank's rows */
+    uint64_t row;      /* the lane's first row in the window of that rank */
+    uint64_t position; /* the lane's first row among those of the plan's rank */
     uint64_t rows;
 } moert_lane;
 

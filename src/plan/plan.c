@@ -52,7 +52,8 @@ free_last:
     return status;
 }
 
-/* The rows [first, end) of an expert, over all ranks, that a slot receives; none if it is empty. */
+/* The rows [first, end) of an expert, over all ranks, that a slot receives; none if the slot is
+ * empty. */
 typedef struct range {
     uint64_t first, end;
 } range;
@@ -89,7 +90,7 @@ uint64_t moert_plan_slot_rows(const moert_plan *plan, size_t rank, size_t slot) 
 }
 
 /* Places the rows of a slot of rank `owner` after the owner's first *rows rows. Sets the lane of
- * this rank's rows for the slot, which begins at *position; advances both. */
+ * this rank's rows for the slot, which begins at *position; advances *rows and *position. */
 static void lay_out_slot(moert_plan *plan, size_t owner, size_t slot, uint64_t *rows,
                          uint64_t *position, moert_lane *lanes) {
     const size_t e = moert_expert_map_at(plan->placement, slot);
@@ -151,7 +152,8 @@ static const moert_lane *find_lane(const moert_plan *plan, const moert_lane *lan
     return NULL;
 }
 
-/* Gives each slot the next row of its expert's lanes, so rows stay in token order. taken[E] = 0. */
+/* Gives each slot the next row of its expert's lanes, so rows stay in token order. taken[E] must be
+ * 0 on entry. */
 static moert_status place_slots(moert_plan *plan, const int32_t *index, const moert_lane *lanes,
                                 uint64_t *taken) {
     for (size_t s = 0; s < plan->tokens * plan->topk; s++) {

@@ -1,6 +1,7 @@
 /*
- * Operations that ops with quantized operands (op/convert.c) need besides moert/quantize.h. These
- * operations exist only as entries of the backends. They enqueue and return.
+ * Operations that ops with quantized operands (op/convert.c) need in addition to those of
+ * moert/quantize.h. These operations exist only as entries of the backends. They enqueue and
+ * return.
  *
  *   block_ends    to[g] = min(sum over i <= g of ceil(rows of group i / block), most)
  *   fold_globals  to[g] = alpha[g] * (first * second); NULL = 1

@@ -3,9 +3,9 @@
  * sums over all ranks, so every rank computes the same bits.
  *
  * Sources: Fedus, Zoph, Shazeer: "Switch Transformers" (2021), equations 4 to 6, for the losses;
- * DeepSeek-AI: "DeepSeek-V3 Technical Report" (2024), equations 17 to 20, for that of a sequence;
- * Wang et al.: "Auxiliary-loss-free load balancing strategy for mixture-of-experts" (2024) for the
- * bias.
+ * DeepSeek-AI: "DeepSeek-V3 Technical Report" (2024), equations 17 to 20, for the loss of a
+ * sequence; Wang et al.: "Auxiliary-loss-free load balancing strategy for mixture-of-experts"
+ * (2024) for the bias.
  */
 #include "router/router.h"
 

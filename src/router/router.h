@@ -38,23 +38,25 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                                   const moert_buffer *bias, const moert_routing *routing);
 
 /* Replaces logits[T,E] by hashes of them, uniform in [-1, 1), to compare speeds. A hash
- * depends on the logit's bits and its expert only. Non-finite logits stay. Errors: ERROR_USAGE. */
+ * depends on the logit's bits and its expert only. Non-finite logits are not replaced. Errors:
+ * ERROR_USAGE. */
 moert_status moert_router_balance(moert_device *device, const moert_router_options *options,
                                   size_t tokens, moert_buffer *logits);
 
-/* Clears the routing of padding, the tokens t with a negative token[t] (int32 [T]): index -1 in all
- * slots, weights, scores and lse 0. Call it after moert_router_forward. Errors: ERROR_USAGE. */
+/* Clears the results for padding, which is the tokens t with a negative token[t] (int32 [T]): index
+ * -1 in all slots, weights, scores and lse 0. Call it after moert_router_forward. Errors:
+ * ERROR_USAGE. */
 moert_status moert_router_skip(moert_device *device, const moert_router_options *options,
                                size_t tokens, const moert_buffer *token,
                                const moert_routing *routing);
 
 /*
  * dlogits[T,E] from dweight[T,K], plus the gradients of the losses. aux_gradient[E] (device, or
- * NULL) is d(loss)/d(r[t,e]), the same for every token t. With sequence_ends (uint32 [sequences])
- * it is [sequences,E], the same for every token of a sequence. r is softmax over all experts, or
- * the scores divided by their sum + 1e-20. The z-loss adds z_factor * lse[t] * softmax(logits)[t],
- * where z_factor is 2 * coefficient / (number of tokens). `logits` are the logits that
- * moert_router_forward read.
+ * NULL) is d(loss)/d(r[t,e]), the same for every token t. With sequence_ends (uint32 [sequences]),
+ * aux_gradient is [sequences,E], the same for every token of a sequence. r is softmax over all
+ * experts, or the scores divided by their sum + 1e-20. The z-loss adds z_factor * lse[t] *
+ * softmax(logits)[t], where z_factor is 2 * coefficient / (number of tokens). `logits` are the
+ * logits that moert_router_forward read.
  */
 typedef struct moert_router_gradient {
     size_t tokens;
@@ -103,7 +105,7 @@ typedef enum moert_aux_form {
 } moert_aux_form;
 typedef struct moert_router_load {
     const uint64_t *counts; /* [E] slots per expert */
-    const double *mass;     /* [E] sums of r */
+    const double *mass;     /* [E] sums of r[t,e] over the tokens */
     double rows;            /* number of tokens */
 } moert_router_load;
 double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,

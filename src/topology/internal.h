@@ -31,8 +31,9 @@ hwloc_obj_t moert_topology_next_core(const moert_topology *topology, hwloc_const
 
 size_t moert_topology_count_cores(const moert_topology *topology, hwloc_const_bitmap_t set);
 
-/* `set` as a list such as "0-3,8"; ERROR_UNSUPPORTED if it does not fit. */
+/* Writes `set` to `text` as a list such as "0-3,8". Errors: ERROR_UNSUPPORTED if the list does not
+ * fit. */
 moert_status moert_topology_list(hwloc_const_bitmap_t set, char *text, size_t bytes);
 
-/* Creates an empty bitmap. ERROR_MEMORY. */
+/* Creates an empty bitmap. Errors: ERROR_MEMORY. */
 moert_status moert_topology_bitmap(hwloc_bitmap_t *set);

@@ -27,7 +27,7 @@ enum { MOERT_CPUS_BYTES = 1024 }; /* a list of logical processors as text */
 
 typedef struct moert_placement {
     char cpus[MOERT_CPUS_BYTES]; /* logical-processor list such as "0-3,8" (OS numbers) */
-    unsigned cpu_count;          /* cores in it, the number of threads for a CPU device */
+    unsigned cpu_count;          /* cores in `cpus`; the number of threads for a CPU device */
     char pci[24];                /* "0000:3b:00.0" of the GPU meant for this rank, or "" */
     bool confined;               /* the launcher set a mask smaller than the machine */
     bool shared;                 /* more ranks than cores: cores are shared between ranks */
@@ -81,12 +81,13 @@ moert_status moert_affinity_save(moert_affinity **affinity);
 void moert_affinity_restore(moert_affinity *affinity);
 
 /*
- * Pins the threads that a library starts between two calls to the cores of the placement, one
- * thread per core in turn. Take a snapshot, let the OpenCL runtime start its workers, then pin the
- * new threads.
+ * Pins threads to the cores of the placement, one thread per core in turn: the threads that a
+ * library starts between two calls of functions below. Take a snapshot, let the OpenCL runtime
+ * start its workers, then pin the new threads.
  *
  * For PoCL set POCL_MAX_PTHREAD_COUNT to cpu_count before the first OpenCL call. Workers that are
- * not pinned often share a core, and PoCL's POCL_AFFINITY leaves the mask of the process.
+ * not pinned often share a core, and PoCL's POCL_AFFINITY pins them without regard to the mask of
+ * the process.
  */
 typedef struct moert_thread_snapshot {
     int *ids; /* ascending */

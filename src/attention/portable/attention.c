@@ -18,8 +18,8 @@
 #include "moert/quantize.h"
 
 enum {
-    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes, so that 128 fits in 48 KB of
-                                  local memory */
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes, so that heads of 128 fit in
+                                  48 KB of local memory */
     VECTOR_LANES = 16,
     MOST_OWN = 64,           /* positions of a work-group on GPUs */
     MOST_OWN_HEAD_SIZE = 256 /* larger heads get half of MOST_OWN, so that sums fit in registers */
