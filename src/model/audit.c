@@ -1,4 +1,4 @@
-/* Audits: who repeats whose work, the second copies, and the start of a run. */
+/* Audits: chooses which rank repeats whose work, allocates the second copies, and starts audits. */
 #include "model/audit.h"
 
 #include <stdio.h>
@@ -17,7 +17,8 @@
 
 /* ---- rings ---- */
 
-/* Ranks of one kind repeat each other's work: their devices have the same name and driver. */
+/* Gathers the kind of each rank: a hash of its device's name and driver. Only ranks of one kind
+ * repeat each other's work. */
 static moert_status gather_kinds(const moert_model *model, moert_checksum *kinds) {
     const moert_device_info *info = moert_device_describe(model->device);
     char text[sizeof info->name + sizeof info->driver + sizeof info->version];
@@ -27,15 +28,16 @@ static moert_status gather_kinds(const moert_model *model, moert_checksum *kinds
     return moert_comm_allgather(model->mesh->world, &own, sizeof own, kinds);
 }
 
-/* keys[R]: ranks with equal keys repeat each other's experts. They are of one EP group. As experts
- * are placed alike in all groups, their kinds must be equal in each. */
+/* Computes keys[R]: ranks with equal keys are of one EP group and repeat each other's experts. All
+ * groups place experts alike, so two members have equal keys only if their kinds are equal in every
+ * group. */
 static moert_status make_keys(const moert_checksum *kinds, const moert_mesh_place *place,
                               size_t ranks, moert_checksum *keys) {
     moert_checksum *of_member;
     MOERT_TRY(moert_alloc(&of_member, ranks + 1, sizeof *of_member));
     for (size_t r = 0; r < ranks; r++) {
         size_t groups = 0;
-        for (size_t p = 0; p < ranks; p++) /* groups are met in the same order for all members */
+        for (size_t p = 0; p < ranks; p++) /* visits groups in the same order for all members */
             if (place[p].member == place[r].member)
                 of_member[1 + place[p].group] = kinds[p], groups++;
         memset(&of_member[0], 0, sizeof of_member[0]);
@@ -69,8 +71,9 @@ static moert_status create_ring(const moert_checksum *keys, size_t ranks, moert_
     return MOERT_OK;
 }
 
-/* Fills in the keys of the classes that depend on no device: each rank is alone, or with those of
- * its member of the EP groups. The keys of MOERT_AUDIT_EVERYONE stay equal. */
+/* Fills in the keys of the classes that do not depend on devices. Class OWN has one rank per ring,
+ * and class REPLICAS the ranks that are the same member of their EP groups. The keys of
+ * MOERT_AUDIT_EVERYONE stay equal. */
 static void number_ranks(const moert_mesh_place *place, size_t ranks,
                          moert_checksum *keys[MOERT_AUDIT_CLASSES]) {
     for (size_t r = 0; r < ranks; r++) {
@@ -104,7 +107,7 @@ done:
     return status;
 }
 
-/* The rank that is `distance` places behind `rank` in its closed ring, or before it. */
+/* The rank that is `distance` places after `rank` in its ring if `behind`, otherwise before it. */
 static size_t neighbour(const moert_audit *audit, moert_audit_class class, size_t rank,
                         size_t distance, bool behind) {
     const moert_audit_ring *ring = &audit->ring[class];
@@ -244,7 +247,7 @@ bool moert_audit_of_experts(moert_audit_site site) {
     return classes[site] == MOERT_AUDIT_EXPERTS;
 }
 
-/* ---- the run under way ---- */
+/* ---- starting and ending an audit ---- */
 
 static void set_probes(const moert_audit *audit, moert_probe *probe) {
     const moert_model *model = audit->model;
@@ -286,7 +289,7 @@ moert_status moert_audit_check_part(moert_run *run, size_t index) {
         return MOERT_OK;
     audit->part = index;
     if (index < run->layers)
-        moert_model_discard(&run->layer[index]); /* its pass is free for the second run */
+        moert_model_discard(&run->layer[index]); /* frees the layer's pass for the second run */
     MOERT_TRY(moert_comm_agree(run->mesh->world, moert_audit_take_rests(audit)));
     return audit->check(audit->context, MOERT_AUDIT_COMPUTED);
 }
@@ -301,7 +304,7 @@ moert_status moert_audit_check_sums(moert_run *run, size_t index) {
     return MOERT_OK;
 }
 
-/* ---- what the caller compares ---- */
+/* ---- for the caller's comparison of hashes ---- */
 
 size_t moert_audit_slots(const moert_audit *audit) {
     return audit->slots;

@@ -1,19 +1,19 @@
 /*
- * An audit of a step: ranks repeat each other's work and compare its bits.
+ * An audit of a step: ranks repeat each other's work and compare the results bit by bit.
  *
- * While an audit is under way, forward and backward leave hashes of what they compute. As soon as
- * the backward of a layer is complete, and last for what is outside of the layers, the audit calls
- * its caller back. moert_audit_repeat then computes this part again, in other places: attention
- * (and a dense MLP, the embedding and the head) of a rank's tokens on another rank, and the experts
- * of a rank on another rank of its EP group. All results must have the same bits, because no bit
- * depends on the place. A part is computed from the inputs that its first run had, so a wrong bit
- * shows only where it arises.
+ * During an audit, forward and backward store hashes of their results. The audit calls `check`
+ * after the backward of each layer, and last for the tensors outside of the layers. From this
+ * callback, moert_audit_repeat computes that part again on other ranks. Another rank repeats
+ * attention, a dense MLP, the embedding and the head for a rank's tokens. A rank of the same EP
+ * group repeats its experts. All results must be bit-identical, because they do not depend on the
+ * rank that computes them. The repeated part reads the inputs of its first run, so only the part in
+ * which a wrong bit arises differs.
  *
- * What a part leaves rests in memory until another part reads it. Sites that rest compare the hash
- * of what is read with the hash that its producer left, on the same rank.
+ * A part's results stay in memory until another part reads them. Sites of kind RESTS compare the
+ * hash of these values when read with their hash when computed, on the same rank.
  *
- * The rank that repeats is the next one, `distance` further, among the ranks whose devices have the
- * same name and driver. A rank that is alone repeats its own work.
+ * The ranks whose devices have the same name and driver form a ring. A rank's work is repeated by
+ * the rank `distance` places after it in the ring, or by itself if it is alone.
  */
 #pragma once
 
@@ -23,24 +23,25 @@
 /* Who repeats it. */
 typedef enum moert_audit_class {
     MOERT_AUDIT_OWN,      /* the same rank */
-    MOERT_AUDIT_TOKENS,   /* a rank of the same kind */
-    MOERT_AUDIT_EXPERTS,  /* another owner of experts, of the same kind and EP group */
-    MOERT_AUDIT_EVERYONE, /* any rank: what all ranks hold */
-    MOERT_AUDIT_REPLICAS, /* a rank with the same experts */
+    MOERT_AUDIT_TOKENS,   /* repeated by a rank of the same kind */
+    MOERT_AUDIT_EXPERTS,  /* repeated by another owner of experts, of the same kind and EP group */
+    MOERT_AUDIT_EVERYONE, /* repeated by any rank: the values are the same on all ranks */
+    MOERT_AUDIT_REPLICAS, /* repeated by a rank with the same experts */
     MOERT_AUDIT_CLASSES
 } moert_audit_class;
 
-/* What a hash is of. */
+/* Where the hashed values come from. */
 typedef enum moert_audit_kind {
-    MOERT_AUDIT_COMPUTES, /* what a rank computes from inputs with equal hashes */
-    MOERT_AUDIT_TRAVELS, /* what other ranks have sent: a sender or the network may be wrong, too */
-    MOERT_AUDIT_RESTS,   /* what has rested in the memory of this rank */
+    MOERT_AUDIT_COMPUTES, /* computed by a rank from inputs with equal hashes */
+    MOERT_AUDIT_TRAVELS,  /* received from other ranks: a sender or the network may also be wrong */
+    MOERT_AUDIT_RESTS,    /* left in the memory of this rank by an earlier part */
 } moert_audit_kind;
 
 /*
- * X(NAME, name, part, class, kind, description): what has a hash. A part's sites come in the order
- * in which they are computed, after those of kind RESTS. Sites of experts come in the order of
- * MOERT_PROBE_TABLE. In a layer with a dense MLP, all that is computed is of class TOKENS.
+ * X(NAME, name, part, class, kind, description): the sites, which are the values that an audit
+ * hashes. A part's sites come in the order in which they are computed, after those of kind RESTS.
+ * Sites of experts come in the order of MOERT_PROBE_TABLE. In a layer with a dense MLP, all sites
+ * of kind COMPUTES are of class TOKENS.
  */
 #define MOERT_AUDIT_TABLE(X)                                                                       \
     X(INPUT, input, LAYER, OWN, RESTS, "the layer's input")                                        \
@@ -90,52 +91,55 @@ typedef enum moert_audit_site {
 
 typedef struct moert_audit moert_audit;
 
-/* Allocates a second copy of a layer and of what is outside of the layers, and a run of it. The
- * first run must outlive the audit. Collective; all ranks return the same status. Errors:
+/* Allocates a second copy of a layer and of the tensors outside of the layers, and a second run on
+ * this copy. `run` must outlive the audit. Collective; all ranks return the same status. Errors:
  * ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_audit_create(moert_run *run, moert_audit **audit);
 void moert_audit_destroy(moert_audit *audit); /* Collective. NULL is legal. */
 
-/* A wrong bit for tests, on this rank, in the result of a site; `layer` matters for layers. */
+/* A wrong bit that a test plants in the result of a site on this rank. Sites outside of the layers
+ * ignore `layer`. */
 typedef struct moert_audit_plant {
     moert_audit_site site;
     size_t layer;
     moert_plant plant;
 } moert_audit_plant;
 
-/* When a part is checked: its backward is complete (moert_audit_repeat), or the sums of its
- * gradients over the ranks are (moert_audit_repeat_sums). */
+/* When `check` is called for a part: COMPUTED once its backward is complete (for
+ * moert_audit_repeat), SUMMED once its gradients are summed over the ranks (for
+ * moert_audit_repeat_sums). */
 typedef enum moert_audit_stage { MOERT_AUDIT_COMPUTED, MOERT_AUDIT_SUMMED } moert_audit_stage;
 /* Compares the bits of a part. Collective. */
 typedef moert_status moert_audit_check(void *context, moert_audit_stage stage);
-/* The next forward, loss and backward leave hashes and call `check` for each part, if it is not
- * NULL, and leave a wrong bit, if `plant` is not NULL. end: they leave no more. Not collective. */
+/* begin: the next forward, loss and backward store hashes. They call `check` for each part, unless
+ * `check` is NULL, and plant a wrong bit, unless `plant` is NULL. end: stops the audit. Not
+ * collective. */
 void moert_audit_begin(moert_audit *audit, moert_audit_check *check, void *context,
                        const moert_audit_plant *plant);
 void moert_audit_end(moert_audit *audit);
 
-/* For `check`: repeats the part. It changes no weight and no gradient. Collective. Errors: those of
- * moert_run_forward and _backward. */
+/* To be called by `check`: computes the part again. Changes no weight and no gradient of the first
+ * run. Collective. Errors: those of moert_run_forward and moert_run_backward. */
 moert_status moert_audit_repeat(moert_audit *audit, size_t distance);
 
-/* For `check`, about its part: hash[MOERT_AUDIT_SITES, slots] of the first run, or of what this
- * rank has repeated. Sites that are not of experts use the first slot. */
+/* To be called by `check`: the part's hash[MOERT_AUDIT_SITES, slots] in the first run or, with
+ * `repeated`, in this rank's second run. Sites without a hash per expert use the first slot. */
 const uint64_t *moert_audit_hashes(const moert_audit *audit, bool repeated);
 size_t moert_audit_slots(const moert_audit *audit);
 moert_audit_class moert_audit_class_of(const moert_audit *audit, moert_audit_site site);
 /* Whether the site has a hash for each expert. */
 bool moert_audit_of_experts(moert_audit_site site);
-/* Whether the site is of the part, and its bits are the same in all places: not those of combined
- * rows if ranks or hosts sum their rows first (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). */
+/* Whether the site belongs to the part, and its bits are the same wherever it is computed. Combined
+ * rows differ if ranks or hosts sum them first (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). */
 bool moert_audit_compares(const moert_audit *audit, moert_audit_site site);
-/* The expert in a slot of a rank of the world. */
+/* The expert in a slot of rank `rank` of the world. */
 uint32_t moert_audit_expert(const moert_audit *audit, size_t rank, size_t slot);
-/* The layer, or the number of layers: what is outside. */
+/* The index of the layer that is checked; the number of layers: the part outside of the layers. */
 size_t moert_audit_layer(const moert_audit *audit);
 
 extern const moert_audit_kind moert_audit_kinds[MOERT_AUDIT_SITES];
 
-/* The rank that repeats the work of `rank` of the world. */
+/* The world rank that repeats the work of world rank `rank`. */
 size_t moert_audit_repeater(const moert_audit *audit, moert_audit_class class, size_t rank,
                             size_t distance);
 /* The rank whose work `rank` repeats. */
@@ -143,14 +147,15 @@ size_t moert_audit_repeated(const moert_audit *audit, moert_audit_class class, s
                             size_t distance);
 /* The ranks that repeat each other's work of a class, `rank` among them. */
 size_t moert_audit_peers(const moert_audit *audit, moert_audit_class class, size_t rank);
-/* Whether rows of two ranks travel to each other: they are in one EP group. */
+/* Whether two ranks send rows to each other: they are in one EP group. */
 bool moert_audit_exchange(const moert_audit *audit, size_t rank, size_t other);
 
 /*
- * For `check` at MOERT_AUDIT_SUMMED: the hashes of the sums of gradients in this rank's shards, in
- * pairs: of the sum over the ranks, and of the gradient to which it is added; and of the sums of
- * the rank `distance` before this one, and what the own gradients should be. Blocks that the part
- * does not have leave their hashes as they are. Collective.
+ * For `check` at MOERT_AUDIT_SUMMED: hashes of summed gradients, two for each block. own_sums: of
+ * the sum over the ranks in this rank's shard, and of the shard's gradient after the sum was added.
+ * repeat_sums: of the repeated sum for the shard of the rank `distance` before this one, and of the
+ * gradient that this rank's own shard should have. The hashes of blocks that the part does not have
+ * stay unchanged. Collective.
  */
 enum { MOERT_AUDIT_SUMS = 3, MOERT_AUDIT_SUM_HASHES = 2 * MOERT_AUDIT_SUMS };
 moert_status moert_audit_own_sums(moert_audit *audit, uint64_t hash[MOERT_AUDIT_SUM_HASHES]);
@@ -158,6 +163,7 @@ moert_status moert_audit_repeat_sums(moert_audit *audit, size_t distance,
                                      uint64_t hash[MOERT_AUDIT_SUM_HASHES]);
 /* Describes hash `index`. */
 const char *moert_audit_sum_name(size_t index);
-/* hash[layers, slots] of the gradients of the experts' weights, as the last audited backward has
- * left them or, with `now`, as they are; 0 where they have been rounded or summed since. */
+/* hash[layers, slots] of the gradients of the experts' weights: as the last audited backward
+ * computed them or, with `now`, their present values. 0 if they have been rounded or summed
+ * since. */
 moert_status moert_audit_left_gradients(moert_audit *audit, bool now, uint64_t *hash);

@@ -7,21 +7,21 @@
 
 enum { MOERT_AUDIT_EXPERT_BLOCKS = 2 };
 
-/* The ranks in rings, whose members repeat each other's work of a class. A ring is consecutive in
+/* The rings of a class. The ranks of a ring repeat each other's work; they are consecutive in
  * `order`. */
 typedef struct moert_audit_ring {
     size_t *order;         /* [R] */
-    size_t *at;            /* [R] where a rank is in `order`, */
-    size_t *first, *count; /* [R] and its ring */
+    size_t *at;            /* [R] index of each rank in `order` */
+    size_t *first, *count; /* [R] start of each rank's ring in `order`, and its number of ranks */
 } moert_audit_ring;
 
-/* The sum of a replicated block's gradients, to be summed again (audit_sums.c). */
+/* A replicated block's gradients, whose sum over the ranks is repeated (audit_sums.c). */
 typedef struct moert_audit_sum {
     const moert_block *block; /* NULL: none */
-    float *nodes;             /* [nodes, floats] a copy of what this rank has sent */
-    float *shard;             /* of the gradients to which the sum is added */
+    float *nodes;             /* [nodes, floats] a copy of the nodes that this rank has sent */
+    float *shard;             /* copy of the shard's gradients before the sum is added */
     size_t node_room, shard_room;
-    bool compares; /* the sum itself is still there */
+    bool compares; /* the sum itself can still be read */
     uint64_t hash[2], expected;
 } moert_audit_sum;
 
@@ -30,42 +30,45 @@ struct moert_audit {
     moert_run *run; /* the first run */
     moert_audit_check *check;
     void *context;
-    size_t part;            /* the layer under way, or the number of layers: what is outside */
-    moert_model_layer copy; /* the second copy of a layer, */
-    moert_block *outer;     /* and of what is outside, */
-    moert_run *repeat;      /* and the second run, of these alone */
-    moert_probe *probe;     /* of the MoE layer under way */
+    size_t part; /* the layer that is checked; number of layers: the part outside of them */
+    moert_model_layer copy; /* second copy of a layer */
+    moert_block *outer;     /* second copy of the block outside of the layers */
+    moert_run *repeat;      /* second run, on these two copies */
+    moert_probe *probe;     /* of the MoE layer that is computed */
     const moert_audit_plant *plant;
     size_t slots;
-    uint64_t *hash;       /* [layers + 1, SITES, slots] of the first run, */
-    uint64_t *left;       /* [layers + 1, slots] of the gradients that the batch before has left */
-    bool left_step;       /* that batch was audited, too */
-    bool *taken;          /* [layers + 1, SITES] */
-    uint64_t *again_hash; /* [SITES, slots] and of what is repeated */
+    uint64_t *hash; /* [layers + 1, SITES, slots] hashes of the first run */
+    /* [layers + 1, slots] hashes of the experts' gradients of the last audited batch */
+    uint64_t *left;
+    bool left_step;       /* hashes in `left` are valid: the batch before was audited */
+    bool *taken;          /* [layers + 1, SITES] the site was reached in the first run */
+    uint64_t *again_hash; /* [SITES, slots] hashes of the second run */
     bool again_taken[MOERT_AUDIT_SITES];
     moert_digest_queue digests;
-    moert_parcels out, in; /* what the ranks hand on */
-    moert_buffer *d[2];    /* [T,H] gradients of the layer's result, and of middle */
-    moert_buffer
-        *before[MOERT_AUDIT_EXPERT_BLOCKS]; /* gradients of the experts before the backward */
+    moert_parcels out, in; /* what ranks send each other for the second run */
+    moert_buffer *d[2];    /* [T,H] copies of the gradients of the layer's result and of `middle` */
+    /* copies of the experts' gradients before the backward */
+    moert_buffer *before[MOERT_AUDIT_EXPERT_BLOCKS];
     moert_buffer *before_outer; /* gradients of the outside before the loss, on one rank */
-    moert_buffer *x, *received; /* [T,H] of another rank's tokens: the part's input, and d */
+    /* [T,H] of another rank's tokens: the part's input; gradient of its result */
+    moert_buffer *x, *received;
     moert_audit_sum sum[MOERT_AUDIT_SUMS];
-    moert_mesh_place *place; /* [R] of each rank */
+    moert_mesh_place *place; /* [R] place of each rank in the mesh */
     moert_audit_ring ring[MOERT_AUDIT_CLASSES];
 };
 
-/* The layer under way; NULL: what is outside. */
+/* The layer that is checked; NULL: the part outside of the layers. */
 static inline const moert_model_layer *moert_audit_layer_of(const moert_audit *audit) {
     return audit->part < audit->model->config.layers ? &audit->model->layer[audit->part] : NULL;
 }
 
-/* Takes the hashes of what the part has read and the first run has not changed. */
+/* Hashes the values that the part has read, if the first run has not overwritten them. */
 moert_status moert_audit_take_rests(moert_audit *audit);
 
-/* The sums of the MLP, of attention and of what is outside. */
+/* Indices in moert_audit.sum: the blocks of the MLP, of attention and outside of the layers. */
 enum { MOERT_AUDIT_SUM_MLP, MOERT_AUDIT_SUM_ATTENTION, MOERT_AUDIT_SUM_OUTSIDE };
-/* Keeps the gradients to which a backward adds, and the nodes that a sum will send. */
+/* Copies the gradients to which a backward adds (addend), and the nodes that a sum will send
+ * (nodes). */
 moert_status moert_audit_keep_addend(moert_audit *audit, size_t index, const moert_block *block);
 moert_status moert_audit_keep_nodes(moert_audit *audit, size_t index, const moert_block *block,
                                     const moert_batch *batch);

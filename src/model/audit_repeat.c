@@ -1,4 +1,4 @@
-/* The second run of a part, with the work of other ranks. */
+/* The second run of a part, on the tokens and experts of other ranks. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +12,9 @@
 #include "model/sublayer.h"
 #include "moert/quantize.h"
 
-/* ---- handing work on ---- */
+/* ---- sending work to the rank that repeats it ---- */
 
-/* Work on its way, at a distance. */
+/* Parcels to and from the ranks at a distance in their rings. */
 typedef struct handing {
     moert_audit *audit;
     size_t distance;
@@ -24,13 +24,13 @@ static moert_parcel of_device(const moert_buffer *buffer, size_t at, size_t floa
     return (moert_parcel){.count = floats, .device = {(moert_buffer *)buffer, MOERT_DTYPE_F32, at}};
 }
 
-/* 32-bit words of host memory. */
+/* A parcel of 32-bit words of host memory. */
 static moert_parcel of_host(const int32_t *values, size_t count) {
     return (moert_parcel){.count = count, .host = (float *)(void *)values};
 }
 
-/* Adds `source` for the rank that repeats this rank's work of a class, and `target` from the rank
- * whose work this one repeats. */
+/* Adds two parcels: `source`, sent to the rank that repeats this rank's work of a class, and
+ * `target`, received from the rank whose work this rank repeats. */
 static moert_status add(const handing *h, moert_audit_class class, moert_parcel source,
                         moert_parcel target) {
     moert_parcels *out = &h->audit->out, *in = &h->audit->in;
@@ -44,7 +44,7 @@ static moert_status add(const handing *h, moert_audit_class class, moert_parcel 
     return MOERT_OK;
 }
 
-/* Hands on all that was added. Collective. */
+/* Sends and receives all parcels that were added. Collective. */
 static moert_status ship(const handing *h, moert_status status) {
     moert_audit *audit = h->audit;
     status = moert_ship(audit->model->mesh->world, &audit->out, &audit->in, status);
@@ -61,7 +61,7 @@ static moert_status copy_weights(const moert_block *from, moert_block *to) {
                : MOERT_OK;
 }
 
-/* Places the experts of each owner on the rank that repeats its work. */
+/* Places the experts of each rank on the rank that repeats its work. */
 static moert_status place(moert_audit *audit, size_t distance) {
     const moert_mesh *mesh = audit->model->mesh;
     const moert_expert_map *own = moert_layer_placement(moert_audit_layer_of(audit)->moe);
@@ -84,7 +84,8 @@ static moert_status place(moert_audit *audit, size_t distance) {
     return status;
 }
 
-/* Adds the experts' weights or, with `before`, the gradients to which the backward adds. */
+/* Adds parcels of the experts' weights or, with `before`, of the gradients to which the backward
+ * adds. */
 static moert_status add_experts(const handing *h, bool before) {
     const moert_audit *audit = h->audit;
     moert_layer *own = moert_audit_layer_of(audit)->moe;
@@ -110,7 +111,7 @@ static moert_status add_experts(const handing *h, bool before) {
 
 /* ---- batches ---- */
 
-/* Gives the second run a batch of its own, with the settings of the first one. */
+/* Gives the second run its own batch, with the settings of the first run. */
 static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
     const moert_run *first = audit->run;
     moert_run *run = audit->repeat;
@@ -132,13 +133,14 @@ static moert_status take_batch(moert_audit *audit, const moert_batch *batch) {
     return MOERT_OK;
 }
 
-/* Makes room for what a run of one layer needs of the batch. */
+/* Reserves the buffers for one layer of the batch. */
 static moert_status reserve_layer(moert_run *run) {
     MOERT_TRY(moert_model_reserve_layer(run, run->layer));
     return moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch);
 }
 
-/* Gives the run the gradient that a sublayer's backward reads, also in bf16. */
+/* Copies the gradient that a sublayer's backward reads into the run, also rounded to bf16 if
+ * needed. */
 static moert_status take_gradient(moert_run *run, const moert_buffer *d) {
     const size_t n = run->batch.tokens * run->config->hidden;
     if (n == 0)
@@ -148,7 +150,7 @@ static moert_status take_gradient(moert_run *run, const moert_buffer *d) {
                              : MOERT_OK;
 }
 
-/* The batch of the rank whose tokens this one repeats. */
+/* The batch of the rank whose tokens this rank repeats. */
 static moert_batch other_batch(const moert_audit *audit, size_t distance) {
     const moert_run *first = audit->run;
     const moert_comm *world = first->mesh->world;
@@ -164,10 +166,10 @@ static moert_batch other_batch(const moert_audit *audit, size_t distance) {
 
 /* ---- attention and dense layers ---- */
 
-/* What another rank's tokens need. */
+/* The inputs of a second run on another rank's tokens. */
 typedef struct tokens_work {
     moert_batch batch;
-    int32_t *positions; /* of the tokens in their documents, or NULL */
+    int32_t *positions; /* positions of the tokens in their documents, or NULL */
     int32_t *input, *target;
 } tokens_work;
 
@@ -179,7 +181,7 @@ static moert_status begin_tokens(moert_audit *audit, size_t distance, tokens_wor
     return audit->run->packed ? MOERT_NEW_ARRAY(&work->positions, work->batch.tokens) : MOERT_OK;
 }
 
-/* Adds the part's input x[T,H] and a gradient d[T,H]. */
+/* Adds parcels of the part's input x[T,H] and of a gradient d[T,H]. */
 static moert_status add_rows(const handing *h, const tokens_work *work, const moert_buffer *x,
                              const moert_buffer *d) {
     const moert_audit *audit = h->audit;
@@ -189,7 +191,7 @@ static moert_status add_rows(const handing *h, const tokens_work *work, const mo
     return add(h, MOERT_AUDIT_TOKENS, of_device(d, 0, own), of_device(audit->received, 0, others));
 }
 
-/* Runs attention, and a dense MLP, on the rows in audit->x and audit->received. */
+/* Runs attention, and the MLP of a dense layer, on the rows in audit->x and audit->received. */
 static moert_status run_tokens(moert_audit *audit, const tokens_work *work) {
     moert_run *run = audit->repeat;
     moert_run_layer *layer = run->layer;
@@ -327,7 +329,8 @@ static moert_status run_outside(moert_audit *audit, const tokens_work *work) {
     return moert_model_embed_backward(run);
 }
 
-/* The logits of the first run have been used; the second run puts its own in their place. */
+/* Exchanges the logits buffers of the two runs. The first run no longer needs its logits, so the
+ * second run may overwrite them. */
 static void swap_logits(moert_audit *audit) {
     moert_buffer *const logits = audit->run->logits;
     audit->run->logits = audit->repeat->logits;
@@ -350,16 +353,17 @@ done:
     return status;
 }
 
-/* ---- what rests ---- */
+/* ---- sites of kind RESTS ---- */
 
-/* again_hash[rests] = the hash that `producer` of another part has left. */
+/* Sets the second run's hash of site `rests` to the first run's hash of site `producer` in
+ * `part`. */
 static void expect(moert_audit *audit, moert_audit_site rests, size_t part,
                    moert_audit_site producer) {
     const uint64_t *hash = audit->hash + (part * MOERT_AUDIT_SITES + producer) * audit->slots;
     audit->again_hash[rests * audit->slots] = *hash;
 }
 
-/* Fills in the hashes that what rests should have. */
+/* Fills in the hashes that sites of kind RESTS should have. */
 static void expect_rests(moert_audit *audit) {
     const size_t part = audit->part, layers = audit->model->config.layers;
     if (part == layers) {
@@ -372,8 +376,9 @@ static void expect_rests(moert_audit *audit) {
     expect(audit, MOERT_AUDIT_RESIDUAL, part, MOERT_AUDIT_MIDDLE);
     expect(audit, MOERT_AUDIT_D_RESULT, part + 1,
            part + 1 < layers ? MOERT_AUDIT_D_INPUT : MOERT_AUDIT_D_HEAD);
-    expect(audit, MOERT_AUDIT_AUX, part, MOERT_AUDIT_AUX); /* all ranks have the same */
-    /* what the micro-batch before has left, unless it has been rounded to bf16 */
+    expect(audit, MOERT_AUDIT_AUX, part, MOERT_AUDIT_AUX); /* the same on all ranks */
+    /* The experts' gradients after the micro-batch before, unless they have been rounded to
+     * bf16. */
     const bool *taken = audit->taken + part * MOERT_AUDIT_SITES;
     const moert_model_layer *layer = &audit->model->layer[part];
     const bool chained =

@@ -1,9 +1,10 @@
-/* The memory of an audit. */
+/* Computes the memory that an audit allocates. */
 #include "base/memory.h"
 #include "model/sizes.h"
 
-/* The copy of a MoE or dense layer without its attention: blocks, copies of weights, activations.
- * `experts` are those of the copy. With `adds`, the gradients of this rank's own are kept. */
+/* Bytes of the second copy of a MoE or dense layer without its attention: blocks, copies of
+ * weights, activations. `experts` is the number of experts in the copy. With `adds`, this rank's
+ * own experts' gradients from before the backward are also kept. */
 static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *layer,
                          size_t experts, size_t nodes, bool adds, bool moe) {
     const size_t first = moe ? MOERT_MODEL_MOE : MOERT_MODEL_DENSE,
@@ -26,8 +27,8 @@ static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *
                       moert_buffer_table_bytes(moert_dense_buffers, one));
 }
 
-/* Bytes of the copies of embedding, last norm and head. The repeated run uses the logits buffer of
- * the first run. With `adds`, a single rank also keeps the gradients from before the loss. */
+/* Bytes of the second copy of embedding, last norm and head. The second run uses the logits buffer
+ * of the first run. With `adds`, a single rank also keeps the gradients from before the loss. */
 static size_t outside_bytes(const moert_model_sizes *one, const moert_block_shape *outer,
                             size_t nodes, bool adds) {
     const moert_model_config *c = one->config;
@@ -51,7 +52,7 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     static moert_buffer_table *const tables[] = {moert_run_rows_buffers, moert_run_backward_buffers,
                                                  moert_run_layer_buffers, moert_activation_buffers};
     const moert_model_config *c = model->config;
-    moert_model_sizes one = *model; /* the second run, of one layer */
+    moert_model_sizes one = *model; /* the second run, which has one layer */
     moert_model_shapes shapes;
     const size_t moe_layers = moert_moe_layers(c);
     one.layers = 1;

@@ -1,7 +1,6 @@
-/*
- * Sums of gradients over the ranks, again with other shards: each rank sums the shard of another
- * one, from copies of the nodes that it has sent. Experts with replicas are not summed again.
- */
+/* Repeats the sums of gradients over the ranks with exchanged shards. Each rank sums the shard of
+ * another rank, from copies of the nodes that were sent. Experts with replicas are not summed
+ * again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,12 +20,12 @@ const char *moert_audit_sum_name(size_t index) {
     return names[index / 2];
 }
 
-/* Whether a second sum is made: one rank has nothing to sum. */
+/* Whether the sum is repeated. A single rank has nothing to sum. */
 static bool is_summed(const moert_audit *audit, const moert_block *block) {
     return audit->check != NULL && moert_comm_size(block->comm) > 1;
 }
 
-/* Makes room for floats in host memory. */
+/* Reserves `count` floats of host memory. */
 static moert_status keep(float **floats, size_t *room, size_t count) {
     if (*room >= count)
         return MOERT_OK;
@@ -70,7 +69,8 @@ static uint64_t hash_of(const float *values, size_t count) {
     return hash;
 }
 
-/* The gradients that a shard should have: its sum, added to what it had before. */
+/* Computes the gradients that a shard should have: the sum over the ranks, added to its earlier
+ * gradients if `accumulate`. */
 static void add(const moert_audit_sum *sum, const float *of_ranks, size_t count, bool accumulate,
                 float *values) {
     const bool kept = sum->block->kept != NULL;
@@ -82,8 +82,8 @@ static void add(const moert_audit_sum *sum, const float *of_ranks, size_t count,
     }
 }
 
-/* Fills in the hashes of a block's sum in this rank's shard, where hosts sum, and of its gradient,
- * and the hash that this should have. */
+/* Fills in three hashes for this rank's shard of a block: of the sum over the ranks (if hosts sum),
+ * of the gradient, and of the gradient that the sum should give. */
 static moert_status take_own(const moert_audit *audit, moert_audit_sum *sum) {
     const moert_block *block = sum->block;
     size_t first;
@@ -128,7 +128,7 @@ moert_status moert_audit_own_sums(moert_audit *audit, uint64_t hash[MOERT_AUDIT_
     return moert_comm_agree(audit->model->mesh->world, take_all(audit, hash));
 }
 
-/* Sums the shard of the rank `distance` before this one. */
+/* Repeats the sum for the shard of the rank `distance` before this one. */
 static moert_status sum_again(const moert_audit *audit, moert_audit_sum *sum, size_t distance,
                               uint64_t *hash) {
     const moert_block *block = sum->block;

@@ -1,4 +1,4 @@
-/* The hashes that an audited run leaves. */
+/* Hashes of an audited run's values. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -9,7 +9,7 @@
 #include "model/sizes.h"
 #include "model/sublayer.h"
 
-/* A run at a point: the first run or the second one, at a layer or outside of the layers. */
+/* A point in the first or the second run, in a layer or outside of the layers. */
 typedef struct place {
     moert_audit *audit;
     const moert_run *run;
@@ -38,7 +38,8 @@ static bool *taken_at(const place *at, moert_audit_site site) {
                        : &at->audit->taken[at->part * MOERT_AUDIT_SITES + site];
 }
 
-/* Whether the site is to be hashed now, at its first computation in a run. */
+/* Marks the site as reached. Returns whether to hash it: at its first computation in a run, if the
+ * audit has a `check`. */
 static bool takes(const place *at, moert_audit_site site) {
     bool *const taken = taken_at(at, site);
     const bool first = !*taken;
@@ -46,20 +47,22 @@ static bool takes(const place *at, moert_audit_site site) {
     return first && at->audit->check != NULL;
 }
 
-/* Whether a wrong bit is planted now. */
+/* Whether to plant a wrong bit in the site now. */
 static bool plants(const place *at, moert_audit_site site) {
     const moert_audit_plant *plant = at->audit->plant;
     return plant != NULL && !at->repeats && plant->site == site && !*taken_at(at, site) &&
            (at->part == at->audit->model->config.layers || plant->layer == at->part);
 }
 
-/* *hash = a hash of its value before and of floats of a buffer, after a flush. */
+/* Queues floats of a buffer for hashing. After a flush, *hash combines its earlier value with their
+ * hash. */
 static moert_status hash_floats(const place *at, const moert_buffer *buffer, size_t first,
                                 size_t floats, uint64_t *hash) {
     return moert_digest_add(&at->audit->digests, buffer, first, floats, hash);
 }
 
-/* A site's result at the start of a buffer. */
+/* Hashes a site's result, which is at the start of a buffer, after planting a wrong bit if one is
+ * due. */
 static moert_status take_floats(const place *at, moert_audit_site site, moert_buffer *buffer,
                                 size_t floats) {
     if (plants(at, site))
@@ -67,14 +70,14 @@ static moert_status take_floats(const place *at, moert_audit_site site, moert_bu
     return takes(at, site) ? hash_floats(at, buffer, 0, floats, hash_of(at, site)) : MOERT_OK;
 }
 
-/* Keeps what the sum of a block's gradients over the ranks reads, before hashes of it are taken: a
- * bit that flips in between is in the sum alone. */
+/* Copies the inputs of the sum of a block's gradients over the ranks, before they are hashed. A bit
+ * that flips after the copy changes the sum, but not the repeated sum. */
 static moert_status keep_nodes(const place *at, size_t index, const moert_block *block) {
     return at->repeats ? MOERT_OK
                        : moert_audit_keep_nodes(at->audit, index, block, &at->run->batch);
 }
 
-/* The tensors [first, end) of a replicated block's gradients. */
+/* Hashes the gradients of tensors [first, end) of a replicated block. */
 static moert_status take_gradient(const place *at, moert_audit_site site, const moert_block *block,
                                   size_t first, size_t end) {
     const moert_batch *batch = &at->run->batch;
@@ -121,7 +124,7 @@ static moert_status take_experts(const place *at) {
     return takes(at, site) ? hash_experts(at, gradients, hash_of(at, site)) : MOERT_OK;
 }
 
-/* Takes the router's choice, and what its losses read, while the pass is there. */
+/* Hashes the router's choice, before the pass is discarded. */
 static moert_status take_route(const place *at, const moert_run_layer *of_run) {
     const moert_routing *routing = moert_pass_routing(of_run->pass);
     const size_t slots = at->run->batch.tokens * at->run->config->router.topk;
@@ -134,7 +137,8 @@ static moert_status take_route(const place *at, const moert_run_layer *of_run) {
     return hash_floats(at, routing->weight, 0, slots, hash);
 }
 
-/* Opens the probe for the forward or the backward of a layer in the first run. */
+/* Prepares the probe, which hashes the experts' rows, for the forward or the backward of a layer in
+ * the first run. */
 static void open_probe(const place *at, bool forward) {
     static const moert_audit_site sites[MOERT_PROBE_POINTS] = {MOERT_AUDIT_ROWS, MOERT_AUDIT_PROB,
                                                                MOERT_AUDIT_Y,    MOERT_AUDIT_DY,
@@ -149,7 +153,7 @@ static void open_probe(const place *at, bool forward) {
         probe->plant[p] = plant != NULL && plants(at, sites[p]) ? &plant->plant : NULL;
 }
 
-/* Takes the probe's hashes of the forward or the backward. */
+/* Copies the probe's hashes of the forward or the backward to their sites. */
 static void take_probe(const place *at, bool forward) {
     static const moert_audit_site first[] = {MOERT_AUDIT_DY, MOERT_AUDIT_ROWS},
                                   combined[] = {MOERT_AUDIT_D_COMBINED, MOERT_AUDIT_COMBINED};
@@ -164,9 +168,9 @@ static void take_probe(const place *at, bool forward) {
     *hash_of(at, combined[forward]) = probe->combined[!forward];
 }
 
-/* ---- what rests between two parts, and what the second run needs of the first ---- */
+/* ---- copies of values that later parts or the second run read ---- */
 
-/* Keeps the gradients of the outside to which the backward adds. */
+/* Copies the gradients, of the block outside of the layers, to which the backward adds. */
 static moert_status keep_outside(const place *at) {
     moert_audit *audit = at->audit;
     const moert_block *outer = at->run->outer;
@@ -190,7 +194,7 @@ static const moert_block *mlp_block(const moert_model_layer *layer, bool dense) 
     return dense ? layer->mlp : moert_layer_block(layer->moe, 0);
 }
 
-/* Copies the gradients to which the backward adds. */
+/* Copies and hashes the gradients to which a layer's backward adds. */
 static moert_status keep_gradients(const place *at) {
     moert_audit *audit = at->audit;
     const moert_model_layer *layer = at->layer;
@@ -213,7 +217,7 @@ static moert_status keep_gradients(const place *at) {
                : MOERT_OK;
 }
 
-/* The inputs of the router's losses that the host has read. */
+/* Hashes the inputs of the router's losses, which the host has read. */
 static moert_status take_loss_inputs(const place *at) {
     const moert_audit_site site = MOERT_AUDIT_ROUTER_LOSS;
     const moert_run *run = at->run;
@@ -238,7 +242,7 @@ static moert_status keep_aux(const place *at, const moert_run_layer *of_run) {
         moert_min(moert_buffer_bytes(of_run->aux_gradient), moert_buffer_bytes(copy)));
 }
 
-/* What the backward of a layer reads. */
+/* Hashes and copies the inputs of a layer's backward. */
 static moert_status begin_backward(const place *at, const moert_run_layer *of_run, size_t floats) {
     moert_audit *audit = at->audit;
     const moert_run *run = at->run;
@@ -272,7 +276,8 @@ static moert_status end_mlp(const place *at, size_t floats) {
     MOERT_TRY(take_gradient(at, MOERT_AUDIT_MLP_GRADIENT, mlp, 0, mlp->count));
     MOERT_TRY(take_gradient(at, MOERT_AUDIT_NORM_GRADIENT, layer->attention,
                             layer->attention->count - 1, layer->attention->count));
-    if (at->audit->check != NULL && !at->repeats) /* a bit that flips later is not in the copy */
+    /* copied before the hash, so that later bit flips do not change it */
+    if (at->audit->check != NULL && !at->repeats)
         MOERT_TRY(keep_copy(at, floats, &at->audit->d[1]));
     return take_floats(at, MOERT_AUDIT_D_MIDDLE, at->run->d, floats);
 }
@@ -291,7 +296,7 @@ static moert_status take_outside(const place *at, moert_audit_point point) {
                            moert_operand_floats(moert_model_type(run->model), floats));
     case MOERT_AUDIT_LOSS_DONE:
         return take_floats(at, MOERT_AUDIT_D_NORMED, run->dn, floats);
-    case MOERT_AUDIT_HEAD_DONE: /* the losses as the host has read them */
+    case MOERT_AUDIT_HEAD_DONE: /* in the first run, hashes the losses that the host has read */
         MOERT_TRY(take_floats(at, MOERT_AUDIT_TOKEN_LOSS,
                               at->repeats ? run->token_loss : run->loss_inputs, tokens));
         return take_floats(at, MOERT_AUDIT_D_HEAD, run->d, floats);
@@ -341,7 +346,7 @@ moert_status moert_audit_take_rests(moert_audit *audit) {
     return moert_digest_flush(&audit->digests);
 }
 
-/* Whether the experts' gradients are those that the backward has left. */
+/* Whether the experts' gradients are still those that the audited backward computed. */
 static bool are_left(const moert_audit *audit, const moert_model_layer *layer) {
     const moert_block *block = layer->is_dense ? NULL : moert_layer_block(layer->moe, 1);
     return block != NULL && block->kept == NULL && moert_comm_size(block->comm) == 1 &&
