@@ -1,4 +1,4 @@
-/* The tuning part of moert-info's report. */
+/* Adds the tuning rows and the choices of tiles to moert-info's report. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -26,7 +26,7 @@ moert_status moert_survey_tuning(const moert_device *device, json_t *survey) {
     char *path = moert_tuning_file();
     json_t *rows = json_array();
     bool failed = false;
-    /* GPU kernels choose tiles by the shape, without tuning rows */
+    /* GPU kernels choose tiles by the shape, not by tuning rows */
     if (!moert_device_describe(device)->gpu_form)
         for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
             for (size_t t = 0; t < 2; t++) {

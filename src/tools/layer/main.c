@@ -1,5 +1,5 @@
-/* moert-layer: runs one MoE layer of a model, forward and backward, from file to file; for parity
- * checks with other code. */
+/* moert-layer: runs forward and backward of one MoE layer of a model, from file to file, to compare
+ * results with other code. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@
 #include "tools/common/program.h"
 #include "train/shared_file.h"
 
-/* Tokens of a leaf of the fixed tree that sums gradients. Ranks hold whole leaves, so the bits do
- * not depend on the number of ranks. */
+/* Tokens of a leaf of the fixed tree in which gradients are summed. Each rank has whole leaves, so
+ * the bits do not depend on the number of ranks. */
 enum { LEAF_TOKENS = 4 };
 
 static const char *model_path, *input_path, *output_path;
@@ -42,12 +42,13 @@ typedef struct job {
     moert_model_config config;
     moert_layer *layer;
     moert_tensors *weights, *input;
-    const moert_tensor *x, *dy;  /* dy may be NULL */
-    size_t tokens, first, count; /* T of the file; the range of this rank's tokens */
+    const moert_tensor *x, *dy; /* dy may be NULL */
+    /* tokens in the file; first token and number of tokens of this rank */
+    size_t tokens, first, count;
     moert_batch batch;
     moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
-    moert_layer_range *ranges, *all_ranges; /* ranges of tensors: those of this rank's experts;
-                                               those of all experts */
+    /* ranges of tensors: for the experts of this rank; for all experts */
+    moert_layer_range *ranges, *all_ranges;
     size_t range_count, all_count;
 } job;
 
@@ -87,7 +88,7 @@ static moert_status open_files(job *j) {
     return MOERT_OK;
 }
 
-/* Gives this rank a contiguous range of the tokens, in whole leaves. */
+/* Assigns this rank a contiguous range of the tokens, in whole leaves. */
 static moert_status partition_tokens(job *j) {
     size_t leaves = moert_ceil_div(j->tokens, LEAF_TOKENS), first, count;
     uint32_t *ends;
@@ -154,8 +155,8 @@ static moert_status compute(job *j) {
 
 /* ---- output ---- */
 
-/* Specs of y, dx and one tensor per weight that has a gradient. *specs points into *names; the
- * caller frees both. */
+/* Makes specs of y, dx and the gradient of each weight. *specs points into *names. The caller frees
+ * both. */
 static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *count,
                                char (**names)[160]) {
     size_t h = j->config.hidden;
@@ -169,7 +170,9 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
     for (size_t i = 0; i < j->all_count; i++) {
         const moert_layer_range *range = &j->all_ranges[i];
         if (range->which == MOERT_LAYER_CORRECTION || range->file_first > 0)
-            continue; /* the range has no gradient, or is one more expert of the same tensor */
+            /* the range has no gradient, or another expert's range has made the spec of this
+             * tensor */
+            continue;
         snprintf((*names)[i], sizeof **names, "grad.%s", range->name);
         moert_tensor_spec *spec = &(*specs)[(*count)++];
         *spec = (moert_tensor_spec){(*names)[i], MOERT_FILE_F32, range->rank, {0}};

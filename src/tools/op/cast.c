@@ -1,4 +1,4 @@
-/* moert-op cast and interleave. */
+/* The operations cast and interleave of moert-op. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "moert/quantize.h"

@@ -1,5 +1,5 @@
-/* Runs the grouped GEMMs of moert-op: loads the tensors of a file into the buffers of an op
- * (moert/ops.h) and names its results. */
+/* Runs the grouped GEMMs of moert-op. Loads the tensors of a file into the buffers of an op
+ * (moert/ops.h), and names the results. */
 #include "tools/op/gemm.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 };
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
     moert_operand operand = {.type = (moert_dtype)word};
-    /* load_matrix() undoes the transposition of a plain operand */
+    /* a plain operand is stored as load_matrix() loads it, not transposed */
     operand.how.transposed = transposed;
     operand.how.axis = axis;
     if (word < FIRST_FORMAT)
@@ -55,8 +55,8 @@ static bool is_quantized(const moert_gemm_job *job, const moert_gemm_row *row) {
     return moert_gemm_quantized(moert_gemm_operand_of(job, row));
 }
 
-/* Whether the op reads or writes the tensor of a table row. If so, sets the option that the row
- * enables. */
+/* Whether the op reads or writes the tensor of a table row. If the row enables an option of the op,
+ * sets the option. */
 static bool is_used(const moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_op_field *field = moert_op_field_of(row->buffer);
     bool *enables = field != NULL ? moert_op_flag(job->options, field) : NULL;
@@ -81,8 +81,9 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_row *row) {
     }
 }
 
-/* Finds the inputs that the op uses, checks their types, and learns M, N, K and G from them: first
- * from dimensions that count elements, then from those that count pairs of elements. */
+/* Finds the tensors that the op reads, checks their types, and derives M, N, K and G from their
+ * dimensions: first from dimensions that count elements, then from dimensions that count pairs of
+ * 4-bit elements. */
 static moert_status survey(moert_gemm_job *job) {
     moert_op_options *o = job->options;
     o->groups = o->rows = o->n = o->k = MOERT_GEMM_UNKNOWN;
@@ -104,7 +105,8 @@ static moert_status survey(moert_gemm_job *job) {
     return MOERT_OK;
 }
 
-/* Loads the groups' ends. row_multiple = the greatest common divisor of their numbers of rows. */
+/* Loads the groups' ends. Sets row_multiple to the greatest common divisor of the groups' numbers
+ * of rows. */
 static moert_status load_ends(moert_gemm_job *job, const moert_gemm_row *row) {
     moert_op_options *o = job->options;
     moert_groups groups;
@@ -124,7 +126,8 @@ static moert_status load_ends(moert_gemm_job *job, const moert_gemm_row *row) {
 
 /* ---- inputs ---- */
 
-/* Creates the buffer of a row, with at least `bytes` and at least as much as the op needs. */
+/* Creates the buffer of a table row. It has at least `bytes` bytes, and at least as many as the op
+ * needs. */
 static moert_status make(moert_gemm_job *job, const moert_gemm_row *row, size_t bytes,
                          moert_buffer **buffer) {
     const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
@@ -140,7 +143,7 @@ static moert_status put(moert_gemm_job *job, const moert_gemm_row *row, const vo
     return moert_buffer_write(buffer, 0, values, bytes);
 }
 
-/* to[count][columns][rows] = from[count][rows][columns], elements of `bytes` */
+/* to[count][columns][rows] = from[count][rows][columns], for elements of `bytes` bytes. */
 static void transpose(const char *from, char *to, size_t count, size_t rows, size_t columns,
                       size_t bytes) {
     for (size_t i = 0; i < count * rows * columns; i++) {
@@ -149,9 +152,9 @@ static void transpose(const char *from, char *to, size_t count, size_t rows, siz
     }
 }
 
-/* Loads a matrix as the op reads it. Transposes a plain matrix that is stored transposed. Lines
- * of a transposed quantized matrix run over the rows of all groups; changes their length to the
- * op's. */
+/* Loads a matrix in the layout that the op reads. A plain matrix that is stored transposed is
+ * transposed. In a transposed quantized matrix, each line has the rows of all groups; lines are cut
+ * or extended to the op's line length. */
 static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_row *row,
                                 const moert_tensor *tensor) {
     const moert_operand *operand = moert_gemm_operand_of(job, row);
@@ -176,8 +179,8 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_row *row,
     return status;
 }
 
-/* Loads float32 values; multiplies them by the buffer's values if another tensor was loaded
- * there. */
+/* Loads float32 values. If another tensor was loaded into the same buffer before, multiplies
+ * both. */
 static moert_status load_values(moert_gemm_job *job, const moert_gemm_row *row,
                                 const moert_tensor *tensor) {
     moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
@@ -239,7 +242,7 @@ static moert_status fill(moert_buffer *buffer, float value) {
     return status;
 }
 
-/* Creates the buffer of a result with the initial values that the op needs. */
+/* Creates the buffer of a result, with the initial values that the op needs. */
 static moert_status begin(moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_op_options *o = job->options;
     const moert_tensor *old;
@@ -282,7 +285,7 @@ moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *optio
     moert_op_options created = *options;
     for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
         moert_operand *operand = moert_op_operand(&created, moert_op_matrices[i].payload);
-        if (operand->how.size == 0) /* plain: load_matrix() has undone the transposition */
+        if (operand->how.size == 0) /* load_matrix() loads plain operands not transposed */
             operand->how = (moert_quantizer){0};
     }
     MOERT_TRY(moert_op_create(file->device, &created, &job.op));

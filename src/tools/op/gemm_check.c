@@ -14,7 +14,8 @@ bool moert_gemm_tileable(const moert_operand *operand) {
     return moert_gemm_quantized(operand) && moert_format_scale_bytes(operand->how.format) == 1;
 }
 
-/* Stores the dtype of a tensor of any plain dtype; a bias must have more than 8 bits. */
+/* Stores the dtype of a tensor that may have any plain dtype. A bias must have more than 8 bits per
+ * element. */
 static moert_status find_type(const moert_gemm_job *job, const moert_gemm_row *row,
                               const moert_tensor *tensor) {
     const bool bias = row->buffer == MOERT_OP_BUFFER_bias;
@@ -70,7 +71,7 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const bool nvfp4 = quantized && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
     const struct {
-        moert_op_buffer buffer; /* the buffer of the tensor that the message names */
+        moert_op_buffer buffer; /* the op's buffer for the tensor that the message names */
         bool broken;
         const char *text;
     } rules[] = {

@@ -1,4 +1,5 @@
-/* moert-op grouped-gemm-glu, -dglu and -quant: tensors and their names as in cuDNN. */
+/* The operations grouped-gemm-glu, -dglu and -quant of moert-op. Tensors have the names of
+ * cuDNN. */
 
 #include "args/activations.h"
 #include "base/memory.h"
@@ -9,7 +10,7 @@ static size_t interleave;
 static double limit;
 static bool with_column;
 
-/* Words of --act: the GLUs of Mixtral and of gpt-oss; then Mixtral's with any activation. */
+/* Words of --act: the GLUs of Mixtral and of gpt-oss, then Mixtral's GLU with each activation. */
 enum { SWIGLU, GEGLU, FIRST_ACTIVATION };
 #define ACTIVATION_WORD(name, value, slope) "|" #name
 
@@ -71,7 +72,7 @@ static const moert_gemm_tensor glu_tensors[] = {INPUTS(x), T("bias", bias), T("p
 static const moert_gemm_tensor dglu_tensors[] = {
     INPUTS(y),  T("c", c),         T("beta", beta),   T("prob", prob),
     RESULTS(d), T("dprob", dprob), T("dbias", dbias), T("amax", amax)};
-/* prob multiplies the result of the GEMM or, with a bias, only the bias. */
+/* With a bias, prob multiplies only the bias; otherwise it multiplies the GEMM's result. */
 static const moert_gemm_tensor quant_tensors[] = {INPUTS(x), T("bias", bias), T("prob", prob),
                                                   RESULTS(y), T("amax", amax)};
 static const moert_gemm_tensor quant_bias_tensors[] = {
@@ -82,7 +83,7 @@ static const moert_gemm_tensor quant_bias_tensors[] = {
 /* Sets the operands of an op: `rows` (x or y), the weight, and the result `d`. */
 static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
                              moert_operand *d) {
-    /* natural: the reduction runs over K of weight [N,K] */
+    /* natural: the reduction index is K of weight [N,K] */
     const bool natural = weight_axis == MOERT_AXIS_ROW;
     *rows = moert_gemm_operand(format, MOERT_AXIS_ROW, false, row_layouts[scales]);
     o->weight =

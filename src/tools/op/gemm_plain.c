@@ -1,4 +1,5 @@
-/* moert-op grouped-gemm, with the names of moert/ops.h, and grouped-gemm-wgrad, with cuDNN's. */
+/* The operations grouped-gemm, with tensor names of moert/ops.h, and grouped-gemm-wgrad, with
+ * tensor names of cuDNN. */
 #include "base/memory.h"
 #include "tools/op/gemm.h"
 
@@ -37,7 +38,7 @@ static const moert_option gemm_options[] = {
      "add to the result's old value, which the file holds"},
 };
 
-/* Appends tensors that are named like their buffers. */
+/* Appends tensors that have the names of their buffers. */
 static size_t add(moert_gemm_tensor *tensors, size_t count, moert_op_buffer buffer) {
     if (buffer == MOERT_OP_BUFFER_none)
         return count;
@@ -53,7 +54,7 @@ static size_t add_matrix(moert_gemm_tensor *tensors, size_t count, moert_op_buff
     return result ? count : add(tensors, count, m->global);
 }
 
-/* All tensors of a GEMM, except sums and maxima. */
+/* Lists all tensors of a GEMM, except sums and maxima. */
 static size_t list_tensors(moert_op_kind kind, moert_gemm_tensor *tensors) {
     const moert_op_roles is = moert_op_roles_of(kind);
     size_t count = add(tensors, 0, MOERT_OP_BUFFER_ends);
@@ -69,7 +70,7 @@ static size_t list_tensors(moert_op_kind kind, moert_gemm_tensor *tensors) {
     return add_matrix(tensors, count, MOERT_OP_BUFFER_column, true);
 }
 
-/* Refuses options of x, weight or y (index i) that do not apply to this operand. */
+/* Fails if an option of x, weight or y (index i) does not apply to this operand. */
 static moert_status check_operand(int i, const moert_operand *operand, bool result) {
     static const char *const axis_options[] = {"x-axis", "weight-axis", "y-axis"};
     static const char *const transposed_options[] = {"x-transposed", "weight-transposed",
@@ -110,7 +111,7 @@ static moert_status gemm(moert_file_op_job *job) {
         const moert_axis axis = axes[i] > 0          ? (moert_axis)(axes[i] - 1)
                                 : column && !written ? MOERT_AXIS_COLUMN
                                                      : MOERT_AXIS_ROW;
-        /* scales of weights are tiled separately for each group */
+        /* scales of weights are tiled for each group separately */
         const moert_scale_layout layout = i == WEIGHT && layouts[scales] != MOERT_SCALES_LINEAR
                                               ? MOERT_SCALES_TILED
                                               : layouts[scales];

@@ -1,4 +1,4 @@
-/* Shapes of the tensors of a grouped GEMM; see gemm.h for the letters. */
+/* Shapes of the tensors of a grouped GEMM. gemm.h explains the letters. */
 #include "tools/op/gemm.h"
 
 #include <string.h>
@@ -36,7 +36,7 @@ moert_gemm_row moert_gemm_row_of(const moert_op_options *o, moert_gemm_tensor te
     const moert_op_matrix *m = moert_op_matrix_of(tensor.buffer);
     const moert_op_field *field = moert_op_field_of(tensor.buffer);
     const char *shape = moert_op_shape(o, tensor.buffer);
-    /* one maximum for each group has one dimension */
+    /* a tensor with one maximum per group has one dimension */
     const bool flat = tensor.buffer == MOERT_OP_BUFFER_amax && o->kind != MOERT_OP_DGLU;
     return (moert_gemm_row){.name = tensor.name,
                             .buffer = tensor.buffer,
@@ -50,7 +50,8 @@ moert_gemm_row moert_gemm_row_of(const moert_op_options *o, moert_gemm_tensor te
 
 /* ---- letters ---- */
 
-/* The size in the options that a letter stands for; NULL for a letter that follows from others. */
+/* The size in the options that a letter stands for. NULL if the letter's size follows from other
+ * sizes. */
 static size_t *known_size(const moert_gemm_job *job, char letter) {
     moert_op_options *o = job->options;
     return letter == 'G'   ? &o->groups
@@ -61,7 +62,7 @@ static size_t *known_size(const moert_gemm_job *job, char letter) {
 }
 
 /* The letters of a tensor in the order of its dimensions. `paired` = the dimension that counts
- * pairs of 4-bit elements, or `rank` if none does. */
+ * pairs of 4-bit elements, or `rank` if no dimension counts pairs. */
 typedef struct layout {
     size_t rank, paired;
     char letters[MOERT_GEMM_LETTERS];
@@ -106,14 +107,14 @@ static const moert_op_quantized *matrix_of(const moert_gemm_job *job, const moer
     return q;
 }
 
-/* The number of units of `unit` rows in all groups, where each group is rounded up. `room` is this
- * number if the groups are of equal size. */
+/* The number of units of `unit` rows in all groups, rounded up in each group. `room` is this number
+ * if the groups have equal sizes. */
 static size_t row_units(const moert_gemm_job *job, const moert_op_quantized *q, size_t unit,
                         size_t room) {
     return q->by_ends ? moert_row_blocks(job->file->ends, q->groups, unit) : room;
 }
 
-/* The shape of the payload and of the linear scales of all groups together, not transposed. */
+/* The shape of payload and linear scales for all groups together, not transposed. */
 static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_quantized *q) {
     const size_t block = moert_format_block(q->how.format);
     moert_quantizer how = q->how;
@@ -125,8 +126,8 @@ static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_
 static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t unit = moert_tile_lines(column) * (column ? moert_format_block(q->how.format) : 1);
-    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* the number of rows is that of all
-                                                                 groups */
+    /* the number of rows is the sum over all groups */
+    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE;
     return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
 }
 
@@ -150,7 +151,7 @@ static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_row 
                       shape.scale_lines, shape.scales, moert_format_name(q->how.format), bytes);
 }
 
-/* The number of lines of a payload whose pairs of 4-bit elements run along columns; each group
+/* The number of lines of a payload in which pairs of 4-bit elements run along columns. Each group
  * fills whole blocks. 0 if pairs run along rows. */
 static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_row *row) {
     const moert_op_quantized *q = matrix_of(job, row);

@@ -1,4 +1,5 @@
-/* moert-op: runs one operation from file to file, for parity checks and to convert weights. */
+/* moert-op: runs one operation from file to file, to compare results with other code and to convert
+ * weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ enum { OPS = MOERT_COUNT(ops), MOST_OPTIONS = 128 };
 static const char *input_path, *output_path;
 static unsigned backend;
 static const moert_file_op *op; /* the operation to run; NULL if unknown */
-static const char *op_word;     /* its name as given; NULL if none was given */
+static const char *op_word; /* the operation's name as given by the user; NULL if none was given */
 
 static const moert_option common_options[] = {
     {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
@@ -31,15 +32,15 @@ enum { COMMON = MOERT_COUNT(common_options) };
 
 static moert_option options[MOST_OPTIONS];
 
-/* Appends options; returns the new count. */
+/* Appends `n` options; returns the new number of options. */
 static size_t append(size_t count, const moert_option *more, size_t n) {
     for (size_t i = 0; i < n && count < MOST_OPTIONS; i++)
         options[count++] = more[i];
     return count;
 }
 
-/* Collects the common options and those of the operation; if no operation is named (for --help),
- * those of all operations. Each operation's options follow a heading. */
+/* Collects the common options and the options of the operation. If no operation is named (for
+ * --help), collects the options of all operations. A heading precedes each operation's options. */
 static size_t make_options(void) {
     size_t count = append(0, common_options, COMMON);
     static char headings[OPS][640];
@@ -80,7 +81,7 @@ static moert_status run(moert_context *context) {
 static size_t take_word(int *argc, char ***argv) {
     op = NULL;
     op_word = NULL;
-    if (*argc > 1 && (*argv)[1][0] != '-') { /* the words after the operation are options */
+    if (*argc > 1 && (*argv)[1][0] != '-') { /* options follow the operation's name */
         op_word = (*argv)[1];
         for (size_t i = 0; i < OPS; i++)
             if (strcmp(ops[i]->name, op_word) == 0)

@@ -211,7 +211,7 @@ static moert_status put_all(const void *context, moert_tensor_writer *writer) {
     return MOERT_OK;
 }
 
-/* Specs of the results and of the input's tensors that are copied to the output. */
+/* Makes the specs of the results, and of input tensors that are copied to the output. */
 static moert_status make_specs(const moert_file_op_job *job, moert_tensor_spec **specs,
                                size_t *count) {
     MOERT_TRY(MOERT_NEW_ARRAY(specs, job->result_count + moert_tensors_count(job->input)));

@@ -1,6 +1,6 @@
 /*
- * Common code of the operations of moert-op. An operation reads tensors from one safetensors file,
- * runs on the device, and writes its results to another file.
+ * Common code of the operations of moert-op. An operation reads tensors from a safetensors file,
+ * runs on the device, and writes its results to another safetensors file.
  */
 #pragma once
 
@@ -13,7 +13,8 @@
 
 enum { MOERT_OP_MOST_BUFFERS = 32, MOERT_OP_MOST_RESULTS = 8 };
 
-/* One run. It owns all buffers, names and tensors that the functions below create. */
+/* One run of an operation. It owns all buffers, names and tensors that the functions below
+ * create. */
 typedef struct moert_file_op_job {
     moert_device *device;
     moert_tensors *input;
@@ -26,16 +27,17 @@ typedef struct moert_file_op_job {
     moert_buffer *ends_buffer;
     char *names[MOERT_OP_MOST_RESULTS]; /* made by moert_file_op_name() */
     size_t name_count;
-    bool carries; /* copies the input's tensors of other names to the output */
+    bool carries; /* copies input tensors with other names than the results to the output */
 } moert_file_op_job;
 
-/* The rows of a tensor [rows,columns], or of one [groups,rows/groups,columns]. */
+/* The shape of a tensor [rows,columns] or [groups,rows/groups,columns]. */
 typedef struct moert_file_op_rows {
     size_t rank, groups, rows, columns;
 } moert_file_op_rows;
 
 typedef struct moert_file_op {
-    const char *name, *about; /* for the help: the tensors that it reads and writes */
+    /* `about`, for --help: the tensors that the operation reads and writes */
+    const char *name, *about;
     const moert_option *options;
     size_t option_count;
     moert_status (*run)(moert_file_op_job *job);
@@ -51,11 +53,11 @@ extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moe
     moert_file_op_unswizzle, moert_file_op_cast, moert_file_op_interleave, moert_file_op_gemm,
     moert_file_op_wgrad, moert_file_op_glu, moert_file_op_dglu, moert_file_op_gemm_quant;
 
-/* Runs `op` from file to file, on one rank. */
+/* Runs `op` from the input file to the output file, on one rank. */
 moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, const char *input,
                                const char *output);
 
-/* Creates a buffer of the job: zeroed, or with the bytes of `values`. */
+/* Creates a buffer of the job: filled with zeros, or with the bytes of `values`. */
 moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer);
 moert_status moert_file_op_upload(moert_file_op_job *job, const void *values, size_t bytes,
                                   moert_buffer **buffer);
@@ -64,38 +66,39 @@ moert_status moert_file_op_upload(moert_file_op_job *job, const void *values, si
 moert_status moert_file_op_find(const moert_file_op_job *job, const char *name, size_t rank,
                                 const moert_tensor **tensor);
 
-/* Loads the rows of a tensor as float32, or as the file's elements of element_bytes each. */
+/* load_f32: loads a tensor's rows as float32. load_bytes: loads a tensor's rows as stored, in
+ * elements of element_bytes bytes. */
 moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name,
                                     moert_file_op_rows *rows, moert_buffer **buffer);
 moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
                                       size_t element_bytes, moert_file_op_rows *rows,
                                       moert_buffer **buffer);
 
-/* Loads the groups' ends from the tensor `name`[G]; without that tensor, one group has all rows. */
+/* Loads the groups' ends from the tensor `name`[G]. Without that tensor, all rows are one group. */
 moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
                                        moert_groups *groups);
-/* Loads the groups' ends like moert_file_op_load_groups. For a tensor of three dimensions, however,
- * the groups are the indices of its first dimension. */
+/* Like moert_file_op_load_groups. But the groups of a tensor with three dimensions are the indices
+ * of the first dimension. */
 moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op_rows *rows,
                                      const char *name, moert_groups *groups);
 
-/* Sets tiles->tiles and returns the bytes of the tiled scales; `ends` = each group's end among the
- * lines of scales, NULL = one group. The second function also converts the linear scales to tiles
- * and names them as a result. */
+/* Sets tiles->tiles, and returns the bytes of the tiled scales. `ends` is the end of each group's
+ * lines of scales; NULL = one group. The second function also converts linear scales to tiles, and
+ * adds the tiled scales to the results. */
 size_t moert_file_op_count_tiles(moert_scale_tiles *tiles, const uint32_t *ends);
 moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name,
                                     moert_scale_tiles *tiles, const uint32_t *ends);
 
-/* Adds a result with the name, dtype and shape of `spec`, whose elements are the first of
- * `buffer`. */
+/* Adds a result with the name, dtype and shape of `spec`. `buffer` begins with the result's
+ * elements. */
 moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,
                                   const moert_buffer *buffer);
 
-/* *name = `base` followed by `suffix`, in memory of the job. */
+/* *name = `base` followed by `suffix`, in memory that the job owns. */
 moert_status moert_file_op_name(moert_file_op_job *job, const char *base, const char *suffix,
                                 const char **name);
 
-/* Reports the first broken rule: ERROR_USAGE, "--OPTION TEXT". */
+/* A rule for options. The first rule that is broken is reported as ERROR_USAGE, "--OPTION TEXT". */
 typedef struct moert_file_op_rule {
     bool broken;
     const char *option, *text;
@@ -105,22 +108,23 @@ moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
     moert_file_op_check((const moert_file_op_rule[]){__VA_ARGS__},                                 \
                         MOERT_COUNT(((const moert_file_op_rule[]){__VA_ARGS__})))
 
-/* Words of options: plain dtypes in the order of moert_dtype; formats, which are mxfp8 (the same as
- * mxfp8-e4m3), those of the table, and fp8-block by the shape of its blocks. */
+/* Words of options for dtypes, in the order of moert_dtype, and for formats. Formats are mxfp8
+ * (the same as mxfp8-e4m3), the formats of the table, and fp8-block, named by the shape of its
+ * blocks. */
 #define MOERT_FILE_OP_DTYPE_WORDS                  "f32|f16|bf16|e4m3|e5m2"
 #define MOERT_FILE_OP_FORMAT_WORD(name, text, ...) "|" text
 #define MOERT_FILE_OP_FORMAT_WORDS                                                                 \
     "mxfp8" MOERT_FORMAT_TABLE(MOERT_FILE_OP_FORMAT_WORD) "|fp8-1x128|fp8-128x128"
 
-/* The format of word number `word` of FORMAT_WORDS. `square`: the word fixes square blocks
- * (fp8-128x128). `line`: the word fixes 1x128 blocks, even for weights (fp8-1x128). */
+/* The format of word number `word` of MOERT_FILE_OP_FORMAT_WORDS. `square`: the word fixes square
+ * blocks (fp8-128x128). `line`: the word fixes 1x128 blocks, even for weights (fp8-1x128). */
 typedef struct moert_file_op_format {
     moert_format format;
     bool square, line;
 } moert_file_op_format;
 moert_file_op_format moert_file_op_format_of(unsigned word);
 
-/* The file type of a dtype, and whether a file may hold the dtype as `type`: dtypes of up to 8 bits
- * also as U8. */
+/* The file type of a dtype; and whether a file may store the dtype as `type`. Dtypes of up to 8
+ * bits may also be stored as U8. */
 moert_file_type moert_file_type_of(moert_dtype dtype);
 bool moert_file_type_holds(moert_file_type type, moert_dtype dtype);

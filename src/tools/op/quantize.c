@@ -1,4 +1,4 @@
-/* moert-op quantize and dequantize. */
+/* The operations quantize and dequantize of moert-op. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -50,7 +50,7 @@ static const moert_option dequantize_options[] = {
      "N of 4-bit elements along rows, when it is odd"},
 };
 
-/* Names of the tensors, and their suffixes to --name. */
+/* Tensors of the operation. Each name is --name and a suffix. */
 enum { VALUES, PAYLOAD, SCALE, GLOBAL, TILES, NAMES };
 static const char *const plain_names[NAMES] = {"x", "q", "scale", "global_scale", "swizzled"};
 static const char *const suffixes[NAMES] = {"", "", "_scale", "_global", "_swizzled"};
@@ -65,7 +65,7 @@ static moert_status name_tensors(moert_file_op_job *job, const char *names[NAMES
     return MOERT_OK;
 }
 
-/* Sets op->how from the options; refuses options that do not apply. */
+/* Sets op->how from the options; fails if an option does not apply. */
 static moert_status describe(moert_quantize *op) {
     const moert_file_op_format f = moert_file_op_format_of(format);
     const bool nvfp4 = f.format == MOERT_FORMAT_NVFP4, column = axis == MOERT_AXIS_COLUMN;
@@ -98,13 +98,14 @@ static moert_status describe(moert_quantize *op) {
     return MOERT_OK;
 }
 
-/* Refuses --transposed for several matrices: they would be stored as one transposed matrix. */
+/* Fails if --transposed is used with several matrices, which would be stored as one transposed
+ * matrix. */
 static moert_status check_stack(const moert_file_op_rows *rows) {
     return MOERT_FILE_OP_CHECK(
         {transposed && rows->rank == 3, "transposed", "goes with a tensor of two dimensions"});
 }
 
-/* The spec of a result of `lines` lines, with as many dimensions as the input's tensor. */
+/* The spec of a result with `lines` lines. It has as many dimensions as the input's tensor. */
 static moert_tensor_spec spec_of(const char *name, moert_file_type type,
                                  const moert_file_op_rows *rows, size_t lines, size_t width) {
     if (rows->rank == 2)
@@ -112,7 +113,7 @@ static moert_tensor_spec spec_of(const char *name, moert_file_type type,
     return (moert_tensor_spec){name, type, 3, {rows->groups, lines / rows->groups, width}};
 }
 
-/* Row blocks of all groups; the last block of each group may be partial. */
+/* The number of row blocks in all groups; the last block of each group may be partial. */
 static size_t row_blocks(const uint32_t *ends, const moert_groups *groups, size_t block) {
     return ends != NULL ? moert_row_blocks(ends, groups->count, block)
                         : moert_ceil_div(groups->rows, block);
@@ -120,8 +121,8 @@ static size_t row_blocks(const uint32_t *ends, const moert_groups *groups, size_
 
 /* ---- quantize ---- */
 
-/* ends[g] = end of group g's row blocks, that is, of its lines of scales; *groups = these ends on
- * the device. */
+/* Computes ends[g], the end of group g's row blocks, which is also the end of its lines of scales.
+ * *groups = these ends on the device. */
 static moert_status block_groups(moert_file_op_job *job, const moert_quantize *op, uint32_t *ends,
                                  moert_groups *groups) {
     moert_buffer *buffer;
@@ -134,8 +135,8 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
     return MOERT_OK;
 }
 
-/* Adds one-byte scales in tiles as another result, unless they are transposed and of several
- * groups. */
+/* Adds one-byte scales in tiles as another result, unless the scales are transposed and have
+ * several groups. */
 static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
                                    const moert_quantize *op, moert_quantized_shape shape) {
     const bool column = op->how.axis == MOERT_AXIS_COLUMN;
@@ -158,7 +159,8 @@ static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
     return status;
 }
 
-/* Loads the global scale from the file, or computes the amax from which the op makes it. */
+/* Loads the global scale from the file, or computes the amax from which the op computes the global
+ * scale. */
 static moert_status prepare_global(moert_file_op_job *job, const char *name, moert_quantize *op) {
     const size_t count = group_scales ? op->groups.count : 1;
     const moert_tensor *given = global_from == 0 ? moert_tensors_find(job->input, name) : NULL;

@@ -1,4 +1,4 @@
-/* moert-op swizzle and unswizzle. */
+/* The operations swizzle and unswizzle of moert-op. */
 #include "base/memory.h"
 #include "moert/quantize.h"
 #include "quant/scales.h"

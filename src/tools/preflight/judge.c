@@ -1,4 +1,4 @@
-/* Finds the ranks of a job that differ or are slow. Pure: no device, no MPI. */
+/* Finds the ranks of a job that differ or are slow. Uses no device and no MPI. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,19 +11,20 @@
 enum {
     WHO_BYTES = 256,
     TEXT_BYTES = 3 * WHO_BYTES + 2 * MOERT_PREFLIGHT_TEXT_BYTES,
-    SHM_BYTES_A_RANK = 16 << 20, /* more than MPI libraries allocate in /dev/shm */
+    /* above the memory that MPI libraries allocate per rank in /dev/shm */
+    SHM_BYTES_A_RANK = 16 << 20,
     MEMORY_BYTES_A_RANK = 1 << 30,
 };
 #define MOST_SKEW_S    0.5
 #define LATENCY_FACTOR 4.0
-#define LATENCY_US     50.0 /* delay that a busy core may add to any message */
+#define LATENCY_US     50.0 /* delay that a busy CPU core may add to a message */
 
 /* The findings so far, and scratch arrays with one value per rank. */
 typedef struct judge {
     moert_preflight *all;
     double slow;
     json_t *findings;
-    bool *odd;      /* [R] ranks that the next finding is about */
+    bool *odd;      /* [R] whether the next finding is about the rank */
     double *values; /* [R] */
     double *sorted; /* [R] scratch of median() */
     moert_status status;
@@ -45,7 +46,8 @@ static void add(judge *j, bool wrong, const char *hint, const char *format, ...)
         j->status = MOERT_FAIL(ERROR_MEMORY, "no room for the findings");
 }
 
-/* Returns the number of odd ranks of a node. *ranks = the number of all its ranks. */
+/* Returns the number of a node's odd ranks (those with judge.odd). *ranks = the number of all ranks
+ * of the node. */
 static size_t count_odd(const judge *j, size_t node, size_t *ranks) {
     size_t odd = 0;
     *ranks = 0;
@@ -64,8 +66,8 @@ static bool is_first_of_node(const judge *j, size_t rank) {
     return true;
 }
 
-/* Names the odd ranks as in "node2, rank 5 (node3)": a node of odd ranks only by its host.
- * Truncates at the end of `who`. False if no rank is odd. */
+/* Writes the names of the odd ranks, such as "node2, rank 5 (node3)". A node whose ranks are all
+ * odd is named by its host only. Truncates at the end of `who`. Returns false if no rank is odd. */
 static bool name_odd(const judge *j, char who[WHO_BYTES]) {
     size_t used = 0, of_node;
     bool any = false;
@@ -84,7 +86,7 @@ static bool name_odd(const judge *j, char who[WHO_BYTES]) {
     return any;
 }
 
-/* Adds a finding about the odd ranks, if any: their names, then the text. */
+/* Adds a finding about the odd ranks, if there are any: the ranks' names, then the text. */
 static void tell_odd(judge *j, bool wrong, const char *hint, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
@@ -101,8 +103,8 @@ static void tell_odd(judge *j, bool wrong, const char *hint, const char *format,
 
 /* ---- texts ---- */
 
-/* The most common value of the text at `offset` in moert_preflight_rank; among equally common
- * values that of the lowest rank. */
+/* The most common value of the text at `offset` in moert_preflight_rank. If several values are
+ * equally common, takes the value of the lowest rank. */
 static const char *most_common(const moert_preflight *all, size_t offset) {
     const char *best = NULL;
     size_t most = 0;
@@ -119,7 +121,7 @@ static const char *most_common(const moert_preflight *all, size_t offset) {
     return best;
 }
 
-/* Adds one finding for each uncommon value of a text, about all ranks that have it. */
+/* For each uncommon value of a text, adds one finding about all ranks that have this value. */
 static void judge_text(judge *j, size_t offset, const char *differs, const char *hint) {
     const char *common = most_common(j->all, offset);
     const size_t ranks = j->all->ranks;
@@ -139,8 +141,8 @@ static void judge_text(judge *j, size_t offset, const char *differs, const char 
 
 /* ---- rates ---- */
 
-/* The median of the values above 0; of an even number the larger or the smaller of the middle two.
- * 0 if no value is above 0. */
+/* The median of the values above 0. For an even number of values, the larger or the smaller of the
+ * two middle values. 0 if no value is above 0. */
 static double median(const judge *j, const double *values, bool larger) {
     size_t count = 0;
     for (size_t r = 0; r < j->all->ranks; r++)
@@ -150,8 +152,8 @@ static double median(const judge *j, const double *values, bool larger) {
     return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
 }
 
-/* Sets `odd` for the ranks whose value is below `slow` times the reference. Returns the mean of
- * these values, divided by the reference; 0 if no rank is slow. */
+/* Marks the ranks whose value is below `slow` times `reference` as odd. Returns the mean of their
+ * values divided by `reference`, or 0 if no rank is slow. */
 static double find_slow(judge *j, double reference) {
     double sum = 0.0;
     size_t count = 0;
@@ -163,13 +165,14 @@ static double find_slow(judge *j, double reference) {
     return count > 0 ? sum / (double)count : 0.0;
 }
 
-/* values[R] = the double at `offset` in moert_preflight_rank. */
+/* Copies the double at `offset` in each moert_preflight_rank to values[R]. */
 static void take_values(judge *j, size_t offset) {
     for (size_t r = 0; r < j->all->ranks; r++)
         memcpy(&j->values[r], (const char *)&j->all->rank[r] + offset, sizeof *j->values);
 }
 
-/* Adds a finding about the ranks whose rate at `offset` is slow. Returns the median rate. */
+/* Adds a finding about the ranks whose rate (the double at `offset`) is slow. Returns the median
+ * rate. */
 static double judge_rate(judge *j, size_t offset, const char *what, const char *unit,
                          const char *hint) {
     take_values(j, offset);
@@ -206,8 +209,8 @@ static bool is_inside(const judge *j, size_t a, size_t b) {
     return j->all->rank[a].node == j->all->rank[b].node;
 }
 
-/* The typical latency or bandwidth between rank `r` and the ranks of its node, or of other
- * nodes. */
+/* The median latency or bandwidth between rank `r` and other ranks: those of its node if `inside`,
+ * otherwise those of other nodes. */
 static double typical(judge *j, size_t r, bool inside, bool latency) {
     const size_t ranks = j->all->ranks;
     for (size_t other = 0; other < ranks; other++) {
@@ -218,7 +221,7 @@ static double typical(judge *j, size_t r, bool inside, bool latency) {
     return median(j, j->values, !latency);
 }
 
-/* Adds a finding for each slow link whose two ranks are not slow, so that the link is to blame. */
+/* Adds a finding for each slow link between two ranks that are not slow themselves. */
 static void judge_pairs(judge *j, bool inside, double reference, const char *hint) {
     const moert_preflight *all = j->all;
     for (size_t a = 0; a < all->ranks; a++)
@@ -271,7 +274,7 @@ static void judge_clocks(judge *j) {
              "the clock is %.1f s %s rank 0's", fabs(worst), worst > 0.0 ? "ahead of" : "behind");
 }
 
-/* Compares a host's free memory, or its free /dev/shm, with the needs of all its ranks. */
+/* Compares a host's free memory, or free space in /dev/shm, with the needs of all its ranks. */
 static void judge_room(judge *j, bool shm) {
     const size_t need = shm ? SHM_BYTES_A_RANK : MEMORY_BYTES_A_RANK;
     size_t of_node, least = SIZE_MAX;

@@ -1,4 +1,5 @@
-/* moert-preflight: checks before a job starts that its ranks agree and are equally fast. */
+/* moert-preflight: before a job starts, checks that its ranks agree in software and settings, and
+ * are equally fast. */
 #include <stdio.h>
 
 #include "base/memory.h"
@@ -85,7 +86,8 @@ static moert_status make_report(const moert_preflight *all, json_t *findings, js
 
 /* ---- text ---- */
 
-/* Prints GB/s between the first ranks of the nodes, if there are 3 to MOST_NODES nodes. */
+/* Prints the bandwidths in GB/s between the first ranks of the nodes, if there are 3 to MOST_NODES
+ * nodes. */
 static void print_matrix(const moert_preflight *all) {
     enum { MOST_NODES = 16 };
     size_t first[MOST_NODES], nodes = 0;
@@ -107,7 +109,7 @@ static void print_matrix(const moert_preflight *all) {
     }
 }
 
-/* *wrong += the number of findings that are more than notes. */
+/* Prints the findings. Adds the number of findings that are not just notes to *wrong. */
 static void print_findings(const json_t *findings, size_t *wrong) {
     size_t i;
     json_t *finding;
@@ -139,7 +141,7 @@ static moert_status print(const moert_preflight *all, const json_t *report, size
     return MOERT_OK;
 }
 
-/* ---- the run ---- */
+/* ---- gathering and printing ---- */
 
 static moert_status tell(moert_preflight *all) {
     json_t *findings = NULL, *report = NULL;

@@ -1,4 +1,4 @@
-/* Gathers facts of every rank, and measures devices and links. */
+/* Gathers properties of every rank, and measures devices and links. */
 #include "tools/preflight/preflight.h"
 
 #include <stdio.h>
@@ -25,7 +25,8 @@ static size_t free_shm_bytes(void) {
     return statvfs("/dev/shm", &shm) == 0 ? (size_t)shm.f_bavail * shm.f_frsize : 0;
 }
 
-/* "NAME=value ..." of all variables that are set, except paths, which may differ between hosts. */
+/* Writes "NAME=value ..." for all variables that are set, except paths, which may differ between
+ * hosts. */
 static void list_settings(char *text) {
     size_t used = 0;
     moert_variable v;
@@ -64,8 +65,8 @@ static double wall_seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* *skew = this rank's wall clock minus rank 0's: the median of readings right after barriers.
- * Collective. */
+/* *skew = this rank's wall clock minus rank 0's: the median over clock readings that follow
+ * barriers. Collective. */
 static moert_status compare_clocks(moert_comm *world, double *skew) {
     double samples[CLOCK_SAMPLES], mine, zero;
     for (int i = 0; i < CLOCK_SAMPLES; i++) {
@@ -89,7 +90,8 @@ static moert_status hash_gemm(moert_tune_gemm *gemm, moert_buffer **scratch, uin
                                scratch, hash);
 }
 
-/* Computes the same GEMM for `seconds`, and counts results with other bits than the first. */
+/* Computes the same GEMM again and again for `seconds`. Counts the results whose bits differ from
+ * the first result. */
 static moert_status stress(moert_device *device, double seconds, moert_preflight_rank *mine) {
     const size_t side = moert_device_describe(device)->is_gpu ? 4096 : 512;
     const moert_gemm_shape shape = {4, side / 4, side, side, NULL};
@@ -116,8 +118,8 @@ static moert_status stress(moert_device *device, double seconds, moert_preflight
 
 /* ---- links ---- */
 
-/* Measures the links among the ranks of one colour; stores them in this rank's row links[R].
- * Collective. */
+/* Measures the links among the ranks of one colour, and stores them in links[R], this rank's row of
+ * the links. Collective. */
 static moert_status measure_group(moert_comm *world, size_t color, double seconds,
                                   moert_link *links) {
     moert_comm *group;
@@ -140,8 +142,8 @@ done:
     return status;
 }
 
-/* Measures links among the ranks of each node, then among the ranks with the same index on their
- * nodes: these ranks may each have a network device. Collective. */
+/* Measures links among the ranks of each node. Then measures links among the ranks with the same
+ * index on their nodes, since each of these ranks may have its own network device. Collective. */
 static moert_status measure_links(moert_comm *world, double seconds, moert_preflight *all) {
     const size_t ranks = all->ranks, bytes = ranks * sizeof *all->links;
     moert_link *mine;

@@ -1,11 +1,11 @@
 /*
- * Gathers facts and rates of every rank before a job, and finds the ranks that differ from the
+ * Gathers properties and rates of every rank before a job, and finds the ranks that differ from the
  * others or are slower.
  *
  * Ranks are compared with each other, never with a table of machines. A rank's typical link is the
- * median over its peers (of two, the faster one). The reference is the median over all ranks; a
- * rank is slow below the fraction `slow` of it. With only two ranks, a slow link does not tell
- * which end is slow.
+ * median over its peers (the faster link if it has two peers). The reference is the median over all
+ * ranks. A rank is slow if it is below `slow` times the reference. With only two ranks, a slow link
+ * does not show which of them is slow.
  */
 #pragma once
 
@@ -37,16 +37,18 @@ typedef struct moert_preflight_rank {
 #undef MOERT_PREFLIGHT_TEXT
     size_t cores;
     bool shared;         /* other ranks run on the same cores */
-    bool watched;        /* the watchdog works; false also if MOERT_TIMEOUT_S is 0 */
+    bool watched;        /* the watchdog works; false if it does not, or if MOERT_TIMEOUT_S is 0 */
     unsigned timeout_s;  /* MOERT_TIMEOUT_S */
     size_t shm_bytes;    /* free bytes of /dev/shm */
     size_t memory_bytes; /* available memory of the host */
     double skew_s;       /* this host's wall clock minus rank 0's */
     moert_rates rates;
-    size_t runs, wrong_runs; /* GEMMs of the stress test; GEMMs among them whose bits differ from
-                                the first one's */
-    double inside, between;  /* typical GB/s to ranks of this node, of other nodes; 0 = none */
-    double inside_us, between_us; /* typical latency to ranks of this node, of other nodes */
+    /* GEMMs of the stress test; number of these GEMMs whose bits differ from the first result */
+    size_t runs, wrong_runs;
+    /* typical GB/s to ranks of this node; to ranks of other nodes; 0 = none */
+    double inside, between;
+    /* typical latency to ranks of this node; to ranks of other nodes */
+    double inside_us, between_us;
 } moert_preflight_rank;
 
 typedef struct moert_preflight {
@@ -56,10 +58,10 @@ typedef struct moert_preflight {
 } moert_preflight;
 
 /*
- * Gathers facts, then measures devices, computes the same GEMM again for stress_s seconds, then
- * measures links, on all ranks at the same time. Links are
- * measured among the ranks of each node, then among the ranks of all nodes that have the same index
- * on their node; each takes about links_s seconds. Every rank gets *all; free it, also on failure.
+ * Gathers properties and measures devices. Computes the same GEMM repeatedly for stress_s seconds,
+ * then measures links. All ranks measure at the same time. Links are measured among the ranks of
+ * each node, then among the ranks with the same index on their nodes. Each of these two
+ * measurements takes about links_s seconds. Every rank gets *all, and frees it also on failure.
  * Collective, blocking.
  */
 moert_status moert_preflight_gather(moert_context *context, const char *commit, double stress_s,
@@ -68,6 +70,6 @@ void moert_preflight_free(moert_preflight *all);
 
 /*
  * Computes each rank's typical links. *findings = an array of objects with the keys wrong (false =
- * a note only), text and hint. Pure. Errors: ERROR_MEMORY.
+ * only a note), text and hint. Not collective. Errors: ERROR_MEMORY.
  */
 moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **findings);

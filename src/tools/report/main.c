@@ -1,4 +1,4 @@
-/* moert-report: writes a page that shows the bottlenecks of a training run. */
+/* moert-report: writes an HTML page that shows the bottlenecks of a training run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,13 +22,13 @@ static const moert_option options[] = {
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
-/* The last part of a path. */
+/* The last component of a path. */
 static const char *name_of(const char *path) {
     const char *name = strrchr(path, '/');
     return name != NULL && name[1] != '\0' ? name + 1 : path;
 }
 
-/* *path = the option's value `given`, or else RUN/name; the caller frees it. */
+/* *path = the option's value `given` or, if it is NULL, RUN/name. The caller frees *path. */
 static moert_status path_of(const char *run, const char *given, const char *name, char **path) {
     return given != NULL ? moert_text_path(path, "%s", given)
                          : moert_text_path(path, "%s/%s", run, name);
@@ -52,7 +52,7 @@ done:
     return status;
 }
 
-/* Compares the run with that of --compare. */
+/* Compares the run with the run of --compare. */
 static moert_status compare(const moert_run_record *record, moert_verdict *comparison) {
     moert_run_record other;
     const moert_status status = moert_run_record_read(other_run, &other);
@@ -85,7 +85,7 @@ done:
     return status;
 }
 
-/* RUN comes first, then options. */
+/* The run directory comes first, then options. */
 static moert_status run(int argc, char **argv) {
     const bool named = argc > 1 && argv[1][0] != '-';
     bool help;

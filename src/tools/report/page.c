@@ -1,4 +1,4 @@
-/* Puts a run's record into page.html, as JSON. */
+/* Inserts a run's record into page.html, as JSON. */
 #include "tools/report/page.h"
 
 #include <math.h>
@@ -18,7 +18,8 @@ extern const char *const moert_page_texts[];
 
 /* ---- values ---- */
 
-/* Text that is no UTF-8, such as the name of a directory, gets %NN for its bytes. */
+/* A JSON string of `text`. If `text` is not UTF-8, such as the name of a directory, its bytes are
+ * written as %NN. */
 static json_t *string(const char *text) {
     json_t *value = json_string(text);
     char *encoded;
@@ -46,7 +47,7 @@ static json_t *object_or_null(json_t *object) {
 
 /* ---- the record ---- */
 
-/* Lists the steps column by column, without the columns that have no number. */
+/* Lists the steps as columns; omits columns without any number. */
 static json_t *list_steps(const moert_run_record *record) {
     static const struct {
         const char *name;
@@ -110,8 +111,8 @@ static json_t *describe_profile(const moert_run_record *record) {
 
 /* ---- the page ---- */
 
-/* *page = `text` with @RECORD@ replaced by the JSON `data`. JSON has <, > and & only in strings.
- * They are escaped, so that they cannot end an element of HTML. */
+/* *page = `text` with @RECORD@ replaced by the JSON `data`. In JSON, <, > and & occur only in
+ * strings. These characters are escaped, so that they cannot end an HTML element. */
 static moert_status fill(const char *text, const char *data, char **page) {
     static const char mark[] = "@RECORD@";
     const char *at = strstr(text, mark);

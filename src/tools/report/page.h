@@ -1,4 +1,5 @@
-/* The page of a run: page.html, a self-contained file whose script draws the record in it. */
+/* The page of a run: page.html, a self-contained file. Its script draws the run's record, which the
+ * file contains. */
 #pragma once
 
 #include "tools/report/trace.h"

@@ -26,10 +26,10 @@ const char *moert_time_text(moert_time time) {
     return texts[time];
 }
 
-/* A JSON object, with its file and line for messages. */
+/* A JSON object, with its file and line for error messages. */
 typedef struct source {
     const char *path;
-    size_t line; /* line of the object; 0 in a file of one object */
+    size_t line; /* line of the object; 0 if the file has only one object */
     const json_t *object;
 } source;
 
@@ -52,7 +52,8 @@ static double number_or_nan(const source *from, const char *key) {
     return json_is_number(value) ? json_number_value(value) : json_is_true(value) ? 1.0 : NAN;
 }
 
-/* values[count] from an array; false if it is not an array of exactly `count` finite numbers. */
+/* Reads values[count] from an array. Returns false unless the array has exactly `count` finite
+ * numbers. */
 static bool read_numbers(const json_t *array, size_t count, double *values) {
     if (json_array_size(array) != count)
         return false;
@@ -71,7 +72,7 @@ static moert_status read_row(const source *from, const char *key, size_t count, 
     return MOERT_OK;
 }
 
-/* A new matrix [rows,columns]. */
+/* Reads a new matrix [rows,columns] from the member `key`. */
 static moert_status read_matrix(const source *from, const char *key, size_t rows, size_t columns,
                                 double **values) {
     const json_t *matrix = json_object_get(from->object, key);
@@ -97,8 +98,8 @@ static moert_status read_object(const char *path, json_t **object) {
 
 typedef moert_status take_line(moert_run_record *record, const source *from);
 
-/* Passes each complete line to `take`. Ignores a last line without '\n', which the run is still
- * writing. */
+/* Passes each complete line to `take`. Ignores a last line without '\n', because the run is still
+ * writing it. */
 static moert_status read_lines(const char *path, take_line *take, moert_run_record *record) {
     moert_status status = MOERT_OK;
     char *text, what[32];
@@ -160,8 +161,8 @@ moert_time moert_time_of(const char *operation) {
     return MOERT_TIME_KERNELS;
 }
 
-/* Adds a step's times. Waiting for other ranks is subtracted from the messages, which include
- * it. */
+/* Adds the times of a step to the record. The times of messages include waiting for other ranks, so
+ * the waiting is subtracted. */
 static moert_status add_times(moert_run_record *record, const source *from, double *row) {
     const json_t *operations = json_object_get(from->object, "operations");
     const char *name;
@@ -177,7 +178,8 @@ static moert_status add_times(moert_run_record *record, const source *from, doub
         for (size_t r = 0; r < record->ranks; r++)
             record->rank[r].ms[moert_time_of(name)] += row[r];
     }
-    if (json_object_get(from->object, "waited_ms") == NULL) /* no rank waited for another */
+    /* absent if no rank waited for another rank */
+    if (json_object_get(from->object, "waited_ms") == NULL)
         return MOERT_OK;
     MOERT_TRY(read_row(from, "waited_ms", record->ranks, row));
     for (size_t r = 0; r < record->ranks; r++) {
@@ -289,8 +291,8 @@ static moert_status read_operations(const char *path, moert_run_record *record) 
     return MOERT_OK;
 }
 
-/* Reads run.json. Checks only the form of its sessions, since the page ignores fields that it does
- * not find. */
+/* Reads run.json. Checks only that its sessions are well-formed, since the page ignores absent
+ * fields. */
 static moert_status read_run(const char *path, moert_run_record *record) {
     json_t *session;
     size_t i;

@@ -30,24 +30,24 @@ const char *moert_time_text(moert_time time);
 /* The class of an operation of device/profile/profile.h, or of "host". */
 moert_time moert_time_of(const char *operation);
 
-/* X(name): the numbers of a line of metrics.jsonl that the report shows as curves. */
+/* X(name): numbers in metrics.jsonl that the report shows as curves. */
 #define MOERT_METRIC_TABLE(X)                                                                      \
     X(step)                                                                                        \
     X(loss)                                                                                        \
     X(heldout_loss) X(test_loss) X(lr) X(grad_norm) X(tokens_per_s) X(expert_load) X(mfu) X(skipped)
 
-/* A line of metrics.jsonl; 1 for true, NaN if a value is null or absent. */
+/* A line of metrics.jsonl. A boolean true is stored as 1; a null or absent value is NaN. */
 typedef struct moert_run_step {
 #define MOERT_METRIC_FIELD(name) double name;
     MOERT_METRIC_TABLE(MOERT_METRIC_FIELD)
 #undef MOERT_METRIC_FIELD
 } moert_run_step;
 
-/* A rank's mean step, in ms. */
+/* The mean times of a rank in a step, in ms. */
 typedef struct moert_run_rank {
     const char *host; /* NULL: not recorded */
     size_t node;
-    double step_ms, ms[MOERT_TIMES]; /* ms adds up to step_ms */
+    double step_ms, ms[MOERT_TIMES]; /* the values of `ms` add up to step_ms */
 } moert_run_rank;
 
 typedef struct moert_run_record {
@@ -59,18 +59,19 @@ typedef struct moert_run_record {
     size_t ranks, profiled_steps; /* 0 without a profile; then the fields below are 0 or NULL */
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
-    json_t *exchange;             /* the object of profile-ranks.json; NULL until the run has ended.
-                                     The fields below are means over the steps from this file, and 0
-                                     or NULL until then */
-    size_t group;                 /* ranks that share one set of experts */
-    double *waited_ms;            /* [ranks,ranks]: time for which the row's rank waited for the
-                                     column's */
-    double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: bytes from the row's rank to the
-                                                  column's */
+    /* the object of profile-ranks.json, which the run writes at its end; NULL until then. The
+     * fields below are means over the steps of that file; until then they are 0 or NULL */
+    json_t *exchange;
+    size_t group; /* ranks that share one set of experts */
+    /* [ranks,ranks] time for which the rank of the row waited for the rank of the column */
+    double *waited_ms;
+    /* [ranks,ranks] bytes from the rank of the row to the rank of the column */
+    double *dispatched_bytes, *combined_bytes;
     size_t layers, experts;
-    double *expert_rows;  /* [layers,experts] */
-    double *expert_ranks; /* [layers,experts] the rank of a group that holds an expert at the end;
-                             NULL: not recorded */
+    double *expert_rows; /* [layers,experts] */
+    /* [layers,experts] the rank in the group that held the expert at the end of the run; NULL: not
+     * recorded */
+    double *expert_ranks;
 } moert_run_record;
 
 /* Reads the run directory `path`. Errors: ERROR_IO (no such run), ERROR_FORMAT (file, line and

@@ -13,7 +13,7 @@ enum { LIMIT_BYTES = 1 << 30, STEPS = 0, ROWS = 5, MOST_RANKS = 4096 };
 /* A complete event, times in us. */
 typedef struct event {
     const char *name;
-    size_t rank, row; /* row STEPS holds the steps of the rank */
+    size_t rank, row; /* the row STEPS has the steps of the rank */
     moert_time time;
     double start, end;
 } event;
@@ -35,7 +35,7 @@ static bool read_event(const json_t *object, event *e) {
     return e->end >= e->start;
 }
 
-/* A step: its name, the first start and the last end over the ranks in us, and its spans. */
+/* A step: its name, its first start and last end over all ranks in us, and its spans. */
 typedef struct step {
     char name[32];
     double start, end;
@@ -64,8 +64,8 @@ static void find_step(const json_t *events, step *s) {
     }
 }
 
-/* Adds a span of the step, or joins it to the last span of its row. *open is that span's index plus
- * 1; 0: none. */
+/* Adds an event to the step as a span, or joins it to the last span of the row. *open is the index
+ * of that last span plus 1; 0: the row has no span. */
 static void add_span(step *s, const event *e, size_t *open) {
     const double close = (s->end - s->start) * 5e-4;
     event *one = *open > 0 ? &s->span[*open - 1] : NULL;
@@ -81,7 +81,7 @@ static void add_span(step *s, const event *e, size_t *open) {
 }
 
 static moert_status take_spans(const json_t *events, step *s) {
-    size_t(*open)[ROWS], i; /* [ranks] open spans of each rank */
+    size_t(*open)[ROWS], i; /* [ranks] last span of each row of a rank */
     const json_t *object;
     event e;
     MOERT_TRY(moert_alloc(&s->span, json_array_size(events), sizeof *s->span));

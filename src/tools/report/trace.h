@@ -1,12 +1,14 @@
-/* One step of a trace (train/trace.h): the work of each rank's device, and the times when the rank
- * waited for messages and when rows were in flight. */
+/* Reads one step of a trace (train/trace.h): the work of each rank's device, the times when the
+ * rank waited for messages, and the times when rows were in flight. */
 #pragma once
 
 #include "tools/report/run_record.h"
 
-/* *step = the last step of a trace file, as {"name", "length", "ranks", "spans": [[rank, row,
- * class, start, end]]}, for the caller to json_decref. Rows are those of train/trace.h, classes
- * those of MOERT_TIME_TABLE, times ms since the first rank began the step. Joins a span to the
- * previous one of its row if the gap is tiny, and the class is the same or the span is tiny.
- * Errors: ERROR_IO, ERROR_FORMAT (not JSON, or no step), ERROR_MEMORY. */
+/*
+ * *step = the last step of a trace file, as {"name", "length", "ranks", "spans": [[rank, row,
+ * class, start, end]]}, for the caller to json_decref. The rows are defined in train/trace.h, the
+ * classes in MOERT_TIME_TABLE. Times are in ms since the first rank began the step. A span is
+ * joined to the previous span of its row if the gap between them is tiny, and if both have the same
+ * class or the span is tiny. Errors: ERROR_IO, ERROR_FORMAT (not JSON, or no step), ERROR_MEMORY.
+ */
 moert_status moert_trace_step_read(const char *path, json_t **step);

@@ -1,4 +1,4 @@
-/* Sums up a run in sentences. */
+/* Summarizes a run in sentences. */
 #include "tools/report/verdict.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 /* ---- numbers ---- */
 
-/* The mean over the ranks of a step's time in one class, or of all of it, in ms. */
+/* The time of a step in one class, or in all classes, as the mean over the ranks in ms. */
 static double mean_time(const moert_run_record *record, size_t time) {
     double sum = 0.0;
     for (size_t r = 0; r < record->ranks; r++)
@@ -19,7 +19,7 @@ static double mean_time(const moert_run_record *record, size_t time) {
     return record->ranks > 0 ? sum / (double)record->ranks : 0.0;
 }
 
-/* The mean time that another rank waits for `rank` in a step, in ms; 0 if unknown. */
+/* The mean time for which another rank waits for `rank` in a step, in ms; 0 if unknown. */
 static double waited_for(const moert_run_record *record, size_t rank) {
     double sum = 0.0;
     for (size_t r = 0; record->waited_ms != NULL && record->ranks > 1 && r < record->ranks; r++)
@@ -27,7 +27,7 @@ static double waited_for(const moert_run_record *record, size_t rank) {
     return sum;
 }
 
-/* The rows that a rank gets, as a multiple of the mean over the ranks. */
+/* The number of rows of a rank divided by the mean over the ranks. */
 static double rank_times(const moert_run_record *record, size_t rank) {
     double mine = 0.0, all = 0.0;
     for (size_t from = 0; from < record->ranks; from++)
@@ -39,7 +39,7 @@ static double rank_times(const moert_run_record *record, size_t rank) {
     return all > 0.0 ? mine * (double)record->ranks / all : 1.0;
 }
 
-/* The rows of an expert as a multiple of the mean of its layer. */
+/* The number of rows of an expert divided by the mean over the experts of its layer. */
 static double expert_times(const moert_run_record *record, size_t layer, size_t expert) {
     const double *rows = record->expert_rows + layer * record->experts;
     double sum = 0.0;
@@ -48,9 +48,9 @@ static double expert_times(const moert_run_record *record, size_t layer, size_t 
     return sum > 0.0 ? rows[expert] * (double)record->experts / sum : 1.0;
 }
 
-/* The median of tokens per second, the mean time of a step as a multiple of the median step's, and
- * the mean MFU (0: the run was not watched). All over the last half of the steps, since the first
- * steps compile kernels. NaN if memory is short. */
+/* The median of tokens per second; the mean time of a step divided by the median; the mean MFU (0:
+ * not recorded). All are taken over the last half of the steps, since the first steps compile
+ * kernels. NaN if memory is short. */
 typedef struct pace {
     double tokens_per_s, unevenness, mfu;
 } pace;
@@ -73,7 +73,7 @@ static pace pace_of(const moert_run_record *record) {
 
 /* ---- words ---- */
 
-/* Adds a line, by printf rules. */
+/* Adds a line, formatted like printf. */
 static void say(moert_verdict *v, bool warns, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static void say(moert_verdict *v, bool warns, const char *format, ...) {
@@ -103,7 +103,7 @@ static void say_speed(const moert_run_record *record, moert_verdict *v) {
             p.unevenness);
 }
 
-/* The three largest parts of a step. */
+/* Adds a line about the three largest parts of a step. */
 static void say_parts(const moert_run_record *record, moert_verdict *v) {
     const double step = mean_time(record, MOERT_TIMES);
     bool said[MOERT_TIMES] = {false};
@@ -256,12 +256,12 @@ void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict) 
     say_parting(record, verdict);
 }
 
-/* ---- two runs, each with its steps in ascending order ---- */
+/* ---- comparison of two runs, each with its steps in ascending order ---- */
 
 /* The steps that are in both runs. */
 typedef struct common {
     size_t count;
-    const moert_run_step *first, *last, *differs; /* steps of the first run; NULL: none */
+    const moert_run_step *first, *last, *differs; /* steps of the first run; NULL: no such step */
     const moert_run_step *other_last, *other_differs;
 } common;
 

@@ -1,5 +1,5 @@
-/* The config of a new model from moert-train's options, and the end token and config.json text of
- * any model. */
+/* Creates the config of a new model from moert-train's options. Finds the end token and the text of
+ * config.json of any model. */
 #include "tools/train/config.h"
 
 #include <stdlib.h>
@@ -16,8 +16,8 @@ static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL,     MOERT_FAMILY_QWEN
                                      MOERT_FAMILY_GLM4_MOE,    MOERT_FAMILY_GPT_OSS,
                                      MOERT_FAMILY_DEEPSEEK_V2, MOERT_FAMILY_DEEPSEEK_V3};
 
-/* Sets the sizes of shared experts and dense layers, which have no options: as wide as the experts
- * of a token together. */
+/* Sets the sizes of shared experts and dense layers, for which there are no options. A dense layer
+ * is as wide as all experts that a token uses together. */
 static void size_dense(moert_model_config *config) {
     const size_t active = config->router.topk * config->intermediate;
     config->dense_intermediate = active + config->shared_experts * config->intermediate;
@@ -27,9 +27,9 @@ static void size_dense(moert_model_config *config) {
         moert_layer_set_add(&config->dense_layers, l);
 }
 
-/* Sets the sizes that only DeepSeek's families have. Latent sizes follow from the head size, in the
- * proportions of the released models. The first layer is dense. V3 keeps 4 of 8 groups of experts
- * if there are enough experts. */
+/* Sets the sizes that only DeepSeek's families have. Sizes of latents follow from the head size, in
+ * the proportions of the released models. The first layer is dense. If there are enough experts,
+ * the router of V3 keeps 4 of 8 groups of experts. */
 static void size_deepseek(moert_model_config *config) {
     const size_t size = config->head_size, experts = config->router.experts;
     const bool v3 = config->family == MOERT_FAMILY_DEEPSEEK_V3;
@@ -38,7 +38,8 @@ static void size_deepseek(moert_model_config *config) {
                                           .nope = size,
                                           .rope = size / 2,
                                           .value = size};
-    config->head_size = config->rope.width = size / 2; /* transformers defines head_dim so */
+    /* the definition of head_dim in transformers */
+    config->head_size = config->rope.width = size / 2;
     config->rope.interleaved = true;
     config->router.renormalise &= v3;
     config->first_dense = 1;
@@ -62,12 +63,13 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->aux_coefficient = 0.01f;
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
-    /* weights of the best scores sum to 1 anyway, and one sigmoid over its sum is always 1 */
+    /* otherwise the weights of the chosen experts already sum to 1, or K is 1 and a sigmoid divided
+     * by itself is always 1 */
     config->router.renormalise = config->router.score == MOERT_SCORE_SOFTMAX ||
                                  (config->router.score == MOERT_SCORE_SIGMOID && sizes->topk > 1);
     if (config->partial_rotary > 0.0f)
         config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
-    if (config->shared_gate) /* families with a shared gate have their windows off */
+    if (config->shared_gate) /* families with a shared gate have windows switched off */
         config->sliding_window = 0;
     for (size_t l = 0; l < config->layers && config->sliding_window > 0; l += 2) /* gpt-oss */
         moert_layer_set_add(&config->windowed, l);
@@ -91,8 +93,8 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     return moert_model_config_text(config, &config->text);
 }
 
-/* *end = the number of the added token with this text in MODEL/tokenizer.json; -1 if there is
- * none. */
+/* *end = the number of the added token with this text in MODEL/tokenizer.json; -1 if no added token
+ * has it. */
 static moert_status find_token(const char *model, const char *text, int32_t *end) {
     enum { MOST_BYTES = 1 << 30 };
     const json_t *token;
@@ -139,7 +141,7 @@ moert_status moert_config_document_end(const char *given, const char *model,
                       given, config->vocabulary);
 }
 
-/* Prints the lines of config.json without indentation and final commas. */
+/* Prints the text of config.json line by line, without indentation and final commas. */
 static void print_config(const void *text, FILE *file) {
     for (const char *at = text; *at != '\0'; at += strspn(at, "\n")) {
         at += strspn(at, " ");

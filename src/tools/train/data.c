@@ -1,4 +1,4 @@
-/* Opens the data that moert-train's options name. */
+/* Opens the data that the options of moert-train name. */
 #include "tools/train/data.h"
 
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 #include "io/json.h"
 #include "io/safetensors.h"
 
-/* *values = the int32 tensor `name`, [shape]; NULL if the file has none. */
+/* *values = the values of int32 tensor `name`, whose shape must be `shape`; NULL if the file has no
+ * such tensor. */
 static moert_status read_tensor(const char *path, const moert_tensors *files, const char *name,
                                 const size_t shape[3], int32_t **values) {
     const moert_tensor *tensor = moert_tensors_find(files, name);
@@ -106,7 +107,7 @@ static moert_status add_words(blend *b, const char *const *words, size_t count) 
     return MOERT_OK;
 }
 
-/* Adds the WEIGHT PATH pairs in one word. */
+/* Adds WEIGHT PATH pairs that are given in one word. */
 static moert_status add_word(blend *b, const char *word) {
     const size_t bytes = strlen(word) + 1;
     char *text = NULL, *rest = NULL;
@@ -127,8 +128,8 @@ static moert_status add_word(blend *b, const char *word) {
     return status;
 }
 
-/* Adds the members of a JSON object, {"PATH": WEIGHT, ...}, whose paths start at the file's
- * directory. */
+/* Adds the members of a JSON object, {"PATH": WEIGHT, ...}. Paths are relative to the directory of
+ * `file`. */
 static moert_status add_object(blend *b, const char *file, const json_t *object) {
     const char *path, *slash = strrchr(file, '/');
     const json_t *weight;
@@ -166,13 +167,14 @@ static moert_status open_source(const char *path, const moert_train_data_options
     return moert_data_from_source(source, &o->split, data);
 }
 
-/* Opens the sources of a blend, unless `status`, the result of listing them, is a failure. */
+/* Opens the sources of a blend. `status` is the result of listing the sources; if it is a failure,
+ * returns it. */
 static moert_status open_blend(blend *b, const moert_train_data_options *o, moert_status status,
                                moert_data **data) {
     for (; status == MOERT_OK && b->opened < b->count; b->opened += status == MOERT_OK)
         status = open_source(b->paths[b->opened], o, &b->parts[b->opened]);
     if (status == MOERT_OK) {
-        b->opened = 0; /* moert_data_from_blend takes ownership of the parts, also if it fails */
+        b->opened = 0; /* moert_data_from_blend takes ownership of the sources, even if it fails */
         status = moert_data_from_blend(b->parts, b->weights, b->count, data);
     }
     free_blend(b);

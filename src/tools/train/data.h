@@ -1,4 +1,4 @@
-/* The data that moert-train's options name. */
+/* Opens the data that the options of moert-train name. */
 #pragma once
 
 #include "data/data.h"
@@ -7,26 +7,27 @@
 
 typedef struct moert_train_data {
     moert_data *data;
-    int32_t *tokens, *targets; /* read from a safetensors file; NULL for other data */
+    int32_t *tokens, *targets; /* values from a safetensors file; NULL for other data */
 } moert_train_data;
 
 typedef struct moert_train_data_options {
     const moert_option_list *paths; /* words of --data */
-    const char *token_file;         /* of --tokens, or NULL; exactly one of paths and token_file is
-                                       given */
-    unsigned token_bits;            /* bits of a token in a raw token file */
+    /* the path of --tokens, or NULL; exactly one of paths and token_file must be given */
+    const char *token_file;
+    unsigned token_bits; /* bits of a token in a raw token file */
     moert_split split;
 } moert_train_data_options;
 
 /*
- * Opens the paths (moert_source_open) or a token file. A token file holds raw integers or, if it is
- * a .safetensors file, the tensor `tokens` [steps,B,S+1] and optionally `targets` [steps,B,S].
- * Paths may be a blend: a weight before each path, all of these in one word, or one file NAME.json
- * with {"PATH": WEIGHT, ...}, whose paths start at its directory. Errors: ERROR_USAGE,
- * ERROR_FORMAT, ...
+ * Opens the sources at the paths (moert_source_open), or a token file. A token file holds raw
+ * integers or, if it is a .safetensors file, the tensor `tokens` [steps,B,S+1] and optionally
+ * `targets` [steps,B,S]. Paths may describe a blend: a weight before each path; the same in one
+ * word; or one file NAME.json with {"PATH": WEIGHT, ...}, with paths relative to the file's
+ * directory. Errors: ERROR_USAGE, ERROR_FORMAT, ...
  */
 moert_status moert_train_data_open(const moert_train_data_options *options, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
 
-/* Prints how many epochs `sequences` sequences are, in all and for each source of a blend. */
+/* Prints the number of epochs in `sequences` sequences: of all data, and of each source of a
+ * blend. */
 void moert_train_data_say(const moert_context *context, const moert_data *data, size_t sequences);

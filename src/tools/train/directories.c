@@ -1,4 +1,4 @@
-/* Checks, locks and empties the directories of a run. */
+/* Checks, locks and empties the directories that a run writes to. */
 #include "tools/train/directories.h"
 
 #include <stdlib.h>

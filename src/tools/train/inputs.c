@@ -1,4 +1,4 @@
-/* Opens the data of a run, and reads or makes the config of its model. */
+/* Opens the data of a run. Reads the config of its model, or creates it for a new model. */
 #include "tools/train/inputs.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ moert_status moert_train_open_data(moert_train_options *o, moert_train_data *dat
                : MOERT_OK;
 }
 
-/* Checks that the tokens of the data are the model's. */
+/* Checks that the data's tokens were made for this model's vocabulary. */
 static moert_status check_tokens(const moert_train_options *o, const moert_data_info *info,
                                  size_t vocabulary) {
     if (info->vocabulary_made > vocabulary)

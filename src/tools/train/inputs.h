@@ -1,4 +1,4 @@
-/* What a run of moert-train reads: its data, and the model's config. */
+/* The inputs of a run of moert-train: its data, and the config of its model. */
 #pragma once
 
 #include "tools/train/data.h"
@@ -7,13 +7,13 @@
 typedef struct moert_train_inputs {
     moert_train_data data;
     moert_model_config config;
-    bool untied; /* config.json ties the embeddings, but the files have a head of their own */
+    bool untied; /* config.json ties the embeddings, but the files have a separate head */
 } moert_train_inputs;
 
-/* Opens the data. Options that were not given (batch, length, steps) get values that follow from
- * the data. Not collective. */
+/* Opens the data. Options for batch, length and steps that were not given are set from the data.
+ * Not collective. */
 moert_status moert_train_open_data(moert_train_options *options, moert_train_data *data);
 
-/* Reads or makes the model's config, and checks that the tokens of the data are the model's. Not
- * collective. */
+/* Reads the model's config, or creates it for a new model. Checks that the data's tokens were made
+ * for this model's vocabulary. Not collective. */
 moert_status moert_train_take_config(moert_train_options *options, moert_train_inputs *inputs);

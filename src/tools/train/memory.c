@@ -1,4 +1,4 @@
-/* Compares the estimate of a training run's memory with the available memory, and after the run
+/* Compares the estimate of a training run's memory with the available memory and, after the run,
  * with the memory used. */
 #include "tools/train/memory.h"
 
@@ -27,8 +27,8 @@ static void put_options(const moert_memory_choice *choice, size_t micro_batches,
         snprintf(text + used, OPTIONS_BYTES - (size_t)used, " --moments bf16 --gradients bf16");
 }
 
-/* Looks for options with which the run would fit: first those that change no bit, then also bf16
- * states. */
+/* Searches for options with which the run would fit. First tries options that change no bit of the
+ * results, then bf16 optimizer states as well. */
 static moert_status find_options(moert_comm *world, const moert_memory_setting *setting,
                                  size_t batch, size_t most, bool *found, char text[OPTIONS_BYTES]) {
     moert_model_config config = *setting->config;
@@ -55,7 +55,7 @@ static moert_status find_options(moert_comm *world, const moert_memory_setting *
     return MOERT_OK;
 }
 
-/* Fails with options that would make the run fit. */
+/* Fails with a message that names options with which the run would fit. */
 static moert_status refuse(moert_comm *world, const moert_memory_setting *setting, size_t batch,
                            size_t most, const moert_fit *fit) {
     char needed[MOERT_TEXT_BYTES_SIZE], limit[MOERT_TEXT_BYTES_SIZE], options[OPTIONS_BYTES] = "";
@@ -99,7 +99,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
                                     ? moert_fit_choose(world, setting, most, &config->memory, fit)
                                     : moert_fit_compare(world, setting, most, fit);
     const bool run_refuses = status == MOERT_ERROR_USAGE || status == MOERT_ERROR_UNSUPPORTED;
-    if (run_refuses && !chooses) { /* the run will fail with a more precise message */
+    if (run_refuses && !chooses) { /* creating the model will fail with a more precise message */
         fit->needed = 0;
         return MOERT_OK;
     }
@@ -126,13 +126,14 @@ void moert_train_say_fit(const moert_context *context, const moert_train_memory 
                       memory->options);
 }
 
-/* The memory of a rank, in bytes. */
+/* Peak memory of a rank, in bytes. */
 typedef struct peaks {
     uint64_t device, expected_device, process, expected_process;
-    double rows; /* most rows of this rank in any layer, relative to balanced routing */
+    double rows; /* largest number of rows of this rank in a layer / rows with balanced routing */
 } peaks;
 
-/* Measures the peak memory of this rank, and estimates it for the rows that the rank had. */
+/* Measures the peak memory of this rank. Also estimates its memory for the largest number of rows
+ * that it had. */
 static moert_status measure(const moert_model *model, const moert_train_memory *memory, size_t rank,
                             peaks *own) {
     const moert_device *device = memory->setting.device;

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "train/values.h"
 
-/* Sets the fields that follow from one option each. */
+/* Sets the fields that depend on a single option. */
 static void derive(moert_train_options *o) {
     o->replays = o->replay_steps != NULL;
     o->computes_only = !o->replays && (o->gradients_path != NULL || o->logits_path != NULL);
@@ -27,7 +27,7 @@ static void derive(moert_train_options *o) {
     o->trainer.losses.aux_form = (moert_aux_form)o->aux_form;
 }
 
-/* Reads the options that name steps, and chooses the file of the metrics. */
+/* Reads the options about steps, and chooses the file of the metrics. */
 static moert_status check_steps(moert_train_options *o) {
     o->default_metrics = NULL;
     o->trainer.left_out = (moert_step_ranges){0};
@@ -48,7 +48,7 @@ static moert_status check_steps(moert_train_options *o) {
     return MOERT_OK;
 }
 
-/* Refuses options of the optimizer that was not chosen. */
+/* Fails if an option applies only to the optimizer that was not chosen. */
 static moert_status check_optimizer(const moert_train_options *o) {
     const char *const of_adamw =
         moert_options_given(&o->command, &o->trainer.optimizer.beta1, 3 * sizeof(double));
@@ -97,7 +97,7 @@ moert_status moert_train_check(moert_train_options *o) {
     return check_steps(o);
 }
 
-/* Options that change the results of a run, without those of the schedule and the data. */
+/* Options that change the results of a run, except for options of the schedule and the data. */
 static const char *const lasting[] = {
     "optimizer", "weight-decay", "decay-all", "beta1",         "beta2",
     "epsilon",   "momentum",     "grad-clip", "aux-coef",      "aux-form",
@@ -125,8 +125,8 @@ moert_status moert_train_note_settings(moert_train_options *o) {
     settings[0] = '\0';
     for (const char *line = all.text; line < all.text + all.bytes; line += strlen(line) + 1)
         if (lasts(line) && used < sizeof settings) {
-            const bool given = line[0] == '-'; /* a line is "--name value" if given, else "no
-                                                  --name" */
+            /* a line is "--name value" if the option is given, else "no --name" */
+            const bool given = line[0] == '-';
             used += (size_t)snprintf(settings + used, sizeof settings - used, "%s%s\n",
                                      line + (given ? 0 : 3), given ? "" : " none");
         }

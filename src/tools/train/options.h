@@ -1,4 +1,4 @@
-/* The options of moert-train, and values that follow from options alone. */
+/* The options of moert-train, and values derived from them. */
 #pragma once
 
 #include "data/split.h"
@@ -15,11 +15,11 @@ typedef struct moert_train_options {
     bool random_weights;
     moert_model_sizes sizes; /* sizes of a new model */
     bool has_vocabulary;     /* --vocabulary is given */
-    bool reads_weights;      /* the weights are those of --model */
+    bool reads_weights;      /* --model gives the weights */
     moert_compute_choice compute;
     moert_memory_choice memory;
     const char *most_memory;
-    size_t most_bytes; /* bytes that --memory names, or 0 */
+    size_t most_bytes; /* bytes given by --memory, or 0 */
     bool balanced_routing;
     size_t ep, spare_slots;
     unsigned replicas;
@@ -48,14 +48,15 @@ typedef struct moert_train_options {
     const char *prompt;
     double temperature;
     const char *gradients_path, *logits_path;
-    bool computes_only;    /* the run only computes the gradients or logits of the first step */
-    char *default_metrics; /* the path in trainer.metrics if --metrics is not given */
+    bool computes_only; /* the run only computes the gradients or logits of the first step */
+    /* path of the metrics if --metrics is not given; trainer.metrics points to it */
+    char *default_metrics;
 } moert_train_options;
 
-/* Checks the parsed options, and sets the fields that follow from them; the caller frees
+/* Checks the parsed options, and sets the fields that depend on them. The caller frees
  * `default_metrics`. Errors: ERROR_USAGE, ERROR_MEMORY. */
 moert_status moert_train_check(moert_train_options *options);
 
-/* trainer.settings = the options that change the results of a run, with their values. It includes
- * the number of steps if the schedule depends on it. Errors: ERROR_MEMORY. */
+/* trainer.settings = the options that change the results of a run, with their values. The number of
+ * steps is one of them if the schedule depends on it. Errors: ERROR_MEMORY. */
 moert_status moert_train_note_settings(moert_train_options *options);

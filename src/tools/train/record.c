@@ -26,7 +26,7 @@ static json_t *value_of(const moert_option *option) {
                                                 : json_string(text);
 }
 
-/* Whether an option that was not given has another value than its default. */
+/* Whether an option that was not given has a value other than its default. */
 static bool is_derived(const moert_option *option) {
     char buffer[64];
     const char *text = moert_option_text(option, buffer, sizeof buffer),
@@ -37,7 +37,7 @@ static bool is_derived(const moert_option *option) {
     case MOERT_OPTION_FLOAT:
         return (text == NULL) != (standard == NULL) ||
                (text != NULL && *(double *)option->target != strtod(standard, NULL));
-    case MOERT_OPTION_CHOICE: /* the first word is the default if there is none */
+    case MOERT_OPTION_CHOICE: /* without a default, the first word is the value */
         return standard != NULL ? strcmp(text, standard) != 0 : *(unsigned *)option->target != 0;
     case MOERT_OPTION_LIST:
         return false;
@@ -47,8 +47,8 @@ static bool is_derived(const moert_option *option) {
     }
 }
 
-/* The source of an option's value, such as `given` or `default`. Options that set the same field
- * share one recorded source. */
+/* The source of an option's value, such as `given` or `default`. If several options set one field,
+ * they have the same source. */
 static const char *source_of(const moert_option *option, const moert_command *command) {
     if (moert_options_given(command, option->target, 1) != NULL)
         return "given";

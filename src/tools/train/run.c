@@ -1,4 +1,4 @@
-/* Runs moert-train: makes the model, trains it, and writes the results. */
+/* Runs moert-train: creates the model, trains it, and writes the results. */
 #include "tools/train/run.h"
 
 #include <stdlib.h>
@@ -41,7 +41,8 @@ static moert_status show_sample(const job *j, moert_model *model) {
     return MOERT_OK;
 }
 
-/* Writes a sample and the model in Hugging Face form, and prints the paths of a run's files. */
+/* Writes a sample of generated text and the model in Hugging Face form. Prints the paths of the
+ * run's files. */
 static moert_status finish(const job *j, moert_model *model) {
     const moert_train_options *o = j->options;
     MOERT_TRY(show_sample(j, model));
@@ -72,7 +73,7 @@ static moert_status make_weights(const job *j, moert_model *model) {
                                   moert_model_load(model, o->model_path, j->manifest));
 }
 
-/* Sets the number of slots per rank, with spare ones for experts that move. */
+/* Sets the number of slots per rank, including spare slots for experts that move. */
 static moert_status make_slots(job *j) {
     const moert_train_options *o = j->options;
     const size_t experts = j->inputs.config.router.experts;
@@ -84,7 +85,7 @@ static moert_status make_slots(job *j) {
     return MOERT_OK;
 }
 
-/* Prints a summary of the run, and properties of its inputs that may surprise the user. */
+/* Prints a summary of the run, and properties of its inputs that users may not expect. */
 static void say_begin(const job *j) {
     const moert_train_options *o = j->options;
     const moert_context *context = j->context;
@@ -154,7 +155,7 @@ static moert_status open_data(job *j) {
     return moert_train_open_data(j->options, &j->inputs.data);
 }
 
-/* Reads the inputs, makes the mesh, locks the directories, and trains. */
+/* Opens the inputs, creates the mesh, locks the directories, and trains. */
 static moert_status run(job *j, moert_lock *locks[2]) {
     moert_train_options *o = j->options;
     moert_train_inputs *inputs = &j->inputs;

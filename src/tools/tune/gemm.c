@@ -1,4 +1,4 @@
-/* A grouped GEMM with random data, on which tuning measures its candidates. */
+/* A grouped GEMM of random data, for which tuning measures candidates of choices. */
 #include "tools/tune/gemm.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static bool is_prepacked(const moert_tune_gemm *p) {
            p->key.operation == MOERT_TUNED_PREPACKED_DGRAD;
 }
 
-/* Creates a buffer of `count` values in [-1, 1); the same CHUNK values repeat. */
+/* Creates a buffer of `count` random values in [-1, 1). The same CHUNK values are repeated. */
 static moert_status random_buffer(moert_device *device, moert_dtype type, size_t count,
                                   moert_buffer **buffer) {
     const size_t bytes = moert_dtype_bits(type) / 8;
@@ -66,8 +66,8 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape, mo
     return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight.buffer);
 }
 
-/* Prepacks the weight for the tile of `choices`, unless it already is. NULL: for the tile of the
- * tuning rows. */
+/* Prepacks the weight for the tile in `choices`, unless it is already prepacked for this tile.
+ * NULL: for the tile of the tuning rows. */
 static moert_status prepare(void *what, const moert_choices *choices) {
     moert_tune_gemm *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight.buffer);

@@ -25,10 +25,12 @@ static double seconds;
 static const char *model_path, *out_path;
 static bool writes, busy;
 
-#define SHAPE_BOUND   1048576
-#define MODEL_SECONDS 0.4 /* tuning a model then takes under a minute, with compilation */
-/* Load of other programs that is too high for tuning: above BUSY_LOAD, and above this fraction of
- * the processors. */
+#define SHAPE_BOUND 1048576
+/* duration of measuring one GEMM of a model, so that tuning takes under a minute with
+ * compilation */
+#define MODEL_SECONDS 0.4
+/* Load of other programs above which tuning fails: more than BUSY_LOAD, and more than this fraction
+ * of the processors. */
 #define BUSY_PART   0.1
 #define BUSY_LOAD   0.5
 #define LEVEL_WORDS "default|vendor|family|device" /* in the order of moert_tuning_level */
@@ -90,7 +92,7 @@ static moert_status read_shape(const char *word, moert_gemm_shape *shape) {
     return MOERT_OK;
 }
 
-/* shapes[2] = the shapes of the two projections of the model's experts. */
+/* shapes[2] = the shapes of the two GEMMs of the model's experts. */
 static moert_status read_model(moert_gemm_shape *shapes) {
     moert_model_config c;
     MOERT_TRY(moert_model_config_read(model_path, &c));
@@ -107,7 +109,7 @@ static moert_status read_model(moert_gemm_shape *shapes) {
     return MOERT_OK;
 }
 
-/* Fails if other programs are busy: tuning would then choose by chance, and all later runs would
+/* Fails if other programs are busy. Tuning would then choose at random, and all later runs would
  * use these choices. */
 static moert_status check_load(void) {
     const double processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
@@ -148,7 +150,7 @@ static moert_status check(int argc, char **argv) {
     return check_load();
 }
 
-/* Fails before hours of measuring if the file cannot be written. */
+/* Fails if the file cannot be written, so that this does not happen after hours of measuring. */
 static moert_status try_file(void) {
     char *path = moert_tuning_file();
     const moert_status status =
@@ -197,16 +199,17 @@ static void print_header(const moert_device_info *device) {
 
 /* ---- rows ---- */
 
-/* GEMMs that use AMX (kernels/gemm/add_amx.h) have only one tile, so there is no tile to choose. */
+/* The first axis to search. GEMMs that use AMX (kernels/gemm/add_amx.h) have only one tile, so for
+ * them it is not the tile. */
 static moert_tune_axis first_axis(const moert_tune_gemm *p) {
     return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight.buffer)) == MOERT_DOT_TILE
                ? MOERT_TUNE_PANELS
                : MOERT_TUNE_TILE;
 }
 
-/* Weights are prepacked for a tile before the number of rows is known. So a GEMM that reads
- * prepacked weights gets two tuning rows: one for its tile, with any number of rows, and one for
- * the other choices. */
+/* Writes the tuning rows of a GEMM. Weights are prepacked for a tile before the number of rows is
+ * known. So a GEMM that reads prepacked weights gets two rows: one for the tile, which applies to
+ * any number of rows, and one for the other choices. */
 static moert_status write_rows(const moert_device *device, const moert_tune_gemm *p,
                                const moert_tune_result *found) {
     const moert_choices best = found->candidates[found->chosen].choices;
@@ -232,7 +235,7 @@ static moert_status write_rows(const moert_device *device, const moert_tune_gemm
     return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &others, comment);
 }
 
-/* ---- the run ---- */
+/* ---- the list of GEMMs, and measuring them ---- */
 
 /* A GEMM to measure. */
 typedef struct job {
@@ -241,7 +244,7 @@ typedef struct job {
     moert_gemm_shape shape;
 } job;
 
-/* Prints "[k of n, m:ss left]", and the GEMM. */
+/* Prints "[k of n, m:ss left]" and a description of the GEMM. */
 static void print_job(const job *of, size_t done, size_t count, uint64_t start_ns) {
     const moert_gemm_shape *shape = &of->shape;
     char left[32] = "";
@@ -285,7 +288,8 @@ done:
     return status;
 }
 
-/* Whether to measure an operation. Without --op, a model gets those that a training step uses. */
+/* Whether to measure an operation. Without --op, measures the operations that training the model
+ * uses. */
 static bool is_chosen(moert_tuned operation) {
     if (op > 0)
         return op - 1 == operation;
@@ -293,7 +297,7 @@ static bool is_chosen(moert_tuned operation) {
            (operation != MOERT_TUNED_FORWARD && operation != MOERT_TUNED_DGRAD);
 }
 
-/* Lists the GEMMs of a shape. */
+/* Lists the GEMMs to measure for a shape. */
 static size_t list_jobs(const moert_gemm_shape *shape, job *jobs) {
     enum { AUTO, F32, BF16 };
     static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
