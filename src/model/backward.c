@@ -23,7 +23,7 @@ moert_status moert_model_embed_backward(moert_run *run) {
     return moert_audit_at(run, NULL, MOERT_AUDIT_ALL_DONE);
 }
 
-/* ---- sums over ranks, whose messages travel while the next layer is computed ---- */
+/* ---- sums of gradients over ranks, which overlap with the backward of the next layer ---- */
 
 static moert_status progress_sums(void *context) {
     moert_model_layer *layer = context;
@@ -31,7 +31,8 @@ static moert_status progress_sums(void *context) {
     return moert_block_reduce_progress(layer->attention);
 }
 
-/* If hosts sum, waits for the device, and meanwhile advances the sums of layer `under_way`. */
+/* If hosts sum the gradients, waits for the device, and meanwhile advances the sums of layer
+ * `under_way`. */
 static moert_status wait_for_device(moert_model *model, moert_model_layer *under_way) {
     if (moert_comm_size(model->mesh->world) == 1 || model->mesh->everyone.peers != NULL)
         return MOERT_OK;
@@ -59,8 +60,8 @@ static moert_status recompute_layer(moert_run *run, size_t index) {
     return status;
 }
 
-/* Backward of layer `index`. Starts its sums when its gradients are complete, and waits for the
- * sums of the layer above. */
+/* Backward of layer `index`. Starts the sums of its gradients over the ranks when they are
+ * complete, and waits for the sums of the layer above. */
 static moert_status layer_backward(moert_run *run, size_t index, bool last) {
     moert_run_layer *layer = &run->layer[index], *above = layer + 1;
     const bool is_top = index + 1 == run->config->layers;

@@ -1,17 +1,17 @@
-/* The memory for copies of weights: rounded, or prepacked for the device's GEMMs. */
+/* Computes the memory for copies of weights: rounded, or prepacked for the device's GEMMs. */
 #include "base/memory.h"
 #include "model/sizes.h"
 
-/* Bytes of the panels of a weight [n,k] (moert_weight_cache) that `times` micro-batches read, each
- * with one forward and one dgrad. `use` is the panels' use in the forward. */
+/* Bytes of the prepacked copy of a weight [n,k] (moert_weight_cache) that `times` micro-batches
+ * read, each with one forward and one dgrad. `use` is the forward's use of the panels. */
 static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k, moert_panels_use use,
                               moert_dtype type, size_t times) {
     const moert_panels_shape shape = {1, n, k, use, type};
     return device != NULL && n > 0 && k > 0 ? moert_weight_cache_need(device, &shape, times) : 0;
 }
 
-/* The quantized copies of a weight for forward and dgrad: prepacked or, where that gains nothing,
- * float32 (refresh_use of layer/rounding.c). */
+/* Bytes of a weight's quantized copies for forward and dgrad. They are prepacked or, where
+ * prepacking saves no time, float32 (refresh_use of layer/rounding.c). */
 static size_t rounded_bytes(const moert_device *device, moert_panels_shape shape) {
     const moert_panels_use uses[] = {shape.use, MOERT_PANELS_DGRAD};
     size_t bytes = 0;

@@ -12,13 +12,13 @@ moert_file_runs moert_file_runs_of(const moert_model_tensor *tensor, moert_model
                              .to = transposed ? 0 : range.first};
 }
 
-/* The rows of a column among the first `end` elements of a matrix. */
+/* The number of rows of a column that are among the first `end` elements of a matrix. */
 static size_t rows_before(const moert_file_runs *runs, size_t end, size_t column) {
     return end > column ? moert_ceil_div(end - column, runs->columns) : 0;
 }
 
-/* Finds the longest run from runs->to on in the columns of the file; it may exceed `most` by a
- * column. Returns whether there is one. */
+/* Finds the longest run from runs->to on in the file's columns. The run may be up to a column
+ * longer than `most`. Returns whether there is a run. */
 static bool find_in_columns(moert_file_runs *runs, size_t most) {
     const size_t first = runs->range.first, end = first + runs->range.count, rows = runs->rows;
     size_t column = runs->to / rows, row = runs->to % rows;
@@ -55,7 +55,7 @@ bool moert_file_runs_next(moert_file_runs *runs, size_t most) {
     return true;
 }
 
-/* A position in the run, in the model's order. */
+/* A position in a run: row and column in the model's matrix. */
 typedef struct cursor {
     size_t row, column;
 } cursor;
@@ -64,7 +64,7 @@ static cursor begin(const moert_file_runs *runs) {
     return (cursor){runs->at % runs->rows, runs->at / runs->rows};
 }
 
-/* Returns the place in values[range.count], and goes to the next one. */
+/* Returns the index in values[range.count] of the cursor's element, and advances the cursor. */
 static size_t step(const moert_file_runs *runs, cursor *c) {
     const size_t place = c->row * runs->columns + c->column - runs->range.first;
     if (++c->row == runs->rows)

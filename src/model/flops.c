@@ -6,7 +6,7 @@
 
 enum { GLU_MATRICES = 3 }; /* gate, up, down */
 
-/* The number of pairs (token, token that it attends to): sum_t min(t + 1, window). */
+/* The number of pairs of a token and a token that it attends to: sum_t min(t + 1, window). */
 static double count_pairs(const moert_model_config *c, size_t layer, size_t length) {
     const bool windowed = moert_layer_set_has(&c->windowed, layer) && c->sliding_window > 0;
     const double n = (double)length,
@@ -14,14 +14,15 @@ static double count_pairs(const moert_model_config *c, size_t layer, size_t leng
     return window * (window + 1.0) / 2.0 + (n - window) * window;
 }
 
-/* Multiply-adds of attention for a pair of tokens: q k, and probabilities times v. */
+/* Multiply-adds of attention for one pair of tokens: the product q k, and the probability times
+ * v. */
 static double count_pair(const moert_model_config *c) {
     const moert_latent_sizes *s = &c->latent;
     const size_t both = s->kv_rank > 0 ? s->nope + s->rope + s->value : 2 * c->head_size;
     return (double)(c->heads * both);
 }
 
-/* Multiply-adds of a token in the projections of attention. */
+/* Multiply-adds of attention's projections for one token. */
 static double count_projections(const moert_model_config *c) {
     const moert_attention_shape shape = moert_attention_shape_of(c, NULL);
     double sum = 0.0;
@@ -30,7 +31,7 @@ static double count_projections(const moert_model_config *c) {
     return sum;
 }
 
-/* Multiply-adds of a token in the MLP of a layer. */
+/* Multiply-adds of a layer's MLP for one token. */
 static double count_mlp(const moert_model_config *c, size_t layer) {
     const double h = (double)c->hidden;
     if (!moert_layer_is_moe(c, layer))

@@ -87,13 +87,12 @@ moert_status moert_model_reserve_layer(moert_run *run, moert_run_layer *layer) {
 moert_status moert_model_run_layer(moert_run *run, size_t index) {
     moert_run_layer *layer = &run->layer[index];
     if (!layer->of->is_dense)
-        MOERT_TRY(moert_layer_send_weights(layer->of->moe)); /* the weights travel while attention
-                                                                computes */
+        MOERT_TRY(moert_layer_send_weights(layer->of->moe)); /* sent while attention computes */
     MOERT_TRY(moert_model_attention_forward(run, layer, moert_model_input(run, index)));
     return moert_model_mlp_forward(run, layer);
 }
 
-/* Prefixes the message of ERROR_NUMERIC with the layer. */
+/* Prefixes the message of ERROR_NUMERIC with the number of the layer. */
 static moert_status name_layer(size_t layer, moert_status status) {
     if (status != MOERT_ERROR_NUMERIC)
         return status;
@@ -124,7 +123,8 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
     MOERT_TRY(moert_model_embed(run));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_reserve_layer(run, &run->layer[i]));
-        /* the backward begins with the last layer, so its activations are not discarded */
+        /* The backward begins with the last layer, so the forward keeps that layer's
+         * activations. */
         run->discards = moert_model_recomputes(run->model) && i + 1 < c->layers;
         MOERT_TRY(name_layer(i, moert_model_run_layer(run, i)));
         if (!run->layer[i].of->is_dense)

@@ -1,14 +1,14 @@
-/* Attention with grouped-query heads. A config may have: norms of q and k (over each head or over
- * all heads), clipping of q, k and v, rotation of a whole head or a part of it, biases, a sliding
- * window in some layers, sinks. */
+/* Attention with grouped-query heads. Depending on the config, it has norms of q and k (over each
+ * head or over all heads), clipping of q, k and v, rotation of a whole head or a part of a head,
+ * biases, a sliding window in some layers, and sinks. */
 #include <math.h>
 
 #include "base/memory.h"
 #include "model/sublayer.h"
 
 enum { Q, Q_BIAS, K, K_BIAS, V, V_BIAS, O, O_BIAS, Q_NORM, K_NORM, SINKS, PARAMETERS };
-/* Activations that the backward reads. Three each of q, k and v: RAW projected values (if a norm
- * follows), CLIPPED values before the clip, READ values that attention reads. */
+/* Activations that the backward reads. Three entries each of q, k and v: RAW projected values (if a
+ * norm follows), CLIPPED values before the clip, READ values that attention reads. */
 enum {
     KEPT_RAW,
     KEPT_CLIPPED = KEPT_RAW + 3,
@@ -131,13 +131,13 @@ static moert_attention attention_of(const moert_run *run, const moert_run_layer 
                              .scratch = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
-/* The rows of q, k or v after each step. If attention reads bf16, the last step rounds and `floats`
- * is scratch; otherwise `floats` is `read`. */
+/* The rows of q, k or v after each step. If attention reads bf16, the last step rounds to bf16, and
+ * `floats` is scratch. Otherwise `floats` and `read` are one buffer. */
 typedef struct group_rows {
     moert_buffer *raw;       /* projected values, if a norm follows */
-    moert_buffer *unclipped; /* values before the clip; without a clip, `floats` */
+    moert_buffer *unclipped; /* values before the clip; `floats` if nothing is clipped */
     moert_buffer *floats, *read;
-    bool rounds, clips, rotates; /* rotates: in a separate step, not in the norm */
+    bool rounds, clips, rotates; /* `rotates`: rotation is a separate step, not part of the norm */
 } group_rows;
 
 static group_rows list_rows(const moert_run *run, const moert_run_layer *layer, size_t index,
@@ -155,7 +155,8 @@ static group_rows list_rows(const moert_run *run, const moert_run_layer *layer, 
     return r;
 }
 
-/* Computes the projection and the norm. The result is `unclipped`, or `read` if no step follows. */
+/* Computes the projection and the norm. The result goes to `unclipped` or, if no step follows, to
+ * `read`. */
 static moert_status begin_group(moert_run *run, moert_run_layer *layer, size_t index,
                                 const head_group *g, const group_rows *r) {
     const moert_model_config *c = run->config;
@@ -210,8 +211,8 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
     return moert_model_project(run, layer, O, result, y);
 }
 
-/* *operand = the gradient of the projected q, k or v, from `d`, the gradient of the rows that
- * attention reads. */
+/* Computes the gradient of the projected q, k or v as a GEMM operand. `d` is the gradient of the
+ * rows that attention reads. */
 static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t index,
                                   const head_group *g, moert_buffer *d, moert_buffer **operand) {
     const moert_model_config *c = run->config;
@@ -240,7 +241,7 @@ static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t
                                      &own);
 }
 
-/* Backward of q, k or v. Adds to dx, except for the first of them. */
+/* Backward of q, k or v. The first of the three overwrites dx, the others add to dx. */
 static moert_status group_backward(moert_run *run, moert_run_layer *layer, size_t index,
                                    const head_group *g, moert_buffer *dx) {
     moert_buffer *operand;

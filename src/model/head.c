@@ -1,18 +1,19 @@
 /*
  * The head and the cross-entropy: logits, losses, and the gradients of the head's weight and input.
  *
- *   logits = x W^T    g = gradient of the logits, in their place    dx = g W    dW = g^T x
+ *   logits = x W^T    g = gradient of the logits, in the logits' buffer    dx = g W    dW = g^T x
  *
  * If config.memory.loss_chunk is below the tokens of this rank, logits exist only for one chunk of
- * tokens of one sequence at a time. A sequence's dW is one chain of fma that continues from chunk
- * to chunk, so its bits are the same as without chunks. A stack holds the sums over sequences, the
- * nodes of their tree (base/tree.h):
+ * tokens of one sequence at a time. The fma chain of a sequence's dW continues from chunk to chunk,
+ * so dW has the same bits as without chunks. A stack holds sums of dW over sequences, the nodes of
+ * the summation tree (base/tree.h):
  *
  *   sequence 0: n(0,1)    1: n(0,2)    2: n(0,2) n(2,1)    3: n(0,4)    4: n(0,4) n(4,1) ...
  *
- * The bottom of the stack lies where the block collects its nodes; one node needs no more memory.
- * For a tied weight, the head's gradient is added to the embedding's within each sequence. The
- * embedding's gradient needs the whole backward, so logits in chunks are computed again after it.
+ * The lowest entries of the stack lie in the block's nodes, so a single node needs no further
+ * memory. For a tied weight, the gradients of head and embedding are added within each sequence.
+ * The embedding's gradient is known only after the whole backward, so chunked logits are then
+ * recomputed.
  */
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -33,13 +34,13 @@ typedef struct chunk {
 typedef struct pass {
     moert_run *run;
     moert_gemm forward, dgrad, wgrad;
-    float slope;     /* derivative of the loss by each token's cross-entropy; 0: computes losses
-                        only */
+    /* derivative of the loss by each token's cross-entropy; 0: only losses are computed */
+    float slope;
     bool recomputes; /* the second pass, which adds the head's gradient to the embedding's */
     moert_tree_node node[MOERT_TREE_MAX_NODES];
     moert_buffer *sum[MOERT_TREE_MAX_NODES], *view[MOERT_TREE_MAX_NODES];
-    size_t depth, direct; /* number of sums on the stack; number of these that lie in the block's
-                             nodes */
+    /* number of sums on the stack; number of sums that lie in the block's nodes */
+    size_t depth, direct;
 } pass;
 
 static size_t step_of(const moert_run *run) {
@@ -52,7 +53,7 @@ static bool in_chunks(const moert_run *run) {
 
 /* ---- chunks ---- */
 
-/* *end = a uint32 on the device with the value `rows`. */
+/* *end = a device buffer with one uint32 of value `rows`. */
 static moert_status take_end(moert_run *run, size_t rows, moert_buffer **end) {
     moert_head_buffers *head = &run->head;
     const size_t i = head->end_rows[0] != 0 && head->end_rows[0] != rows;
@@ -93,7 +94,7 @@ static moert_status take_chunk(moert_run *run, size_t first, size_t rows, chunk 
                              rows * sizeof(int32_t));
 }
 
-/* Copies a chunk's rows to their place in the batch's buffer. */
+/* Copies a chunk's rows to the batch's buffer. */
 static moert_status give_rows(const chunk *from, const moert_buffer *rows, size_t columns,
                               moert_buffer *target) {
     const size_t row_bytes = columns * sizeof(float);
@@ -104,8 +105,8 @@ static moert_status give_rows(const chunk *from, const moert_buffer *rows, size_
 
 /* ---- GEMMs ---- */
 
-/* A GEMM of the head without its rows. In bf16, each row of the gradient uses the first half of the
- * space of its float32 logits. */
+/* A GEMM of the head, before its rows are set. In bf16, each row of the logits' gradient takes the
+ * first half of the space of its float32 logits. */
 static moert_status make_gemm(moert_run *run, moert_gemm_kind kind, moert_gemm *gemm) {
     const moert_model_config *c = run->config;
     *gemm = moert_model_gemm(run, kind, c->vocabulary, c->hidden, NULL, run->logits);
@@ -127,8 +128,8 @@ static moert_status begin_pass(moert_run *run, float slope, bool recomputes, pas
     const moert_model_sizes sizes = moert_run_sizes(run);
     *p = (pass){.run = run, .slope = slope, .recomputes = recomputes};
     MOERT_TRY(moert_buffer_table_reserve(moert_run_head_buffers, run->device, &sizes, run, false));
-    if (!recomputes) /* one pass over a weight prepacks nothing on CPUs, whatever the number of its
-                        chunks */
+    /* with one pass, CPUs do not prepack the weight, even if the pass has several chunks */
+    if (!recomputes)
         MOERT_TRY(make_gemm(run, MOERT_GEMM_FORWARD, &run->head.forward));
     p->forward = run->head.forward;
     if (slope == 0.0f)
@@ -137,8 +138,8 @@ static moert_status begin_pass(moert_run *run, float slope, bool recomputes, pas
     return recomputes ? MOERT_OK : make_gemm(run, MOERT_GEMM_DGRAD, &p->dgrad);
 }
 
-/* Computes the logits of a chunk, then its losses and, in their place, the gradient of the logits;
- * with the slope 0, losses only. */
+/* Computes the logits of a chunk, then its losses, and overwrites the logits by their gradient.
+ * With slope 0, computes the losses only. */
 static moert_status lose(const pass *p, const chunk *rows) {
     moert_run *run = p->run;
     moert_phase_set(MOERT_PHASE_LOGITS);
@@ -196,7 +197,8 @@ static moert_status open_sum(pass *p) {
     return MOERT_OK;
 }
 
-/* Ends the gradient of sequence `index`, at the top of the stack, and joins complete nodes. */
+/* Ends the gradient of sequence `index`, which is at the top of the stack, and adds up the sums
+ * that form a complete node. */
 static moert_status close_sum(pass *p, size_t index) {
     const moert_batch *batch = &p->run->batch;
     const size_t top = p->depth;
@@ -207,8 +209,8 @@ static moert_status close_sum(pass *p, size_t index) {
     return MOERT_OK;
 }
 
-/* Clears the pad token's row of embedding gradients partial[sequences,rows,H] of the rows from
- * first_row on: as in transformers, only the head changes that row. */
+/* Zeroes the pad token's row in the embedding gradients partial[sequences,rows,H], which begin at
+ * row first_row of the embedding. As in transformers, only the head changes the pad token's row. */
 static moert_status clear_pad(const moert_model_config *config, size_t sequences, size_t first_row,
                               size_t rows, moert_buffer *partial) {
     const size_t row_bytes = config->hidden * sizeof(float);
@@ -291,8 +293,8 @@ moert_status moert_head_loss(moert_run *run) {
     return run->slope != 0.0f ? moert_audit_at(run, NULL, MOERT_AUDIT_LOSS_DONE) : MOERT_OK;
 }
 
-/* Adds the two gradients of a tied weight within each sequence. The logits of all tokens are still
- * in memory. */
+/* Adds the head's and the embedding's gradients of a tied weight within each sequence. The logits
+ * of all tokens are still in memory. */
 static moert_status collect_tied(moert_run *run) {
     const moert_model_config *c = run->config;
     const moert_model_sizes sizes = moert_run_sizes(run);

@@ -20,13 +20,13 @@ enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 
 /* A tensor of the model's files, [rows, columns], or [rows] if columns is 0. */
 typedef struct moert_model_parameter {
-    const char *suffix; /* its name after "model.layers.N." */
+    const char *suffix; /* the name after "model.layers.N." */
     size_t rows, columns;
     moert_initial initial;
-    bool is_bias; /* it is the bias of the preceding parameter */
+    bool is_bias; /* this is the bias of the preceding parameter */
 } moert_model_parameter;
 
-/* A buffer of [T,width]. */
+/* A buffer [T,width]. */
 typedef struct moert_model_rows {
     size_t width; /* 0: not used */
     moert_dtype type;
@@ -40,14 +40,14 @@ typedef struct moert_attention_shape {
     moert_model_rows scratch[MOERT_ATTENTION_MOST]; /* buffers of the backward, shared by all
                                                        layers */
     struct {
-        size_t rows, width;      /* rows per token, and their width */
-    } norm[2];                   /* norms inside attention; 0 rows: none */
-    size_t rounded_x, rounded_y; /* largest widths of operands x (inputs of projections) and y
-                                    (gradients of their results) that are rounded to bf16 in the
-                                    mesh's scratch */
+        size_t rows, width; /* rows per token; width of a row */
+    } norm[2];              /* norms inside attention; rows 0: no norm */
+    /* largest widths of operands that are rounded to bf16 in the mesh's scratch: x (inputs of
+     * projections) and y (gradients of the projections' results) */
+    size_t rounded_x, rounded_y;
 } moert_attention_shape;
 
-/* The shape of a config's attention on a device; NULL: on one without tensor cores. */
+/* The shape of a config's attention on `device`; NULL: on a device without tensor cores. */
 moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
                                                const moert_device *device);
 
@@ -58,7 +58,7 @@ moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
 enum { MOERT_MODEL_OUTER, MOERT_MODEL_ATTENTION, MOERT_MODEL_DENSE, MOERT_MODEL_MOE };
 enum { MOERT_MODEL_SHAPES = MOERT_MODEL_MOE + MOERT_LAYER_BLOCKS };
 typedef struct moert_model_shapes {
-    moert_block_shape of[MOERT_MODEL_SHAPES]; /* shapes that point to the arrays below */
+    moert_block_shape of[MOERT_MODEL_SHAPES]; /* shapes, which point to the arrays below */
     size_t outer[OUTER_TENSORS], attention[MOERT_ATTENTION_MOST + 2], dense[2];
     moert_layer_shapes layer;
 } moert_model_shapes;
@@ -85,7 +85,7 @@ typedef struct moert_model_layer {
     bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
     moert_block *mlp;       /* the dense GLU's W1 and W2 */
     moert_layer *moe;
-    size_t moe_index; /* its index among the MoE layers */
+    size_t moe_index; /* index among the MoE layers */
 } moert_model_layer;
 
 /* A layer in a run. */
@@ -98,13 +98,12 @@ typedef struct moert_run_layer {
     moert_buffer *out;                    /* [T,H] residual after the MLP */
 } moert_run_layer;
 
-/* What head.c keeps for chunks of tokens. */
+/* Buffers of head.c for chunks of tokens. */
 typedef struct moert_head_buffers {
     moert_buffer *x, *dx, *target, *loss; /* buffers of one chunk */
     moert_buffer *end[2];                 /* uint32 [1], each with the value end_rows[i] */
     size_t end_rows[2];
-    moert_gemm forward;                      /* GEMM by the head's weight; its rows are set for each
-                                                chunk */
+    moert_gemm forward; /* forward GEMM of the head; its rows are set for each chunk */
     moert_buffer *sum[MOERT_TREE_MAX_NODES]; /* [V,H] sums over sequences */
 } moert_head_buffers;
 
@@ -116,7 +115,7 @@ struct moert_model {
     moert_attention_shape attention;
     moert_block *outer;
     moert_model_layer *layer; /* [layers] */
-    moert_model_layer **moe;  /* [moe_layers] the MoE layers among `layer` */
+    moert_model_layer **moe;  /* [moe_layers] the MoE layers of `layer` */
     size_t moe_layers;
     moert_block **block; /* [blocks] all blocks, in a fixed order */
     size_t blocks;
@@ -127,13 +126,13 @@ struct moert_model {
     size_t rope_length;
 };
 
-/* A batch in a model, and the data that its forward leaves for its backward. */
+/* The state of a batch in a model, with the activations that its forward keeps for its backward. */
 struct moert_run {
     moert_model *model;
-    moert_mesh *mesh; /* mesh, device and config are the model's */
+    moert_mesh *mesh; /* mesh, device and config of the model */
     moert_device *device;
     const moert_model_config *config;
-    moert_block *outer;     /* the model's, or a copy of it */
+    moert_block *outer;     /* the model's block outside of the layers, or a copy of this block */
     moert_run_layer *layer; /* [layers] */
     size_t layers;
     moert_run_layer **moe;                /* [moe_layers] */
@@ -141,11 +140,12 @@ struct moert_run {
     size_t activation_count;
 
     /* the last batch */
-    moert_model_batch given; /* by the caller; its tokens may be gone after the backward */
+    /* the caller's batch; after the backward its token arrays may be freed */
+    moert_model_batch given;
     moert_batch batch;
     size_t length;
-    moert_documents *documents; /* documents of the batch, if it gives positions */
-    bool packed;                /* the batch gives positions */
+    moert_documents *documents; /* documents of the batch, if it has positions */
+    bool packed; /* the batch has positions, so a sequence may hold several documents */
     moert_buffer *ends, *tokens, *targets;
     moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
     moert_buffer *embedded; /* [T,H] */
@@ -153,45 +153,49 @@ struct moert_run {
     moert_buffer *bf16;   /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                              dense layers use float32 */
     moert_buffer *d_bf16; /* d in bf16 if layers are recomputed; NULL: `bf16` holds it */
-    bool discards;        /* the forward of the present layer keeps nothing, since the backward
-                             recomputes it (moert_recompute) */
-    moert_buffer *token_loss;         /* [T] */
-    moert_buffer *loss_inputs;        /* inputs of the MoE layers' losses (losses.c) */
-    struct moert_audit *audit;        /* the audit in progress (audit.h), or NULL */
-    bool watched;                     /* loss_inputs include the routers' entropies (watch.h) */
-    moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
+    /* the forward of the present layer discards its activations, since the backward recomputes them
+     * (moert_recompute) */
+    bool discards;
+    moert_buffer *token_loss;  /* [T] */
+    moert_buffer *loss_inputs; /* inputs of the MoE layers' losses (losses.c) */
+    struct moert_audit *audit; /* the audit in progress (audit.h), or NULL */
+    bool watched;              /* loss_inputs include the routers' entropies (watch.h) */
+    moert_buffer *logits;      /* [chunk,V] logits; the loss overwrites them by their gradient */
     size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */
     moert_head_buffers head;
     moert_model_losses losses; /* options of the last loss */
     double factor;
-    float slope;          /* derivative of the loss by a token's cross-entropy; 0: no backward
+    float slope;     /* derivative of the loss by a token's cross-entropy; 0: no backward
                              follows */
-    bool accumulate;      /* the batch is not the first micro-batch of a step */
-    size_t counted;       /* moert_model_batch.targets */
-    double rows;          /* tokens of the last loss without padding, over all ranks */
-    uint64_t *own_counts; /* [moe_layers,E] slots per expert of the last forward, in the EP group */
-    uint64_t *counts;     /* [moe_layers,E] slots per expert of the last loss, over all ranks */
-    uint64_t *node_counts; /* [moe_layers,nodes,E] own_counts, of the tokens of each node; NULL if
-                              the EP group is on one node */
+    bool accumulate; /* the batch is not the first micro-batch of a step */
+    size_t counted;  /* moert_model_batch.targets */
+    double rows;     /* tokens of the last loss without padding, over all ranks */
+    /* [moe_layers,E] slots per expert in the last forward, of the EP group's tokens */
+    uint64_t *own_counts;
+    /* [moe_layers,E] slots per expert in the batch of the last loss, over all ranks */
+    uint64_t *counts;
+    /* [moe_layers,nodes,E] own_counts split by the node of the tokens; NULL if the EP group is on
+     * one node */
+    uint64_t *node_counts;
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
     moert_buffer *scratch[MOERT_ATTENTION_MOST]; /* as in moert_attention_shape */
 };
 
-/* The values of d in bf16, or NULL. */
+/* run->d in bf16, or NULL. */
 static inline moert_buffer *moert_run_d_bf16(const moert_run *run) {
     return run->d_bf16 != NULL ? run->d_bf16 : run->bf16;
 }
 
-/* A run of `count` layers, which may be other ones than the model's. Not collective. */
+/* A run of `count` layers, which may be others than the model's layers. Not collective. */
 moert_status moert_run_create_of(moert_model *model, moert_model_layer *layers, size_t count,
                                  moert_run **run);
 
-/* Fills the table of tensors. */
+/* Fills in the model's table of tensors. */
 moert_status moert_model_list_tensors(moert_model *model);
 
-/* Makes room for `floats` in *buffer. */
+/* Reserves `floats` floats in *buffer. */
 static inline moert_status moert_model_reserve(moert_model *model, size_t floats,
                                                moert_buffer **buffer) {
     return moert_buffer_reserve(model->device, floats * sizeof(float), buffer);
@@ -202,7 +206,7 @@ static inline moert_dtype moert_model_type(const moert_model *model) {
     return moert_operand_type(model->config.dense);
 }
 
-/* *operand = values[T,columns] as an operand of dense layers (moert_operand_take). */
+/* *operand = values[T,columns] as a GEMM operand of dense layers (moert_operand_take). */
 static inline moert_status moert_model_operand(moert_run *run, size_t columns,
                                                const moert_buffer *values, moert_scratch which,
                                                moert_buffer **operand) {
@@ -210,14 +214,15 @@ static inline moert_status moert_model_operand(moert_run *run, size_t columns,
                               values, which, operand);
 }
 
-/* bf16[T,columns] = floats, rounded. */
+/* bf16[T,columns] = floats, rounded to bf16. */
 static inline moert_status moert_model_round(const moert_run *run, size_t columns,
                                              const moert_buffer *floats, moert_buffer *bf16) {
     return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
                                         run->batch.tokens * columns, floats, bf16});
 }
 
-/* The GEMM of a dense layer over the batch, with matrices x[T,k] and y[T,n], without the weight. */
+/* Describes the GEMM of a dense layer over the batch, with matrices x[T,k] and y[T,n]. The caller
+ * adds the weight. */
 static inline moert_gemm moert_model_gemm(const moert_run *run, moert_gemm_kind kind, size_t n,
                                           size_t k, const moert_buffer *x, const moert_buffer *y) {
     moert_gemm gemm = {
@@ -230,8 +235,8 @@ static inline moert_gemm moert_model_gemm(const moert_run *run, moert_gemm_kind 
     return gemm;
 }
 
-/* The documents of the batch for attention, and their positions for rotations; NULL: each sequence
- * is one document. */
+/* The documents of the batch, for attention and for positions of rotations. NULL: each sequence is
+ * one document. */
 static inline moert_documents *moert_model_documents(const moert_run *run) {
     return run->packed ? run->documents : NULL;
 }
@@ -262,38 +267,40 @@ moert_status moert_model_embed_backward(moert_run *run);
 moert_status moert_head_loss(moert_run *run);
 /* Collects the gradient of a tied embedding, from d and the head. */
 moert_status moert_head_collect_tied(moert_run *run);
-/* The most rows of logits at once, for a rank with `tokens` in sequences of `length`. */
+/* The most rows of logits that are in memory at once, on a rank with `tokens` tokens in sequences
+ * of `length`. */
 size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length);
 
-/* Whether each sequence has an auxiliary loss of its own. */
+/* Whether each sequence has its own auxiliary loss. */
 static inline bool moert_balances_sequences(const moert_run *run) {
     return run->losses.aux_form == MOERT_AUX_SEQUENCE;
 }
 
-/* Whether the backward computes layers again. */
+/* Whether the backward recomputes activations of layers. */
 static inline bool moert_model_recomputes(const moert_model *model) {
     return model->config.memory.recompute == MOERT_RECOMPUTE_LAYER;
 }
 
-/* Ends the layer's pass, if it has one; its memory is for the next pass. */
+/* Ends the layer's pass, if it has one. The next pass reuses the memory. */
 static inline void moert_model_discard(moert_run_layer *layer) {
     moert_pass_destroy(layer->pass);
     layer->pass = NULL;
 }
 
-/* After a MoE layer's forward, stores its experts' loads. If its pass will be discarded, also
- * copies the inputs of the losses. */
+/* After a MoE layer's forward, stores the experts' loads. If the layer's pass will be discarded,
+ * also copies the losses' inputs from it. */
 moert_status moert_model_take_loads(moert_run *run, const moert_run_layer *layer);
-/* Copies what the losses read of a MoE layer's pass to run->loss_inputs, after a loss. */
+/* Copies the losses' inputs from a MoE layer's pass to run->loss_inputs, after a loss. */
 moert_status moert_model_take_loss_inputs(moert_run *run, const moert_run_layer *layer);
 /* The offset in floats of the entropies [moe_layers,T] in run->loss_inputs, after a loss. */
 size_t moert_model_entropies_at(const moert_run *run);
 
-/* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */
+/* sum[n] = mine[sequences, n] summed over the sequences of all ranks, in the order of the
+ * sequences. Collective. */
 moert_status moert_model_sum_sequences(const moert_run *run, const double *mine, size_t n,
                                        double *sum);
 
-/* The index of the matrix that computes the logits: lm_head, or the embedding when tied. */
+/* The index of the matrix that computes the logits: lm_head, or the embedding if both are tied. */
 static inline size_t moert_model_head(const moert_model *model) {
     return model->config.tied_embeddings ? OUTER_EMBED : OUTER_HEAD;
 }

@@ -59,8 +59,8 @@ static void add_router(range_list *list, const char *suffix, moert_layer_tensor 
     moert_router_tensor_name(list->config, list->layer, suffix, range->name, sizeof range->name);
 }
 
-/* Adds the ranges of an expert's three projections (SIZE_MAX: the shared expert's). In the layer's
- * tensors it is expert number `at`. */
+/* Adds the ranges of the three projections of `expert` (SIZE_MAX: the shared expert), which is
+ * expert number `at` in the layer's tensors. */
 static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
                        moert_layer_tensor in, moert_layer_tensor out) {
     size_t hidden = list->config->hidden, matrix = width * hidden;
@@ -95,7 +95,8 @@ size_t moert_fused_tensors_of(const moert_model_config *config,
     return count;
 }
 
-/* Adds an expert's own tensors or, for fused experts, its ranges of the tensors of all experts. */
+/* Adds the ranges of an expert: its own tensors, or its parts of the fused tensors of all
+ * experts. */
 static void add_local_expert(range_list *list, size_t expert, size_t at) {
     const moert_model_config *c = list->config;
     moert_fused_tensor tensors[MOERT_FUSED_MOST];
@@ -167,7 +168,7 @@ static void transpose(const float *source, size_t rows, size_t columns, float *t
             target[c * rows + r] = source[r * columns + c];
 }
 
-/* Allocates a range, followed by its transpose. */
+/* Allocates memory for a range and for its transpose, one after the other. */
 static moert_status alloc_range(const moert_layer_range *range, float **values) {
     return moert_alloc(values, 2 * range->rows * range->columns, sizeof **values);
 }

@@ -3,9 +3,9 @@
  * names and layouts of its family.
  *
  * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. A range is
- * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
- * Quantized weights (io/weights.h) are dequantized when they are read. Gradients have the names and
- * shapes of plain weights.
+ * transposed if the family's files hold [in, out] matrices (gpt-oss). This is never guessed from
+ * shapes. Quantized weights (io/weights.h) are dequantized when they are read. Gradients are
+ * written with the names and shapes of weights that are not quantized.
  */
 #pragma once
 
@@ -16,23 +16,24 @@
 typedef struct moert_layer_range {
     char name[128]; /* name of the file's tensor */
     size_t rank, shape[3];
-    size_t file_first, layer_first; /* first element in the tensor of the file, of the layer */
-    size_t rows, columns;           /* shape in the layer; a vector has 1 row */
-    bool transposed;                /* the file has [columns, rows] */
+    /* first element in the file's tensor, and in the layer's tensor */
+    size_t file_first, layer_first;
+    size_t rows, columns; /* shape in the layer; a vector has one row */
+    bool transposed;      /* the file has [columns, rows] */
     moert_layer_tensor which;
 } moert_layer_range;
 
-/* A tensor of a file that has all experts of a layer: [E, columns, rows] of an expert's matrix
- * [rows, columns], or [E, columns] of its vector where rows is 0. */
+/* A tensor of a file that holds all experts of a layer: [E, columns, rows] if an expert has a
+ * matrix [rows, columns], or [E, columns] if it has a vector (rows 0). */
 typedef struct moert_fused_tensor {
-    const char *suffix; /* its name in the MLP */
+    const char *suffix; /* the tensor's name in the MLP */
     moert_layer_tensor which;
     size_t rows, columns;
 } moert_fused_tensor;
 enum { MOERT_FUSED_MOST = 4 };
 
-/* The tensors of fused experts (moert_experts_are_fused), in the order of the layer's blocks;
- * returns their number. */
+/* Stores the tensors of fused experts (moert_experts_are_fused), in the order of the layer's
+ * blocks. Returns the number of tensors. */
 size_t moert_fused_tensors_of(const moert_model_config *config,
                               moert_fused_tensor tensors[MOERT_FUSED_MOST]);
 
@@ -43,7 +44,7 @@ bool moert_files_join_experts(const moert_model_config *config, const moert_tens
 moert_layer_options moert_layer_options_of(const moert_model_config *config);
 
 /*
- * The ranges of layer `index` for the experts [first, first + count) and the replicated tensors.
+ * The ranges of layer `index` for experts [first, first + count) and for the replicated tensors.
  * The caller frees *ranges.
  */
 moert_status moert_layer_ranges(const moert_model_config *config, size_t index, size_t first,
@@ -57,7 +58,7 @@ moert_status moert_layer_check_files(const moert_model_config *config, const moe
 moert_status moert_layer_load(moert_layer *layer, const moert_layer_range *ranges, size_t count,
                               const moert_tensors *files);
 
-/* Writes this rank's gradients as "grad." + name; those of replicated tensors only if `replicated`.
- * Not collective. */
+/* Writes this rank's gradients under the weights' names with the prefix "grad.". Writes the
+ * gradients of replicated tensors only if `replicated`. Not collective. */
 moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_range *ranges,
                                        size_t count, bool replicated, moert_tensor_writer *writer);

@@ -1,4 +1,4 @@
-/* Loads a model's weights, and finds tensors of its files that no part of it reads. */
+/* Loads a model's weights, and finds tensors of its files that the model does not read. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,8 +9,8 @@
 
 static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
 
-/* Parts of tensor names, and the key of config.json that a model with such tensors needs. The first
- * match counts. */
+/* Parts of tensor names, each with the key of config.json that a model with such tensors needs. The
+ * first part that matches is used. */
 static const struct {
     const char *part, *keys;
 } needed[] = {
@@ -42,8 +42,8 @@ static size_t layer_of(const char *name, size_t none) {
     return sscanf(name, "model.layers.%zu.", &layer) == 1 ? layer : none;
 }
 
-/* Whether a model may ignore a tensor of its files: one of another model or of multi-token
- * prediction, or a table of rotary positions. */
+/* Whether a model may ignore a tensor of its files: the tensor belongs to another model or to
+ * multi-token prediction, or is a table of rotary positions. */
 static bool may_stay(const moert_model_config *c, const char *name) {
     const size_t layer = layer_of(name, 0);
     return !(begins(name, "model.") || begins(name, "lm_head")) ||
@@ -75,7 +75,8 @@ static moert_status check_unread(const moert_model *model, const moert_tensors *
     return MOERT_OK;
 }
 
-/* The name of a tensor in the files: with tied embeddings they may have either one, or both. */
+/* The name of a tensor in the files. With tied embeddings, the files have the embedding, the head,
+ * or both. */
 static const char *name_in(const moert_model *model, const moert_tensors *files,
                            const moert_model_tensor *tensor) {
     const bool is_tied = model->config.tied_embeddings && strcmp(tensor->name, embedding_name) == 0;

@@ -1,7 +1,7 @@
 /*
  * The losses of a forward pass: cross-entropy, load balancing, z-loss. All sums are float64. The
- * rank that holds a sequence sums over its tokens; then all ranks add the sums of the sequences in
- * order. So the digits do not depend on the number of ranks.
+ * rank that holds a sequence sums over its tokens. Then every rank adds the sums of all sequences,
+ * in their order, so the losses do not depend on the number of ranks.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -43,16 +43,16 @@ static double sum_tokens(const moert_run *run, const float *value, size_t index,
     return sum;
 }
 
-/* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses, or with
- * MOERT_AUX_SEQUENCE the sequence's auxiliary loss. */
+/* The first column of a layer in the per-sequence sums. Column 0 is the cross-entropy. Each
+ * layer has lse^2 and the masses of E experts or, with MOERT_AUX_SEQUENCE, the sequence's
+ * auxiliary loss. */
 static size_t column_of_layer(const moert_run *run, size_t layer) {
     return 1 + layer * (1 + (moert_balances_sequences(run) ? 1 : run->config->router.experts));
 }
 
-/* The offset of a layer's inputs of the losses in run->loss_inputs: the losses of the tokens come
- * first, then per layer lse[T], mass[sequences, E] and uint32 counts[sequences, E], which are used
- * with MOERT_AUX_SEQUENCE. The entropies of all layers, [layers, T], which a watch reads, come
- * last. */
+/* The offset of a layer's inputs in run->loss_inputs. The tokens' losses come first. Each layer
+ * then has lse[T], mass[sequences, E] and uint32 counts[sequences, E], used with
+ * MOERT_AUX_SEQUENCE. Last come the entropies of all layers, [layers, T], which a watch reads. */
 static size_t inputs_of_layer(const moert_run *run, size_t layer) {
     return moert_loss_inputs_at(run->batch.tokens,
                                 run->batch.sequences * run->config->router.experts, layer);
@@ -67,8 +67,8 @@ static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_bu
     return moert_buffer_copy(from, 0, inputs, at * sizeof(float), count * sizeof(float));
 }
 
-/* Copies the inputs of a layer to run->loss_inputs, so that the host reads those of all layers at
- * once. The loss is called later, so its form is not known here. */
+/* Copies the losses' inputs of one layer to run->loss_inputs, so that the host reads the inputs of
+ * all layers at once. The form of the auxiliary loss is known only when the loss is called. */
 static moert_status gather_layer(moert_run *run, const moert_run_layer *layer, bool knows_form) {
     const moert_router_options *router = &run->config->router;
     const moert_routing *routing = moert_pass_routing(layer->pass);
@@ -137,7 +137,8 @@ static void sum_sequence(const moert_run *run, const float *inputs, size_t index
     }
 }
 
-/* The loss of one sequence in one layer, and gradient[E]; `inputs` are those of the layer. */
+/* The auxiliary loss of one sequence in one layer, and its gradient[E]. `inputs` are the layer's
+ * inputs. */
 static moert_status balance_sequence(const moert_run *run, const float *inputs, size_t index,
                                      float *gradient, double *value) {
     const moert_router_options *router = &run->config->router;
@@ -165,8 +166,8 @@ done:
     return status;
 }
 
-/* Computes the losses of this rank's sequences in all layers, per_sequence[sequences, columns], and
- * the gradients of the layers, [sequences, E]. */
+/* Computes the auxiliary losses of this rank's sequences in all layers, per_sequence[sequences,
+ * columns], and the gradients in each layer, [sequences, E]. */
 static moert_status balance_sequences(moert_run *run, const float *inputs, size_t columns,
                                       double *per_sequence) {
     const size_t sequences = run->batch.sequences, experts = run->config->router.experts;
@@ -190,7 +191,7 @@ done:
     return status;
 }
 
-/* Sums run->counts over the replicas. Collective over these. */
+/* Sums run->counts over the replicas. Collective over the replicas. */
 static moert_status gather_counts(moert_run *run) {
     uint64_t *counts = run->counts;
     size_t experts = run->config->router.experts, n = run->model->moe_layers * experts;
@@ -210,7 +211,7 @@ static moert_status gather_counts(moert_run *run) {
     return status;
 }
 
-/* The largest number of slots of an expert over the mean, in the worst layer. */
+/* The slots of the busiest expert divided by the mean, in the layer with the largest ratio. */
 static double expert_load(const moert_model *model, const uint64_t *counts) {
     size_t experts = model->config.router.experts;
     double worst = 0.0;
@@ -227,7 +228,7 @@ static double expert_load(const moert_model *model, const uint64_t *counts) {
     return worst;
 }
 
-/* The tokens without padding, each of which has K slots in every layer. */
+/* The number of tokens without padding. Each has K slots in every layer. */
 static double count_rows(const moert_run *run) {
     uint64_t slots = 0;
     for (size_t e = 0; e < run->config->router.experts; e++)
@@ -235,7 +236,8 @@ static double count_rows(const moert_run *run) {
     return (double)slots / (double)run->config->router.topk;
 }
 
-/* Computes one loss from the slots and masses of all layers; all layers get the same gradient. */
+/* Computes one auxiliary loss from the slots and masses of all layers. All layers get the same
+ * gradient. */
 static moert_status balance_together(moert_run *run, const uint64_t *counts, const double *sums,
                                      double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = run->config;
@@ -262,7 +264,7 @@ done:
     return status;
 }
 
-/* Computes one loss per layer, and their sum. */
+/* Computes an auxiliary loss for each layer, and the sum of these losses. */
 static moert_status balance_layers(moert_run *run, const uint64_t *counts, const double *sums,
                                    double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = run->config;
@@ -278,7 +280,7 @@ static moert_status balance_layers(moert_run *run, const uint64_t *counts, const
     return MOERT_OK;
 }
 
-/* Computes the auxiliary loss and, for forms that use sums over all ranks, its gradients. */
+/* Computes the auxiliary loss and, if its form uses sums over all ranks, its gradients. */
 static moert_status balance(moert_run *run, const double *sums, double *aux) {
     const double coefficient = run->losses.aux_coefficient * run->factor;
     float *gradient;
@@ -295,7 +297,7 @@ static moert_status balance(moert_run *run, const double *sums, double *aux) {
     return status;
 }
 
-/* sums[columns] = the sums over all sequences of all ranks. Collective. */
+/* sums[columns] = the per-sequence sums, summed over the sequences of all ranks. Collective. */
 static moert_status sum_everything(moert_run *run, size_t columns, double *sums) {
     const size_t sequences = run->batch.sequences;
     const size_t count = inputs_of_layer(run, run->model->moe_layers);

@@ -1,6 +1,6 @@
 /*
- * Multi-head latent attention (DeepSeek-AI: "DeepSeek-V2", 2024, section 2.1), without absorbed
- * projections: keys and values of all heads are computed from the latent rows.
+ * Multi-head latent attention (DeepSeek-AI: "DeepSeek-V2", 2024, section 2.1). Projections are not
+ * absorbed: keys and values of all heads are computed from the latent rows.
  *
  *   q[T,n,nope+rope]      = W_q x, or W_qb norm(W_qa x)
  *   [c | r]               = W_kva x              [T,rank] and [T,rope]
@@ -9,8 +9,8 @@
  *   y                     = W_o attention(q with its last `rope` elements rotated, k, v)
  *
  * The gradients of the heads' rotated keys are summed in the order of the heads. A layer keeps the
- * latent rows, and q, k and v as attention reads them. All layers share scratch buffers for the
- * steps between.
+ * latent rows, and q, k and v in the dtype and layout that attention reads. All layers share
+ * scratch buffers for the other intermediate values.
  */
 #include <math.h>
 
@@ -18,7 +18,7 @@
 #include "model/sublayer.h"
 
 enum {
-    Q_A, /* absent, like Q_A_NORM, if q has no latent; Q_B then projects q directly */
+    Q_A, /* Q_A and Q_A_NORM are absent if q has no latent; then Q_B projects q directly */
     Q_A_BIAS,
     Q_A_NORM,
     Q_B,
@@ -43,7 +43,7 @@ enum {
     KEPT_OUT,
     KEPT_LSE
 };
-/* LATENT, SHARED and EXPANDED also serve the forward: [c | r], r, and [k_nope | v]. */
+/* LATENT, SHARED and EXPANDED also hold values of the forward: [c | r], r, and [k_nope | v]. */
 enum { D_OUT, D_Q, D_K, D_V, D_LATENT, D_SHARED, D_EXPANDED, D_NORMED };
 
 /* The epsilon of the latent norms, independent of rms_norm_eps. */
@@ -124,7 +124,7 @@ static void describe(const moert_model_config *c, const moert_device *device,
 
 /* ---- parts ---- */
 
-/* The rotation of the last `rope` elements of `heads` heads of `size` elements. */
+/* The rotation of the last `rope` elements of each of `heads` heads of `size` elements. */
 static moert_rotation rotation_of(const moert_run *run, size_t heads, size_t size) {
     const size_t rope = run->config->latent.rope;
     return (moert_rotation){.table = run->model->rope,
@@ -143,8 +143,8 @@ static moert_status rotate(const moert_run *run, size_t heads, size_t size, bool
     return moert_rope(&rotation, run->batch.tokens, size, inverse, x);
 }
 
-/* A latent of q, or of k and v: the parameter index of its norm; its rows [T,width], raw and normed
- * (an operand). */
+/* A latent of q, or of k and v: the parameter index of its norm, and its rows [T,width], raw and
+ * normed (a GEMM operand). */
 typedef struct latent_rows {
     size_t norm, width;
     moert_buffer *raw, *rstd, *normed;
@@ -174,12 +174,12 @@ static moert_status normalise(moert_run *run, const moert_run_layer *layer, cons
                       .rstd = l->rstd});
 }
 
-/* A part of each head in W_kvb's result that belongs to k or to v. */
+/* The part of each head in W_kvb's result that belongs to k, or the part that belongs to v. */
 typedef struct head_part {
-    size_t kept, scratch; /* indices of the buffers of k or v, and of their gradients */
-    size_t columns, size; /* columns of the part, at the start of a head of k or v; columns of that
-                             head */
-    size_t column;        /* first column of the part in a head of W_kvb's result */
+    size_t kept, scratch; /* index of the buffer of k or v; index of the buffer of its gradient */
+    /* columns of the part, at the start of a head of k or v; columns of the whole head */
+    size_t columns, size;
+    size_t column; /* first column of the part in a head of W_kvb's result */
 } head_part;
 enum { HEAD_PARTS = 2 };
 
@@ -300,8 +300,9 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
 
 /* ---- backward ---- */
 
-/* Backward of a projection of x[T,...], an operand, from dy[T,...] in float32. Only KV_A, the last
- * projection of layer->activations->normed, adds to dx. */
+/* Backward of a projection of x[T,...], a GEMM operand, from dy[T,...] in float32. KV_A adds to
+ * dx, because it is the last projection of layer->activations->normed; other projections
+ * overwrite dx. */
 static moert_status projection_backward(moert_run *run, moert_run_layer *layer, size_t index,
                                         const moert_buffer *x, const moert_buffer *dy,
                                         moert_buffer *dx) {
@@ -325,7 +326,7 @@ static moert_status norm_backward(moert_run *run, moert_run_layer *layer, const 
                                      &own);
 }
 
-/* dx = the gradient of the layer's input through q. */
+/* dx = gradient of the layer's input, as far as it comes from q. */
 static moert_status q_backward(moert_run *run, moert_run_layer *layer, moert_buffer *dx) {
     const moert_model_config *c = run->config;
     const moert_buffer *x = layer->activations->normed;
@@ -339,7 +340,7 @@ static moert_status q_backward(moert_run *run, moert_run_layer *layer, moert_buf
     return projection_backward(run, layer, Q_A, x, d, dx);
 }
 
-/* D_LATENT[:, kv_rank ...] = gradient of the shared key: the sum over the heads, rotated back. */
+/* D_LATENT[:, kv_rank ...] = gradient of the shared key r: the sum over the heads, rotated back. */
 static moert_status shared_backward(moert_run *run) {
     const moert_latent_sizes *s = &run->config->latent;
     const size_t tokens = run->batch.tokens;

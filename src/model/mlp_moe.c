@@ -37,7 +37,7 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumu
         .dy_bf16 = moert_run_d_bf16(run)};
     MOERT_TRY(moert_pass_backward(layer->pass, run->d, &losses, run->dn));
     if (moert_model_recomputes(run->model))
-        moert_model_discard(layer); /* the next layer reuses the pass's memory */
+        moert_model_discard(layer); /* the next layer reuses the memory of this pass */
     return MOERT_OK;
 }
 

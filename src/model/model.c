@@ -32,7 +32,7 @@ static moert_status keep_bf16(moert_model *model, const moert_model_layer *layer
     return MOERT_OK;
 }
 
-/* Creates the parts of a model that need no other ranks: all but the MLPs. */
+/* Creates the parts of a model that involve no other ranks: everything but the MLPs. */
 static moert_status create_own(moert_model *model) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(moert_model_create_block(model, MOERT_MODEL_OUTER, &model->outer));
@@ -108,9 +108,10 @@ moert_mesh *moert_model_mesh(const moert_model *model) {
     return model->mesh;
 }
 
-enum { PIECE = 1 << 22 }; /* values that are drawn at once */
+enum { PIECE = 1 << 22 }; /* number of values drawn at once */
 
-/* Draws the values of a tensor that this rank holds. Ticks, since a large model takes minutes. */
+/* Draws the values of a tensor's part on this rank. Tells the watchdog about progress, since a
+ * large model takes minutes. */
 static moert_status draw(const moert_model_tensor *tensor, uint64_t seed, double deviation) {
     const uint64_t stream = moert_rng_stream(tensor->name);
     float *values;

@@ -1,5 +1,5 @@
-/* Projections and norms over the batch, with their backward, for the sublayers and the variants of
- * attention. */
+/* Forward and backward of projections and norms over the batch, for the sublayers and the variants
+ * of attention. */
 #include "base/memory.h"
 #include "model/sublayer.h"
 
@@ -9,7 +9,7 @@ static moert_buffer **partial_scratch(moert_model *model) {
 
 /* ---- projections ---- */
 
-/* The GEMM of parameter `index` without its weight. Only a dgrad has no bias. */
+/* Describes the GEMM of parameter `index`, without the weight's buffer. A dgrad has no bias. */
 static moert_gemm gemm_of(const moert_run *run, const moert_run_layer *layer, moert_gemm_kind kind,
                           size_t index, const moert_buffer *x, const moert_buffer *y) {
     const moert_model_parameter *parameter = &run->model->attention.parameter[index];
@@ -37,7 +37,7 @@ moert_status moert_model_input_backward(moert_run *run, moert_run_layer *layer, 
     return run_gemm(layer, index, &gemm);
 }
 
-/* Runs a GEMM whose result, its y or x, has `columns` columns and the type to->type. */
+/* Runs a GEMM with a result (y or x) of `columns` columns and of dtype to->type. */
 static moert_status run_to(moert_run *run, moert_run_layer *layer, size_t index, moert_gemm *gemm,
                            size_t columns, const moert_model_target *to) {
     moert_matrix *result = gemm->kind == MOERT_GEMM_FORWARD ? &gemm->y : &gemm->x;
@@ -99,7 +99,7 @@ moert_status moert_model_norm_backward(moert_run *run, moert_block *block, size_
     moert_norm_gradient norm = *own;
     norm.sequences = run->batch.sequences;
     norm.weight = block->tensor[index].weight;
-    /* apart from this use, only the forward needs this scratch buffer */
+    /* otherwise only the forward uses this scratch buffer */
     norm.scratch = &run->mesh->scratch[MOERT_SCRATCH_TOKENS];
     MOERT_TRY(
         moert_model_reserve(run->model, norm.sequences * norm.width, partial_scratch(run->model)));

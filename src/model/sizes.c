@@ -35,12 +35,12 @@ static size_t operand_bytes(const moert_model_sizes *s) {
     return sizeof(float) * moert_operand_floats(type_of(s), s->tokens * s->config->hidden);
 }
 
-/* Bytes of a copy of [T,H] in the dtype of the operands. */
+/* Bytes of a copy of [T,H] in the dtype of the operands, 0 if it is not wanted. */
 static size_t copy_bytes(const moert_model_sizes *s, bool wanted) {
     return wanted && type_of(s) != MOERT_DTYPE_F32 ? operand_bytes(s) : MOERT_NO_BUFFER;
 }
 
-/* Floats of the losses' inputs, and of the entropies that follow them (losses.c). */
+/* Floats of the losses' inputs, followed by the routers' entropies (losses.c). */
 static size_t loss_floats(const moert_model_sizes *s) {
     const size_t layers = moert_moe_layers(s->config);
     return moert_loss_inputs_at(s->tokens, s->span.count * s->config->router.experts, layers) +
@@ -55,7 +55,8 @@ static bool repeats_layers(const moert_model_sizes *s) {
     return s->config->memory.recompute == MOERT_RECOMPUTE_LAYER && s->layers > 1;
 }
 
-/* Bytes of the gradient of the auxiliary loss: [E], or one for each sequence. */
+/* Bytes of the auxiliary loss's gradient: [E], or [sequences, E] if each sequence has its own
+ * loss. */
 static size_t aux_bytes(const moert_model_sizes *s) {
     const size_t sums = s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->span.count, 1) : 1;
     return sums * s->config->router.experts * sizeof(float);
@@ -128,7 +129,7 @@ moert_glu_sizes moert_model_glu_sizes(const moert_model_sizes *s) {
 
 /* ---- scratch ---- */
 
-/* What attention computes for tensor cores. */
+/* Floats of scratch that attention needs for tensor cores. */
 static size_t attention_floats(const moert_model_sizes *s) {
     const moert_model_config *c = s->config;
     const moert_latent_sizes *l = &c->latent;
@@ -145,7 +146,7 @@ static size_t attention_floats(const moert_model_sizes *s) {
                : moert_ceil_div(moert_attention_scratch_bytes(s->device, &a), sizeof(float));
 }
 
-/* Norms of [rows,width]: their weight's gradient per sequence, and partial sums. */
+/* Scratch for norms of [rows,width]: the weight's gradient for each sequence, and partial sums. */
 static void need_norm(const moert_model_sizes *s, size_t rows, size_t width,
                       size_t floats[MOERT_SCRATCHES]) {
     moert_scratch_need(floats, MOERT_SCRATCH_PARTIAL, s->span.count * width);
@@ -197,7 +198,8 @@ void moert_model_scratch(const moert_model_sizes *s, size_t floats[MOERT_SCRATCH
     const moert_model_config *c = s->config;
     need_attention(s, floats);
     need_norm(s, s->tokens, c->hidden, floats);
-    if (s->chunk == s->tokens) /* with chunks, the head uses sums over sequences instead */
+    /* with chunks, sums over sequences (moert_head_sums) are used instead */
+    if (s->chunk == s->tokens)
         moert_scratch_need(
             floats, MOERT_SCRATCH_PARTIAL,
             c->tied_embeddings

@@ -20,7 +20,7 @@ const moert_mlp_variant *moert_model_mlp_of(const moert_model_layer *layer) {
 
 /* ---- attention ---- */
 
-/* The index of the second norm in a layer's block, where it is the last tensor. */
+/* The index of the second norm, which is the last tensor of the layer's block. */
 static size_t post_norm(const moert_model_layer *layer) {
     return layer->attention->count - 1;
 }

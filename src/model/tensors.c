@@ -10,7 +10,7 @@
 #include "model/layer_files.h"
 #include "model/sublayer.h"
 
-/* Floats that are read at once, few enough to stay in the CPU's cache. */
+/* Number of floats read at once; they fit into the CPU's cache. */
 enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
 
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
@@ -91,8 +91,8 @@ static void add_dense(moert_model *model, size_t index) {
     }
 }
 
-/* Gives a tensor of an expert its owner, and the offset of the expert's slot; a slot has `stride`
- * floats. On other ranks its block is NULL. */
+/* Sets the owner of an expert's tensor, and the offset of the expert's slot in the owner's block. A
+ * slot has `stride` floats. On other ranks the tensor's block is NULL. */
 static void give_to_owner(const moert_model *model, const moert_layer *moe, size_t expert,
                           size_t stride, moert_model_tensor *tensor) {
     const moert_expert_map *placement = moert_layer_placement(moe);
@@ -119,7 +119,7 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
         tensor->offset += tensor->elements;
 }
 
-/* Adds all experts' parts of a tensor of the files. */
+/* Adds the parts of a fused tensor for all experts. */
 static void add_fused(moert_model *model, size_t index, const moert_fused_tensor *fused) {
     const size_t experts = model->config.router.experts, rows = fused->rows,
                  columns = fused->columns;
@@ -143,7 +143,7 @@ static void add_fused(moert_model *model, size_t index, const moert_fused_tensor
     }
 }
 
-/* Adds a projection of an expert in the files of joined experts. */
+/* Adds a projection of an expert whose files have joined experts. */
 static void add_joined(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
     add_expert(model, index, expert, part);
     moert_model_tensor *tensor = &model->tensor[model->tensor_count - 1];
@@ -153,7 +153,7 @@ static void add_joined(moert_model *model, size_t index, size_t expert, moert_ex
                         tensor->shape);
 }
 
-/* Adds the experts in the order of the files. */
+/* Adds the tensors of all experts, in the order of the files. */
 static void add_experts(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
     const size_t experts = c->router.experts;
@@ -174,18 +174,18 @@ static void add_experts(moert_model *model, size_t index) {
     }
 }
 
-/* Sets `file` of each tensor: the index of the file's tensor that it is a part of. */
+/* Sets `file` of each tensor to the index of the file's tensor that contains it. */
 static void number_files(moert_model *model) {
     model->file_tensor_count = 0;
     for (size_t i = 0; i < model->tensor_count; i++) {
         moert_model_tensor *tensor = &model->tensor[i];
-        model->file_tensor_count += tensor->file_first == 0; /* 0: a new tensor of the files
-                                                                begins */
+        /* at 0 a new tensor of the files begins */
+        model->file_tensor_count += tensor->file_first == 0;
         tensor->file = model->file_tensor_count - 1;
     }
 }
 
-/* Adds the replicated tensors of a MoE layer. */
+/* Adds the replicated tensors of a MoE layer's MLP. */
 static void add_router(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
     moert_block *block = moert_layer_block(model->layer[index].moe, 0);
@@ -291,7 +291,8 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
     if (range.count == 0)
         return MOERT_OK;
     const bool transposed = tensor->transposed != source.transposed;
-    const size_t whole = transposed ? range.count : 0; /* values in the model's order */
+    /* values collected in the model's order; 0: not transposed, so written piece by piece */
+    const size_t whole = transposed ? range.count : 0;
     MOERT_TRY(moert_alloc(&values, whole + moert_min(range.count, PIECE), sizeof *values));
     float *piece = values + whole;
     moert_status status = MOERT_OK;

@@ -1,4 +1,4 @@
-/* Sums of squares of the residual, and entropies of the routers. */
+/* Sums the squares of the residual, and the entropies of the routers. */
 #include "model/watch.h"
 
 #include <stdlib.h>
@@ -9,11 +9,11 @@
 
 struct moert_model_watch {
     moert_run *run;
-    size_t columns;        /* number of layers + number of MoE layers */
-    double *sum;           /* [columns] sums over the step so far */
-    double *part;          /* [columns] sums of one micro-batch */
-    double rows, elements; /* of the step so far: tokens without padding; elements of a layer's
-                              residual */
+    size_t columns; /* number of layers + number of MoE layers */
+    double *sum;    /* [columns] sums over the step's micro-batches so far */
+    double *part;   /* [columns] sums of one micro-batch */
+    /* in the step so far: tokens without padding; elements of one layer's residual */
+    double rows, elements;
 };
 
 moert_status moert_model_watch_create(moert_run *run, moert_model_watch **watch) {
@@ -38,8 +38,8 @@ void moert_model_watch_destroy(moert_model_watch *watch) {
     MOERT_FREE(watch->part, watch->sum, watch);
 }
 
-/* Sets the layers' columns of per[sequences, columns]: sums of squares, one span for each sequence
- * and layer. */
+/* Sets the layers' columns of per[sequences, columns] to the sums of squares of the residual. Each
+ * pair of a sequence and a layer is one span. */
 static moert_status sum_squares(const moert_model_watch *watch, double *per) {
     const moert_run *run = watch->run;
     const size_t layers = run->config->layers, sequences = run->batch.sequences;
@@ -63,7 +63,7 @@ done:
     return status;
 }
 
-/* Sets the MoE layers' columns: sums of the router's entropies. */
+/* Sets the MoE layers' columns of per[sequences, columns] to the sums of the router's entropies. */
 static moert_status sum_entropies(const moert_model_watch *watch, double *per) {
     const moert_run *run = watch->run;
     const size_t tokens = run->batch.tokens, count = run->model->moe_layers * tokens;

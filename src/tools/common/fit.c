@@ -1,4 +1,4 @@
-/* Compares the estimated memory with the memory that the ranks may take. */
+/* Compares the estimated memory of the ranks with the memory that they may take. */
 #include "tools/common/fit.h"
 
 #include <string.h>
@@ -9,9 +9,9 @@
 
 /* A rank's message to the other ranks. */
 typedef struct report {
-    uint64_t needed, available; /* bytes; the ranks of one place share `available` */
-    uint64_t place;             /* identifies the rank's memory: a host's, or that of a GPU of a
-                                   host */
+    uint64_t needed, available; /* bytes; ranks that share a memory also share `available` */
+    /* identifies the memory of the rank's device: a host's memory, or that of one GPU of a host */
+    uint64_t place;
 } report;
 
 void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
@@ -23,13 +23,14 @@ void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
     setting->exact = mesh->exact > 1;
     setting->ep = moert_comm_size(mesh->experts) / mesh->exact;
     moert_mesh_places(mesh->world, setting->ep, places);
-    setting->places = setting->exact ? NULL : places; /* exact replicas: whatever the hosts */
+    /* exact replicas: the estimate must not depend on the hosts */
+    setting->places = setting->exact ? NULL : places;
     setting->engine = engine;
     setting->device = mesh->device;
     setting->largest_bytes = moert_device_describe(mesh->device)->largest_bytes;
 }
 
-/* Identifies the memory of this rank's device: ranks that share a memory get the same number. */
+/* Identifies the memory of this rank's device. Ranks that share a memory get the same number. */
 static uint64_t place_of(const moert_comm *world, const moert_device_info *info) {
     const uint64_t node = moert_comm_node(world, moert_comm_rank(world));
     const uint64_t device =
@@ -37,9 +38,8 @@ static uint64_t place_of(const moert_comm *world, const moert_device_info *info)
     return node << 32 | device;
 }
 
-/* Bytes of the memory that the ranks of one place share. A host whose available memory is unknown
- * counts with all of its memory. 2 % of a GPU's memory are reserved for its driver and for errors
- * of the estimate. */
+/* Bytes of memory for the ranks that share it. If a host's available memory is unknown, all of its
+ * memory. Of a GPU's memory, 2 % are reserved for its driver and for errors of the estimate. */
 static size_t available_bytes(const moert_device_info *info) {
     if (!info->is_cpu)
         return info->global_bytes / 50 * 49;
@@ -47,14 +47,14 @@ static size_t available_bytes(const moert_device_info *info) {
     return bytes > 0 ? bytes : info->global_bytes;
 }
 
-/* Stores the rank in *fit if it has less room than those before. */
+/* Stores the rank in *fit if it has less room than the ranks before. */
 static void take(moert_fit *fit, size_t rank, size_t needed, size_t limit) {
     if (rank == 0 || needed + fit->limit > fit->needed + limit)
         *fit = (moert_fit){rank, needed, limit};
 }
 
-/* Estimates setting->ranks hypothetical ranks of one host: each has a GPU, or they share the
- * CPUs. */
+/* Estimates setting->ranks hypothetical ranks of one host. Each rank has its own GPU like this
+ * rank's or, without GPUs, all share the CPUs. */
 static moert_status compare_others(const moert_memory_setting *setting, size_t most,
                                    moert_fit *fit) {
     const moert_device_info *info = moert_device_describe(setting->device);

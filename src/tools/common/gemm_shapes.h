@@ -8,9 +8,9 @@ typedef struct moert_gemm_shape {
     const char *model;          /* the model that has this shape, or NULL */
 } moert_gemm_shape;
 
-/* CPU = the shapes that have goals in bench_gemm. REAL = the expert layers of released models, cut
- * to the experts that fit into 128 MiB of float32 weights (at least one). SMALL = shapes on which
- * all backends, even the slow reference, are compared. */
+/* CPU = the shapes for which bench_gemm has goals. REAL = the expert layers of released models,
+ * with only as many experts as fit into 128 MiB of float32 weights (at least one). SMALL = shapes
+ * for comparing all backends, including the slow reference. */
 #define MOERT_GEMM_SUITE_WORDS "cpu|real|small"
 typedef enum moert_gemm_suite {
     MOERT_GEMM_SUITE_CPU,
@@ -18,8 +18,8 @@ typedef enum moert_gemm_suite {
     MOERT_GEMM_SUITE_SMALL
 } moert_gemm_suite;
 
-/* The shapes of a model's experts: gate and up in one GEMM, and down. Of `experts` experts, those
- * that fit into 128 MiB of float32 weights, at least one. */
+/* The two shapes of a model's experts: gate and up in one GEMM, and down. Uses as many of the
+ * `experts` experts as fit into 128 MiB of float32 weights, at least one. */
 void moert_expert_shapes(const char *model, size_t hidden, size_t intermediate, size_t experts,
                          size_t rows, moert_gemm_shape shapes[2]);
 

@@ -9,28 +9,32 @@
 
 enum {
     SMALL_BYTES = 8,
-    SMALL_CALLS = 16, /* messages of a sample of latency */
+    SMALL_CALLS = 16, /* messages in one sample of the latency */
     LEAST_BYTES = 64 << 10,
     MOST_BYTES = 16 << 20,
     SAMPLES = 5,
-    SAMPLES_OF_A_PAIR = 12, /* a round's time is divided among about this many samples */
+    /* number of samples among which a round's time is divided, approximately */
+    SAMPLES_OF_A_PAIR = 12,
 };
 
-/* This rank and its partner; a communicator of one rank if this rank rests in this round. */
+/* This rank and its partner. If this rank has no partner in this round, a communicator of one
+ * rank. */
 typedef struct pair {
     moert_comm *comm;
     unsigned char *send, *receive; /* [MOST_BYTES] */
-    double most_s;                 /* approximate limit of the time of a sample of large messages */
+    double most_s; /* approximate limit of the time that a sample of large messages takes */
 } pair;
 
 size_t moert_links_rounds(size_t count) {
     return count < 2 ? 0 : count - 1 + count % 2;
 }
 
-/* The circle method: with an even count the last player stays and the others rotate around it. */
+/* The circle method for tournaments: if the count is even, the last player is fixed and the others
+ * rotate. */
 size_t moert_links_partner(size_t count, size_t round, size_t i) {
     const size_t rotating = count - 1 + count % 2;
-    if (i == rotating) { /* the fixed player plays the one that the circle pairs with itself */
+    /* the fixed player plays against the player that the rotation pairs with itself */
+    if (i == rotating) {
         for (size_t other = 0; other < rotating; other++)
             if (2 * other % rotating == round)
                 return other;
@@ -39,7 +43,8 @@ size_t moert_links_partner(size_t count, size_t round, size_t i) {
     return partner != i ? partner : rotating;
 }
 
-/* *seconds = mean time of one of `calls` exchanges of `bytes` each way, on the slower rank. */
+/* *seconds = mean time of one of `calls` exchanges of `bytes` in each direction, on the slower of
+ * the two ranks. */
 static moert_status take(const pair *p, size_t bytes, size_t calls, double *seconds) {
     const size_t me = moert_comm_rank(p->comm);
     size_t rows[2] = {bytes, bytes};
@@ -55,7 +60,7 @@ static moert_status take(const pair *p, size_t bytes, size_t calls, double *seco
     return MOERT_OK;
 }
 
-/* The minimum of SAMPLES samples, since disturbances only add time. */
+/* Takes the minimum of SAMPLES samples, since disturbances only make samples slower. */
 static moert_status take_best(const pair *p, size_t bytes, size_t calls, double *best) {
     double seconds;
     *best = INFINITY;
@@ -84,7 +89,7 @@ static moert_status measure_pair(const pair *p, moert_link *link) {
     return MOERT_OK;
 }
 
-/* One round: this rank measures with its partner, or rests. */
+/* One round: this rank measures with its partner, or waits if it has none. */
 static moert_status run_round(moert_comm *comm, size_t round, pair *p, moert_link *links) {
     const size_t me = moert_comm_rank(comm), size = moert_comm_size(comm);
     const size_t other = moert_links_partner(size, round, me);

@@ -2,27 +2,28 @@
  * Latency and bandwidth between each pair of ranks. Disjoint pairs measure at the same time, so R
  * ranks need R - 1 rounds (R when R is odd).
  *
- * The messages go from host memory to host memory, both ways at once, by the call that the staged
- * exchange makes (moert_comm_alltoallv).
+ * Messages go from host memory to host memory, in both directions at once. They use the function of
+ * the staged exchange (moert_comm_alltoallv).
  */
 #pragma once
 
 #include "comm/comm.h"
 
-/* The link between two ranks; zeros if it was not measured. */
+/* The link between two ranks; all fields are 0 if it was not measured. */
 typedef struct moert_link {
     double us;   /* time to exchange a small message */
-    double gbps; /* GB/s each way with large messages */
+    double gbps; /* GB/s in each direction, with large messages */
 } moert_link;
 
-/* Rounds of a tournament of `count` players in which every pair plays once, and the partner of
- * player `i` in round `round`; `count` means that player i rests. */
+/* moert_links_rounds: the number of rounds of a tournament in which each pair of `count` players
+ * plays once. moert_links_partner: the partner of player i in round `round`, or `count` if player i
+ * has none. */
 size_t moert_links_rounds(size_t count);
 size_t moert_links_partner(size_t count, size_t round, size_t i);
 
 /*
- * links[size]: the link from this rank to each rank of `comm`; both ends get the same values. Takes
- * about `seconds`, more if single messages are slow. Collective, blocking. Errors: ERROR_MEMORY,
- * ERROR_COMM.
+ * links[size] = the link from this rank to each rank of `comm`. Both ranks of a link get the same
+ * values. Takes about `seconds` seconds, or longer if single messages are slow. Collective,
+ * blocking. Errors: ERROR_MEMORY, ERROR_COMM.
  */
 moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *links);

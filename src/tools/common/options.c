@@ -36,7 +36,7 @@ static moert_status store_float(const moert_option *option, const char *text) {
     char *end;
     double value = strtod(text, &end);
     bool valid = end != text && *end == '\0' && isfinite(value);
-    /* copies the lower limit: from "0..1" strtod would read "0." */
+    /* copies the lower limit, since strtod would read "0." from "0..1" */
     char low[32], shown[64];
     snprintf(shown, sizeof shown, "number %s", limits);
     snprintf(low, sizeof low, "%.*s", dots != NULL ? (int)(dots - limits) : 0, limits);
@@ -109,7 +109,8 @@ static moert_status fail_unknown(const moert_option *table, size_t count, const 
     const char *nearest = NULL;
     snprintf(name, sizeof name, "%.*s", (int)length, word);
     size_t best =
-        1 + moert_min(strlen(name), 9) / 3; /* a more distant name is unlikely to be meant */
+        /* a name with a larger edit distance is unlikely to be meant */
+        1 + moert_min(strlen(name), 9) / 3;
     for (size_t i = 0; i < count; i++) {
         size_t distance =
             table[i].name != NULL ? moert_text_distance(name, table[i].name) : best + 1;
@@ -162,7 +163,7 @@ const char *moert_options_given(const moert_command *command, const void *object
     return NULL;
 }
 
-/* Stores the value that stands for "not given", for an option without a default. */
+/* Stores the value for "not given" in the target of an option without a default. */
 static void unset(const moert_option *option) {
     switch (option->type) {
 #define MOERT_OPTION_UNSET(type, shown, of, none)                                                  \
@@ -254,7 +255,7 @@ void moert_options_print(const moert_option *table, size_t count, FILE *file) {
 
 enum { HELP_COLUMN = 30, LINE_COLUMNS = 100 };
 
-/* Prints the text in lines that begin at column `from`, where the cursor is. */
+/* Prints the text in lines that begin at column `from`. The cursor must be at this column. */
 static void put_lines(FILE *file, int from, const char *text) {
     int column = from;
     while (*text != '\0') {
@@ -271,7 +272,7 @@ static void put_lines(FILE *file, int from, const char *text) {
     fputc('\n', file);
 }
 
-/* Prints the help of an option from HELP_COLUMN on; `column`: the cursor's present column. */
+/* Prints the help of an option at HELP_COLUMN. `column` is the cursor's present column. */
 static void put_help(FILE *file, int column, const char *text) {
     if (column + 2 > HELP_COLUMN) {
         fputc('\n', file);

@@ -1,5 +1,5 @@
 /*
- * Long options of the programs, from a table:
+ * Long options of the programs. A table describes them:
  *
  *   static const moert_option table[] = {
  *       {.help = "Training"},
@@ -8,9 +8,9 @@
  *       {"schedule", MOERT_OPTION_CHOICE, &schedule, "cosine", "constant|cosine", "of the rate"},
  *   };
  *
- * Accepted: --name value, --name=value; flags as --name and --no-name. A list takes all words up to
- * the next option and may be repeated. A word that begins with -- is never a value of --name; write
- * --name=value.
+ * Accepts --name value and --name=value, and flags as --name and --no-name. A LIST option takes all
+ * words up to the next option, and may be given more than once. A word that begins with -- is never
+ * a value of --name; write --name=value.
  */
 #pragma once
 
@@ -21,8 +21,8 @@
 #include "base/error.h"
 #include "nn/optimizer.h"
 
-/* Words of MOERT_OPTION_CHOICE: moert_precision of the experts, moert_precision of the dense
- * layers, moert_dispatch, moert_combine. */
+/* Words of MOERT_OPTION_CHOICE for moert_precision of the experts, moert_precision of the dense
+ * layers, moert_dispatch and moert_combine. */
 #define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
 #define MOERT_DENSE_WORDS     "f32|bf16"
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
@@ -30,8 +30,8 @@
 #define MOERT_AUX_WORDS       "hugging-face|megatron|sequence" /* in the order of moert_aux_form */
 #define MOERT_SAVE_WORDS      "off|wait|skip"                  /* in the order of moert_save_mode */
 
-/* The chosen words, as indices into the lists above. MOERT_COMPUTE_OPTIONS expands to the table
- * rows that set them; `others` names the dense layers' GEMMs in the help. */
+/* The chosen words, as indices into the lists of words above. MOERT_COMPUTE_OPTIONS expands to the
+ * table rows that set this struct. `others` is the help's name for the GEMMs of dense layers. */
 typedef struct moert_compute_choice {
     unsigned precision, dense, dispatch, combine;
 } moert_compute_choice;
@@ -47,7 +47,7 @@ typedef struct moert_compute_choice {
      "rows of y and dx on their way back"}
 /* clang-format on */
 
-/* The rows that set a moert_memory_choice (io/model_config.h). */
+/* The table rows that set a moert_memory_choice (io/model_config.h). */
 /* clang-format off */
 #define MOERT_MEMORY_OPTIONS(choice, most)                                                         \
     {"memory", MOERT_OPTION_STRING, &(most), NULL, NULL,                                           \
@@ -70,15 +70,15 @@ typedef struct moert_compute_choice {
      "rows of a rank that the estimate of the memory assumes, relative to balanced routing"}
 /* clang-format on */
 
-/* X(TYPE, how --help shows a value, type of *target, value of *target if the option is not given
+/* X(TYPE, the value's name in --help, type of *target, value of *target if the option is not given
  * and has no default) */
 /* clang-format off */
 #define MOERT_OPTION_TABLE(X)                                                                      \
-    X(HEADING, "", char, 0)       /* a line of the usage text; only `help` is set */               \
+    X(HEADING, "", char, 0)       /* a heading in the usage text; only `help` is set */            \
     X(STRING, "TEXT", const char *, NULL)        /* from argv, or the default */                   \
     X(LIST, "WORD...", moert_option_list, (moert_option_list){0}) /* no limits, no default */      \
-    X(UINT, "N", size_t, SIZE_MAX)               /* limits "low..high", either may be absent */    \
-    X(FLOAT, "X", double, NAN)                   /* limits "low..high", as for size_t */           \
+    X(UINT, "N", size_t, SIZE_MAX)               /* limits "low..high"; either may be absent */    \
+    X(FLOAT, "X", double, NAN)                   /* limits "low..high", as for UINT */             \
     X(FLAG, "", bool, false)                     /* default "0" or "1" */                          \
     X(CHOICE, "", unsigned, 0)                   /* index in limits, "word|word|..." */
 /* clang-format on */
@@ -99,20 +99,21 @@ typedef struct moert_option {
     const char *name; /* without dashes; NULL for a heading */
     moert_option_type type;
     void *target;
-    const char *standard; /* the default as text; NULL: "not given", a value of the table above */
-    const char *limits;   /* NULL = none */
+    /* the default as text. NULL: the table above defines the value for "not given" */
+    const char *standard;
+    const char *limits; /* NULL = none */
     const char *help;
 } moert_option;
 
 /*
  * Stores the defaults, then the arguments argv[1] to argv[argc - 1]; strings stay owned by argv.
- * *help = --help or -h was given; arguments after it are ignored. Errors: ERROR_USAGE (unknown
- * option, with the nearest match; missing, malformed or illegal value), ERROR_MEMORY.
+ * Sets *help if --help or -h was given; arguments after --help are ignored. Errors: ERROR_USAGE
+ * (unknown option, with the nearest match; missing, malformed or illegal value), ERROR_MEMORY.
  */
 moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
                                  bool *help);
 
-/* The arguments of a program, and the table by which they were parsed. */
+/* The arguments of a program, and the table that parsed them. */
 typedef struct moert_command {
     const moert_option *table;
     size_t count;
@@ -120,17 +121,18 @@ typedef struct moert_command {
     char **argv;
 } moert_command;
 
-/* The name of the first option among the arguments whose target lies in object[bytes]; NULL if no
- * option does. */
+/* The name of the first given option whose target lies in object[bytes]; NULL if there is none. */
 const char *moert_options_given(const moert_command *command, const void *object, size_t bytes);
 
 /* The value of an option as text, which may lie in buffer[bytes] (64 bytes suffice); NULL if the
- * option is not given or off. Not for a LIST. */
+ * option is not given or is an unset flag. The option must not be a LIST. */
 const char *moert_option_text(const moert_option *option, char *buffer, size_t bytes);
 
-/* Prints the value of each option as "--name value" or "no --name", each with a final 0 byte. */
+/* Prints each option as "--name value" or, if it has no value, "no --name". A 0 byte ends each of
+ * them. */
 void moert_options_print(const moert_option *table, size_t count, FILE *file);
 
-/* The usage text: `synopsis` (such as "moert-train [OPTION...]"), `about`, then the table. */
+/* Prints the usage text: `synopsis` (such as "moert-train [OPTION...]"), `about`, then the
+ * table. */
 void moert_options_usage(FILE *file, const char *synopsis, const char *about,
                          const moert_option *table, size_t count);

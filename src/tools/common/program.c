@@ -1,4 +1,4 @@
-/* The frame of every program. */
+/* main() of every program: MPI, options, context, error message and exit code. */
 #include "tools/common/program.h"
 
 #include <errno.h>
@@ -33,7 +33,7 @@ moert_status moert_program_flush(void) {
                       errno != 0 ? strerror(errno) : "an earlier write failed");
 }
 
-/* Ends all ranks at once if this rank has failed alone, so that the others do not know. */
+/* Ends all ranks at once if only this rank has failed, so that the others do not wait for it. */
 static void end_if_alone(const char *name, moert_comm *world, moert_context *context,
                          moert_status status) {
     if (status == MOERT_OK || moert_comm_size(world) == 1 || moert_comm_failure_is_shared())
@@ -62,7 +62,7 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     return status;
 }
 
-/* Facts of the call that must be the same on all ranks. */
+/* Properties of a program's call that must be equal on all ranks. */
 typedef struct call {
     const moert_program *program;
     bool help;
@@ -74,16 +74,16 @@ static void print_call(const void *object, FILE *file) {
     moert_options_print(given->program->options, given->program->option_count, file);
 }
 
-/* Like moert_comm_agree, but if all ranks have failed, each keeps its own message, which then names
- * no rank. */
+/* Like moert_comm_agree. But if all ranks have failed, each rank keeps its own message, without the
+ * number of a rank. */
 static moert_status agree_or_fail_alike(moert_comm *world, moert_status status) {
     uint64_t all_failed = status != MOERT_OK;
     MOERT_TRY(moert_comm_smallest(world, &all_failed));
     return all_failed ? status : moert_comm_agree(world, status);
 }
 
-/* Parses and checks the options. All ranks return the same status. The message names the rank if
- * only some have bad options, or other options than rank 0. Collective. */
+/* Parses and checks the options. All ranks return the same status. The message names a rank if only
+ * some ranks have bad options, or if a rank's options differ from those of rank 0. Collective. */
 static moert_status take_options(const moert_program *program, moert_comm *world, int argc,
                                  char **argv, bool *help) {
     MOERT_TRY(agree_or_fail_alike(
@@ -95,7 +95,7 @@ static moert_status take_options(const moert_program *program, moert_comm *world
     return agree_or_fail_alike(world, program->check(argc, argv));
 }
 
-/* Fails if the launcher has started several processes, but MPI does not connect them: each would
+/* Fails if the launcher has started several processes that MPI does not connect: each of them would
  * run the whole job. */
 static moert_status check_launcher(const moert_comm *world) {
     char library[64];
@@ -109,8 +109,9 @@ static moert_status check_launcher(const moert_comm *world) {
         moert_launcher_count(), library);
 }
 
-/* Ends this rank without a communicator; returns its exit code. After a shared failure, rank 0 has
- * printed the message before any rank ends, since mpirun then kills the others. */
+/* Ends this rank without a communicator; returns its exit code. After a failure of all ranks, no
+ * rank ends before rank 0 has printed the message, since mpirun kills the other ranks as soon as
+ * one ends. */
 static int end_early(const char *name, moert_status status) {
     const bool shared = moert_comm_failure_is_shared(), first = moert_comm_is_first();
     if (!shared || first)

@@ -1,4 +1,4 @@
-/* Measures a device: GEMMs, copies, launches. */
+/* Measures rates of a device: GEMMs, copies, kernel launches. */
 #include "tools/common/rates.h"
 
 #include <math.h>
@@ -96,7 +96,7 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together, const 
     return status;
 }
 
-/* ---- copies and launches ---- */
+/* ---- copies and kernel launches ---- */
 
 typedef struct copies {
     moert_buffer *buffer;

@@ -12,7 +12,7 @@
     X(copy_gbps, "copy", "GB/s")        /* within device memory, bytes read plus written */        \
     X(upload_gbps, "to device", "GB/s") /* copies from host memory */                              \
     X(download_gbps, "to host", "GB/s")                                                            \
-    X(launch_us, "launch", "us") /* a small kernel, the mean of many in a row */
+    X(launch_us, "launch", "us") /* launch of a small kernel, the mean of many in a row */
 
 typedef struct moert_rates {
 #define MOERT_RATE_FIELD(field, title, unit) double field;
@@ -20,39 +20,41 @@ typedef struct moert_rates {
 #undef MOERT_RATE_FIELD
 } moert_rates;
 
-/* The dtype with the fastest GEMM: BF16 on NVIDIA's tensor cores (sm_80 and later), else F32. */
+/* The dtype with the fastest GEMM: BF16 on NVIDIA GPUs with tensor cores (sm_80 and later), else
+ * F32. */
 moert_dtype moert_rates_type(const moert_device *device);
 
 /* Measures all rates of a device. Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
-/* Sum and maximum over the ranks' values `mine`. Collective. */
+/* Sum and maximum of the ranks' values `mine`. Collective. */
 typedef struct moert_of_ranks {
     double sum, largest;
 } moert_of_ranks;
 moert_status moert_rates_over_ranks(moert_comm *comm, double mine, moert_of_ranks *of);
 
-/* Work whose time is measured. With `together`, all ranks of that communicator measure at once: a
- * sample begins at a barrier, and its time is that of the slowest rank. The call is then
- * collective, and other ranks do not know of one rank's failure. */
+/* Work whose time is measured. If the communicator `together` is set, all its ranks measure at
+ * once: a sample begins at a barrier and takes the time of the slowest rank. The measuring function
+ * is then collective, but does not share a rank's failure with the others. */
 typedef struct moert_timed {
     moert_device *device;
     moert_comm *together;            /* or NULL */
     moert_status (*run)(void *what); /* enqueues the work once */
     void *what;                      /* argument of run() */
-    size_t samples;                  /* number of samples of moert_rates_time; 0 = 5 */
-    double sample_s;                 /* seconds that a sample lasts at least; 0 = 0.02 */
+    size_t samples;                  /* number of samples that moert_rates_time takes; 0 = 5 */
+    double sample_s;                 /* minimum duration of a sample in seconds; 0 = 0.02 */
 } moert_timed;
-/* *seconds of one of `calls` calls in a row: a sample. Blocks. */
+/* Takes one sample: *seconds = the mean time of one of `calls` calls in a row. Blocks. */
 moert_status moert_rates_sample(const moert_timed *timed, size_t calls, double *seconds);
-/* Returns the median of the samples, and sorts them. */
+/* Sorts the samples and returns their median. */
 double moert_rates_median(double *samples, size_t count);
-/* *seconds of one call: the median of samples of at least `calls` calls in a row. Blocks. */
+/* *seconds = the time of one call: the median of several samples, each of at least `calls` calls in
+ * a row. Blocks. */
 moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *seconds);
 
 /*
- * *gflops of a grouped GEMM of `experts` groups of `rows` rows; 0 if the device does not have this
- * operation. `together` is as in moert_timed. Blocks.
+ * Measures the *gflops of a grouped GEMM of `experts` groups of `rows` rows; 0 if the device does
+ * not have this operation. `together` is as in moert_timed. Blocks.
  */
 typedef struct moert_rate_gemm {
     moert_tuned operation;

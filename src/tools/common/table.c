@@ -12,7 +12,7 @@
 
 enum { LINE_WIDTH = 100, CELL_BYTES = 2048, SMALLEST_WRAP = 24 };
 
-/* Three digits, without an exponent. */
+/* Prints a value with about three digits, without an exponent. */
 static void put_real(double value, char *cell) {
     const double size = fabs(value);
     if (value == 0.0)
@@ -26,7 +26,7 @@ static void put_real(double value, char *cell) {
                  value);
 }
 
-/* The non-empty strings under the comma-separated `keys`, joined by ", "; "-" if all are empty. */
+/* Joins the non-empty strings of the comma-separated `keys` by ", "; "-" if all are empty. */
 static void put_text(const json_t *row, const char *keys, char *cell) {
     size_t used = 0;
     char key[64];
@@ -44,7 +44,7 @@ static void put_text(const json_t *row, const char *keys, char *cell) {
         snprintf(cell, CELL_BYTES, "-");
 }
 
-/* The text of one cell; with a NULL row, the column's title. */
+/* Prints the text of one cell into `cell`; the column's title if `row` is NULL. */
 static void put_cell(const moert_column *column, const json_t *row, char *cell) {
     const json_t *value = json_object_get(row, column->key);
     if (row == NULL)

@@ -1,5 +1,5 @@
-/* Prints JSON arrays of objects as aligned tables, so that --json and the text show the same
- * data. */
+/* Prints a JSON array of objects as an aligned table. So the text output of a program shows the
+ * same data as --json. */
 #pragma once
 
 #include <jansson.h>
@@ -8,8 +8,8 @@
 #include "base/error.h"
 
 typedef enum moert_column_kind {
-    MOERT_COLUMN_TEXT,  /* strings, "-" when all are empty; in the last column wrapped at 100
-                           characters */
+    /* strings; "-" when all are empty; wrapped at 100 characters in the last column */
+    MOERT_COLUMN_TEXT,
     MOERT_COLUMN_COUNT, /* an integer, right-aligned */
     MOERT_COLUMN_BYTES, /* an integer, as "1.5 GiB" */
     MOERT_COLUMN_REAL,  /* a number in about three digits, right-aligned; "-" for 0 */
@@ -28,5 +28,5 @@ typedef struct moert_column {
 moert_status moert_table_print(FILE *file, const json_t *rows, const moert_column *columns,
                                size_t count);
 
-/* Prints `root` as indented JSON; `what` starts the message. Errors: ERROR_MEMORY. */
+/* Prints `root` as indented JSON. An error message begins with `what`. Errors: ERROR_MEMORY. */
 moert_status moert_table_json(const char *what, const json_t *root);

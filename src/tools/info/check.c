@@ -15,7 +15,7 @@ typedef struct tally {
     size_t checked, damaged;
 } tally;
 
-/* Compares one directory of files, DIRECTORY + name, with its checksums. */
+/* Compares the files of one directory, DIRECTORY + name, with their checksums. */
 static moert_status check_one(const char *directory, const char *name, tally *t) {
     size_t bytes;
     char *path;
@@ -50,7 +50,8 @@ static moert_status check_list(const char *checkpoints, tally *t) {
     return status;
 }
 
-/* Checks the checkpoints of a run directory or of a --save-dir, and the model of the run. */
+/* Checks the checkpoints of a run directory or of a --save-dir, and the trained model of a run
+ * directory. */
 static moert_status check_run(const char *directory, tally *t) {
     char *path;
     bool has_model = false;

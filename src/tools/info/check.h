@@ -3,9 +3,7 @@
 
 #include "base/error.h"
 
-/*
- * Checks `directory`, or its checkpoints and its model, and prints one line for each. Not
- * collective. Errors: ERROR_FORMAT (something is damaged, after all lines), ERROR_USAGE (there is
- * nothing to check), ERROR_IO, ERROR_MEMORY.
- */
+/* Checks the files in `directory`, or its checkpoints and its model. Prints one line for each
+ * directory of files. Not collective. Errors: ERROR_FORMAT (a file is damaged; returned after all
+ * lines are printed), ERROR_USAGE (there is nothing to check), ERROR_IO, ERROR_MEMORY. */
 moert_status moert_info_check(const char *directory);

@@ -27,7 +27,8 @@ static lengths measure(const moert_source *source) {
     return all;
 }
 
-/* *described = an object of texts and numbers, in the order in which they are printed. */
+/* *described = an object whose members are texts and numbers, in the order in which they are
+ * printed. */
 static moert_status describe(const moert_source *source, json_t **described) {
     static const char *const formats[] = {[MOERT_SOURCE_TEXT] = "text",
                                           [MOERT_SOURCE_RAW] = "raw tokens",

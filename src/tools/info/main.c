@@ -178,8 +178,8 @@ static moert_status print_tuning(const json_t *survey) {
 
 static moert_status print_text(const json_t *survey) {
     const json_t *memory = json_object_get(survey, "memory");
-    MOERT_TRY(moert_json_memory("the report")); /* fails if memory ran out, so every value below
-                                                   exists */
+    /* fails if memory ran out; otherwise every JSON value below exists */
+    MOERT_TRY(moert_json_memory("the report"));
     printf("moert %s, %s\n\nhosts\n", word(survey, "version"), word(survey, "mpi"));
     MOERT_TRY(PRINT(json_object_get(survey, "hosts"), host_columns));
     printf("\nOpenCL devices (* = in use)\n");

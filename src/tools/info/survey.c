@@ -1,4 +1,4 @@
-/* Collects the report of moert-info from every module on all ranks, as JSON. */
+/* Collects the report of moert-info on all ranks, as JSON. */
 #include "tools/info/survey.h"
 
 #include <stdio.h>
@@ -14,17 +14,17 @@
 #include "layer/mesh.h"
 #include "tools/common/options.h"
 
-/* The facts of one rank. */
+/* Properties of one rank and its device. */
 typedef struct rank_report {
     moert_placement placement;
     moert_device_info device;
     char topology[256];
-    bool portable; /* its digits are those of CPUs with other drivers */
+    bool portable; /* GEMM results have the same bits as on CPUs with other drivers */
     char difference[256], bf16_order[32];
-    size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
+    size_t device_count; /* devices of the host; 0 on ranks that are not the first of their host */
 } rank_report;
 
-enum { LARGEST = 10 }; /* number of largest buffers that the report names */
+enum { LARGEST = 10 }; /* number of largest buffers that the report lists */
 
 typedef struct survey {
     moert_comm *world;
@@ -38,8 +38,8 @@ typedef struct survey {
 
 /* ---- JSON ---- */
 
-/* A JSON string. Names of drivers and values of variables may not be UTF-8; then bytes above 126
- * become '?'. */
+/* A JSON string of `words`. Names of drivers and values of variables may not be valid UTF-8; in
+ * these, bytes above 126 become '?'. */
 static json_t *text(const char *words) {
     json_t *made = json_string(words);
     char *plain = made == NULL ? strdup(words) : NULL;
@@ -60,12 +60,13 @@ static moert_status no_memory(void) {
     return MOERT_FAIL(ERROR_MEMORY, "no room for the report");
 }
 
-/* Appends a row, which the array then owns. */
+/* Appends a row to the array, which then owns the row. */
 static moert_status append(json_t *array, json_t *row) {
     return json_array_append_new(array, row) == 0 ? MOERT_OK : no_memory();
 }
 
-/* A new array in `object`, which owns it; NULL if memory is short, which append() reports. */
+/* A new array in `object`, which owns the array. NULL if memory is short; append() then reports the
+ * error. */
 static json_t *new_array(json_t *object, const char *key) {
     json_t *array = json_array();
     return json_object_set_new(object, key, array) == 0 ? array : NULL;
@@ -84,7 +85,7 @@ static moert_status describe_host(const moert_context *context, char *line, size
     return MOERT_OK;
 }
 
-/* Collects this rank's facts and, on the first rank of a host, the host's devices. */
+/* Collects this rank's properties and, on the first rank of a host, the host's devices. */
 static moert_status look_around(const moert_context *context, const survey *s, rank_report *mine,
                                 moert_device_info **devices) {
     mine->placement = *moert_context_placement(context);
@@ -208,7 +209,7 @@ static moert_status put_engines(survey *s, json_t *object) {
     moert_comm_destroy(group);
     MOERT_TRY(moert_comm_broadcast(s->world, 0, s->engines, sizeof s->engines));
     for (size_t i = 0; i < MOERT_EXCHANGE_ENGINES; i++) {
-        /* the name is a pointer into rank 0's memory */
+        /* replaced, since `name` points into rank 0's memory */
         s->engines[i].name =
             moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_LOCAL + (unsigned)i);
         MOERT_TRY(append(
@@ -245,7 +246,7 @@ static moert_status put_variables(json_t *object) {
 
 /* ---- memory ---- */
 
-/* The engine that a run would use: that of MOERT_EXCHANGE, or the automatic one. */
+/* The engine that a run would use: the engine of MOERT_EXCHANGE, or the automatic choice. */
 static unsigned chosen_engine(const survey *s) {
     unsigned engine = moert_config_get()->exchange;
     for (unsigned i = 0; i < MOERT_EXCHANGE_ENGINES && engine == MOERT_EXCHANGE_AUTO; i++)
@@ -273,7 +274,7 @@ static moert_status put_largest(json_t *object, const moert_memory *memory) {
     return MOERT_OK;
 }
 
-/* Sets the ranks of the estimate, if they are not this job's. */
+/* Sets the ranks of the memory estimate, if they differ from this job's ranks. */
 static moert_status set_ranks(const moert_survey_model *model, moert_memory_setting *setting) {
     if (model->ranks == 0)
         return MOERT_OK;

@@ -14,11 +14,12 @@ typedef struct moert_survey_model {
     size_t batch, length, micro_batches; /* batch = sequences of one micro-batch */
     moert_aux_form aux_form;
     bool saves_beside; /* checkpoints are written while training continues */
-    bool verifies;     /* ranks repeat each other's work */
-    size_t ranks, ep;  /* the estimate is for `ranks` ranks of one host, `ep` of which share one set
-                          of experts; ranks 0: for this job's ranks */
-    size_t most;       /* bytes that a rank may take; 0: as for moert_fit_compare */
-    bool exact;        /* replicas of the experts are exact */
+    bool verifies;     /* ranks repeat each other's work in audits */
+    /* the estimate is for `ranks` ranks on one host, `ep` of which share one set of experts; ranks
+     * 0: for the ranks of this job */
+    size_t ranks, ep;
+    size_t most; /* bytes that a rank may take; 0: limits as in moert_fit_compare */
+    bool exact;  /* replicas of the experts are exact */
 } moert_survey_model;
 
 /*
@@ -50,5 +51,5 @@ typedef struct moert_survey_model {
 moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_model *model,
                           json_t **survey);
 
-/* Adds tuning[] and measured. Errors: ERROR_MEMORY. */
+/* Adds the keys tuning[] and measured to the report. Errors: ERROR_MEMORY. */
 moert_status moert_survey_tuning(const moert_device *device, json_t *survey);
