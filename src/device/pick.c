@@ -111,8 +111,7 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
     info->largest_bytes = info->is_cpu && !info->is_simulator
                               ? moert_max(info->piece_bytes, moert_memory_total())
                               : info->piece_bytes;
-    /* vdpbf16ps and AMX need assembly in kernels. Of the drivers for CPUs, only PoCL accepts
-     * assembly. */
+    /* vdpbf16ps and AMX need assembly, which only PoCL of the drivers for CPUs accepts. */
     info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
     info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&
                       moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();

@@ -31,8 +31,8 @@ static uint32_t factor(uint32_t place) {
     return (x ^ (x >> 13)) | 1;
 }
 
-/* The digest of `count` words of 32 bits or, with `halves`, of 16 bits. Only the bits of `mask` count
- * in the last word. */
+/* The digest of `count` words of 32 bits or, with `halves`, of 16 bits. Of the last word, only the
+ * bits that are set in `mask` are used. */
 static uint64_t digest_of(const void *from, size_t count, bool halves, uint32_t mask) {
     uint32_t sum[2] = {0, 0};
     for (size_t i = 0; i < count; i++) {
