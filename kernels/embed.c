@@ -1,5 +1,6 @@
-/* Build tool: writes a C file with the names, relative to DIRECTORY, and the texts of files, as
- * moert_WHAT_names and moert_WHAT_texts: embed WHAT DIRECTORY NAME... > WHAT.c */
+/* Build tool that embeds files: embed WHAT DIRECTORY NAME... > WHAT.c writes a C file with two
+ * arrays of strings. moert_WHAT_names holds the files' names relative to DIRECTORY, and
+ * moert_WHAT_texts their texts. */
 #include <stdio.h>
 #include <unistd.h>
 

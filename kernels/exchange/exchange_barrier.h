@@ -15,8 +15,8 @@
  *                      combine_slots.
  *
  * Work-groups start in order, and the storing ones come first. So waiting work-groups never keep
- * storing ones from starting. A work-group has FAN_ROW_GROUPS row groups, of which the first waits.
- * Local memory: 4 bytes. Deterministic, like the kernels of exchange.cl.
+ * storing ones from starting. A work-group has FAN_ROW_GROUPS row groups; only the first one polls
+ * the flags. Local memory: 4 bytes. Deterministic, like the kernels of exchange.cl.
  */
 #include "exchange/barrier.h"
 

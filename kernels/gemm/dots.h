@@ -1,6 +1,6 @@
 /*
- * Dots: the elements of the grouped GEMMs for CPUs. multiply.h and all files that it includes read
- * downwards from here: dots.h, target.h, prefetch.h, tile.h, multiply.h.
+ * Dots: the elements of the grouped GEMMs for CPUs. multiply.h and the files that it includes build
+ * on one another in this order: dots.h, target.h, prefetch.h, tile.h, multiply.h.
  *
  * A dot is the part of the reduction that one element of a panel holds. It is one value (a float,
  * with BF16 = 1 rounded to bf16) or, if DOT is not 0, a pair of bf16 values that are neighbours in

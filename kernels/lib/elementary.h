@@ -5,9 +5,9 @@
  * integers, and no tables. So the result of a lane depends neither on the driver nor on the width
  * of the vector. The functions need a device that keeps subnormal numbers.
  *
- * Kernels call them as moert_exp, moert_log and so on. Macros that redefine the built-in names
- * would hide which function is called, and a file that forgets to include this one would still
- * compile.
+ * Kernels call the functions of this file as moert_exp, moert_log and so on. Macros that redefine
+ * the built-in names would hide which function is called, and a file that forgets to include this
+ * one would still compile.
  *
  *   exp    x = n ln 2 + r with n = rint(x / ln 2), so |r| <= (ln 2) / 2. The reduction subtracts n
  *          times the high part of ln 2, which has 15 bits, then n times the low part.
@@ -21,11 +21,11 @@
  *            log x      = e ln 2 + log(1 + f)
  *   log1p  e of 1 + x, which is rounded; then f = 2^-e x + (2^-e - 1), rounded once
  *
- * q and p are minimax polynomials for these errors, computed by Remez' algorithm in 30 digits. The
- * first coefficient was set to 1/2 and -1/2; a random search over neighbouring floats then chose
- * the others. With the rounding of all steps, errors over all floats are at most 1.03 ulp (exp,
- * exp2), 0.93 (log) and 1.55 (expm1, log1p); tests/unit/device/test_device_elementary.c measures
- * them.
+ * q and p are minimax polynomials for the relative errors above, computed by Remez' algorithm in 30
+ * digits. The first coefficient was set to 1/2 (q) and -1/2 (p); a random search over neighbouring
+ * floats then chose the others. With the rounding of all steps, errors over all floats are at most
+ * 1.03 ulp (exp, exp2), 0.93 (log) and 1.55 (expm1, log1p);
+ * tests/unit/device/test_device_elementary.c measures them.
  *
  * Special cases: a NaN gives a NaN. exp(-inf) = 0, exp(inf) = inf; results that round to 0 or
  * beyond the largest float are 0 and inf, subnormal results are not flushed. log(+-0) = -inf,
@@ -144,7 +144,7 @@ static inline vec moert_log1p(vec x) {
     const vec sum = 1.0f + x;
     const ivec e = exponent_of(sum);
     const vec scale = power_of_2(-e);
-    /* for the largest x, 2^-e is no normal number; there the 1 of 1 + x does not matter */
+    /* 2^-e is not normal for the largest x; from 2^24 on, the 1 in 1 + x does not matter */
     const vec f = x < 0x1p24f ? fma(scale, x, scale - 1.0f) : fraction_of(sum, e);
     const vec y = log_or_special(x, -1.0f, log_of_parts(convert_vec(e), f));
     return fabs(x) < 0x1p-25f ? x : y;

@@ -64,7 +64,7 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
         return decode_e4m3(code);
     if (bits == 8 && bias == 15)
         return decode_e5m2(code);
-    if (mantissa == 1) /* E2M1: its bits at the position of float32's, times a power of two */
+    if (mantissa == 1) /* E2M1: the bits, moved to their positions in a float32, times 2^126 */
         return as_vec((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 #endif
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;

@@ -2,7 +2,7 @@
  * Included by encodings.h: the only NaN that the functions of encodings.h produce, and the
  * conversions that GPUs compute in few instructions.
  */
-#define QUIET 0x7FC00000u /* the only NaN that these functions produce */
+#define QUIET 0x7FC00000u /* the only NaN that the conversions produce */
 
 static inline vec quiet(vec x) {
     return isnan(x) ? as_vec((uvec)QUIET) : x;
@@ -66,13 +66,13 @@ static inline vec e2m1_steps(vec x) {
     const vec high = fmin(fma(a, (vec)0.5f, (vec)0x800008p0f), (vec)0x80000Bp0f);
     return fma(
         sign, (vec)-4.0f,
-        fmin(low, high)); /* low and high are 4 too large; for x < 0 that becomes 8, the sign bit */
+        fmin(low, high)); /* both are 4 too large: minus 4, or plus 4 (8 is the sign) if x < 0 */
 }
 
 /* Packs 8 results of e2m1_steps into a word. */
 static inline uint pack_e2m1(vec first, vec second) {
     const uvec a = as_uvec(first), b = as_uvec(second);
-    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* the excess of 2^23 in both sums */
+    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* subtracts the bits of 2^23 from both */
     return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
 }
 

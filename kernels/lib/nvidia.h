@@ -128,8 +128,8 @@ typedef struct tensor_map {
     ulong16 words;
 } tensor_map;
 
-/* The address of tensor map `n` of a kernel, whose first argument is a struct of them. TMA takes
- * maps at multiples of 64 bytes. */
+/* The address of tensor map `n` of a kernel, whose first argument is a struct of tensor maps. TMA
+ * takes maps at multiples of 64 bytes. */
 static inline ulong map_address(ulong parameter, int n) {
     ulong address;
     __asm__("cvta.param.u64 %0, %1;" : "=l"(address) : "l"(parameter));

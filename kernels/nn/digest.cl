@@ -1,5 +1,5 @@
 /*
- * Digests of rows, by which ranks compare what they compute.
+ * Digests of rows, by which ranks compare their results.
  *
  *   digest_rows    digest[first + r] = (sum of w m(c), sum of turned(w) n(c)) modulo 2^32, over the
  *                  words w of row r, c being the index of a word. Row r starts at x + at + r *

@@ -1,6 +1,6 @@
 /*
- * Included by norm_streamed.h and norm_held.h: the results of a row, and rows that are heads, with
- * their rotation by a token's position.
+ * Included by norm_streamed.h and norm_held.h: stores the results of a row, and rotates rows that
+ * are heads by the token's position.
  */
 #include "lib/formats.h"
 

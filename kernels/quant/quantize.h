@@ -4,7 +4,7 @@
  */
 #include "quant/part.h"
 
-/* The arguments, which are those of every kernel in quantize.cl. */
+/* The arguments that every kernel in quantize.cl has. */
 typedef struct job {
     global const uint *ends;
     global const float *x; /* with RUNS: only the odd runs of args.x_runs columns are used */

@@ -9,7 +9,7 @@
 #define HELD_PARTS (BLOCK / (LANES * PART))
 #define PARTS      4 /* parts that an item loads at once */
 
-/* The first column of the step in which this item's lanes are its part number i. */
+/* The first column of the step whose lanes in this item are part number i of the item. */
 static inline int step_of(int i) {
     const int block = i / HELD_PARTS * (MOERT_ITEMS / LANES) + item_index() / LANES,
               part = i % HELD_PARTS;

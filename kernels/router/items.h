@@ -75,9 +75,9 @@ static inline int token_offset(void) {
 }
 
 /*
- * Over the items of a token, with the result in all of them: the maximum, the minimum, the sum by
- * the tree of sum_vec(), and `sum` + x of each item in order. Without shuffles, each item reads the
- * values of all items of its token from local memory.
+ * Reductions over the items of a token, whose result all of these items get: the maximum, the
+ * minimum, the sum by the tree of sum_vec(), and `sum` plus each item's x in order. Without
+ * shuffles, each item reads the values of all items of its token from local memory.
  */
 #if HAS_SHUFFLES
 static inline float token_max(float x, local float *row_group) {

@@ -36,7 +36,8 @@ static inline vec slopes(vec s, int score) {
     return 1.0f;
 }
 
-/* a[E] of token t: that of its sequence if there are ends, else the one of all tokens. */
+/* a[E] of token t: the array of the token's sequence if there are ends, else the array of all
+ * tokens. */
 static inline global const float *aux_of(global const float *aux, global const uint *ends, ulong t,
                                          moert_router_args args) {
     return ends != 0 ? aux + (ulong)group_of(ends, args.sequences, (uint)t) * args.experts : aux;

@@ -44,5 +44,5 @@ moert_status moert_documents_blocks(moert_documents *documents, size_t own,
 /* The number of pairs of a query and a key that it sees; window as in moert_attention, but not
  * 0. */
 double moert_documents_pairs(const moert_documents *documents, size_t window);
-/* The number of such pairs in one document or sequence. */
+/* The number of pairs of a query and a key that it sees in one document or sequence. */
 double moert_attention_pairs(size_t length, size_t window);

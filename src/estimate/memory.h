@@ -17,8 +17,8 @@
 typedef struct moert_memory_setting {
     const moert_model_config *config;
     size_t batch, length; /* B sequences of one micro-batch over all ranks, of S tokens each */
-    size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
-    bool exact;           /* the other sets are exact replicas */
+    size_t ranks, ep;     /* R; ranks that share one set of experts (divides R) */
+    bool exact;           /* replicas of the experts are exact */
     bool moves, clones;   /* experts move between the ranks; experts get clones in spare slots */
     const moert_mesh_place *places; /* [R] of each rank in the mesh; NULL: as on one host */
     unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */

@@ -6,7 +6,7 @@
 
 typedef struct moert_memory_shape {
     const moert_memory_setting *setting;
-    moert_layer_options options; /* follows from the config, as do the next two fields */
+    moert_layer_options options; /* this and the next two fields follow from the config */
     moert_layer_choices choices;
     moert_attention_shape attention;
     moert_model_sizes model;

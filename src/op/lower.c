@@ -22,8 +22,8 @@ static const moert_operand *second_of(const moert_op *op) {
     return moert_op_operand(&op->options, moert_op_roles_of(op->options.kind).second);
 }
 
-/* The operands' dtype: that of the plain operand or, if both are quantized, that of
- * decoded values. */
+/* The operands' dtype: the plain operand's or, if both operands are quantized, the decoded
+ * values'. */
 static moert_dtype operand_type(const moert_op *op) {
     return !is_quantized(first_of(op))    ? first_of(op)->type
            : !is_quantized(second_of(op)) ? second_of(op)->type

@@ -86,8 +86,9 @@ moert_status moert_op_check_quantized(const moert_op *op);
 moert_status moert_op_shape_quantized(moert_op *op);
 
 /*
- * Decides for each quantized operand whether op->backend takes it as payload and scales. Returns
- * NULL, or the backend's text if it does not support the op (moert_backend.supports).
+ * Decides for each quantized operand whether op->backend takes it as payload and scales, without
+ * dequantizing. Returns NULL, or the backend's text if it does not support the op
+ * (moert_backend.supports).
  */
 const char *moert_op_plan(moert_op *op);
 /* Whether both operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
@@ -100,7 +101,7 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
 /* The type of a quantized operand's dequantized values, or of a result's before quantizing. */
 moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q);
 
-/* Allocates the workspace of the conversions; frees it. */
+/* Allocates, and frees, the workspace of the conversions. */
 moert_status moert_op_make_conversions(moert_op *op);
 void moert_op_free_conversions(moert_op *op);
 /* Converts the operands to the form that the GEMM takes, and computes op->alphas. */
@@ -113,8 +114,8 @@ moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *
                              const char *legal, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* A rule of a description: whether it is broken, the field, the legal values, and the field's value
- * as text or, if that is NULL, number. */
+/* A rule of a description: whether it is broken, the field, the field's legal values, and its
+ * actual value as `text` or, if `text` is NULL, as `value`. */
 typedef struct moert_op_rule {
     bool broken;
     moert_status code;

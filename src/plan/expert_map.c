@@ -8,7 +8,7 @@
 #include "base/memory.h"
 
 void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
-    if (rank >= ranks) { /* this rank does not exist, so it has no experts */
+    if (rank >= ranks) { /* a rank that does not exist has no experts */
         *first = experts;
         *count = 0;
         return;

@@ -37,9 +37,9 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                                   size_t tokens, const moert_buffer *logits,
                                   const moert_buffer *bias, const moert_routing *routing);
 
-/* Replaces logits[T,E] by hashes of them, uniform in [-1, 1), to compare speeds. A hash
- * depends on the logit's bits and its expert only. Non-finite logits are not replaced. Errors:
- * ERROR_USAGE. */
+/* Replaces logits[T,E] by hashes of the logits, uniform in [-1, 1), so that speeds can be compared
+ * with nearly equal numbers of rows per expert. A hash depends on the logit's bits and its expert
+ * only. Non-finite logits are not replaced. Errors: ERROR_USAGE. */
 moert_status moert_router_balance(moert_device *device, const moert_router_options *options,
                                   size_t tokens, moert_buffer *logits);
 

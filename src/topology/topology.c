@@ -1,4 +1,4 @@
-/* Loads the topology, with its GPUs, of this machine or from a description, and describes it in a
+/* Loads the topology of this machine, or one from a description, including GPUs. Describes it in a
  * line of text. */
 #include <errno.h>
 #include <stdio.h>
@@ -80,7 +80,7 @@ static moert_status load(moert_topology *topology, const char *text) {
     return MOERT_OK;
 }
 
-/* usable = the processors that the machine allows, less those that the process's mask excludes. */
+/* usable = the processors that the machine allows, minus those that the process's mask excludes. */
 static moert_status find_usable(moert_topology *topology) {
     hwloc_const_bitmap_t allowed = hwloc_topology_get_allowed_cpuset(topology->tree);
     MOERT_TRY(moert_topology_bitmap(&topology->usable));

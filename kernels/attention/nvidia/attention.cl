@@ -27,8 +27,8 @@
  *   BACKWARD_KV  each stage holds 64 rows of q and dout, their lse and delta, for all heads of a
  *                group in order: dv += p dout and dk += ds q
  *
- * If WINDOW is 1, a query sees only the `window` keys up to its own, and blocks that no own row
- * sees are left out.
+ * If WINDOW is 1, a query sees only the `window` keys up to its own position. Blocks that no own
+ * row sees are skipped.
  *
  * If a sequence has several documents, a tile has rows of one document, and positions count from
  * the start of that document. Rows of other documents that a block holds are masked or not stored.

@@ -27,7 +27,7 @@ INLINED void load_block(uint to, ulong map, int rows, int width, int column, int
                      sequence, barrier);
 }
 
-/* Copies `bytes` bytes, a multiple of 16, to local memory and counts them at the barrier. */
+/* Copies `bytes` bytes, a multiple of 16, to local memory and counts these bytes at the barrier. */
 INLINED void load_bytes(uint to, global const void *from, uint bytes, uint barrier) {
     __asm__ volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -88,7 +88,7 @@ INLINED ulong transposed_at(uint address, int rows) {
     return matrix_at(address, 1) + ((ulong)(8 * (rows - ROWS)) << 16);
 }
 
-/* Zeroes sums here; the compiler may not move this to where a wgmma is in flight. */
+/* Zeroes `sums`. The compiler may not move the stores to a place where a wgmma is in flight. */
 INLINED void clear(float *sums, int count) {
     UNROLL_FOR(int i = 0; i < count; i++)
         __asm__ volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));

@@ -110,8 +110,8 @@ INLINED void decode_along(int format, quantized x, part p) {
     }
 }
 
-/* Loads 8 lines of payload and, in two words, their scales; with 4 bits a scale block is always
- * complete. */
+/* Loads 8 lines of payload and, in two words, their scales; with 4-bit elements a scale block is
+ * always complete. */
 INLINED batch load_down(int format, quantized x, part p, uint unit, uint units) {
     const uint block = RUN_OF(format) * CODE_BITS(format) / 8, across = p.columns / 8,
                last = min(unit, units - 1);

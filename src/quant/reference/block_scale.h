@@ -11,8 +11,8 @@ typedef struct moert_block_scale {
     float factor, first, second;
 } moert_block_scale;
 
-/* The scale of a block with this amax. For NVFP4, *tensor_amax is the tensor's amax; NULL if only
- * the global scale is known. */
+/* The scale of a block whose largest magnitude is `amax`. For NVFP4, *tensor_amax is the tensor's
+ * amax; NULL if only the global scale is known. */
 moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
                                        const float *tensor_amax, float global);
 
