@@ -14,7 +14,7 @@
  * clock on NVIDIA, and of the system's clock on x86-64 Linux, where a waiting thread also yields to
  * other threads. Elsewhere the host measures how long a tick takes. On other CPUs a tick is one of
  * x86-64's time-stamp counter or of cl_khr_kernel_clock, or one poll if the CPU has neither. With
- * several work-items, x86-64 Linux reads the time-stamp counter, too: PoCL 6 crashes while it
+ * several work-items, x86-64 Linux also reads the time-stamp counter, since PoCL 6 crashes while it
  * compiles assembly.
  */
 #include "args/exchange.h"

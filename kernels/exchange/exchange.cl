@@ -39,8 +39,8 @@
  * memory: only in exchange_barrier.h. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which saves a quarter of the time on
- * CPUs. Such stores need a fence before other devices may read them. A work-item issues it once, at
- * its end.
+ * CPUs. Such stores need a fence before other devices may read them. A work-item issues this fence
+ * once, at its end.
  */
 #include "exchange/combine.h"
 #include "exchange/dispatch.h"

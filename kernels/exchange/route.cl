@@ -8,10 +8,10 @@
  *             rows[p,c] *= weight[p]                                         grid: (rows p)
  *
  * ends[experts] are the ends of the experts' rows in the window, padded[experts] those of their
- * rows in the matrix. If padded is null, both are the same. take_ and give_ move units: words of 4
- * bytes or bytes. Window rows are `window_stride` units apart, and `first` units of a row precede
- * those that are moved. In weigh, rows and combined are dense, of type 0 (float32) or 2 (bf16,
- * rounded).
+ * rows in the matrix. If padded is null, the ends in the matrix are those in the window. take_ and
+ * give_ move units: words of 4 bytes or bytes. Window rows are `window_stride` units apart, and
+ * `first` units of a row precede the units that are moved. In weigh, rows and combined are dense,
+ * of type 0 (float32) or 2 (bf16, rounded).
  *
  * A row group computes one row. Local memory: MOERT_ITEMS floats (weigh). Deterministic: weigh adds
  * column c to lane c mod SUM_LANES, then adds the lanes as a tree.

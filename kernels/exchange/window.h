@@ -39,10 +39,10 @@ static inline global float *row_of(WINDOW window, uint2 to, uint stride) {
 }
 #endif
 
-/* A window of slots has rows of one cell each. dispatch_slots stores four words at its start: the
- * slot's float; the slot's number t K + k; the sending rank; and a link. The link's bit 31 is set
- * if an earlier slot of the token lies on the same rank. The link's other bits are 1 + the row of
- * the token's next slot on that rank, or 0 if there is none. */
+/* A window of slots has rows of one cell each. dispatch_slots stores four words at the start of a
+ * cell: the slot's float; the slot's number t K + k; the sending rank; and a link. The link's bit
+ * 31 is set if an earlier slot of the token lies on the same rank. The link's other bits are 1 +
+ * the row of the token's next slot on that rank, or 0 if there is none. */
 typedef float16 cell;
 #define CELL  16
 #define LATER 0x80000000u

@@ -135,8 +135,9 @@ DEFINE_PACK(pack_rows, rows_of, load_row)
 
 /* The result goes to w or, rounded to bf16, to rounded_w if this is not null. In the second case w
  * holds a group's sums between two blocks of its rows. Weight gradients are larger than a cache.
- * Tiles that are computed at once are stored past the cache if they are aligned to 64 bytes (not
- * with AMX). The lock at the end of a work-group makes these stores visible. */
+ * So the results of groups whose rows fit in one block are stored past the cache, unless they are
+ * accumulated, not aligned to 64 bytes, or computed by AMX. The lock at the end of a work-group
+ * makes these stores visible. */
 KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                        global float *w, global ushort *rounded_w, moert_gemm_args args,
                        local vec *panel, local float *strip) {

@@ -3,9 +3,9 @@
  * registers: v = x w^T + b, h = prob glu(v).
  *
  * The vectors of a panel's row, and so of a tile, alternate: 16 gates, their ups, the next 16
- * gates, their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups. In
- * both cases two vectors give 16 columns of h. Between two blocks of the reduction, v holds the
- * partial sums. Otherwise v is written only if the caller keeps it.
+ * gates, their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups.
+ * With either order of v, two vectors give 16 columns of h. Between two blocks of the reduction, v
+ * holds the partial sums. Otherwise v is written only if the caller keeps it.
  */
 #include "gemm/glu.h"
 

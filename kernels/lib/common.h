@@ -15,11 +15,12 @@
  *
  * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On NVIDIA's GPUs
  * MOERT_NVIDIA is the compute capability, 90 for sm_90; it selects instructions that PTX has and
- * OpenCL C lacks. MOERT_FAST is defined there unless MOERT_BACKEND names a backend without tensor
- * cores: divisions, square roots and elementary functions are then the hardware's, and their last
- * bits differ from those of CPUs. The GPU form may define ALIGNED: memory that steps read and write
- * begins at multiples of 16 bytes and ends at multiples of 4 floats. Loading or storing a part is
- * then one access or none, and the compiler can keep many loads in flight.
+ * OpenCL C lacks. MOERT_FAST is also defined on these GPUs, unless MOERT_BACKEND names a backend
+ * without tensor cores. With MOERT_FAST, divisions, square roots and elementary functions are the
+ * hardware's, and their last bits differ from those of CPUs. The GPU form may define ALIGNED:
+ * memory that steps read and write begins at multiples of 16 bytes and ends at multiples of 4
+ * floats. Loading or storing a part is then one access or none, and the compiler can keep many
+ * loads in flight.
  */
 #include "lib/forms.h"
 #include "lib/vectors.h"

@@ -17,7 +17,7 @@
  * rows twice. If STEPS is not 0, GROUPS_PER_ROW row groups own a row together and keep it in
  * registers, and norm_gradients computes dx and a piece in one pass. Local memory on GPUs: 132
  * bytes for each row group; 16 KiB (norm_sum_pieces). On CPUs a work-item adds the parts of a row,
- * `part` columns each, in the order of these row groups.
+ * `part` columns each, in the order in which row groups add them on GPUs.
  *
  * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. The first
  * `rotated` columns of y are rotated by the token's position, as by rope.cl; those of dy are

@@ -1,7 +1,7 @@
 /*
  * Dequantizes MX and NV formats to bf16 on GPUs, before a GEMM on tensor cores: x = element *
- * scale, without NVFP4's global scale. It does the work of kernels/quant/dequantize.cl for whole
- * blocks only, with wide loads and stores. Values below 2^-126 are rounded.
+ * scale, without NVFP4's global scale. These kernels do the work of kernels/quant/dequantize.cl for
+ * whole blocks only, with wide loads and stores. Values below 2^-126 are rounded.
  *
  *   decode_along  blocks along rows: a work-item decodes 8 consecutive elements with one scale
  *   decode_down   blocks of BLOCK rows (moert/formats.h, COLUMN): a work-item decodes 8 columns of

@@ -4,7 +4,7 @@
  * document.
  *
  * Attention (moert_attention) processes each document by itself, in blocks that count from the
- * document's first token. Rotary positions (moert_rotation) use the positions. So a document's
+ * document's first token. Rotary embeddings (moert_rotation) use these positions. So a document's
  * results have the same bits as if it were alone in a sequence. Calls are not collective.
  */
 #pragma once

@@ -28,9 +28,9 @@ typedef struct moert_memory_setting {
     bool verifies;                  /* ranks repeat each other's work */
     const moert_device *device;     /* the device whose prepacked weights count; NULL: none */
     moert_aux_form aux_form;
-    const moert_row_peak *peaks; /* [MoE layers] rows of the rank; NULL: those of balanced routing,
-                                    tokens of its EP group x K x L / E rounded up, times
-                                    config->memory.imbalance */
+    const moert_row_peak *peaks; /* [MoE layers] rows of the rank; NULL: rows of balanced routing
+                                    (tokens of the EP group x K x experts of the rank / E, rounded
+                                    up), times config->memory.imbalance */
 } moert_memory_setting;
 
 /* X(field, title, help): bytes of one rank. */

@@ -1,9 +1,9 @@
 /*
  * Converts the quantized operands and results of an op before and after the GEMM. Operands are
  * dequantized without their global scales, which are multiplied into alpha or, in DGLU, into
- * acc_scale. Results are quantized from the values of the GEMM. An operand that the backend takes
- * as payload and scales (a direct operand) is not dequantized: it gets linear scales and, if the
- * backend decodes it, a buffer for values.
+ * acc_scale. Results are quantized from the values that the GEMM writes. An operand that the
+ * backend takes as payload and scales (a direct operand) is not dequantized: it gets linear scales
+ * and, if the backend decodes it, a buffer for values.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantize -> [ transposed, a weight ] -> GEMM
  *   GEMM -> quantize -> linear scales -> [ transposed ] -> tiled

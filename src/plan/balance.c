@@ -177,7 +177,7 @@ static size_t make_room(search *s, size_t rank) {
 }
 
 /* Adds a clone of an expert on the rank that has the fewest rows among those without a member.
- * False if no slot can be found there. */
+ * False if that rank has no slot for the clone. */
 static bool add_clone(search *s, uint32_t e) {
     size_t rank = SIZE_MAX;
     for (size_t r = 0; r < s->map->ranks; r++)

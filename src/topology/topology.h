@@ -70,8 +70,8 @@ moert_status moert_topology_place(const moert_topology *topology, size_t local_r
                                   size_t local_size, const char (*masks)[MOERT_CPUS_BYTES],
                                   bool gpus, moert_placement *placement);
 
-/* Binds the calling process, with its present and future threads, to the placement. Does nothing
- * unless the topology is this machine's. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
+/* Binds the calling process, with its present and future threads, to the placement. Does nothing if
+ * the topology comes from a description or a file. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_topology_bind(const moert_topology *topology, const moert_placement *placement);
 
 /* The masks of all threads of this process, to be restored. restore frees `affinity`; a thread that
@@ -97,7 +97,7 @@ typedef struct moert_thread_snapshot {
 /* Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_threads_snapshot(moert_thread_snapshot *snapshot);
 
-/* Frees the snapshot, also on failure. *pinned = 0 if the topology is not this machine's. Errors:
- * ERROR_TOPOLOGY, ERROR_MEMORY. */
+/* Frees the snapshot, also on failure. *pinned = 0 if the topology comes from a description or a
+ * file. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_threads_pin_new(const moert_topology *topology, const moert_placement *placement,
                                    moert_thread_snapshot *snapshot, size_t *pinned);

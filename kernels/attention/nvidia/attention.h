@@ -48,7 +48,8 @@ INLINED int opaque(int x) {
 /*
  * A wgmma with N columns has sums in operands %0 to %(N/2 - 1). The first wgmma of a score
  * overwrites the sums (p = 0), so that only wgmma touches their registers. Later wgmma add to the
- * sums (p = 1). RS has the first operand in registers, SS has both in local memory.
+ * sums (p = 1). The macro RS has the first operand in registers, the macro SS has both operands in
+ * local memory.
  */
 #define JOINED(a, b) a##b
 #define JOIN(a, b)   JOINED(a, b)

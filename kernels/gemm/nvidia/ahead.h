@@ -60,8 +60,9 @@ typedef struct batch {
     uint payload[16], scales[2];
 } batch;
 
-/* A warp's batch along K: UNITS times 8 elements for each work-item. A work-item holds every 32nd
- * word of their scales; WORDS of these belong to a unit. */
+/* A warp's batch along K: UNITS times 8 elements for each work-item. A unit of the warp, 256
+ * elements, has WORDS words of scales. A work-item holds every 32nd word of the scales of the
+ * batch. */
 #define UNITS(format) (64 / CODE_BITS(format))
 #define WORDS(format) (256 / RUN_OF(format) / 4)
 
