@@ -9,7 +9,7 @@ enum {
     MOERT_VECTOR = 16,           /* lanes of a vector for CPUs: columns of a panel or a tile */
     MOERT_GEMM_IDLE_LAYERS = 1,  /* layers at the start of a grid whose work-groups compute nothing
                                    (docs/design.md, "One launch") */
-    MOERT_GEMM_STRIP = 64,       /* most lines that a wgrad packs at a time */
+    MOERT_GEMM_STRIP = 64,       /* most lines of A that a wgrad packs at a time */
     MOERT_GEMM_LINE_EXCESS = 16, /* most padding after a converted line, in dots */
     MOERT_GEMM_PANELS_PAST = 3,  /* panels that a tile may read past the end of prepacked weights */
     MOERT_GPU_GEMM_ITEMS = 256,  /* work-items and columns of a tile in the GPU form */

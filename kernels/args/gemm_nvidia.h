@@ -1,7 +1,8 @@
 /*
- * The scalar arguments of kernels/gemm/nvidia (see args.h), and the sizes that C and kernels share:
- * tiles of LINES x COLUMNS results, K values of a block, STAGES of a ring, columns of GROUP tiles,
- * and pieces of local memory, OUTS for each of 8 warps.
+ * The scalar arguments of kernels/gemm/nvidia (see args.h), and the sizes that C and kernels share.
+ * A tile has LINES x COLUMNS results. A block has K values of the reduction, and a ring has STAGES
+ * stages. GROUP: the tiles that are computed down a column before the next column. OUTS: the pieces
+ * of local memory, for results, of each of 8 warps.
  */
 #ifndef MOERT_ARGS_GEMM_NVIDIA_H
 #define MOERT_ARGS_GEMM_NVIDIA_H

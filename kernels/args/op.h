@@ -7,8 +7,8 @@
 /* The elements of a weight that a work-group of rows.cl moves. */
 enum { MOERT_OP_WEIGHT_BLOCK = 4096 };
 
-/* Arguments for the rows in kernels/op/rows.cl. `peak`: the offset of the matrix peak (rows.cl) in
- * the buffer of the GEMM's sums, in floats; 0 if there is no peak. */
+/* Arguments of the kernels in kernels/op/rows.cl that move rows. `peak`: the offset of the matrix
+ * peak (rows.cl) in the buffer of the GEMM's sums, in floats; 0 if there is no peak. */
 typedef struct moert_rows_args {
     args_u64 stride, peak;
     args_u32 groups, rows;

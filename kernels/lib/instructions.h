@@ -11,8 +11,8 @@ static inline vec quiet(vec x) {
 #if MOERT_NVIDIA >= 89 && MOERT_ITEMS > 1
 #define HAS_FP8
 /*
- * FP8 conversions from Ada Lovelace on. They round as moert_dtype specifies: to nearest even, large
- * numbers saturate, and there is one NaN.
+ * FP8 conversions by instructions that GPUs have from Ada Lovelace on. They round as moert_dtype
+ * specifies: to nearest even, large numbers saturate, and there is one NaN.
  */
 #define DEFINE_CONVERSIONS(name, type)                                                             \
     static inline uint pack_##name(vec x) {                                                        \

@@ -64,7 +64,8 @@ DEFINE_LANES(max_lanes, float, fmax)
 /* The sum of a row's lanes. A CPU adds as the work-items of the GPU form do: the four lanes of each
  * item, then items 16, 8, 4, 2 and 1 apart. */
 #if MOERT_ITEMS == 1
-/* Lanes i and j of each four lanes of a, then of b; lane i of each two lanes. */
+/* TWO_OF_FOUR: lanes i and j of every four lanes of a, then of b. ONE_OF_TWO: lane i of every two
+ * lanes of a, then of b. */
 #define TWO_OF_FOUR(a, b, i, j)                                                                    \
     __builtin_shufflevector(a, b, i, j, i + 4, j + 4, i + 8, j + 8, i + 12, j + 12, i + 16,        \
                             j + 16, i + 20, j + 20, i + 24, j + 24, i + 28, j + 28)

@@ -2,7 +2,8 @@
  * Included by gpu.cl: a token's scores and the keys by which its experts are chosen, in the
  * registers of its items.
  *
- * Required: those of items.h; SCORE (as moert_score), GROUPED (0, 1: there are groups of experts).
+ * Required: the defines of items.h; SCORE (as moert_score), GROUPED (0, 1: there are groups of
+ * experts).
  */
 #if !defined(SCORE) || !defined(GROUPED)
 #error "SCORE and GROUPED must be defined"

@@ -83,9 +83,10 @@ static bool takes_nvidia(const moert_attention *a) {
     return a->sequences * a->length > 0 && taken == NULL;
 }
 
-/* Reports work to the profile. FLOPs are those of `key_products` matrix products with keys and
- * `value_products` with values, for all pairs of a query and a key that it sees. Bytes are those of
- * q, k, v, out and lse, and in the backward also those of their gradients. */
+/* Reports FLOPs and bytes of a call to the profile. FLOPs are those of `key_products` matrix
+ * products with keys and `value_products` with values, for all pairs of a query and a key that it
+ * sees. Bytes are those of q, k, v, out and lse, and in the backward also those of their
+ * gradients. */
 static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
                         bool backward, bool tensor_cores) {
     const double pairs = a->documents != NULL

@@ -49,7 +49,7 @@ typedef struct moert_attention {
                                tree like those of other replicated parameters; NULL without
                                `sinks` */
     moert_dtype type;       /* F32 (0) or BF16 */
-    moert_dtype operands;   /* of q, k, v and dout: F32 (0) or BF16 */
+    moert_dtype operands;   /* dtype of q, k, v, dout: F32 (0) or BF16 */
     moert_buffer **scratch; /* BF16: a growable buffer that keeps nothing between calls */
 } moert_attention;
 /* The dtype of q, k, v and dout in attention of this type, head_size and value_size: BF16 where

@@ -21,9 +21,9 @@ void moert_documents_destroy(moert_documents *documents); /* NULL is legal */
 
 /*
  * Replaces the documents by those of the next batch: positions[sequences,length] in host memory.
- * Blocks; kernels that were enqueued before still see the previous batch. Errors: ERROR_USAGE (a
- * position that neither is 0 nor follows the previous one of its sequence), ERROR_MEMORY,
- * ERROR_DEVICE.
+ * The call blocks. Kernels that were enqueued before still see the previous batch. Errors:
+ * ERROR_USAGE (a position that neither is 0 nor follows the previous one of its sequence),
+ * ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_documents_set(moert_documents *documents, size_t sequences, size_t length,
                                  const int32_t *positions);

@@ -29,7 +29,7 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
     const bf16_sums mine = required   ? in_tiles ? SUMS_IN_TILES_BY_OPTION : LACKS_TILES
                            : in_tiles ? SUMS_IN_TILES
                                       : SUMS_ONE_BY_ONE;
-    size_t first[] = {ranks, ranks, ranks, ranks}; /* the first rank of each kind */
+    size_t first[] = {ranks, ranks, ranks, ranks}; /* the first rank with each value of bf16_sums */
     unsigned char *all, byte = (unsigned char)mine;
     MOERT_TRY(moert_context_gather(comm, &byte, 1, &all));
     for (size_t r = ranks; r-- > 0;)

@@ -20,7 +20,7 @@ typedef struct moert_memory_setting {
     size_t ranks, ep;     /* R; ranks that share one set of experts (divides R) */
     bool exact;           /* replicas of the experts are exact */
     bool moves, clones;   /* experts move between the ranks; experts get clones in spare slots */
-    const moert_mesh_place *places; /* [R] of each rank in the mesh; NULL: as on one host */
+    const moert_mesh_place *places; /* [R] place of each rank in the mesh; NULL: one host */
     unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
     size_t micro_batches;           /* micro-batches of a step */

@@ -53,7 +53,7 @@ typedef struct moert_conversion {
     moert_buffer *ends;                  /* ends of groups of equal size */
     moert_buffer *block_ends;            /* ends of row blocks, for tiled scales of COLUMN blocks */
     moert_buffer *scale;                 /* linear copy of tiled scales */
-    moert_buffer **scales;               /* [G] linear copies for direct discrete weights */
+    moert_buffer **scales;               /* [G] linear scales of direct discrete weights */
     moert_buffer *transposed;            /* transpose of `scale` */
 } moert_conversion;
 
@@ -93,8 +93,8 @@ moert_status moert_op_shape_quantized(moert_op *op);
 const char *moert_op_plan(moert_op *op);
 /* Whether both operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
 bool moert_op_has_fp8_operands(const moert_op *op);
-/* The GEMM of an op, with converted operands where needed. With `buffers` NULL the GEMM is only for
- * supports and reserve, which only test buffers for NULL. */
+/* The GEMM of an op, with converted operands where needed. If `buffers` is NULL, the GEMM may only
+ * be passed to the backend's functions supports and reserve, which only test buffers for NULL. */
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
                           moert_gemm_more *more);
 

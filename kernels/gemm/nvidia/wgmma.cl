@@ -21,7 +21,7 @@
  *     warps 8-11   lines 64-127  through OUTS pieces of 16 lines x 128 bytes per warp in local
  *                                memory, stored in 16-byte words
  *
- * Warps 1-3 convert quantized operands to bf16 in global memory, ahead of the GEMM: ahead.h.
+ * Warps 1-3 convert quantized operands to bf16 in global memory, ahead of the GEMM (see ahead.h).
  *
  * With GLU the 256 columns are 128 gates and their 128 ups, from two positions of the weight, and
  * give 128 columns of h. v is stored like a result before h, unless its gates and ups alternate.

@@ -28,8 +28,8 @@ enum {
 typedef struct launch_shape {
     char program[80];
     const moert_buffer *list; /* blocks of all documents, or NULL */
-    size_t blocks, sequences; /* sequences, and blocks of positions in each; the list counts as one
-                                 sequence. In the CPU form each lane has one position */
+    size_t blocks, sequences; /* blocks of positions in a sequence; sequences, or 1 with a list. In
+                                 the CPU form each lane has one position */
     moert_attention_args args;
 } launch_shape;
 
