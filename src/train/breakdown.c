@@ -1,4 +1,4 @@
-/* The breakdown of a training step. */
+/* Computes and prints the breakdown of a training step's time. */
 #include "train/breakdown.h"
 
 #include <jansson.h>
@@ -44,7 +44,7 @@ typedef struct means {
     size_t ranks;
 } means;
 
-/* A rank's message to the others. */
+/* The values that a rank sends to all other ranks. */
 typedef struct message {
     moert_profile profile;
     moert_roof roof;
@@ -80,8 +80,8 @@ static moert_status take_means(const moert_device *device, moert_comm *world,
 
 /* ---- lines ---- */
 
-/* X(name in the JSON, title in the table, width, digits, unit, factor from the JSON's value to the
- * table's) */
+/* X(name in the JSON, title in the table, width, digits, unit, factor from the value in the JSON to
+ * the value in the table) */
 #define COLUMN_TABLE(X)                                                                            \
     X(calls, "calls", 7, 1, "", 1.0)                                                               \
     X(ms_per_step, "ms/step", 10, 3, "", 1.0)                                                      \
@@ -91,7 +91,7 @@ static moert_status take_means(const moert_device *device, moert_comm *world,
     X(gbps, "GB/s", 8, 1, "", 1.0)                                                                 \
     X(copy_share, "of copy", 8, 1, " %", 100.0)
 
-/* A line of the table. A rate is work over time, and -1 if either is 0. */
+/* A line of the table. A rate is work divided by time, or -1 if work or time is 0. */
 typedef struct line {
     const char *name;
 #define COLUMN_FIELD(name, ...) double name;
@@ -115,7 +115,8 @@ static line line_of(const means *m, const char *name, const moert_profile_row *r
                   moves ? row->bytes / row->ns / m->roof.gbps : -1.0};
 }
 
-/* Makes the lines of all operations with calls, and of the host. Returns their number. */
+/* Makes a line for each operation that was called, and one for the host. Returns the number of
+ * lines. */
 static size_t make_lines(const means *m, line lines[MOERT_OPERATIONS]) {
     size_t count = 0;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
@@ -136,8 +137,8 @@ static void put_number(FILE *file, int width, int digits, double value, const ch
 }
 
 static void put_line(FILE *file, line l) {
-    l.calls = l.calls > 0.0 ? l.calls : -1.0; /* the lines of the step and of the host have no
-                                                 number of calls */
+    /* only operations have a number of calls, not the step and the host */
+    l.calls = l.calls > 0.0 ? l.calls : -1.0;
     fprintf(file, "  %-23s", l.name);
 #define PUT_NUMBER(name, title, width, digits, unit, factor)                                       \
     put_number(file, width, digits, (l.name) * (factor), unit);

@@ -1,4 +1,4 @@
-/* Reads checkpoints, and writes the state of a run; save.c writes checkpoints, checkpoint_list.c
+/* Reads checkpoints, and writes the state of a run. save.c writes checkpoints; checkpoint_list.c
  * names and lists them. */
 #include "train/checkpoint.h"
 
@@ -43,7 +43,7 @@ static moert_status read_number(const json_t *root, const char *path, const char
     return MOERT_OK;
 }
 
-/* Reads a text; older versions wrote none. */
+/* Reads the string `key` of state.json; "" if an older version wrote none. */
 static moert_status read_text(const json_t *root, const char *path, const char *key, size_t bytes,
                               char *text) {
     const json_t *value = json_object_get(root, key);
@@ -96,7 +96,8 @@ moert_status moert_run_state_read(const char *path, moert_run_state *state) {
 
 /* ---- reading ---- */
 
-/* Checks that no value of a mean of squares is below 0: the optimizer takes its root. */
+/* Checks that no moment that is a mean of squares is negative, since the optimizer takes its square
+ * root. */
 static moert_status check_squares(const moert_tensors *files, const char *name,
                                   const moert_model_tensor *tensor, moert_model_range range) {
     enum { PIECE = 4096 };

@@ -6,8 +6,8 @@
  *   optimizer.safetensors  state.json     the state to resume a run, in checkpoints only
  *   manifest.json                         checksums of the other files (io/manifest.h)
  *
- * A directory is written under a temporary name, flushed and renamed, so it is complete or absent.
- * Its bytes depend only on the model and the run, not on ranks, engines, paths or time. All
+ * A directory is written under a temporary name, flushed and renamed, so it is either complete or
+ * absent. Its bytes depend only on the model and the run, not on ranks, engines, paths or time. All
  * functions are collective unless said otherwise.
  */
 #pragma once
@@ -16,7 +16,8 @@
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
-/* X(field): the integers in state.json, the state of a run. state.json also has the texts below. */
+/* X(field): the integers in state.json, the state of a run. state.json also has the texts declared
+ * below. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* steps that updated the weights */                                         \
@@ -31,20 +32,22 @@ typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
-    uint64_t left_out; /* steps whose data were left out; an older state.json has none of these */
-    /* a text that an older version's state.json lacks is "" */
+    /* steps whose data were left out; an older state.json has neither this nor the texts below */
+    uint64_t left_out;
+    /* Texts of state.json. A text that an older version's state.json lacks is "". */
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
     char split[MOERT_SPLIT_TEXT_BYTES];       /* split of the data (data/split.h); "" for token
                                                  arrays */
     char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* schedule of the learning rate */
-    char options[MOERT_SETTINGS_BYTES];       /* other options that change results, "--name value\n"
-                                                 each */
+    /* other options that change results, as lines "--name value\n" */
+    char options[MOERT_SETTINGS_BYTES];
 } moert_run_state;
 
 /* Reads the state of the checkpoint at `path`. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
 moert_status moert_checkpoint_state(const char *path, moert_run_state *state);
-/* Reads a checkpoint into the model and the optimizer; `manifest`, if not NULL, gets the checksums
- * of what is read. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */
+/* Reads a checkpoint into the model and the optimizer. `manifest`, if not NULL, gets the checksums
+ * of the bytes read. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (the checkpoint of another
+ * model). */
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_manifest *manifest);
 
@@ -53,21 +56,21 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
 /* Reads the file state.json of a checkpoint. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
 moert_status moert_run_state_read(const char *path, moert_run_state *state);
 
-/* *path = DIRECTORY/step-00000123 for this step; the caller frees it. Not collective. Errors:
+/* *path = DIRECTORY/step-00000123, for step 123. The caller frees *path. Not collective. Errors:
  * ERROR_MEMORY. */
 moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **path);
 /* steps[count] = the steps of the checkpoints in `directory`, newest first; none if the directory
  * does not exist. The caller frees *steps. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size_t *count);
 
-/* Removes checkpoints that were not finished. No job may be saving there. Not collective. Errors:
- * ERROR_IO, ERROR_MEMORY. */
+/* Removes checkpoints whose writing was interrupted. No job may be saving in `directory`. Not
+ * collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_checkpoint_sweep(const char *directory);
 
-/* Which checkpoints stay when a new one is written. */
+/* Which checkpoints are kept when a new one is written. */
 typedef struct moert_keep {
-    size_t last;  /* number of newest checkpoints that stay */
-    size_t every; /* all checkpoints whose step is a multiple of this stay; 0 = none */
+    size_t last;  /* number of newest checkpoints that are kept */
+    size_t every; /* all checkpoints whose step is a multiple of this number are kept; 0 = none */
 } moert_keep;
 
 /*

@@ -1,4 +1,5 @@
-/* The directory of a run's checkpoints: their names, the newest one, removal of old ones. */
+/* The directory of a run's checkpoints: names of checkpoints, search for the newest one, removal of
+ * old ones. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@ moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **
     return moert_text_path(path, "%s/" NAME_FORMAT, directory, (unsigned long long)step);
 }
 
-/* Parses the step in a checkpoint's name; false for other names, such as a step beyond 64 bits. */
+/* Parses the step in a checkpoint's name. Returns false for other names, and for a step that needs
+ * more than 64 bits. */
 static bool parse_name(const char *name, uint64_t *step) {
     char again[32];
     *step = strncmp(name, "step-", 5) == 0 ? strtoull(name + 5, NULL, 10) : 0;
@@ -26,7 +28,7 @@ static bool parse_name(const char *name, uint64_t *step) {
     return strcmp(name, again) == 0;
 }
 
-/* Appends the step of a directory's name to the list. */
+/* Appends the step in a directory's name to the list, if the directory is a checkpoint. */
 static moert_status add(const char *directory, const char *name, uint64_t *steps, size_t *count) {
     char *path;
     mode_t mode;

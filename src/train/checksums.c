@@ -1,4 +1,4 @@
-/* Computes and compares checksums with all ranks. */
+/* The ranks compute and compare checksums together. */
 #include "train/checksums.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "io/manifest.h"
 #include "model/model.h"
 
-/* Compares the number of pieces that the ranks see; without a manifest it is 0. */
+/* Checks that all ranks have found the same number of pieces; a rank without a manifest has 0. */
 static moert_status check_pieces(moert_comm *world, const char *directory,
                                  const moert_manifest *manifest) {
     const size_t pieces = manifest != NULL ? moert_manifest_pieces(manifest) : 0;
@@ -35,7 +35,8 @@ moert_status moert_checksums_sum(const moert_comm *world, moert_manifest *manife
     return moert_manifest_sum(manifest, first, count);
 }
 
-/* Exchanges the checksums that the ranks have computed, and computes those that no rank has. */
+/* Exchanges the checksums that single ranks have computed. Then computes the checksums that are
+ * still missing. */
 static moert_status sum_all(moert_comm *world, moert_manifest *manifest) {
     MOERT_TRY(moert_checksums_exchange(world, manifest));
     MOERT_TRY(moert_comm_agree(world, moert_checksums_sum(world, manifest)));

@@ -1,4 +1,5 @@
-/* Checks of the ranks by each other: what is checked when, and the check of a part of the model. */
+/* The observer that checks ranks by each other: the order of checks in a step, and the check of a
+ * part of the model. */
 #include "train/cross_check.h"
 
 #include <stdio.h>
@@ -12,8 +13,8 @@
 
 /* ---- wrong bits for tests ---- */
 
-/* Reads MOERT_PLANT, "SITE RANK STEP LAYER WORD BIT". The bit is wrong once: not again when the
- * step is computed again. */
+/* Reads MOERT_PLANT, "SITE RANK STEP LAYER WORD BIT". The bit is wrong only once, so the step is
+ * correct when it is computed again. */
 static moert_status read_plant(moert_cross_check *check) {
     static const char *const sites[] = {
 #define NAME(NAME, name, ...) #name,
@@ -68,7 +69,7 @@ static moert_status open(void *self, moert_trainer *t) {
     return moert_comm_agree(t->world, moert_check_update_create(check));
 }
 
-/* ---- the check of a part of the model ---- */
+/* ---- the check of a part of the model (moert_audit_part) ---- */
 
 static size_t count_hashes(const moert_cross_check *check) {
     return MOERT_AUDIT_SITES * moert_audit_slots(check->audit);
@@ -97,7 +98,8 @@ static moert_audit_kind kind_of(const moert_cross_check *check, size_t index) {
     return moert_audit_kinds[site_of(check, index)];
 }
 
-/* Whether the site has a hash in this slot of the rank, with the same bits in all places. */
+/* Whether the rank has a hash of the site in this slot, and the hash is the same wherever the site
+ * is computed. */
 static bool compares(const moert_cross_check *check, size_t rank, size_t index) {
     const size_t slot = index % moert_audit_slots(check->audit);
     const moert_audit_site site = site_of(check, index);
@@ -108,7 +110,7 @@ static bool compares(const moert_cross_check *check, size_t rank, size_t index) 
                : slot == 0;
 }
 
-/* Describes a site: "its results (expert 5 of layer 3)". */
+/* Describes a site, such as "its results (expert 5 of layer 3)". */
 static void describe(const moert_cross_check *check, size_t rank, size_t index, char *text,
                      size_t bytes) {
     static const char *const descriptions[] = {
@@ -197,7 +199,7 @@ static moert_status begin(void *self, moert_trainer *t) {
     return MOERT_OK;
 }
 
-/* Ends the check of a micro-batch whose forward has failed. */
+/* Ends the audit of a micro-batch whose forward has failed. */
 static moert_status give_up(void *self, moert_trainer *t) {
     moert_cross_check *check = self;
     (void)t;

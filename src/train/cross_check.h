@@ -1,28 +1,27 @@
 /*
- * The observer of `--verify N` and `--verify-share X`: every N steps, or for a part X of the time,
- * the ranks repeat each other's work and compare the bits.
+ * The observer of `--verify N` and `--verify-share X`. Every N steps, or for a fraction X of the
+ * time, the ranks repeat each other's work and compare the results bit by bit:
  *
  *   each part     of the model, forward and backward, with its exchange (model/audit.h)
- *   what rests    gradients from the backward to the update; weights and moments from the start of
- *                 the step to the update, or from the last update if that was checked, too
- *   the norm      of the gradient, twice on each rank
- *   the update    of all parameters: of a rank's shards by the next rank, and by itself
+ *   memory        values that must not change: gradients from the backward to the update; weights
+ *                 and moments from the start of the step to the update, or from the last update if
+ *                 the step before was checked
+ *   the norm      of the gradient, computed twice on each rank
+ *   the update    of all parameters: the next rank and the rank itself repeat a rank's shards
  *   all weights   that several ranks hold, before and after the update
  *
- * If a rank's bits differ from its repeater's, a third rank repeats the work and decides, if there
- * is one of the same kind of device. All ranks then return ERROR_HARDWARE with a message that names
- * the step, the tensor, the ranks and their hosts, before anything of the step is saved.
+ * If the results of a rank and of its repeater differ, a third rank with the same kind of device,
+ * if there is one, repeats the work and decides. All ranks then return ERROR_HARDWARE with a
+ * message that names the step, the tensor, the ranks and their hosts, before anything of the step
+ * is saved.
  */
 #pragma once
 
 #include "model/audit.h"
 #include "train/internal.h"
 
-/*
- * The stream of a rank: its shards of all blocks, one after another. Ranks send each other what an
- * update reads of their streams, LOAD elements of each kind at a time. Each shard begins at a
- * multiple of MOERT_VIEW_FLOATS.
- */
+/* The most floats of a part of a tensor; the most floats of a load, which is a sequence of parts
+ * that are sent together. */
 enum { MOERT_CHECKED_LOAD = 262144 };
 /* The kinds of values: the gradient, the weight, and the moments. */
 enum { MOERT_CHECK_GRADIENT, MOERT_CHECK_WEIGHT, MOERT_CHECK_MOMENTS };
@@ -74,8 +73,8 @@ typedef struct moert_checked_update {
 
 /* The times of a run's steps, in seconds. */
 typedef struct moert_check_times {
-    double all, spent, last; /* of all steps; of checks; of the last check */
-    double plain;            /* of a step that is not checked */
+    double all, spent, last; /* of all steps; of all checks; of the last check */
+    double plain;            /* estimated time of a step that is not checked */
     size_t steps, checked, mismatches;
 } moert_check_times;
 
@@ -86,11 +85,11 @@ typedef struct moert_cross_check {
     moert_comm *world;
     moert_audit *audit;
     uint64_t step;
-    bool due; /* the step is checked */
+    bool due; /* the present step is checked */
     moert_check_times times;
     bool plants; /* this rank plants a wrong bit in step `plant_step` */
     uint64_t plant_step;
-    moert_audit_plant plant; /* its site may be a moert_check_plant */
+    moert_audit_plant plant; /* `site` may also be a moert_check_plant */
     double norm;
 
     moert_checked_update update;
@@ -100,7 +99,8 @@ typedef struct moert_cross_check {
     size_t weights;
 } moert_cross_check;
 
-/* X(NAME, name): sites of wrong bits for tests, beside those of MOERT_AUDIT_TABLE. */
+/* X(NAME, name): sites in which tests plant wrong bits, in addition to the sites of
+ * MOERT_AUDIT_TABLE. */
 #define MOERT_CHECK_PLANT_TABLE(X)                                                                 \
     X(OPTIMIZER, optimizer) /* a rank's own repetition of its first update */                      \
     X(UPDATED, updated)     /* the weights that it has updated first */                            \
@@ -118,53 +118,53 @@ enum { MOERT_CHECK_NAMES = 8 };
 
 typedef struct moert_check_verdict {
     char what[256]; /* what differs */
-    /* ranks; several wrong ones: one of them is */
+    /* Numbers of ranks. If `wrong` has several ranks, one of them is wrong. */
     size_t wrong[MOERT_CHECK_NAMES], right[3];
-    size_t wrong_count, right_count; /* none is right: a rank alone differs from itself */
+    /* right_count is 0 if a rank that is alone differs from its own repetition */
+    size_t wrong_count, right_count;
     moert_audit_kind kind;
 } moert_check_verdict;
 
-/*
- * What the ranks compute, and repeat for each other. A site has the same number of hashes on every
- * rank. moert_check_run compares those of each rank with its repeater's; if some differ, a second
- * repeater decides about the first of them.
- */
+/* A kind of work that ranks repeat for each other, with its hashes. All ranks have the same number
+ * of hashes. moert_check_run compares the hashes of each rank with those of its repeater. If some
+ * differ, a second repeater decides about the first of them. */
 typedef struct moert_check_site {
     size_t (*count)(const moert_cross_check *check);
-    /* hash[count] of this rank's own work, */
+    /* Computes hash[count] of this rank's own work. Collective. */
     moert_status (*own)(moert_cross_check *check, uint64_t *hash);
-    /* and of the work of the rank `distance` before it, repeated here. Both collective. */
+    /* Repeats the work of the rank `distance` before this one, and computes its hash[count].
+     * Collective. */
     moert_status (*repeat)(moert_cross_check *check, size_t distance, uint64_t *hash);
-    /* The class of hash `index`, and so the ranks that repeat it. */
+    /* The class of hash `index`, which determines the ranks that repeat the work. */
     moert_audit_class (*class)(const moert_cross_check *check, size_t index);
     moert_audit_kind (*kind)(const moert_cross_check *check, size_t index); /* NULL: COMPUTES */
     bool (*compares)(const moert_cross_check *check, size_t rank, size_t index);
-    /* Describes what differs, on rank `rank`. */
+    /* Describes the value of rank `rank` that differs. */
     void (*describe)(const moert_cross_check *check, size_t rank, size_t index, char *text,
                      size_t bytes);
 } moert_check_site;
 moert_status moert_check_run(moert_cross_check *check, const moert_check_site *site);
 
-/* Fills in who is wrong. `value` has the hash of a rank's own work, of its repeater's and, with
- * `third`, of a second repeater's; `rank` has these ranks. */
+/* Finds the wrong ranks. value[0] is the hash of a rank's own work, value[1] that of its repeater
+ * and, with `third`, value[2] that of a second repeater. `rank` has the numbers of these ranks. */
 void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,
                        moert_check_verdict *verdict);
-/* Plants a wrong bit at a site, in `count` elements, if it is due. */
+/* If a wrong bit is to be planted at this site in this step, plants it in `count` elements. */
 moert_status moert_check_plant_bit(moert_cross_check *check, moert_check_plant site,
                                    moert_elements elements, size_t count);
 
 /* ---- which steps are checked (cross_check_schedule.c) ---- */
 
-/* Decides whether the step is checked. Collective. */
+/* Decides whether the present step is checked. Collective. */
 moert_status moert_check_plan(moert_cross_check *check);
-/* Takes the time of a step. Not collective. */
+/* Records the duration of a step. Not collective. */
 void moert_check_measure(moert_cross_check *check, double step_s);
-/* Prints how much was checked. Not collective. */
+/* Prints how many steps were checked, and the time of the checks. Not collective. */
 void moert_check_report(const moert_cross_check *check);
 
 /* ---- parts of tensors (cross_check_parts.c) ---- */
 
-/* Lists the parts of this rank's stream, and counts those of all ranks. Collective. */
+/* Lists the parts of this rank's shards, and counts the parts of all ranks. Collective. */
 moert_status moert_check_list_parts(moert_cross_check *check);
 /* hash[most] of the gradients, or of weights and moments, of this rank's parts. Not collective. */
 moert_status moert_check_hash_gradients(moert_cross_check *check, uint64_t *hash);
@@ -194,11 +194,12 @@ void moert_checked_parts_free(moert_checked_parts *parts);
 moert_status moert_check_update_parts(moert_cross_check *check, size_t distance, uint64_t *own,
                                       uint64_t *other);
 
-/* ---- the update, and what rests (cross_check_update.c) ---- */
+/* ---- the update, and the values in memory before it (cross_check_update.c) ---- */
 
 /*
- * begin before the step's first forward, end_backward after its last backward, keep before the
- * optimizer's step, with its coefficients, and compare after it. Collective.
+ * Call begin before the step's first forward, and end_backward after the step's last backward. Call
+ * keep, with the update's coefficients, before the optimizer's step, and compare after the
+ * optimizer's step. Collective.
  */
 moert_status moert_check_update_create(moert_cross_check *check);
 void moert_check_update_destroy(moert_cross_check *check);

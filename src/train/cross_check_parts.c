@@ -1,4 +1,4 @@
-/* The parts of the tensors that a rank updates, and their digests. */
+/* Divides the tensors that a rank updates into parts, and repeats the updates of parts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ moert_dtype moert_checked_type(const moert_cross_check *check, size_t kind) {
 
 moert_status moert_check_plant_bit(moert_cross_check *check, moert_check_plant site,
                                    moert_elements elements, size_t count) {
-    const size_t each = elements.type == MOERT_DTYPE_F32 ? 1 : 2; /* elements of a word */
+    const size_t each = elements.type == MOERT_DTYPE_F32 ? 1 : 2; /* elements per 32-bit word */
     if (!check->plants || check->plant_step != check->step || (int)check->plant.site != (int)site)
         return MOERT_OK;
     check->plants = false;
@@ -177,6 +177,8 @@ static int compare_places(const void *left, const void *right) {
     return (a->at > b->at) - (a->at < b->at);
 }
 
+/* Returns the end of the load that begins with part `from` of `count` parts. *floats = the number
+ * of floats in the load's parts. */
 static moert_status list_parts(moert_cross_check *check) {
     moert_checked_update *u = &check->update;
     const moert_model_tensor *tensor = moert_model_tensors(check->model);
@@ -224,7 +226,7 @@ moert_status moert_check_list_parts(moert_cross_check *check) {
     return moert_comm_agree(check->world, allocate_hashes(u));
 }
 
-/* hash[parts] of this rank's values of the kinds [kind, end). */
+/* ---- values ---- */
 static moert_status hash_kinds(const moert_cross_check *check, size_t kind, size_t end,
                                uint64_t *hash) {
     const moert_checked_update *u = &check->update;

@@ -4,10 +4,10 @@
 #include "train/cross_check.h"
 
 /*
- * With --verify-share X, rank 0 has a step checked if all checks, this one included, then take at
- * most a fraction X of the run's time. The time of plain steps leaves out the first step, which
- * compiles kernels. The first check is estimated as CHECK plain steps, and LOAD_S seconds to load
- * its kernels.
+ * With --verify-share X, rank 0 decides that a step is checked if the time of all checks, including
+ * this one, is then at most a fraction X of the run's time. The estimated time of a step without a
+ * check ignores the first step, which compiles kernels. The first check is assumed to take CHECK
+ * times a step without a check, and LOAD_S seconds for loading its kernels.
  */
 #define CHECK  2.0
 #define LOAD_S 0.5
@@ -26,8 +26,9 @@ moert_status moert_check_plan(moert_cross_check *check) {
     return MOERT_OK;
 }
 
-/* Updates the estimate of a plain step's time: by half of a decrease, but by at most a tenth of an
- * increase, since some steps are late by chance. */
+/* Updates the estimated time of a step that is not checked. Lowers the estimate by half of a
+ * decrease, but raises it by at most a tenth of an increase, since some steps are slow by
+ * chance. */
 static void follow(moert_check_times *times, double step_s) {
     const double late = step_s - times->plain;
     if (!(times->plain > 0.0))

@@ -1,4 +1,5 @@
-/* The check of the optimizer's update, of what rests before it, and of shared weights. */
+/* Checks the optimizer's update, the values in memory before the update, and the weights that
+ * several ranks hold. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,10 +89,10 @@ static void describe_part(const moert_cross_check *check, size_t index, const ch
                  : "");
 }
 
-/* ---- the update, before it is made ---- */
+/* ---- the update's result, computed before the update is made ---- */
 
-/* The first repetition hands on what the update reads. The hashes of that are taken later, so that
- * they are of no other bits: a bit that flips after them makes the update itself differ. */
+/* Also repeats the updates of the rank at distance 1, since both need the parts that are exchanged
+ * here. */
 static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     MOERT_TRY(moert_check_update_parts(check, 1, hash, u->repeated));
@@ -116,7 +117,7 @@ static void describe_update(const moert_cross_check *check, size_t rank, size_t 
 static const moert_check_site update_site = {count_parts, own_update, repeat_update,  of_tokens,
                                              NULL,        has_part,   describe_update};
 
-/* ---- the update that was made ---- */
+/* ---- the weights and moments after the update ---- */
 
 static moert_status own_updated(moert_cross_check *check, uint64_t *hash) {
     MOERT_TRY(moert_comm_agree(check->world, moert_check_hash_states(check, hash)));
@@ -131,7 +132,7 @@ static moert_status kept_updated(moert_cross_check *check, size_t distance, uint
 static const moert_check_site updated_site = {count_parts, own_updated, kept_updated,   of_own,
                                               NULL,        has_part,    describe_update};
 
-/* ---- what rests: gradients, then weights and moments ---- */
+/* ---- values that stay in memory: gradients, then weights and moments ---- */
 
 static size_t count_rests(const moert_cross_check *check) {
     return 2 * check->update.most;
@@ -193,7 +194,7 @@ static void describe_left(const moert_cross_check *check, size_t rank, size_t in
 static const moert_check_site left_site = {count_left, own_left, kept_left,    of_own,
                                            rests,      always,   describe_left};
 
-/* ---- the sums of squares of a rank, twice, and the norm of the gradient on all ranks ---- */
+/* ---- a rank's sums of squares, computed twice, and the norm of the gradient on all ranks ---- */
 
 static size_t count_norm(const moert_cross_check *check) {
     (void)check;
@@ -219,7 +220,7 @@ static moert_status norm_again(moert_cross_check *check, size_t distance, uint64
     return status;
 }
 
-/* All ranks have the same norm. */
+/* A rank repeats its sums of squares itself. The norm is the same on all ranks. */
 static moert_audit_class of_norm(const moert_cross_check *check, size_t index) {
     (void)check;
     return index == 0 ? MOERT_AUDIT_OWN : MOERT_AUDIT_EVERYONE;
@@ -256,7 +257,7 @@ static moert_status own_weights(moert_cross_check *check, uint64_t *hash) {
     return copy(check->hash, check->weights, hash);
 }
 
-/* Other holders of the weights have computed them, too. */
+/* Every rank that holds the weights has hashed its own copy, so nothing is repeated here. */
 static moert_status held_weights(moert_cross_check *check, size_t distance, uint64_t *hash) {
     (void)distance;
     return copy(check->hash, check->weights, hash);
@@ -266,7 +267,7 @@ static size_t count_weights(const moert_cross_check *check) {
     return check->weights;
 }
 
-/* The block of hash `index`, and the tensor in it. */
+/* Returns the block of hash `index`. Sets *tensor to the index of the tensor in the block. */
 static const moert_block *block_of(const moert_cross_check *check, size_t index, size_t *tensor) {
     size_t b = 0;
     for (; index >= moert_model_block(check->model, b)->count; b++)
@@ -294,7 +295,7 @@ static void describe_weights(const moert_cross_check *check, size_t rank, size_t
 static const moert_check_site weights_site = {
     count_weights, own_weights, held_weights, of_holders, NULL, always, describe_weights};
 
-/* ---- the step ---- */
+/* ---- the order of the checks in a step ---- */
 
 moert_status moert_check_update_begin(moert_cross_check *check) {
     moert_checked_update *u = &check->update;

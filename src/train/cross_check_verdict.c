@@ -1,4 +1,4 @@
-/* The flow of a check: what it compares and judges, and how it names wrong ranks. */
+/* Runs a check: compares hashes, finds the wrong ranks, and names them in a message. */
 #include <stdio.h>
 
 #include "base/log.h"
@@ -11,7 +11,7 @@ typedef struct text_of_ranks {
     char text[512];
 } text_of_ranks;
 
-/* "1 on node1", "1 on node1 and 2 on node2", ... */
+/* Writes "1 on node1", "1 on node1 and 2 on node2", ... */
 static const char *name_ranks(const moert_cross_check *check, const size_t *ranks, size_t count,
                               text_of_ranks *text) {
     size_t used = 0;
@@ -27,7 +27,7 @@ static const char *name_ranks(const moert_cross_check *check, const size_t *rank
 
 #define FAULTY "the device or memory is faulty; nothing of the step is saved"
 
-/* The message of one wrong rank. */
+/* The error message about a single wrong rank. */
 static moert_status complain_of_one(const moert_cross_check *check, const moert_check_verdict *v) {
     const unsigned long long step = check->step;
     text_of_ranks others;
@@ -48,8 +48,9 @@ static moert_status complain_of_one(const moert_cross_check *check, const moert_
         name_ranks(check, v->right, v->right_count, &others));
 }
 
-/* The message of the first rank that may be wrong; an agreement puts its name before it. Only
- * "wrong bits" tells launch/train to leave out its host. */
+/* The error message of the first rank that may be wrong. The agreement of all ranks puts the rank's
+ * number before it. launch/train leaves out the rank's host only if the message has the words
+ * "wrong bits". */
 static moert_status complain(const moert_cross_check *check, const moert_check_verdict *v) {
     const unsigned long long step = check->step;
     text_of_ranks others;
@@ -89,11 +90,12 @@ void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third
     }
 }
 
-/* ---- the flow ---- */
+/* ---- the comparison ---- */
 
 enum { MOST_REPEATS = 2 };
 
-/* A site under check: hashes [R, count] of all ranks, of their own work and of each repeat. */
+/* The hashes of a site: tables [R, count] of the work of all ranks, one for the own work and one
+ * for each repetition. */
 typedef struct comparison {
     moert_cross_check *check;
     const moert_check_site *site;
@@ -101,8 +103,8 @@ typedef struct comparison {
     uint64_t *table[1 + MOST_REPEATS];
 } comparison;
 
-/* Gathers table[distance]: 0, the own work; else, what ranks repeat at this distance. This rank's
- * hashes are behind those of all. */
+/* Gathers table[distance] of all ranks' hashes: for 0 hashes of the own work, otherwise hashes of
+ * the work repeated at this distance. This rank's hashes are stored after the table. */
 static moert_status gather(comparison *c, size_t distance) {
     moert_cross_check *check = c->check;
     uint64_t **table = &c->table[distance];
@@ -112,7 +114,8 @@ static moert_status gather(comparison *c, size_t distance) {
     return moert_comm_allgather(check->world, mine, c->count * sizeof *mine, *table);
 }
 
-/* The hash `index` of a rank's work, as computed at a distance, and the rank that computed it. */
+/* The hash `index` of a rank's work, as repeated at a distance (0: as the rank computed it). *by =
+ * the rank that computed the hash. */
 static uint64_t hash_at(const comparison *c, size_t rank, size_t index, size_t distance,
                         size_t *by) {
     *by = distance == 0 ? rank
@@ -132,7 +135,8 @@ static bool find(const comparison *c, size_t *rank, size_t *index) {
     return false;
 }
 
-/* A rank's rows are wrong, or those that it sent, or what carried them. */
+/* Blames a rank that received wrong rows. The rank may be wrong, or a sender of its rows, or the
+ * network. */
 static void blame_travel(const comparison *c, size_t rank, size_t index, moert_check_verdict *v) {
     const bool from_all = c->site->class(c->check, index) == MOERT_AUDIT_EVERYONE;
     v->wrong[v->wrong_count++] = rank;
@@ -141,7 +145,8 @@ static void blame_travel(const comparison *c, size_t rank, size_t index, moert_c
             v->wrong[v->wrong_count++] = r;
 }
 
-/* Decides about a difference, by a third rank if there is one. */
+/* Decides which rank is wrong about a difference, with a third rank's hash if there is a third
+ * rank. */
 static moert_status judge(comparison *c, size_t rank, size_t index, moert_check_verdict *verdict) {
     const moert_audit *audit = c->check->audit;
     const moert_audit_class class = c->site->class(c->check, index);
@@ -156,7 +161,7 @@ static moert_status judge(comparison *c, size_t rank, size_t index, moert_check_
     return MOERT_OK;
 }
 
-/* Names the ranks that may be wrong, and ends the step or, with --on-mismatch warn, only warns. */
+/* Reports the ranks that may be wrong. Returns an error or, with --on-mismatch warn, only warns. */
 static moert_status decide(comparison *c, size_t rank, size_t index) {
     moert_cross_check *check = c->check;
     moert_check_verdict verdict = {.kind = c->site->kind != NULL ? c->site->kind(check, index)

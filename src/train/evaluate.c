@@ -1,4 +1,4 @@
-/* Losses of held-out and test data. */
+/* Computes losses of held-out and test data. */
 #include "train/evaluate.h"
 
 #include <stdlib.h>
@@ -17,13 +17,13 @@ typedef struct sources {
 struct moert_evaluation {
     moert_evaluation_options options;
     moert_comm *world;
-    size_t parts;                        /* sources of a blend, or 0 */
-    int32_t *input, *target, *positions; /* this rank's part of the sequences that the model
-                                            computes at once */
+    size_t parts; /* number of sources in the blend, or 0 */
+    /* this rank's part of the sequences that the model computes at a time */
+    int32_t *input, *target, *positions;
     sources of[MOERT_USES];
 };
 
-/* The key of a source's loss in files of metrics: "heldout_loss/corpus/books". */
+/* The key of a source's loss in the metrics, such as "heldout_loss/corpus/books". */
 static moert_status make_name(moert_use use, const char *source, char **name) {
     char *encoded;
     MOERT_TRY(moert_text_encode(source, &encoded));
@@ -88,14 +88,15 @@ typedef struct sum {
     uint64_t targets;
 } sum;
 
-/* Sequences [first, first + count) of `total` held-out or test sequences. */
+/* Sequences [first, first + count) of the `total` held-out or test sequences of a source. */
 typedef struct some {
     const moert_data *data;
     moert_use use;
     size_t first, count, total;
 } some;
 
-/* Reads this rank's part of the sequences. *targets = the number of its targets. */
+/* Reads this rank's part of the sequences. *targets = the number of unmasked targets in this
+ * part. */
 static moert_status read(moert_evaluation *e, const some *from, uint64_t *targets) {
     const moert_evaluation_options *o = &e->options;
     size_t first, count;
@@ -113,7 +114,7 @@ static moert_status read(moert_evaluation *e, const some *from, uint64_t *target
     return MOERT_OK;
 }
 
-/* Computes some sequences at once, and adds their losses. */
+/* Computes the losses of some sequences at once, and adds them to the sum. */
 static moert_status add(moert_evaluation *e, const some *from, sum *to) {
     const moert_evaluation_options *o = &e->options;
     const bool divided = moert_data_describe(from->data).divided;
@@ -127,7 +128,7 @@ static moert_status add(moert_evaluation *e, const some *from, sum *to) {
                                      .target = e->target,
                                      .positions = divided ? e->positions : NULL,
                                      .forward_only = true,
-                                     .targets = 1}; /* the loss is then the sum */
+                                     .targets = 1}; /* makes the loss a sum over targets */
     MOERT_TRY(moert_run_forward(o->run, &batch));
     MOERT_TRY(moert_run_loss(o->run, &o->losses, 0.0, &result));
     MOERT_TRY(moert_comm_sum(e->world, &targets));
@@ -136,7 +137,7 @@ static moert_status add(moert_evaluation *e, const some *from, sum *to) {
     return MOERT_OK;
 }
 
-/* Adds `total` sequences of a source. */
+/* Adds the losses of `total` sequences of a source. */
 static moert_status add_source(moert_evaluation *e, const moert_data *data, moert_use use,
                                size_t total, sum *to) {
     const size_t most = e->options.at_once;
@@ -167,7 +168,9 @@ moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, d
     const moert_evaluation_options *o = &evaluation->options;
     sum all = {0};
     moert_model_repeat(moert_run_model(o->run),
-                       true); /* copies of all weights would cost much memory */
+                       /* no prepacked weights, since copies of all weights would need much
+                        * memory */
+                       true);
     const moert_status status = evaluation->parts > 0
                                     ? add_blend(evaluation, use, &all)
                                     : add_source(evaluation, o->data, use, o->sequences, &all);

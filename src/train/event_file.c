@@ -1,4 +1,5 @@
-/* Protocol buffers are written by hand: an event has a dozen fields of three wire types. */
+/* Event files of TensorBoard. This file encodes protocol buffers itself, since an event has only a
+ * dozen fields of three wire types. */
 #include "train/event_file.h"
 
 #include <errno.h>
@@ -17,9 +18,10 @@ struct moert_event_file {
     char *path;
 };
 
-/* A record: length, its checksum, data, their checksum. */
+/* A record consists of a header (length of the data, its checksum), the data, and a footer
+ * (checksum of the data). */
 enum { HEADER_BYTES = 12, FOOTER_BYTES = 4 };
-/* Most bytes of data without the names of scalars: those of an event, and those of each scalar. */
+/* Most bytes of data without the names of scalars: of an event, and of each scalar in it. */
 enum { EVENT_BYTES = 64, SCALAR_BYTES = 24 };
 
 typedef struct record {
@@ -64,7 +66,7 @@ static void put_text(record *r, unsigned field, const char *text) {
         put_byte(r, (unsigned char)*text);
 }
 
-/* Begins a nested message. Its length, a varint of LENGTH_BYTES, is filled in when it ends. */
+/* Begins a nested message. Its length, a varint of LENGTH_BYTES bytes, is filled in at its end. */
 enum { LENGTH_BYTES = 4 };
 static size_t begin_message(record *r, unsigned field) {
     put_key(r, field, WIRE_BYTES);
@@ -97,7 +99,7 @@ static void put_masked_checksum(unsigned char *to, const unsigned char *data, si
     put_little_endian(to, (uint32_t)((crc >> 15 | crc << 17) + 0xA282EAD8u), 4);
 }
 
-/* Writes and frees the record. */
+/* Writes the record to the file, and frees it. */
 static moert_status write_record(const moert_event_file *file, record *r) {
     unsigned char *data = r->space + HEADER_BYTES;
     put_little_endian(r->space, r->bytes, 8);
@@ -115,7 +117,7 @@ enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVE
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2 };
 enum { SESSION_STATUS = 1, SESSION_START = 1 };
 
-/* Begins a record with room for `most_bytes` of data. */
+/* Begins a record, and allocates memory for `most_bytes` of data. */
 static moert_status begin_event(record *r, uint64_t step, size_t most_bytes) {
     struct timespec now;
     uint64_t bits;

@@ -1,4 +1,4 @@
-/* The norm of a model's gradient. Each rank sums the squares in its shards. */
+/* Computes the norm of a model's gradient. Each rank sums the squares in its shards. */
 #include "train/gradient_norm.h"
 
 #include <math.h>
@@ -15,19 +15,20 @@
 struct moert_gradient_norm {
     moert_model *model;
     moert_squares *squares;
-    size_t *tensor; /* [held] tensors of the model that this rank holds, block after block, or
-                       NO_TENSOR */
+    /* [held] index in the model of each tensor that this rank holds, block after block; NO_TENSOR
+     * for slots without an expert */
+    size_t *tensor;
     size_t held;
     size_t *first_chunk;          /* [blocks + 1] */
     double *chunk_sum;            /* [chunks] */
-    double *by_rank;              /* [chunks] the sums of chunk_sum, ordered by rank */
+    double *by_rank;              /* [chunks] the values of chunk_sum, in the order of the ranks */
     size_t *bytes;                /* [ranks] bytes of each rank's part of `by_rank` */
-    uint64_t own;                 /* a hash of the sums that this rank has computed */
+    uint64_t own;                 /* hash of the sums that this rank has computed itself */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
-/* A tensor of the model in a block: its offset in the block, and its index among the model's
- * tensors. */
+/* A tensor of the model that lies in a block: its offset in the block, and its index in the
+ * model. */
 typedef struct held_part {
     size_t offset, tensor;
 } held_part;
@@ -37,7 +38,8 @@ static int compare_offsets(const void *left, const void *right) {
     return (a->offset > b->offset) - (a->offset < b->offset);
 }
 
-/* parts[...] = the model's tensors in a block, in the order of the block; returns their number. */
+/* parts[...] = the model's tensors that lie in a block, in the order of the block. Returns the
+ * number of parts. */
 static size_t find_parts(const moert_gradient_norm *norm, const moert_block *block,
                          held_part *parts) {
     const moert_model_tensor *tensor = moert_model_tensors(norm->model);
@@ -49,7 +51,8 @@ static size_t find_parts(const moert_gradient_norm *norm, const moert_block *blo
     return count;
 }
 
-/* Adds the parts of a block to `span`. Slots without an expert also have parts, but NO_TENSOR. */
+/* Adds a block's parts to `span`. Slots without an expert also have parts, with NO_TENSOR as
+ * index. */
 static void list_block(moert_gradient_norm *norm, const moert_block *block, held_part *parts,
                        moert_square_span *span) {
     const size_t count = find_parts(norm, block, parts);
@@ -66,7 +69,7 @@ static void list_block(moert_gradient_norm *norm, const moert_block *block, held
     }
 }
 
-/* The parts of all blocks. */
+/* The number of parts in all blocks. */
 static size_t count_parts(const moert_model *model) {
     size_t parts = 0;
     for (size_t b = 0; b < moert_model_block_count(model); b++)
@@ -136,7 +139,8 @@ void moert_gradient_norm_destroy(moert_gradient_norm *norm) {
 
 /* ---- chunks ---- */
 
-/* The chunks of a block in a rank's shard: sets *first and returns their number. */
+/* Sets *first to the first chunk of a block in a rank's shard. Returns the number of chunks in the
+ * shard. */
 static size_t chunks_of(const moert_gradient_norm *norm, size_t block, size_t rank, size_t *first) {
     const moert_block *at = moert_model_block(norm->model, block);
     const size_t start = norm->first_chunk[block];
@@ -144,8 +148,8 @@ static size_t chunks_of(const moert_gradient_norm *norm, size_t block, size_t ra
     return start + moert_block_first_chunk(at, rank + 1) - *first;
 }
 
-/* Copies the sums of the blocks that the ranks of `comm` hold from chunk_sum to by_rank, or with
- * `back` from by_rank to chunk_sum. */
+/* Copies chunk_sum to by_rank for the blocks that the ranks of `comm` hold. With `back`, copies
+ * by_rank to chunk_sum. */
 static void reorder(moert_gradient_norm *norm, const moert_comm *comm, bool back) {
     double *by_rank = norm->by_rank;
     for (size_t r = 0; r < moert_comm_size(comm); r++) {
@@ -176,7 +180,7 @@ static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
     return MOERT_OK;
 }
 
-/* Adds `count` sums to the hash of this rank's own. */
+/* Adds `count` sums to the hash of the sums that this rank has computed. */
 static void hash_own(moert_gradient_norm *norm, const double *sum, size_t count) {
     const moert_checksum of = moert_checksum_of(sum, count * sizeof *sum);
     uint64_t pair[2] = {norm->own, 0};
@@ -220,7 +224,7 @@ uint64_t moert_gradient_norm_own(const moert_gradient_norm *norm) {
 
 /* ---- tensors ---- */
 
-/* Adds to sum[tensors] the sums for experts that other ranks hold. Collective. */
+/* Adds the sums of experts that other ranks hold to sum[tensors]. Collective. */
 static moert_status gather_experts(moert_gradient_norm *norm) {
     moert_comm *experts = moert_model_mesh(norm->model)->experts;
     const size_t count = moert_model_tensor_count(norm->model);

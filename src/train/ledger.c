@@ -18,19 +18,20 @@
 #define RANKS_NAME "profile-ranks.json"
 
 /* The times of a rank in a step, in ns. All fields of this struct and the next one are doubles. So
- * one field of an array of structs is an array of doubles with a stride. */
+ * a field of consecutive structs can be read as an array of doubles with a stride. */
 typedef struct moert_ledger_account {
     double step, waited, operation[MOERT_OPERATIONS];
 } account;
 
-/* One rank's waits for and bytes to another, as means over the steps. */
+/* The time for which a rank waited for another rank, and the bytes that it sent there, as means
+ * over the steps. */
 typedef struct pair {
     double waited_ms, dispatched_bytes, combined_bytes;
 } pair;
 
 enum { ACCOUNT = sizeof(account) / sizeof(double), PAIR = sizeof(pair) / sizeof(double) };
 
-/* ---- begin and end ---- */
+/* ---- opening and closing the ledger ---- */
 
 moert_status moert_ledger_clear(const char *out) {
     static const char *const names[] = {"profile.json", STEPS_NAME, RANKS_NAME};
@@ -80,9 +81,9 @@ void moert_ledger_close(moert_ledger *l) {
     MOERT_FREE(l->rows, l->bytes, l->waited_ns, l->accounts);
 }
 
-/* ---- a step ---- */
+/* ---- recording a step ---- */
 
-/* A JSON array of `count` numbers times `unit`. */
+/* A JSON array of `count` numbers, each multiplied by `unit`. */
 static json_t *numbers(const double *first, size_t count, size_t stride, double unit) {
     json_t *array = json_array();
     for (size_t i = 0; i < count; i++)
@@ -90,8 +91,8 @@ static json_t *numbers(const double *first, size_t count, size_t stride, double 
     return array;
 }
 
-/* A JSON array [R] of one field of the accounts, in ms. `first` points to the field of rank 0. NULL
- * if all values are 0. */
+/* A JSON array [R] of one field of the accounts, in ms. `first` points to this field of rank 0.
+ * NULL if all values are 0. */
 static json_t *times(const moert_ledger *l, const double *first) {
     for (size_t r = 0; r < l->ranks; r++)
         if (first[r * ACCOUNT] > 0.0)
@@ -170,9 +171,9 @@ moert_status moert_ledger_end(moert_ledger *l, uint64_t step, const uint64_t *ro
     return moert_comm_agree(l->world, l->file != NULL ? write_step(l, step, rows) : MOERT_OK);
 }
 
-/* ---- all steps ---- */
+/* ---- writing the means over all steps ---- */
 
-/* Gathers all[R,R] on every rank. places [R]. */
+/* Gathers all[R,R], the pairs of all ranks, on every rank. places [R]. */
 static moert_status gather_pairs(const moert_ledger *l, moert_mesh_place *places, pair *all) {
     const size_t rank = moert_comm_rank(l->world);
     const double part = 1.0 / (double)moert_max(l->steps, 1);
@@ -189,7 +190,7 @@ static moert_status gather_pairs(const moert_ledger *l, moert_mesh_place *places
     return moert_comm_allgather(l->world, mine, l->ranks * sizeof *mine, all);
 }
 
-/* A JSON matrix of numbers times `unit`. */
+/* A JSON matrix of numbers, each multiplied by `unit`. */
 static json_t *matrix(const double *first, size_t rows, size_t columns, size_t stride,
                       double unit) {
     json_t *array = json_array();

@@ -1,6 +1,7 @@
 /*
- * Records every rank's profiled steps for moert-report: times, which rank waited for which, bytes
- * from rank to rank, rows of every expert. It writes two files to the run directory:
+ * Records every rank's profiled steps for moert-report: times, waits of each rank for each other
+ * rank, bytes from rank to rank, and rows of every expert. The ledger writes two files to the run
+ * directory:
  *
  * profile-steps.jsonl has one line per step, flushed at once. Arrays have one number per rank,
  * those of "rows" one per layer:
@@ -32,12 +33,12 @@ typedef struct moert_ledger {
     size_t steps, ranks, layers, experts;
     struct moert_ledger_account *accounts; /* [R] times in the last step */
     double *waited_ns;                     /* [R] */
-    uint64_t *bytes;                       /* [2,EP] storage of `tally` */
-    moert_exchange_tally tally;            /* bytes to the ranks of the EP group */
-    double *rows;                          /* [layers,E] rows of experts in all steps */
+    uint64_t *bytes;                       /* [2,EP] memory of `tally` */
+    moert_exchange_tally tally;            /* bytes sent to the ranks of the EP group */
+    double *rows; /* [layers,E] rows of each expert, summed over the steps */
 } moert_ledger;
 
-/* Removes the files of an older run from the run directory `out`, with its profile.json. Not
+/* Removes the ledger's files and profile.json of an older run from the run directory `out`. Not
  * collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_ledger_clear(const char *out);
 
@@ -47,7 +48,7 @@ moert_status moert_ledger_open(moert_ledger *ledger, moert_model *model, const c
 /* Legal also if moert_ledger_open has failed or was not called. */
 void moert_ledger_close(moert_ledger *ledger);
 
-/* Begins a step. All ranks call it between the same two collective calls. Not collective. */
+/* Begins a step. All ranks must call this between the same two collective calls. Not collective. */
 void moert_ledger_begin(moert_ledger *ledger);
 /* Ends the step, after moert_profile_end. rows[layers,E]: the experts' rows in the step.
  * Collective. Errors: ERROR_IO, ERROR_MEMORY, ERROR_COMM. */

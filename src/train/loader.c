@@ -1,4 +1,4 @@
-/* Reads the sequences of the next step on a thread. */
+/* Reads the sequences of the next step in a thread. */
 #include "train/loader.h"
 
 #include <pthread.h>
@@ -11,17 +11,17 @@
 typedef struct slot {
     const moert_loader_options *options;
     uint64_t step;
-    size_t first; /* index of this rank's first sequence in a micro-batch */
+    size_t first; /* index of this rank's first sequence in each micro-batch */
     int32_t *input, *target, *positions;
     moert_loaded loaded;
     moert_status status;
-    char *message; /* message of a failure on the thread */
+    char *message; /* error message of a failure in the thread */
 } slot;
 
 struct moert_loader {
     moert_loader_options options;
-    slot slots[2]; /* the step taken last, and the next one */
-    size_t next;   /* the slot that the thread fills */
+    slot slots[2]; /* the step that was taken last, and the step after it */
+    size_t next;   /* index of the slot that the thread fills */
     pthread_t thread;
     bool running;
 };
@@ -93,7 +93,7 @@ void moert_loader_destroy(moert_loader *loader) {
     free(loader);
 }
 
-/* Without a thread, the next take reads the step itself. */
+/* Starts a thread that reads a step. If this fails, moert_loader_take reads the step itself. */
 static void start_next(moert_loader *loader, uint64_t step) {
     slot *s = &loader->slots[loader->next];
     if (step >= loader->options.steps)

@@ -1,6 +1,6 @@
 /*
  * Reads this rank's sequences of each step. While the device computes a step, a thread reads the
- * next one. No call is collective.
+ * next step. No function is collective.
  */
 #pragma once
 
@@ -11,26 +11,30 @@ typedef struct moert_loader moert_loader;
 typedef struct moert_loader_options {
     const moert_data *data; /* must outlive the loader */
     uint64_t seed;
-    size_t steps;         /* steps of the training; the thread reads no step from here on */
-    size_t batch;         /* sequences per step, over all ranks */
+    size_t steps; /* number of steps of the training, after which the thread reads nothing */
+    size_t batch; /* sequences per step, over all ranks */
     size_t micro_batches; /* parts of the batch, each divided among the ranks */
     size_t length;        /* S */
     size_t rank, ranks;
 } moert_loader_options;
 
-/* This rank's part of a step, which stays valid until the second take after it. */
+/* This rank's part of a step. It is valid until moert_loader_take is called for the second time
+ * after it. */
 typedef struct moert_loaded {
-    size_t sequences;              /* sequences of each micro-batch */
-    const int32_t *input, *target; /* [micro_batches, sequences, S]; -1: see moert_data_sequence */
-    const int32_t *positions; /* [micro_batches, sequences, S]; NULL: neither ends nor epochs */
-    size_t targets;           /* targets that count, in this rank's part */
+    size_t sequences; /* sequences of each micro-batch */
+    /* [micro_batches, sequences, S]; moert_data_sequence explains the value -1 */
+    const int32_t *input, *target;
+    /* [micro_batches, sequences, S]; NULL if the data have neither document ends nor epochs */
+    const int32_t *positions;
+    size_t targets; /* number of unmasked targets in this rank's part */
 } moert_loaded;
 
 /* Errors: ERROR_MEMORY. */
 moert_status moert_loader_create(const moert_loader_options *options, moert_loader **loader);
-/* Waits for the thread. NULL is legal. */
+/* Waits until the thread has ended. NULL is legal. */
 void moert_loader_destroy(moert_loader *loader);
 
-/* Returns a step, which the thread has read or this call reads. Then starts to read step + 1,
- * unless that is the end of the training. Errors: those of moert_data_sequence. */
+/* Returns a step, after waiting for the thread that reads it or reading it here. Then starts a
+ * thread that reads step + 1, unless the training ends before it. Errors: those of
+ * moert_data_sequence. */
 moert_status moert_loader_take(moert_loader *loader, uint64_t step, moert_loaded *loaded);

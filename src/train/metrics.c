@@ -1,4 +1,4 @@
-/* JSON lines, event files, console lines and the progress bar. */
+/* Writes JSON lines, event files, console lines and the progress bar. */
 #include "train/metrics.h"
 
 #include <errno.h>
@@ -28,7 +28,8 @@ struct moert_metrics {
     uint64_t began_ns;
 };
 
-/* Copies the complete lines of steps below `start`. Returns false if they cannot all be read. */
+/* Copies the complete lines of steps below `start`. Returns false if not all of them can be
+ * read. */
 static bool copy_lines(FILE *from, FILE *to, uint64_t start) {
     char *line = NULL;
     size_t capacity = 0;
@@ -43,8 +44,8 @@ static bool copy_lines(FILE *from, FILE *to, uint64_t start) {
     return feof(from) != 0;
 }
 
-/* Locks a file for this job until its last descriptor is closed. Does nothing on a file system
- * without locks. */
+/* Locks a file for this job until the file's last descriptor is closed. Does nothing on a file
+ * system without locks. */
 static moert_status lock_file(const char *path, int file) {
     if (flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
         return MOERT_OK;
@@ -52,8 +53,9 @@ static moert_status lock_file(const char *path, int file) {
                       path);
 }
 
-/* Drops a file's lines of steps from `start` on. Writes the others to `temporary` and renames it,
- * so that no line is lost. *file = the new file, locked; the old one is closed. */
+/* Drops a file's lines of steps from `start` on. Writes the other lines to the file `temporary`,
+ * which then replaces the file, so that no line is lost. *file = the new file, locked; closes the
+ * old file. */
 static moert_status keep_lines(const char *path, const char *temporary, uint64_t start, int *file) {
     FILE *from = fopen(path, "re");
     if (from == NULL)
@@ -83,8 +85,8 @@ static moert_status keep_lines(const char *path, const char *temporary, uint64_t
     return status;
 }
 
-/* Prepares the file, or the target of a link, for the lines from step `start` on. Removes the
- * temporary file of an interrupted run. */
+/* Prepares the file `path` (if it is a link, the link's target) for lines from step `start` on.
+ * Removes the temporary file of an interrupted run. */
 static moert_status prepare_file(const char *path, uint64_t start, int *file) {
     char *temporary = NULL;
     char *target = realpath(path, NULL);
@@ -100,7 +102,7 @@ static moert_status prepare_file(const char *path, uint64_t start, int *file) {
     return status;
 }
 
-/* Opens the file. One that is no device or pipe is locked before it changes. */
+/* Opens the file. Locks it before changing it, unless it is a device or pipe. */
 static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
     struct stat info, named;
@@ -152,8 +154,8 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     return status;
 }
 
-/* *numbers[*count] = the numbers of a row with their names, for JSON lines and event files; the
- * caller frees them. */
+/* *numbers[*count] = a row's numbers with their names, for JSON lines and event files. The caller
+ * frees them. */
 static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **numbers,
                                  size_t *count) {
     const struct {

@@ -21,20 +21,20 @@
 #include "train/breakdown.h"
 #include "train/internal.h"
 
-enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: number of metrics that belong to no layer */
+enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: number of metrics outside of the layers */
 
 typedef struct moert_monitor {
     moert_model *model;
     moert_model_watch *watch;
-    double step_flops, peak_flops; /* FLOPs of a step, peak FLOP/s; of all ranks */
+    double step_flops, peak_flops; /* FLOPs of a step; peak FLOP/s; both over all ranks */
     double *norm;                  /* [layers + 1] */
     moert_scalar *number;          /* [count] */
     char (*name)[NAME_BYTES];      /* [count] */
     size_t count;
 } moert_monitor;
 
-/* *sum = the sum of the peaks of all ranks' devices, in FLOP/s. Ranks that share a device each
- * measure their part of it. Collective. */
+/* *sum = the sum of the peak FLOP/s of all ranks. Ranks that share a device have each measured
+ * their part of its peak. Collective. */
 static moert_status sum_peaks(const moert_trainer *t, double *sum) {
     const moert_mesh *mesh = moert_model_mesh(t->model);
     const size_t ranks = moert_comm_size(mesh->world);
@@ -101,7 +101,8 @@ static void put_layer(moert_monitor *monitor, const char *what, size_t layer, do
     put(monitor, name, value);
 }
 
-/* Adds the numbers of a step, from the last gradient norm. They are valid until the next step. */
+/* Adds the step's numbers to its metrics, after its gradient norm was computed. The numbers are
+ * valid until the next step. */
 static moert_status report(void *self, moert_trainer *t) {
     moert_monitor *monitor = self;
     const moert_model_config *config = moert_model_describe(monitor->model);

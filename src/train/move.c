@@ -1,7 +1,8 @@
 /*
- * Moves experts between ranks (move.h). Both ends of a move list the same parcels in the same
- * order. Every replica of the old owner sends the weight to the corresponding replica of the new
- * one. The moments are sharded over the replicas at both ends.
+ * Moves experts between ranks (move.h). Sender and receiver of a move list the same parcels in the
+ * same order. Every replica of the old owner sends the weight to the corresponding replica of the
+ * new owner. The moments are sharded over the replicas of the old owner, and again over those of
+ * the new owner.
  */
 #include "train/move.h"
 
@@ -12,13 +13,15 @@
 #include "device/elements.h"
 #include "layer/ship.h"
 
-enum { WEIGHT, MOMENTS }; /* kinds of values that move: the weight, and each moment */
+/* kinds of values that move: the weight; the moments, numbered from here on */
+enum { WEIGHT, MOMENTS };
 
-/* A tensor that moves. Offsets are in its block, which has the same shape on all ranks. */
+/* A tensor that moves. Its offsets count from the start of its block, which has the same shape on
+ * all ranks. */
 typedef struct moved {
-    const moert_model_tensor *tensor; /* the tensor as after the move */
-    moert_block *block;               /* block of this rank */
-    size_t owner, offset;             /* owner and offset before the move */
+    const moert_model_tensor *tensor; /* the tensor, as it is after the move */
+    moert_block *block;               /* this rank's block that contains the tensor */
+    size_t owner, offset;             /* owner and offset of the tensor before the move */
 } moved;
 
 typedef struct move {
@@ -63,7 +66,8 @@ static void find_moved(move *m) {
 
 /* ---- parcels ---- */
 
-/* The range of a tensor's elements that lies in a replica's shard, if the tensor is at `offset`. */
+/* The part of a tensor that lies in a replica's shard of the block, if the tensor begins at
+ * `offset`. */
 static moert_model_range shard_of(const moved *of, size_t offset, size_t replica) {
     const size_t *border = of->block->border, end = offset + of->tensor->elements;
     const size_t from = moert_max(border[replica], offset),
@@ -71,15 +75,15 @@ static moert_model_range shard_of(const moved *of, size_t offset, size_t replica
     return from < to ? (moert_model_range){from - offset, to - from} : (moert_model_range){0, 0};
 }
 
-/* The values of a kind (weight or moment) from `offset` of a block on. */
+/* The values of a kind (weight or moment) in a block, from `offset` on. */
 static moert_elements elements_of(const move *m, const moert_block *block, size_t kind,
                                   size_t offset) {
     return kind == WEIGHT ? (moert_elements){block->weight, MOERT_DTYPE_F32, offset}
                           : moert_optimizer_moment(m->optimizer, block, kind - MOMENTS, offset);
 }
 
-/* Lists the parcels that replica `source` of the old owner sends to replica `target` of the new
- * one. */
+/* Lists the parcels of a tensor from replica `source` of the old owner to replica `target` of the
+ * new owner. */
 static moert_status list_replicas(move *m, const moved *of, size_t source, size_t target) {
     const moert_model_range old = shard_of(of, of->offset, source),
                             new = shard_of(of, of->tensor->offset, target);
@@ -102,7 +106,7 @@ static moert_status list_replicas(move *m, const moved *of, size_t source, size_
     return MOERT_OK;
 }
 
-/* Lists all parcels that this rank sends or receives, in the same order at both ends. */
+/* Lists all parcels that this rank sends or receives. Sender and receiver use the same order. */
 static moert_status list_parcels(move *m) {
     find_moved(m);
     for (size_t i = 0; i < m->count; i++)
@@ -111,7 +115,7 @@ static moert_status list_parcels(move *m) {
     return MOERT_OK;
 }
 
-/* ---- the move ---- */
+/* ---- moving the parcels ---- */
 
 moert_status moert_move_experts(moert_optimizer *optimizer, size_t layer, const uint32_t *expert,
                                 uint64_t *moved_bytes) {

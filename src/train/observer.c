@@ -1,4 +1,4 @@
-/* The observers of a training. */
+/* Opens the observers of a training, and calls them. */
 #include "train/observer.h"
 
 #include <stdlib.h>

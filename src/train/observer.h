@@ -1,7 +1,7 @@
 /*
  * Observers: parts of a training outside of its loop, such as profiles, checks and moves of
  * experts. The loop calls all observers at its events, and depends on none of them. A new observer
- * is a file and a row of the table below.
+ * needs a file and a row in MOERT_OBSERVER_TABLE.
  */
 #pragma once
 
@@ -10,19 +10,19 @@
 
 #include "base/error.h"
 
-/* X(NAME): the events of a run, in order. Several batches form a step. */
+/* X(NAME): the events of a run, in order. A step consists of several batches. */
 #define MOERT_EVENT_TABLE(X)                                                                       \
     X(START)    /* all checks are done, and the run directory exists */                            \
     X(STEP)     /* a step begins */                                                                \
-    X(BATCH)    /* a micro-batch, number t->micro_batch, begins */                                 \
-    X(GIVE_UP)  /* the forward has failed on all ranks alike: no gradients in this step */         \
-    X(LOSS)     /* the micro-batch has its loss, t->result */                                      \
-    X(BACKWARD) /* the micro-batch has its gradients */                                            \
-    X(STOP)     /* a signal drops the step between two micro-batches */                            \
-    X(UPDATE)   /* the optimizer is about to step, with t->coefficients */                         \
-    X(UPDATED)  /* the optimizer has stepped */                                                    \
-    X(DONE)     /* the device has done the step */                                                 \
-    X(ROW)      /* t->row gets the step's numbers; the step took t->step_s */                      \
+    X(BATCH)    /* micro-batch t->micro_batch begins */                                            \
+    X(GIVE_UP)  /* the forward failed on all ranks: the step has no gradients */                   \
+    X(LOSS)     /* the loss of the micro-batch is computed: t->result */                           \
+    X(BACKWARD) /* the gradients of the micro-batch are computed */                                \
+    X(STOP)     /* a signal drops the step between two of its micro-batches */                     \
+    X(UPDATE)   /* the optimizer will update the weights, with t->coefficients */                  \
+    X(UPDATED)  /* the optimizer has updated the weights */                                        \
+    X(DONE)     /* the device has completed the step */                                            \
+    X(ROW)      /* add numbers to t->row; the step took t->step_s */                               \
     X(BETWEEN)  /* another step follows */                                                         \
     X(END)      /* the run has ended without an error */
 
@@ -38,15 +38,16 @@ typedef struct moert_trainer moert_trainer;
 /* The functions are collective, and all ranks return the same status. */
 typedef struct moert_observer {
     bool (*wanted)(const moert_trainer *t);
-    size_t bytes; /* size of its state `self`, which is all zeros before `open` */
-    moert_status (*open)(void *self, moert_trainer *t); /* must write no file (START may). NULL:
-                                                           nothing */
-    void (*close)(void *self); /* called also after `open` has failed; does not free `self`. NULL:
-                                  nothing */
+    size_t bytes; /* bytes of the observer's state `self`, which is all zeros before `open` */
+    /* must write no file (START may); NULL: no function */
+    moert_status (*open)(void *self, moert_trainer *t);
+    /* called also after `open` has failed; must not free `self`; NULL: no function */
+    void (*close)(void *self);
     moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
 } moert_observer;
 
-/* X(NAME): a training's observers, moert_observer_NAME, in the order in which they are called. */
+/* X(NAME): the observers of a training, moert_observer_NAME, in the order in which the loop calls
+ * them. */
 #define MOERT_OBSERVER_TABLE(X)                                                                    \
     X(collapse)                                                                                    \
     X(profile)                                                                                     \
@@ -63,7 +64,7 @@ enum {
         MOERT_OBSERVERS
 };
 
-/* Opens the observers that are wanted; closes all. */
+/* open: opens the observers that the options need. close: closes all observers. */
 moert_status moert_observers_open(moert_trainer *t);
 void moert_observers_close(moert_trainer *t);
 /* Calls all open observers for an event, in the order of the table. */

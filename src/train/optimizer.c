@@ -41,7 +41,7 @@ uint64_t moert_optimizer_key(const moert_model_tensor *tensor) {
 }
 
 /* keys[parts of the block's tensors] = moert_optimizer_key of the model's tensor in each part.
- * Parts of slots without an expert are not written. */
+ * Leaves out the parts of slots without an expert. */
 static void list_keys(const moert_model *model, const moert_block *block, uint64_t *keys) {
     const moert_model_tensor *tensor = moert_model_tensors(model);
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
@@ -124,8 +124,8 @@ bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_model_
     return !tensor->is_fixed && (optimizer->options.decay_all || tensor->is_matrix);
 }
 
-/* Finds one of the model's tensors that lie in a tensor of a block, all of which are alike. NULL if
- * its slots have no experts. */
+/* Finds one of the model's tensors that lie in a tensor of a block; all these tensors are of the
+ * same kind. NULL if no slot has an expert. */
 static const moert_model_tensor *find_tensor(const moert_model *model, const moert_block *block,
                                              const moert_block_tensor *whole) {
     const moert_model_tensor *tensor = moert_model_tensors(model);
@@ -135,8 +135,8 @@ static const moert_model_tensor *find_tensor(const moert_model *model, const moe
     return NULL;
 }
 
-/* Updates the elements of a tensor in this rank's shard of its block. If several ranks hold the
- * block, it writes no rounded copy, since that would only cover this shard. */
+/* Updates the elements of a tensor that lie in this rank's shard of the block. If several ranks
+ * hold the block, writes no rounded copy of the weight, since that would cover only this shard. */
 static moert_status update_tensor(const moert_optimizer *optimizer, const moert_block *block,
                                   moert_block_tensor *tensor, const moert_update *step) {
     size_t first;

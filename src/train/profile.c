@@ -1,5 +1,5 @@
-/* The observer that profiles steps: a table of their times (breakdown.h), files for moert-report
- * (ledger.h), and a trace (trace.h). */
+/* The observer that profiles steps. It produces a table of their times (breakdown.h), files for
+ * moert-report (ledger.h) and a trace (trace.h). */
 #include "base/clock.h"
 #include "train/breakdown.h"
 #include "train/internal.h"
@@ -11,9 +11,9 @@ typedef struct profile {
     moert_breakdown breakdown;
     moert_ledger ledger;
     moert_trace trace;
-    bool counts, logs, traced; /* whether the present step is profiled at all, is recorded in the
-                                  ledger, and in the trace */
-    uint64_t start;            /* time at which the step began */
+    /* whether the present step is profiled at all; recorded in the ledger; recorded in the trace */
+    bool counts, logs, traced;
+    uint64_t start; /* time at which the step began */
 } profile;
 
 static bool wanted(const moert_trainer *t) {
@@ -60,7 +60,8 @@ static moert_status begin_step(void *self, moert_trainer *t) {
     return p->counts ? moert_profile_begin(p->device) : MOERT_OK;
 }
 
-/* Ends the profile of a step that a signal has dropped; its times count in the profile. */
+/* Ends the profile of a step that a signal has dropped. The profile includes the times of this
+ * step. */
 static moert_status stop(void *self, moert_trainer *t) {
     const profile *p = self;
     (void)t;

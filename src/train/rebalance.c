@@ -1,9 +1,9 @@
 /*
  * The observer that moves experts between the steps of a training, so that the ranks get equal
- * numbers of rows. It moves the experts of a layer in two cases: if the busiest rank's rows fall by
- * more than a thirtieth, or if more than a thirtieth of all rows no longer travels between nodes.
- * With clones, experts with more rows than the ranks' mean get clones in empty slots. All ranks
- * have the same counts, so they agree.
+ * numbers of rows. It moves a layer's experts if this lowers the rows of the busiest rank by more
+ * than 1/30, or if it saves more than 1/30 of all rows from travelling between nodes. With clones,
+ * experts with more rows than the mean over the ranks get clones in empty slots. All ranks have the
+ * same counts of rows, so they choose the same moves.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -16,16 +16,17 @@
 #include "train/move.h"
 
 enum {
+    /* the moves of a layer must save at least 1/WORTH of the busiest rank's rows, or keep 1/WORTH
+     * of the layer's rows from travelling between nodes */
     WORTH = 30, /* the moves of a layer must save more than 1/WORTH of the busiest rank's rows, or
                    keep more than 1/WORTH of all rows from traveling between nodes */
     MEMORY = 8  /* each step takes 1/MEMORY off the rows of earlier steps */
 };
 
-/* The effect of the last moves. `before` and `after` are the rows of the busiest rank / mean, in
- * the worst layer.
- */
+/* The effect of the last moves. `before` and `after` are the rows of the busiest rank divided by
+ * the mean, in the layer where this ratio is largest. */
 typedef struct moves {
-    size_t experts; /* experts and clones that have moved, in all layers */
+    size_t experts; /* number of experts and clones that have moved, over all layers */
     double before, after;
     double taken_s;
 } moves;
@@ -35,11 +36,11 @@ typedef struct moert_rebalance {
     moert_run *run;
     size_t layers, experts;
     bool clones;
-    uint64_t *rows;      /* [layers,E], smoothed over earlier steps */
-    uint32_t *expert;    /* [slots of all ranks] */
-    size_t nodes;        /* 0: traffic between nodes is ignored */
+    uint64_t *rows;      /* [layers,E] rows of each expert, smoothed over earlier steps */
+    uint32_t *expert;    /* [slots of all ranks] the expert in each slot */
+    size_t nodes;        /* number of nodes; 0: traffic between nodes is ignored */
     uint32_t *node;      /* [ranks] */
-    uint64_t *node_rows; /* [layers,nodes,E] `rows`, separately for the tokens of each node */
+    uint64_t *node_rows; /* [layers,nodes,E] `rows` split by the node of the tokens */
     moves last;          /* moves since the last row of metrics */
 } moert_rebalance;
 
@@ -63,7 +64,8 @@ static moert_status create(moert_rebalance *made, const moert_trainer *t) {
     const moert_mesh *mesh = moert_model_mesh(model);
     const size_t ranks = moert_comm_size(mesh->experts),
                  nodes = moert_comm_node_count(mesh->experts);
-    /* with replicas: one placement serves groups on different nodes, so nodes are ignored */
+    /* With replicas, all EP groups share one placement, but they are on different nodes. So nodes
+     * are ignored. */
     made->nodes = nodes > 1 && moert_comm_size(mesh->replicas) == 1 ? nodes : 0;
     const size_t slots =
         made->layers > 0 ? moert_expert_map_slots(moert_model_placement(model, 0)) : 0;
@@ -80,14 +82,14 @@ static moert_status open(void *self, moert_trainer *t) {
     return moert_comm_agree(t->world, create(self, t));
 }
 
-/* Adds counts[n] to smoothed sums. */
+/* Adds counts[n] to smoothed sums. With `first`, first reduces the sums by 1/MEMORY. */
 static void add(uint64_t *sums, const uint64_t *counts, size_t n, bool first) {
     for (size_t i = 0; i < n; i++)
         sums[i] += counts[i] - (first ? sums[i] / MEMORY : 0);
 }
 
-/* Adds the rows of the last loss. At the first micro-batch of a step, the rows of earlier steps
- * first lose 1/MEMORY. */
+/* Adds the rows of the last loss's batch. In the first micro-batch of a step, first reduces the
+ * rows of earlier steps by 1/MEMORY. */
 static moert_status count(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
     const bool first = t->micro_batch == 0;
@@ -99,7 +101,8 @@ static moert_status count(void *self, moert_trainer *t) {
     return MOERT_OK;
 }
 
-/* The rows of the busiest rank / mean, in the worst layer. counts [layers,E] */
+/* The rows of the busiest rank divided by the mean, in the layer where this ratio is largest.
+ * counts [layers,E]. */
 static double load_of(const moert_rebalance *rebalance, const uint64_t *counts) {
     double worst = 1.0;
     for (size_t l = 0; l < rebalance->layers; l++) {
@@ -109,7 +112,7 @@ static double load_of(const moert_rebalance *rebalance, const uint64_t *counts) 
     return worst;
 }
 
-/* The number of clones in all layers. */
+/* The number of clones, over all layers. */
 static size_t count_clones(const moert_rebalance *rebalance) {
     size_t clones = 0;
     for (size_t l = 0; l < rebalance->layers; l++) {
@@ -127,8 +130,8 @@ static size_t count_moved(const moert_expert_map *map, const uint32_t *expert) {
     return moved;
 }
 
-/* Finds a better placement of a layer. *saved = the fraction of its rows that then no longer
- * travels between nodes. */
+/* Finds a better placement of a layer's experts. *saved = the fraction of the layer's rows that the
+ * new placement keeps from travelling between nodes. */
 static moert_status find_placement(moert_rebalance *rebalance, size_t layer, double *saved) {
     const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
     const size_t experts = rebalance->experts;
@@ -163,8 +166,8 @@ static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moves *d
     return moert_move_experts(rebalance->optimizer, layer, rebalance->expert, NULL);
 }
 
-/* Moves experts if a move is due. First ends a save in progress, which saves experts in their old
- * places. */
+/* Moves experts if a move is due. First waits for a save in progress, which saves experts by their
+ * old slots. */
 static moert_status run(void *self, moert_trainer *t) {
     moert_rebalance *rebalance = self;
     moves *done = &rebalance->last;

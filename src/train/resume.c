@@ -44,7 +44,7 @@
     X("normalised routing weights", (c)->router.renormalise)                                       \
     X("routing scale", (c)->router.scale)
 
-/* Checks that a checkpoint's model is the run's. */
+/* Checks that a checkpoint was written for the model of this run. */
 static moert_status check_model(const moert_trainer *t, const char *path) {
     moert_model_config saved;
     const moert_model_config *given = moert_model_describe(t->model);
@@ -64,7 +64,8 @@ static moert_status check_model(const moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
-/* The line "--name value\n" of option name[length] in `lines`, or the end of `lines`. */
+/* Finds the line "--name value\n" of option name[length] in `lines`. Returns the end of `lines` if
+ * there is no such line. */
 static const char *find_option(const char *lines, const char *name, size_t length) {
     while (*lines != '\0' && (strncmp(lines, name, length) != 0 || lines[length] != ' ')) {
         lines += strcspn(lines, "\n");
@@ -79,7 +80,7 @@ static moert_status check_optimizer(const moert_trainer *t, const char *path,
     static const char name[] = "--optimizer";
     const char *given = moert_optimizer_of(t->model)->name, *saved = moert_optimizers[0].name;
     const char *line = find_option(s->options, name, sizeof name - 1);
-    if (*line != '\0') /* older checkpoints do not name their optimizer; it was AdamW */
+    if (*line != '\0') /* older checkpoints do not name their optimizer, which was AdamW */
         saved = line + sizeof name;
     const size_t length = strcspn(saved, "\n");
     if (strlen(given) == length && strncmp(saved, given, length) == 0)
@@ -126,8 +127,8 @@ static moert_status check_state(const moert_trainer *t, const char *path,
     return MOERT_OK;
 }
 
-/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists the
- * checkpoints and broadcasts their steps; the caller frees *steps. Collective. */
+/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists them and
+ * broadcasts the steps. The caller frees *steps. Collective. */
 static moert_status list_checkpoints(const moert_trainer *t, const char *directory,
                                      uint64_t **steps, size_t *count) {
     *steps = NULL;
@@ -140,8 +141,8 @@ static moert_status list_checkpoints(const moert_trainer *t, const char *directo
     return moert_comm_broadcast(t->world, 0, *steps, *count * sizeof **steps);
 }
 
-/* Checks the checkpoint to resume. If the run directory has checkpoints, it must be one of them,
- * because a run removes old checkpoints of its directory. */
+/* A run removes old checkpoints of its directory. So if the directory has checkpoints, the
+ * checkpoint to resume must be one of them. */
 static moert_status check_directory(const moert_trainer *t, const char *directory,
                                     uint64_t newest) {
     const moert_trainer_options *o = t->options;
@@ -157,7 +158,7 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                       directory, (unsigned long long)newest);
 }
 
-/* Warns of each option "--name value\n" of the checkpoint that differs in this run. Older
+/* Warns about each option "--name value\n" of the checkpoint whose value differs in this run. Older
  * checkpoints have no options. */
 static void warn_of_options(const char *path, const char *saved, const char *given) {
     for (const char *at = saved; *at != '\0'; at += strcspn(at, "\n"), at += *at == '\n') {
@@ -170,7 +171,7 @@ static void warn_of_options(const char *path, const char *saved, const char *giv
     }
 }
 
-/* Checks the bytes of a checkpoint, with options->checksums, and resumes the run from it.
+/* Resumes the run from a checkpoint. With options->checksums, first checks the checkpoint's bytes.
  * Collective. */
 static moert_status load(moert_trainer *t, const char *path) {
     moert_run_state saved = {0};
@@ -202,7 +203,8 @@ static moert_status load(moert_trainer *t, const char *path) {
                    t->state.schedule);
     if (t->first)
         warn_of_options(path, saved.options, t->state.options);
-    memcpy(saved.data, t->state.data, sizeof saved.data); /* older state.json files lack them */
+    /* an older state.json lacks these texts */
+    memcpy(saved.data, t->state.data, sizeof saved.data);
     memcpy(saved.split, t->state.split, sizeof saved.split);
     memcpy(saved.schedule, t->state.schedule, sizeof saved.schedule);
     memcpy(saved.options, t->state.options, sizeof saved.options);
@@ -210,8 +212,8 @@ static moert_status load(moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
-/* Resumes from the newest undamaged checkpoint at or before step `last`; does nothing if there is
- * none. Collective. */
+/* Resumes from the newest undamaged checkpoint at or before step `last`. Does nothing if there is
+ * no such checkpoint. Collective. */
 static moert_status load_newest(moert_trainer *t, const uint64_t *steps, size_t count,
                                 uint64_t last) {
     moert_status status = MOERT_OK;
@@ -230,7 +232,8 @@ static moert_status load_newest(moert_trainer *t, const uint64_t *steps, size_t 
     return status;
 }
 
-/* Fails if OUT/checkpoints has checkpoints but --save-dir, which the run would use, has none. */
+/* Fails if OUT/checkpoints has checkpoints, but --save-dir, which this run would use instead, has
+ * none. */
 static moert_status check_moved(const moert_trainer *t) {
     char *before;
     uint64_t *steps;
@@ -264,7 +267,7 @@ moert_status moert_trainer_resume(moert_trainer *t) {
         printf("no checkpoint in %s; starting at step 0\n", directory);
     if (status != MOERT_OK)
         goto done;
-    if (replays) /* without a checkpoint, from step 0 */
+    if (replays) /* a replay without a checkpoint starts at step 0 */
         status = load_newest(t, steps, count, o->replay.first);
     else if (newest)
         status = load_newest(t, steps, count, UINT64_MAX);
@@ -285,7 +288,7 @@ moert_status moert_trainer_go_back(moert_trainer *t) {
     uint64_t *steps = NULL;
     size_t count = 0;
     moert_status status = MOERT_OK;
-    moert_run_end(t->run); /* ends the passes, so that experts may move */
+    moert_run_end(t->run); /* ends the last batch's passes, so that experts may move */
     if (t->checkpoints != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, t->checkpoints, &steps, &count));
     if (count > 0)

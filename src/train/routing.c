@@ -1,5 +1,5 @@
-/* Observers of the routing: a warning of layers that collapse, and the balance by correction
- * biases. */
+/* Observers of the routing: one warns if a layer's routing collapses, and one balances loads by
+ * correction biases. */
 #include "base/log.h"
 #include "train/internal.h"
 
@@ -22,8 +22,8 @@ static size_t layer_number(const moert_model_config *c, size_t index) {
     return layer;
 }
 
-/* Warns once if all tokens of a layer choose the same expert, whose load is then E / K. Requires 2
- * K experts and 4 E tokens, since with fewer this may happen by chance. */
+/* Warns once if all tokens of a layer choose the same expert, which means an expert load of E / K.
+ * Requires at least 2 K experts and 4 E tokens, since otherwise this may happen by chance. */
 static moert_status look_for_collapse(void *self, moert_trainer *t) {
     const moert_model_config *c = moert_model_describe(t->model);
     const size_t experts = c->router.experts;

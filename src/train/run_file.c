@@ -1,4 +1,4 @@
-/* The observer that keeps OUT/run.json: the program, the ranks' devices, and the progress of the
+/* The observer that writes OUT/run.json: the program, the ranks' devices, and the progress of the
  * run (run_file.h). */
 #include "train/run_file.h"
 
@@ -19,11 +19,11 @@ enum { LIMIT_BYTES = 1 << 26, DIGITS = 15 };
 
 typedef struct run_file {
     char *path;
-    json_t *root, *session; /* on rank 0; `session` is the last one in root.sessions */
+    json_t *root, *session; /* on rank 0; `session` is the last element of root.sessions */
     bool written;
 } run_file;
 
-/* Where a rank computes. */
+/* The host and the device of a rank. */
 typedef struct place {
     char host[256], device[256], driver[256];
 } place;
@@ -47,7 +47,7 @@ static json_t *utc_now(void) {
     return json_string(text);
 }
 
-/* ---- what ran where ---- */
+/* ---- the ranks' hosts and devices ---- */
 
 static json_t *describe_model(const moert_trainer *t) {
     const moert_model_config *c = moert_model_describe(t->model);
@@ -61,7 +61,7 @@ static json_t *describe_model(const moert_trainer *t) {
                      "topk", (json_int_t)c->router.topk);
 }
 
-/* *ranks = the places of all ranks. Collective. */
+/* *ranks = the hosts and devices of all ranks. Collective. */
 static moert_status list_places(const moert_trainer *t, json_t **ranks) {
     const moert_device_info *device = moert_device_describe(moert_model_mesh(t->model)->device);
     const size_t count = moert_comm_size(t->world);
@@ -79,7 +79,7 @@ static moert_status list_places(const moert_trainer *t, json_t **ranks) {
     return status;
 }
 
-/* The run.json of the run that this one resumes; NULL if there is no readable one. */
+/* Reads run.json of the run that this run resumes. NULL if there is no readable run.json. */
 static json_t *read_older(const run_file *f, const moert_trainer *t) {
     json_t *older;
     bool there = false;
@@ -88,7 +88,8 @@ static json_t *read_older(const run_file *f, const moert_trainer *t) {
     return moert_json_read(f->path, "it", LIMIT_BYTES, &older) == MOERT_OK ? older : NULL;
 }
 
-/* The held-out losses so far, or null if some belong to steps that this run computes again. */
+/* The held-out losses so far, or null if some of them belong to steps that this run computes
+ * again. */
 static json_t *older_losses(const moert_trainer *t, const json_t *older) {
     json_t *losses = json_object_get(older, "held_out");
     const json_int_t best = json_integer_value(json_object_get(losses, "best_step")),
@@ -120,7 +121,7 @@ static moert_status describe(run_file *f, const moert_trainer *t, json_t *ranks)
     return status;
 }
 
-/* ---- how far ---- */
+/* ---- the run's progress ---- */
 
 static void note_loss(run_file *f, const moert_trainer *t) {
     json_t *losses = json_object_get(f->root, "held_out");
@@ -151,7 +152,7 @@ static moert_status write_file(const run_file *f, const moert_trainer *t, const 
                             JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(DIGITS));
 }
 
-/* Rank 0 writes the last step's held-out loss, and how far the run is. Collective. */
+/* Rank 0 writes the last step's held-out loss and the run's progress. Collective. */
 static moert_status update(run_file *f, const moert_trainer *t, const char *status) {
     if (t->first)
         note_loss(f, t);
@@ -177,8 +178,8 @@ static moert_status start(void *self, moert_trainer *t) {
     return moert_comm_agree(t->world, status);
 }
 
-/* Writes the file after the first step and after each held-out loss. A run that fails in its first
- * step leaves no file. */
+/* Writes the file after the first step and after each held-out loss. So a run that fails in its
+ * first step leaves no file. */
 static moert_status between(void *self, moert_trainer *t) {
     run_file *f = self;
     return t->row.has_heldout || !f->written ? update(f, t, "running") : MOERT_OK;

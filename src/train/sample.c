@@ -1,4 +1,4 @@
-/* Text from a trained byte-level model. Each byte takes a full forward pass over the bytes before
+/* Generates text with a byte-level model. Each byte needs a full forward pass over the bytes before
  * it. */
 #include <math.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static moert_status next_byte(const sample *s, size_t used) {
     const moert_model_batch batch = {
         .total_sequences = 1, .length = window, .input = s->input, .forward_only = true};
     MOERT_TRY(moert_run_forward(s->run, &batch));
-    if (count == 1) { /* this rank holds the sequence */
+    if (count == 1) { /* this rank has the sequence */
         MOERT_TRY(moert_run_logits(s->run, window - 1, s->logits));
         s->text[used] = (char)draw(s->logits, moert_min(vocabulary, 256), s->how->temperature,
                                    moert_rng_uniform(s->how->seed, 0x53414D50u, used));

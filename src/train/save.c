@@ -1,4 +1,4 @@
-/* Saves checkpoints and models at once, or stage by stage with a thread beside training. */
+/* Saves checkpoints and models: at once, or in stages by a thread while training continues. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "train/values.h"
 #include "train/checksums.h"
 
-/* Ends a stage; `status` is the result of this rank's work in it. Collective. */
+/* Ends a stage of a save. `status` is the result of this rank's work in the stage. Collective. */
 static moert_status end_stage(moert_saver *s, moert_status status) {
     MOERT_TRY(moert_comm_agree(s->world, status));
     if (moert_save_stages[s->stage].exchanges)
@@ -20,7 +20,7 @@ static moert_status end_stage(moert_saver *s, moert_status status) {
     return MOERT_OK;
 }
 
-/* Ends a save. If it has failed, removes its files. */
+/* Ends a save. If the save has failed, removes its files. */
 static moert_status end_save(moert_saver *s, moert_status status) {
     if (status != MOERT_OK && s->temporary != NULL && moert_saver_is_first(s)) {
         char *message = moert_error_keep();
@@ -47,7 +47,8 @@ static void *work_beside(void *argument) {
     return NULL;
 }
 
-/* Works on the stage: beside training in a thread, if the system allows one. */
+/* Starts the work of a stage. If training continues meanwhile and the system allows a thread, the
+ * work runs in a thread. */
 static void begin_stage(moert_saver *s) {
     s->ended = false;
     s->has_thread = s->beside && pthread_create(&s->thread, NULL, work_beside, s) == 0;
@@ -55,7 +56,8 @@ static void begin_stage(moert_saver *s) {
         work(s);
 }
 
-/* Waits for the stage; returns its result. The watchdog sees its progress. */
+/* Waits until the stage's work has ended, and returns its result. Tells the watchdog about
+ * progress. */
 static moert_status join(moert_saver *s) {
     const uint64_t from = moert_clock_ns();
     for (uint64_t seen = 0; !s->ended; moert_clock_pause(from)) {
@@ -71,7 +73,7 @@ static moert_status join(moert_saver *s) {
     return moert_error_first(message, s->status, MOERT_OK);
 }
 
-/* Ends a stage, and begins the next one or ends the save. Collective. */
+/* Ends a stage. Then begins the next stage or, after the last one, ends the save. Collective. */
 static moert_status go_on(moert_saver *s) {
     const moert_status status = end_stage(s, join(s));
     if (status != MOERT_OK || s->stage == MOERT_SAVE_STAGES)
@@ -80,7 +82,7 @@ static moert_status go_on(moert_saver *s) {
     return MOERT_OK;
 }
 
-/* Begins a save; `status` is the result of its preparation, the same on all ranks. */
+/* Begins a save. `status` is the result of preparing it, and is the same on all ranks. */
 static moert_status begin_save(moert_saver *s, moert_status status, bool beside) {
     if (status != MOERT_OK)
         return end_save(s, status);
@@ -131,8 +133,8 @@ moert_status moert_saver_create(const moert_saver_options *options, moert_saver 
     if (status == MOERT_OK && options->beside)
         status = MOERT_NEW_ARRAY(&s->copy, floats);
     if (status == MOERT_OK && options->beside)
-        memset(s->copy, 0, floats * sizeof *s->copy); /* touches the pages now, so that no step
-                                                         waits for them */
+        /* touches the pages now, so that no training step is delayed by page faults */
+        memset(s->copy, 0, floats * sizeof *s->copy);
     if (status == MOERT_OK)
         *saver = s;
     else
@@ -152,7 +154,7 @@ void moert_saver_destroy(moert_saver *s) {
     MOERT_FREE(s->path, s->copy, s->files, s);
 }
 
-/* Prepares a save of `state`. Collective. */
+/* Prepares a save of the run's state `state`. Collective. */
 static moert_status prepare(moert_saver *s, const moert_run_state *state) {
     moert_phase_set(MOERT_PHASE_SAVE);
     free(s->path);

@@ -36,9 +36,9 @@ static moert_status add_file(moert_saver *s, size_t *room, size_t first) {
     return MOERT_OK;
 }
 
-/* The weights have one file, or with file_bytes several. Each of these takes the next tensors that
- * fit into file_bytes; a larger tensor has its own file. Names are those of transformers. A
- * checkpoint has one more file, for the moments. */
+/* Lists the files. The weights are in one file or, if file_bytes is set, in several. Each file has
+ * the next tensors that fit into file_bytes; a larger tensor has its own file. Names are those of
+ * transformers. A checkpoint has one more file, for the moments. */
 moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
     const size_t tensors = moert_model_file_tensor_count(s->model);
     size_t room = 0, left_bytes = 0;
@@ -67,7 +67,7 @@ moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
 
 /* ---- the stages ---- */
 
-/* Whether an index says which file has which weight. */
+/* Whether an index file says which weight is in which file. */
 static bool has_index(const moert_saver *s) {
     return s->files[0].count < moert_model_file_tensor_count(s->model);
 }
@@ -108,7 +108,7 @@ static moert_status write_index(const moert_saver *s) {
     return moert_json_write_new(s->temporary, index_name, root, JSON_INDENT(2));
 }
 
-/* Copies those of a model's files without weights (names[]) that exist. */
+/* Copies those files of names[] (a model's files other than weights) that exist. */
 static moert_status copy_companions(const moert_saver *s) {
     static const char *const names[] = {"tokenizer.json",
                                         "tokenizer_config.json",
@@ -138,7 +138,7 @@ static moert_status copy_companions(const moert_saver *s) {
     return status;
 }
 
-/* Rank 0 writes the small files, and the headers of the others, to an empty directory. */
+/* Rank 0 writes the small files, and the headers of the tensor files, to an empty directory. */
 static moert_status create_files(moert_saver *s) {
     if (!moert_saver_is_first(s))
         return MOERT_OK;
@@ -156,7 +156,7 @@ static moert_status create_files(moert_saver *s) {
     return MOERT_OK;
 }
 
-/* Delays the thread until its written bytes are within the bandwidth limit. */
+/* Delays the thread until the bytes written are within the bandwidth limit. */
 static void keep_rate(moert_saver *s, size_t bytes) {
     enum { LONGEST_NS = 50000000 };
     const double ns_per_byte =
@@ -173,7 +173,7 @@ static void keep_rate(moert_saver *s, size_t bytes) {
     }
 }
 
-/* Writes the values of a tensor from the copy. */
+/* Writes the values of a tensor from the copy in host memory. */
 static moert_status put_copy(moert_saver *s, moert_tensor_writer *writer, const char *name,
                              const moert_model_tensor *tensor) {
     enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
@@ -192,7 +192,7 @@ static moert_status put_copy(moert_saver *s, moert_tensor_writer *writer, const 
     return status;
 }
 
-/* Writes this rank's shard of a tensor's values of a kind. */
+/* Writes this rank's shard of a tensor: the weight or one of its moments, as `kind` says. */
 static moert_status put_tensor(moert_saver *s, moert_tensor_writer *writer, const char *name,
                                const moert_model_tensor *tensor, moert_value_kind kind) {
     if (moert_model_shard(tensor).count == 0)
@@ -203,7 +203,7 @@ static moert_status put_tensor(moert_saver *s, moert_tensor_writer *writer, cons
     return moert_values_put(writer, name, tensor, &values);
 }
 
-/* Writes this rank's values in a file, in the order of the copy. */
+/* Writes this rank's values in a file, in the order in which the copy has them. */
 static moert_status put_values(moert_saver *s, moert_tensor_writer *writer,
                                const moert_saved_file *file) {
     const moert_model_tensor *tensor = moert_model_tensors(s->model);
@@ -229,7 +229,7 @@ static moert_status write_file(moert_saver *s, const moert_saved_file *file) {
     return moert_error_first(message, status, moert_writer_close(writer));
 }
 
-/* Each rank writes its values, with their checksums. */
+/* Each rank writes its values to the files, and computes their checksums. */
 static moert_status write_files(moert_saver *s) {
     s->next_value = s->written_bytes = 0;
     s->writing_ns = moert_clock_ns();
@@ -246,13 +246,13 @@ static moert_status sum_rest(moert_saver *s) {
     return moert_checksums_sum(s->world, s->manifest);
 }
 
-/* Rank 0 completes the directory. */
+/* Rank 0 writes the manifest and gives the directory its final name. */
 static moert_status commit(moert_saver *s) {
     if (!moert_saver_is_first(s))
         return MOERT_OK;
     MOERT_TRY(moert_manifest_write(s->manifest));
     MOERT_TRY(moert_durable_commit(s->temporary, s->path));
-    /* after skipped steps, older checkpoints are not removed */
+    /* after skipped steps, older checkpoints are kept */
     if (is_checkpoint(s) && s->state.skipped_in_row == 0 &&
         moert_checkpoint_prune(s->options.directory, s->state.step, s->options.keep) != MOERT_OK)
         MOERT_WARN("%s is saved, but not all older checkpoints could be removed: %s", s->path,

@@ -1,4 +1,4 @@
-/* The trainer's saves: when it starts them, waits for them, and how it reports them. */
+/* The trainer's saves: starts them, waits for them, and reports their results. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "train/internal.h"
@@ -15,7 +15,7 @@ moert_status moert_trainer_create_saver(moert_trainer *t) {
     return moert_comm_agree(t->world, moert_saver_create(&options, &t->saver));
 }
 
-/* Reports the end of a save with the result `status`. */
+/* Reports the end of a save. `status` is the result of the save. */
 static void report_save(moert_trainer *t, moert_status status) {
     const moert_saved saved = moert_saver_last(t->saver);
     t->save_s = saved.taken_s;
@@ -27,7 +27,8 @@ static void report_save(moert_trainer *t, moert_status status) {
                    (unsigned long long)saved.step, moert_last_error());
 }
 
-/* Advances a background save, or waits for it. If the save fails, training goes on. */
+/* Advances a background save, or waits for its end, by calling `how`. If the save fails, training
+ * continues. */
 static void go_on_saving(moert_trainer *t, moert_status (*how)(moert_saver *)) {
     if (t->saver == NULL || !moert_saver_is_busy(t->saver))
         return;
@@ -55,7 +56,7 @@ static moert_status save_now(moert_trainer *t) {
     return status;
 }
 
-/* Begins to save the state after the last step beside training. */
+/* Begins to save the state after the last step while training continues. */
 static void save_beside(moert_trainer *t) {
     if (moert_saver_is_busy(t->saver) && t->options->save_mode == MOERT_SAVE_SKIP) {
         if (t->first)

@@ -1,4 +1,4 @@
-/* The learning rate over a run. */
+/* Computes the learning rate of each step of a run. */
 #include "train/schedule.h"
 
 #include <stdio.h>

@@ -9,16 +9,18 @@ typedef struct moert_schedule {
     double rate;           /* learning rate at the end of the warm-up */
     double floor_fraction; /* the decay ends at rate * floor_fraction */
     size_t warmup;         /* steps */
-    size_t decay;          /* steps of the decay, the run's last ones; 0 = all after the warm-up */
+    /* number of steps of the decay, which are the run's last steps; 0 = all steps after the
+     * warm-up */
+    size_t decay;
 } moert_schedule;
 
 /*
- * The rate of step 0, 1, ... of `total`. Warm-up: rate * (step + 1) / warmup. Then `rate`. Cosine
- * and linear: from `rate` at the first step of the decay to the floor at step == total, one past
- * the last step; then the floor.
+ * The learning rate of step 0, 1, ... of `total` steps. Warm-up: rate * (step + 1) / warmup. After
+ * the warm-up: `rate`. Cosine and linear decay: from `rate` at the first step of the decay to the
+ * floor at step == total, which follows the last step. Later steps have the floor.
  */
 double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total);
 
-/* Describes a schedule, without the number of steps, in the options' words. */
+/* Describes a schedule in the words of the options, without the number of steps. */
 enum { MOERT_SCHEDULE_TEXT_BYTES = 128 };
 void moert_schedule_text(const moert_schedule *schedule, char text[MOERT_SCHEDULE_TEXT_BYTES]);

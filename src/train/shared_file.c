@@ -42,7 +42,8 @@ moert_status moert_put_elements(moert_tensor_writer *writer, const char *name, s
     moert_status status = MOERT_OK;
     MOERT_TRY(MOERT_NEW_ARRAY(&values, moert_min(count, PIECE)));
     for (size_t done = 0, part; status == MOERT_OK && done < count; done += part) {
-        part = moert_min(count - done, PIECE - (first + done) % PIECE); /* up to a piece's end */
+        /* up to the end of a piece */
+        part = moert_min(count - done, PIECE - (first + done) % PIECE);
         status = moert_elements_read(elements, done, part, values);
         if (status == MOERT_OK)
             status = moert_writer_put_floats(writer, name, first + done, part, values);

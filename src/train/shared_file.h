@@ -11,14 +11,14 @@ typedef struct moert_shared_file {
     size_t count;
     const char *const *metadata; /* as in moert_writer_open */
     moert_status (*put)(const void *context,
-                        moert_tensor_writer *writer); /* callback that writes this rank's ranges */
+                        moert_tensor_writer *writer); /* writes this rank's ranges */
     const void *context;
 } moert_shared_file;
 
 /*
- * Rank 0 creates the file, then every rank writes its ranges. With `settle` the file has a
- * temporary name until it is complete. `status` is this rank's status so far: if any rank has
- * failed, nothing is written. Collective. Errors: `status`, those of moert_writer_* and
+ * Rank 0 creates the file, then every rank writes its ranges. With `settle`, the file has a
+ * temporary name until it is complete. `status` is this rank's status so far. If any rank has
+ * already failed, nothing is written. Collective. Errors: `status`, those of moert_writer_* and
  * moert_durable_settle.
  */
 moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file *file, bool settle,

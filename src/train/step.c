@@ -181,7 +181,7 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
     return moert_run_forward(t->run, &batch);
 }
 
-/* Gives up a step whose routing scores are not finite, on all ranks alike: it has no gradients. */
+/* Ends a step whose routing scores are not finite, without gradients. All ranks do so. */
 static moert_status give_up(moert_trainer *t, moert_model_result *mean) {
     mean->cross_entropy = NAN;
     if (t->first)

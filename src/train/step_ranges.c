@@ -1,4 +1,4 @@
-/* Steps that options name. */
+/* Reads ranges of steps from options. */
 #include "train/step_ranges.h"
 
 #include <ctype.h>
@@ -6,9 +6,10 @@
 
 #include "base/memory.h"
 
-enum { DIGITS_MOST = 15 }; /* digits of a step number */
+enum { DIGITS_MOST = 15 }; /* most digits of a step number */
 
-/* Reads a number and moves *at past its digits; false if it has none, or more than DIGITS_MOST. */
+/* Reads a number, and moves *at behind its digits. Returns false if there are no digits, or more
+ * than DIGITS_MOST. */
 static bool read_step(const char **at, uint64_t *step) {
     char *end;
     if (!isdigit((unsigned char)**at))

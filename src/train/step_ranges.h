@@ -1,4 +1,4 @@
-/* Steps that options name. */
+/* Ranges of steps, which options name. */
 #pragma once
 
 #include <stdbool.h>
@@ -14,17 +14,17 @@ typedef struct moert_step_range {
     uint64_t first, end;
 } moert_step_range;
 
-/* Ranges in ascending order, without common steps. */
+/* Ranges in ascending order, which do not overlap. */
 typedef struct moert_step_ranges {
     size_t count;
     moert_step_range range[MOERT_STEP_RANGES_MOST];
 } moert_step_ranges;
 
-/* Reads "A:B", or several of these with commas between them. Errors: ERROR_USAGE. */
+/* Reads "A:B", or several such ranges with commas between them. Errors: ERROR_USAGE. */
 moert_status moert_step_ranges_read(const char *text, moert_step_ranges *ranges);
 /* Reads "STEP", a range of one step, or "STEP:COUNT". Errors: ERROR_USAGE. */
 moert_status moert_step_range_read(const char *text, moert_step_range *range);
 
 bool moert_step_ranges_have(const moert_step_ranges *ranges, uint64_t step);
-/* The number of steps below `step` in the ranges. */
+/* The number of steps in the ranges that are below `step`. */
 uint64_t moert_step_ranges_below(const moert_step_ranges *ranges, uint64_t step);

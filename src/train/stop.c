@@ -1,4 +1,4 @@
-/* The signal handler sets a flag. The ranks compare their flags after each micro-batch. */
+/* The signal handler only sets a flag. The ranks compare their flags after each micro-batch. */
 #include "train/stop.h"
 
 static const int signals[MOERT_STOP_SIGNALS] = {SIGTERM, SIGUSR1};

@@ -1,4 +1,4 @@
-/* Signals that end a training run in order. */
+/* Signals that end a training run early but orderly. */
 #pragma once
 
 #include <signal.h>
@@ -9,10 +9,10 @@
  * --signal=USR1@120). */
 enum { MOERT_STOP_SIGNALS = 2 };
 
-/* From now on catches each signal once; the same signal a second time ends the process. before[] =
- * the earlier actions. */
+/* From now on, catches each signal once; when the same signal comes again, it ends the process.
+ * before[] = the earlier signal actions, for restoring them. */
 void moert_stop_catch(struct sigaction before[MOERT_STOP_SIGNALS]);
 void moert_stop_restore(const struct sigaction before[MOERT_STOP_SIGNALS]);
 
-/* *any = whether any rank has caught a signal. Collective. */
+/* *any = whether a rank has caught a signal. Collective. */
 moert_status moert_stop_asked(moert_comm *world, bool *any);

@@ -1,4 +1,4 @@
-/* Keeps the spans of a rank; rank 0 writes those of all ranks. */
+/* Records the spans of a rank. Rank 0 writes the spans of all ranks. */
 #include "train/trace.h"
 
 #include <errno.h>
@@ -50,9 +50,10 @@ void moert_trace_step(moert_trace *trace, uint64_t step, uint64_t start_ns, uint
         moert_profile_observe(trace->device, NULL, NULL);
 }
 
-/* ---- begin and end ---- */
+/* ---- opening and closing a trace ---- */
 
-/* Opens rank 0's file before the run, so that the run does not fail at its end. */
+/* Opens the file on rank 0 before the run, so that a bad path does not make the run fail at its
+ * end. */
 static moert_status open_file(moert_trace *t) {
     MOERT_TRY(moert_durable_check(t->path));
     MOERT_TRY(moert_text_path(&t->temporary, "%s.tmp", t->path));
@@ -95,7 +96,7 @@ static void put_event(FILE *file, size_t rank, const event *e) {
             e->row, e->start_us, e->us);
 }
 
-/* Writes a rank's events until a write fails. */
+/* Writes the events of a rank, until a write fails. */
 static void put_rank(const moert_trace *t, size_t rank, const event *events, size_t count) {
     fprintf(t->file,
             "%s{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %zu, \"tid\": 0, \"args\": "
@@ -121,8 +122,8 @@ static moert_status broadcast_events(moert_trace *t, size_t from, event **events
     return moert_comm_broadcast(t->world, from, *events, *count * sizeof **events);
 }
 
-/* Writes the ranks' events one rank at a time, so that no rank holds those of all. *reason = errno
- * of the first failed write, or 0. */
+/* Writes the events of one rank after the other, so that no rank needs memory for all events.
+ * *reason = errno of the first failed write, or 0. */
 static moert_status write_ranks(moert_trace *t, int *reason) {
     *reason = 0;
     for (size_t r = 0; r < moert_comm_size(t->world); r++) {
@@ -139,7 +140,7 @@ static moert_status write_ranks(moert_trace *t, int *reason) {
     return MOERT_OK;
 }
 
-/* Ends rank 0's file, of which a write has failed with errno `reason` unless it is 0. */
+/* Completes rank 0's file. `reason` is errno of an earlier failed write, or 0. */
 static moert_status end_file(moert_trace *t, int reason) {
     FILE *file = t->file;
     t->file = NULL;

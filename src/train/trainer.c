@@ -14,7 +14,8 @@
 
 /* ---- steps ---- */
 
-/* Applies the gradients, or skips the step if they are not finite. All ranks have the same norm. */
+/* Updates the weights or, if the gradients are not finite, skips the step. All ranks have the same
+ * norm, so they do the same. */
 static moert_status apply(moert_trainer *t, double norm, double rate, bool *skipped) {
     const moert_trainer_options *o = t->options;
     moert_run_state *s = &t->state;
@@ -40,8 +41,8 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
     return moert_comm_agree(t->world, status);
 }
 
-/* Computes a step and waits for the device. If a signal arrives between its micro-batches, sets
- * *stopped; the step then has no effect. */
+/* Computes a step and waits for the device. If a signal arrives between the step's micro-batches,
+ * sets *stopped, and the step has no effect. */
 static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean,
                             bool *stopped) {
     MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_STEP));
@@ -56,7 +57,7 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     return moert_observers_tell(t, MOERT_EVENT_DONE);
 }
 
-/* Computes the held-out loss when it is due, and after the last step the test loss. */
+/* Computes the held-out loss if it is due, and the test loss after the last step. */
 static moert_status evaluate(moert_trainer *t, moert_metrics_row *row) {
     const moert_trainer_options *o = t->options;
     row->has_heldout = moert_trainer_due(o->eval_every, t->state.step, o->steps);
@@ -106,7 +107,7 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     return moert_comm_agree(t->world, writes ? moert_metrics_write(t->metrics, row) : MOERT_OK);
 }
 
-/* Skips a step whose data are left out. */
+/* Counts a step without computing it, because its data are left out. */
 static void leave_out(moert_trainer *t) {
     MOERT_INFO("the data of step %llu are left out", (unsigned long long)t->state.step);
     t->state.step++;
@@ -129,7 +130,7 @@ static moert_status open_metrics(moert_trainer *t) {
                             t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
 }
 
-/* Truncates metrics.jsonl to steps before the current one. */
+/* Truncates metrics.jsonl to the steps before the present step. */
 static moert_status reopen_metrics(moert_trainer *t) {
     moert_metrics *old = t->metrics;
     t->metrics = NULL;
@@ -137,8 +138,8 @@ static moert_status reopen_metrics(moert_trainer *t) {
     return open_metrics(t);
 }
 
-/* Computes a step. After wrong bits it returns to the last checkpoint if options->goes_back, unless
- * the same step had wrong bits the last time. */
+/* Computes a step. If the step has wrong bits, and the option on_mismatch is MOERT_MISMATCH_BACK,
+ * returns to the last checkpoint. Fails if the same step had wrong bits the last time. */
 static moert_status step_or_go_back(moert_trainer *t, bool *interrupted) {
     const uint64_t now = t->state.step;
     const moert_status status = step(t, interrupted);
@@ -170,7 +171,7 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
         const bool ends = t->state.step == t->end;
         if (!*interrupted && !ends)
             MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_BETWEEN));
-        *interrupted &= !ends; /* a signal in the last step changes nothing */
+        *interrupted &= !ends; /* a signal during the last step is ignored */
         moert_trainer_poll_save(t);
         if (t->saver == NULL)
             continue;
@@ -183,7 +184,7 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
 
 /* ---- start ---- */
 
-/* Opens the run's outputs, after all checks, so that bad input leaves no files. */
+/* Opens the run's outputs. This comes after all checks, so that bad input leaves no files. */
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_comm_agree(t->world, t->first && o->out != NULL && o->replay.end == 0

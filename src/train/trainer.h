@@ -11,12 +11,12 @@
 #include "train/step_ranges.h"
 
 /* Whether training waits while a checkpoint is written (HELD) or continues (WAIT, SKIP). If the
- * previous save is not finished, WAIT waits for it, and SKIP leaves the new one out. */
+ * previous save is not finished, WAIT waits for its end, and SKIP leaves out the new save. */
 typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP } moert_save_mode;
 
 /* Where a run begins. NONE: at step 0. PATH: from a given checkpoint. AUTO, MUST: from the newest
- * undamaged checkpoint of its directory; without one, AUTO begins at step 0 and MUST fails with
- * ERROR_USAGE. */
+ * undamaged checkpoint of the run's directory. Without a checkpoint, AUTO begins at step 0, and
+ * MUST fails with ERROR_USAGE. */
 typedef enum moert_resume {
     MOERT_RESUME_NONE,
     MOERT_RESUME_PATH,
@@ -24,7 +24,7 @@ typedef enum moert_resume {
     MOERT_RESUME_MUST
 } moert_resume;
 
-/* What follows wrong bits: the end, going on from the last checkpoint, or a warning only. */
+/* Reactions to wrong bits: end the run, go back to the last checkpoint, or only warn. */
 #define MOERT_MISMATCH_WORDS "end|back|warn"
 typedef enum moert_mismatch {
     MOERT_MISMATCH_END,
@@ -34,79 +34,83 @@ typedef enum moert_mismatch {
 
 typedef struct moert_trainer_options {
     size_t steps, seed;
-    size_t batch;         /* sequences per step, over all ranks */
-    size_t micro_batches; /* parts of the batch, computed one after the other; must divide the
-                             batch */
-    size_t length;        /* tokens per sequence */
+    size_t batch; /* sequences per step, over all ranks */
+    /* parts of the batch, computed one after the other; must divide `batch` */
+    size_t micro_batches;
+    size_t length; /* tokens per sequence */
     moert_schedule schedule;
     moert_model_losses losses;
     moert_optimizer_options optimizer;
-    size_t eval_every; /* steps between held-out losses, also after the last step; 0 = none */
+    /* steps between held-out losses, which are also computed after the last step; 0 = none */
+    size_t eval_every;
     size_t eval_sequences;
     size_t save_every; /* steps between checkpoints; 0 = none */
-    bool save_last;    /* with `out`: also a checkpoint after the last step */
+    bool save_last;    /* with `out`, also save a checkpoint after the last step */
     moert_save_mode save_mode;
-    double save_bytes_per_s;    /* bandwidth limit of all ranks together for saves beside training;
-                                   0 = no limit */
-    moert_keep keep;            /* checkpoints kept */
-    double bias_rate;           /* rate of moert_model_update_correction, called after each step; 0
-                                   = biases stay fixed */
+    /* bandwidth limit of all ranks together for saves while training continues; 0 = no limit */
+    double save_bytes_per_s;
+    moert_keep keep; /* checkpoints kept */
+    /* rate of moert_model_update_correction, which is called after each step; 0 = the biases stay
+     * fixed */
+    double bias_rate;
     size_t rebalance_every;     /* steps between moves of experts (train/rebalance.c); 0 = none */
     bool clones;                /* with rebalance_every: experts with many rows get clones */
     size_t max_skipped;         /* stop after this many steps in a row with non-finite gradients */
-    moert_step_ranges left_out; /* steps whose data are left out: they change nothing */
-    /* Computes these steps of the run in `out` again, from its last checkpoint before them, and
-     * writes their metrics; saves nothing. Empty: trains. */
+    moert_step_ranges left_out; /* steps whose data are left out; these steps change nothing */
+    /* Replay: computes these steps of the run in `out` again, from the run's last checkpoint before
+     * them, and writes their metrics. Saves nothing. Empty: no replay, but training. */
     moert_step_range replay;
-    const char *replay_gradients; /* file for the gradients of its last step, or NULL */
+    const char *replay_gradients; /* file for the gradients of the replay's last step, or NULL */
     const char *out;      /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;  /* file of the metrics as JSON lines, or NULL */
-    bool tensorboard;     /* also writes the metrics as TensorBoard's event files to `out` */
-    bool watch;           /* adds the numbers of train/monitor.c to the metrics */
-    double peak_flops;    /* with watch: peak FLOP/s of a rank's device; 0: measured */
+    bool tensorboard;     /* also write the metrics to `out` as event files of TensorBoard */
+    bool watch;           /* add the numbers of train/monitor.c to the metrics */
+    double peak_flops;    /* with `watch`: peak FLOP/s of a rank's device; 0: measure it */
     moert_resume resume;
     const char *checkpoint; /* path of the checkpoint for MOERT_RESUME_PATH */
-    const char *settings;   /* options that change results, "--name value\n" each; a resume warns of
-                               other values. NULL: none */
-    bool checksums;         /* compare a checkpoint's bytes with its checksums before it is read */
-    size_t verify_every;    /* steps between checks in which ranks verify each other
+    /* options that change results, as lines "--name value\n"; a resume warns if the checkpoint has
+     * other values; NULL: none */
+    const char *settings;
+    bool checksums;      /* compare a checkpoint's bytes with its checksums before it is read */
+    size_t verify_every; /* steps between checks in which ranks verify each other
                                (train/cross_check.h); 0 = none */
-    double verify_share;    /* or a part of the time for them; 0 = none */
+    double verify_share; /* fraction of the time for such checks; 0 = none */
     moert_mismatch on_mismatch;
     const char *config_text; /* config.json of the model */
-    const char *record;      /* JSON of the program and its options for OUT/run.json
-                                (train/run_file.h); NULL: no such file */
-    size_t log_every;        /* steps between console lines; 0 = none */
-    bool profile;            /* print a table of the steps' times at the end, and write it to
-                                OUT/profile.json */
-    const char *trace;       /* Chrome trace of MOERT_TRACE_STEPS steps, or NULL */
+    /* the program and its options as JSON, for OUT/run.json (train/run_file.h); NULL: no such
+     * file */
+    const char *record;
+    size_t log_every; /* steps between console lines; 0 = none */
+    /* print a table of the steps' times at the end, and write the table to OUT/profile.json */
+    bool profile;
+    const char *trace; /* file for a Chrome trace of MOERT_TRACE_STEPS steps, or NULL */
 } moert_trainer_options;
 
 /*
- * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, all finish the micro-batch or
- * the evaluation, and drop a step that lacks further micro-batches. With `out` they write a
- * checkpoint of the last whole step. The call then returns MOERT_OK with *interrupted. Errors:
- * ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped),
- * ERROR_HARDWARE (verify_every, verify_share), ERROR_IO, ...
- * Collective.
+ * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, all ranks finish their
+ * micro-batch or evaluation. They drop the step if it has further micro-batches. With `out`, they
+ * write a checkpoint of the last complete step. Then moert_train sets *interrupted and returns
+ * MOERT_OK. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC
+ * (max_skipped), ERROR_HARDWARE (verify_every, verify_share), ERROR_IO, ... Collective.
  */
 moert_status moert_train(moert_model *model, const moert_data *data,
                          const moert_trainer_options *options, bool *interrupted);
 
-/* Computes the gradients of step 0 and writes them to a safetensors file, without training.
+/* Computes the gradients of step 0 without training, and writes them to a safetensors file.
  * Collective. */
 moert_status moert_train_gradients(moert_model *model, const moert_data *data,
                                    const moert_trainer_options *options, const char *path);
 
-/* Computes the logits [sequences,S,V] of the first micro-batch of step 0 and writes them to a
- * safetensors file, without training. Collective. */
+/* Computes the logits [sequences,S,V] of the first micro-batch of step 0 without training, and
+ * writes them to a safetensors file. Collective. */
 moert_status moert_train_logits(moert_model *model, const moert_data *data,
                                 const moert_trainer_options *options, const char *path);
 
 /*
- * Continues `prompt` by `count` bytes that a byte-level model draws at `temperature`, from at most
- * the last `length` bytes. All ranks get them in text[count + 1]. Collective.
+ * Continues `prompt` by `count` bytes. A byte-level model draws each byte at `temperature`, from at
+ * most the last `length` bytes before it. All ranks get the new bytes in text[count + 1].
+ * Collective.
  */
 typedef struct moert_sampling {
     size_t count, length;

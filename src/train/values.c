@@ -1,4 +1,4 @@
-/* Finds and names the values of a model's tensors; writes gradients. */
+/* Finds and names the values of a model's tensors. Writes gradients. */
 #include "train/values.h"
 
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static moert_file_type file_type(const moert_model *model, moert_value_kind kind
     return moments && bf16 ? MOERT_FILE_BF16 : MOERT_FILE_F32;
 }
 
-/* Fills in the spec of a tensor's values of a kind. */
+/* Fills in the spec of a tensor's values of one kind (weights, gradients or a moment). */
 static moert_status name_spec(const moert_model *model, const moert_model_tensor *tensor,
                               moert_value_kind kind, moert_tensor_spec *spec) {
     *spec = (moert_tensor_spec){
@@ -68,7 +68,7 @@ void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor
     free(specs);
 }
 
-/* Writes a shard of a tensor that the file has transposed. */
+/* Writes a rank's shard of a tensor that is stored transposed in the file. */
 static moert_status put_transposed(moert_tensor_writer *writer, const char *name,
                                    const moert_model_tensor *tensor,
                                    const moert_elements *elements) {
