@@ -8,13 +8,13 @@ typedef enum moert_audit_point {
     MOERT_AUDIT_ATTENDED,       /* middle is computed */
     MOERT_AUDIT_FORWARDED,      /* `out` is computed; the pass is not yet discarded */
     MOERT_AUDIT_BACKWARD,       /* the layer's backward begins */
-    MOERT_AUDIT_MLP_DONE,       /* run->d is the gradient of middle */
+    MOERT_AUDIT_MLP_DONE,       /* run->d is the gradient of the residual `middle` */
     MOERT_AUDIT_DIFFERENTIATED, /* run->d is the gradient of the layer's input */
     /* outside of the layers: `layer` is NULL */
     MOERT_AUDIT_EMBEDDINGS_DONE, /* run->embedded is computed */
     MOERT_AUDIT_NORM_DONE,       /* run->final_normed is computed */
     MOERT_AUDIT_LOSS_DONE,       /* run->dn is the gradient of run->final_normed */
-    MOERT_AUDIT_HEAD_DONE,       /* run->d is the gradient of the last layer's result */
+    MOERT_AUDIT_HEAD_DONE,       /* run->d is the gradient of the last layer's output */
     MOERT_AUDIT_ALL_DONE,        /* all gradients of the block outside of the layers are computed */
 } moert_audit_point;
 

@@ -234,7 +234,8 @@ static moert_status repeat_experts(moert_audit *audit) {
     return moert_layer_reduce_wait(layer->of->moe);
 }
 
-/* Prepares the second copy of the layer. */
+/* Copies the layer's replicated weights to its second copy, and places the experts that this rank
+ * repeats there. */
 static moert_status take_layer(moert_audit *audit, size_t distance) {
     const moert_model_layer *layer = moert_audit_layer_of(audit);
     moert_model_layer *again = &audit->copy;

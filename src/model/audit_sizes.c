@@ -28,7 +28,8 @@ static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *
 }
 
 /* Bytes of the second copy of embedding, last norm and head. The second run uses the logits buffer
- * of the first run. With `adds`, a single rank also keeps the gradients from before the loss. */
+ * of the first run. With `adds`, a run on a single rank also keeps the gradients from before the
+ * loss. */
 static size_t outside_bytes(const moert_model_sizes *one, const moert_block_shape *outer,
                             size_t nodes, bool adds) {
     const moert_model_config *c = one->config;
@@ -59,7 +60,7 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     moert_model_list_shapes(c, one.attention, experts, &shapes);
     size_t floats =
         (2 + nodes) * moert_block_border(&shapes.of[MOERT_MODEL_ATTENTION], 1, 1) +
-        4 * one.tokens * c->hidden + /* inputs of the second run: d, d of middle, x, received */
+        4 * one.tokens * c->hidden + /* the buffers d[0], d[1], x and received of moert_audit */
         moert_model_rows_floats(one.attention->scratch, one.tokens) +
         moert_model_rows_floats(one.attention->kept, one.tokens);
     size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1) +

@@ -98,7 +98,8 @@ static moert_status take_gradient(const place *at, moert_audit_site site, const 
     return MOERT_OK;
 }
 
-/* hash[slots] = hashes of the experts' gradients in buffers like those of the layer's blocks. */
+/* hash[slots] = hashes of the experts' gradients in `buffers`, which have the layout of the layer's
+ * blocks. */
 static moert_status hash_experts(const place *at, moert_buffer *const *buffers, uint64_t *hash) {
     const size_t local = moert_layer_local_experts(at->layer->moe);
     for (size_t b = 1; b <= MOERT_AUDIT_EXPERT_BLOCKS; b++) {

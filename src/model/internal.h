@@ -152,7 +152,7 @@ struct moert_run {
     moert_buffer *final_normed, *final_rstd; /* [T,H] in the operands' dtype; [T] */
     moert_buffer *bf16;   /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                              dense layers use float32 */
-    moert_buffer *d_bf16; /* d in bf16 if layers are recomputed; NULL: `bf16` holds it */
+    moert_buffer *d_bf16; /* d in bf16 if layers are recomputed; NULL if `bf16` holds it */
     /* the forward of the present layer discards its activations, since the backward recomputes them
      * (moert_recompute) */
     bool discards;
@@ -260,12 +260,12 @@ static inline moert_status moert_model_reserve_rows(moert_run *run, const moert_
 moert_status moert_model_upload_tokens(moert_run *run, const int32_t *token, const int32_t *target);
 /* run->embedded = the embeddings of the tokens. */
 moert_status moert_model_embed(moert_run *run);
-/* Collects the gradient of the embedding from run->d. */
+/* Computes the gradient of the embedding from run->d. */
 moert_status moert_model_embed_backward(moert_run *run);
-/* Computes the losses of all tokens. Unless run->slope is 0, also dn[T,H], the gradient of
+/* Computes the losses of all tokens. Unless run->slope is 0, also computes dn[T,H], the gradient of
  * final_normed, and the gradient of an untied head. */
 moert_status moert_head_loss(moert_run *run);
-/* Collects the gradient of a tied embedding, from d and the head. */
+/* Computes the gradient of a tied embedding, from run->d and the gradient of the head. */
 moert_status moert_head_collect_tied(moert_run *run);
 /* The most rows of logits that are in memory at once, on a rank with `tokens` tokens in sequences
  * of `length`. */

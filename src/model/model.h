@@ -75,7 +75,7 @@ typedef struct moert_model_tensor {
     moert_initial initial;
     size_t owner;       /* member of the EP group that holds the tensor, when not replicated */
     moert_block *block; /* NULL if only other ranks hold the tensor */
-    size_t offset;      /* offset in floats from the start of its owner's block */
+    size_t offset;      /* offset in floats from the start of the owner's block */
 } moert_model_tensor;
 
 /* Selects the form of the model's files: with joined experts (moert_joined_tensor) or, by default,

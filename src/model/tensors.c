@@ -37,7 +37,8 @@ static void add_whole(moert_model *model, moert_block *block, size_t index, cons
     tensor->offset = block->tensor[index].offset;
 }
 
-/* Adds tensor `index` of the outer block: [rows,H], or a norm [H] if rows is 0. */
+/* Adds tensor `index` of the block outside of the layers. Its shape is [rows,H], or [H] for a norm
+ * (rows 0). */
 static void add_outer(moert_model *model, size_t index, const char *name, size_t rows) {
     const size_t h = model->config.hidden;
     const moert_model_parameter p = {.rows = rows > 0 ? rows : h,

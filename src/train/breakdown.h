@@ -40,8 +40,8 @@ moert_status moert_breakdown_start(moert_device *device, moert_comm *world, bool
 
 /*
  * Rank 0 prints the table and, unless `out` is NULL, writes OUT/profile.json: {"steps", "ranks",
- * "fma_peak_gflops", "bf16_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows":
- * [{"name", "calls", "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}],
+ * "fma_peak_gflops", "bf16_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share",
+ * "rows":[{"name", "calls", "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}],
  * "flight_ms_per_step"}. Shares are fractions of 1. Rates without work or time are null.
  * flight_ms_per_step is the time in which rows of the staged exchange were in flight, overlapped
  * with other work or not. Does nothing if no step was included. Collective. Errors: ERROR_IO,

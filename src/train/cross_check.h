@@ -102,11 +102,11 @@ typedef struct moert_cross_check {
 /* X(NAME, name): sites in which tests plant wrong bits, in addition to the sites of
  * MOERT_AUDIT_TABLE. */
 #define MOERT_CHECK_PLANT_TABLE(X)                                                                 \
-    X(OPTIMIZER, optimizer) /* a rank's own repetition of its first update */                      \
-    X(UPDATED, updated)     /* the weights that it has updated first */                            \
-    X(WEIGHTS, weights)     /* the first weights after the gather */                               \
-    X(GRADIENT, gradient)   /* the first gradient before the norm */                               \
-    X(MOMENT, moment)       /* the first moment before the backward */
+    X(OPTIMIZER, optimizer) /* the result of a rank's own repetition of its first part's update */ \
+    X(UPDATED, updated)     /* the first weights that a rank updates, after the update */          \
+    X(WEIGHTS, weights)     /* the first weights, after the gather over the ranks */               \
+    X(GRADIENT, gradient)   /* the first gradient, before the norm is computed */                  \
+    X(MOMENT, moment)       /* the first moment, before the backward */
 typedef enum moert_check_plant {
     MOERT_CHECK_PLANTS = MOERT_AUDIT_SITES - 1,
 #define MOERT_CHECK_PLANT(NAME, name) MOERT_CHECK_PLANT_##NAME,

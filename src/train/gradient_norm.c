@@ -22,7 +22,7 @@ struct moert_gradient_norm {
     size_t *first_chunk;          /* [blocks + 1] */
     double *chunk_sum;            /* [chunks] */
     double *by_rank;              /* [chunks] the values of chunk_sum, in the order of the ranks */
-    size_t *bytes;                /* [ranks] bytes of each rank's part of `by_rank` */
+    size_t *bytes;                /* [ranks] size in bytes of each rank's part of `by_rank` */
     uint64_t own;                 /* hash of the sums that this rank has computed itself */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };

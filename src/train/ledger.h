@@ -3,21 +3,21 @@
  * rank, bytes from rank to rank, and rows of every expert. The ledger writes two files to the run
  * directory:
  *
- * profile-steps.jsonl has one line per step, flushed at once. Arrays have one number per rank,
- * those of "rows" one per layer:
- *   {"step", "step_ms": [], "waited_ms": [], "operations": {NAME: [], ..., "host": []},
- *    "rows": {"min": [], "mean": [], "max": []}}
- * Operations are those of device/profile/profile.h that took time, in ms. With "host" they add up
- * to step_ms. waited_ms is the part of them in which the rank waited for other ranks to enter a
- * call.
+ * profile-steps.jsonl has one line per step, flushed at once. Its arrays have one number per rank,
+ * but the arrays in "rows" have one number per layer:
+ *   {"step", "step_ms":[], "waited_ms":[], "operations":{NAME:[], ..., "host":[]},
+ *    "rows":{"min":[], "mean":[], "max":[]}}
+ * The keys of "operations" are operations of device/profile/profile.h that took time, and "host".
+ * Their values in ms add up to step_ms. waited_ms is the part of step_ms in which the rank waited
+ * for other ranks to enter a call.
  *
- * profile-ranks.json is written at the end and has means over the steps:
- *   {"steps", "engine", "group", "ranks": [{"host", "node"}], "waited_ms": [[]],
- *    "dispatched_bytes": [[]], "combined_bytes": [[]], "expert_rows": [[]], "expert_ranks": [[]]}
- * group: the number of ranks that share one set of experts, in consecutive blocks. waited_ms: the
- * time for which the row's rank waited for the column's. Bytes go from the row's rank to the
- * column's. expert_rows: [layer][expert]; expert_ranks: the rank of the group that holds the
- * expert at the end.
+ * profile-ranks.json is written at the end of a run and has means over its steps:
+ *   {"steps", "engine", "group", "ranks":[{"host", "node"}], "waited_ms":[[]],
+ *    "dispatched_bytes":[[]], "combined_bytes":[[]], "expert_rows":[[]], "expert_ranks":[[]]}
+ * "group" is the number of consecutive ranks that share one set of experts. waited_ms is the time
+ * for which the rank of the row waited for the rank of the column. Bytes go from the rank of the
+ * row to the rank of the column. expert_rows and expert_ranks have indices [layer][expert].
+ * expert_ranks is the rank of the group that holds the expert at the end.
  */
 #pragma once
 

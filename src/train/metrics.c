@@ -120,8 +120,8 @@ static moert_status open_file(moert_metrics *metrics) {
     return prepare_file(path, metrics->options.start, &metrics->file);
 }
 
-/* Whether a person sees the console. mpirun gives its ranks pseudo-terminals, so the parent's
- * output must be a terminal as well. */
+/* Whether the console is a terminal that a person sees. mpirun gives its ranks pseudo-terminals, so
+ * the parent's output must be a terminal as well. */
 static bool is_watched(FILE *console) {
     char path[64];
     if (console == NULL || !isatty(fileno(console)))
@@ -222,7 +222,7 @@ static moert_status write_files(const moert_metrics *metrics, const moert_metric
     return status;
 }
 
-/* NaN without a sign, since printf would write the meaningless sign of a NaN. */
+/* Returns `x`, but a NaN without its sign. printf would write this sign, which has no meaning. */
 static double unsigned_nan(double x) {
     return isnan(x) ? NAN : x;
 }

@@ -3,13 +3,13 @@
  *
  *   grad_norm/layer_N, grad_norm/outside   norms of the gradients of each layer's parameters before
  *                                          clipping, and of embedding, last norm and head
- *   activation_rms/layer_N                 root of the mean square of the residual behind the layer
- *   router_entropy/layer_N                 of MoE layers: mean over the tokens, in nats
- *   dead_experts                           experts of all layers without a row in the step
- *   model_flops_per_s                      of all ranks (model/flops.h)
- *   mfu                                    the same as a part of the peak of all ranks' devices
+ *   activation_rms/layer_N                 root mean square of the residual after the layer
+ *   router_entropy/layer_N                 of the router in a MoE layer, mean over tokens, in nats
+ *   dead_experts                           number of experts in all layers that got no row
+ *   model_flops_per_s                      FLOP/s of all ranks together (model/flops.h)
+ *   mfu                                    model_flops_per_s / peak FLOP/s of all ranks' devices
  *
- * All but the last two have the same digits on any number of ranks.
+ * All metrics but the last two have the same bits for any number of ranks.
  */
 #include <stdio.h>
 #include <stdlib.h>

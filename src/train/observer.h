@@ -1,7 +1,7 @@
 /*
- * Observers: parts of a training outside of its loop, such as profiles, checks and moves of
- * experts. The loop calls all observers at its events, and depends on none of them. A new observer
- * needs a file and a row in MOERT_OBSERVER_TABLE.
+ * Observers: parts of a training outside of the training loop, such as profiles, checks and moves
+ * of experts. The loop calls all observers at its events, and does not depend on them. A new
+ * observer needs a file and a row in MOERT_OBSERVER_TABLE.
  */
 #pragma once
 

@@ -12,7 +12,8 @@
 #include "train/checksums.h"
 #include "train/ledger.h"
 
-/* X(name in messages, value): values of a config that must be equal in a checkpoint and the run. */
+/* X(name in messages, value): values that must be equal in the config of a checkpoint and of the
+ * run. */
 #define MODEL_TABLE(X, c)                                                                          \
     X("model family number", (c)->family)                                                          \
     X("num_hidden_layers", (c)->layers)                                                            \

@@ -160,7 +160,7 @@ static moert_status update(run_file *f, const moert_trainer *t, const char *stat
     return moert_comm_agree(t->world, t->first ? write_file(f, t, status) : MOERT_OK);
 }
 
-/* ---- the observer ---- */
+/* ---- the observer of OUT/run.json ---- */
 
 static moert_status open(void *self, moert_trainer *t) {
     run_file *f = self;

@@ -37,8 +37,8 @@ static moert_status add_file(moert_saver *s, size_t *room, size_t first) {
 }
 
 /* Lists the files. The weights are in one file or, if file_bytes is set, in several. Each file has
- * the next tensors that fit into file_bytes; a larger tensor has its own file. Names are those of
- * transformers. A checkpoint has one more file, for the moments. */
+ * the next tensors that fit into file_bytes; a larger tensor has its own file. The files have the
+ * names that transformers gives them. A checkpoint has one more file, for the moments. */
 moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
     const size_t tensors = moert_model_file_tensor_count(s->model);
     size_t room = 0, left_bytes = 0;

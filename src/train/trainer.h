@@ -62,7 +62,7 @@ typedef struct moert_trainer_options {
     moert_step_range replay;
     const char *replay_gradients; /* file for the gradients of the replay's last step, or NULL */
     const char *out;      /* run directory (checkpoints/, model/), or NULL: nothing is saved */
-    const char *save_dir; /* directory of the checkpoints; NULL: OUT/checkpoints */
+    const char *save_dir; /* directory of the checkpoints; NULL = OUT/checkpoints */
     const char *metrics;  /* file of the metrics as JSON lines, or NULL */
     bool tensorboard;     /* also write the metrics to `out` as event files of TensorBoard */
     bool watch;           /* add the numbers of train/monitor.c to the metrics */

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "device/device.h"
 
-/* A rank's message to the other ranks. */
+/* The values that a rank sends to all other ranks. */
 typedef struct report {
     uint64_t needed, available; /* bytes; ranks that share a memory also share `available` */
     /* identifies the memory of the rank's device: a host's memory, or that of one GPU of a host */

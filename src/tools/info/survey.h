@@ -33,20 +33,20 @@ typedef struct moert_survey_model {
  *   digits[]     rank, device (its name), bf16_sums (moert_gemm_bf16_order), portable, reason (how
  *                its digits may differ from those of CPUs with other OpenCL drivers)
  *   group        ranks that share one set of experts
- *   engines[]    name, works, auto, reason      of the first such group
+ *   engines[]    name, works, auto, reason; for the first of these groups
  *   backends[]   name, works, auto, reason
  *   tuning[]     operation, type, choices (for a GEMM of unknown sizes on rank 0's device), from
- *                (the tuning rows that make them)
- *   measured     file ("" = none), rows (their number)
+ *                (the tuning rows that set these choices)
+ *   measured     file ("" = none), rows (number of tuning rows in the file)
  *   variables[]  name, value, set, default, type, limits, help
  *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length,
  *                micro_batches, loss_chunk, recompute, optimizer, moments, gradients, precision,
- *                dense, dispatch, combine, engine, fits, least_room, needed, limit: of the rank
- *                with the least room,
- *                ranks[]: rank and the fields of estimate/memory.h
+ *                dense, dispatch, combine, engine, fits, least_room, needed, limit (of the rank
+ *                with the least room), ranks[] (each with rank and the fields of
+ *                estimate/memory.h)
  *
- * ep as in moert_mesh_create. Collective; every rank gets an object. Errors: ERROR_USAGE,
- * ERROR_MEMORY and those of the modules that are called.
+ * `ep` is the argument of moert_mesh_create. Collective; every rank gets the object. Errors:
+ * ERROR_USAGE, ERROR_MEMORY and those of the modules that are called.
  */
 moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_model *model,
                           json_t **survey);

@@ -30,7 +30,7 @@ static moert_status find_type(const moert_gemm_job *job, const moert_gemm_row *r
                       bias ? " or BF16" : ", BF16, F8_E4M3 or F8_E5M2");
 }
 
-/* The dtype that a tensor must have in the file. E2M1 stands for every one-byte dtype. */
+/* The dtype that a tensor must have in the file. The result E2M1 means any one-byte dtype. */
 static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_row *row) {
     if (row->role == MOERT_GEMM_SCALE)
         return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_DTYPE_E2M1

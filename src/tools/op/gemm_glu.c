@@ -80,7 +80,7 @@ static const moert_gemm_tensor quant_bias_tensors[] = {
 
 /* ---- operations ---- */
 
-/* Sets the operands of an op: `rows` (x or y), the weight, and the result `d`. */
+/* Sets the operands of an op, which are `rows` (x or y), the weight, and the result `d`. */
 static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
                              moert_operand *d) {
     /* natural: the reduction index is K of weight [N,K] */

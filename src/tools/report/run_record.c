@@ -29,7 +29,7 @@ const char *moert_time_text(moert_time time) {
 /* A JSON object, with its file and line for error messages. */
 typedef struct source {
     const char *path;
-    size_t line; /* line of the object; 0 if the file has only one object */
+    size_t line; /* line of the object; 0 = the file is a single object */
     const json_t *object;
 } source;
 

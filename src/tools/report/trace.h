@@ -5,7 +5,7 @@
 #include "tools/report/run_record.h"
 
 /*
- * *step = the last step of a trace file, as {"name", "length", "ranks", "spans": [[rank, row,
+ * *step = the last step of a trace file, as {"name", "length", "ranks", "spans":[[rank, row,
  * class, start, end]]}, for the caller to json_decref. The rows are defined in train/trace.h, the
  * classes in MOERT_TIME_TABLE. Times are in ms since the first rank began the step. A span is
  * joined to the previous span of its row if the gap between them is tiny, and if both have the same

@@ -5,7 +5,7 @@
 #include "tools/common/options.h"
 
 /*
- * *text = {"version", "commit", "command": [words], "options": {name: {"value", "source"}}}, which
+ * *text = {"version", "commit", "command":[words], "options":{NAME:{"value", "source"}}}, which
  * the caller frees. A source is "given" (on the command line), "default", "derived" (from the data,
  * the model or the memory) or, for MOERT_* variables, "environment". Errors: ERROR_MEMORY.
  */
