@@ -2,12 +2,12 @@
  * An audit of a step: ranks repeat each other's work and compare the results bit by bit.
  *
  * During an audit, forward and backward store hashes of their results. The audit calls `check`
- * after the backward of each layer, and last for the tensors outside of the layers. From this
- * callback, moert_audit_repeat computes that part again on other ranks. Another rank repeats
- * attention, a dense MLP, the embedding and the head for a rank's tokens. A rank of the same EP
- * group repeats its experts. All results must be bit-identical, because they do not depend on the
- * rank that computes them. The repeated part reads the inputs of its first run, so only the part in
- * which a wrong bit arises differs.
+ * after the backward of each layer, and last for the tensors outside of the layers. `check` then
+ * calls moert_audit_repeat, which computes that layer or those tensors again, on other ranks.
+ * Another rank repeats attention, a dense MLP, the embedding and the head for a rank's tokens. A
+ * rank of the same EP group repeats its experts. All results must be bit-identical, because they do
+ * not depend on the rank that computes them. The repeated part reads the inputs of its first run,
+ * so only the part in which a wrong bit arises differs.
  *
  * A part's results stay in memory until another part reads them. Sites of kind RESTS compare the
  * hash of these values when read with their hash when computed, on the same rank.
@@ -20,11 +20,11 @@
 #include "layer/probe.h"
 #include "model/model.h"
 
-/* Who repeats it. */
+/* Which rank repeats the work of a site. */
 typedef enum moert_audit_class {
     MOERT_AUDIT_OWN,      /* the same rank */
     MOERT_AUDIT_TOKENS,   /* repeated by a rank of the same kind */
-    MOERT_AUDIT_EXPERTS,  /* repeated by another owner of experts, of the same kind and EP group */
+    MOERT_AUDIT_EXPERTS,  /* repeated by a rank of the same kind and EP group that owns experts */
     MOERT_AUDIT_EVERYONE, /* repeated by any rank: the values are the same on all ranks */
     MOERT_AUDIT_REPLICAS, /* repeated by a rank with the same experts */
     MOERT_AUDIT_CLASSES
@@ -105,9 +105,9 @@ typedef struct moert_audit_plant {
     moert_plant plant;
 } moert_audit_plant;
 
-/* When `check` is called for a part: COMPUTED once its backward is complete (for
- * moert_audit_repeat), SUMMED once its gradients are summed over the ranks (for
- * moert_audit_repeat_sums). */
+/* When `check` is called for a part. COMPUTED: the part's backward is complete, so that
+ * moert_audit_repeat may follow. SUMMED: its gradients are summed over the ranks, so that
+ * moert_audit_repeat_sums may follow. */
 typedef enum moert_audit_stage { MOERT_AUDIT_COMPUTED, MOERT_AUDIT_SUMMED } moert_audit_stage;
 /* Compares the bits of a part. Collective. */
 typedef moert_status moert_audit_check(void *context, moert_audit_stage stage);
@@ -129,7 +129,7 @@ size_t moert_audit_slots(const moert_audit *audit);
 moert_audit_class moert_audit_class_of(const moert_audit *audit, moert_audit_site site);
 /* Whether the site has a hash for each expert. */
 bool moert_audit_of_experts(moert_audit_site site);
-/* Whether the site belongs to the part, and its bits are the same wherever it is computed. Combined
+/* Whether the site belongs to the part, and every rank would compute the same bits for it. Combined
  * rows differ if ranks or hosts sum them first (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). */
 bool moert_audit_compares(const moert_audit *audit, moert_audit_site site);
 /* The expert in a slot of rank `rank` of the world. */

@@ -69,8 +69,8 @@ static uint64_t hash_of(const float *values, size_t count) {
     return hash;
 }
 
-/* Computes the gradients that a shard should have: the sum over the ranks, added to its earlier
- * gradients if `accumulate`. */
+/* Computes the gradients that a shard should have: the sum over the ranks, to which the shard's
+ * earlier gradients are added if `accumulate`. */
 static void add(const moert_audit_sum *sum, const float *of_ranks, size_t count, bool accumulate,
                 float *values) {
     const bool kept = sum->block->kept != NULL;

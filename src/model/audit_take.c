@@ -54,8 +54,8 @@ static bool plants(const place *at, moert_audit_site site) {
            (at->part == at->audit->model->config.layers || plant->layer == at->part);
 }
 
-/* Queues floats of a buffer for hashing. After a flush, *hash combines its earlier value with their
- * hash. */
+/* Queues floats of a buffer for hashing. After a flush, *hash combines its earlier value with the
+ * hash of these floats. */
 static moert_status hash_floats(const place *at, const moert_buffer *buffer, size_t first,
                                 size_t floats, uint64_t *hash) {
     return moert_digest_add(&at->audit->digests, buffer, first, floats, hash);
@@ -70,8 +70,8 @@ static moert_status take_floats(const place *at, moert_audit_site site, moert_bu
     return takes(at, site) ? hash_floats(at, buffer, 0, floats, hash_of(at, site)) : MOERT_OK;
 }
 
-/* Copies the inputs of the sum of a block's gradients over the ranks, before they are hashed. A bit
- * that flips after the copy changes the sum, but not the repeated sum. */
+/* Copies the gradients of a block that will be summed over the ranks, before the gradients are
+ * hashed. A bit that flips after the copy changes the sum, but not the repeated sum. */
 static moert_status keep_nodes(const place *at, size_t index, const moert_block *block) {
     return at->repeats ? MOERT_OK
                        : moert_audit_keep_nodes(at->audit, index, block, &at->run->batch);

@@ -18,7 +18,7 @@ static size_t rows_before(const moert_file_runs *runs, size_t end, size_t column
 }
 
 /* Finds the longest run from runs->to on in the file's columns. The run may be up to a column
- * longer than `most`. Returns whether there is a run. */
+ * longer than `most`. Returns false if the columns have no further run. */
 static bool find_in_columns(moert_file_runs *runs, size_t most) {
     const size_t first = runs->range.first, end = first + runs->range.count, rows = runs->rows;
     size_t column = runs->to / rows, row = runs->to % rows;

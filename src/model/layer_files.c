@@ -1,4 +1,4 @@
-/* Reads and writes a single MoE layer in its model's files. */
+/* Reads a single MoE layer's weights from its model's files, and writes its gradients. */
 #include "model/layer_files.h"
 
 #include <stdio.h>

@@ -96,8 +96,8 @@ typedef struct moert_model_range {
 moert_model_range moert_model_shard(const moert_model_tensor *tensor);
 
 /* moert_model_placement: which slot each expert of MoE layer `layer` has. moert_model_place moves
- * experts (moert_layer_place); the caller moves weights and optimizer states. Afterwards tensors
- * have other owners and offsets, in the same order. */
+ * experts (moert_layer_place); the caller moves weights and optimizer states. Afterwards the
+ * tensors have other owners and offsets, but their order is the same. */
 const moert_expert_map *moert_model_placement(const moert_model *model, size_t layer);
 moert_status moert_model_place(moert_model *model, size_t layer, const uint32_t *expert);
 
@@ -133,7 +133,7 @@ typedef struct moert_model_batch {
 typedef struct moert_model_result {
     double cross_entropy; /* sum over the targets of all ranks / number of targets */
     double aux, z;        /* raw, without coefficient */
-    double expert_load;   /* largest / mean slots per expert, in the layer where this is largest */
+    double expert_load;   /* largest / mean slots per expert, in the layer with the largest ratio */
 } moert_model_result;
 
 /* The state of a batch in a model. A run may compute any number of batches, one after the other. A

@@ -35,7 +35,8 @@ static size_t operand_bytes(const moert_model_sizes *s) {
     return sizeof(float) * moert_operand_floats(type_of(s), s->tokens * s->config->hidden);
 }
 
-/* Bytes of a copy of [T,H] in the dtype of the operands, 0 if it is not wanted. */
+/* Bytes of a copy of [T,H] in the dtype of the operands; no buffer if `wanted` is false or the
+ * dtype is float32. */
 static size_t copy_bytes(const moert_model_sizes *s, bool wanted) {
     return wanted && type_of(s) != MOERT_DTYPE_F32 ? operand_bytes(s) : MOERT_NO_BUFFER;
 }

@@ -8,7 +8,7 @@
  * a sublayer is one file that implements an interface below: gqa.c and mla.c for attention,
  * mlp_moe.c and mlp_dense.c for the MLP. Attention keeps the activations of its backward in
  * layer->activations->kept[], and the backward uses scratch in run->scratch[]. `describe` gives the
- * sizes of both.
+ * sizes of kept[] and scratch[].
  */
 #pragma once
 

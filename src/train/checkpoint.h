@@ -32,7 +32,7 @@ typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
-    /* steps whose data were left out; an older state.json has neither this nor the texts below */
+    /* steps whose data were left out; 0 if an older state.json has no such number */
     uint64_t left_out;
     /* Texts of state.json. A text that an older version's state.json lacks is "". */
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */

@@ -24,9 +24,9 @@ moert_status moert_checksums_begin(moert_comm *world, const char *directory,
                                    moert_manifest **manifest);
 /*
  * Compares the checksums of all bytes, after the tensors are loaded. `status` is the result of
- * loading and must be the same on all ranks. If a checksum differs, its error is returned instead
- * of `status`. `manifest` may be NULL. Collective. Errors: `status`, those of moert_manifest_sum
- * and _compare.
+ * loading and must be the same on all ranks. If a checksum differs, the error about it is returned
+ * instead of `status`. `manifest` may be NULL. Collective. Errors: `status`, those of
+ * moert_manifest_sum and _compare.
  */
 moert_status moert_checksums_finish(moert_comm *world, moert_manifest *manifest,
                                     moert_status status);

@@ -37,7 +37,8 @@ typedef struct moert_checked_part {
     uint64_t tensor;    /* of the owner's model */
 } moert_checked_part;
 
-/* The parts of a rank's stream. Digests are of rows, which lie in one part each. */
+/* The hashes of a part of this rank's shards: of gradient, weight and moments before the update,
+ * weight and moments after the update. */
 typedef struct moert_checked_parts {
     moert_checked_part *part; /* [count], in the order of the stream */
     size_t count, room;
@@ -117,7 +118,7 @@ typedef enum moert_check_plant {
 enum { MOERT_CHECK_NAMES = 8 };
 
 typedef struct moert_check_verdict {
-    char what[256]; /* what differs */
+    char what[256]; /* describes the value that differs */
     /* Numbers of ranks. If `wrong` has several ranks, one of them is wrong. */
     size_t wrong[MOERT_CHECK_NAMES], right[3];
     /* right_count is 0 if a rank that is alone differs from its own repetition */
@@ -126,8 +127,8 @@ typedef struct moert_check_verdict {
 } moert_check_verdict;
 
 /* A kind of work that ranks repeat for each other, with its hashes. All ranks have the same number
- * of hashes. moert_check_run compares the hashes of each rank with those of its repeater. If some
- * differ, a second repeater decides about the first of them. */
+ * of hashes. moert_check_run compares the hashes of each rank with those of its repeater. If hashes
+ * differ, a second repeater decides which rank is wrong about the first of these hashes. */
 typedef struct moert_check_site {
     size_t (*count)(const moert_cross_check *check);
     /* Computes hash[count] of this rank's own work. Collective. */
@@ -166,7 +167,8 @@ void moert_check_report(const moert_cross_check *check);
 
 /* Lists the parts of this rank's shards, and counts the parts of all ranks. Collective. */
 moert_status moert_check_list_parts(moert_cross_check *check);
-/* hash[most] of the gradients, or of weights and moments, of this rank's parts. Not collective. */
+/* hash[most] = hashes of this rank's parts: of their gradients, or of their weights and moments.
+ * Not collective. */
 moert_status moert_check_hash_gradients(moert_cross_check *check, uint64_t *hash);
 moert_status moert_check_hash_states(moert_cross_check *check, uint64_t *hash);
 /* A kind's values of a block in this rank's shard. */

@@ -5,9 +5,9 @@
 
 /*
  * With --verify-share X, rank 0 decides that a step is checked if the time of all checks, including
- * this one, is then at most a fraction X of the run's time. The estimated time of a step without a
- * check ignores the first step, which compiles kernels. The first check is assumed to take CHECK
- * times a step without a check, and LOAD_S seconds for loading its kernels.
+ * this step's check, is then at most a fraction X of the run's time. The estimated time of a step
+ * without a check ignores the first step, which compiles kernels. The first check is assumed to
+ * take CHECK times a step without a check, and LOAD_S seconds for loading its kernels.
  */
 #define CHECK  2.0
 #define LOAD_S 0.5

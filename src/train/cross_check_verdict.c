@@ -48,8 +48,8 @@ static moert_status complain_of_one(const moert_cross_check *check, const moert_
         name_ranks(check, v->right, v->right_count, &others));
 }
 
-/* The error message of the first rank that may be wrong. The agreement of all ranks puts the rank's
- * number before it. launch/train leaves out the rank's host only if the message has the words
+/* The error message of the first rank that may be wrong. moert_comm_agree() puts the rank's number
+ * before this message. launch/train leaves out the rank's host only if the message has the words
  * "wrong bits". */
 static moert_status complain(const moert_cross_check *check, const moert_check_verdict *v) {
     const unsigned long long step = check->step;
@@ -103,8 +103,9 @@ typedef struct comparison {
     uint64_t *table[1 + MOST_REPEATS];
 } comparison;
 
-/* Gathers table[distance] of all ranks' hashes: for 0 hashes of the own work, otherwise hashes of
- * the work repeated at this distance. This rank's hashes are stored after the table. */
+/* Gathers table[distance] of all ranks' hashes: of each rank's own work if `distance` is 0,
+ * otherwise of the work that each rank repeats at this distance. This rank's hashes are stored
+ * after the table. */
 static moert_status gather(comparison *c, size_t distance) {
     moert_cross_check *check = c->check;
     uint64_t **table = &c->table[distance];
@@ -145,8 +146,8 @@ static void blame_travel(const comparison *c, size_t rank, size_t index, moert_c
             v->wrong[v->wrong_count++] = r;
 }
 
-/* Decides which rank is wrong about a difference, with a third rank's hash if there is a third
- * rank. */
+/* Decides which rank is wrong about a difference, by the hash of a second repeater, if there are
+ * enough ranks. */
 static moert_status judge(comparison *c, size_t rank, size_t index, moert_check_verdict *verdict) {
     const moert_audit *audit = c->check->audit;
     const moert_audit_class class = c->site->class(c->check, index);

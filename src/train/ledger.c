@@ -91,8 +91,8 @@ static json_t *numbers(const double *first, size_t count, size_t stride, double 
     return array;
 }
 
-/* A JSON array [R] of one field of the accounts, in ms. `first` points to this field of rank 0.
- * NULL if all values are 0. */
+/* A JSON array [R] of one field of the accounts, in ms. `first` points to the field in the account
+ * of rank 0. NULL if all values are 0. */
 static json_t *times(const moert_ledger *l, const double *first) {
     for (size_t r = 0; r < l->ranks; r++)
         if (first[r * ACCOUNT] > 0.0)

@@ -1,9 +1,9 @@
 /*
  * The observer that moves experts between the steps of a training, so that the ranks get equal
- * numbers of rows. It moves a layer's experts if this lowers the rows of the busiest rank by more
- * than 1/30, or if it saves more than 1/30 of all rows from travelling between nodes. With clones,
- * experts with more rows than the mean over the ranks get clones in empty slots. All ranks have the
- * same counts of rows, so they choose the same moves.
+ * numbers of rows. The observer moves a layer's experts if the move lowers the rows of the busiest
+ * rank by more than 1/30, or if it keeps more than 1/30 of the layer's rows from travelling between
+ * nodes. With clones, experts with more rows than the mean over the ranks get clones in empty
+ * slots. All ranks have the same counts of rows, so they choose the same moves.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -108,7 +108,7 @@ static moert_status write_index(const moert_saver *s) {
     return moert_json_write_new(s->temporary, index_name, root, JSON_INDENT(2));
 }
 
-/* Copies those files of names[] (a model's files other than weights) that exist. */
+/* Copies a model's files that have no weights (names[]), as far as they exist. */
 static moert_status copy_companions(const moert_saver *s) {
     static const char *const names[] = {"tokenizer.json",
                                         "tokenizer_config.json",

@@ -9,7 +9,7 @@
  * --signal=USR1@120). */
 enum { MOERT_STOP_SIGNALS = 2 };
 
-/* From now on, catches each signal once; when the same signal comes again, it ends the process.
+/* From now on, catches each signal once. A second signal of the same kind ends the process.
  * before[] = the earlier signal actions, for restoring them. */
 void moert_stop_catch(struct sigaction before[MOERT_STOP_SIGNALS]);
 void moert_stop_restore(const struct sigaction before[MOERT_STOP_SIGNALS]);

@@ -14,8 +14,8 @@
 
 /* ---- steps ---- */
 
-/* Updates the weights or, if the gradients are not finite, skips the step. All ranks have the same
- * norm, so they do the same. */
+/* Updates the weights, or skips the step if the gradients are not finite. All ranks have the same
+ * norm, so they decide alike. */
 static moert_status apply(moert_trainer *t, double norm, double rate, bool *skipped) {
     const moert_trainer_options *o = t->options;
     moert_run_state *s = &t->state;

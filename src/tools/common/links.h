@@ -2,8 +2,8 @@
  * Latency and bandwidth between each pair of ranks. Disjoint pairs measure at the same time, so R
  * ranks need R - 1 rounds (R when R is odd).
  *
- * Messages go from host memory to host memory, in both directions at once. They use the function of
- * the staged exchange (moert_comm_alltoallv).
+ * Messages go from host memory to host memory, in both directions at once. The staged exchange uses
+ * the same function, moert_comm_alltoallv.
  */
 #pragma once
 

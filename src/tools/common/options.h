@@ -121,7 +121,8 @@ typedef struct moert_command {
     char **argv;
 } moert_command;
 
-/* The name of the first given option whose target lies in object[bytes]; NULL if there is none. */
+/* The name of the first given option whose target lies in object[bytes]; NULL if no given option
+ * does. */
 const char *moert_options_given(const moert_command *command, const void *object, size_t bytes);
 
 /* The value of an option as text, which may lie in buffer[bytes] (64 bytes suffice); NULL if the

@@ -74,8 +74,8 @@ static void print_call(const void *object, FILE *file) {
     moert_options_print(given->program->options, given->program->option_count, file);
 }
 
-/* Like moert_comm_agree. But if all ranks have failed, each rank keeps its own message, without the
- * number of a rank. */
+/* Like moert_comm_agree. But if all ranks have failed, each rank keeps its own error message, which
+ * then does not name a rank. */
 static moert_status agree_or_fail_alike(moert_comm *world, moert_status status) {
     uint64_t all_failed = status != MOERT_OK;
     MOERT_TRY(moert_comm_smallest(world, &all_failed));

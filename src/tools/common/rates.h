@@ -35,7 +35,7 @@ moert_status moert_rates_over_ranks(moert_comm *comm, double mine, moert_of_rank
 
 /* Work whose time is measured. If the communicator `together` is set, all its ranks measure at
  * once: a sample begins at a barrier and takes the time of the slowest rank. The measuring function
- * is then collective, but does not share a rank's failure with the others. */
+ * is then collective, but returns only this rank's status. */
 typedef struct moert_timed {
     moert_device *device;
     moert_comm *together;            /* or NULL */

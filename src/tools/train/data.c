@@ -167,8 +167,8 @@ static moert_status open_source(const char *path, const moert_train_data_options
     return moert_data_from_source(source, &o->split, data);
 }
 
-/* Opens the sources of a blend. `status` is the result of listing the sources; if it is a failure,
- * returns it. */
+/* Opens the sources of a blend. `status` is the result of listing the sources; if `status` is a
+ * failure, only returns it. */
 static moert_status open_blend(blend *b, const moert_train_data_options *o, moert_status status,
                                moert_data **data) {
     for (; status == MOERT_OK && b->opened < b->count; b->opened += status == MOERT_OK)

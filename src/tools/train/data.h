@@ -21,8 +21,8 @@ typedef struct moert_train_data_options {
 /*
  * Opens the sources at the paths (moert_source_open), or a token file. A token file holds raw
  * integers or, if it is a .safetensors file, the tensor `tokens` [steps,B,S+1] and optionally
- * `targets` [steps,B,S]. Paths may describe a blend: a weight before each path; the same in one
- * word; or one file NAME.json with {"PATH": WEIGHT, ...}, with paths relative to the file's
+ * `targets` [steps,B,S]. Paths may describe a blend: WEIGHT PATH pairs as separate words, the pairs
+ * in one word, or a file NAME.json with {"PATH": WEIGHT, ...}, with paths relative to the file's
  * directory. Errors: ERROR_USAGE, ERROR_FORMAT, ...
  */
 moert_status moert_train_data_open(const moert_train_data_options *options, moert_train_data *data);

@@ -150,7 +150,8 @@ static moert_status check(int argc, char **argv) {
     return check_load();
 }
 
-/* Fails if the file cannot be written, so that this does not happen after hours of measuring. */
+/* Checks that the file can be written, so that the program does not fail after hours of
+ * measuring. */
 static moert_status try_file(void) {
     char *path = moert_tuning_file();
     const moert_status status =
@@ -199,8 +200,8 @@ static void print_header(const moert_device_info *device) {
 
 /* ---- rows ---- */
 
-/* The first axis to search. GEMMs that use AMX (kernels/gemm/add_amx.h) have only one tile, so for
- * them it is not the tile. */
+/* The first axis to search. GEMMs that use AMX (kernels/gemm/add_amx.h) have only one tile, so
+ * their search begins with the panels. */
 static moert_tune_axis first_axis(const moert_tune_gemm *p) {
     return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight.buffer)) == MOERT_DOT_TILE
                ? MOERT_TUNE_PANELS
