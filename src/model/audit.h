@@ -6,11 +6,11 @@
  * calls moert_audit_repeat, which computes that layer or those tensors again, on other ranks.
  * Another rank repeats attention, a dense MLP, the embedding and the head for a rank's tokens. A
  * rank of the same EP group repeats its experts. All results must be bit-identical, because they do
- * not depend on the rank that computes them. The repeated part reads the inputs of its first run,
- * so only the part in which a wrong bit arises differs.
+ * not depend on the rank that computes them. The second run of a part reads the same inputs as the
+ * first run. So results differ only in the part where a wrong bit arises.
  *
- * A part's results stay in memory until another part reads them. Sites of kind RESTS compare the
- * hash of these values when read with their hash when computed, on the same rank.
+ * A part's results stay in memory until another part reads them. At sites of kind RESTS, a rank
+ * compares two hashes of such values: when they were computed, and when they are read.
  *
  * The ranks whose devices have the same name and driver form a ring. A rank's work is repeated by
  * the rank `distance` places after it in the ring, or by itself if it is alone.

@@ -37,8 +37,8 @@ typedef struct moert_checked_part {
     uint64_t tensor;    /* of the owner's model */
 } moert_checked_part;
 
-/* The hashes of a part of this rank's shards: of gradient, weight and moments before the update,
- * weight and moments after the update. */
+/* Three hashes of a part of this rank's shards. GRADIENT: of its gradient. STATE: of its weight and
+ * moments. UPDATED: of its weight and moments after the update. */
 typedef struct moert_checked_parts {
     moert_checked_part *part; /* [count], in the order of the stream */
     size_t count, room;
