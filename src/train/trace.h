@@ -26,9 +26,9 @@ typedef struct moert_trace {
     FILE *file;      /* the open file, on rank 0 */
 } moert_trace;
 
-/* Starts a trace. Rank 0 opens PATH.tmp. The device's profile must be enabled, but no step may be
- * in progress in it. Collective; all ranks return the same status. Errors: ERROR_IO, ERROR_MEMORY,
- * ERROR_COMM. */
+/* Starts a trace. Rank 0 opens PATH.tmp. The device's profile must be enabled, but not be between
+ * moert_profile_begin and moert_profile_end. Collective; all ranks return the same status. Errors:
+ * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_trace_start(moert_trace *trace, moert_device *device, moert_comm *world,
                                const char *path);
 /* Removes the file if it is not finished. Legal also if moert_trace_start has failed or was not

@@ -23,7 +23,7 @@ void moert_fit_prepare(const moert_mesh *mesh, moert_mesh_place *places,
     setting->exact = mesh->exact > 1;
     setting->ep = moert_comm_size(mesh->experts) / mesh->exact;
     moert_mesh_places(mesh->world, setting->ep, places);
-    /* exact replicas: the estimate must not depend on the hosts */
+    /* exact replicas are estimated as if all ranks were on one host */
     setting->places = setting->exact ? NULL : places;
     setting->engine = engine;
     setting->device = mesh->device;

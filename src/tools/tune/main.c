@@ -26,7 +26,7 @@ static const char *model_path, *out_path;
 static bool writes, busy;
 
 #define SHAPE_BOUND 1048576
-/* duration of measuring one GEMM of a model, so that tuning takes under a minute with
+/* seconds for the search of each GEMM of a model; tuning then takes under a minute with
  * compilation */
 #define MODEL_SECONDS 0.4
 /* Load of other programs above which tuning fails: more than BUSY_LOAD, and more than this fraction
