@@ -17,7 +17,7 @@ typedef struct moert_parcel {
 typedef struct moert_parcels {
     moert_parcel *list;
     size_t count, room;
-    float *values; /* host memory of all parcels, kept for the next exchange */
+    float *values; /* host memory for all parcels; moert_ship keeps it for the next exchange */
     size_t values_room;
 } moert_parcels;
 

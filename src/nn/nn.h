@@ -251,8 +251,9 @@ typedef struct moert_digest {
 moert_status moert_digest_rows(const moert_digest *digest);
 
 /*
- * digest[first + r], uint64, = a digest of row first_row + r of a table: of its elements in x, from
- * x.at + begin (modulo 2^64) on. It depends on the bits of the elements alone.
+ * digest[first + r], uint64, = a digest of row first_row + r of a table. A row is `elements` elements
+ * of x.buffer, from element x.at + begin (modulo 2^64) on. The digest depends only on the bits of
+ * these elements.
  */
 typedef struct moert_digest_row {
     uint64_t begin, elements; /* fewer than 2^31 */
@@ -261,7 +262,7 @@ typedef struct moert_span_digest {
     moert_elements x;
     const moert_buffer *table; /* moert_digest_row of each row */
     size_t first_row, rows;
-    size_t sizes; /* bitwise or of the table's numbers, or some that has its multiples of 4 */
+    size_t sizes; /* a multiple of 4 only if all numbers in the table are multiples of 4 */
     moert_buffer *digest;
     size_t first;
 } moert_span_digest;

@@ -20,37 +20,41 @@
 #include "model/audit.h"
 #include "train/internal.h"
 
-/* The most floats of a part of a tensor; the most floats of a load, which is a sequence of parts
- * that are sent together. */
+/*
+ * The stream of a rank is the sequence of its shards of all blocks. Each shard begins at a multiple
+ * of MOERT_VIEW_FLOATS. A rank sends the values that an update reads to the rank that repeats the
+ * update, in loads of MOERT_CHECKED_LOAD elements of the stream, with all kinds of values.
+ */
 enum { MOERT_CHECKED_LOAD = 262144 };
-/* The kinds of values: the gradient, the weight, and the moments. */
+/* The kinds of values of a parameter: its gradient, its weight, and its moments. */
 enum { MOERT_CHECK_GRADIENT, MOERT_CHECK_WEIGHT, MOERT_CHECK_MOMENTS };
 enum { MOERT_CHECKED_KINDS_MOST = MOERT_CHECK_MOMENTS + MOERT_MOMENTS_MOST };
 
-/* Consecutive parameters of one tensor in one load, as the rank that repeats their update must know
- * them. */
+/* A part: consecutive parameters of one tensor in one load, and what the rank that repeats their
+ * update must know of them. */
 typedef struct moert_checked_part {
-    uint64_t at, count; /* in the stream */
-    double decay;       /* whether they have weight decay, 0 or 1 */
-    uint64_t first;     /* the first one's place in its tensor */
-    uint64_t key;       /* moert_optimizer_key */
-    uint64_t tensor;    /* of the owner's model */
+    uint64_t at, count; /* the first element in the stream; number of parameters */
+    double decay;       /* 1: the parameters have weight decay; 0: they have none */
+    uint64_t first;     /* index of the first parameter in its tensor */
+    uint64_t key;       /* moert_optimizer_key of the tensor */
+    uint64_t tensor;    /* index of the tensor in the model of the rank that owns the part */
 } moert_checked_part;
 
-/* Three hashes of a part of this rank's shards. GRADIENT: of its gradient. STATE: of its weight and
- * moments. UPDATED: of its weight and moments after the update. */
+/* The parts of a rank's stream. A digest covers a row: at most MOERT_SQUARES_CHUNK elements of one
+ * part. */
 typedef struct moert_checked_parts {
     moert_checked_part *part; /* [count], in the order of the stream */
     size_t count, room;
-    size_t floats;     /* of the stream */
-    size_t *first_row; /* [count + 1] */
-    size_t sizes;      /* moert_span_digest.sizes */
-    moert_buffer *table, *digests,
-        *keys; /* moert_digest_row [rows], digests [kinds, rows], keys [count] */
+    size_t floats;         /* elements of the stream */
+    size_t *first_row;     /* [count + 1] the first row of each part */
+    size_t sizes;          /* moert_span_digest.sizes of the rows */
+    moert_buffer *table;   /* moert_digest_row [rows] */
+    moert_buffer *digests; /* uint64 [kinds, rows] */
+    moert_buffer *keys;    /* uint64 [count] keys of the parts */
 } moert_checked_parts;
 
-/* Hashes of a part of this rank: of its gradient, of weight and moments, and of these after the
- * update. */
+/* Three hashes of a part of this rank's stream. GRADIENT: of its gradient. STATE: of its weights
+ * and moments. UPDATED: of its weights and moments after the update. */
 typedef enum moert_checked_state {
     MOERT_CHECKED_GRADIENT,
     MOERT_CHECKED_STATE,
@@ -59,16 +63,17 @@ typedef enum moert_checked_state {
 } moert_checked_state;
 
 typedef struct moert_checked_update {
-    moert_checked_parts own, other; /* of this rank, and of the one whose work it repeats */
-    size_t *start;                  /* [blocks] where each block's shard begins in the stream */
-    uint64_t (*counts)[2];          /* [R] parts of each rank, and floats of its stream, */
-    size_t most, loads;             /* and the most parts and loads of any */
-    uint64_t *was[MOERT_CHECKED_STATES]; /* [most] what the hashes should be, */
-    uint64_t *is[MOERT_CHECKED_STATES];  /* and what they are when they are used */
-    uint64_t *repeated;                  /* [most] of the updates that this rank has repeated */
-    bool chained;                        /* was[STATE] is of the last update */
-    uint64_t next;                       /* the step before which it was */
-    float *values, *others;              /* [kinds, LOAD] of this rank and of another one */
+    moert_checked_parts own;   /* of this rank's stream */
+    moert_checked_parts other; /* of the rank whose update this rank repeats */
+    size_t *start;             /* [blocks] the first element of a block's shard in the stream */
+    uint64_t (*counts)[2];     /* [R] number of parts, and elements of the stream, of each rank */
+    size_t most, loads;        /* the largest numbers of parts and of loads that a rank has */
+    uint64_t *was[MOERT_CHECKED_STATES]; /* [most] hashes that the parts should have */
+    uint64_t *is[MOERT_CHECKED_STATES];  /* [most] hashes of the parts when they are used */
+    uint64_t *repeated;     /* [most] hashes of the updates that this rank has repeated */
+    bool chained;           /* was[STATE] was computed after the update before step `next` */
+    uint64_t next;          /* a step */
+    float *values, *others; /* [kinds, LOAD] loads of this rank and of the other rank */
     const moert_update *coefficients;
 } moert_checked_update;
 
@@ -171,28 +176,30 @@ moert_status moert_check_list_parts(moert_cross_check *check);
  * Not collective. */
 moert_status moert_check_hash_gradients(moert_cross_check *check, uint64_t *hash);
 moert_status moert_check_hash_states(moert_cross_check *check, uint64_t *hash);
-/* A kind's values of a block in this rank's shard. */
+/* Returns this rank's shard of a block: its values of one kind. */
 moert_elements moert_checked_elements(const moert_cross_check *check, size_t block, size_t kind);
-/* The number of kinds, and the type of one in a load on the device. */
+/* Return the number of kinds of values, and the type of a kind's elements in a load on the device. */
 size_t moert_checked_kinds(const moert_cross_check *check);
 moert_dtype moert_checked_type(const moert_cross_check *check, size_t kind);
-/* The first part's gradient, weight or moment. */
+/* Returns the values of the first part, of one kind. */
 moert_elements moert_check_first(const moert_cross_check *check, size_t kind);
 
-/* Writes the tables of parts to the device. */
+/* Writes the tables of the parts (`table` and `keys`) to the device. */
 moert_status moert_checked_parts_upload(const moert_cross_check *check, moert_checked_parts *parts);
-/* Digests the parts [first, end) of a kind; x.at: where the stream begins, modulo 2^64. */
+/* Computes the digests of the parts [first, end), for one kind of values. x holds these values;
+ * element i of the stream is element x.at + i of x.buffer (modulo 2^64). */
 moert_status moert_checked_parts_digest(const moert_checked_parts *parts, size_t kind,
                                         moert_elements x, size_t first, size_t end);
-/* hash[count] = hashes of the digests of the kinds [kind, end). Waits for the device. */
+/* hash[count] = one hash per part, of the digests of the kinds [kind, end). Waits for the device. */
 moert_status moert_checked_parts_hash(const moert_checked_parts *parts, size_t kind, size_t end,
                                       uint64_t *hash);
 void moert_checked_parts_free(moert_checked_parts *parts);
 
 /* ---- repeated updates (cross_check_repeat.c) ---- */
 
-/* other[most] = hashes of the updates of the parts of the rank `distance` before this one, repeated
- * here. If `own` is not NULL, own[most] = the same of this rank's parts. Collective. */
+/* Repeats the updates of the rank that is `distance` places before this rank in its ring.
+ * other[most] = hashes of the updated parts. If `own` is not NULL, also repeats this rank's updates,
+ * and own[most] = their hashes. Collective. */
 moert_status moert_check_update_parts(moert_cross_check *check, size_t distance, uint64_t *own,
                                       uint64_t *other);
 

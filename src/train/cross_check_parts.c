@@ -1,4 +1,4 @@
-/* Divides the tensors that a rank updates into parts, and repeats the updates of parts. */
+/* Divides the tensors that a rank updates into parts, and computes the digests of parts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -150,7 +150,8 @@ moert_elements moert_check_first(const moert_cross_check *check, size_t kind) {
     return of;
 }
 
-/* Lists the parts of a tensor in this rank's shard, which is at `start` in the stream. */
+/* Lists the parts of a tensor. Element `start` of the stream is the first one of the shard that this
+ * rank has of the tensor's block. */
 static moert_status add_tensor(moert_cross_check *check, size_t index, size_t start) {
     moert_checked_parts *own = &check->update.own;
     const moert_model_tensor *tensor = &moert_model_tensors(check->model)[index];
@@ -177,8 +178,6 @@ static int compare_places(const void *left, const void *right) {
     return (a->at > b->at) - (a->at < b->at);
 }
 
-/* Returns the end of the load that begins with part `from` of `count` parts. *floats = the number
- * of floats in the load's parts. */
 static moert_status list_parts(moert_cross_check *check) {
     moert_checked_update *u = &check->update;
     const moert_model_tensor *tensor = moert_model_tensors(check->model);
@@ -226,7 +225,7 @@ moert_status moert_check_list_parts(moert_cross_check *check) {
     return moert_comm_agree(check->world, allocate_hashes(u));
 }
 
-/* ---- values ---- */
+/* hash[parts] = hashes of the values of this rank's parts, of the kinds [kind, end). */
 static moert_status hash_kinds(const moert_cross_check *check, size_t kind, size_t end,
                                uint64_t *hash) {
     const moert_checked_update *u = &check->update;

@@ -1,11 +1,12 @@
-/* Updates that ranks repeat for each other. */
+/* Repeats the updates of other ranks. */
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "device/buffer.h"
 #include "train/cross_check.h"
 
-/* A load on its way to the rank that repeats its updates, and one from another rank. */
+/* An exchange of loads: this rank sends its own load to the rank that repeats its updates, and
+ * receives a load from the rank whose updates it repeats. */
 typedef struct exchange {
     moert_cross_check *check;
     size_t to, from, load;
@@ -20,13 +21,13 @@ static moert_status swap(const exchange *e, const void *own, size_t sent, void *
     return moert_comm_alltoallv(e->check->world, own, e->sends, other, e->receives, sizeof(float));
 }
 
-/* The floats of a stream in the load. */
+/* Returns how many elements the present load has of a stream. */
 static size_t floats_of(const exchange *e, const moert_checked_parts *parts) {
     const size_t start = e->load * MOERT_CHECKED_LOAD;
     return start < parts->floats ? moert_min(parts->floats - start, MOERT_CHECKED_LOAD) : 0;
 }
 
-/* values[kinds, floats] = what an update reads of this rank's load. */
+/* u->values[kinds, floats] = the values that the updates of this rank's load read. */
 static moert_status read_load(const exchange *e) {
     const moert_checked_update *u = &e->check->update;
     const size_t start = e->load * MOERT_CHECKED_LOAD, floats = floats_of(e, &u->own),
@@ -46,7 +47,7 @@ static moert_status read_load(const exchange *e) {
     return MOERT_OK;
 }
 
-/* Updates part `index`, which is in the load on the device. */
+/* Updates part `index`, whose values are on the device in the buffers of the load. */
 static moert_status update_part(const exchange *e, const moert_checked_parts *parts, size_t index) {
     const moert_checked_part *part = &parts->part[index];
     const size_t at = part->at - e->load * MOERT_CHECKED_LOAD;
@@ -64,8 +65,8 @@ static moert_status update_part(const exchange *e, const moert_checked_parts *pa
                                 &of[MOERT_CHECK_GRADIENT], &of[MOERT_CHECK_MOMENTS]);
 }
 
-/* Updates the parts [first, end) of a load, whose values are those of `values`, and digests the
- * results. */
+/* Updates the parts [first, end), which form a load, and computes the digests of the results.
+ * `values` has the values that the updates read. */
 static moert_status update_load(const exchange *e, const moert_checked_parts *parts, size_t first,
                                 size_t end, const float *values) {
     moert_cross_check *check = e->check;
@@ -90,14 +91,14 @@ static moert_status update_load(const exchange *e, const moert_checked_parts *pa
     return MOERT_OK;
 }
 
-/* The end of the parts of the load that begins with part `first`. */
+/* Returns the end of the parts of the present load. `first` is the first of these parts. */
 static size_t end_of_load(const exchange *e, const moert_checked_parts *parts, size_t first) {
     while (first < parts->count && parts->part[first].at / MOERT_CHECKED_LOAD == e->load)
         first++;
     return first;
 }
 
-/* Hands on all loads and updates them, those of this rank only if `with_own`. */
+/* Exchanges all loads. Updates the loads of the other rank and, if `with_own`, those of this rank. */
 static moert_status update_all(exchange *e, bool with_own) {
     moert_cross_check *check = e->check;
     const moert_checked_update *u = &check->update;
@@ -120,7 +121,7 @@ static moert_status update_all(exchange *e, bool with_own) {
     return status;
 }
 
-/* Makes room for the parts of the other rank. */
+/* Allocates memory for the parts of the other rank. */
 static moert_status prepare(exchange *e) {
     moert_checked_update *u = &e->check->update;
     const size_t ranks = moert_comm_size(e->check->world);
@@ -131,7 +132,7 @@ static moert_status prepare(exchange *e) {
     return MOERT_NEW_ARRAY(&e->receives, ranks);
 }
 
-/* Learns the parts of the other rank. Collective. */
+/* Receives the list of parts of the other rank. Collective. */
 static moert_status take_parts(const exchange *e) {
     moert_checked_update *u = &e->check->update;
     const size_t words = sizeof *u->own.part / sizeof(float);
@@ -139,7 +140,7 @@ static moert_status take_parts(const exchange *e) {
     return moert_comm_agree(e->check->world, moert_checked_parts_upload(e->check, &u->other));
 }
 
-/* The hashes of all updates. */
+/* Reads the hashes of all repeated updates. */
 static moert_status take_hashes(const exchange *e, uint64_t *own, uint64_t *other) {
     const moert_checked_update *u = &e->check->update;
     const size_t kinds = moert_checked_kinds(e->check);

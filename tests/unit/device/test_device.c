@@ -119,7 +119,8 @@ TEST(test_a_refused_launch_names_its_error) {
                  MOERT_ERROR_INTERNAL, "kernel add takes 3 arguments, not 1");
     ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "add", one, MOERT_ARG(x), MOERT_ARG(x),
                            MOERT_ARG(1u)),
-                 MOERT_ERROR_INTERNAL, "argument 2 of kernel add (4 bytes): CL_INVALID_ARG_SIZE");
+                 MOERT_ERROR_INTERNAL,
+                 "argument 2 of kernel add (4 bytes) cannot be set: CL_INVALID_ARG_SIZE");
     ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "add", one, MOERT_ARG(x),
                            moert_argument_local(local), moert_argument_local(4)),
                  MOERT_ERROR_UNSUPPORTED, "of local memory");
