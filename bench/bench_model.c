@@ -235,7 +235,8 @@ static moert_status check_options(int argc, char **argv) {
     MOERT_TRY(bench_layer_choose(&asked, model, skew_text));
     layers = layers > 0 || model == 0 ? layers : bench_models[model - 1].layers;
     if ((machine_path != NULL) + (calibrate_path != NULL) + (crowd_path != NULL) != 1)
-        return MOERT_FAIL(ERROR_USAGE, "give one of --machine, --calibrate and --crowd FILE");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "give one of --machine FILE, --calibrate FILE and --crowd FILE");
     if (operation == STEP && (model == 0 || bench_models[model - 1].heads == 0))
         return MOERT_FAIL(ERROR_USAGE, "--op step needs a --model whose attention is known here: "
                                        "qwen3-30b, olmoe or mixtral-8x7b");

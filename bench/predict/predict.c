@@ -79,7 +79,7 @@ static moert_status make_setting(const bench_machine *m, const bench_work *w, se
     const size_t nodes = bench_nodes(m, w->ep);
     const double ranks = (double)w->ranks;
     if (w->micro_batches == 0)
-        return MOERT_FAIL(ERROR_USAGE, "a step has at least one micro-batch");
+        return MOERT_FAIL(ERROR_USAGE, "a step needs at least one micro-batch, not 0");
     if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism",
                           w->ranks, w->ep);

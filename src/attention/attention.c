@@ -43,7 +43,7 @@ static moert_status check(const moert_attention *attention) {
     if (attention->type != MOERT_DTYPE_F32 && attention->type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention works in f32 or bf16");
     if (attention->type == MOERT_DTYPE_BF16 && attention->scratch == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
+        return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs the buffer scratch, which is NULL");
     const moert_dtype operands =
         moert_attention_operands(moert_buffer_device(attention->q), attention);
     if (attention->operands != operands)
@@ -52,7 +52,7 @@ static moert_status check(const moert_attention *attention) {
             "on this device, attention with these options takes operands in %s, not in %s",
             moert_dtype_name(operands), moert_dtype_name(attention->operands));
     if (attention->dsinks != NULL && attention->sinks == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "attention without sinks has no gradient of sinks");
+        return MOERT_FAIL(ERROR_USAGE, "dsinks is given, but sinks is NULL");
     if (attention->documents != NULL &&
         moert_documents_tokens(attention->documents) != attention->sequences * attention->length)
         return MOERT_FAIL(

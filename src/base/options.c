@@ -18,9 +18,10 @@ moert_status moert_options_take(void *taken, size_t bytes, const void *given, co
         return MOERT_FAIL(ERROR_USAGE, "%s is NULL; initialize it with %s", type, initialiser);
     memcpy(&size, given, sizeof size);
     if (size <= sizeof size || size > bytes || size % alignof(size_t) != 0)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s.size is %zu; %s sets it to %zu, and older headers to less", type,
-                          size, initialiser, bytes);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%s.size is %zu; expected the size that %s sets: %zu, or less in an older header", type,
+            size, initialiser, bytes);
     memcpy(taken, given, size);
     memcpy(taken, &bytes, sizeof bytes);
     return MOERT_OK;

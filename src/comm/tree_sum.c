@@ -45,9 +45,10 @@ moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_sp
     for (size_t r = 0; r < comm->size; r++) {
         const moert_span *at = &spans[r];
         if (at->total != total)
-            return MOERT_FAIL(ERROR_MISMATCH,
-                              "tree sum over %zu leaves on rank 0, but over %zu on rank %zu", total,
-                              at->total, r);
+            return MOERT_FAIL(
+                ERROR_MISMATCH,
+                "tree sum: rank 0 expects %zu leaves in all, but rank %zu expects %zu leaves",
+                total, r, at->total);
         if (at->count > total - next || (at->count > 0 && at->first != next))
             return MOERT_FAIL(
                 ERROR_MISMATCH,

@@ -79,7 +79,7 @@ static moert_status create(const uint64_t *weights, moert_blend *b) {
     if (b->period > MOST_PERIOD)
         return MOERT_FAIL(ERROR_USAGE,
                           "the weights of the sources need %zu sequences for their exact "
-                          "proportions, above %d; give rounder weights",
+                          "proportions, above the limit %d; give rounder weights",
                           b->period, MOST_PERIOD);
     MOERT_TRY(MOERT_NEW_ARRAY(&b->entry, b->period));
     MOERT_TRY(MOERT_NEW_ARRAY(&used, b->count));

@@ -115,7 +115,7 @@ static moert_status load_indexed(moert_source *s, const char *name) {
     MOERT_TRY(add_mask(s, name));
     MOERT_TRY(read_about(s, name));
     if (s->index.tokens == 0)
-        return MOERT_FAIL(ERROR_FORMAT, "%s.idx: no tokens in %zu documents", name,
+        return MOERT_FAIL(ERROR_FORMAT, "%s.idx: its %zu documents hold no tokens", name,
                           s->index.documents);
     s->type = s->index.type;
     s->width = s->index.width;

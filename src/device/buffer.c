@@ -164,7 +164,8 @@ moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
     if (bytes == 0)
         return moert_buffer_create(device, 0, buffer);
     if (memory == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "cannot wrap %zu bytes at NULL", bytes);
+        return MOERT_FAIL(ERROR_USAGE, "cannot wrap %zu bytes of host memory: memory is NULL",
+                          bytes);
     if (needs_pieces(device, bytes))
         return wrap_pieces(device, memory, bytes, buffer);
     return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
@@ -261,7 +262,8 @@ moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buff
     if (*buffer != NULL && (*buffer)->bytes >= bytes)
         return MOERT_OK;
     if (*buffer != NULL)
-        MOERT_DEBUG("replaces a buffer of %zu bytes by one of %zu bytes", (*buffer)->bytes, bytes);
+        MOERT_DEBUG("a buffer of %zu bytes is replaced by a buffer of %zu bytes", (*buffer)->bytes,
+                    bytes);
     moert_buffer_destroy(*buffer);
     *buffer = NULL;
     return moert_buffer_create(device, bytes, buffer);

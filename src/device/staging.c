@@ -99,7 +99,8 @@ static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t byt
     char *host = (char *)staging->host + offset_bytes;
     const size_t all = moert_buffer_bytes(staging->buffer);
     if (offset_bytes > all || bytes > all - offset_bytes)
-        return MOERT_FAIL(ERROR_USAGE, "range [%zu, +%zu) lies outside %zu bytes of staging",
+        return MOERT_FAIL(ERROR_USAGE,
+                          "range [%zu, +%zu) lies outside a staging buffer of %zu bytes",
                           offset_bytes, bytes, all);
     if (staging->locked == NULL || bytes == 0)
         return MOERT_OK;

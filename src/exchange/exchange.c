@@ -40,7 +40,7 @@ static moert_status choose_engine(moert_exchange *exchange, unsigned which) {
     for (unsigned candidate = MOERT_EXCHANGE_LOCAL; candidate < ENGINES; candidate++) {
         open_engine(exchange, candidate, reason);
         if (reason[0] == '\0') {
-            MOERT_INFO("uses the %s exchange among %zu ranks", exchange->engine->name,
+            MOERT_INFO("moert uses the %s exchange among %zu ranks", exchange->engine->name,
                        moert_comm_size(exchange->comm));
             return MOERT_OK;
         }
@@ -141,7 +141,7 @@ static moert_status check_slots(const moert_transfer *t, const moert_buffer *val
     if (t->slots == NULL)
         return MOERT_OK;
     if (t->slots->width != 1)
-        return MOERT_FAIL(ERROR_USAGE, "a window for values of slots must have width 1, not %zu",
+        return MOERT_FAIL(ERROR_USAGE, "a window for one value per slot must have width 1, not %zu",
                           t->slots->width);
     return check_buffer(values, what, t->plan->plan->tokens * t->plan->plan->topk);
 }

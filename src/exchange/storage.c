@@ -131,7 +131,7 @@ static moert_status grow(moert_window *window, size_t needed) {
             exchange->comm,
             MOERT_FAIL(ERROR_MEMORY,
                        "a window of width %zu needs %zu rows; the largest allocation of the ranks' "
-                       "devices, %zu bytes, has room for %zu",
+                       "devices, %zu bytes, has room for %zu rows",
                        window->width, needed, exchange->largest_bytes, limit));
     const size_t modest = moert_window_room(needed, 0, limit, false);
     size_t rows =

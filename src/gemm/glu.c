@@ -40,8 +40,10 @@ moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *ful
     MOERT_TRY(check_type(glu->from));
     MOERT_TRY(check_type(glu->type));
     if (glu->width == 0 || !(glu->form.limit > 0.0f))
-        return MOERT_FAIL(ERROR_USAGE, "a GLU needs columns and a positive limit, not %zu and %g",
-                          glu->width, (double)glu->form.limit);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "a GLU needs columns and a positive limit, not %zu columns and the limit %g",
+            glu->width, (double)glu->form.limit);
     MOERT_TRY(check("v", glu->v, glu, 2 * glu->width, glu->from));
     if (glu->prob != NULL)
         MOERT_TRY(check_weights("prob", glu->prob, full));

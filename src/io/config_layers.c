@@ -78,8 +78,10 @@ static moert_status read_dense(const char *path, const json_t *root, moert_model
         size_t layer;
         MOERT_TRY(moert_field_size(path, "mlp_only_layers", json_array_get(list, i), 0, &layer));
         if (layer >= config->layers)
-            return MOERT_FAIL(ERROR_FORMAT, "%s: mlp_only_layers has layer %zu of %zu layers", path,
-                              layer, config->layers);
+            return MOERT_FAIL(
+                ERROR_FORMAT,
+                "%s: mlp_only_layers has layer %zu; expected layers below %zu (num_hidden_layers)",
+                path, layer, config->layers);
         if (layer < MOERT_LAYERS_MOST)
             moert_layer_set_add(&config->dense_layers, layer);
     }

@@ -366,7 +366,8 @@ static moert_status parse_file(moert_manifest *m, const char *path, const char *
     size_t index, total = 0;
     if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL || !json_is_integer(bytes) ||
         !json_is_array(list))
-        return MOERT_FAIL(ERROR_FORMAT, "%s: its entry '%.200s' is not that of a file", path, name);
+        return MOERT_FAIL(ERROR_FORMAT, "%s: the entry '%.200s' does not describe a file", path,
+                          name);
     MOERT_TRY(add_file(m, name));
     const listed_file *file = &m->files[m->file_count - 1];
     if ((json_int_t)file->bytes != json_integer_value(bytes))

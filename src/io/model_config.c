@@ -75,7 +75,8 @@ static moert_status read_token(const char *path, const json_t *root, const char 
         numbers &= json_is_integer(json_array_get(value, i));
     *token = first != NULL ? json_integer_value(first) : -1;
     return numbers ? MOERT_OK
-                   : MOERT_FAIL(ERROR_FORMAT, "%s: %s is no token's number, list of them or null",
+                   : MOERT_FAIL(ERROR_FORMAT,
+                                "%s: %s must be a token's number, a list of token numbers or null",
                                 path, key);
 }
 
@@ -187,7 +188,7 @@ static moert_status check_router(const char *path, const moert_router_options *r
     if (router->groups > 1 && group < router->group_best)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: n_group is %zu, which leaves %zu of %zu experts to a group; a group "
-                          "needs %zu",
+                          "needs at least %zu experts",
                           path, router->groups, group, router->experts, router->group_best);
     if (router->topk > group * router->kept_groups)
         return MOERT_FAIL(ERROR_FORMAT,

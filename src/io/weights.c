@@ -55,9 +55,9 @@ static moert_status find_mxfp4(const moert_tensors *files, const char *name, con
     char part[NAME_BYTES];
     if (k % MXFP4_BLOCK != 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "tensor '%.200s' lies in blocks of %d, which do not divide its rows of "
-                          "%zu",
-                          name, MXFP4_BLOCK, k);
+                          "tensor '%.200s' has rows of %zu values, not a multiple of its blocks of "
+                          "%d values",
+                          name, k, MXFP4_BLOCK);
     *weight = (moert_weight){.rows = n, .columns = k, .transposed = true};
     join(part, name, "_blocks");
     MOERT_TRY(moert_tensors_get(files, part, 4, packed, &weight->values));

@@ -15,9 +15,10 @@ static moert_status check(const moert_columns *c) {
     int narrow;
     if (c->from_column + c->columns > c->from_stride || c->to_column + c->columns > c->to_stride)
         return MOERT_FAIL(ERROR_USAGE,
-                          "%zu columns do not lie within rows of %zu and %zu columns when they "
-                          "begin at columns %zu and %zu",
-                          c->columns, c->from_stride, c->to_stride, c->from_column, c->to_column);
+                          "columns [%zu, +%zu) must lie within source rows of %zu columns, and "
+                          "columns [%zu, +%zu) within target rows of %zu columns",
+                          c->from_column, c->columns, c->from_stride, c->to_column, c->columns,
+                          c->to_stride);
     if (c->type != MOERT_DTYPE_F32 && c->type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "columns are copied to f32 or bf16, not to %s",
                           moert_dtype_name(c->type));

@@ -98,9 +98,10 @@ static moert_status check_discrete(const moert_op *op, const char *name, moert_b
     if (!need->needed)
         return MOERT_OK;
     if (list == NULL && o->groups > 0)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s: %s is NULL; expected an array with a buffer per group (%zu)", kind,
-                          name, o->groups);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%s: %s is NULL; expected an array with a buffer per group (groups is %zu)", kind, name,
+            o->groups);
     for (size_t g = 0; g < o->groups; g++) {
         char one[40];
         snprintf(one, sizeof one, "%s[%zu]", name, g);

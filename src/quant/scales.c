@@ -48,9 +48,10 @@ moert_status moert_interleave_run(const moert_interleave *given) {
     int narrow;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_interleave, MOERT_INTERLEAVE_INIT, &taken, given));
     if (op->granularity == 0 || op->element_bytes == 0 || op->width % op->granularity != 0)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%zu columns of %zu bytes do not divide into runs of granularity %zu",
-                          op->width, op->element_bytes, op->granularity);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%zu columns of %zu bytes each do not divide into runs of granularity %zu (columns)",
+            op->width, op->element_bytes, op->granularity);
     MOERT_TRY(moert_to_int(op->rows, "rows to interleave", &narrow));
     MOERT_TRY(moert_to_int(op->width, "columns of gate to interleave", &narrow));
     MOERT_TRY(moert_to_int(2 * op->width, "columns to interleave", &narrow));

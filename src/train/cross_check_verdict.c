@@ -38,7 +38,7 @@ static moert_status complain_of_one(const moert_cross_check *check, const moert_
                           step, v->what);
     if (v->right_count == 0)
         return MOERT_FAIL(ERROR_HARDWARE,
-                          "wrong bits at step %llu in %s: the bits are others when this rank "
+                          "wrong bits at step %llu in %s: the bits differ when this rank "
                           "computes them again; " FAULTY,
                           step, v->what);
     return MOERT_FAIL(
@@ -56,7 +56,7 @@ static moert_status complain(const moert_cross_check *check, const moert_check_v
     text_of_ranks others;
     if (v->kind == MOERT_AUDIT_TRAVELS)
         return MOERT_FAIL(ERROR_HARDWARE,
-                          "the bits of this rank at step %llu in %s are others when they travel "
+                          "the bits of this rank at step %llu in %s differ when they are sent "
                           "again; this rank, a sender (%s) or the network between them is faulty; "
                           "nothing of the step is saved",
                           step, v->what,
@@ -69,7 +69,7 @@ static moert_status complain(const moert_cross_check *check, const moert_check_v
         "memory of one of these ranks is faulty%s; nothing of the step is saved",
         step, v->what, v->wrong_count > 2 ? "s" : "",
         name_ranks(check, v->wrong + 1, v->wrong_count - 1, &others),
-        v->wrong_count > 2 ? "" : " (a third rank alike would show which)");
+        v->wrong_count > 2 ? "" : " (a third rank with the same work would show which)");
 }
 
 void moert_check_judge(const size_t rank[3], const uint64_t value[3], bool third,

@@ -89,9 +89,10 @@ static moert_status list_tensors(moert_gradient_norm *norm, held_part *parts,
                                    &norm->squares));
     const size_t chunks = moert_squares_chunks(norm->squares);
     if (chunks != norm->first_chunk[blocks])
-        return MOERT_FAIL(ERROR_INTERNAL,
-                          "the model's tensors have %zu chunks, but the model's blocks have %zu",
-                          chunks, norm->first_chunk[blocks]);
+        return MOERT_FAIL(
+            ERROR_INTERNAL,
+            "the model's tensors have %zu chunks, but the model's blocks have %zu chunks", chunks,
+            norm->first_chunk[blocks]);
     return MOERT_OK;
 }
 

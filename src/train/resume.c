@@ -197,7 +197,7 @@ static moert_status load(moert_trainer *t, const char *path) {
     if (t->first)
         printf("resumed from %s at step %llu\n", path, (unsigned long long)saved.step);
     if (saved.step >= t->options->steps && t->first)
-        MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
+        MOERT_WARN("%s has done %llu steps already; none of this run's %zu steps is left", path,
                    (unsigned long long)saved.step, t->options->steps);
     if (t->first && saved.schedule[0] != '\0' && strcmp(saved.schedule, t->state.schedule) != 0)
         MOERT_WARN("%s was trained with %s; this run goes on with %s", path, saved.schedule,

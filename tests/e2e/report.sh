@@ -77,7 +77,7 @@ refuses() {
     [ $? -eq "$code" ] && [ "$(wc -l <"$log")" -eq 1 ] && grep -q "$message" "$log" && [ ! -e "$tmp/bad/report.html" ]
     verdict $? "refused: $message"
 }
-refuses 2 'which run? moert-report RUN'
+refuses 2 'no run is named; give moert-report RUN'
 refuses 2 'unknown option --outt; did you mean --out?' "$tmp/plain" --outt x
 refuses 1 'none/metrics.jsonl: No such file or directory; a run is the --out directory of moert-train' "$tmp/none"
 bad() { # FILE TEXT MESSAGE: the slow run with TEXT in FILE is refused with MESSAGE

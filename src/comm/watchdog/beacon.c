@@ -188,9 +188,10 @@ static void drop(moert_beacon *beacon, const struct sockaddr_in *from) {
         return;
     beacon->next_warning *= 10;
     inet_ntop(AF_INET, &from->sin_addr, address, sizeof address);
-    MOERT_WARN("the watchdog dropped %llu datagram(s) of other jobs or received twice; the last "
-               "one is from %s",
-               (unsigned long long)beacon->dropped, address);
+    MOERT_WARN(
+        "the watchdog dropped %llu datagram(s), which came from other jobs or arrived twice; "
+        "the last dropped datagram is from %s",
+        (unsigned long long)beacon->dropped, address);
 }
 
 /* Whether a datagram is new and from another host of the job. Drops and counts other datagrams. A

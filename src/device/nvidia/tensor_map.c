@@ -71,7 +71,7 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "cuTensorMapEncodeTiled returned error %d for a tensor [%zu, %zu, %zu] "
-                          "with stride %zu and runs of %zu at address %#llx",
+                          "with stride %zu and runs of %zu rows at address %#llx",
                           code, tensor->groups, tensor->rows, tensor->columns, tensor->stride,
                           tensor->run, (unsigned long long)address);
     return MOERT_OK;

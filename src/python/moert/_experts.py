@@ -57,7 +57,7 @@ class OpExperts:
         self.local, double, self.hidden = self.gate_up.shape
         self.inner, self.ends = double // 2, self.route.ends
         if self.local != self.route.local_experts:
-            raise Error(f"this rank owns {self.route.local_experts} experts, but has weights of {self.local}", "ERROR_USAGE")
+            raise Error(f"this rank owns {self.route.local_experts} experts, but has the weights of {self.local} experts", "ERROR_USAGE")
         self.rows, self.capacity = self.route.rows, capacity(self.route.rows)
 
     def _run(self, kind, n, k, flags=(), glu=(), **arrays):
@@ -146,7 +146,7 @@ class LayerExperts:
         self.kept, self.index, self.weights = kept, index, weights
         dtype_of(*(weight for weight in weights if weight is not None))
         if weights[0].shape[0] != kept.layer.local_experts:
-            raise Error(f"this rank owns {kept.layer.local_experts} experts, but has weights of {weights[0].shape[0]}", "ERROR_USAGE")
+            raise Error(f"this rank owns {kept.layer.local_experts} experts, but has the weights of {weights[0].shape[0]} experts", "ERROR_USAGE")
 
     def forward(self, x, weight, training):
         """y[T,H] of x[T,H] and float32 weight[T,K]."""

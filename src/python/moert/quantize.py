@@ -126,7 +126,7 @@ def interleave(source, granularity, inverse=False, context=None):
     context, memory = context or default_context(), Memory(source, "source").expect("source", None, (None, None))
     rows, columns = memory.shape
     if columns % 2:
-        raise Error(f"source: {columns} columns have no two halves", "ERROR_USAGE")
+        raise Error(f"source: {columns} columns do not divide into two halves", "ERROR_USAGE")
     target = numpy.empty((rows, columns), source.dtype if isinstance(source, numpy.ndarray) else _NUMPY[memory.dtype])
     with Call(context) as call:
         op = structs["moert_interleave"](rows=rows, width=columns // 2, granularity=granularity, inverse=inverse,

@@ -24,7 +24,7 @@ def _glu(module):
     if custom and all(hasattr(module, name) for name in ("alpha", "limit")) and not module.is_concatenated:  # gpt-oss
         return {"interleaved": True, "limit": float(module.limit), "alpha": float(module.alpha), "offset": 1.0}
     if custom or not module.has_gate or module.has_post_expert_norm:
-        raise Error(f"{type(module).__name__}: moert has no such gate or norm in its experts; choose another experts implementation",
+        raise Error(f"{type(module).__name__}: moert does not support the gate or norm of these experts; choose another experts implementation",
                     "ERROR_UNSUPPORTED")
     name = getattr(module.config, "hidden_act", None)
     activation = library.moert_activation_find(str(name).encode())
@@ -36,7 +36,7 @@ def _glu(module):
 def experts_forward(module, hidden_states, top_k_index, top_k_weights):
     """The experts implementation "moert"; the arguments are those of every implementation of transformers."""
     if module._is_expert_parallel:
-        raise Error("transformers' own expert parallelism divides these experts; use moert.transformers.shard instead",
+        raise Error("the expert parallelism of the library transformers divides these experts; use moert.transformers.shard instead",
                     "ERROR_UNSUPPORTED")
     sharded = getattr(module, "moert_context", None)
     weights = [getattr(module, name) if index < 2 or module.has_bias else None for index, name in enumerate(_WEIGHTS)]
@@ -84,7 +84,7 @@ def shard(model, context=None):
 def _range(context, experts):
     """(first, count) of this rank's experts: contiguous blocks, the first ranks own one more."""
     if experts < context.size:
-        raise Error(f"{context.size} ranks cannot share {experts} experts; each needs at least one", "ERROR_USAGE")
+        raise Error(f"{context.size} ranks cannot share {experts} experts; each rank needs at least one", "ERROR_USAGE")
     least, more = divmod(experts, context.size)
     return context.rank * least + min(context.rank, more), least + (context.rank < more)
 

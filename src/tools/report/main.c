@@ -100,8 +100,9 @@ static moert_status run(int argc, char **argv) {
         return MOERT_OK;
     }
     if (!named)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "which run? moert-report RUN, the --out directory of moert-train");
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "no run is named; give moert-report RUN, the --out directory of moert-train");
     return report(argv[1]);
 }
 

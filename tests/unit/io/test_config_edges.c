@@ -80,8 +80,8 @@ TEST(test_keys_that_contradict_are_refused_with_both) {
          "rope_theta is 10000, but 5000 in rope_parameters"},
         {QWEN3 ", 'pad_token_id':100}", "pad_token_id is no token of the vocabulary of 100"},
         {QWEN3 ", 'pad_token_id':'x'}", "pad_token_id is no token"},
-        {QWEN3 ", 'eos_token_id':'x'}", "eos_token_id is no token's number"},
-        {QWEN3 ", 'eos_token_id':[1, 'x']}", "eos_token_id is no token's number"},
+        {QWEN3 ", 'eos_token_id':'x'}", "eos_token_id must be a token's number"},
+        {QWEN3 ", 'eos_token_id':[1, 'x']}", "eos_token_id must be a token's number"},
     };
     moert_model_config config;
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {

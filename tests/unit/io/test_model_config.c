@@ -392,7 +392,7 @@ static const refused_config broken[] = {
     {GPT_OSS "'layer_types':['full_attention']}", FORMAT, "a list of 2 layers"},
     {GPT_OSS "'layer_types':['full_attention', 'chunked_attention']}", UNSUPPORTED,
      "layer 1 is 'chunked_attention'"},
-    {QWEN3 "'mlp_only_layers':[2]}", FORMAT, "layer 2 of 2 layers"},
+    {QWEN3 "'mlp_only_layers':[2]}", FORMAT, "has layer 2; expected layers below 2"},
     {QWEN3 "'mlp_only_layers':['0']}", FORMAT, "mlp_only_layers"},
 };
 

@@ -154,7 +154,7 @@ static const struct broken {
     {UNSUPPORTED, fused, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(F32, 3, {E, ROWS, 2}),
      "'w_scales' is F32; scales of MXFP4 are read from U8 and F8_E8M0"},
     {UNSUPPORTED, partial, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
-     "'w' lies in blocks of 32, which do not divide its rows of 65"},
+     "'w' has rows of 65 values, not a multiple of its blocks of 32 values"},
 };
 /* clang-format on */
 

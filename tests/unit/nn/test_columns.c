@@ -64,10 +64,10 @@ TEST(test_columns_beyond_a_row_are_refused) {
                         .from_column = 4,
                         .to = y,
                         .to_stride = 8};
-    ASSERT_FAILS(moert_columns_copy(&op), MOERT_ERROR_USAGE, "do not lie within rows");
+    ASSERT_FAILS(moert_columns_copy(&op), MOERT_ERROR_USAGE, "must lie within source rows");
     op.from_column = 3;
     op.to_column = 4;
-    ASSERT_FAILS(moert_columns_sum(&op), MOERT_ERROR_USAGE, "do not lie within rows");
+    ASSERT_FAILS(moert_columns_sum(&op), MOERT_ERROR_USAGE, "must lie within source rows");
     op.to_column = 3;
     op.type = MOERT_DTYPE_E4M3;
     ASSERT_FAILS(moert_columns_copy(&op), MOERT_ERROR_UNSUPPORTED, "to f32 or bf16");

@@ -275,13 +275,13 @@ TEST(test_a_missing_or_small_buffer_of_a_quantized_or_discrete_op_is_named) {
     check_wrong(op, &b, &scales[1], small, "weight_scales[1] has 4 bytes");
     b.weight_scales = NULL;
     ASSERT_FAILS(moert_op_execute(op, &b), usage,
-                 "weight_scales is NULL; expected an array with a buffer per group (2)");
+                 "weight_scales is NULL; expected an array with a buffer per group (groups is 2)");
     b.weights = NULL;
     ASSERT_FAILS(moert_op_execute(op, &b), usage,
-                 "weights is NULL; expected an array with a buffer per group (2)");
+                 "weights is NULL; expected an array with a buffer per group (groups is 2)");
     o.groups = 1;
     ASSERT_FAILS(moert_op_execute(ops_open(&o), &b), usage,
-                 "weights is NULL; expected an array with a buffer per group (1)");
+                 "weights is NULL; expected an array with a buffer per group (groups is 1)");
 }
 
 TEST(test_the_reference_finds_ends_that_decrease) {

@@ -74,13 +74,13 @@ TEST(test_verified_runs_have_no_false_alarm_and_the_same_bytes) {
     ": the bits differ from those of ranks 2 on .* and 0 on .*" END
 #define AGAIN(x)                                                                                   \
     "^rank 1 [(].*[)]: wrong bits at step 1 in " x                                                 \
-    ": the bits are others when this rank computes them again" END
+    ": the bits differ when this rank computes them again" END
 #define REST(x)                                                                                    \
     "^rank 1 [(].*[)]: wrong bits at step 1 in " x                                                 \
     ": the bits have changed in the memory of this rank" END
 #define TRAVEL(x)                                                                                  \
     "^rank 1 [(].*[)]: the bits of this rank at step 1 in " x                                      \
-    " are others when they travel again; this rank, a sender [(]0 on .* and 2 on .*[)] or the "    \
+    " differ when they are sent again; this rank, a sender [(]0 on .* and 2 on .*[)] or the "      \
     "network between them is faulty; nothing of the step is saved$"
 #define EXPERT " [(]expert [0-7] of layer 0[)]"
 
@@ -143,7 +143,7 @@ static const struct {
      "1 on [^ ]*; the device"},
     {1, 0, "y", "",
      "^wrong bits at step 1 in its results" EXPERT
-     ": the bits are others when this rank computes them again" END},
+     ": the bits differ when this rank computes them again" END},
 };
 
 TEST(test_a_wrong_bit_ends_the_run_before_its_step_is_saved) {
