@@ -63,8 +63,9 @@ static moert_status verify(contest *c, size_t *wrong) {
         return MOERT_OK;
     MOERT_TRY(bench_problem_check(p, c->run.op, NULL, c->result, &rival_wrong));
     if (rival_wrong > 0)
-        return MOERT_FAIL(ERROR_NUMERIC, "the compared library's %s GEMM has %zu wrong samples",
-                          bench_op_name(c->run.op), rival_wrong);
+        return MOERT_FAIL(ERROR_NUMERIC,
+                          "%zu of the sampled results of the compared library's %s GEMM are wrong",
+                          rival_wrong, bench_op_name(c->run.op));
     return MOERT_OK;
 }
 

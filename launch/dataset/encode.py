@@ -413,7 +413,7 @@ def main():
         f"{sums['bytes'] / max(sums['tokens'], 1):.2f} bytes per token, document end {end}, {seconds:.0f} s"
     )
     if sums["masked"]:
-        print(f"{options.out}.mask.bin: {sums['masked']} examples, of which the answers count")
+        print(f"{options.out}.mask.bin: {sums['masked']} examples; only the answers are targets")
     if sums["unlearned"] is not None:
         print(
             f"tokenize: warning: the chat template has {sums['unlearned']} behind what the assistant generates, so the model does not "
@@ -428,4 +428,4 @@ if __name__ == "__main__":
     except (Refusal, OSError) as error:
         sys.exit(f"tokenize: {error}")
     except KeyboardInterrupt:
-        sys.exit("tokenize: interrupted; the same command goes on")
+        sys.exit("tokenize: interrupted; the same command continues the work")

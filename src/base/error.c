@@ -60,7 +60,7 @@ moert_status moert_error_record(moert_status code, const char *function, int lin
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     moert_error_set(text);
-    MOERT_DEBUG("%s at %s:%d: %s", moert_status_name(code), function, line, text);
+    MOERT_DEBUG("error %s is raised by %s:%d: %s", moert_status_name(code), function, line, text);
     return code;
 }
 

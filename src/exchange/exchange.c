@@ -204,7 +204,7 @@ static moert_status check_push(const moert_transfer *t) {
             t->window->capacity_rows, t->plan->largest_slots);
     if (t->slot_window->capacity_rows < t->plan->plan->rows)
         return MOERT_FAIL(ERROR_USAGE,
-                          "the slot window of a push has %zu rows, but the plan needs %zu",
+                          "slot_window of a push has %zu rows, but the plan needs %zu rows",
                           t->slot_window->capacity_rows, t->plan->plan->rows);
     return MOERT_OK;
 }
