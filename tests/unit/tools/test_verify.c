@@ -195,9 +195,9 @@ static void plant_random(uint64_t seed) {
     const char *both =
         titled("rank [01] [(].*[)]: the bits of this rank at step %zu in .* differ from", step);
     const char *one = titled("rank %zu [(].*[)]: wrong bits at step %zu in ", rank, step);
-    const char *travels = titled(
-        "rank [0-2] [(].*[)]: the bits of this rank at step %zu in .* travel again; this rank",
-        step);
+    const char *travels = titled("rank [0-2] [(].*[)]: the bits of this rank at step %zu in .* "
+                                 "differ when they are sent again; this rank",
+                                 step);
     const bool right = status != MOERT_OK &&
                        (matches(moert_last_error(), one) || matches(moert_last_error(), travels) ||
                         (test_ranks == 2 && matches(moert_last_error(), both)));
