@@ -251,9 +251,9 @@ typedef struct moert_digest {
 moert_status moert_digest_rows(const moert_digest *digest);
 
 /*
- * digest[first + r], uint64, = a digest of row first_row + r of a table. A row is `elements` elements
- * of x.buffer, from element x.at + begin (modulo 2^64) on. The digest depends only on the bits of
- * these elements.
+ * digest[first + r], uint64, = a digest of row first_row + r of a table. A row has `elements`
+ * elements of x.buffer, from element x.at + begin (modulo 2^64) on. The digest depends only on the
+ * bits of these elements.
  */
 typedef struct moert_digest_row {
     uint64_t begin, elements; /* fewer than 2^31 */

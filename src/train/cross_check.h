@@ -178,7 +178,7 @@ moert_status moert_check_hash_gradients(moert_cross_check *check, uint64_t *hash
 moert_status moert_check_hash_states(moert_cross_check *check, uint64_t *hash);
 /* Returns this rank's shard of a block: its values of one kind. */
 moert_elements moert_checked_elements(const moert_cross_check *check, size_t block, size_t kind);
-/* Return the number of kinds of values, and the type of a kind's elements in a load on the device. */
+/* Return the number of kinds of values, and the type of a kind in a load on the device. */
 size_t moert_checked_kinds(const moert_cross_check *check);
 moert_dtype moert_checked_type(const moert_cross_check *check, size_t kind);
 /* Returns the values of the first part, of one kind. */
@@ -190,7 +190,8 @@ moert_status moert_checked_parts_upload(const moert_cross_check *check, moert_ch
  * element i of the stream is element x.at + i of x.buffer (modulo 2^64). */
 moert_status moert_checked_parts_digest(const moert_checked_parts *parts, size_t kind,
                                         moert_elements x, size_t first, size_t end);
-/* hash[count] = one hash per part, of the digests of the kinds [kind, end). Waits for the device. */
+/* hash[count] = one hash per part, of its digests of the kinds [kind, end). Waits for the
+ * device. */
 moert_status moert_checked_parts_hash(const moert_checked_parts *parts, size_t kind, size_t end,
                                       uint64_t *hash);
 void moert_checked_parts_free(moert_checked_parts *parts);
@@ -198,8 +199,8 @@ void moert_checked_parts_free(moert_checked_parts *parts);
 /* ---- repeated updates (cross_check_repeat.c) ---- */
 
 /* Repeats the updates of the rank that is `distance` places before this rank in its ring.
- * other[most] = hashes of the updated parts. If `own` is not NULL, also repeats this rank's updates,
- * and own[most] = their hashes. Collective. */
+ * other[most] = hashes of the updated parts. If `own` is not NULL, also repeats this rank's
+ * updates, and own[most] = their hashes. Collective. */
 moert_status moert_check_update_parts(moert_cross_check *check, size_t distance, uint64_t *own,
                                       uint64_t *other);
 

@@ -150,8 +150,8 @@ moert_elements moert_check_first(const moert_cross_check *check, size_t kind) {
     return of;
 }
 
-/* Lists the parts of a tensor. Element `start` of the stream is the first one of the shard that this
- * rank has of the tensor's block. */
+/* Lists the parts of a tensor. The shard of the tensor's block begins at element `start` of the
+ * stream. */
 static moert_status add_tensor(moert_cross_check *check, size_t index, size_t start) {
     moert_checked_parts *own = &check->update.own;
     const moert_model_tensor *tensor = &moert_model_tensors(check->model)[index];

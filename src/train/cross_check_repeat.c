@@ -98,7 +98,7 @@ static size_t end_of_load(const exchange *e, const moert_checked_parts *parts, s
     return first;
 }
 
-/* Exchanges all loads. Updates the loads of the other rank and, if `with_own`, those of this rank. */
+/* Exchanges all loads, and updates those of the other rank and, if `with_own`, of this rank. */
 static moert_status update_all(exchange *e, bool with_own) {
     moert_cross_check *check = e->check;
     const moert_checked_update *u = &check->update;

@@ -337,7 +337,8 @@ TEST(test_wrong_specs_and_pieces_are_refused) {
     ASSERT_OK(moert_writer_open(path, specs, 4, metadata, false, &writer));
     ASSERT_FAILS(moert_writer_put(writer, "v", 0, 1, &scalar), MOERT_ERROR_USAGE, "'v'");
     ASSERT_FAILS(moert_writer_put(writer, "w", 23, 2, weight()), MOERT_ERROR_USAGE, "24 elements");
-    ASSERT_FAILS(moert_writer_put(writer, "w", 25, SIZE_MAX, weight()), MOERT_ERROR_USAGE, "exceed");
+    ASSERT_FAILS(moert_writer_put(writer, "w", 25, SIZE_MAX, weight()), MOERT_ERROR_USAGE,
+                 "exceed");
     ASSERT_OK(moert_writer_close(writer));
 }
 
