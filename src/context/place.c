@@ -74,7 +74,7 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     MOERT_TRY(bind(context, topology));
     MOERT_DEBUG("this rank runs on cpus %s%s%s%s", placement->cpus,
                 placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
-                placement->shared ? ", shared with other ranks" : "");
+                placement->shared ? "; other ranks use the same cpus" : "");
     if (placement->confined && first && moert_comm_rank(context->comm) == 0)
         MOERT_WARN("the launcher has bound rank 0: moert keeps its ranks within that binding, rank "
                    "0 on cpus %s; with mpirun --bind-to none moert places the ranks itself",

@@ -71,7 +71,7 @@ typedef struct moert_data_info {
     bool documents;              /* a source of tokenized documents */
     bool divided;                /* sequences may hold several documents */
     int32_t end;                 /* token of moert_data_end_documents, in any part; -1: none */
-    size_t rows;                 /* sequences of an epoch, of all parts together; 0: no epochs */
+    size_t rows;                 /* sequences of an epoch, of all parts of a blend; 0: no epochs */
     const char *name;            /* moert_source.name; NULL for an array and a blend */
     bool text;                   /* some tokens are bytes of text */
     size_t vocabulary_made;      /* moert_source.vocabulary_made; largest of all parts */

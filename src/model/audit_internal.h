@@ -18,8 +18,8 @@ typedef struct moert_audit_ring {
 /* A replicated block's gradients, whose sum over the ranks is repeated (audit_sums.c). */
 typedef struct moert_audit_sum {
     const moert_block *block; /* NULL: none */
-    float *nodes;             /* [nodes, floats] a copy of the nodes that this rank has sent */
-    float *shard;             /* copy of the shard's gradients before the sum is added */
+    float *nodes; /* [nodes, floats] copy of the summation-tree nodes that this rank sent */
+    float *shard; /* copy of the shard's gradients before the sum is added */
     size_t node_room, shard_room;
     bool compares; /* the sum itself can still be read */
     uint64_t hash[2], expected;

@@ -32,8 +32,8 @@ typedef struct moert_expert_map {
     uint32_t *chain;    /* [E] members of the expert's chain */
 } moert_expert_map;
 
-/* The number of the expert, itself or cloned, that the word of a slot stands for; or
- * MOERT_NO_EXPERT. */
+/* Returns the expert that the word of a slot names; if the word names a clone, the expert that was
+ * cloned; MOERT_NO_EXPERT if the slot is empty. */
 static inline uint32_t moert_expert_of(uint32_t word) {
     return word != MOERT_NO_EXPERT ? word & ~MOERT_EXPERT_CLONE : word;
 }

@@ -33,8 +33,8 @@ static inline quantized quantized_at(moert_nvidia_quantized at) {
                        (global uint4 *)at.bf16};
 }
 
-/* A group's part of an operand: lines from `first` on; for decode_down, scale blocks from `block`
- * on. */
+/* The part of an operand that one group of the GEMM (an expert) multiplies: lines from `first` on;
+ * for decode_down, scale blocks from `block` on. */
 typedef struct part {
     uint first, lines, columns, block;
 } part;

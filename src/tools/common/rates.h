@@ -27,10 +27,11 @@ moert_dtype moert_rates_type(const moert_device *device);
 /* Measures all rates of a device. Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
-/* Sum and maximum of the ranks' values `mine`. Collective. */
+/* The sum and the largest of the ranks' values. */
 typedef struct moert_of_ranks {
     double sum, largest;
 } moert_of_ranks;
+/* Finds the sum and the largest of the ranks' values `mine`. Collective. */
 moert_status moert_rates_over_ranks(moert_comm *comm, double mine, moert_of_ranks *of);
 
 /* Work whose time is measured. If the communicator `together` is set, all its ranks measure at

@@ -181,8 +181,7 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
         moert_model_weights_changed(model);
     }
     MOERT_TRY(step(model, &all, micro_batches, aux_form, audit));
-    /* recomputation and audits destroy all passes, so another forward makes passes to measure
-     */
+    /* with recomputation or an audit no pass is left to be measured, so run another forward */
     if (audit == NULL && !moert_model_recomputes(model))
         return MOERT_OK;
     moert_model_weights_changed(model);

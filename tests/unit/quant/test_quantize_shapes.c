@@ -133,7 +133,7 @@ TEST(test_wrong_arguments_are_named) {
     const moert_status usage = MOERT_ERROR_USAGE;
     moert_quantize good = quantize_op(&HOW(.axis = 0), 2, 32);
     good.x = good.q = good.scale = upload(x, sizeof x);
-    REFUSED(usage, "size is 7; MOERT_QUANTIZE_INIT", op.size = 7);
+    REFUSED(usage, "size is 7; expected the size that MOERT_QUANTIZE_INIT sets", op.size = 7);
     REFUSED(usage, "x has 384 bytes, too few for 1000", op.groups.rows = 1000);
     REFUSED(usage, "q[2,32] is missing", op.q = NULL);
     REFUSED(usage, "size is 3", op.how.size = 3);
