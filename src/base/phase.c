@@ -11,9 +11,10 @@
 static _Atomic uint64_t step, ticks, ticks_beside;
 static atomic_int phase, waiting;
 
-/* busy: the calls in progress that cannot tick. busy_since_ns: when the last one began. ticked_at:
- * the process's CPU time, in units of quantum_ns, at the last tick for such a call. Within the
- * watchdog's time limit, the watchdog's own thread uses less CPU time than quantum_ns. */
+/* busy: the number of calls in progress that cannot call moert_phase_tick. busy_since_ns: when the
+ * last such call began. ticked_at: the process's CPU time, in units of quantum_ns, at the last tick
+ * that was counted for such a call. Within the watchdog's time limit, the watchdog's own thread
+ * uses less CPU time than quantum_ns. */
 static atomic_int busy;
 static _Atomic uint64_t busy_since_ns, ticked_at;
 static const uint64_t quantum_ns = 50000000, longest_ns = (uint64_t)600 * 1000000000u;

@@ -54,20 +54,20 @@ void moert_phase_set(moert_phase phase);
 /* Tells the watchdog that a long phase makes progress. */
 void moert_phase_tick(void);
 
-/* Call these before and after a call that may take long and cannot tick, such as a call of a
- * compiler. Between them, CPU time that the process uses counts as progress, for up to ten minutes:
- * on a busy machine a compiler may take longer than the watchdog's time limit. */
+/* Call these before and after a call that may take long and cannot call moert_phase_tick, such as a
+ * call of a compiler. Between them, CPU time that the process uses counts as progress, for up to
+ * ten minutes: on a busy machine a compiler may take longer than the watchdog's time limit. */
 void moert_phase_busy_begin(void);
 void moert_phase_busy_end(void);
 
-/* From now on the watchdog ignores this thread's ticks, since the watchdog watches only the thread
- * that computes the steps. moert_phase_ticks_beside returns the number of ignored ticks of all
- * threads. */
+/* From now on the watchdog ignores this thread's ticks (calls of moert_phase_tick), since it
+ * watches only the thread that computes the steps. moert_phase_ticks_beside returns the number of
+ * ignored ticks of all threads. */
 void moert_phase_beside(void);
 uint64_t moert_phase_ticks_beside(void);
 
-/* Call these before and after a blocking collective call. Between the two calls this rank counts as
- * waiting for other ranks, so it is not the late rank. */
+/* Call these before and after a blocking collective call. Between the two calls the watchdog treats
+ * this rank as waiting for other ranks, and does not report this rank as late. */
 void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 

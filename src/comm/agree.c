@@ -1,5 +1,5 @@
-/* Agreement of the ranks on a status, and a check that all of them make it at the same line of the
- * program. */
+/* Agreement of the ranks on a status, and a check that every rank calls it from the same source
+ * line. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,15 +7,15 @@
 
 enum { REPORT_TEXT_BYTES = 1024 };
 
-/* The last agreement that failed in this process. If an outer agreement passes its message on, it
- * must not prefix the message again. */
+/* The last agreement that failed in this process. If a later agreement passes on the message of
+ * this agreement, the message must not get a second prefix with a rank. */
 static struct {
     bool by_all;   /* the agreement was among all ranks of the program */
     bool prefixed; /* the text names the failing rank */
     char text[REPORT_TEXT_BYTES];
 } agreed;
 
-/* ---- places of calls ---- */
+/* ---- call sites ---- */
 
 /* FNV-1a; distinguishes the few hundred call sites of a program. */
 static uint64_t hash_of(const char *site) {

@@ -2,10 +2,10 @@
  * Measures which rank waits for which in the collective calls of all communicators of this process.
  *
  * While recording is on, each call stores two times: when this rank entered it and when it left. At
- * the end of the recording the ranks of each communicator compare these times. In a call, a rank
- * waits for the last rank to enter before it leaves; the wait ends when that rank enters. The rest
- * of the call is message time. The recording is process-wide, as base/phase.h is. While recording
- * is off, it costs a branch per call.
+ * the end of the recording the ranks of each communicator compare these times. In a call, rank q
+ * waits for rank p, the last rank that enters before q leaves. The wait ends when p enters. The
+ * rest of the call is message time. The recording is process-wide, as base/phase.h is. While
+ * recording is off, it costs a branch per call.
  */
 #pragma once
 

@@ -56,7 +56,8 @@ void moert_arrivals_leave(const moert_comm *comm);
 void moert_comm_wait_begin(moert_comm *comm);
 void moert_comm_wait_end(moert_comm *comm);
 
-/* MPI_STATUSES_IGNORE, hidden from gcc, which takes MPICH's for an array without elements. */
+/* MPI_STATUSES_IGNORE, hidden from gcc, which would warn that MPICH's value is an array without
+ * elements. */
 extern MPI_Status *const moert_statuses_ignore;
 
 /* Most bytes of one MPI call; longer transfers use several calls. Tests lower it. */

@@ -18,7 +18,8 @@ struct moert_mail {
     size_t *part;                  /* [room] */
     int *done;                     /* [room] scratch */
     size_t runs;                   /* capacity of the next two arrays */
-    int *lengths, *offsets;        /* [runs] of one message, in rows; offsets from its first run */
+    int *lengths, *offsets;        /* [runs] of one message: each run's length, and its offset from
+                                      the first run, in rows */
     size_t left[MOERT_MAIL_PARTS]; /* requests in flight of each part */
 };
 
@@ -124,7 +125,8 @@ typedef struct moert_mail_cursor {
     size_t used; /* rows of *run */
 } moert_mail_cursor;
 
-/* The offset of a row from the first row of its message; negative for a row before that one. */
+/* The offset of a row from the first row of its message; negative if the row comes before that
+ * first row. */
 static moert_status find_offset(size_t row, size_t first, int *offset) {
     MOERT_TRY(moert_to_int(row > first ? row - first : first - row, "rows of a message", offset));
     *offset = row > first ? *offset : -*offset;

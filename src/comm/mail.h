@@ -56,7 +56,7 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
  * message both sides put the second half first, so that the message is not contiguous. Open MPI
  * writes a message that is contiguous at both ends to the TCP connection as a whole, once the
  * receiver has requested it. That request waits behind the receiver's own rows. Open MPI sends
- * non-contiguous messages in fragments, a few at a time, so requests pass between them.
+ * non-contiguous messages in fragments, a few at a time, so requests pass between the fragments.
  */
 moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
                                    const moert_mail_rows *rows, moert_mail_run run);

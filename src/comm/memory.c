@@ -130,7 +130,7 @@ moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t by
     if (shared == MOERT_OK && rank != 0)
         status = open_first(&first, bytes, memory);
     if (shared == MOERT_OK)
-        shared = synchronize(handle); /* rank 0's file stays open until all have opened it */
+        shared = synchronize(handle); /* rank 0's file stays open until all ranks have opened it */
     if (own >= 0)
         close(own);
     if (shared == MOERT_OK)
@@ -152,7 +152,7 @@ enum { PAGE_BYTES = 4096 };
 struct moert_shared {
     moert_comm *comm;
     void *base;    /* rank 0's segment */
-    size_t stride; /* from one rank's segment to the next */
+    size_t stride; /* bytes from the start of one rank's segment to the next */
 };
 
 /* The largest request of all ranks, as a whole number of pages. */

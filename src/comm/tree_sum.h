@@ -3,7 +3,7 @@
  * any number of ranks and any shards. The two operations are the halves of an all-reduce:
  * reduce-scatter and all-gather. MPI does no floating-point reductions.
  *
- * Of n columns every rank owns a shard, [border[r], border[r + 1]) of border[size + 1]; border
+ * Rank r owns a shard of the n columns: [border[r], border[r + 1]). The array border[size + 1]
  * rises from 0 to n and is the same on all ranks.
  */
 #pragma once

@@ -142,12 +142,14 @@ moert_status moert_window_reserve_slots(moert_window *window, const moert_exchan
 /*
  * Makes the plan of index int32 [T,K]. The device counts the slots and computes their rows; the
  * plan has slots on the host (moert_plan_create) only for the node engine. `local` is this rank's
- * status so far: if it or the index is bad on any rank, all ranks return the same error
- * (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts per rank.
+ * status so far: if it is a failure, or the index is invalid, on any rank, all ranks return the
+ * same error (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts
+ * per rank.
  */
 struct moert_exchange_plan {
     moert_plan *plan;
-    moert_buffer *ends;            /* uint32 [local slots], then the table of exchange/plan.cl */
+    moert_buffer *ends;            /* uint32 [local slots]: the end of each local slot's rows; then
+                                      the table of exchange/plan.cl */
     moert_buffer *destination;     /* uint32 [T,K,2]: rank, row; MOERT_PLAN_DROPPED if dropped */
     moert_buffer *packed;          /* staged engine: uint32 [T,K,2]: (0, row among the packed rows);
                                       else NULL */
@@ -203,8 +205,8 @@ typedef struct moert_transfer {
     const moert_buffer *weight; /* combine: [T,K]; NULL: each is 1 */
     moert_buffer *target;       /* combine: float32 [T,width], or [T,columns] of a bf16 window */
     moert_buffer *slot_target;  /* combine with slots: [T,K] */
-    const moert_window *slot_window; /* combine of pushed rows: `slots` of their dispatch; NULL: the
-                                        combine fetches rows */
+    const moert_window *slot_window; /* combine of pushed rows: the window `slots` of their
+                                        dispatch; NULL: the combine fetches rows */
 
     /* the exchange, not the caller, sets the fields below */
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
@@ -216,7 +218,7 @@ typedef struct moert_transfer {
 /*
  * Copies row t of source[T,width] to the owners of its slots; with `slots` also one float per slot.
  * Reserves the windows. Work that the caller enqueues next finds the rows in the windows. `local`
- * is this rank's status so far: if it is bad on any rank, all ranks return the same error.
+ * is this rank's status so far: if it is a failure on any rank, all ranks return the same error.
  * Collective.
  */
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_transfer *transfer,
@@ -240,7 +242,7 @@ moert_status moert_exchange_settle(moert_exchange *exchange);
 
 enum { MOERT_EXCHANGE_MOST_CHUNKS = 8, MOERT_EXCHANGE_GOOD_CHUNKS = 4 };
 
-/* The experts [first, end) of a chunk, counted from this rank's first, and their rows
+/* The experts [first, end) of a chunk, numbered from this rank's first expert, and their rows
  * [first_row, end_row). */
 typedef struct moert_chunk {
     size_t first, end, first_row, end_row;
@@ -294,7 +296,8 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
 /*
  * With MOERT_PUSH, rows do not wait in a window until the combine fetches them. Instead a GEMM or a
  * copy stores each row into the window of the rank that has its slot, at row t K + k. The combine
- * then only reads this rank's memory, with the same bits. The calls are:
+ * then only reads this rank's memory. Its results have the same bits as without push. The calls
+ * are:
  *
  *   moert_window_reserve_slots and a dispatch with slots;
  *   moert_exchange_push and a GEMM that stores rows to these addresses, or
@@ -311,9 +314,9 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
 bool moert_exchange_pushes(const moert_exchange *exchange, bool gemm_scatters);
 /*
  * Whether moert_exchange_push_rows sums the rows that a rank has for a token, in order of k
- * (MOERT_PUSH=sum). It sends the sum to the position of the first of these rows; bf16 values are
- * rounded once more. Combine then adds these sums, without weights, and moert_exchange_push returns
- * ERROR_USAGE. The result is the same on all ranks.
+ * (MOERT_PUSH=sum). moert_exchange_push_rows sends each sum to the position of the first of these
+ * rows; sums of bf16 rows are rounded once more. Combine then adds these sums, without weights, and
+ * moert_exchange_push returns ERROR_USAGE. The result is the same on all ranks.
  */
 bool moert_exchange_sums(const moert_exchange *exchange);
 /*

@@ -127,8 +127,8 @@ struct moert_exchange {
                                     push */
     bool sums;                   /* moert_exchange_sums; the engine sets it */
     uint64_t dispatched_bytes;   /* bytes that this rank's dispatches have stored into windows so
-                                    far (staged engine: packed), with slots and with rows for this
-                                    rank */
+                                    far (staged engine: packed), including slots and rows for this
+                                    rank itself */
     uint64_t far_rows; /* rows that this rank's dispatches have sent to other hosts so far; node
                           engine: at most one for each token and host */
     const moert_exchange_tally *tally; /* or NULL */

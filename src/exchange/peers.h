@@ -3,8 +3,8 @@
  * (exchange/window/flags.h), and their kernels read each other's memory; the host processes only
  * enqueue commands. So nothing passes through host memory.
  *
- * Of n columns every rank owns a shard, [border[r], border[r + 1]) of border[size + 1], as in
- * comm/tree_sum.h. Both operations go through a window of each rank in rounds:
+ * Rank r owns a shard of the n columns: [border[r], border[r + 1]), as in comm/tree_sum.h. Both
+ * operations go through a window of each rank in rounds:
  *
  *   stage     copy this rank's columns of the round to one half of its window
  *   barrier   of all devices

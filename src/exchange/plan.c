@@ -25,7 +25,7 @@ enum { ENTRY_WORDS = 4 }; /* words of a moert_lane's table entry (kernels/exchan
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
 /* Memory for the plans of an exchange. Allocating it takes longer than making a plan, so the
- * exchange keeps it, and the next plan reuses the buffers of a freed one. */
+ * exchange keeps it, and the next plan reuses the buffers of a freed plan. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
     moert_expert_map *contiguous;   /* placement for plans whose caller gives none, or NULL */

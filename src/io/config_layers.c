@@ -5,7 +5,7 @@
 #include "io/internal.h"
 #include "io/model_fields.h"
 
-/* The layers of the config, at most as many as a moert_layer_set holds. */
+/* The number of layers of the config, at most as many as a moert_layer_set holds. */
 static size_t layer_count(const moert_model_config *config) {
     return config->layers < MOERT_LAYERS_MOST ? config->layers : MOERT_LAYERS_MOST;
 }
@@ -49,7 +49,7 @@ static moert_status read_windows(const char *path, const json_t *root, moert_mod
                  *types = moert_field_value(root, "layer_types"),
                  *most = moert_field_value(root, "max_window_layers");
     const bool switched = rule == MOERT_WINDOW_SWITCHED || rule == MOERT_WINDOW_FIRST;
-    size_t window_layers = 28; /* the default of transformers */
+    size_t window_layers = 28; /* the default of max_window_layers in Hugging Face's transformers */
     bool used = !switched;
     if (use != NULL)
         MOERT_TRY(moert_field_bool(path, "use_sliding_window", use, &used));

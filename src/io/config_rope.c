@@ -1,5 +1,5 @@
-/* Reads the rotary scheme of config.json: rope_parameters (transformers 5), or rope_scaling and
- * rope_theta (older versions). */
+/* Reads the rotary scheme of config.json: rope_parameters (Hugging Face's transformers 5), or
+ * rope_scaling and rope_theta (older versions). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -130,13 +130,13 @@ moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, siz
 
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
-    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* elements at a time: whole pieces in any dtype */
+    enum { TOGETHER = 4 * MOERT_PIECE_BYTES }; /* elements per read: whole pieces in any dtype */
     MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
     size_t done = 0;
     do {
         const size_t at = first + done;
         const size_t some = moert_min(TOGETHER - at % TOGETHER, count - done);
-        moert_phase_tick(); /* reading a large model takes long */
+        moert_phase_tick(); /* shows progress: reading a large model takes long */
         MOERT_TRY(read_piece(tensor, at, some, out + done));
         done += some;
     } while (done < count);

@@ -20,8 +20,8 @@
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
 
 /* Replaces the content of `path` by `text`: writes PATH.tmp, flushes it, renames it to path and
- * flushes the directory. On failure an older `path` is unchanged. Writes directly to a device or
- * pipe. ERROR_IO. */
+ * flushes the directory. On failure an older `path` is unchanged. If `path` is a device or a pipe,
+ * writes directly to it. ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
 /* Like moert_durable_write, for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
 moert_status moert_durable_write_in(const char *directory, const char *name, const char *text);

@@ -7,7 +7,8 @@
     { sizeof(moert_router_options), 0, 0, MOERT_SCORE_##score, renormalise, scale, groups, kept, 2 }
 
 /* clang-format off */
-/* Names of the MLP, the router, gate, up, down and the shared expert; whether experts are fused. */
+/* Names of the MLP, the router, gate, up, down and the shared expert; whether the experts' tensors
+ * are fused. */
 #define MIXTRAL_NAMES    "block_sparse_moe", "gate", {"w1", "w3", "w2"}, NULL, false
 #define SEPARATE(shared) "mlp", "gate", {"gate_proj", "up_proj", "down_proj"}, shared, false
 #define FUSED            "mlp", "router", {"gate_up_proj", "gate_up_proj", "down_proj"}, NULL, true

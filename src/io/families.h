@@ -28,7 +28,8 @@ typedef struct moert_family_row {
     const char *projections[3];  /* names of an expert's gate, up and down projections */
     const char *shared;          /* name of the shared expert in the MLP, or NULL */
     bool fused;                  /* the experts' tensors are fused (gpt-oss) */
-    moert_model_config standard; /* constants, and defaults of absent keys as in transformers 5 */
+    moert_model_config standard; /* constants, and the defaults of absent keys in Hugging Face's
+                                    transformers 5 */
 } moert_family_row;
 
 const moert_family_row *moert_family_of(moert_family family);

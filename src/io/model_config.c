@@ -1,7 +1,7 @@
 /*
  * Reads Hugging Face config.json. families.c has each family's constants and defaults of absent
- * keys (those of transformers 5), model_fields.c the tables of keys. Functions here and in
- * config_*.c read the few keys that do not fit a table.
+ * keys (those of Hugging Face's transformers 5). model_fields.c has the tables of keys. Functions
+ * here and in config_*.c read the few keys that do not fit a table.
  */
 #include "base/files.h"
 #include "io/model_config.h"
@@ -223,7 +223,8 @@ static moert_status derive(const char *path, moert_model_config *config) {
     return check_router(path, &config->router);
 }
 
-/* Checks the scores, and reads how groups of experts are chosen (DeepSeek, GLM-4.5). */
+/* Checks the router's kind of scores, and reads how groups of experts are chosen (DeepSeek,
+ * GLM-4.5). */
 static moert_status read_scoring(const char *path, const json_t *root, moert_model_config *config) {
     const char *method = json_string_value(moert_field_value(root, "topk_method"));
     if (config->router.score == MOERT_SCORE_SIGMOID) {
@@ -256,7 +257,7 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
         config->router.groups = config->router.kept_groups = 1;
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) /* null: the default */
         config->kv_heads = 0;
-    if (json_is_null(json_object_get(root, "q_lora_rank"))) /* q is projected directly */
+    if (json_is_null(json_object_get(root, "q_lora_rank"))) /* null: one projection computes q */
         config->latent.q_rank = 0;
     MOERT_TRY(moert_fields_read(path, root, config));
     MOERT_TRY(read_end(path, root, config));

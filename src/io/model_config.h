@@ -28,7 +28,8 @@ typedef enum moert_family {
 /* Sizes of multi-head latent attention: q and k have nope + rope elements per head, of which the
  * last `rope` rotate; v has `value` elements per head. */
 typedef struct moert_latent_sizes {
-    size_t q_rank, kv_rank; /* q_rank 0: q is projected directly. kv_rank 0: no latent attention */
+    size_t q_rank, kv_rank; /* q_rank 0: one projection computes q. kv_rank 0: no latent
+                               attention */
     size_t nope, rope, value;
 } moert_latent_sizes;
 
@@ -59,7 +60,8 @@ typedef enum moert_recompute {
     MOERT_RECOMPUTE_NONE,
     MOERT_RECOMPUTE_EXPERTS, /* the experts' first projections and GLUs (moert_layer_options) */
     MOERT_RECOMPUTE_LAYER,   /* whole layers, of which only the inputs are kept */
-    MOERT_RECOMPUTE_AUTO     /* the first of the above that fits; illegal in a model */
+    MOERT_RECOMPUTE_AUTO     /* the first of the above that fits into memory; illegal in a model's
+                                config */
 } moert_recompute;
 #define MOERT_RECOMPUTE_WORDS "none|experts|layer|auto"
 
@@ -75,7 +77,8 @@ typedef struct moert_memory_choice {
     unsigned recompute; /* a moert_recompute */
     size_t loss_chunk;  /* the most tokens whose logits a rank holds, a multiple of
                            MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
-    unsigned optimizer; /* a moert_optimizer_kind (nn/optimizer.h), which decides the moments */
+    unsigned optimizer; /* a moert_optimizer_kind (nn/optimizer.h), which determines what moments
+                           there are */
     unsigned moments;   /* dtype of the optimizer's moments, a moert_state_type */
     unsigned gradients; /* dtype of the layers' gradients between backwards, a moert_state_type */
     double imbalance;   /* rows of a rank that memory estimates assume, relative to balanced
@@ -153,8 +156,8 @@ void moert_model_config_start(moert_model_config *config, moert_family family);
 
 /*
  * Unties the embeddings of a config and its text if the weights at `path` have a head that differs
- * from the embedding, as transformers does. *untied = whether it did. Errors: those of
- * moert_tensors_open and moert_json_parse.
+ * from the embedding, as Hugging Face's transformers does. *untied = whether this function untied
+ * them. Errors: those of moert_tensors_open and moert_json_parse.
  */
 moert_status moert_model_config_check_tied(const char *path, moert_model_config *config,
                                            bool *untied);
@@ -214,8 +217,8 @@ static inline size_t moert_moe_layers(const moert_model_config *config) {
     return count;
 }
 
-/* *text = config.json of a new model as transformers 5 reads it; the caller frees it. Equal configs
- * give equal bytes, and reading the text gives the config back. */
+/* *text = config.json of a new model, as Hugging Face's transformers 5 reads it; the caller frees
+ * it. Equal configs give equal bytes, and reading the text gives the config back. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);
 /* *changed = a config.json's text whose dtype is `dtype`, such as "bfloat16"; the caller frees it.
  * Errors: ERROR_FORMAT, ERROR_MEMORY. */

@@ -146,7 +146,8 @@ static const listed_key zeros[] = {
 static const listed_key ones[] = {
     {"moe_layer_freq", EVERY}, {"pretraining_tp", EVERY}, {"use_qk_norm", QWEN3},
 };
-/* Keys whose value may be null, which transformers takes for "none" or for its default. */
+/* Keys whose value may be null, which Hugging Face's transformers reads as "none" or as the
+ * default. */
 static const listed_key nullable[] = {
     {"bos_token_id", EVERY}, {"clip_qkv", EVERY}, {"eos_token_id", EVERY},
     {"head_dim", MIXTRAL | OLMOE | QWEN2 | DEEPSEEK}, {"layer_types", EVERY},
@@ -336,7 +337,7 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
 }
 
 /* Whether moert_fields_write writes a field. model_text.c writes the rotary fields. Models without
- * dense layers omit the dense size, since transformers refuses null as its value. */
+ * dense layers omit the dense size, since Hugging Face's transformers refuses null as its value. */
 static bool is_written(const config_field *field, const moert_model_config *config) {
     return has(field->families, config->family) && field->offset != FIELD(rope.theta) &&
            field->offset != FIELD(partial_rotary) &&

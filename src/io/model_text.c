@@ -76,7 +76,7 @@ moert_status moert_model_config_check_model(const moert_model_config *config) {
     return check_sizes(config);
 }
 
-/* The rotary scheme as transformers 5 writes it. */
+/* The rotary scheme as Hugging Face's transformers 5 writes it. */
 static json_t *rope_parameters(const moert_model_config *config) {
     const moert_rope_scheme *r = &config->rope;
     json_t *root =
@@ -109,8 +109,8 @@ static json_t *token(int32_t number) {
     return number >= 0 ? json_integer(number) : json_null();
 }
 
-/* The keys that all families share and that have no field in `config`, with the defaults of
- * transformers. */
+/* The keys that all families share and that have no field in `config`, with the defaults of Hugging
+ * Face's transformers. */
 static json_t *shared_keys(const moert_model_config *config) {
     return json_pack("{s:[s], s:f, s:n, s:s, s:o, s:s, s:s, s:b, s:o, s:o, s:b}", "architectures",
                      moert_family_of(config->family)->architecture, "attention_dropout", 0.0,
@@ -157,7 +157,8 @@ moert_status moert_model_config_text(const moert_model_config *config, char **te
 }
 
 moert_status moert_model_config_retype(const char *text, const char *dtype, char **changed) {
-    static const char *const keys[] = {"dtype", "torch_dtype"}; /* keys of transformers 5, and of
+    static const char *const keys[] = {"dtype", "torch_dtype"}; /* key of Hugging Face's
+                                                                   transformers 5, and of its
                                                                    older versions */
     json_t *root;
     bool named = false, whole = true;

@@ -79,7 +79,7 @@ static moert_status place_tensors(moert_tensor_writer *writer) {
     return MOERT_OK;
 }
 
-/* {"dtype": ..., "shape": [...], "data_offsets": [...]}, or NULL. */
+/* The JSON object of a tensor, with the keys dtype, shape and data_offsets, or NULL. */
 static json_t *tensor_entry(const placed_tensor *tensor) {
     json_t *shape = json_array();
     for (size_t i = 0; i < tensor->spec.rank; i++)

@@ -233,7 +233,7 @@ static moert_status reserve(moert_pass *pass) {
     return moert_window_reserve(back->slots, pass->plan->plan);
 }
 
-/* Opens the gradients of the layer's blocks. */
+/* Opens the gradients of the layer's blocks (moert_block_open). */
 static moert_status open_gradients(moert_pass *pass) {
     moert_layer *layer = pass->layer;
     MOERT_TRY(moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->losses.accumulate));

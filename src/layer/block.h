@@ -211,8 +211,8 @@ moert_status moert_layer_reduce_wait(moert_layer *layer);
 void moert_layer_balance_routing(moert_layer *layer);
 /* Begins to send the weights of experts to their clones. Without this call the next forward sends
  * the weights first. With this call, the weights travel while the caller computes the work before
- * this layer. Until that forward the weights must not change, and no other layer of the mesh may
- * run. Collective over the EP group. */
+ * this layer. Until the layer's next forward the weights must not change, and no other layer of the
+ * mesh may run. Collective over the EP group. */
 moert_status moert_layer_send_weights(moert_layer *layer);
 /* From now on forward does not check the ends of batches, since reading them waits for the device.
  */

@@ -10,8 +10,8 @@
 
 /* Whether a tensor of a * b * c floats is too large. */
 static bool exceeds(size_t a, size_t b, size_t c) {
-    const size_t most = PTRDIFF_MAX / sizeof(float) / 4; /* 4: room for the tensor's gradient and
-                                                            padding */
+    const size_t most = PTRDIFF_MAX / sizeof(float) / 4; /* / 4: leaves room for the tensor's
+                                                            gradient and padding */
     size_t n;
     return __builtin_mul_overflow(a, b, &n) || __builtin_mul_overflow(n, c, &n) || n > most;
 }

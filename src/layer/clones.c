@@ -77,9 +77,9 @@ static weight_list list_weights(const moert_layer *layer, size_t links) {
     return list;
 }
 
-/* Makes room for the messages in flight, each of up to `elements`. Of each weight, a link sends one
- * message to each other rank. Of a gradient, it sends and receives up to MOST_PIECES messages with
- * the old values, and as many with the new values. */
+/* Makes room for the messages in flight, each of up to `elements` floats. Of each weight, a link
+ * sends one message to each other rank. Of a gradient, it sends and receives up to MOST_PIECES
+ * messages with the old values, and as many with the new values. */
 static moert_status reserve_mail(const moert_layer *layer, size_t links, size_t elements,
                                  moert_mail *mail) {
     const size_t ranks = moert_comm_size(layer->mesh->experts);
@@ -192,7 +192,8 @@ static moert_status await_sent(moert_handover *h) {
     return MOERT_OK;
 }
 
-/* Copies a piece of a link's slot to host memory, to send it, or back from there. */
+/* Copies a piece of a link's slot from the device to host memory (`send`), or back to the
+ * device. */
 static void copy(const moert_handover *h, size_t number, const tensor *t, size_t piece, bool send) {
     const span rows = piece_of(t, piece);
     const size_t row_bytes = t->columns * sizeof(float), bytes = rows.count * row_bytes,
@@ -218,7 +219,8 @@ static moert_status take(moert_handover *h, size_t number, const tensor *t, size
 
 /* ---- weights ---- */
 
-/* Sends a link's slot, which is an expert itself, to all other members. */
+/* Sends the weight in a link's slot, that of the expert itself, to all other members of its
+ * chain. */
 static moert_status give_weight(const moert_layer *layer, size_t number, const tensor *t) {
     const moert_chain_link *l = &layer->mesh->handover->links[number];
     copy(layer->mesh->handover, number, t, 0, true);
@@ -363,7 +365,7 @@ static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number,
     const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;
     const size_t together = moert_by_form(pass->layer->mesh->device, 1, t->pieces);
-    MOERT_TRY(await(h, sent_by(number))); /* until the old gradient is sent */
+    MOERT_TRY(await(h, sent_by(number))); /* waits until the old gradient has been sent */
     for (size_t p = 0; p < t->pieces; p += together)
         MOERT_TRY(run_pieces(pass, h, number, c, (span){p, together}));
     return l->position < l->last && is_home(l) ? post_all(pass->layer, number, false, l->last, t)
@@ -407,8 +409,8 @@ static void run_chained(moert_pass *pass, const chained *c) {
         pass->status = c->run(c, &all, all_rows(c), c->accumulate);
 }
 
-/* The number of pieces in which a weight gradient [N,K] travels. With many chains it is 1: while
- * one member computes one expert, the next member computes another expert. */
+/* The number of pieces in which a weight gradient [N,K] travels. With many chains the number is 1:
+ * while one member computes one expert, the next member computes another expert. */
 static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
     const moert_expert_map *map = layer->placement;
     const size_t step = rows_of_view(k);

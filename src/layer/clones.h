@@ -28,8 +28,8 @@ void moert_clones_gemm(moert_pass *pass, const moert_gemm *gemm);
 void moert_clones_bias_gradient(moert_pass *pass, const moert_scaled_bias *bias);
 
 /* Begins to send the weights of experts to their clones, if they have changed since the last call.
- * Until moert_clones_take they must not change, and no other layer of the mesh may use its clones.
- */
+ * Until moert_clones_take the weights must not change, and no other layer of the mesh may use its
+ * clones. */
 moert_status moert_clones_send(moert_layer *layer);
 /* Waits for the weights that moert_clones_send sends. */
 moert_status moert_clones_take(moert_layer *layer);

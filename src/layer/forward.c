@@ -76,7 +76,8 @@ static moert_status compute_chunk(moert_pass *pass, const moert_row_groups *part
     moert_phase_set(MOERT_PHASE_EXPERTS);
     MOERT_TRY(moert_round_weights(layer));
     if (part->end == part->first)
-        return moert_pass_activate(pass, part); /* no experts here: only allocates v and h */
+        return moert_pass_activate(pass, part); /* this chunk has no experts: only allocates v and
+                                                   h */
     MOERT_TRY(
         moert_probe_take_window(pass, MOERT_PROBE_ROWS, pass->x, layer->choices.forth.bytes, part));
     MOERT_TRY(moert_probe_take_window(pass, MOERT_PROBE_PROB, pass->prob, sizeof(float), part));

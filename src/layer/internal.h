@@ -49,7 +49,7 @@ struct moert_layer {
     moert_layer_choices choices;
     moert_expert_map *placement;
     size_t first_expert, local_experts; /* first expert of this rank in the contiguous placement;
-                                           L */
+                                           number of expert slots of this rank (L) */
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
     bool weights_changed; /* the weights changed since `rounded` was computed */
@@ -93,14 +93,14 @@ struct moert_pass {
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
-    /* the call in progress */
+    /* fields of the call in progress */
     moert_status status;         /* first failure of the call */
     const moert_buffer *packed;  /* x or dy in the wire's encoding */
     moert_transfer back;         /* transfer of the experts' results */
     moert_buffer *result;        /* the caller's y or dx [T,H] */
     moert_buffer *shared_result; /* [T,H] result of the shared expert, in scratch */
 
-    /* the backward, kept for a deferred wgrad */
+    /* fields of the backward, kept for a deferred wgrad */
     const moert_buffer *gradient; /* the caller's dy[T,H] */
     moert_layer_losses losses;
     moert_window *dy;      /* if wgrad is deferred, each pass has its own window for dy */
@@ -109,14 +109,14 @@ struct moert_pass {
     uint64_t backward;     /* index of the pass's backward among the layer's backwards */
 };
 
-/* *status = the first failure. */
+/* Stores `now` in *status unless *status is already a failure. */
 static inline void moert_note(moert_status *status, moert_status now) {
     *status = *status != MOERT_OK ? *status : now;
 }
 
 /*
  * A stage of a forward or backward. Its kind says whether it runs after a failure. In a local stage
- * ranks do not wait for each other; in the others they may.
+ * ranks do not wait for each other; in the other stages they may.
  */
 typedef enum moert_stage_kind {
     MOERT_STAGE_LOCAL,  /* skipped after a failure */
@@ -135,7 +135,7 @@ typedef struct moert_stage {
 moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t count);
 
 /* *pass = the first pass of the layer's list that is not in use, with its windows. Collective over
- * the mesh's context if all are in use. */
+ * the mesh's context if all passes are in use. */
 moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
 /* Removes the layer from its list of passes. The last layer to leave frees the passes. */
 void moert_pass_leave_list(moert_layer *layer);
@@ -159,7 +159,7 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
 /* The sizes of the pass's buffers; without a plan it has no rows. */
 moert_layer_sizes moert_pass_sizes(const moert_pass *pass);
-/* *buffer = the scratch buffer of a use, with room for it. */
+/* *buffer = the scratch buffer for `use`, reserved for the floats that this use needs. */
 moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use, moert_buffer **buffer);
 /* Reserves the buffers of v and h of the experts: the pass's own, or scratch buffers if the
  * backward computes v and h again. */
@@ -182,7 +182,7 @@ moert_status moert_probe_take(const moert_pass *pass, moert_probe_point point,
 moert_status moert_probe_take_window(const moert_pass *pass, moert_probe_point point,
                                      const moert_window *window, size_t bytes,
                                      const moert_row_groups *part);
-/* The results of a GEMM for the combine. */
+/* Takes the digests of a GEMM's results, which the combine then sends. */
 moert_status moert_probe_take_results(const moert_pass *pass, moert_probe_point point,
                                       const moert_matrix *results, const moert_row_groups *part);
 /* After the last chunk of the forward or the backward: hashes the digests. Waits for the device. */

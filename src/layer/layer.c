@@ -259,7 +259,8 @@ static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, u
         moert_rng_normals(seed, stream, first, deviation, values, count);
         status = moert_buffer_write(weight, (offset + first) * sizeof *values, values,
                                     count * sizeof *values);
-        moert_phase_tick(); /* the first weights of a large model take minutes */
+        moert_phase_tick(); /* tells the watchdog of progress, since initialising a large model
+                               takes minutes */
     }
     free(values);
     return status;

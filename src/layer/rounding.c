@@ -167,7 +167,7 @@ void moert_round_free(moert_layer *layer) {
 
 /* ---- activations ---- */
 
-enum { GATHERS = 2 }; /* per forward or backward: the amax of x and h, or of dy and dv */
+enum { GATHERS = 2 }; /* gathers per forward or backward: the amax of x and h, or of dy and dv */
 
 void moert_round_begin(moert_layer *layer) {
     layer->gathers = layer->choices.global_scales ? GATHERS : 0;

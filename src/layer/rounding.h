@@ -5,8 +5,8 @@
  *   dgrad    x = q(y) q'(W)      blocks along N
  *   wgrad    W = q'(y)^T q'(x)   blocks of consecutive rows of an expert
  *
- * q and q' both round the float32 values, never each other's results. The GEMMs accumulate in
- * float32.
+ * The roundings q and q' both read the float32 values, never each other's results. The GEMMs
+ * accumulate in float32.
  *
  *   bf16   rows are cast to bf16; the GEMMs round the weights (gemm/gemm.h)
  *   mxfp8  rows are quantized, then dequantized to bf16, which holds the values exactly

@@ -4,9 +4,10 @@
  * fill up each expert to a multiple of rows. The copy lets the caller own its rows: they may live
  * until a backward needs them, and all routes share the windows. Before each call the ranks wait
  * for their devices and gather their arguments in one message (moert_route_meet). So no peer still
- * uses a window. A rank with different arguments gives an error that names it, instead of
- * corrupting memory. The gradient of a weighted combine dispatches the gradient and the weights.
- * The owner multiplies its rows by the weights, and returns the weights' gradients to their slots.
+ * uses a window. If a rank has different arguments, all ranks return an error that names that rank,
+ * and none corrupts memory. The gradient of a weighted combine dispatches the gradient and the
+ * weights. The owner multiplies its rows by the weights, and returns the weights' gradients to
+ * their slots.
  */
 #include "args/exchange.h"
 #include "base/memory.h"

@@ -110,12 +110,12 @@ static size_t float_results(const moert_layer_sizes *s) {
     return c->y.rounds && c->dx.rounds ? 0 : 2 * sent_floats(s);
 }
 
-/* Floats of rows [M,columns], rounded. */
+/* Floats of a rounded copy of rows [M,columns]; 0 if the rows need no rounding. */
 static size_t rounded(const moert_layer_sizes *s, moert_dtype type, size_t columns) {
     return rounds(s, type) ? moert_operand_floats(s->choices->operand, s->rows * columns) : 0;
 }
 
-/* The split operands of the router's GEMM, which moert_gemm reserves. */
+/* Floats of the split operands of the router's GEMM, which moert_gemm reserves. */
 static size_t split_floats(const moert_layer_sizes *s) {
     const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens, .shared = true},
                                .n = s->options->router.experts,

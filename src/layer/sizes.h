@@ -70,12 +70,12 @@ moert_buffer_table moert_pass_routing_buffers, moert_pass_hidden_buffers;
     /* results of [T,H] */                                                                         \
     X(SHARED_Y, TOKENS, o->shared_intermediate > 0 ? of_tokens(s, o->hidden) : 0)                  \
     X(RESULT, TOKENS, s->bf16 ? of_tokens(s, o->hidden) : 0)                                       \
-    /* rows in the wire's encoding: to send; received, as float32, and without a window's gaps */  \
+    /* packed rows to send; received rows in float32; received rows without gaps, both dtypes */   \
     X(PACKED, WIRE, is_packed(s) ? of_tokens(s, c->forth.width) : 0)                               \
     X(UNPACKED, DENSE, unpacks(s) ? of_rows(s, o->hidden) : 0)                                     \
     X(GAPLESS_BF16, WIRE, has_bf16_gaps(s) ? of_rows(s, o->hidden / 2) : 0)                        \
     X(GAPLESS, DENSE, has_gaps(s) ? of_rows(s, o->hidden) : 0)                                     \
-    /* results for the wire: float32 of GEMMs that do not round, rounded, and rounded to push */   \
+    /* results to send: float32 (if the GEMM does not round), bf16, and bf16 rows to push */       \
     X(Y_F32, DENSE, float_results(s))                                                              \
     X(Y_BF16, WIRE, s->sends ? sent_floats(s) : 0)                                                 \
     X(Y_PUSHED, ROUNDED_Y, s->sends ? sent_floats(s) : 0)                                          \

@@ -17,8 +17,9 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-/* Refusals of a host count only after this many datagrams from that host. If a datagram arrives
- * after a refusal, the host is alive, and a firewall refused. */
+/* A host that refuses datagrams is reported only if it has sent at least this many datagrams
+ * before. If a datagram arrives after a refusal, the host is alive, and a firewall sent the
+ * refusal. */
 enum { PROBATION = 3 };
 
 /* The content of a datagram; only the used bytes of `data` are sent. */
@@ -100,8 +101,8 @@ static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES], s
     return MOERT_OK;
 }
 
-/* A host with one address receives only at this address. A host with several receives at all of
- * them, since another host may reach only one of them. */
+/* A host with one address receives only at this address. A host with several addresses receives at
+ * all of its addresses, since another host may reach only one of them. */
 static moert_status open_socket(moert_beacon *beacon, moert_beacon_address *place) {
     struct sockaddr_in own = {.sin_family = AF_INET};
     socklen_t size = sizeof own;
@@ -241,7 +242,8 @@ uint64_t moert_beacon_dropped(const moert_beacon *beacon) {
  * ip(7), IP_RECVERR. */
 static bool next_refusal(const moert_beacon *beacon, struct sockaddr_in *whom) {
     for (;;) {
-        /* `first` takes a byte of the datagram: without room QEMU's recvmsg returns at once */
+        /* `first` receives a byte of the datagram: with an empty buffer QEMU's recvmsg returns
+         * early */
         char control[512], first;
         struct msghdr message = {.msg_name = whom,
                                  .msg_namelen = sizeof *whom,

@@ -59,8 +59,8 @@ void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now
                                     size_t bytes);
 
 /* Opens the beacon of each host's first rank, exchanges the beacons' addresses, and shares a key
- * that rank 0 draws. If a beacon does not open, the other hosts receive no notes from its host.
- * Collective. */
+ * that rank 0 draws. If a beacon does not open, the other hosts receive no notes from that beacon's
+ * host. Collective. */
 moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog);
 /* Stores the notes of the other hosts, and records which hosts refuse datagrams. */
 void moert_watchdog_receive_notes(moert_watchdog *watchdog, uint64_t now_ns);

@@ -25,8 +25,8 @@ moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog) {
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_broadcast(comm, 0, &key, sizeof key));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < comm->size; r++) /* in place: all[node] has been read, since a node's
-                                               index is at most its lowest rank */
+    for (size_t r = 0; r < comm->size; r++) /* compacts all[] in place: all[node] has been read,
+                                               since a node's index is at most its lowest rank */
         if (comm->peers[r].leader == r)
             all[comm->peers[r].node] = all[r];
     if (watchdog->beacon != NULL)

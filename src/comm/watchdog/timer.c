@@ -21,8 +21,9 @@ static const uint64_t second_ns = 1000000000u;
 static const uint64_t beat_ns = 200000000u;    /* interval of the checks */
 static const uint64_t silence_ns = 3000000000; /* if no check ran for so long, the process was
                                                   suspended */
-static const uint64_t apart_ns = 1500000000u;  /* between the limits of two ranks, since mpirun
-                                                  needs a second to end the other ranks */
+static const uint64_t apart_ns = 1500000000u;  /* difference between the time limits of consecutive
+                                                  ranks, since mpirun needs a second to end the
+                                                  other ranks */
 enum { MOST_APART = 4 };
 
 static unsigned limit_s;
@@ -68,7 +69,8 @@ moert_status moert_timer_start(unsigned timeout_s, const char *where) {
     limit_s = timeout_s;
     if (timeout_s == 0)
         return MOERT_OK;
-    sigfillset(&all); /* the program's threads handle signals */
+    sigfillset(&all); /* blocks signals in the timer's thread, so that the program's threads handle
+                         them */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int code = pthread_create(&thread, NULL, keep_time, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

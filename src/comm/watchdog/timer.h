@@ -16,7 +16,7 @@
  * `where`: see moert_timer_place. ERROR_MEMORY (no thread). */
 moert_status moert_timer_start(unsigned timeout_s, const char *where);
 /* Sets the words for the message: "rank 3 has waited for 62 s `where`; ending the job". Keeps the
- * pointer. */
+ * pointer, not a copy. */
 void moert_timer_place(const char *where);
 
 /* A watchdog calls these when it starts and stops; between the two calls the timer does nothing. */

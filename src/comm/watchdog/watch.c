@@ -27,7 +27,7 @@ static char read_stat(int pid, uint64_t *birth) {
     size_t length = fread(line, 1, sizeof line - 1, file);
     fclose(file);
     line[length] = '\0';
-    /* the command's name may contain spaces and brackets; field 3 follows its last bracket */
+    /* the command's name, in brackets, may contain spaces and ')'; field 3 follows the last ')' */
     const char *fields = strrchr(line, ')');
     unsigned long long start = 0;
     if (fields == NULL || sscanf(fields + 1,
@@ -92,8 +92,8 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     if (atomic_load(&entry->state) != MOERT_WATCH_PRESENT)
         return MOERT_WATCH_FINE;
     moert_watch_life life = visible ? moert_watch_process(entry) : MOERT_WATCH_RUNNING;
-    if (life == MOERT_WATCH_UNKNOWN) /* PRESENT: the process is gone; otherwise it has set LEFT
-                                        since the check above */
+    if (life == MOERT_WATCH_UNKNOWN) /* state PRESENT: the process is gone; otherwise the process
+                                        has set LEFT since the check above */
         return atomic_load(&entry->state) == MOERT_WATCH_PRESENT ? MOERT_WATCH_GONE
                                                                  : MOERT_WATCH_FINE;
     if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)

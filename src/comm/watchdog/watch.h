@@ -42,7 +42,8 @@ typedef enum moert_watch_verdict {
 typedef struct moert_watch_host {
     moert_watch_entry entry;   /* as reported; times converted to the clock of this host */
     _Atomic uint64_t heard_ns; /* when the report arrived; 0: never */
-    atomic_int rank, verdict;  /* verdict REFUSED: set by this host, later than the report */
+    atomic_int rank, verdict;  /* the rank and verdict that the report names; this host sets REFUSED
+                                  itself */
 } moert_watch_host;
 
 typedef struct moert_watch_table {
@@ -54,7 +55,8 @@ typedef struct moert_watch_table {
 void moert_watch_enter(moert_watch_entry *entry, uint64_t now_ns);
 
 /* Copies the phase of this process (base/phase.h) into its entry. If this process was suspended,
- * its wait counts from now on, since the other processes may need time to resume as well. */
+ * the length of its wait is measured from now on, since the other processes may need time to resume
+ * as well. */
 void moert_watch_publish(moert_watch_entry *entry, uint64_t now_ns);
 
 /* The state of a process in /proc. UNKNOWN: no such pid, a zombie, or a process that started at
@@ -81,8 +83,8 @@ size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, 
  * without progress.
  */
 typedef struct moert_watch_note {
-    uint64_t step, silent_ns, idle_ns; /* silent_ns, idle_ns: ages, since the hosts' clocks
-                                          differ */
+    uint64_t step, silent_ns, idle_ns; /* silent_ns, idle_ns: durations, not times, since the hosts'
+                                          clocks differ */
     int phase, rank, pid, verdict;
 } moert_watch_note;
 

@@ -310,7 +310,7 @@ void moert_watchdog_pause(moert_watchdog *watchdog, bool paused) {
     if (watchdog == NULL || watchdog->table == NULL)
         return;
     moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    if (!paused) /* this rank's time without progress counts from here */
+    if (!paused) /* this rank's time without progress is measured from here */
         atomic_store(&mine->progress_ns, moert_clock_ns());
     atomic_store(&mine->paused, paused);
 }

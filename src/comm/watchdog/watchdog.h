@@ -13,9 +13,9 @@
  * Hosts send each other a datagram every second, independently of MPI. The datagram names the
  * host's rank for which other ranks may have to wait, with that rank's step and phase. So the
  * message of a rank that waits for another host names the late rank there, or the host that sends
- * no datagrams any more. Such a rank reports two or three seconds later than the other host itself
- * would. Where datagrams (UDP over IPv4) do not pass, the message only says which ranks wait. Where
- * the ranks of a host share no memory, the watchdog warns and is off.
+ * no datagrams any more. A rank that waits for another host reports two or three seconds later than
+ * that host itself would. Where datagrams (UDP over IPv4) do not pass, the message only says which
+ * ranks wait. Where the ranks of a host share no memory, the watchdog warns and is off.
  */
 #pragma once
 

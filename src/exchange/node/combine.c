@@ -103,7 +103,7 @@ static moert_status sum_all(moert_exchange *exchange, const moert_transfer *t) {
     return moert_kernel_combine_slots(exchange, &sum, true);
 }
 
-/* Sends the weights of sums to the relays. */
+/* Sends the relays the weights by which they multiply results before they sum. */
 static moert_status send_weights(moert_exchange *exchange, const moert_transfer *t,
                                  moert_status status) {
     moert_node *node = exchange->state;

@@ -47,7 +47,7 @@ typedef struct moert_sums {
                        slot */
 } moert_sums;
 
-/* The routes of one plan. Tables of windows have local ranks, 0..local_ranks-1. */
+/* The routes of one plan. Pairs that name a row of a window have a local rank, 0..local_ranks-1. */
 typedef struct moert_relay {
     size_t *send_rows, *receive_rows; /* [ranks] rows sent to relays, received from ranks served */
     size_t rows_out, rows_in;         /* of all ranks */
@@ -76,8 +76,8 @@ moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *
 /*
  * Makes the routes of a plan that has its slots on the host. node_rows + r * stride are the
  * rows[nodes] of rank r, by moert_relay_count. With relay_map->presum a sum includes all slots of a
- * token on a node. Otherwise a sum includes only slots that come first in the token's sum, which
- * gives the same bits if there are no weights.
+ * token on a node. Otherwise a sum includes only the slots with which the token's sum, in order of
+ * k, begins. Without weights this gives the same bits as single results.
  */
 moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
                                 const moert_plan *plan, const uint64_t *node_rows, size_t stride,

@@ -145,14 +145,14 @@ static moert_status enqueue_overlapped(moert_exchange *exchange, const moert_tra
     moert_transfer rows = *t;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
     const moert_status follows = moert_event_follow(control->combine_start);
-    MOERT_TRY(moert_flags_barrier(control->flags)); /* also after a failure, since all ranks count
-                                                       this barrier */
+    MOERT_TRY(moert_flags_barrier(control->flags)); /* enqueued even after a failure, since all
+                                                       other ranks also enqueue this barrier */
     MOERT_TRY(follows);
     MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
     MOERT_TRY(moert_event_record(exchange->device, slots));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
     if (moert_device_run_shared(exchange->device) !=
-        MOERT_OK) /* after the combine, the combine's compute units help with the GEMMs */
+        MOERT_OK) /* after the combine, GEMMs can use the combine's compute units */
         MOERT_INFO("compute units that a combine used stay idle after the combine: %s",
                    moert_last_error());
     return moert_event_record(exchange->device, &control->combine_end);

@@ -113,8 +113,8 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
     status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);
     if (status == MOERT_OK)
         status = begin(made);
-    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* no rank raises a flag before all have
-                                                           their segments */
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* no rank raises a flag before all ranks
+                                                           have their segments */
     *flags = made;
     return MOERT_OK;
 undo:
