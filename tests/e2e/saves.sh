@@ -65,7 +65,7 @@ part beside
 skipped() {
     train skipped 2 --save-every 5 --save-beside skip --save-rate 1
     await
-    [ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && [ "$(warnings 'is skipped: that of step 5 is not done$')" -ge 1 ]
+    [ "$status" -eq 0 ] && same_bytes "$dir/run/checkpoints" && [ "$(warnings 'is skipped, since the checkpoint of step 5 is not saved yet$')" -ge 1 ]
     verdict $? "a slow disk: checkpoints that come too soon are skipped, the last one is written"
 }
 waiting() {
