@@ -36,8 +36,8 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
 
 /* Appends `node` to nodes[*count], the largest complete nodes within the leaves so far, which end
  * where `node` begins. While the last two nodes form a complete node, that node replaces them. With
- * n nodes before the call, this happens n + 1 - *count times; each time the caller must add the
- * last node's row to the one before it. */
+ * n nodes before the call, there are n + 1 - *count such replacements. For each, the caller must
+ * add the last node's row to the row before it. */
 void moert_tree_append(moert_tree_node *nodes, size_t *count, moert_tree_node node, size_t total);
 
 /*

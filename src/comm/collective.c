@@ -136,7 +136,7 @@ static moert_status post_rounds(moert_comm *comm, moert_mail *mail, const moert_
 
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes) {
-    /* MPI does not write through the send buffer */
+    /* MPI does not write to a send buffer */
     const moert_mail_rows from = {(char *)(uintptr_t)send, row_bytes, row_bytes};
     const moert_mail_rows to = {receive, row_bytes, row_bytes};
     size_t sent = 0, received = 0, me = comm->rank;

@@ -89,12 +89,12 @@ moert_status moert_comm_sum(moert_comm *comm, uint64_t *value);
 moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes);
 /* all[size][bytes] = the data of all ranks in rank order. Collective. */
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
-/* all = the data of all ranks in rank order, bytes[size]. `mine` may be at its position in
- * `all`. */
+/* all = the data of all ranks in rank order; rank r provides bytes[r] bytes. `mine` may be at its
+ * position in `all`. */
 moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
                                    void *all);
-/* `send` has the rows for rank 0 first, send_rows[size]; `receive` gets the rows from rank 0 first,
- * receive_rows[size]. Pairs without rows exchange no message. */
+/* `send` has send_rows[r] rows for each rank r, in rank order. `receive` gets receive_rows[r] rows
+ * from each rank r, in rank order. Pairs without rows exchange no message. */
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes);
 
@@ -123,15 +123,15 @@ typedef struct moert_shared moert_shared;
 
 /*
  * Creates zeroed segments, one per rank, each with the largest `bytes` of all ranks. Untouched
- * pages cost nothing. Segment r starts r * round_up(bytes, 4096) bytes after segment 0, and all
+ * pages use no memory. Segment r starts r * round_up(bytes, 4096) bytes after segment 0, and all
  * segments start at multiples of 4096 bytes. Collective. All ranks return the same error:
  * ERROR_UNSUPPORTED (ranks on several hosts, in several containers or of several users),
  * ERROR_MEMORY (no room in the address space).
  */
 moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **shared);
 void *moert_shared_segment(const moert_shared *shared, size_t rank);
-/* Makes all earlier writes of all ranks to shared memory, this or any other, visible to all ranks.
- * Collective. */
+/* Makes all earlier writes of all ranks to any shared memory, not only `shared`, visible to all
+ * ranks. Collective. */
 moert_status moert_shared_sync(moert_shared *shared);
 /* Unmaps the segments on this rank only. NULL is legal. */
 void moert_shared_destroy(moert_shared *shared);

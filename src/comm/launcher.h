@@ -11,6 +11,7 @@ bool moert_launcher_read(void);
 /* Rank of this process and number of processes in its job; 0 and 1 without a launcher. */
 size_t moert_launcher_rank(void);
 size_t moert_launcher_count(void);
-/* Rank of this process among the job's processes on this host, and the number of these processes,
- * from the environment at the time of the call. False if the launcher does not set them. */
+/* Rank of this process among the job's processes on this host, and the number of these
+ * processes, from the environment at the time of the call. False if the launcher does not set
+ * these variables. */
 bool moert_launcher_local(size_t *local_rank, size_t *local_count);

@@ -2,7 +2,7 @@
  * Memory that several processes of one host map. The first process creates an anonymous file, and
  * the other processes open the file through /proc. The file has no name in any directory. So no
  * limit of /dev/shm applies, and nothing is left behind, however a process ends. Untouched pages
- * cost nothing.
+ * use no memory.
  *
  * In another container, the first process's pid and file number may name no file or another file.
  * So each process verifies the file it opens. The second part of this source file divides the

@@ -96,7 +96,7 @@ static inline size_t moert_window_stride_of(size_t width) {
 }
 /*
  * The number of rows that a window reserves if it needs `needed` rows: at most `limit`. Growing
- * later costs far more than reserving. If untouched rows cost nothing in the engine (`worst`), the
+ * later costs far more than reserving. If untouched rows use no memory in the engine (`worst`), the
  * window gets `capacity` rows, the largest number of rows that any plan of these token counts can
  * need. In other engines the window gets up to an eighth more rows than needed.
  */

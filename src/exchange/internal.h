@@ -25,7 +25,7 @@ typedef struct moert_storage {
 /* A source of memory segments that the kernels of all ranks reach by address. */
 typedef struct moert_exchange_memory {
     const char *name;
-    bool reserves_worst_case; /* untouched rows cost nothing */
+    bool reserves_worst_case; /* untouched rows use no memory */
     /* Fails, with the reason as last error, if this rank cannot use the memory. The test allocates
      * no memory. `look` may be NULL: no test. */
     moert_status (*look)(const moert_device *device, moert_comm *comm);
@@ -119,7 +119,7 @@ struct moert_exchange {
     moert_relay_map *relay_map;  /* node engine: its plans have `relay`; else NULL */
     bool automatic;              /* MOERT_EXCHANGE is auto: an engine may refuse if it would be
                                     slower */
-    bool reserves_worst_case;    /* untouched rows of windows cost nothing */
+    bool reserves_worst_case;    /* untouched rows of windows use no memory */
     uint64_t largest_bytes;      /* smallest limit of an allocation of all ranks' devices */
     size_t capacity_rows;        /* largest capacity_rows of all plans so far */
     size_t widest;               /* largest stride of all windows so far */

@@ -63,7 +63,7 @@ void moert_storage_release(moert_storage *storage) {
 }
 
 /* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it. If
- * untouched rows cost nothing, `rows` may have risen within the same memory. */
+ * untouched rows use no memory, `rows` may have risen within the same memory. */
 static void count(moert_window *window, size_t rows) {
     const size_t bytes = window->storage.segments != NULL ? rows * moert_row_bytes(window) : 0;
     const size_t had = window->counted_bytes,

@@ -1,12 +1,12 @@
 /*
  * manifest.json: the checksums of the files of a checkpoint or of an exported model.
  *
- *   {"format": 1,
- *    "files": {"config.json": {"bytes": 702, "parts": [{"bytes": 702, "xxh3": "..."}]},
- *              "model.safetensors": {"bytes": ..., "parts": [{"bytes": 1248, "xxh3": "..."},
- *                                    {"name": "lm_head.weight", "bytes": ..., "xxh3": "..."},
- *                                    ...]}},
- *    "xxh3": "..."}
+ *   {"format":1,
+ *    "files":{"config.json":{"bytes":702,"parts":[{"bytes":702,"xxh3":"..."}]},
+ *             "model.safetensors":{"bytes":...,"parts":[{"bytes":1248,"xxh3":"..."},
+ *                                  {"name":"lm_head.weight","bytes":...,"xxh3":"..."},
+ *                                  ...]}},
+ *    "xxh3":"..."}
  *
  * A file is a sequence of parts: the header and the tensors of a safetensors file; any other file
  * is one part. A part is cut into pieces of MOERT_PIECE_BYTES (pieces.h), whose checksums any

@@ -123,7 +123,7 @@ typedef struct moert_model_config {
                                  = plain */
     bool joined_experts;      /* the files hold all experts of a layer in joint tensors
                                  (moert_joined_tensor) */
-    /* settings of the computation, not part of config.json; after reading, each is F32 */
+    /* settings of the computation, which config.json does not hold; reading leaves them 0 (F32) */
     bool balanced_routing;     /* hashes of the routers' logits choose the experts */
     moert_precision precision; /* precision of the experts' GEMMs */
     moert_precision dense;     /* precision of all GEMMs except the experts' and the router's: F32

@@ -1,9 +1,9 @@
 /*
  * Maps one .safetensors file and validates it before use.
  *
- *   u64 (little endian) header bytes N | N bytes of JSON | data
- *   JSON: {"name": {"dtype": "F32", "shape": [96, 64], "data_offsets": [begin, end]}, ...,
- *          "__metadata__": {"key": "text", ...}}
+ *   file = N as u64 (little endian), N bytes of JSON, data
+ *   JSON = {"name":{"dtype":"F32","shape":[96,64],"data_offsets":[begin,end]},...,
+ *           "__metadata__":{"key":"text",...}}
  *
  * Offsets count from the start of the data; the tensors cover the data without overlap or hole
  * (huggingface/safetensors, "Format").

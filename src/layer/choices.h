@@ -10,10 +10,10 @@
  *   nvfp4      float32: E2M1 payload times scales and a        F32       F32   F32
  *              global scale, which is no power of two
  *
- * (1) F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and the gradient
- *     of the biases reads dv in float32.
- * (2) F32 with biases. With a deferred wgrad dv has the dtype of v, because dv then uses the buffer
- *     of v.
+ * (1) v and dh are F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and
+ *     the gradient of the biases reads dv in float32.
+ * (2) dv is F32 with biases. With a deferred wgrad dv has the dtype of v, because dv then uses the
+ *     buffer of v.
  *
  * GEMMs of bf16 operands may treat operands below 2^-126 as zero.
  */

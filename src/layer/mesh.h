@@ -83,7 +83,8 @@ struct moert_mesh {
     moert_span *replica_spans; /* [EDP] spans for sums over replicas, one leaf for each */
 };
 
-/* The kinds of replicas of the experts: moert_mesh_create, and moert_mesh_create_exact. */
+/* The kinds of replicas of the experts: moert_mesh_create makes summed replicas, and
+ * moert_mesh_create_exact exact replicas. */
 #define MOERT_REPLICA_WORDS "summed|exact"
 enum { MOERT_REPLICAS_SUMMED, MOERT_REPLICAS_EXACT };
 

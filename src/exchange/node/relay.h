@@ -39,7 +39,8 @@ typedef struct moert_pairs {
 
 /* Sums of results that relays send back. */
 typedef struct moert_sums {
-    size_t *send, *receive;   /* [ranks] sums sent to ranks served, received from relays */
+    size_t *send, *receive;   /* [ranks] number of sums sent to each rank whose relay is this rank,
+                                 and received from each relay */
     size_t rows_out, rows_in; /* of all ranks */
     moert_pairs from;         /* [rows_out,K] rows in this node's windows that make up each sum */
     moert_pairs to; /* [T,K] of a slot on this node: its row; else (local_ranks, number of its sum
@@ -49,7 +50,8 @@ typedef struct moert_sums {
 
 /* The routes of one plan. Pairs that name a row of a window have a local rank, 0..local_ranks-1. */
 typedef struct moert_relay {
-    size_t *send_rows, *receive_rows; /* [ranks] rows sent to relays, received from ranks served */
+    size_t *send_rows, *receive_rows; /* [ranks] number of rows sent to each relay, and received
+                                         from each rank whose relay is this rank */
     size_t rows_out, rows_in;         /* of all ranks */
     size_t slots_here, slots_relayed; /* slots that this rank stores for itself, and slots that it
                                          stores as a relay */
@@ -61,16 +63,16 @@ typedef struct moert_relay {
     moert_sums sums;
     bool known; /* all relays of the plan have the tables sums.from, sums.send, sums.rows_out and
                    incoming */
-    moert_pairs incoming; /* [rows_in,K] the `outgoing` tables of the ranks served, one after the
-                             other */
+    moert_pairs incoming; /* [rows_in,K] the `outgoing` tables of the ranks whose relay is
+                             this rank, one after the other */
     /* plans for kernels: the slots that this rank stores for itself, the slots that it relays, and
      * the sums of results that it computes as a relay */
     moert_plan direct_slots, relayed_slots, summed_slots;
     moert_exchange_plan direct, relayed, summed;
 } moert_relay;
 
-/* rows[nodes] = the number of tokens of index, int32 [T,K], with slots on each node. owner[E] are
- * the ranks of the experts. If owner is NULL, index holds ranks, not experts. */
+/* rows[n] = the number of tokens of index, int32 [T,K], with slots on node n. owner[e] is the rank
+ * of expert e. If owner is NULL, index holds ranks, not experts. */
 moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
                                size_t tokens, size_t topk, const uint32_t *owner, uint64_t *rows);
 /*
