@@ -1,5 +1,6 @@
 /*
- * The table of all MOERT_* environment variables. Only this module reads them from the environment.
+ * The table of all MOERT_* environment variables. Only this module reads these variables from the
+ * environment.
  *
  * X(field, NAME, TYPE, SCOPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or
  * CHOICE; a CHOICE is stored as the index of the word in its '|' separated list. SCOPE is AGREE if

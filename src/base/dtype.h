@@ -1,7 +1,7 @@
 /*
- * Exact conversions of single values, slow and easy to check. They define the dtypes of
- * moert/formats.h. Rounding is to nearest even, the sign of zero is kept, and the bits of a 4-bit
- * value are in the low half of a byte.
+ * Exact conversions of single values, slow and easy to check. These conversions define the dtypes
+ * of moert/formats.h. Rounding is to nearest even, the sign of zero is kept, and the bits of a
+ * 4-bit value are in the low half of a byte.
  */
 #pragma once
 

@@ -33,8 +33,8 @@ moert_status moert_durable_copy(const char *from, const char *path);
  * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both directories
  * must be on one file system, and the writers must have flushed the files. An existing final_dir is
  * first renamed to FINAL_DIR.old and removed last; after a crash the old directory is complete
- * under that name. On failure it gets its original name back. ERROR_IO, also if final_dir is a
- * file.
+ * under that name. On failure the old directory gets its original name back. ERROR_IO, also if
+ * final_dir is a file.
  */
 moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 

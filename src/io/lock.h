@@ -12,8 +12,8 @@ typedef struct moert_lock moert_lock;
 
 /*
  * Takes the lock, and creates the directory if it is missing. If the file system has no locks, the
- * call warns and succeeds without a lock. Not collective. Errors: ERROR_USAGE (another job has it),
- * ERROR_IO, ERROR_MEMORY.
+ * call warns and succeeds without a lock. Not collective. Errors: ERROR_USAGE (another job holds
+ * the lock), ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_lock_take(const char *directory, moert_lock **lock);
 /* Releases the lock and removes its file, and the directories that moert_lock_take has created if

@@ -93,7 +93,7 @@ typedef struct moert_model_config {
     moert_latent_sizes latent;  /* sizes that replace kv_heads and head_size in latent attention */
     size_t intermediate;        /* I of one expert */
     size_t shared_intermediate; /* I of the shared expert, 0 = none */
-    size_t shared_experts;      /* n_shared_experts: shared_intermediate is this times I */
+    size_t shared_experts;      /* n_shared_experts; shared_intermediate = n_shared_experts * I */
     size_t dense_intermediate;  /* I of a dense layer's GLU; 0: not given */
     float norm_epsilon, initializer_range, aux_coefficient;
     float clip_qkv;         /* q, k and v are clipped to [-clip_qkv, clip_qkv]; 0 = no clipping */

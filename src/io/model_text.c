@@ -1,4 +1,4 @@
-/* Checks the config of a whole language model, and writes the config.json of a new one. */
+/* Checks the config of a whole language model, and writes the config.json of a new model. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

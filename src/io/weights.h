@@ -1,6 +1,6 @@
 /*
  * Reads weights of released files as float32. A weight is plain or in one of two block-scaled
- * formats; the names and dtypes of its tensors show which.
+ * formats; the names and dtypes of its tensors tell the format.
  *
  *   plain  NAME of F64, F32, F16 or BF16
  *   FP8    NAME[N,K] of F8_E4M3 and NAME_scale_inv[ceil(N/128), ceil(K/128)] of F32, BF16 or

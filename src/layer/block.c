@@ -259,8 +259,8 @@ done:
     return status;
 }
 
-/* Returns the buffer that the ranks sum. If hosts sum, it is mapped to host memory, on CPUs without
- * a copy. */
+/* Returns the buffer that the ranks sum. If hosts sum, the buffer is mapped to host memory, on CPUs
+ * without a copy. */
 static moert_buffer *summed_buffer(const moert_block *block) {
     return block->replicated ? block->nodes : block->gradient;
 }

@@ -1,7 +1,7 @@
 /*
  * A block is a group of tensors with one buffer for all weights and one for all gradients, so that
- * they are summed, clipped and written together. Replicated blocks are the same on all ranks.
- * Expert blocks hold the experts of one rank and are the same on its replicas.
+ * the tensors of a block are summed, clipped and written together. Replicated blocks are the same
+ * on all ranks. Expert blocks hold the experts of one rank and are the same on its replicas.
  *
  * The gradient of a replicated block is first collected as partial sums, the nodes of a tree
  * (base/tree.h): nodes[N, floats], one row per node of this rank's span of sequences.

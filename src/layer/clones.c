@@ -11,7 +11,7 @@
 /*
  * A message has the tag FIRST_TAG + the number of its expert among those with clones; sums of
  * gradients over ranks have tags below FIRST_TAG. Weight gradients travel in up to MOST_PIECES
- * pieces, so that the next member can begin while this one computes the next piece. In the mail,
+ * pieces, so that the next member can begin while this member computes its next piece. In the mail,
  * each link has one part for each piece that it receives, and one part for all pieces that it
  * sends.
  */

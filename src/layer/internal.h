@@ -157,7 +157,7 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 typedef moert_status moert_chunk_work(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
-/* The sizes of the pass's buffers; without a plan it has no rows. */
+/* The sizes of the pass's buffers; a pass without a plan has no rows. */
 moert_layer_sizes moert_pass_sizes(const moert_pass *pass);
 /* *buffer = the scratch buffer for `use`, reserved for the floats that this use needs. */
 moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use, moert_buffer **buffer);

@@ -88,7 +88,8 @@ static moert_status take_buffers(const moert_route *route, call which,
     return check_buffers(route, which, b);
 }
 
-/* Copies and checks the buffers of a call, and compares its arguments with the other ranks. */
+/* Copies and checks the buffers of a call, and compares its arguments with those of the other
+ * ranks. */
 static moert_status begin(moert_route *route, call which, const moert_route_buffers *given,
                           moert_route_buffers *b) {
     static const char *const names[MOERT_MEETING_WORDS - 1] = {"call", "columns", "type", "mxfp8",

@@ -89,9 +89,9 @@ moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moe
                                         received * hidden, payload, op.x});
 }
 
-/* Whether ranks push the experts' results to the tokens' ranks (moert_exchange_pushes). They do not
- * if tokens are so uneven that the largest number of slots of a rank exceeds twice the largest
- * number of rows. The result is the same on all ranks. */
+/* Whether ranks push the experts' results to the tokens' ranks (moert_exchange_pushes). Ranks do
+ * not push if tokens are so uneven that the largest number of slots of a rank exceeds twice the
+ * largest number of rows. The result is the same on all ranks. */
 static bool pushes(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
     const moert_exchange_plan *plan = pass->plan;

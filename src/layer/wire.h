@@ -20,9 +20,9 @@ moert_status moert_wire_round(const moert_pass *pass);
  * that is valid until the next unpack. */
 moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_matrix *rows);
 
-/* Prepares pass->back for the experts' results. Its window gets room for pass->plan. In forward, if
- * ranks push the results to the tokens' ranks, pass->back also gets the window of their slots.
- * Collective when the window is new or grows. */
+/* Prepares pass->back for the experts' results. The window of pass->back gets room for pass->plan.
+ * In forward, if ranks push the results to the tokens' ranks, pass->back also gets the window of
+ * their slots. Collective when the window is new or grows. */
 moert_status moert_wire_back(moert_pass *pass, bool forward);
 /*
  * Selects where a GEMM puts the results [M,H]. Without a push, this is the window. With a push, the

@@ -10,11 +10,11 @@
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
-    3 * (uint64_t)1000000000u; /* a process publishes 5 heartbeats a second; after this silence it
-                                  counts as stopped */
+    3 * (uint64_t)1000000000u; /* a process publishes 5 heartbeats a second; without a heartbeat
+                                  for this time, the process counts as stopped */
 static const uint64_t host_silence_ns =
-    4 * (uint64_t)1000000000u; /* a host sends a datagram every second, and some may be lost; after
-                                  this silence it counts as silent */
+    4 * (uint64_t)1000000000u; /* a host sends a datagram every second, and some may be lost;
+                                  without a datagram for this time, the host counts as silent */
 
 /* State letter and start time of a process; 0 if there is no such process. See proc(5),
  * /proc/PID/stat. */

@@ -2,11 +2,11 @@
  * The routes of rows between nodes, for the node engine: tables of integers on the host, with
  * copies on the device.
  *
- * If a token has experts on another node, its row goes there once, to one rank of that node, the
- * *relay*. The relay stores it into the windows of its node. In a node of S ranks, the rank with
- * number i mod S is the relay of the ranks with number i on other nodes. Rows travel sorted by
- * (relay, token), and so do sums of results on the way back. Single results come from the experts'
- * owners, without a relay.
+ * If a token has experts on another node, the token's row goes to that node once, to one rank of
+ * that node, the *relay*. The relay stores the row into the windows of its node. In a node of S
+ * ranks, the rank with number i mod S is the relay of the ranks with number i on other nodes. Rows
+ * travel sorted by (relay, token), and so do sums of results on the way back. Single results come
+ * from the experts' owners, without a relay.
  */
 #pragma once
 

@@ -41,8 +41,8 @@ void moert_control_close(moert_exchange *exchange);
 /* A barrier of the ranks' host processes. If a rank's status is a failure, all ranks return it. */
 moert_status moert_control_barrier(moert_exchange *exchange, moert_status status);
 /* A barrier of the devices, by their host processes or by flags. A device's stores before the
- * barrier are visible to all devices after it. If a rank's status is a failure, all ranks return it
- * instead. */
+ * barrier are visible to all devices after it. If a rank's status is a failure, all ranks return
+ * this failure instead. */
 moert_status moert_control_pass(moert_exchange *exchange, moert_status status);
 /* Entries of moert_engine. moert_control_fetch_verdict does not wait for the second queue. */
 moert_status moert_control_gather(moert_exchange *exchange, const void *mine, size_t bytes,

@@ -13,8 +13,8 @@
 #include "exchange/internal.h"
 #include "exchange/window/flags.h"
 
-/* Floats of a half of the window. A round moves so much that its launches are negligible: on an
- * H200 a barrier takes about 10 us, and 32 MiB from another GPU take 100 us. */
+/* Floats of a half of the window. A round moves so many floats that the time of its launches is
+ * negligible: on an H200 a barrier takes about 10 us, and 32 MiB from another GPU take 100 us. */
 enum { HALVES = 2, HALF_FLOATS = 1 << 18, GPU_HALF_FLOATS = 1 << 23 };
 /* A round's columns of a shard are a multiple of STEP, so that staged rows are aligned. */
 enum { STEP = 128 };
