@@ -82,7 +82,7 @@ moert_status moert_file_append_to(const char *path, int file, const void *data, 
 
 static moert_status append(const char *path, int file, const char *text) {
     struct stat info;
-    if (file < 0 && errno == ENXIO) /* a pipe without a reader */
+    if (file < 0 && errno == ENXIO) /* ENXIO: a pipe without a reader */
         return refuse(path, S_IFIFO);
     if (file < 0 || fstat(file, &info) != 0)
         return MOERT_FAIL(ERROR_IO, "%s: cannot be opened to append: %s (may you write there?)",

@@ -125,7 +125,7 @@ struct moert_exchange {
     size_t widest;               /* largest stride of all windows so far */
     moert_buffer *row_addresses; /* addresses that the last push found; NULL before the first
                                     push */
-    bool sums;                   /* moert_exchange_sums; the engine sets it */
+    bool sums;                   /* result of moert_exchange_sums, which the engine sets */
     uint64_t dispatched_bytes;   /* bytes that this rank's dispatches have stored into windows so
                                     far (staged engine: packed), including slots and rows for this
                                     rank itself */

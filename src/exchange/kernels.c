@@ -272,7 +272,7 @@ moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_tra
                                        bool combines, moert_barrier barrier) {
     moert_shape shape;
     MOERT_TRY(shape_of(t, combines ? t->window->columns : t->window->width, true, &shape));
-    if (barrier.args.ranks == 0) /* the kernel moves nothing */
+    if (barrier.args.ranks == 0) /* a barrier of 0 ranks: the kernel moves no rows */
         shape.args.tokens = shape.args.slots = shape.args.rows = 0;
     else
         profile_work(exchange, t, &shape);

@@ -34,7 +34,8 @@ typedef struct moert_planner {
     uint64_t *mine;                 /* [message_words]; the next two arrays follow it */
     uint64_t *all;                  /* [ranks,message_words] */
     uint64_t *counts;               /* [ranks,E] */
-    size_t entries;                 /* for which `table` and `lanes` are allocated */
+    size_t entries;                 /* number of entries for which `table` and `lanes` are
+                                       allocated */
     uint32_t (*table)[ENTRY_WORDS]; /* [entries] the plan's ends, then an entry for each lane */
     moert_lane *lanes;              /* [entries] */
     moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */

@@ -54,7 +54,7 @@ static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
 
 /* How training trades time for memory. On CPUs, only `optimizer`, `moments` and `gradients` change
  * the bits of the results. */
-enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs sum over tokens in blocks of up to this many */
+enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs sum over tokens in blocks of up to 64 tokens */
 /* What the backward computes again, instead of keeping it from the forward. */
 typedef enum moert_recompute {
     MOERT_RECOMPUTE_NONE,

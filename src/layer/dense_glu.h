@@ -19,7 +19,7 @@ typedef struct moert_dense_glu {
     moert_glu_form form;      /* `interleaved` is ignored */
     moert_dtype type;         /* dtype of the operands */
     const moert_buffer *x;    /* [T,H], float32 */
-    moert_buffer *v, *h;      /* [T,2I] (moert_glu_between), [T,I] in `type` */
+    moert_buffer *v, *h;      /* [T,2I] in the dtype of moert_glu_between, [T,I] in `type` */
     const moert_buffer *prob; /* [T] multiplies each row of h, or NULL */
     moert_buffer *dprob;      /* [T] backward: the gradient of prob, or NULL */
     moert_batch batch;

@@ -72,10 +72,10 @@ struct moert_pass {
     enum {
         PASS_FREE,       /* not in use; a later pass may reuse its memory */
         PASS_FORWARD,    /* the forward runs, or has run and no backward will follow */
-        PASS_READY,      /* ready for its backward */
+        PASS_READY,      /* the pass is ready for its backward */
         PASS_BACKWARD,   /* its backward runs */
-        PASS_FAILED,     /* its backward has failed */
-        PASS_OWES_WGRAD, /* its deferred wgrad has not run */
+        PASS_FAILED,     /* the pass's backward has failed */
+        PASS_OWES_WGRAD, /* the pass's deferred wgrad has not run */
         PASS_DONE
     } state;
 
@@ -87,10 +87,11 @@ struct moert_pass {
     moert_exchange_plan *plan;
     moert_row_peak peak;       /* peak over all plans of this pass so far */
     moert_window *x, *prob;    /* received rows in the wire's encoding, and routing weights */
-    moert_buffer *v, *h;       /* [M,2I], [M,I], in the dtypes of the choices */
+    moert_buffer *v, *h;       /* [M,2I], [M,I], in the dtypes of moert_layer_choices */
     moert_buffer *gate_logits; /* [T] logits of the shared expert's gate */
     moert_routing gate;        /* gate.weight[T] scales the shared expert's result */
-    moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
+    moert_buffer *shared_v, *shared_h; /* [T,2I] in the dtype of moert_operand_between, [T,I] in
+                                          that of operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
     /* fields of the call in progress */

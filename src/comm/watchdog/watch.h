@@ -32,8 +32,8 @@ typedef enum moert_watch_verdict {
     MOERT_WATCH_PAUSED,  /* alive, and may take any time */
     MOERT_WATCH_LATE,    /* alive and not waiting, so the other ranks wait for it */
     MOERT_WATCH_STOPPED, /* halted by a signal or a debugger, or without a heartbeat */
-    MOERT_WATCH_SILENT,  /* its host has stopped sending datagrams */
-    MOERT_WATCH_REFUSED, /* its host refuses datagrams: no watchdog listens there any more */
+    MOERT_WATCH_SILENT,  /* the rank's host has stopped sending datagrams */
+    MOERT_WATCH_REFUSED, /* the rank's host refuses datagrams: no watchdog listens there any more */
     MOERT_WATCH_GONE,    /* the process has ended without setting LEFT */
     MOERT_WATCH_ENDING   /* for hosts only: the host has reported the failure and ends the job */
 } moert_watch_verdict;

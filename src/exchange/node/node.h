@@ -12,7 +12,8 @@ enum { MOERT_NODE_TABLES = 1, MOERT_NODE_ROWS, MOERT_NODE_SLOTS, MOERT_NODE_WEIG
 /* Rows to send and rows received, which kernels write and read in place. */
 typedef struct moert_node_message {
     moert_staging *out, *in;
-    moert_buffer *addresses; /* combine: uint64 [local_ranks + 1]: the node's segments, then `in` */
+    moert_buffer *addresses; /* combine: uint64 [local_ranks + 1]: the addresses of the node's
+                                segments and of `in` */
 } moert_node_message;
 
 typedef struct moert_node {
@@ -25,7 +26,8 @@ typedef struct moert_node {
 
 /* ---- messages (message.c) ---- */
 
-size_t moert_node_packed_bytes(const moert_packed_sizes *sizes); /* packed_bytes of the engine */
+size_t moert_node_packed_bytes(const moert_packed_sizes *sizes); /* the entry packed_bytes of
+                                                                    moert_engine */
 moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,
                                         size_t width, moert_node_message *message);
 void moert_node_message_free(moert_node_message *message);

@@ -18,7 +18,7 @@
 typedef struct moert_relay_map {
     size_t ranks, nodes;
     size_t node;        /* of this rank */
-    size_t local_ranks; /* on this rank's node */
+    size_t local_ranks; /* number of ranks on this rank's node */
     size_t *node_of;    /* [ranks] */
     size_t *local_rank; /* [ranks] number of a rank on its node */
     size_t *relay;      /* [nodes] the relay of this rank's rows; for its own node this rank */

@@ -26,9 +26,11 @@ typedef struct moert_inflight {
     const moert_exchange_plan *plan;                  /* NULL before the first transfer */
     const moert_window *window[MOERT_INFLIGHT_KINDS]; /* slots may be NULL */
     moert_staging *packed[MOERT_INFLIGHT_KINDS];      /* kept for the next transfer */
-    moert_event *event[MOERT_INFLIGHT_CHUNKS]; /* follows the work that makes a chunk's rows */
+    moert_event *event[MOERT_INFLIGHT_CHUNKS]; /* completes after the work that computes a chunk's
+                                                  rows */
     size_t recorded, posted;                   /* chunks */
-    uint64_t began_ns;                         /* 0: reported already, or not begun */
+    uint64_t began_ns;                         /* when the first chunk was posted; 0: not yet, or
+                                                  its time has been reported */
 } moert_inflight;
 
 /* exchange->state of the engine. */

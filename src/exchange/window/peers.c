@@ -42,7 +42,7 @@ size_t moert_peers_bytes(const moert_device *device) {
 typedef struct peers_round {
     const size_t *border;
     size_t at, columns;
-    size_t half; /* offset in floats in the window */
+    size_t half; /* offset in floats of this round's half in the window */
 } peers_round;
 
 /* The number of columns of a rank's shard in a round; *start = the first of them. */
