@@ -1,6 +1,6 @@
 /*
- * Included by the kernels that move rows between ranks: the piece of rows that a row group copies
- * or, for rows that their owner sums, adds and sends.
+ * Included by the kernels that move rows between ranks: which columns of which rows a row group
+ * moves. It copies them or, where the owner sends sums of rows, adds up the rows and sends the sum.
  */
 #include "exchange/window.h"
 #include "lib/formats.h"

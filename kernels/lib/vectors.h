@@ -84,7 +84,7 @@ static inline int row_group_index(void) {
     return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
 }
 
-/* The indices in a step of this work-item's lanes. */
+/* The places, within a step, of the elements that the lanes of this work-item hold. */
 static inline ivec lane_places(void) {
     return part_start() + LANES_IN_ORDER;
 }

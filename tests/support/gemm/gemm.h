@@ -65,7 +65,7 @@ typedef struct way {
     moert_dtype h;         /* dtype of the GLU's result */
 } way;
 
-/* All ways, in sets. All ways of a set must give the same bits. The first way of a set is its
+/* All ways, grouped into sets whose ways must give the same bits. The first way of a set is its
  * reference; the second is the portable backend without prepacked weights. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;

@@ -12,8 +12,8 @@ typedef struct matrix {
     size_t groups;
 } matrix;
 
-/* The results, on the host. Bytes that no kernel has written are QUANTIZED_UNSET. */
-enum { QUANTIZED_UNSET = 0xCD };
+enum { QUANTIZED_UNSET = 0xCD }; /* the value of bytes that no kernel has written */
+/* The results of a quantizer, copied to the host. */
 typedef struct quantized {
     moert_quantized_shape shape;
     size_t q_bytes, scale_bytes, globals, elements;
