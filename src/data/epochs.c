@@ -36,7 +36,7 @@ static void add_region(moert_epochs *e, moert_range range) {
     e->parts += moert_source_document(e->options.source, range.end - 1) + 1 - first;
 }
 
-/* Part `number` of the permutation; the part may be empty. */
+/* Returns the tokens of part `number` of an epoch's permutation; the range may be empty. */
 static moert_range part_at(const moert_epochs *e, size_t number) {
     const moert_source *source = e->options.source;
     const size_t part =

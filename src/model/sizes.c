@@ -199,7 +199,7 @@ void moert_model_scratch(const moert_model_sizes *s, size_t floats[MOERT_SCRATCH
     const moert_model_config *c = s->config;
     need_attention(s, floats);
     need_norm(s, s->tokens, c->hidden, floats);
-    /* with chunks, sums over sequences (moert_head_sums) are used instead */
+    /* a loss in chunks (--loss-chunk) sums over sequences with moert_head_sums instead */
     if (s->chunk == s->tokens)
         moert_scratch_need(
             floats, MOERT_SCRATCH_PARTIAL,

@@ -65,9 +65,9 @@ typedef enum moert_checked_state {
 typedef struct moert_checked_update {
     moert_checked_parts own;   /* of this rank's stream */
     moert_checked_parts other; /* of the rank whose update this rank repeats */
-    size_t *start;             /* [blocks] the first element of a block's shard in the stream */
-    uint64_t (*counts)[2];     /* [R] number of parts, and elements of the stream, of each rank */
-    size_t most, loads;        /* the largest numbers of parts and of loads that a rank has */
+    size_t *start;         /* [blocks + 1] the first element of each block's shard in the stream */
+    uint64_t (*counts)[2]; /* [R] number of parts, and elements of the stream, of each rank */
+    size_t most, loads;    /* the largest numbers of parts and of loads that a rank has */
     uint64_t *was[MOERT_CHECKED_STATES]; /* [most] hashes that the parts should have */
     uint64_t *is[MOERT_CHECKED_STATES];  /* [most] hashes of the parts when they are used */
     uint64_t *repeated;     /* [most] hashes of the updates that this rank has repeated */

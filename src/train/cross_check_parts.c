@@ -134,19 +134,13 @@ moert_elements moert_checked_elements(const moert_cross_check *check, size_t blo
                : moert_optimizer_moment(check->optimizer, of, kind - MOERT_CHECK_MOMENTS, first);
 }
 
-static size_t block_of(const moert_cross_check *check, const moert_checked_part *part) {
-    const moert_block *block = moert_model_tensors(check->model)[part->tensor].block;
-    size_t index = 0;
-    while (moert_model_block(check->model, index) != block)
-        index++;
-    return index;
-}
-
 moert_elements moert_check_first(const moert_cross_check *check, size_t kind) {
-    const moert_checked_part *part = &check->update.own.part[0];
-    const size_t block = block_of(check, part);
+    const moert_checked_update *u = &check->update;
+    size_t block = 0;
+    while (u->own.part[0].at >= u->start[block + 1])
+        block++;
     moert_elements of = moert_checked_elements(check, block, kind);
-    of.at += part->at - check->update.start[block];
+    of.at += u->own.part[0].at - u->start[block];
     return of;
 }
 
@@ -181,16 +175,17 @@ static int compare_places(const void *left, const void *right) {
 static moert_status list_parts(moert_cross_check *check) {
     moert_checked_update *u = &check->update;
     const moert_model_tensor *tensor = moert_model_tensors(check->model);
-    u->own.count = u->own.floats = 0;
+    u->own.count = 0;
     for (size_t b = 0; b < moert_model_block_count(check->model); b++) {
         const moert_block *block = moert_model_block(check->model, b);
         size_t first;
-        u->start[b] = u->own.floats;
-        u->own.floats += moert_round_up(moert_block_shard(block, &first), MOERT_VIEW_FLOATS);
+        u->start[b + 1] =
+            u->start[b] + moert_round_up(moert_block_shard(block, &first), MOERT_VIEW_FLOATS);
         for (size_t i = 0; i < moert_model_tensor_count(check->model); i++)
             if (tensor[i].block == block && !tensor[i].is_fixed)
                 MOERT_TRY(add_tensor(check, i, u->start[b]));
     }
+    u->own.floats = u->start[moert_model_block_count(check->model)];
     qsort(u->own.part, u->own.count, sizeof *u->own.part, compare_places);
     return moert_checked_parts_upload(check, &u->own);
 }
@@ -229,13 +224,13 @@ moert_status moert_check_list_parts(moert_cross_check *check) {
 static moert_status hash_kinds(const moert_cross_check *check, size_t kind, size_t end,
                                uint64_t *hash) {
     const moert_checked_update *u = &check->update;
-    for (size_t first = 0, last = 0; first < u->own.count; first = last) {
-        const size_t block = block_of(check, &u->own.part[first]);
-        while (last < u->own.count && block_of(check, &u->own.part[last]) == block)
+    for (size_t b = 0, first = 0, last = 0; b < moert_model_block_count(check->model);
+         b++, first = last) {
+        while (last < u->own.count && u->own.part[last].at < u->start[b + 1])
             last++;
-        for (size_t k = kind; k < end; k++) {
-            moert_elements of = moert_checked_elements(check, block, k);
-            of.at -= u->start[block];
+        for (size_t k = kind; k < end && first < last; k++) {
+            moert_elements of = moert_checked_elements(check, b, k);
+            of.at -= u->start[b];
             MOERT_TRY(moert_checked_parts_digest(&u->own, k, of, first, last));
         }
     }

@@ -21,7 +21,7 @@ moert_status moert_check_update_create(moert_cross_check *check) {
         MOERT_TRY(moert_buffer_create(
             device, MOERT_CHECKED_LOAD * (moert_dtype_bits(moert_checked_type(check, k)) / 8),
             &check->values[k]));
-    MOERT_TRY(MOERT_NEW_ARRAY(&u->start, moert_model_block_count(model)));
+    MOERT_TRY(MOERT_NEW_ARRAY(&u->start, moert_model_block_count(model) + 1));
     MOERT_TRY(moert_alloc(&u->values, kinds * MOERT_CHECKED_LOAD, sizeof(float)));
     MOERT_TRY(moert_alloc(&u->others, kinds * MOERT_CHECKED_LOAD, sizeof(float)));
     MOERT_TRY(moert_alloc(&u->counts, moert_comm_size(check->world), sizeof *u->counts));
