@@ -121,7 +121,7 @@ $(BUILD)/commit.h: FORCE
 		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
 		if [ ! -e $@.new ]; then :; elif cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 COMMITTED := $(patsubst %,$(BUILD)/%.o,bench/common/report src/tools/preflight/main \
-	src/tools/train/record src/tools/tune/main)
+	src/tools/common/option_file src/tools/tune/main)
 $(COMMITTED): $(BUILD)/commit.h
 $(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 

@@ -47,7 +47,8 @@ static const moert_option options[] = {
      "also windows and documents of 128 tokens, sinks, and latent attention, alternating"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the GEMMs' operands"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the operands"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 static const char columns[] =

@@ -55,7 +55,8 @@ static const moert_option options[] = {
     {"batch", MOERT_OPTION_UINT, &batch, "1", "1..1000",
      "calls per sample; the sample is their mean"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of routing and payload"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 static const char columns[] =
@@ -380,8 +381,8 @@ release:
     return status;
 }
 
-static moert_status check_options(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check_options(const moert_command *command) {
+    (void)command;
     if (topk > experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
     if (hidden % 16 != 0)

@@ -36,11 +36,12 @@ static const moert_option options[] = {
      "seconds in total to repeat samples that other programs disturbed"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
     {"packed", MOERT_OPTION_FLAG, &prepacked, "1", NULL, "fprop and dgrad read prepacked weights"},
-    {"rival", MOERT_OPTION_STRING, &rival_library, "libopenblas.so.0", NULL,
+    {"rival", MOERT_OPTION_STRING, &rival_library, "libopenblas.so.0", "FILE",
      "shared library with cblas_sgemm (Debian package libopenblas0-pthread); none = no rival"},
     {"compare-backends", MOERT_OPTION_FLAG, &compare, "0", NULL,
      "all backends in one line, without the rival; runs the suite small"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 typedef struct totals {
@@ -89,8 +90,8 @@ static double goal_of(const bench_row *row) {
 
 /* ---- rows ---- */
 
-static moert_status check(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check(const moert_command *command) {
+    (void)command;
     if (shape.n % 2 != 0)
         return MOERT_FAIL(ERROR_USAGE, "--n %zu is odd; the GLU needs gate and up", shape.n);
     if (compare)

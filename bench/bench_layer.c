@@ -57,7 +57,8 @@ static const moert_option options[] = {
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
     {"spans", MOERT_OPTION_FLAG, &with_spans, NULL, NULL,
      "run one more call and list what rank 0's device does, and when the rank waits for messages"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 static const char columns[] =
@@ -362,8 +363,8 @@ release:
     return status;
 }
 
-static moert_status check_options(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check_options(const moert_command *command) {
+    (void)command;
     return bench_layer_choose(&asked, model, skew_text);
 }
 

@@ -33,11 +33,12 @@ static const moert_option options[] = {
     {"small", MOERT_OPTION_FLAG, &small, NULL, NULL,
      "small sizes for a test; the rates are meaningless"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the data"},
-    {"kernel", MOERT_OPTION_LIST, &only, NULL, NULL,
+    {"kernel", MOERT_OPTION_LIST, &only, NULL, "NAME...",
      "run only kernels whose name contains one of these words"},
     {"tokens", MOERT_OPTION_UINT, &sizes.tokens, "16384", "1..", "T"},
     {"hidden", MOERT_OPTION_UINT, &sizes.hidden, "2048", "128..", "H, a multiple of 128"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 static const char columns[] = "kernel -24s, bytes *f, - 10.1f MB, gbps 9.1f GB/s,"

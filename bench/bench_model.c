@@ -22,16 +22,16 @@ static unsigned model, type, dispatch, combine, engine, operation;
 static double shared_cores;
 
 static const moert_option options[] = {
-    {"machine", MOERT_OPTION_STRING, &machine_path, NULL, NULL,
+    {"machine", MOERT_OPTION_STRING, &machine_path, NULL, "FILE",
      "file that describes the machine, such as bench/machines/h200.json"},
-    {"calibrate", MOERT_OPTION_STRING, &calibrate_path, NULL, NULL,
+    {"calibrate", MOERT_OPTION_STRING, &calibrate_path, NULL, "FILE",
      "measure these ranks instead, for layers of these sizes, and write the machine to this file"},
-    {"crowd", MOERT_OPTION_STRING, &crowd_path, NULL, NULL,
+    {"crowd", MOERT_OPTION_STRING, &crowd_path, NULL, "FILE",
      "measure the fraction of a link's bandwidth that is left when three or more nodes all send to "
      "all, and add it to the machine of this file"},
     {"shared-cores", MOERT_OPTION_FLOAT, &shared_cores, "0", "0..100000",
      "calibrate: number of cores that all nodes share, one for each rank at a time; 0 = none"},
-    {"ranks", MOERT_OPTION_STRING, &counts_text, "8,16,32,64,128,256,512,1024", NULL,
+    {"ranks", MOERT_OPTION_STRING, &counts_text, "8,16,32,64,128,256,512,1024", "R,...",
      "comma-separated counts to predict"},
     BENCH_LAYER_OPTIONS(asked, model, dispatch, combine),
     {"ep", MOERT_OPTION_UINT, &asked.ep, "0", "0..",
@@ -50,7 +50,8 @@ static const moert_option options[] = {
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
      "passes of a layer to predict, or step: a training step of --model"},
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 static size_t counts[MOST_COUNTS], count_of_counts;
@@ -230,8 +231,8 @@ static moert_status parse_counts(void) {
     return MOERT_FAIL(ERROR_USAGE, "--ranks has more than %d counts", MOST_COUNTS);
 }
 
-static moert_status check_options(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check_options(const moert_command *command) {
+    (void)command;
     MOERT_TRY(bench_layer_choose(&asked, model, skew_text));
     layers = layers > 0 || model == 0 ? layers : bench_models[model - 1].layers;
     if ((machine_path != NULL) + (calibrate_path != NULL) + (crowd_path != NULL) != 1)

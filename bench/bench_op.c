@@ -83,7 +83,8 @@ static const moert_option options[] = {
      "bf16 with each epilogue, also a GLU of N gate and up columns; without --experts the gate and "
      "up GEMM of DeepSeek-V3"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
+     "file for the rows, an array of objects"},
 };
 
 #define COLUMNS                                                                                    \

@@ -166,9 +166,9 @@ typedef struct moert_op_options {
     size_t row_multiple; /* a promise: the rows of every group are a multiple of this (0 = 1), so
                             that COLUMN payloads and scales by groups need less room. If `ends`
                             breaks the promise, execute leaves out the blocks for which a buffer has
-                            no room. Such blocks of a result are not written. Such blocks of an
-                            input count as zeros, or as the values of an earlier execute that had
-                            room for these rows */
+                            no room: it does not write such blocks of a result, and it computes
+                            with undefined values instead of such blocks of an input (zeros, or
+                            values of an earlier execute) */
     bool norm;           /* `norm` multiplies the quantized results, see above */
 
     bool alpha, beta;      /* alpha and beta have one value per group; otherwise they are 1 and 0 */

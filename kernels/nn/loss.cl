@@ -22,8 +22,8 @@
  * room for other rows. In the first pass a work-item rescales its sum whenever it finds a larger
  * logit (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018).
  *
- * CPU form: a work-item owns a row. It adds the row in the order of the GPU form: a vector holds
- * the sums of four items of that form.
+ * CPU form: a work-item owns a row. It sums the row's values in the order of the GPU form: a
+ * vector holds the partial sums of four work-items of that form.
  *
  * Required: BF16 (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
  * on that row only, and the order of its sums on V only.

@@ -19,7 +19,7 @@ option "has --out $tmp/out, but rank 0 has no --out$same" "a path on one rank on
 option "has --data LICENSE README.md, but rank 0 has --data LICENSE$same" "a longer list" --data README.md
 option "--lr x: expected a number" "a bad value on one rank only" --lr x
 option "has --help, but rank 0 has no --help$same" "--help on one rank only" --help
-part refused 2 '^moert-train: rank 1 .*: has --model a, but rank 0 has no --model' "another program" \
+part refused 2 '^moert-train: rank 1 .*: has --model a, but rank 0 has --data LICENSE' "another program" \
     mixed 1 "${text[@]}" : 1 "$bin/moert-layer" --model a --input b --output c
 part refused 2 "^moert-layer: rank 1 .*: has --layer 1, but rank 0 has --layer 0$same" "moert-layer" \
     mixed 1 "$bin/moert-layer" --model a --input b --output c : 1 "$bin/moert-layer" --model a --input b --output c --layer 1

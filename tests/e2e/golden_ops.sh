@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # run: check
 # moert-op's quantizers and grouped GEMMs on both backends, compared with golden files and with small numbers computed by hand.
-# Runs that must agree are compared with each other: quantized operands with the same values in float32, and tiled with linear
-# scales.
+# Compares runs that must agree: quantized operands against the same values in float32, and tiled scales against linear scales.
 . "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden/ops
 tools=${TEST_BUILD:-build}/tests

@@ -46,7 +46,7 @@ moert_status run_program(const moert_program *program, const char *words) {
         program->take_word != NULL ? program->take_word(&argc, &argv) : program->option_count;
     moert_status status = moert_options_parse(program->options, count, argc, argv, &help);
     if (status == MOERT_OK && program->check != NULL)
-        status = program->check(argc, argv);
+        status = program->check(&(moert_command){program->options, count, argc, argv, 0});
     if (status == MOERT_OK)
         status = program->run(test_context);
     wordfree(&list);

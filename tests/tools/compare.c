@@ -29,13 +29,13 @@ static double tolerance;
 static bool with_aux, by_bytes, by_largest;
 
 static const moert_option options[] = {
-    {"expected", MOERT_OPTION_STRING, &expected_path, NULL, NULL,
+    {"expected", MOERT_OPTION_STRING, &expected_path, NULL, "FILE",
      "golden safetensors file or curve"},
-    {"actual", MOERT_OPTION_STRING, &actual_path, NULL, NULL, "safetensors file to check"},
+    {"actual", MOERT_OPTION_STRING, &actual_path, NULL, "FILE", "safetensors file to check"},
     {"only", MOERT_OPTION_STRING, &only, NULL, NULL,
      "compare only this tensor; default all expected ones"},
     {"except", MOERT_OPTION_STRING, &except, NULL, NULL, "a tensor not to compare"},
-    {"metrics", MOERT_OPTION_STRING, &metrics_path, NULL, NULL, "JSON lines to check"},
+    {"metrics", MOERT_OPTION_STRING, &metrics_path, NULL, "FILE", "JSON lines to check"},
     {"tolerance", MOERT_OPTION_FLOAT, &tolerance, "2e-5", "0..", "largest relative error"},
     {"aux", MOERT_OPTION_FLAG, &with_aux, NULL, NULL, "also compare the auxiliary loss"},
 };

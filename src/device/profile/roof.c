@@ -17,7 +17,7 @@ enum {
                                     caches */
     GPU_COPY_BYTES = 256 << 20,  /* bytes of each of two buffers on a GPU: larger than the GPU's
                                     caches */
-    ENOUGH_NS = 4 * 1000 * 1000, /* the least time of a measurement */
+    ENOUGH_NS = 4 * 1000 * 1000, /* a measurement repeats the kernel for this long */
     TRIALS = 16,                 /* number of measurements; the shortest is used, since other
                                     programs may use the machine */
     SPEC_BYTES = 128,

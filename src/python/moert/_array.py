@@ -3,11 +3,13 @@ import ctypes
 
 from ._library import Error, enumerator, library
 
-_INTERFACE = {  # the array interface's type: ours. NumPy has no bf16: uint16 holds its bits, or the type of ml_dtypes does
+# The array interface's type: moert's type. NumPy has no bf16: an array of uint16, or of ml_dtypes' type, holds its bits
+_INTERFACE = {
     "<f4": "f32", "<f2": "f16", "<u2": "bf16", "<V2": "bf16", "|u1": "u8", "|i1": "u8", "|V1": "u8", "<u4": "u32", "<i4": "i32",
     "<u8": "u64", "<i8": "i64", "|b1": "u8",
 }
-_DLPACK = {  # (code, bits): ours; codes 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool, 10 and 12 the two FP8 types of ml_dtypes
+# DLPack's (type code, bits): moert's type. DLPack's codes: 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool, 10 and 12 FP8
+_DLPACK = {
     (2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (0, 8): "u8", (1, 8): "u8", (0, 32): "i32", (1, 32): "u32", (0, 64): "i64",
     (1, 64): "u64", (1, 16): "bf16", (6, 8): "u8", (10, 8): "u8", (12, 8): "u8",
 }

@@ -184,6 +184,14 @@ static moert_status store_defaults(const moert_option *table, size_t count) {
     return MOERT_OK;
 }
 
+void moert_options_free(const moert_option *table, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (table[i].type == MOERT_OPTION_LIST) {
+            free(((moert_option_list *)table[i].target)->words);
+            unset(&table[i]);
+        }
+}
+
 moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
                                  bool *help) {
     moert_status status = store_defaults(table, count);
@@ -193,18 +201,14 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
         if (!*help)
             status = take(table, count, argc, argv, &at);
     }
-    for (size_t i = 0; status != MOERT_OK && i < count; i++)
-        if (table[i].type == MOERT_OPTION_LIST) {
-            free(((moert_option_list *)table[i].target)->words);
-            unset(&table[i]);
-        }
+    if (status != MOERT_OK)
+        moert_options_free(table, count);
     return status;
 }
 
 /* ---- values as text ---- */
 
-/* The shortest text from which strtod reads the same value. */
-static void format_float(double value, char *text, size_t bytes) {
+void moert_option_float_text(double value, char *text, size_t bytes) {
     int digits = 6;
     do
         snprintf(text, bytes, "%.*g", digits, value);
@@ -229,7 +233,7 @@ const char *moert_option_text(const moert_option *option, char *buffer, size_t b
         snprintf(buffer, bytes, "%zu", *(size_t *)option->target);
         return *(size_t *)option->target < SIZE_MAX ? buffer : NULL;
     case MOERT_OPTION_FLOAT:
-        format_float(*(double *)option->target, buffer, bytes);
+        moert_option_float_text(*(double *)option->target, buffer, bytes);
         return isnan(*(double *)option->target) ? NULL : buffer;
     default:
         return moert_choice_word(option->limits, *(unsigned *)option->target);
@@ -288,10 +292,11 @@ static void put_option(FILE *file, const moert_option *option) {
         MOERT_OPTION_TABLE(MOERT_OPTION_SHOWN)
 #undef MOERT_OPTION_SHOWN
     };
-    bool choice = option->type == MOERT_OPTION_CHOICE, flag = option->type == MOERT_OPTION_FLAG;
-    const char *value = choice ? option->limits : shown[option->type];
+    const bool flag = option->type == MOERT_OPTION_FLAG;
+    const bool number = option->type == MOERT_OPTION_UINT || option->type == MOERT_OPTION_FLOAT;
+    const char *value = option->limits != NULL && !number ? option->limits : shown[option->type];
     int column = fprintf(file, "  --%s%s%s", option->name, value[0] != '\0' ? " " : "", value);
-    bool limited = !choice && !flag && option->limits != NULL && strcmp(option->limits, "..") != 0;
+    const bool limited = number && option->limits != NULL && strcmp(option->limits, "..") != 0;
     const char *standard = option->standard != NULL ? option->standard : "";
     if (flag && option->standard != NULL)
         standard = strcmp(standard, "1") == 0 ? "on; --no-" : "";
@@ -315,6 +320,6 @@ void moert_options_usage(FILE *file, const char *synopsis, const char *about,
         } else {
             put_option(file, &table[i]);
         }
-    fputs("\n  --help", file);
+    fputs("  --help", file);
     put_help(file, 8, "this text");
 }

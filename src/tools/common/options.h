@@ -50,7 +50,7 @@ typedef struct moert_compute_choice {
 /* The table rows that set a moert_memory_choice (io/model_config.h). */
 /* clang-format off */
 #define MOERT_MEMORY_OPTIONS(choice, most)                                                         \
-    {"memory", MOERT_OPTION_STRING, &(most), NULL, NULL,                                           \
+    {"memory", MOERT_OPTION_STRING, &(most), NULL, "BYTES",                                        \
      "bytes that a rank may take, such as 80G; default: its part of 98 % of its GPU's memory or, " \
      "on CPUs, of what its host has left"},                                                        \
     {"recompute", MOERT_OPTION_CHOICE, &(choice).recompute, "none", MOERT_RECOMPUTE_WORDS,         \
@@ -70,13 +70,13 @@ typedef struct moert_compute_choice {
      "rows of a rank that the estimate of the memory assumes, relative to balanced routing"}
 /* clang-format on */
 
-/* X(TYPE, the value's name in --help, type of *target, value of *target if the option is not given
- * and has no default) */
+/* X(TYPE, the value's name in --help if the row's `limits` do not give one, type of *target, value
+ * of *target if the option is not given and has no default) */
 /* clang-format off */
 #define MOERT_OPTION_TABLE(X)                                                                      \
     X(HEADING, "", char, 0)       /* a heading in the usage text; only `help` is set */            \
-    X(STRING, "TEXT", const char *, NULL)        /* from argv, or the default */                   \
-    X(LIST, "WORD...", moert_option_list, (moert_option_list){0}) /* no limits, no default */      \
+    X(STRING, "TEXT", const char *, NULL)        /* from argv, or the default; limits: its name */ \
+    X(LIST, "WORD...", moert_option_list, (moert_option_list){0}) /* limits: its name in --help */ \
     X(UINT, "N", size_t, SIZE_MAX)               /* limits "low..high"; either may be absent */    \
     X(FLOAT, "X", double, NAN)                   /* limits "low..high", as for UINT */             \
     X(FLAG, "", bool, false)                     /* default "0" or "1" */                          \
@@ -113,12 +113,16 @@ typedef struct moert_option {
 moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
                                  bool *help);
 
+/* Frees the words of the table's lists, which are then empty. */
+void moert_options_free(const moert_option *table, size_t count);
+
 /* The arguments of a program, and the table that parsed them. */
 typedef struct moert_command {
     const moert_option *table;
     size_t count;
     int argc;
     char **argv;
+    size_t from_file; /* words after argv[0] that come from a file (tools/common/option_file.h) */
 } moert_command;
 
 /* The name of the first given option whose target lies in object[bytes]; NULL if no given option
@@ -128,6 +132,9 @@ const char *moert_options_given(const moert_command *command, const void *object
 /* The value of an option as text, which may lie in buffer[bytes] (64 bytes suffice); NULL if the
  * option is not given or is an unset flag. The option must not be a LIST. */
 const char *moert_option_text(const moert_option *option, char *buffer, size_t bytes);
+
+/* text[bytes] = the shortest text from which strtod reads the same value. 32 bytes suffice. */
+void moert_option_float_text(double value, char *text, size_t bytes);
 
 /* Prints each option as "--name value" or, if it has no value, "no --name". A 0 byte ends each of
  * them. */

@@ -8,8 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "comm/launcher.h"
+#include "device/device.h"
 #include "io/json.h"
+#include "tools/common/option_file.h"
 
 void moert_program_begin(void) {
     moert_json_watch(malloc);
@@ -62,16 +65,87 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     return status;
 }
 
-/* Properties of a program's call that must be equal on all ranks. */
+/* ---- options ---- */
+
+static const char *config_path;
+static bool shows_config, shows_version;
+
+static const moert_option standard[] = {
+    {.help = "Every program"},
+    {"config", MOERT_OPTION_STRING, &config_path, NULL, "FILE",
+     "file with options in JSON, such as {\"steps\": 100, \"data\": [\"a\", \"b\"]}, or the "
+     "run.json of "
+     "a run; options of the command line take precedence"},
+    {"show-config", MOERT_OPTION_FLAG, &shows_config, NULL, NULL,
+     "show the values of all options, and where they come from, in JSON that --config reads"},
+    {"version", MOERT_OPTION_FLAG, &shows_version, NULL, NULL,
+     "show the versions of moert, MPI and the OpenCL drivers"},
+};
+
+/* The call of a program: its own options and those of every program, which must be equal on all
+ * ranks, and its words. */
 typedef struct call {
     const moert_program *program;
+    moert_option *table;
+    size_t count;
     bool help;
+    char *file; /* the file of options, or NULL */
+    moert_command command;
 } call;
+
+static moert_status open_call(const moert_program *program, int argc, char **argv, call *c) {
+    const size_t own = program->option_count;
+    *c = (call){.program = program, .count = own + MOERT_COUNT(standard)};
+    c->command = (moert_command){program->options, own, argc, argv, 0};
+    MOERT_TRY(MOERT_NEW_ARRAY(&c->table, c->count));
+    memcpy(c->table, program->options, own * sizeof *c->table);
+    memcpy(c->table + own, standard, sizeof standard);
+    return MOERT_OK;
+}
+
+static void close_call(call *c) {
+    if (c->file != NULL)
+        moert_option_file_free(&c->command);
+    MOERT_FREE(c->file, c->table);
+}
 
 static void print_call(const void *object, FILE *file) {
     const call *given = object;
     fprintf(file, "%s--help%c", given->help ? "" : "no ", 0);
-    moert_options_print(given->program->options, given->program->option_count, file);
+    moert_options_print(given->table, given->count, file);
+}
+
+/* Finds the file of options: that of --config, or one that the program knows of. */
+static moert_status find_file(call *c) {
+    if (c->help || shows_version)
+        return MOERT_OK;
+    if (config_path != NULL)
+        return moert_text_path(&c->file, "%s", config_path);
+    return c->program->option_file != NULL ? c->program->option_file(&c->file) : MOERT_OK;
+}
+
+/* Parses the arguments, then once more with the options of a file before them. */
+static moert_status parse(call *c) {
+    MOERT_TRY(moert_options_parse(c->table, c->count, c->command.argc, c->command.argv, &c->help));
+    MOERT_TRY(find_file(c));
+    if (c->file == NULL)
+        return MOERT_OK;
+    MOERT_TRY(moert_option_file_read(c->file, c->program->once, &c->command));
+    moert_options_free(c->table, c->count);
+    return moert_options_parse(c->table, c->count, c->command.argc, c->command.argv, &c->help);
+}
+
+/* Checks the parsed options. The message of a failure tells that a file has given some of them. */
+static moert_status check(const call *c) {
+    if (c->program->check == NULL || c->help || shows_version)
+        return MOERT_OK;
+    const moert_status status = c->program->check(&c->command);
+    if (status == MOERT_ERROR_USAGE && c->command.from_file > 0) {
+        char *why = moert_error_keep();
+        MOERT_FAIL(ERROR_USAGE, "%s (%s gives options, too)", why != NULL ? why : "", c->file);
+        free(why);
+    }
+    return status;
 }
 
 /* Like moert_comm_agree. But if all ranks have failed, each rank keeps its own error message, which
@@ -84,15 +158,52 @@ static moert_status agree_or_fail_alike(moert_comm *world, moert_status status) 
 
 /* Parses and checks the options. All ranks return the same status. The message names a rank if only
  * some ranks have bad options, or if a rank's options differ from those of rank 0. Collective. */
-static moert_status take_options(const moert_program *program, moert_comm *world, int argc,
-                                 char **argv, bool *help) {
-    MOERT_TRY(agree_or_fail_alike(
-        world, moert_options_parse(program->options, program->option_count, argc, argv, help)));
-    MOERT_TRY(moert_comm_compare(world, print_call, &(call){program, *help}, MOERT_ERROR_USAGE,
+static moert_status take_options(call *c, moert_comm *world) {
+    MOERT_TRY(agree_or_fail_alike(world, parse(c)));
+    MOERT_TRY(moert_comm_compare(world, print_call, c, MOERT_ERROR_USAGE,
                                  "all ranks must run the same program with the same options"));
-    if (program->check == NULL || *help)
-        return MOERT_OK;
-    return agree_or_fail_alike(world, program->check(argc, argv));
+    return agree_or_fail_alike(world, check(c));
+}
+
+/* ---- what a program does ---- */
+
+static void print_versions(const char *name) {
+    char mpi[64];
+    moert_device_info *list = NULL;
+    size_t count = 0;
+    moert_comm_library(mpi, sizeof mpi);
+    moert_option_version(stdout, name);
+    printf(", %s", mpi);
+    if (moert_device_list(&list, &count) != MOERT_OK)
+        printf(", no OpenCL device");
+    for (size_t i = 0; i < count; i++)
+        if (i == 0 || list[i].platform != list[i - 1].platform)
+            printf(", %s %s", list[i].platform_name, list[i].driver);
+    printf("\n");
+    free(list);
+}
+
+/* Answers --help, --version or --show-config on the first rank. */
+static moert_status answer(const call *c, const char *name) {
+    char *text = NULL;
+    if (c->help) {
+        moert_options_usage(stdout, c->program->synopsis, c->program->about, c->table, c->count);
+    } else if (shows_version) {
+        print_versions(name);
+    } else {
+        MOERT_TRY(moert_option_record(&c->command, &text));
+        printf("%s\n", text);
+        free(text);
+    }
+    return moert_program_flush();
+}
+
+/* Says which options a file has given. */
+static void say_file(const call *c) {
+    printf("options of %s:", c->file);
+    for (size_t i = 1; i <= c->command.from_file; i++)
+        printf(" %s", c->command.argv[i]);
+    printf("\n");
 }
 
 /* Fails if the launcher has started several processes that MPI does not connect: each of them would
@@ -125,7 +236,7 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
     moert_program taken = *described, *program = &taken;
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
-    bool help = false;
+    call c;
     moert_program_begin();
     for (; *slash != '\0'; slash++)
         name = *slash == '/' ? slash + 1 : name;
@@ -136,21 +247,22 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
         status = moert_comm_create(moert_comm_world(), &world);
     if (status != MOERT_OK)
         return end_early(name, status);
-    status = check_launcher(world);
+    status = moert_first(check_launcher(world), open_call(program, argc, argv, &c));
     if (status == MOERT_OK)
-        status = take_options(program, world, argc, argv, &help);
+        status = take_options(&c, world);
     if (status == MOERT_ERROR_COMM)
         end_if_alone(name, world, NULL, status);
     bool first = (moert_comm_size(world) > 1 ? moert_comm_rank(world) : moert_launcher_rank()) == 0;
-    if (status == MOERT_OK && !help)
+    const bool answers = c.help || shows_version || shows_config;
+    if (status == MOERT_OK && first && !answers && c.command.from_file > 0)
+        say_file(&c);
+    if (status == MOERT_OK && !answers)
         status = run(program, name, world);
     else if (status == MOERT_OK && first)
-        moert_options_usage(stdout, program->synopsis, program->about, program->options,
-                            program->option_count);
-    if (status == MOERT_OK && help && first)
-        status = moert_program_flush();
+        status = answer(&c, name);
     if (status != MOERT_OK && first)
         complain(name, status);
+    close_call(&c);
     moert_comm_destroy(world);
     const moert_status ended = moert_comm_finalize();
     if (status == MOERT_OK && ended != MOERT_OK) {

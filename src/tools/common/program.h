@@ -15,16 +15,21 @@
 
 typedef struct moert_program {
     const char *synopsis, *about;
-    const moert_option *options;
+    const moert_option *options; /* besides those of every program, such as --help */
     size_t option_count;
-    /* checks the parsed options; must return the same result on each rank; may be NULL */
-    moert_status (*check)(int argc, char **argv);
+    /* checks the parsed options; must return the same result on each rank; may be NULL. The command
+     * lives until the program ends */
+    moert_status (*check)(const moert_command *command);
     moert_status (*run)(moert_context *context);
     /* MOERT_* variables may differ between ranks; run() reports the differences */
     bool any_variables;
     /* handles a first argument that is not an option, and returns the number of options that the
      * program then has; may be NULL */
     size_t (*take_word)(int *argc, char ***argv);
+    /* *path = the file of options to read if --config is not given (tools/common/option_file.h), or
+     * NULL; the caller frees it. May be NULL */
+    moert_status (*option_file)(char **path);
+    const char *const *once; /* options that are not read from the record of a run; may be NULL */
 } moert_program;
 
 /* The programs whose error messages for bad options a unit test collects. */
@@ -44,7 +49,7 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
 /* Defines the program of a file that has a table `options` and a function run(). `check` may be
  * NULL. */
 #define MOERT_PROGRAM_OF(synopsis, about, check)                                                   \
-    { synopsis, about, options, MOERT_COUNT(options), check, run, false, NULL }
+    { synopsis, about, options, MOERT_COUNT(options), check, run, false, NULL, NULL, NULL }
 #define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
     static const moert_program program = MOERT_PROGRAM_OF(synopsis, about, check);                 \
     MOERT_MAIN(program)

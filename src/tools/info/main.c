@@ -27,7 +27,7 @@ static size_t most_bytes, asked_ranks;
 static bool as_json;
 
 static const moert_option options[] = {
-    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, "DIR",
      "directory with config.json: also estimate the memory per rank to train this model"},
     {"batch", MOERT_OPTION_UINT, &batch, "16", "1..1000000",
      "sequences of one micro-batch, over all ranks"},
@@ -50,13 +50,13 @@ static const moert_option options[] = {
      "with --model: estimate for this number of ranks of one host, with devices such as this one; "
      "0 = for the ranks of this run"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "print one JSON object instead"},
-    {"check", MOERT_OPTION_STRING, &checked_path, NULL, NULL,
+    {"check", MOERT_OPTION_STRING, &checked_path, NULL, "DIR",
      "only compare the files of this run directory, checkpoint or model with their checksums"},
-    {"data", MOERT_OPTION_LIST, &data_paths, NULL, NULL,
+    {"data", MOERT_OPTION_LIST, &data_paths, NULL, "PATH...",
      "only describe training data: text, or a Megatron dataset, NAME.bin with NAME.idx"},
     {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32",
      "width of the tokens of a NAME.bin without NAME.idx, 16 or 32"},
-    {"documents", MOERT_OPTION_STRING, &documents_path, NULL, NULL,
+    {"documents", MOERT_OPTION_STRING, &documents_path, NULL, "FILE",
      "file for every document of --data, as a JSON array of tokens, one a line"},
 };
 
@@ -199,8 +199,8 @@ static moert_status print_text(const json_t *survey) {
     return memory != NULL ? print_memory(memory) : MOERT_OK;
 }
 
-static moert_status check(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check(const moert_command *command) {
+    (void)command;
     if (most_memory != NULL)
         MOERT_TRY(moert_text_get_bytes(most_memory, "--memory", &most_bytes));
     if (documents_path != NULL && data_paths.count == 0)

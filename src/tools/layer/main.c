@@ -22,12 +22,12 @@ static size_t layer_index, ep;
 static moert_compute_choice compute_choice;
 
 static const moert_option options[] = {
-    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, "DIR",
      "directory with config.json and safetensors files"},
     {"layer", MOERT_OPTION_UINT, &layer_index, "0", "0..100000", "index of the layer"},
-    {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL,
+    {"input", MOERT_OPTION_STRING, &input_path, NULL, "FILE",
      "safetensors file with x[T,H] and optionally dy[T,H]"},
-    {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL,
+    {"output", MOERT_OPTION_STRING, &output_path, NULL, "FILE",
      "safetensors file to write: y, and with dy also dx and grad.NAME of every weight"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
@@ -52,8 +52,8 @@ typedef struct job {
     size_t range_count, all_count;
 } job;
 
-static moert_status check(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check(const moert_command *command) {
+    (void)command;
     if (model_path == NULL || input_path == NULL || output_path == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--model, --input and --output are needed; see --help");
     return MOERT_OK;

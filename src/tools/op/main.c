@@ -23,8 +23,8 @@ static const moert_file_op *op; /* the operation to run; NULL if unknown */
 static const char *op_word; /* the operation's name as given by the user; NULL if none was given */
 
 static const moert_option common_options[] = {
-    {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
-    {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL, "safetensors file to write"},
+    {"input", MOERT_OPTION_STRING, &input_path, NULL, "FILE", "safetensors file to read"},
+    {"output", MOERT_OPTION_STRING, &output_path, NULL, "FILE", "safetensors file to write"},
     {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),
      "backend of the GEMMs; auto = as MOERT_BACKEND says"},
 };
@@ -55,8 +55,8 @@ static size_t make_options(void) {
     return count;
 }
 
-static moert_status check(int argc, char **argv) {
-    (void)argc, (void)argv;
+static moert_status check(const moert_command *command) {
+    (void)command;
     if (op == NULL)
         return op_word != NULL
                    ? MOERT_FAIL(ERROR_USAGE, "no operation '%s'; --help lists them", op_word)

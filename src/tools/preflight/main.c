@@ -19,7 +19,7 @@ static const moert_option options[] = {
      "time to measure the links inside of nodes, and again for those between nodes"},
     {"stress", MOERT_OPTION_FLOAT, &stress, "1", "0..86400",
      "seconds in which each rank computes the same GEMM again and compares the bits"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL,
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, "FILE",
      "file for the whole report, as one JSON object"},
 };
 

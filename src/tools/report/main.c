@@ -8,17 +8,20 @@
 #include "base/text.h"
 #include "io/durable.h"
 #include "io/json.h"
+#include "tools/common/option_file.h"
 #include "tools/common/program.h"
 #include "tools/report/page.h"
 
 static const char *out_path, *trace_path, *other_run;
+static bool shows_version;
 
 static const moert_option options[] = {
-    {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL, "the page; default RUN/report.html"},
-    {"compare", MOERT_OPTION_STRING, &other_run, NULL, NULL,
+    {"out", MOERT_OPTION_STRING, &out_path, NULL, "FILE", "the page; default RUN/report.html"},
+    {"compare", MOERT_OPTION_STRING, &other_run, NULL, "RUN",
      "another run to compare with: where the losses begin to differ, and which run is faster"},
-    {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
+    {"trace", MOERT_OPTION_STRING, &trace_path, NULL, "FILE",
      "file written by moert-train --trace; default RUN/trace.json, if it exists"},
+    {"version", MOERT_OPTION_FLAG, &shows_version, NULL, NULL, "show moert's version"},
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
@@ -97,6 +100,11 @@ static moert_status run(int argc, char **argv) {
             "how fast it is, what bounds a step, which rank the others wait for, and which expert\n"
             "is hot. Train with --profile to see it all.",
             options, OPTIONS);
+        return MOERT_OK;
+    }
+    if (shows_version) {
+        moert_option_version(stdout, "moert-report");
+        printf("\n");
         return MOERT_OK;
     }
     if (!named)

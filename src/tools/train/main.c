@@ -1,13 +1,37 @@
 /* moert-train: trains a Mixture-of-Experts language model, on any number of ranks. */
+#include "base/files.h"
+#include "base/text.h"
 #include "tools/common/program.h"
 #include "tools/train/run.h"
+#include "train/run_file.h"
 
 static moert_train_options o;
 
 static const moert_option options[] = {
-    {.help = "Model: read from a directory, or new with the given sizes"},
-    {"model", MOERT_OPTION_STRING, &o.model_path, NULL, NULL,
+    {.help = "Most used"},
+    {"data", MOERT_OPTION_LIST, &o.data_paths, NULL, "PATH...",
+     "files and directories of text (symbolic links are skipped), or one Megatron dataset, "
+     "NAME.bin with NAME.idx; or a blend of such sources: 0.7 A 0.3 B, or a file NAME.json with "
+     "{\"A\": 0.7, \"B\": 0.3}"},
+    {"model", MOERT_OPTION_STRING, &o.model_path, NULL, "DIR",
      "directory with config.json and safetensors files"},
+    {"out", MOERT_OPTION_STRING, &o.trainer.out, NULL, "DIR",
+     "directory for metrics.jsonl, run.json, checkpoints/ and model/"},
+    {"steps", MOERT_OPTION_UINT, &o.trainer.steps, NULL, "0..",
+     "optimizer steps; default: as many as the token file has, else 100"},
+    {"batch", MOERT_OPTION_UINT, &o.trainer.batch, "0", "0..1000000",
+     "sequences per step, over all ranks; 0 = as in the token file, else 16"},
+    {"length", MOERT_OPTION_UINT, &o.trainer.length, "0", "0..1000000",
+     "tokens per sequence; 0 = as in the token file, else 128"},
+    {"lr", MOERT_OPTION_FLOAT, &o.trainer.schedule.rate, "1e-3", "0..", "learning rate"},
+    {"eval-every", MOERT_OPTION_UINT, &o.trainer.eval_every, "0", "0..",
+     "steps between held-out losses; 0 = none"},
+    {"save-every", MOERT_OPTION_UINT, &o.trainer.save_every, "0", "0..",
+     "steps between checkpoints; 0 = none"},
+    {"resume", MOERT_OPTION_STRING, &o.resume, NULL, "auto|must|DIR",
+     "a checkpoint; auto: the newest of OUT that is whole, if any; must: the same, and it is an "
+     "error if there is none. Options that are not given are those of OUT/run.json"},
+    {.help = "Model: that of --model, or new with the given sizes"},
     {"random-weights", MOERT_OPTION_FLAG, &o.random_weights, NULL, NULL,
      "with --model: take its config.json alone, and new weights by --seed"},
     {"form", MOERT_OPTION_CHOICE, &o.sizes.form, "mixtral", MOERT_FORM_WORDS,
@@ -26,18 +50,14 @@ static const moert_option options[] = {
     {"experts", MOERT_OPTION_UINT, &o.sizes.experts, "8", "1..1024", "experts per layer"},
     {"topk", MOERT_OPTION_UINT, &o.sizes.topk, "2", "1..1024", "experts per token"},
     {.help = "Data"},
-    {"data", MOERT_OPTION_LIST, &o.data_paths, NULL, NULL,
-     "files and directories of text (symbolic links are skipped), or one Megatron dataset, "
-     "NAME.bin with NAME.idx; or a blend of such sources: 0.7 A 0.3 B, or a file NAME.json with "
-     "{\"A\": 0.7, \"B\": 0.3}"},
-    {"tokens", MOERT_OPTION_STRING, &o.token_file, NULL, NULL,
+    {"tokens", MOERT_OPTION_STRING, &o.token_file, NULL, "FILE",
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch, and optionally with targets[steps,B,S], of which -1 are masked"},
     {"bytes", MOERT_OPTION_FLAG, &o.takes_bytes, NULL, NULL,
      "take the bytes of text as tokens although the vocabulary is not 256"},
     {"token-bits", MOERT_OPTION_UINT, &o.token_bits, "16", "16..32",
      "width of raw tokens, 16 or 32"},
-    {"document-end", MOERT_OPTION_STRING, &o.document_end, NULL, NULL,
+    {"document-end", MOERT_OPTION_STRING, &o.document_end, NULL, "TOKEN",
      "token (its number, or its text in --model's tokenizer.json) that ends a document inside a "
      "sequence, or none. Attention does not cross its end, and positions start anew. Megatron "
      "datasets do not need it; default for raw token files: eos_token_id of --model"},
@@ -46,19 +66,12 @@ static const moert_option options[] = {
      "epochs of a Megatron dataset, else random"},
     {"held-out", MOERT_OPTION_FLOAT, &o.held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},
-    {"split", MOERT_OPTION_STRING, &o.split_weights, NULL, NULL,
+    {"split", MOERT_OPTION_STRING, &o.split_weights, NULL, "A,B,C",
      "weights of training, held-out and test data, such as 969,30,1, instead of --held-out; test "
      "data give a loss at the end"},
     {.help = "Training"},
-    {"steps", MOERT_OPTION_UINT, &o.trainer.steps, NULL, "0..",
-     "optimizer steps; default: as many as the token file has, else 100"},
-    {"batch", MOERT_OPTION_UINT, &o.trainer.batch, "0", "0..1000000",
-     "sequences per step, over all ranks; 0 = as in the token file, else 16"},
     {"micro-batches", MOERT_OPTION_UINT, &o.trainer.micro_batches, "1", "1..1000000",
      "parts of a batch, computed one after another; each has a load-balancing loss of its own"},
-    {"length", MOERT_OPTION_UINT, &o.trainer.length, "0", "0..1000000",
-     "tokens per sequence; 0 = as in the token file, else 128"},
-    {"lr", MOERT_OPTION_FLOAT, &o.trainer.schedule.rate, "1e-3", "0..", "learning rate"},
     {"lr-schedule", MOERT_OPTION_CHOICE, &o.schedule_kind, "cosine", "constant|cosine|linear",
      "learning rate after the warm-up"},
     {"lr-floor", MOERT_OPTION_FLOAT, &o.trainer.schedule.floor_fraction, "0.1", "0..1",
@@ -108,17 +121,13 @@ static const moert_option options[] = {
     {"replicas", MOERT_OPTION_CHOICE, &o.replicas, "summed", MOERT_REPLICA_WORDS,
      "with --ep: how the sets of experts work together. Summed: each adds up its own gradients, "
      "which are then summed. Exact: all add to the same sums, with the bits of one set on CPUs"},
-    {"skip-steps", MOERT_OPTION_STRING, &o.skip_steps, NULL, NULL,
+    {"skip-steps", MOERT_OPTION_STRING, &o.skip_steps, NULL, "A:B,...",
      "A:B leaves out the data of the steps from A on and before B, which then change nothing; "
      "several with commas between them"},
     {.help = "Held-out loss, output, checkpoints"},
-    {"eval-every", MOERT_OPTION_UINT, &o.trainer.eval_every, "0", "0..",
-     "steps between held-out losses; 0 = none"},
     {"eval-sequences", MOERT_OPTION_UINT, &o.trainer.eval_sequences, "32", "1..1000000",
      "sequences of the held-out loss"},
-    {"out", MOERT_OPTION_STRING, &o.trainer.out, NULL, NULL,
-     "directory for metrics.jsonl, run.json, checkpoints/ and model/"},
-    {"metrics", MOERT_OPTION_STRING, &o.trainer.metrics, NULL, NULL,
+    {"metrics", MOERT_OPTION_STRING, &o.trainer.metrics, NULL, "FILE",
      "JSON lines, one a step; default OUT/metrics.jsonl"},
     {"tensorboard", MOERT_OPTION_FLAG, &o.trainer.tensorboard, NULL, NULL,
      "also write the metrics as TensorBoard's events in OUT"},
@@ -128,9 +137,7 @@ static const moert_option options[] = {
     {"peak-tflops", MOERT_OPTION_FLOAT, &o.peak_tflops, "0", "0..",
      "with --watch: the peak of a rank's device in TFLOP/s, for the MFU; 0 = measured: a GEMM in "
      "bf16 if the model has such, else multiply-adds in f32"},
-    {"save-every", MOERT_OPTION_UINT, &o.trainer.save_every, "0", "0..",
-     "steps between checkpoints; 0 = none"},
-    {"save-dir", MOERT_OPTION_STRING, &o.trainer.save_dir, NULL, NULL,
+    {"save-dir", MOERT_OPTION_STRING, &o.trainer.save_dir, NULL, "DIR",
      "directory for the checkpoints, such as one on a faster file system; default OUT/checkpoints"},
     {"save-dtype", MOERT_OPTION_CHOICE, &o.save_dtype, "f32", "f32|bf16",
      "dtype of the weights in OUT/model, rounded to nearest; checkpoints keep all bits"},
@@ -152,11 +159,8 @@ static const moert_option options[] = {
      "a checkpoint after the last step, from which a longer run can go on"},
     {"overwrite", MOERT_OPTION_FLAG, &o.overwrites, NULL, NULL,
      "replace the model and the checkpoints of an older run in OUT"},
-    {"resume", MOERT_OPTION_STRING, &o.resume, NULL, NULL,
-     "a checkpoint; auto: the newest of OUT that is whole, if any; must: the same, and it is an "
-     "error if there is none"},
-    {"replay", MOERT_OPTION_STRING, &o.replay_steps, NULL, NULL,
-     "STEP[:COUNT] computes these steps of the run in OUT again, with the same options, from its "
+    {"replay", MOERT_OPTION_STRING, &o.replay_steps, NULL, "STEP[:COUNT]",
+     "STEP[:COUNT] computes these steps of the run in OUT again, from its "
      "last checkpoint before them or from step 0, and writes their metrics to "
      "OUT/replay-STEP.jsonl; with --save-gradients also the gradients of the last of them"},
     {"checksums", MOERT_OPTION_FLAG, &o.trainer.checksums, "1", NULL,
@@ -174,32 +178,52 @@ static const moert_option options[] = {
     {"profile", MOERT_OPTION_FLAG, &o.trainer.profile, NULL, NULL,
      "at the end show where the steps' time went, also in OUT/profile.json; record each rank's "
      "times, waits, bytes and experts' rows for moert-report OUT"},
-    {"trace", MOERT_OPTION_STRING, &o.trainer.trace, NULL, NULL,
+    {"trace", MOERT_OPTION_STRING, &o.trainer.trace, NULL, "FILE",
      "file for a trace of five steps, from the third on, for chrome://tracing: what each rank's "
      "device did, and when the rank waited for messages"},
     {"sample", MOERT_OPTION_UINT, &o.sample_bytes, "0", "0..100000",
      "bytes of text to generate at the end"},
-    {"prompt", MOERT_OPTION_STRING, &o.prompt, "The ", NULL, "beginning of that text"},
+    {"prompt", MOERT_OPTION_STRING, &o.prompt, "The ", "TEXT", "beginning of that text"},
     {"temperature", MOERT_OPTION_FLOAT, &o.temperature, "0.7", "0.01..100", "of the sample"},
-    {"save-gradients", MOERT_OPTION_STRING, &o.gradients_path, NULL, NULL,
+    {"save-gradients", MOERT_OPTION_STRING, &o.gradients_path, NULL, "FILE",
      "only compute the gradients of the first step and write them to this safetensors file"},
-    {"save-logits", MOERT_OPTION_STRING, &o.logits_path, NULL, NULL,
+    {"save-logits", MOERT_OPTION_STRING, &o.logits_path, NULL, "FILE",
      "only compute the logits of the first batch and write them to this safetensors file"},
 };
 
-static moert_status check(int argc, char **argv) {
-    o.command = (moert_command){options, MOERT_COUNT(options), argc, argv};
+static moert_status check(const moert_command *command) {
+    o.command = *command;
     return moert_train_check(&o);
 }
+
+/* A resumed or replayed run takes the options of its first part. */
+static moert_status option_file(char **path) {
+    bool there = false;
+    if (o.trainer.out == NULL || (o.resume == NULL && o.replay_steps == NULL))
+        return MOERT_OK;
+    MOERT_TRY(moert_file_exists(&there, "%s/" MOERT_RUN_FILE, o.trainer.out));
+    return there ? moert_text_path(path, "%s/" MOERT_RUN_FILE, o.trainer.out) : MOERT_OK;
+}
+
+/* What a single start of a run does. */
+static const char *const once[] = {"overwrite",      "resume",      "replay",
+                                   "save-gradients", "save-logits", NULL};
 
 static moert_status run(moert_context *context) {
     return moert_train_run(context, &o);
 }
 
-const moert_program moert_train_program =
-    MOERT_PROGRAM_OF("[mpirun -n R] moert-train --data FILE|DIR... [--out DIR] [OPTION...]",
-                     "Trains a Mixture-of-Experts language model; each rank owns a part of the "
-                     "experts. The batch is global: the\n"
-                     "same options give the same digits on 1, 2 and 4 ranks.",
-                     check);
+const moert_program moert_train_program = {
+    .synopsis = "[mpirun -n R] moert-train --data PATH... [--out DIR] [OPTION...]",
+    .about =
+        "Trains a Mixture-of-Experts language model; each rank owns a part of the experts. The "
+        "batch is global: the\n"
+        "same options give the same digits on 1, 2 and 4 ranks.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .check = check,
+    .run = run,
+    .option_file = option_file,
+    .once = once,
+};
 MOERT_MAIN(moert_train_program)

@@ -6,11 +6,11 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "tools/common/option_file.h"
 #include "tools/common/program.h"
 #include "tools/train/directories.h"
 #include "tools/train/inputs.h"
 #include "tools/train/memory.h"
-#include "tools/train/record.h"
 #include "train/checksums.h"
 
 enum { SAMPLE_LIMIT = 100000 };
@@ -173,7 +173,7 @@ static moert_status run(job *j, moert_lock *locks[2]) {
                                   &j->memory));
     MOERT_TRY(moert_comm_agree(
         j->world, moert_context_rank(j->context) == 0 ? moert_train_lock(o, locks) : MOERT_OK));
-    MOERT_TRY(moert_comm_agree(j->world, moert_train_record(&o->command, &j->record)));
+    MOERT_TRY(moert_comm_agree(j->world, moert_option_record(&o->command, &j->record)));
     o->trainer.record = j->record;
     return train(j);
 }

@@ -40,9 +40,9 @@ static const moert_option options[] = {
     {"suite", MOERT_OPTION_CHOICE, &suite, "cpu", MOERT_GEMM_SUITE_WORDS,
      "shapes by name: those of bench_gemm that have goals, those of released models, or a few "
      "small ones"},
-    {"shapes", MOERT_OPTION_LIST, &words, NULL, NULL,
+    {"shapes", MOERT_OPTION_LIST, &words, NULL, "ExMxNxK...",
      "instead: experts x rows of each x N x K of the weight, such as 8x32x1408x512"},
-    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, "DIR",
      "instead: shapes of the experts' GEMMs in a training of this directory's model, in less than "
      "a minute"},
     {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576",
@@ -56,7 +56,7 @@ static const moert_option options[] = {
     {"seconds", MOERT_OPTION_FLOAT, &seconds, NULL, "0..3600",
      "time for each choice of a GEMM, without compilation; a GEMM has three to five choices; "
      "default: 1, or 0.4 with --model"},
-    {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
+    {"out", MOERT_OPTION_STRING, &out_path, NULL, "FILE",
      "file to read rows from and add rows to; default is MOERT_TUNE_FILE, which every program "
      "reads"},
     {"for", MOERT_OPTION_CHOICE, &level, "device", LEVEL_WORDS,
@@ -124,9 +124,9 @@ static moert_status check_load(void) {
                       load, most, processors);
 }
 
-static moert_status check(int argc, char **argv) {
+static moert_status check(const moert_command *command) {
     moert_gemm_shape shape;
-    (void)argc, (void)argv;
+    (void)command;
     if (words.count > 0 && model_path != NULL)
         return MOERT_FAIL(ERROR_USAGE, "--shapes and --model both say what to measure; give one");
     if (!(seconds >= 0.0)) /* not given */

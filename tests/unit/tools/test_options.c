@@ -15,7 +15,7 @@ static struct values {
 static const moert_option table[] = {
     {.help = "Run"},
     {"out", MOERT_OPTION_STRING, &values.out, NULL, NULL, "directory of the results"},
-    {"data", MOERT_OPTION_LIST, &values.data, NULL, NULL, "files or directories of text"},
+    {"data", MOERT_OPTION_LIST, &values.data, NULL, "PATH...", "files or directories of text"},
     {"steps", MOERT_OPTION_UINT, &values.steps, "100", "1..5000", "optimizer steps"},
     {"seed", MOERT_OPTION_UINT, &values.seed, "7", NULL, "seed of all random numbers"},
     {.help = "Learning"},
@@ -127,7 +127,7 @@ TEST(test_help_is_noticed_and_prints_the_table) {
         "usage: program [OPTION...]\nDoes things.\n\nRun\n",
         "\nLearning\n",
         "  --steps N                   optimizer steps [1..5000] (default 100)",
-        "  --data WORD...              files or directories of text\n",
+        "  --data PATH...              files or directories of text\n",
         ("  --schedule constant|cosine|cos\n                              course of the rate "
          "(default cosine)"),
         "(default on; --no-reproducible)\n",
@@ -147,8 +147,8 @@ static int release(void **state) {
 TEST(test_the_first_given_option_of_an_object_is_found) {
     char *argv[] = {"program",    "--data",  "seed", "--rate=0.1",
                     "--no-quiet", "--steps", "3",    "--seed=4"};
-    const moert_command all = {table, COUNT, MOERT_COUNT(argv), argv},
-                        few = {table, COUNT, 5, argv};
+    const moert_command all = {table, COUNT, MOERT_COUNT(argv), argv, 0},
+                        few = {table, COUNT, 5, argv, 0};
     const void *sizes = &values.steps;
     const size_t bytes = sizeof values.steps + sizeof values.seed;
     assert_string_equal(moert_options_given(&all, sizes, bytes), "steps");
