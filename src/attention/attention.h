@@ -11,12 +11,12 @@
 /*
  * The forward reads q, k, v, sinks and writes out, lse. The backward reads the same buffers and
  * dout, and overwrites dq, dk, dv, dsinks, which must not be its inputs. The forward computes 2
- * matrix products and the backward 7. Each takes 2 * heads * head_size FLOPs for every pair of a
- * query and a key that it sees; one of the forward and three of the backward have value_size in
- * place of head_size. Every length is legal; head_size and value_size are 1 to 512. Errors:
- * ERROR_USAGE (heads not a multiple of kv_heads, documents of another number of tokens),
- * ERROR_UNSUPPORTED (head_size, value_size), ERROR_DEVICE (sizes that need more local memory than
- * the device has), and those of moert_documents_blocks.
+ * matrix products and the backward 7. Each product takes 2 * heads * head_size FLOPs for every pair
+ * of a query and a key that the query sees; one product of the forward and three of the backward
+ * have value_size in place of head_size. Every length is legal; head_size and value_size are 1 to
+ * 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads, documents of another number of
+ * tokens), ERROR_UNSUPPORTED (head_size, value_size), ERROR_DEVICE (sizes that need more local
+ * memory than the device has), and those of moert_documents_blocks.
  *
  * `type` BF16 allows matrix products of bf16 operands; sums stay float32. GPUs of compute
  * capability 9.0 compute these products on tensor cores if head_size and value_size are 64 and 64,
@@ -27,8 +27,8 @@
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads;
-    size_t head_size;              /* of q and k */
-    size_t value_size;             /* of v and out; 0: head_size */
+    size_t head_size;              /* head size of q and k */
+    size_t value_size;             /* head size of v and out; 0: head_size */
     size_t window;                 /* query i sees the keys i - window < j <= i; 0: all j <= i */
     moert_documents *documents;    /* the documents in these sequences: a query sees keys of its own
                                       document only, and blocks count from the document's start.
@@ -36,7 +36,7 @@ typedef struct moert_attention {
     float scale;                   /* 1 / sqrt(head_size), or another positive factor of the
                                       scores */
     const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size],
-                                      [T,kv_heads,value_size], of `operands` */
+                                      [T,kv_heads,value_size], of dtype `operands` */
     const moert_buffer *sinks; /* [heads], or NULL: one more score for each query of a head, without
                                   a value; lse includes it */
     moert_buffer *out;         /* [T,heads,value_size] */

@@ -10,7 +10,7 @@
 enum { LEAST_OWN = 16, OWN_SIZES = 4, SLOT = 64 };
 
 typedef struct document {
-    size_t token, length; /* its first token in the batch; its number of tokens */
+    size_t token, length; /* index in the batch of the document's first token; number of tokens */
 } document;
 
 /* The blocks of one size; `count` is 0 until the list is made. */

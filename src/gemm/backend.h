@@ -39,8 +39,8 @@ typedef struct moert_backend {
      * which of the GEMM's buffers are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
-    /* Whether the backend's wgrad writes `rounded` itself. If it does not, or if `rounds` is NULL,
-     * the caller casts `weight`. */
+    /* Whether the backend's wgrad writes `rounded` itself. If the wgrad does not write `rounded`,
+     * or if `rounds` is NULL, the caller casts `weight`. */
     bool (*rounds)(const moert_device *device, const moert_gemm *gemm);
     bool records;        /* run() with a workspace only launches kernels, so an op can record it */
     moert_dtype decoded; /* dtype to which the caller dequantizes operands that run() does not
@@ -104,7 +104,7 @@ bool moert_gemm_has_epilogue(const moert_gemm *gemm);
 struct moert_panels {
     moert_panels_shape shape;
     const moert_prepacker *prepacker;
-    moert_choices tile; /* chosen for any number of rows; tile.width is the panels' width */
+    moert_choices tile; /* choices for any number of rows; tile.width is the panels' width */
     moert_dot dot;
     moert_buffer *buffer; /* of all panels */
 };

@@ -251,7 +251,8 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     if (required != NULL && backend != &moert_backend_portable) {
         first = required;
         backend = &moert_backend_portable;
-        full.panels = NULL; /* the panels are in the order of the backend that does not run */
+        full.panels = NULL; /* the panels are in the order of the backend that cannot compute this
+                               GEMM */
         required = backend->supports(device, &full);
     }
     if (required != NULL)

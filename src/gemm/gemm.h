@@ -17,9 +17,10 @@
  *
  * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
  * value last. The hardware's order is the same in every run, and a row's bits do not depend on the
- * other rows. Both also hold for float32 operands that Hopper may split (`split`). The measured
- * error of such sums of 7168 products was at most 2^-20 of the sum of the products' magnitudes.
- * Operands that are infinite, or round to infinity in bf16, give NaN.
+ * other rows. For float32 operands that Hopper may split (`split`), sums also have the same order
+ * in every run, and do not depend on other rows. With split operands, the measured error of sums of
+ * 7168 products was at most 2^-20 of the sum of the products' magnitudes. Operands that are
+ * infinite, or round to infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with an addend, a prepacked weight
@@ -69,8 +70,9 @@ typedef enum moert_gemm_kind {
 typedef struct moert_matrix {
     moert_buffer *buffer;
     moert_dtype type;
-    size_t stride;              /* from row to row, in elements; 0 = dense. A weight is dense */
-    size_t first;               /* of y: the first column in use; of other matrices 0 */
+    size_t stride;              /* distance between rows, in elements; 0 = dense. A weight is
+                                   dense */
+    size_t first;               /* first column of y that the GEMM uses; 0 in other matrices */
     const moert_buffer *gather; /* uint32 [M]: row r of the GEMM is row gather[r] of the matrix or,
                                    for an x that is read, row gather[r] / divisor. NULL: row r is
                                    row r of the matrix */
@@ -84,8 +86,8 @@ typedef struct moert_matrix {
  * each chain of sums (FIRST), or is added last, as with a beta of 1 (LAST). */
 typedef enum moert_addend {
     MOERT_ADDEND_NONE,
-    MOERT_ADDEND_FIRST, /* for dgrad, wgrad, bias_grad */
-    MOERT_ADDEND_LAST   /* for op objects */
+    MOERT_ADDEND_FIRST, /* legal in dgrad, wgrad and bias_grad */
+    MOERT_ADDEND_LAST   /* legal in op objects */
 } moert_addend;
 
 static inline moert_addend moert_accumulate(bool accumulates) {
@@ -112,9 +114,9 @@ typedef struct moert_gemm_more {
                               rounded to nearest even. The contents of `weight` are then
                               unspecified */
     /* uint64 [M]: row m of y (dgrad: x) is stored at the address places[m], which the device's
-     * kernels can reach, such as peer memory. A row whose address is 0 is not stored. For dgrad,
-     * and for forward without a GLU. The buffer of y (dgrad: x) must be given, but is not written.
-     * NULL: rows are stored in that buffer. */
+     * kernels can reach, such as peer memory. A row whose address is 0 is not stored. Only dgrad,
+     * and forward without a GLU, can have `places`. The buffer of y (dgrad: x) must be given, but
+     * is not written. NULL: rows are stored in that buffer. */
     const moert_buffer *places;
     /* Tiles of the portable backend (gemm/tuning/tuning.h): all choices are set, and within their
      * bounds. NULL: the choices of the tuning rows. */
@@ -224,7 +226,7 @@ moert_status moert_backend_check(const moert_device *device);
  */
 typedef struct moert_backend_report {
     const char *name;
-    bool automatic;   /* MOERT_BACKEND=auto chooses it */
+    bool automatic;   /* whether MOERT_BACKEND=auto chooses this backend */
     char reason[256]; /* why the backend does not work; "" if it works */
 } moert_backend_report;
 bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report);

@@ -78,11 +78,11 @@ size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *s
 struct moert_gemm;
 typedef struct moert_weight_cache {
     moert_panels *panels[MOERT_PANELS_USES];
-    size_t gemms[MOERT_PANELS_USES]; /* GEMMs of each use since the weight changed */
+    size_t gemms[MOERT_PANELS_USES]; /* number of GEMMs of each use since the weight changed */
     bool repeats; /* GEMMs now repeat earlier GEMMs. The repeated GEMMs are not counted in `gemms`,
                      and prepack only for tensor cores */
 } moert_weight_cache;
-/* Call it when the weight has changed; a zeroed struct needs no call. */
+/* Call moert_weight_cache_changed when the weight has changed; a zeroed struct needs no call. */
 void moert_weight_cache_changed(moert_weight_cache *cache);
 /* Sets gemm->panels for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_weight_cache_take(moert_weight_cache *cache, struct moert_gemm *gemm);

@@ -4,13 +4,14 @@
  * During an audit, forward and backward store hashes of their results. The audit calls `check`
  * after the backward of each layer, and last for the tensors outside of the layers. `check` then
  * calls moert_audit_repeat, which computes that layer or those tensors again, on other ranks.
- * Another rank repeats attention, a dense MLP, the embedding and the head for a rank's tokens. A
- * rank of the same EP group repeats its experts. All results must be bit-identical, because they do
- * not depend on the rank that computes them. The second run of a part reads the same inputs as the
- * first run. So results differ only in the part where a wrong bit arises.
+ * Another rank repeats attention, a dense MLP, the embedding and the head for a rank's tokens. The
+ * experts of a rank are repeated by a rank of the same EP group. All results must be bit-identical,
+ * because they do not depend on the rank that computes them. The second run of a part reads the
+ * same inputs as the first run. So results differ only in the part where a wrong bit arises.
  *
  * A part's results stay in memory until another part reads them. At sites of kind RESTS, a rank
- * compares two hashes of such values: when they were computed, and when they are read.
+ * compares two hashes of values that an earlier part left in memory: the hash when the values were
+ * computed, and the hash when the values are read.
  *
  * The ranks whose devices have the same name and driver form a ring. A rank's work is repeated by
  * the rank `distance` places after it in the ring, or by itself if it is alone.
@@ -106,14 +107,14 @@ typedef struct moert_audit_plant {
 } moert_audit_plant;
 
 /* When `check` is called for a part. COMPUTED: the part's backward is complete, so that
- * moert_audit_repeat may follow. SUMMED: its gradients are summed over the ranks, so that
- * moert_audit_repeat_sums may follow. */
+ * moert_audit_repeat may follow. SUMMED: the gradients of the part are summed over the ranks, so
+ * that moert_audit_repeat_sums may follow. */
 typedef enum moert_audit_stage { MOERT_AUDIT_COMPUTED, MOERT_AUDIT_SUMMED } moert_audit_stage;
 /* Compares the bits of a part. Collective. */
 typedef moert_status moert_audit_check(void *context, moert_audit_stage stage);
-/* begin: the next forward, loss and backward store hashes. They call `check` for each part, unless
- * `check` is NULL, and plant a wrong bit, unless `plant` is NULL. end: stops the audit. Not
- * collective. */
+/* begin: the next forward, loss and backward store hashes. Forward, loss and backward call `check`
+ * for each part, unless `check` is NULL, and plant a wrong bit, unless `plant` is NULL. end: stops
+ * the audit. Not collective. */
 void moert_audit_begin(moert_audit *audit, moert_audit_check *check, void *context,
                        const moert_audit_plant *plant);
 void moert_audit_end(moert_audit *audit);
@@ -134,7 +135,8 @@ bool moert_audit_of_experts(moert_audit_site site);
 bool moert_audit_compares(const moert_audit *audit, moert_audit_site site);
 /* The expert in a slot of rank `rank` of the world. */
 uint32_t moert_audit_expert(const moert_audit *audit, size_t rank, size_t slot);
-/* The index of the layer that is checked; the number of layers: the part outside of the layers. */
+/* The index of the layer that is checked, or the number of layers for the part outside of the
+ * layers. */
 size_t moert_audit_layer(const moert_audit *audit);
 
 extern const moert_audit_kind moert_audit_kinds[MOERT_AUDIT_SITES];
@@ -151,11 +153,11 @@ size_t moert_audit_peers(const moert_audit *audit, moert_audit_class class, size
 bool moert_audit_exchange(const moert_audit *audit, size_t rank, size_t other);
 
 /*
- * For `check` at MOERT_AUDIT_SUMMED: hashes of summed gradients, two for each block. own_sums: of
- * the sum over the ranks in this rank's shard, and of the shard's gradient after the sum was added.
- * repeat_sums: of the repeated sum for the shard of the rank `distance` before this one, and of the
- * gradient that this rank's own shard should have. The hashes of blocks that the part does not have
- * stay unchanged. Collective.
+ * For `check` at MOERT_AUDIT_SUMMED: hashes of summed gradients, two for each block.
+ * moert_audit_own_sums hashes the sum over the ranks for this rank's shard, and the gradient of the
+ * shard after the sum was added. moert_audit_repeat_sums hashes the repeated sum for the shard of
+ * the rank `distance` before this one, and the gradient that this rank's own shard should have. The
+ * hashes of blocks that the part does not have stay unchanged. Collective.
  */
 enum { MOERT_AUDIT_SUMS = 3, MOERT_AUDIT_SUM_HASHES = 2 * MOERT_AUDIT_SUMS };
 moert_status moert_audit_own_sums(moert_audit *audit, uint64_t hash[MOERT_AUDIT_SUM_HASHES]);
@@ -164,6 +166,6 @@ moert_status moert_audit_repeat_sums(moert_audit *audit, size_t distance,
 /* Describes hash `index`. */
 const char *moert_audit_sum_name(size_t index);
 /* hash[layers, slots] of the gradients of the experts' weights: as the last audited backward
- * computed them or, with `now`, their present values. 0 if they have been rounded or summed
- * since. */
+ * computed them or, with `now`, their present values. A hash is 0 if the gradients have been
+ * rounded or summed since. */
 moert_status moert_audit_left_gradients(moert_audit *audit, bool now, uint64_t *hash);

@@ -21,7 +21,7 @@ typedef struct moert_audit_sum {
     float *nodes; /* [nodes, floats] copy of the summation-tree nodes that this rank sent */
     float *shard; /* copy of the shard's gradients before the sum is added */
     size_t node_room, shard_room;
-    bool compares; /* the sum itself can still be read */
+    bool compares; /* the sum over the ranks can still be read from memory */
     uint64_t hash[2], expected;
 } moert_audit_sum;
 
@@ -30,11 +30,12 @@ struct moert_audit {
     moert_run *run; /* the first run */
     moert_audit_check *check;
     void *context;
-    size_t part; /* the layer that is checked; number of layers: the part outside of them */
+    size_t part; /* index of the layer that is checked, or the number of layers for the part outside
+                    of the layers */
     moert_model_layer copy; /* second copy of a layer */
     moert_block *outer;     /* second copy of the block outside of the layers */
-    moert_run *repeat;      /* second run, on these two copies */
-    moert_probe *probe;     /* of the MoE layer that is computed */
+    moert_run *repeat;      /* second run, which computes on the copies `copy` and `outer` */
+    moert_probe *probe;     /* the probe of the MoE layer that is computed */
     const moert_audit_plant *plant;
     size_t slots;
     uint64_t *hash; /* [layers + 1, SITES, slots] hashes of the first run */
@@ -45,12 +46,14 @@ struct moert_audit {
     uint64_t *again_hash; /* [SITES, slots] hashes of the second run */
     bool again_taken[MOERT_AUDIT_SITES];
     moert_digest_queue digests;
-    moert_parcels out, in; /* what ranks send each other for the second run */
+    moert_parcels out, in; /* parcels that this rank sends and receives for the second run */
     moert_buffer *d[2];    /* [T,H] copies of the gradients of the layer's result and of `middle` */
     /* copies of the experts' gradients before the backward */
     moert_buffer *before[MOERT_AUDIT_EXPERT_BLOCKS];
-    moert_buffer *before_outer; /* gradients of the outside before the loss, on one rank */
-    /* [T,H] of another rank's tokens: the part's input; gradient of its result */
+    moert_buffer *before_outer; /* with a single rank: gradients of the block outside of the layers
+                                   from before the loss */
+    /* [T,H] rows of another rank's tokens: the input of the part, and the gradient of the part's
+     * result */
     moert_buffer *x, *received;
     moert_audit_sum sum[MOERT_AUDIT_SUMS];
     moert_mesh_place *place; /* [R] place of each rank in the mesh */

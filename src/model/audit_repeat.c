@@ -377,9 +377,10 @@ static void expect_rests(moert_audit *audit) {
     expect(audit, MOERT_AUDIT_RESIDUAL, part, MOERT_AUDIT_MIDDLE);
     expect(audit, MOERT_AUDIT_D_RESULT, part + 1,
            part + 1 < layers ? MOERT_AUDIT_D_INPUT : MOERT_AUDIT_D_HEAD);
-    expect(audit, MOERT_AUDIT_AUX, part, MOERT_AUDIT_AUX); /* the same on all ranks */
-    /* The experts' gradients after the micro-batch before, unless they have been rounded to
-     * bf16. */
+    /* all ranks have the same gradient of the auxiliary loss */
+    expect(audit, MOERT_AUDIT_AUX, part, MOERT_AUDIT_AUX);
+    /* The experts' gradients should be those that the previous micro-batch left, unless these have
+     * been rounded to bf16. */
     const bool *taken = audit->taken + part * MOERT_AUDIT_SITES;
     const moert_model_layer *layer = &audit->model->layer[part];
     const bool chained =

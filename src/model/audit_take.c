@@ -277,7 +277,8 @@ static moert_status end_mlp(const place *at, size_t floats) {
     MOERT_TRY(take_gradient(at, MOERT_AUDIT_MLP_GRADIENT, mlp, 0, mlp->count));
     MOERT_TRY(take_gradient(at, MOERT_AUDIT_NORM_GRADIENT, layer->attention,
                             layer->attention->count - 1, layer->attention->count));
-    /* copied before the hash, so that later bit flips do not change it */
+    /* copies the gradient before hashing it, so that a bit that flips later in run->d does not
+     * change the copy */
     if (at->audit->check != NULL && !at->repeats)
         MOERT_TRY(keep_copy(at, floats, &at->audit->d[1]));
     return take_floats(at, MOERT_AUDIT_D_MIDDLE, at->run->d, floats);

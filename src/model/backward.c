@@ -60,8 +60,8 @@ static moert_status recompute_layer(moert_run *run, size_t index) {
     return status;
 }
 
-/* Backward of layer `index`. Starts the sums of its gradients over the ranks when they are
- * complete, and waits for the sums of the layer above. */
+/* Backward of layer `index`. Starts the sums of the layer's gradients over the ranks when these
+ * gradients are complete, and waits for the sums of the layer above. */
 static moert_status layer_backward(moert_run *run, size_t index, bool last) {
     moert_run_layer *layer = &run->layer[index], *above = layer + 1;
     const bool is_top = index + 1 == run->config->layers;

@@ -10,7 +10,7 @@ static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k, mo
     return device != NULL && n > 0 && k > 0 ? moert_weight_cache_need(device, &shape, times) : 0;
 }
 
-/* Bytes of a weight's quantized copies for forward and dgrad. They are prepacked or, where
+/* Bytes of a weight's quantized copies for forward and dgrad. The copies are prepacked or, where
  * prepacking saves no time, float32 (refresh_use of layer/rounding.c). */
 static size_t rounded_bytes(const moert_device *device, moert_panels_shape shape) {
     const moert_panels_use uses[] = {shape.use, MOERT_PANELS_DGRAD};

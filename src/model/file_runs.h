@@ -18,7 +18,7 @@
 
 typedef struct moert_file_runs {
     size_t first, count; /* the run: elements [first, first + count) of the file's tensor */
-    size_t done;         /* elements of the range in earlier runs */
+    size_t done;         /* number of the range's elements in earlier runs */
     /* private */
     size_t file_first, rows, columns; /* columns is 0 if the tensor is not transposed */
     moert_model_range range;

@@ -12,7 +12,7 @@ enum { Q, Q_BIAS, K, K_BIAS, V, V_BIAS, O, O_BIAS, Q_NORM, K_NORM, SINKS, PARAME
 enum {
     KEPT_RAW,
     KEPT_CLIPPED = KEPT_RAW + 3,
-    KEPT_READ = KEPT_CLIPPED + 3, /* in the dtype that attention reads */
+    KEPT_READ = KEPT_CLIPPED + 3, /* values of the dtype that attention reads */
     KEPT_Q_RSTD = KEPT_READ + 3,
     KEPT_K_RSTD,
     KEPT_OUT,
@@ -241,7 +241,7 @@ static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t
                                      &own);
 }
 
-/* Backward of q, k or v. The first of the three overwrites dx, the others add to dx. */
+/* Backward of q, k or v. The backward of q overwrites dx; the backwards of k and v add to dx. */
 static moert_status group_backward(moert_run *run, moert_run_layer *layer, size_t index,
                                    const head_group *g, moert_buffer *dx) {
     moert_buffer *operand;

@@ -69,9 +69,11 @@ void moert_model_list_shapes(const moert_model_config *config,
 
 /* The activations of a layer that its backward reads; T rows each. */
 typedef struct moert_model_activations {
-    moert_buffer *normed, *rstd;              /* [T,H] in the operands' dtype (layer/operand.h);
-                                                 [T] */
-    moert_buffer *kept[MOERT_ATTENTION_MOST]; /* as in moert_attention_shape */
+    /* [T,H] result of the first norm, in the operands' dtype (layer/operand.h); [T] rstd of this
+     * norm */
+    moert_buffer *normed, *rstd;
+    moert_buffer *kept[MOERT_ATTENTION_MOST]; /* activations of attention, as in
+                                                 moert_attention_shape */
     moert_buffer *middle;                     /* [T,H] residual after attention */
     moert_buffer *post_normed, *post_rstd;    /* input of the MLP, and its norm's rstd */
     moert_buffer *mlp_v, *mlp_h;              /* dense layers: v and h of the GLU
@@ -93,15 +95,15 @@ typedef struct moert_run_layer {
     moert_model_layer *of;
     moert_pass *pass;           /* pass of the last forward; NULL: discarded */
     moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
-    moert_model_activations *activations; /* the layer's own, or one set that all layers share
-                                             (moert_recompute) */
-    moert_buffer *out;                    /* [T,H] residual after the MLP */
+    /* the layer's own activations, or activations that all layers share (moert_recompute) */
+    moert_model_activations *activations;
+    moert_buffer *out; /* [T,H] residual after the MLP */
 } moert_run_layer;
 
 /* Buffers of head.c for chunks of tokens. */
 typedef struct moert_head_buffers {
     moert_buffer *x, *dx, *target, *loss; /* buffers of one chunk */
-    moert_buffer *end[2];                 /* uint32 [1], each with the value end_rows[i] */
+    moert_buffer *end[2];                 /* end[i]: uint32 [1] with the value end_rows[i] */
     size_t end_rows[2];
     moert_gemm forward; /* forward GEMM of the head; its rows are set for each chunk */
     moert_buffer *sum[MOERT_TREE_MAX_NODES]; /* [V,H] sums over sequences */
@@ -121,8 +123,9 @@ struct moert_model {
     size_t blocks;
     moert_model_tensor *tensor;
     size_t tensor_count, file_tensor_count;
-    moert_gradient_pool *gradient_pool; /* used if the layers keep bf16 gradients */
-    moert_buffer *rope;                 /* rotations of positions below rope_length */
+    /* buffers for float32 gradients; used if the layers keep bf16 gradients */
+    moert_gradient_pool *gradient_pool;
+    moert_buffer *rope; /* rotations of positions below rope_length */
     size_t rope_length;
 };
 
@@ -136,7 +139,8 @@ struct moert_run {
     moert_run_layer *layer; /* [layers] */
     size_t layers;
     moert_run_layer **moe;                /* [moe_layers] */
-    moert_model_activations *activations; /* [layers], or [1] if the layers share them */
+    moert_model_activations *activations; /* activations [layers], or [1] if all layers share one
+                                             set */
     size_t activation_count;
 
     /* the last batch */
@@ -149,10 +153,12 @@ struct moert_run {
     moert_buffer *ends, *tokens, *targets;
     moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
     moert_buffer *embedded; /* [T,H] */
-    moert_buffer *final_normed, *final_rstd; /* [T,H] in the operands' dtype; [T] */
+    /* [T,H] result of the last norm, in the operands' dtype; [T] rstd of this norm */
+    moert_buffer *final_normed, *final_rstd;
     moert_buffer *bf16;   /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                              dense layers use float32 */
-    moert_buffer *d_bf16; /* d in bf16 if layers are recomputed; NULL if `bf16` holds it */
+    moert_buffer *d_bf16; /* [T,H] gradient `d` in bf16, if layers are recomputed; NULL: `bf16` is
+                             used instead */
     /* the forward of the present layer discards its activations, since the backward recomputes them
      * (moert_recompute) */
     bool discards;

@@ -228,7 +228,7 @@ static double expert_load(const moert_model *model, const uint64_t *counts) {
     return worst;
 }
 
-/* The number of tokens without padding. Each has K slots in every layer. */
+/* The number of tokens without padding. Each token has K slots in every layer. */
 static double count_rows(const moert_run *run) {
     uint64_t slots = 0;
     for (size_t e = 0; e < run->config->router.experts; e++)

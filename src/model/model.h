@@ -48,8 +48,9 @@ moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config);
 /*
  * ---- tensors, in the same order on all ranks ----
  *
- * A tensor is a tensor of the model's files. If a file's tensor has all experts of a layer
- * (gpt-oss), each expert's part is a tensor here, and these parts are consecutive.
+ * moert_model_tensors lists the tensors of the model's files. If a file's tensor has all experts of
+ * a layer (gpt-oss), the list has each expert's part as a tensor of its own, and these parts are
+ * consecutive.
  */
 
 typedef enum moert_initial {
@@ -121,9 +122,9 @@ typedef struct moert_model_batch {
      * (attention/documents.h). Attention sees only the document, and rotates by these positions.
      * NULL: each sequence is one document */
     const int32_t *positions;
-    /* Unmasked targets over all ranks and micro-batches, by whose number the cross-entropy and its
-     * gradient are divided. 0: divide by the unmasked targets of this batch, and multiply the
-     * gradient by `factor` of the loss. */
+    /* The number of unmasked targets over all ranks and micro-batches. The cross-entropy and its
+     * gradient are divided by this number. 0: divide by the unmasked targets of this batch, and
+     * multiply the gradient by `factor` of the loss. */
     size_t targets;
     /* gradients are added to the gradients of earlier micro-batches of the step; otherwise they
      * replace earlier gradients */
@@ -188,9 +189,9 @@ moert_status moert_run_backward(moert_run *run, bool last);
 /* ---- files ---- */
 
 /*
- * Reads a range of a tensor's values into target[at ...]. The files store them like weights, under
- * `name`. With an empty range, only checks the tensor's presence and shape. Not collective. Errors:
- * ERROR_MISMATCH, ...
+ * Reads a range of a tensor's values into target[at ...]. The files store these values like a
+ * weight, under `name`. With an empty range, only checks the tensor's presence and shape. Not
+ * collective. Errors: ERROR_MISMATCH, ...
  */
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
                                      const moert_model_tensor *tensor, moert_model_range range,

@@ -99,7 +99,7 @@ moert_status moert_model_norm_backward(moert_run *run, moert_block *block, size_
     moert_norm_gradient norm = *own;
     norm.sequences = run->batch.sequences;
     norm.weight = block->tensor[index].weight;
-    /* otherwise only the forward uses this scratch buffer */
+    /* apart from norms, only the forward uses this scratch buffer */
     norm.scratch = &run->mesh->scratch[MOERT_SCRATCH_TOKENS];
     MOERT_TRY(
         moert_model_reserve(run->model, norm.sequences * norm.width, partial_scratch(run->model)));

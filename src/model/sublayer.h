@@ -33,7 +33,7 @@ extern const moert_attention_variant moert_model_mla; /* multi-head latent atten
 /* A variant of the MLP, the second sublayer of a layer. */
 typedef struct moert_mlp_variant {
     moert_status (*create)(moert_model *model, moert_model_layer *layer); /* collective */
-    /* legal also before `create` or after it has failed */
+    /* `destroy` is legal also before `create`, or after `create` has failed */
     void (*destroy)(moert_model_layer *layer);
     /* layer->out[T,H] = the MLP of layer->activations->post_normed[T,H]. Collective. */
     moert_status (*forward)(moert_run *run, moert_run_layer *layer);
@@ -115,8 +115,8 @@ moert_status moert_model_attention_operand(moert_run *run, moert_attention *atte
 /* normed[T,H] = norm(x), as a GEMM operand. Tensor `index` of `block` is the norm's weight. */
 moert_status moert_model_normalise(moert_run *run, const moert_block *block, size_t index,
                                    const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd);
-/* Backward of a norm. Also computes the gradient of its weight, tensor `index` of `block`. The
- * caller fills in rows, buffers and options in `own`. */
+/* Backward of a norm. Also computes the gradient of the norm's weight, tensor `index` of `block`.
+ * The caller fills in rows, buffers and options in `own`. */
 moert_status moert_model_norm_backward(moert_run *run, moert_block *block, size_t index,
                                        const moert_norm_gradient *own);
 /* Backward of a norm of [T,H] from dn. d = the input's gradient or, with `accumulate`, d += the

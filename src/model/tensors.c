@@ -37,8 +37,8 @@ static void add_whole(moert_model *model, moert_block *block, size_t index, cons
     tensor->offset = block->tensor[index].offset;
 }
 
-/* Adds tensor `index` of the block outside of the layers. Its shape is [rows,H], or [H] for a norm
- * (rows 0). */
+/* Adds tensor `index` of the block outside of the layers. The tensor's shape is [rows,H], or [H]
+ * for a norm (rows 0). */
 static void add_outer(moert_model *model, size_t index, const char *name, size_t rows) {
     const size_t h = model->config.hidden;
     const moert_model_parameter p = {.rows = rows > 0 ? rows : h,
@@ -180,7 +180,7 @@ static void number_files(moert_model *model) {
     model->file_tensor_count = 0;
     for (size_t i = 0; i < model->tensor_count; i++) {
         moert_model_tensor *tensor = &model->tensor[i];
-        /* at 0 a new tensor of the files begins */
+        /* a tensor with file_first 0 is the start of the next tensor of the files */
         model->file_tensor_count += tensor->file_first == 0;
         tensor->file = model->file_tensor_count - 1;
     }
@@ -292,7 +292,8 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
     if (range.count == 0)
         return MOERT_OK;
     const bool transposed = tensor->transposed != source.transposed;
-    /* values collected in the model's order; 0: not transposed, so written piece by piece */
+    /* number of values that are collected in the model's order; 0 if the tensor is not transposed,
+     * since its values are then written piece by piece */
     const size_t whole = transposed ? range.count : 0;
     MOERT_TRY(moert_alloc(&values, whole + moert_min(range.count, PIECE), sizeof *values));
     float *piece = values + whole;

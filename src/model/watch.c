@@ -12,7 +12,8 @@ struct moert_model_watch {
     size_t columns; /* number of layers + number of MoE layers */
     double *sum;    /* [columns] sums over the step's micro-batches so far */
     double *part;   /* [columns] sums of one micro-batch */
-    /* in the step so far: tokens without padding; elements of one layer's residual */
+    /* in the step so far: number of tokens without padding; number of elements of one layer's
+     * residual */
     double rows, elements;
 };
 

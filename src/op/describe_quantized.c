@@ -161,8 +161,8 @@ moert_status moert_op_check_quantized(const moert_op *op) {
 
 /* ---- shapes ---- */
 
-/* The number of units of `unit` rows that all groups need. It is exact if groups are of equal size
- * or row_multiple is a multiple of `unit`, else it is the largest possible number. */
+/* The number of units of `unit` rows that all groups need. The result is exact if groups are of
+ * equal size or row_multiple is a multiple of `unit`, else it is the largest possible number. */
 static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit) {
     const size_t multiple = op->options.row_multiple;
     if (!q->by_ends)

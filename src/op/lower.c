@@ -22,8 +22,8 @@ static const moert_operand *second_of(const moert_op *op) {
     return moert_op_operand(&op->options, moert_op_roles_of(op->options.kind).second);
 }
 
-/* The operands' dtype: the plain operand's or, if both operands are quantized, the decoded
- * values'. */
+/* The dtype of the operands: the dtype of the plain operand or, if both operands are quantized, the
+ * dtype of the decoded values. */
 static moert_dtype operand_type(const moert_op *op) {
     return !is_quantized(first_of(op))    ? first_of(op)->type
            : !is_quantized(second_of(op)) ? second_of(op)->type
@@ -43,8 +43,8 @@ moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q)
     return q->result ? MOERT_DTYPE_F32 : value_type(op, moert_op_operand(&op->options, q->payload));
 }
 
-/* The buffer that the GEMM gets: the caller's or, if quantized, that of the values; NULL if the
- * backend needs no values. */
+/* The buffer that the GEMM gets: the caller's buffer or, for a quantized matrix, the buffer of its
+ * values; NULL if the backend needs no values. */
 static moert_buffer *gemm_buffer(const moert_op *op, const moert_op_buffers *b,
                                  moert_op_buffer which) {
     return conversion_of(op, which) != NULL ? op->values[which] : *moert_op_buffer_at(b, which);

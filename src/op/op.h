@@ -39,7 +39,8 @@ typedef struct moert_op_quantized {
     size_t tiles; /* rows of tiles; for COLUMN blocks, columns of tiles */
 } moert_op_quantized;
 
-enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two operands, two versions of the result */
+/* two operands, and two versions of the result (moert_op_options.column) */
+enum { MOERT_OP_MOST_QUANTIZED = 4 };
 
 /* How a quantized operand is converted, and the workspace for it; buffers that are not needed are
  * NULL. */
@@ -98,7 +99,8 @@ bool moert_op_has_fp8_operands(const moert_op *op);
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers,
                           moert_gemm_more *more);
 
-/* The type of a quantized operand's dequantized values, or of a result's before quantizing. */
+/* The dtype of a quantized operand's values after dequantizing, or of a quantized result's values
+ * before quantizing. */
 moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q);
 
 /* Allocates, and frees, the workspace of the conversions. */

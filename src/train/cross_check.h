@@ -47,14 +47,15 @@ typedef struct moert_checked_parts {
     size_t count, room;
     size_t floats;         /* elements of the stream */
     size_t *first_row;     /* [count + 1] the first row of each part */
-    size_t sizes;          /* moert_span_digest.sizes of the rows */
+    size_t sizes;          /* value of moert_span_digest.sizes for these rows */
     moert_buffer *table;   /* moert_digest_row [rows] */
     moert_buffer *digests; /* uint64 [kinds, rows] */
     moert_buffer *keys;    /* uint64 [count] keys of the parts */
 } moert_checked_parts;
 
-/* Three hashes of a part of this rank's stream. GRADIENT: of its gradient. STATE: of its weights
- * and moments. UPDATED: of its weights and moments after the update. */
+/* Three hashes of a part of this rank's stream. GRADIENT: hash of the part's gradient. STATE: hash
+ * of the part's weights and moments before the update. UPDATED: hash of the part's weights and
+ * moments after the update. */
 typedef enum moert_checked_state {
     MOERT_CHECKED_GRADIENT,
     MOERT_CHECKED_STATE,
@@ -64,7 +65,7 @@ typedef enum moert_checked_state {
 
 typedef struct moert_checked_update {
     moert_checked_parts own;   /* of this rank's stream */
-    moert_checked_parts other; /* of the rank whose update this rank repeats */
+    moert_checked_parts other; /* parts of the rank whose update this rank repeats */
     size_t *start;         /* [blocks + 1] the first element of each block's shard in the stream */
     uint64_t (*counts)[2]; /* [R] number of parts, and elements of the stream, of each rank */
     size_t most, loads;    /* the largest numbers of parts and of loads that a rank has */
@@ -79,7 +80,7 @@ typedef struct moert_checked_update {
 
 /* The times of a run's steps, in seconds. */
 typedef struct moert_check_times {
-    double all, spent, last; /* of all steps; of all checks; of the last check */
+    double all, spent, last; /* time of all steps; time of all checks; time of the last check */
     double plain;            /* estimated time of a step that is not checked */
     size_t steps, checked, mismatches;
 } moert_check_times;
@@ -99,9 +100,10 @@ typedef struct moert_cross_check {
     double norm;
 
     moert_checked_update update;
-    moert_buffer *values[MOERT_CHECKED_KINDS_MOST]; /* of a load on the device */
+    moert_buffer *values[MOERT_CHECKED_KINDS_MOST]; /* [kinds] values of a load on the device */
     moert_digest_queue digests;                     /* of weights */
-    uint64_t *hash;                                 /* [weights] of the blocks' tensors */
+    /* [weights] hashes of the weights of the blocks' tensors */
+    uint64_t *hash;
     size_t weights;
 } moert_cross_check;
 

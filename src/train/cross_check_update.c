@@ -92,8 +92,8 @@ static void describe_part(const moert_cross_check *check, size_t index, const ch
 /* ---- the update's result, computed before the update is made ---- */
 
 /* Repeats this rank's own updates, and in the same exchange of loads the updates of the rank at
- * distance 1. Hashes what was sent only after that: if a bit has flipped before the hash, the hash
- * shows it; if a bit flips later, the result of the update itself shows it. */
+ * distance 1. Hashes the values that were sent only after that exchange: if a bit flips before the
+ * hash, the hash shows the flip; if a bit flips later, the result of the update itself shows it. */
 static moert_status own_update(moert_cross_check *check, uint64_t *hash) {
     const moert_checked_update *u = &check->update;
     MOERT_TRY(moert_check_update_parts(check, 1, hash, u->repeated));

@@ -29,8 +29,8 @@ void moert_evaluation_destroy(moert_evaluation *evaluation); /* NULL is legal */
  * ERROR_MISMATCH (all targets are masked), ... Collective. */
 moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, double *loss);
 
-/* The mean losses of a blend's sources in the last evaluation of `use`. Their names are
- * heldout_loss/NAME or test_loss/NAME, where NAME is the source's path. Sources without targets are
- * left out. The list is valid until the next evaluation. Not collective. */
+/* The mean losses of a blend's sources in the last evaluation of `use`. The loss of a source has
+ * the name heldout_loss/NAME or test_loss/NAME, where NAME is the source's path. Sources without
+ * targets are left out. The list is valid until the next evaluation. Not collective. */
 size_t moert_evaluation_list(const moert_evaluation *evaluation, moert_use use,
                              const moert_scalar **numbers);

@@ -21,7 +21,8 @@ struct moert_event_file {
 /* A record consists of a header (length of the data, its checksum), the data, and a footer
  * (checksum of the data). */
 enum { HEADER_BYTES = 12, FOOTER_BYTES = 4 };
-/* Most bytes of data without the names of scalars: of an event, and of each scalar in it. */
+/* The most bytes of data that an event has without its scalars, and that each scalar adds without
+ * its name. */
 enum { EVENT_BYTES = 64, SCALAR_BYTES = 24 };
 
 typedef struct record {
@@ -66,7 +67,8 @@ static void put_text(record *r, unsigned field, const char *text) {
         put_byte(r, (unsigned char)*text);
 }
 
-/* Begins a nested message. Its length, a varint of LENGTH_BYTES bytes, is filled in at its end. */
+/* Begins a nested message. end_message fills in the message's length, a varint of LENGTH_BYTES
+ * bytes. */
 enum { LENGTH_BYTES = 4 };
 static size_t begin_message(record *r, unsigned field) {
     put_key(r, field, WIRE_BYTES);

@@ -23,8 +23,8 @@ typedef struct moert_ledger_account {
     double step, waited, operation[MOERT_OPERATIONS];
 } account;
 
-/* The time for which a rank waited for another rank, and the bytes that it sent there, as means
- * over the steps. */
+/* The time for which a rank waited for another rank, and the bytes that it sent to that other rank,
+ * as means over the steps. */
 typedef struct pair {
     double waited_ms, dispatched_bytes, combined_bytes;
 } pair;
@@ -173,7 +173,8 @@ moert_status moert_ledger_end(moert_ledger *l, uint64_t step, const uint64_t *ro
 
 /* ---- writing the means over all steps ---- */
 
-/* Gathers all[R,R], the pairs of all ranks, on every rank. places [R]. */
+/* Gives every rank the pairs of all ranks, all[R,R], and the places of all ranks in the mesh,
+ * places[R]. */
 static moert_status gather_pairs(const moert_ledger *l, moert_mesh_place *places, pair *all) {
     const size_t rank = moert_comm_rank(l->world);
     const double part = 1.0 / (double)moert_max(l->steps, 1);

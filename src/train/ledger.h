@@ -45,7 +45,7 @@ moert_status moert_ledger_clear(const char *out);
 /* Opens a ledger in directory `out`. The device's profile must be enabled. Collective. Errors:
  * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_ledger_open(moert_ledger *ledger, moert_model *model, const char *out);
-/* Legal also if moert_ledger_open has failed or was not called. */
+/* moert_ledger_close is legal also if moert_ledger_open has failed or was not called. */
 void moert_ledger_close(moert_ledger *ledger);
 
 /* Begins a step. All ranks must call this between the same two collective calls. Not collective. */

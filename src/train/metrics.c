@@ -28,8 +28,8 @@ struct moert_metrics {
     uint64_t began_ns;
 };
 
-/* Copies the complete lines of steps below `start`. Returns false if not all of them can be
- * read. */
+/* Copies the complete lines of steps below `start`. Returns false if the file cannot be read to its
+ * end. */
 static bool copy_lines(FILE *from, FILE *to, uint64_t start) {
     char *line = NULL;
     size_t capacity = 0;
@@ -102,7 +102,7 @@ static moert_status prepare_file(const char *path, uint64_t start, int *file) {
     return status;
 }
 
-/* Opens the file. Locks it before changing it, unless it is a device or pipe. */
+/* Opens the file. Locks the file before changing it, unless the file is a device or pipe. */
 static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
     struct stat info, named;

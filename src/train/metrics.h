@@ -1,6 +1,6 @@
 /*
  * The metrics of a run: JSON lines in a file, and console lines with a progress bar. Only one rank
- * writes them.
+ * writes the metrics.
  *
  * A line of the file: {"step":0, "loss":5.5, "aux_loss":2, "grad_norm":1.2, "lr":0.001,
  * "tokens_per_s":81234, "expert_load":1.3, "epoch":0.2, "rank_load":1.1, "heldout_loss":5.4,
@@ -27,7 +27,8 @@ typedef struct moert_metrics_options {
     uint64_t start;
     uint64_t total;     /* steps of the whole training, for the progress bar */
     const char *events; /* directory for the event file; NULL = no event file */
-    /* for lines of steps and, if it is a terminal, a progress bar; NULL = no console output */
+    /* stream for lines of steps and, if the stream is a terminal, for a progress bar; NULL = no
+     * console output */
     FILE *console;
     /* steps between console lines; steps with a held-out loss, skipped steps and the last step also
      * have a line; 0 = no lines */

@@ -1,5 +1,5 @@
 /*
- * The observer of `--watch`. It adds to a step's metrics:
+ * The observer of `--watch` adds these numbers to a step's metrics:
  *
  *   grad_norm/layer_N, grad_norm/outside   norms of the gradients of each layer's parameters before
  *                                          clipping, and of embedding, last norm and head

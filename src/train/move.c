@@ -16,8 +16,8 @@
 /* kinds of values that move: the weight; the moments, numbered from here on */
 enum { WEIGHT, MOMENTS };
 
-/* A tensor that moves. Its offsets count from the start of its block, which has the same shape on
- * all ranks. */
+/* A tensor that moves. The tensor's offsets, before and after the move, count from the start of its
+ * block, which has the same shape on all ranks. */
 typedef struct moved {
     const moert_model_tensor *tensor; /* the tensor, as it is after the move */
     moert_block *block;               /* this rank's block that contains the tensor */

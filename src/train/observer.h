@@ -39,9 +39,10 @@ typedef struct moert_trainer moert_trainer;
 typedef struct moert_observer {
     bool (*wanted)(const moert_trainer *t);
     size_t bytes; /* bytes of the observer's state `self`, which is all zeros before `open` */
-    /* must write no file (START may); NULL: no function */
+    /* `open` must not write files (START may write files); NULL: no function */
     moert_status (*open)(void *self, moert_trainer *t);
-    /* called also after `open` has failed; must not free `self`; NULL: no function */
+    /* `close` is called also after `open` has failed, and must not free `self`; NULL: no
+     * function */
     void (*close)(void *self);
     moert_status (*on[MOERT_EVENTS])(void *self, moert_trainer *t); /* NULL: nothing */
 } moert_observer;

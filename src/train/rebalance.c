@@ -16,11 +16,10 @@
 #include "train/move.h"
 
 enum {
-    /* the moves of a layer must save at least 1/WORTH of the busiest rank's rows, or keep 1/WORTH
-     * of the layer's rows from travelling between nodes */
-    WORTH = 30, /* the moves of a layer must save more than 1/WORTH of the busiest rank's rows, or
-                   keep more than 1/WORTH of all rows from traveling between nodes */
-    MEMORY = 8  /* each step takes 1/MEMORY off the rows of earlier steps */
+    /* the moves of a layer must save more than 1/WORTH of the busiest rank's rows, or keep more
+     * than 1/WORTH of the layer's rows from travelling between nodes */
+    WORTH = 30,
+    MEMORY = 8 /* each step takes 1/MEMORY off the rows of earlier steps */
 };
 
 /* The effect of the last moves. `before` and `after` are the rows of the busiest rank divided by

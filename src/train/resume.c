@@ -128,8 +128,8 @@ static moert_status check_state(const moert_trainer *t, const char *path,
     return MOERT_OK;
 }
 
-/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists them and
- * broadcasts the steps. The caller frees *steps. Collective. */
+/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists the
+ * checkpoints and broadcasts their steps. The caller frees *steps. Collective. */
 static moert_status list_checkpoints(const moert_trainer *t, const char *directory,
                                      uint64_t **steps, size_t *count) {
     *steps = NULL;

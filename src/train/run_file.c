@@ -19,7 +19,8 @@ enum { LIMIT_BYTES = 1 << 26, DIGITS = 15 };
 
 typedef struct run_file {
     char *path;
-    json_t *root, *session; /* on rank 0; `session` is the last element of root.sessions */
+    /* rank 0 has the content of run.json; `session` is the last element of root.sessions */
+    json_t *root, *session;
     bool written;
 } run_file;
 

@@ -82,7 +82,7 @@ static moert_status go_on(moert_saver *s) {
     return MOERT_OK;
 }
 
-/* Begins a save. `status` is the result of preparing it, and is the same on all ranks. */
+/* Begins a save. `status` is the result of preparing the save, and is the same on all ranks. */
 static moert_status begin_save(moert_saver *s, moert_status status, bool beside) {
     if (status != MOERT_OK)
         return end_save(s, status);

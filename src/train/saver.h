@@ -50,8 +50,8 @@ static inline bool moert_saver_is_first(const moert_saver *s) {
     return moert_comm_rank(s->world) == 0;
 }
 
-/* Lists the files of the save. Each has at most file_bytes bytes of weights; 0: one file for all
- * weights. */
+/* Lists the files of the save. Each file has at most file_bytes bytes of weights; file_bytes 0: one
+ * file for all weights. */
 moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes);
 
 /* A stage: work of each rank without MPI, so that any thread may run it. */

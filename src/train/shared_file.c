@@ -42,7 +42,7 @@ moert_status moert_put_elements(moert_tensor_writer *writer, const char *name, s
     moert_status status = MOERT_OK;
     MOERT_TRY(MOERT_NEW_ARRAY(&values, moert_min(count, PIECE)));
     for (size_t done = 0, part; status == MOERT_OK && done < count; done += part) {
-        /* up to the end of a piece */
+        /* the part ends where a piece of the tensor ends, or with the last element */
         part = moert_min(count - done, PIECE - (first + done) % PIECE);
         status = moert_elements_read(elements, done, part, values);
         if (status == MOERT_OK)

@@ -7,9 +7,9 @@
 
 typedef struct moert_shared_file {
     const char *path;
-    const moert_tensor_spec *specs; /* [count], the same on all ranks */
+    const moert_tensor_spec *specs; /* [count] specs of the tensors, the same on all ranks */
     size_t count;
-    const char *const *metadata; /* as in moert_writer_open */
+    const char *const *metadata; /* metadata of the file, as in moert_writer_open */
     moert_status (*put)(const void *context,
                         moert_tensor_writer *writer); /* writes this rank's ranges */
     const void *context;

@@ -5,8 +5,8 @@
 
 #include "comm/comm.h"
 
-/* SIGTERM and SIGUSR1. Schedulers send one of them some time before they kill the job (Slurm:
- * --signal=USR1@120). */
+/* SIGTERM and SIGUSR1. Schedulers send one of these signals some time before they kill the job
+ * (Slurm: --signal=USR1@120). */
 enum { MOERT_STOP_SIGNALS = 2 };
 
 /* From now on, catches each signal once. A second signal of the same kind ends the process.

@@ -18,7 +18,8 @@ static const char *const row_names[ROWS] = {"steps", "device", "messages", "rows
                                             "rows in flight back"};
 
 typedef struct moert_trace_event {
-    double start_us, us; /* microseconds from the start of the trace, and duration */
+    double start_us, us; /* start of the event, counted from the start of the trace, and duration;
+                            in microseconds */
     uint64_t step;       /* step number, for events in ROW_STEPS */
     moert_operation operation;
     moert_phase phase;

@@ -31,8 +31,8 @@ typedef struct moert_trace {
  * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_trace_start(moert_trace *trace, moert_device *device, moert_comm *world,
                                const char *path);
-/* Removes the file if it is not finished. Legal also if moert_trace_start has failed or was not
- * called. */
+/* Removes the file if it is not finished. moert_trace_close is legal also if moert_trace_start has
+ * failed or was not called. */
 void moert_trace_close(moert_trace *trace);
 
 /* Records a step that lasted from start_ns to end_ns, by moert_clock_ns(). After MOERT_TRACE_STEPS

@@ -184,7 +184,7 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
 
 /* ---- start ---- */
 
-/* Opens the run's outputs. This comes after all checks, so that bad input leaves no files. */
+/* Opens the run's outputs, after all checks, so that bad input leaves no files. */
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_comm_agree(t->world, t->first && o->out != NULL && o->replay.end == 0

@@ -14,9 +14,9 @@
  * previous save is not finished, WAIT waits for its end, and SKIP leaves out the new save. */
 typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP } moert_save_mode;
 
-/* Where a run begins. NONE: at step 0. PATH: from a given checkpoint. AUTO, MUST: from the newest
- * undamaged checkpoint of the run's directory. Without a checkpoint, AUTO begins at step 0, and
- * MUST fails with ERROR_USAGE. */
+/* Where a run begins. NONE: at step 0. PATH: at a given checkpoint. AUTO, MUST: the run begins at
+ * the newest undamaged checkpoint of the run's directory. Without a checkpoint, AUTO begins at step
+ * 0, and MUST fails with ERROR_USAGE. */
 typedef enum moert_resume {
     MOERT_RESUME_NONE,
     MOERT_RESUME_PATH,
@@ -89,10 +89,11 @@ typedef struct moert_trainer_options {
 
 /*
  * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, all ranks finish their
- * micro-batch or evaluation. They drop the step if it has further micro-batches. With `out`, they
- * write a checkpoint of the last complete step. Then moert_train sets *interrupted and returns
- * MOERT_OK. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC
- * (max_skipped), ERROR_HARDWARE (verify_every, verify_share), ERROR_IO, ... Collective.
+ * micro-batch or evaluation. The ranks drop the step if it has further micro-batches. With `out`,
+ * the ranks write a checkpoint of the last complete step. Then moert_train sets *interrupted and
+ * returns MOERT_OK. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run),
+ * ERROR_NUMERIC (max_skipped), ERROR_HARDWARE (verify_every, verify_share), ERROR_IO, ...
+ * Collective.
  */
 moert_status moert_train(moert_model *model, const moert_data *data,
                          const moert_trainer_options *options, bool *interrupted);

@@ -41,9 +41,9 @@ const char *moert_attention_nvidia_supports(const moert_device *device, const mo
     return NULL;
 }
 
-/* The blocks of `own` positions. With documents, `list` has the `count` blocks of all documents,
- * and sequences is 1. Otherwise `list` is NULL, and each of `sequences` sequences has `count`
- * blocks. */
+/* The blocks of `own` positions into which the batch is divided. With documents, `list` has the
+ * `count` blocks of all documents, and sequences is 1. Otherwise `list` is NULL, and each of
+ * `sequences` sequences has `count` blocks. */
 typedef struct blocks {
     const moert_buffer *list;
     size_t count, sequences;

@@ -3,8 +3,8 @@
  * or, on GPUs, the same kernels of kernels/attention/gpu.cl.
  *
  * The backward makes two passes: over blocks of queries for dq, and over blocks of keys for dk and
- * dv. The two passes compute seven matrix products where one pass would compute five. But they run
- * in parallel over blocks, without atomics and scratch memory.
+ * dv. The two passes compute seven matrix products where one pass would compute five. But the two
+ * passes run in parallel over blocks, without atomics and scratch memory.
  */
 #include <stdio.h>
 #include <string.h>
@@ -28,8 +28,9 @@ enum {
 typedef struct launch_shape {
     char program[80];
     const moert_buffer *list; /* blocks of all documents, or NULL */
-    size_t blocks, sequences; /* blocks of positions in a sequence; sequences, or 1 with a list. In
-                                 the CPU form each lane has one position */
+    size_t blocks, sequences; /* number of blocks in each sequence, and number of sequences; with
+                                 `list`, the number of blocks in the list, and 1. In the CPU form
+                                 each lane has one position */
     moert_attention_args args;
 } launch_shape;
 

@@ -216,7 +216,8 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
         MOERT_ARG(e->amax), MOERT_STRUCT(*args));
 }
 
-/* *at = the addresses of an operand, if it is quantized. */
+/* *at = the addresses of an operand's payload, scales and bf16 buffer, if the operand is
+ * quantized. */
 static moert_status locate(const moert_matrix *operand, moert_nvidia_quantized *at) {
     const moert_quantized *from = operand->quantized;
     if (from == NULL)
@@ -231,7 +232,8 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     const moert_matrix result = moert_nvidia_result_operand(gemm);
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
-    moert_tensor_map maps[3] = {{{0}}}; /* of a, b and the old values */
+    moert_tensor_map maps[3] = {{{0}}}; /* the tensor maps of operands a and b, and of the old
+                                           result */
     moert_nvidia_gemm_args args = {0};
     call to = {.count = 0};
     MOERT_TRY(make_map(gemm, how->a, how->box_a, &maps[0]));

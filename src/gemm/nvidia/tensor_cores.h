@@ -51,10 +51,10 @@ moert_status moert_nvidia_ready(const moert_device *device);
  * is quantized, which kernels/gemm/nvidia/ahead.h decodes; else NULL. */
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts);
 
-/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. The first function tells whether both
- * operands are FP8. The second returns the reason why the kernel cannot compute the GEMM (a text
- * for `supports`, or NULL). The third returns the bytes of a transposed weight in the workspace.
- * The fourth launches the kernel. */
+/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. moert_nvidia_is_fp8 tells whether both
+ * operands are FP8. moert_nvidia_fp8_refusal returns the reason why the kernel cannot compute the
+ * GEMM (a text for `supports`, or NULL). moert_nvidia_fp8_bytes returns the bytes of a transposed
+ * weight in the workspace. moert_nvidia_fp8 launches the kernel. */
 bool moert_nvidia_is_fp8(const moert_gemm *gemm);
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm);
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm);
@@ -64,5 +64,6 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed);
  * parts. moert_nvidia_split launches such a GEMM. */
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
 moert_status moert_nvidia_split(const moert_gemm *gemm);
-/* The most bytes of the parts in forward, dgrad and wgrad; 0 if none of them is split. */
+/* The largest number of bytes that the bf16 parts need in forward, dgrad or wgrad; 0 if no operand
+ * is split in these GEMMs. */
 size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm);

@@ -12,14 +12,17 @@
 
 enum {
     DOT_BYTES = 4, /* a float or a pair of bf16 values (kernels/gemm/dots.h) */
-    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* bytes of a panel's row per vector */
-    STRIP_BYTES = MOERT_GEMM_STRIP * DOT_BYTES, /* bytes per dot of a wgrad's packed lines */
+    COLUMN_BYTES = MOERT_VECTOR * DOT_BYTES,    /* bytes of one vector in a panel's row */
+    STRIP_BYTES = MOERT_GEMM_STRIP * DOT_BYTES, /* bytes of a wgrad's packed lines for one dot of
+                                                   the reduction */
     SMALLEST_SPLIT = 128,
-    WORK_GROUPS_PER_UNIT = 8,    /* enough that compute units finish at about the same time */
+    WORK_GROUPS_PER_UNIT = 8,    /* with so many work-groups each, compute units finish at about the
+                                    same time */
     PAST_CACHE_BYTES = 16 << 20, /* a larger v does not stay in caches until the backward reads
                                     it */
     GLU_FLOATS = 16384,          /* about the number of the GLU's results per work-group on CPUs */
-    GPU_GLU_FLOATS = 768,        /* the same number on GPUs, which need more work-groups */
+    GPU_GLU_FLOATS = 768,        /* about the number of the GLU's results per work-group on GPUs,
+                                    which need more work-groups */
 };
 
 /* Where the panels are (local or global memory), and which operands are packed into panels. */
@@ -34,7 +37,7 @@ typedef struct problem {
 /* The part of a GEMM that a work-group computes; see the picture in kernels/gemm/gemm.cl. */
 typedef struct tiling {
     int panels, depth, split, prefetch;
-    size_t local_bytes, converted_bytes; /* bytes of panels; of lines converted from bf16 */
+    size_t local_bytes, converted_bytes; /* bytes of panels; bytes of lines converted from bf16 */
     moert_grid grid;
     moert_choices tile;
 } tiling;

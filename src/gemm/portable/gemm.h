@@ -1,7 +1,7 @@
 /*
- * GEMMs of the portable backend over a batch of groups, [start, start + gemm->groups.count). They
- * compute the part of the batch that gemm->groups selects. gemm->weight holds the weights of the
- * batch; `ends` and `bias` are those of all groups. The caller has checked the arguments.
+ * GEMMs of the portable backend over a batch of groups, [start, start + gemm->groups.count). These
+ * GEMMs compute the part of the batch that gemm->groups selects. gemm->weight holds the weights of
+ * the batch; `ends` and `bias` are those of all groups. The caller has checked the arguments.
  */
 #pragma once
 

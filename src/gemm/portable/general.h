@@ -16,9 +16,12 @@ typedef struct moert_general {
     bool direct;          /* the kernels write the caller's result; no epilogue follows */
     moert_buffer *x, *y;  /* operands [M,K], [M,N] */
     moert_buffer *weight; /* [batch,N,K] */
-    moert_buffer *acc;    /* sums of forward [M,N] or dgrad [M,K], then results at these offsets: */
-    size_t wide;          /* MOERT_GATED_BACKWARD with dbias: dv [M,2K] before rounding; else 0 */
-    size_t peak;          /* amax of each row: [M], with MOERT_GATED_BACKWARD [M,2]; else 0 */
+    moert_buffer *acc;    /* sums of forward [M,N] or dgrad [M,K], then results at the offsets
+                             `wide` and `peak` */
+    size_t wide;          /* MOERT_GATED_BACKWARD with dbias: offset of dv [M,2K] before rounding;
+                             else 0 */
+    size_t peak;          /* with amax: offset of each row's amax, [M] or, with
+                             MOERT_GATED_BACKWARD, [M,2]; else 0 */
     size_t batch;
 } moert_general;
 

@@ -1,5 +1,6 @@
 /* Prepacks weights for the portable backend as panels in global memory (kernels/gemm/prepacked.cl).
- * Only in the CPU form: CPU caches replace the local copies that GEMMs make otherwise. */
+ * Only the CPU form prepacks: CPU caches replace the local copies that GEMMs make without
+ * prepacking. */
 #include <stdio.h>
 
 #include "args/gemm.h"
@@ -7,9 +8,10 @@
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
-enum { PANELS = 8 }; /* panels of a work-group, enough to read whole pages of a row */
+/* number of panels that a work-group fills, enough to read whole pages of a row */
+enum { PANELS = 8 };
 
-/* Rows of a panel: dots of the reduction. */
+/* The number of rows of a panel: one for each dot of the reduction, with padding. */
 static size_t height_of(const moert_panels *panels) {
     const moert_panels_shape *shape = &panels->shape;
     return moert_panel_height(panels, shape->use == MOERT_PANELS_DGRAD ? shape->n : shape->k);

@@ -15,8 +15,8 @@ enum {
     STRIP = 1024,     /* columns of a work-group on CPUs, a multiple of the largest block */
     GPU_STRIP = 4096, /* columns of a work-group on GPUs, where starting one takes as long as
                          several steps */
-    GPU_COLUMNS = MOERT_SUM_LANES, /* one step: columns of a work-group on GPUs if blocks span
-                                      rows */
+    /* columns that a work-group on GPUs takes in its only step, if blocks span rows */
+    GPU_COLUMNS = MOERT_SUM_LANES,
 };
 
 /* A dtype as six integers, in the order of kernels/lib/encodings.h. */

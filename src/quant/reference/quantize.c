@@ -25,8 +25,8 @@ typedef struct job {
     float *values; /* values[rows, columns] of the current tile */
 } job;
 
-/* The elements that share one scale. They belong to group `group` and to row block `block`, counted
- * over all groups. */
+/* The elements that share one scale. The elements belong to group `group` and to row block `block`,
+ * counted over all groups. */
 typedef struct tile {
     size_t group, block, row, rows, column, columns;
 } tile;

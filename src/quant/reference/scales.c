@@ -49,8 +49,8 @@ static size_t swizzled_at(size_t r, size_t c, size_t scales) {
            c % 4;
 }
 
-/* Copies lines [start, end) to the tiles (`forward`) or back. They belong to a matrix of `lines`
- * lines, whose first tile begins at byte `base`. */
+/* Copies lines [start, end) to the tiles (`forward`) or back. These lines belong to a matrix of
+ * `lines` lines, whose first tile begins at byte `base`. */
 static void move_group(const tiling *t, size_t start, size_t end, size_t lines, size_t base,
                        bool forward) {
     const moert_scale_tiles *op = t->op;
