@@ -65,7 +65,7 @@ static moert_status check(const moert_attention *attention) {
     return moert_to_int(kv_heads, "number of key and value heads", &narrow);
 }
 
-/* Checks the attention, and sets *complete to it with its defaults filled in. */
+/* Checks the attention, and sets *complete to the attention with its defaults filled in. */
 static moert_status complete(const moert_attention *attention, moert_attention *complete) {
     *complete = with_sizes(attention);
     if (attention->window == 0 || attention->window > attention->length)
@@ -73,8 +73,8 @@ static moert_status complete(const moert_attention *attention, moert_attention *
     return check(complete);
 }
 
-/* Whether the tensor cores compute a call. If they do not, although the caller allows bf16, logs
- * the reason. */
+/* Whether the tensor cores compute a call. If the tensor cores do not compute a call, although the
+ * caller allows bf16, logs the reason. */
 static bool takes_nvidia(const moert_attention *a) {
     const char *taken = moert_attention_nvidia_supports(moert_buffer_device(a->q), a);
     if (taken != NULL && a->type == MOERT_DTYPE_BF16)

@@ -9,9 +9,9 @@
 moert_status moert_attention_portable_forward(const moert_attention *attention);
 moert_status moert_attention_portable_backward(const moert_attention *attention);
 
-/* Attention on Hopper's tensor cores. moert_attention_nvidia_supports returns NULL if they compute
- * this attention, else a text that completes "they take", such as "no window". It reads no
- * buffer. */
+/* Attention on Hopper's tensor cores. moert_attention_nvidia_supports returns NULL if the tensor
+ * cores compute this attention, else a text that completes "they take", such as "no window". It
+ * reads no buffer. */
 const char *moert_attention_nvidia_supports(const moert_device *device,
                                             const moert_attention *attention);
 size_t moert_attention_nvidia_scratch_bytes(const moert_attention *attention);

@@ -10,7 +10,7 @@
  *
  * Bits of reference and portable: an element of forward and dgrad is one chain of fma over the
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
- * wgrad is such a chain over the group's rows in order. With MOERT_ADDEND_FIRST the chain starts
+ * wgrad is a chain of fma over the group's rows in order. With MOERT_ADDEND_FIRST the chain starts
  * from the old value. With bf16 operands, CPUs with AMX add 32 products at a time
  * (kernels/gemm/add_amx.h) unless MOERT_BF16 forbids this. The reference and portable backends
  * agree bit for bit, except in the GLU's exp.
@@ -77,8 +77,8 @@ typedef struct moert_matrix {
                                    for an x that is read, row gather[r] / divisor. NULL: row r is
                                    row r of the matrix */
     /* Payload and scales of a quantized operand; NULL: not quantized. The backend stores decoded
-     * values in `buffer`, unless that is NULL. A weight has one such struct or, with `discrete`, an
-     * array [G]. */
+     * values in `buffer`, unless that is NULL. A weight has one struct moert_quantized or, with
+     * `discrete`, an array [G] of them. */
     const moert_quantized *quantized;
 } moert_matrix;
 

@@ -43,7 +43,7 @@ typedef struct moert_glu {
     moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums to it; or NULL */
 } moert_glu;
 
-/* These calls enqueue and return, like moert_gemm_run, with the same errors. */
+/* GLU calls enqueue and return, like moert_gemm_run, with the same errors. */
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);
 

@@ -38,8 +38,8 @@ static bool *taken_at(const place *at, moert_audit_site site) {
                        : &at->audit->taken[at->part * MOERT_AUDIT_SITES + site];
 }
 
-/* Marks the site as reached. Returns whether to hash it: at its first computation in a run, if the
- * audit has a `check`. */
+/* Marks the site as reached. Returns whether to hash the site: yes at its first computation in a
+ * run, if the audit has a `check`. */
 static bool takes(const place *at, moert_audit_site site) {
     bool *const taken = taken_at(at, site);
     const bool first = !*taken;

@@ -34,7 +34,7 @@ moert_file_runs moert_file_runs_of(const moert_model_tensor *tensor, moert_model
 bool moert_file_runs_next(moert_file_runs *runs, size_t most);
 
 /* Returns the run's values, taken from values[range.count], which holds the whole range in the
- * model's order. If the tensor is transposed, copies them to scratch[count]. */
+ * model's order. If the tensor is transposed, copies the values to scratch[count]. */
 const float *moert_file_runs_gather(const moert_file_runs *runs, const float *values,
                                     float *scratch);
 /* Stores the run's values, run[count], in values[range.count]. Only for transposed tensors. */

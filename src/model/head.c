@@ -36,7 +36,8 @@ typedef struct pass {
     moert_gemm forward, dgrad, wgrad;
     /* derivative of the loss by each token's cross-entropy; 0: only losses are computed */
     float slope;
-    bool recomputes; /* the second pass, which adds the head's gradient to the embedding's */
+    bool recomputes; /* the second pass, which adds the head's gradient to the embedding's
+                        gradient */
     moert_tree_node node[MOERT_TREE_MAX_NODES];
     moert_buffer *sum[MOERT_TREE_MAX_NODES], *view[MOERT_TREE_MAX_NODES];
     /* number of sums on the stack; number of sums that lie in the block's nodes */

@@ -186,7 +186,8 @@ struct moert_run {
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
-    moert_buffer *scratch[MOERT_ATTENTION_MOST]; /* as in moert_attention_shape */
+    /* buffers of attention's backward, as in moert_attention_shape */
+    moert_buffer *scratch[MOERT_ATTENTION_MOST];
 };
 
 /* run->d in bf16, or NULL. */

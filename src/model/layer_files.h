@@ -3,9 +3,9 @@
  * names and layouts of its family.
  *
  * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. A range is
- * transposed if the family's files hold [in, out] matrices (gpt-oss). This is never guessed from
- * shapes. Quantized weights (io/weights.h) are dequantized when they are read. Gradients are
- * written with the names and shapes of weights that are not quantized.
+ * transposed if the family's files hold [in, out] matrices (gpt-oss). Whether a range is transposed
+ * is never guessed from shapes. Quantized weights (io/weights.h) are dequantized when they are
+ * read. Gradients are written with the names and shapes of weights that are not quantized.
  */
 #pragma once
 

@@ -93,7 +93,8 @@ typedef struct moert_model_range {
     size_t first, count;
 } moert_model_range;
 /* The elements of a tensor in this rank's shard of the tensor's block. This rank has the complete
- * gradient and optimizer state of these elements, and writes them to files. */
+ * gradient and optimizer state of the elements in its shards, and writes these elements to
+ * files. */
 moert_model_range moert_model_shard(const moert_model_tensor *tensor);
 
 /* moert_model_placement: which slot each expert of MoE layer `layer` has. moert_model_place moves

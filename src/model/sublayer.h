@@ -64,7 +64,7 @@ static inline const moert_buffer *moert_model_input(const moert_run *run, size_t
     return layer > 0 ? run->layer[layer - 1].out : run->embedded;
 }
 
-/* Creates a block of a kind, except for a MoE layer's. Not collective. */
+/* Creates a block of a kind, except for the kinds of blocks of a MoE layer. Not collective. */
 moert_status moert_model_create_block(moert_model *model, size_t kind, moert_block **block);
 
 /* Reserves the buffers for a layer's activations of the batch. */

@@ -104,8 +104,8 @@ static void give_to_owner(const moert_model *model, const moert_layer *moe, size
         tensor->block = NULL;
 }
 
-/* Adds one projection of one expert. The rank that owns the expert holds it in rows of W1 (gate,
- * then up) or W2 of a block. */
+/* Adds one projection of one expert. The rank that owns the expert holds the projection in rows of
+ * W1 (gate, then up) or W2 of a block. */
 static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
     const moert_model_config *c = &model->config;
     moert_layer *moe = model->layer[index].moe;

@@ -1,8 +1,8 @@
 /*
  * The backends of the quantizers, casts and layouts: reference (loops on the host) and portable
- * (OpenCL), which also serves the nvidia backend. Each implements every entry of MOERT_QUANT_TABLE
- * as moert_<backend>_<entry>. src/quant/quantize.c and scales.c check the arguments before they
- * call an entry.
+ * (OpenCL), which also serves the nvidia backend. Each backend implements every entry of
+ * MOERT_QUANT_TABLE as moert_<backend>_<entry>. src/quant/quantize.c and scales.c check the
+ * arguments before they call an entry.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * Dequantizes MX and NV formats to bf16 on GPUs, before a GEMM on tensor cores. Unlike
- * moert_portable_dequantize it handles only whole blocks, runs at memory speed, and also decodes
- * rows past the last end.
+ * moert_portable_dequantize, moert_decode handles only whole blocks, runs at memory speed, and also
+ * decodes rows past the last end.
  */
 #pragma once
 

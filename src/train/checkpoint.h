@@ -7,8 +7,8 @@
  *   manifest.json                         checksums of the other files (io/manifest.h)
  *
  * A directory is written under a temporary name, flushed and renamed, so it is either complete or
- * absent. Its bytes depend only on the model and the run, not on ranks, engines, paths or time. All
- * functions are collective unless said otherwise.
+ * absent. The bytes of a directory depend only on the model and the run, not on ranks, engines,
+ * paths or time. All functions are collective unless said otherwise.
  */
 #pragma once
 

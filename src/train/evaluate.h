@@ -1,6 +1,6 @@
 /*
  * Losses of held-out and test data: the mean cross-entropy over the targets of evenly spaced
- * sequences. For a blend, each source also has such a mean.
+ * sequences. For a blend, each source also has its own mean cross-entropy.
  */
 #pragma once
 

@@ -3,13 +3,13 @@
  * rank, bytes from rank to rank, and rows of every expert. The ledger writes two files to the run
  * directory:
  *
- * profile-steps.jsonl has one line per step, flushed at once. Its arrays have one number per rank,
- * but the arrays in "rows" have one number per layer:
+ * profile-steps.jsonl has one line per step, flushed at once. The arrays of a line have one number
+ * per rank, but the arrays in "rows" have one number per layer:
  *   {"step", "step_ms":[], "waited_ms":[], "operations":{NAME:[], ..., "host":[]},
  *    "rows":{"min":[], "mean":[], "max":[]}}
  * The keys of "operations" are operations of device/profile/profile.h that took time, and "host".
- * Their values in ms add up to step_ms. waited_ms is the part of step_ms in which the rank waited
- * for other ranks to enter a call.
+ * The values of these keys, in ms, add up to step_ms. waited_ms is the part of step_ms in which the
+ * rank waited for other ranks to enter a call.
  *
  * profile-ranks.json is written at the end of a run and has means over its steps:
  *   {"steps", "engine", "group", "ranks":[{"host", "node"}], "waited_ms":[[]],

@@ -93,7 +93,8 @@ void moert_loader_destroy(moert_loader *loader) {
     free(loader);
 }
 
-/* Starts a thread that reads a step. If this fails, moert_loader_take reads the step itself. */
+/* Starts a thread that reads a step. If the thread cannot be started, moert_loader_take reads the
+ * step itself. */
 static void start_next(moert_loader *loader, uint64_t step) {
     slot *s = &loader->slots[loader->next];
     if (step >= loader->options.steps)

@@ -18,7 +18,8 @@ typedef struct moert_loader_options {
     size_t rank, ranks;
 } moert_loader_options;
 
-/* This rank's part of a step. It stays valid until the second later call of moert_loader_take. */
+/* This rank's part of a step. The part stays valid until the second later call of
+ * moert_loader_take. */
 typedef struct moert_loaded {
     size_t sequences; /* sequences of each micro-batch */
     /* [micro_batches, sequences, S]; moert_data_sequence explains the value -1 */

@@ -46,8 +46,8 @@ void moert_optimizer_destroy(moert_optimizer *optimizer);
 /* The coefficients of a step, for tensors with weight decay. Not collective. */
 moert_update moert_optimizer_coefficients(const moert_optimizer *optimizer, double rate,
                                           double norm, uint64_t step);
-/* Whether a tensor has weight decay. Matrices have it; with decay_all, all tensors do. Not
- * collective. */
+/* Whether a tensor has weight decay. Matrices have weight decay; with decay_all, all tensors have
+ * it. Not collective. */
 bool moert_optimizer_decays(const moert_optimizer *optimizer, const moert_model_tensor *tensor);
 /* Updates the weights once, with learning rate `rate`. `norm` is the gradient's norm. `step` is 1
  * for the first update. Collective. */

@@ -1,4 +1,4 @@
-/* The observer that profiles steps. It produces a table of their times (breakdown.h), files for
+/* The observer that profiles steps, and writes a table of the steps' times (breakdown.h), files for
  * moert-report (ledger.h) and a trace (trace.h). */
 #include "base/clock.h"
 #include "train/breakdown.h"

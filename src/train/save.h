@@ -6,7 +6,8 @@
  * compute the missing checksums; (4) rank 0 writes the manifest and gives the directory its final
  * name. The ranks agree on the status of each stage. A save during training first copies this
  * rank's values to host memory. Then each stage runs in a thread without MPI. The training thread
- * begins the next stage in moert_saver_poll. Both kinds of saves write the same bytes.
+ * begins the next stage in moert_saver_poll. A save during training writes the same bytes as a save
+ * at once.
  */
 #pragma once
 

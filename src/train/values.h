@@ -27,8 +27,8 @@ size_t moert_checkpoint_kinds(const moert_model *model);
 moert_elements moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
                                moert_value_kind kind);
 
-/* specs[kinds * F] = the specs of the entries. Free them by moert_value_specs_free, also after a
- * failure. Errors: ERROR_MEMORY. */
+/* specs[kinds * F] = the specs of the entries. Free the specs by moert_value_specs_free, also after
+ * a failure. Errors: ERROR_MEMORY. */
 moert_status moert_value_specs(const moert_model *model, moert_value_kind first_kind, size_t kinds,
                                moert_tensor_spec **specs);
 void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor_spec *specs);
@@ -38,7 +38,7 @@ void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor
 moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
                               const moert_model_tensor *tensor, const moert_elements *shard);
 
-/* Metadata of the files; transformers requires them. */
+/* Metadata of the files; transformers requires this metadata. */
 extern const char *const moert_value_metadata[];
 
 /* Writes the gradients of the last backward to a safetensors file. Collective. */

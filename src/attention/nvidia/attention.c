@@ -81,10 +81,10 @@ static moert_status make_stats(const moert_attention *a) {
                      MOERT_ARGS(moert_stats_args, .length = a->length, .heads = (int)a->heads));
 }
 
-/* The number of heads, over all sequences, whose tiles are taken before those of other heads. This
- * is the smallest number that keeps all units busy, so that the rows of these heads stay in the
- * cache. If there would be fewer than FEW_TIMES groups of heads, it is the number of all heads,
- * since some units wait at the end of each group. */
+/* The number of heads, over all sequences, whose tiles are taken before those of other heads. The
+ * number of heads is the smallest that keeps all units busy, so that the rows of these heads stay
+ * in the cache. If there would be fewer than FEW_TIMES groups of heads, it is the number of all
+ * heads, since some units wait at the end of each group. */
 static size_t heads_at_a_time(const moert_attention *a, size_t heads, size_t units) {
     const size_t all = a->sequences * heads,
                  busy = moert_ceil_div(units, moert_ceil_div(a->length, OWN_ROWS));

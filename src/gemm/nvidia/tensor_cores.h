@@ -2,9 +2,9 @@
  * GEMMs on the tensor cores of NVIDIA GPUs. On Hopper, kernels/gemm/nvidia/wgmma.cl multiplies
  * operands of one 16-bit type; on other GPUs from compute capability 8.0 on,
  * kernels/gemm/nvidia/mma.cl does. On Hopper, fp8.cl multiplies FP8 operands, and split.cl
- * multiplies split float32 operands. Sums are the float32 sums of tensor cores. These sums are the
- * same in every run and do not depend on other rows. The sums agree with other backends only within
- * rounding.
+ * multiplies split float32 operands. Sums are the float32 sums of tensor cores. Sums of tensor
+ * cores are the same in every run and do not depend on other rows. The sums agree with other
+ * backends only within rounding.
  */
 #pragma once
 

@@ -63,7 +63,7 @@ static tiling choose_tiling(const moert_device *device, moert_dtype type, proble
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
     /* On a CPU, local memory is the core's cache. Panels may fill half of this memory; the other
      * half is for the other operand and prefetched panels. In a wgrad the panels of both operands
-     * may fill three quarters; the rest is for sums. */
+     * may fill three quarters of this memory; the rest is for sums. */
     for (const size_t room = info->local_bytes / 4 * (both ? 3 : 2);;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
         if (wide && panels > 1)

@@ -29,7 +29,7 @@ moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool 
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
 
-/* The kernel arguments that both forms set. */
+/* The kernel arguments that the CPU form and the GPU form both set. */
 static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t start) {
     return (moert_gemm_args){.ldx = gemm->x.stride,
                              .ldy = gemm->y.stride,
@@ -92,8 +92,8 @@ static inline bool moert_prefetches(const moert_panels *panels) {
     return panels != NULL && panels->dot != MOERT_DOT_TILE;
 }
 
-/* Whether a tile of this width can hold gates and ups, for a GLU in the epilogue. Such a tile has
- * as many vectors of gates as of ups (kernels/gemm/gemm_glu.h). */
+/* Whether a tile of this width can hold gates and ups, for a GLU in the epilogue. A tile that holds
+ * gates and ups has as many vectors of gates as of ups (kernels/gemm/gemm_glu.h). */
 static inline bool moert_gates_fit(unsigned width) {
     return width % 2 == 0;
 }

@@ -1,6 +1,7 @@
 /*
  * The reference backend: converts every operand to float32 on the host and computes the formulas of
- * gemm/gemm.h and moert/ops.h in plain loops. Slow; tests compare the other backends with it.
+ * gemm/gemm.h and moert/ops.h in plain loops. The reference backend is slow; tests compare the
+ * other backends with it.
  */
 #include <math.h>
 #include <stdlib.h>
