@@ -115,7 +115,7 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
 
 /* ---- all to all ---- */
 
-enum { TAG = 0 }; /* used by no other messages */
+enum { TAG = 0 }; /* no other message uses this tag */
 
 /* In round k every rank sends to rank + k and receives from rank - k. Pairs without rows exchange
  * no message. */

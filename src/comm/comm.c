@@ -75,7 +75,8 @@ void moert_comm_library(char *text, size_t bytes) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(version, &length);
-    /* cuts off the package, date and report address of Open MPI, the date and build of MPICH */
+    /* cuts the text before Open MPI's package, date and report address, or MPICH's date and
+     * build */
     version[strcspn(version, ",\n")] = '\0';
     char *word = strstr(version, " Version:\t"); /* of MPICH */
     if (word != NULL)

@@ -67,12 +67,12 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank);
 #define MOERT_COMM_LINE(line)   MOERT_COMM_STRING(line)
 #define MOERT_COMM_STRING(text) #text
 moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const char *site);
-/* True if all ranks of the program have got the failure in moert_last_error(), by an agreement.
- * They can then end in order. */
+/* True if all ranks of the program have got the failure in moert_last_error(), by an agreement. All
+ * ranks can then end in order. */
 bool moert_comm_failure_is_shared(void);
 /* From now on all calls of this process that wait for other ranks return ERROR_TIMEOUT with this
- * message. A call that is waiting returns it as well; its messages stay in flight, so the process
- * must end. Tests pass NULL to cancel this. */
+ * message. A call that is waiting returns ERROR_TIMEOUT as well; the messages of that call stay in
+ * flight, so the process must end. With a NULL message, which only tests pass, calls wait again. */
 void moert_comm_give_up(const char *message);
 /* Ends all ranks at once with exit code `code` (MPI_Abort), after a failure of which the other
  * ranks have not been told. */
@@ -100,10 +100,9 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
 
 /*
  * Checks that print(object, file) prints the same entries on all ranks: strings that each end with
- * a 0 byte. All ranks must call it with the same `code` and `rule`. Collective. All ranks return
- * the same error: `code` (the message names the lowest rank that differs from rank 0, the first
- * entry that differs on both ranks, and `rule`, which says what must be equal), ERROR_MEMORY,
- * ERROR_COMM.
+ * a 0 byte. All ranks must pass the same `code` and `rule`. Collective. All ranks return the same
+ * error: `code` (the message names the lowest rank that differs from rank 0, the first entry that
+ * differs on both ranks, and `rule`, which says what must be equal), ERROR_MEMORY, ERROR_COMM.
  */
 typedef void moert_comm_printer(const void *object, FILE *file);
 moert_status moert_comm_compare(moert_comm *comm, moert_comm_printer *print, const void *object,

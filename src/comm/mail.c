@@ -133,8 +133,8 @@ static moert_status find_offset(size_t row, size_t first, int *offset) {
     return MOERT_OK;
 }
 
-/* Lists the runs of the next `most` rows, or fewer, from the cursor on. Their offsets count from
- * row *first. */
+/* Lists the runs of the next `most` rows, or fewer, from the cursor on. The offsets of the runs
+ * count from row *first. */
 static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t most, size_t *first,
                                size_t *runs) {
     size_t rows = 0;

@@ -30,8 +30,7 @@ const char *moert_memory_processes = "/proc";
 typedef struct ticket {
     int pid, file; /* file -1: the first process has failed */
     uint64_t device, inode;
-    uint64_t tag; /* stored at the end of the memory, so that the other processes can verify the
-                     file */
+    uint64_t tag; /* the memory ends with this tag, by which the other processes verify the file */
 } ticket;
 
 /* Bytes of the memory and the tag after it. */
@@ -56,7 +55,7 @@ static moert_status make(size_t bytes, ticket *mine, void **memory) {
     struct rlimit limit;
     struct stat info;
     const size_t whole = whole_bytes(bytes);
-    /* beyond this limit the system would kill the process (SIGXFSZ) */
+    /* if the file exceeded RLIMIT_FSIZE, the system would kill the process (SIGXFSZ) */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < whole)
         return MOERT_FAIL(ERROR_MEMORY, "%zu bytes of shared memory exceed `ulimit -f`, %zu bytes",
                           bytes, (size_t)limit.rlim_cur);
@@ -174,11 +173,12 @@ moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **
     moert_shared *shared = NULL;
     moert_status status = MOERT_NEW(&shared);
     if (status == MOERT_OK)
-        shared->comm = comm; /* set before agreeing, since another rank's failure destroys the
-                                object */
+        shared->comm = comm; /* sets `comm` before the ranks agree: if another rank has failed,
+                                this rank destroys `shared`, which needs `comm` */
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     MOERT_TRY_OR(undo, agree_stride(comm, bytes, &shared->stride));
-    /* the tag's page follows the last segment, so kernels may read whole vectors at its end */
+    /* the tag's page follows the last segment, so kernels that read whole vectors may read past the
+     * end of that segment */
     status = moert_memory_map(comm, comm->handle, comm->size * shared->stride, &shared->base);
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     *out = shared;

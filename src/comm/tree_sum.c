@@ -23,8 +23,8 @@ typedef struct sum_round {
 
 struct moert_tree_sum {
     moert_comm *comm;
-    int tag;      /* used by this sum's messages alone, so rounds of several sums may be posted in
-                     any order */
+    int tag;      /* only the messages of this sum use this tag, so rounds of several sums may be
+                     posted in any order */
     size_t total; /* leaves */
     moert_tree_node *nodes; /* [node_count] the nodes of all ranks, ascending */
     size_t *first_node;     /* [R + 1] index of each rank's first node */
@@ -33,8 +33,9 @@ struct moert_tree_sum {
     float *node_rows;
     const size_t *border;
     size_t shift;           /* a rank sums the shard of the rank `shift` positions before it */
-    size_t columns, widest; /* columns of a round; columns of the widest shard */
-    size_t posted, summed;  /* columns of every shard, posted and summed so far */
+    size_t columns, widest; /* number of columns of a round, and of the widest shard */
+    size_t posted, summed;  /* number of columns of every shard that have been posted, and
+                               summed, so far */
     sum_round round[ROUNDS];
 };
 

@@ -17,10 +17,10 @@
 moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_span *spans);
 
 /*
- * A sum in progress. node_rows has the rows [n] of this rank's nodes, at least one. In the columns
- * of this rank's shard, the first row gets the root of the tree over all leaves, and the other rows
- * are overwritten. The caller must not access node_rows, and must not change spans and border,
- * until the sum has ended.
+ * A sum in progress. node_rows has one row [n] for each of this rank's nodes, or one row if the
+ * rank has no nodes. In the columns of this rank's shard, the first row gets the root of the tree
+ * over all leaves, and the other rows are overwritten. The caller must not access node_rows, and
+ * must not change spans and border, until the sum has ended.
  *
  * The ranks exchange columns in rounds. A round receives up to 4 MiB of nodes, and two rounds are
  * in flight at a time. moert_tree_sum_start posts messages without waiting; moert_tree_sum_progress

@@ -13,8 +13,9 @@
 #include "device/arithmetic.h"
 #include "device/device.h"
 
-/* How a rank sums the products of bf16 GEMMs. BY_OPTION: because MOERT_BF16=tiles requires it.
- * LACKS_TILES: MOERT_BF16=tiles requires tiles, but the rank's kernels cannot use them. */
+/* How a rank sums the products of bf16 GEMMs. BY_OPTION: the rank sums in tiles because
+ * MOERT_BF16=tiles requires that. LACKS_TILES: MOERT_BF16=tiles requires tiles, but the rank's
+ * kernels cannot use them. */
 typedef enum bf16_sums {
     SUMS_ONE_BY_ONE,
     SUMS_IN_TILES,

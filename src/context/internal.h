@@ -19,8 +19,8 @@ struct moert_context {
  * caller frees. All ranks return the same failure. Collective. */
 moert_status moert_context_gather(moert_comm *comm, const void *mine, size_t bytes, void *out);
 
-/* Binds the rank as its options or variables say, and opens its device. All ranks must take the
- * same path, since the paths contain collective calls. Collective. */
+/* Binds the rank as its options or variables say, and opens its device. All ranks must get their
+ * devices in the same way, since each way makes different collective calls. Collective. */
 moert_status moert_context_open_device(moert_context *context);
 /* Restores the affinity of the process's threads, unless another bound context still exists. */
 void moert_context_unbind(const moert_context *context);

@@ -65,8 +65,8 @@ void moert_context_unbind(const moert_context *context) {
 static moert_status open_bound(moert_context *context, const moert_topology *topology,
                                size_t local_rank) {
     const moert_config *config = moert_config_get();
-    const bool first = process.bound == 0; /* a later context sees moert's mask, not the
-                                              launcher's */
+    const bool first = process.bound == 0; /* a later context finds the binding mask that moert
+                                              has set, not the launcher's mask */
     moert_placement *placement = &context->placement;
     moert_thread_snapshot snapshot;
     char threads[16];
@@ -88,10 +88,11 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     return moert_first(status, moert_threads_pin_new(topology, placement, &snapshot, &pinned));
 }
 
-/* The number of this rank among the processes that divide its host, and their launcher's masks. */
+/* The number of this rank among the processes that divide its host, and the binding masks that the
+ * launcher gave these processes. */
 typedef struct place {
     size_t rank, size;
-    char (*masks)[MOERT_CPUS_BYTES]; /* [size]; NULL: all masks are equal */
+    char (*masks)[MOERT_CPUS_BYTES]; /* [size] the processes' masks; NULL: all masks are equal */
 } place;
 
 static bool all_equal(const place *at) {
@@ -102,8 +103,9 @@ static bool all_equal(const place *at) {
 }
 
 /* Finds this rank's number among the processes that divide its host. If the caller has given a
- * communicator for the placement, these are the ranks of `comm`. Otherwise they are all processes
- * that the launcher started on the host, although some may belong to other contexts. */
+ * communicator for the placement, the ranks of `comm` divide the host. Otherwise all processes that
+ * the launcher started on the host divide it, although some of these processes may belong to other
+ * contexts. */
 static void find_share(const moert_context *context, const moert_comm *comm, place *at) {
     size_t rank, size;
     *at = (place){moert_comm_node_rank(comm), moert_comm_node_size(comm), NULL};

@@ -105,7 +105,8 @@ void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_ta
     exchange->tally = tally;
 }
 
-/* bytes[r] += the bytes of rows[r] rows and their floats per slot, for each rank r. */
+/* bytes[r] += the bytes of rows[r] rows, and of one more float for each of these rows if the
+ * transfer has slots, for each rank r. */
 static void tally(const moert_transfer *t, const size_t *rows, uint64_t *bytes) {
     const size_t floats = t->window->width + (t->slots != NULL ? t->slots->width : 0);
     for (size_t r = 0; r < t->plan->plan->ranks; r++)
@@ -299,7 +300,8 @@ moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
 
 /* ---- chunks ---- */
 
-enum { CHUNK_BYTES = 256 << 10 }; /* a rank sends at least this much in a chunk */
+/* if moert chooses several chunks, each has on average at least this many bytes */
+enum { CHUNK_BYTES = 256 << 10 };
 
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t chunks) {
     plan->chunks = exchange->engine->wait != NULL

@@ -163,8 +163,8 @@ struct moert_exchange_plan {
 typedef struct moert_exchange_slots {
     const moert_buffer *index; /* int32 [T,K] */
     size_t tokens, topk, experts;
-    const moert_expert_map *placement; /* where the experts are; NULL: in contiguous blocks. Must
-                                          not change until the plan is made */
+    const moert_expert_map *placement; /* where the experts are; NULL: in contiguous blocks. The
+                                          placement must not change until the plan is made */
 } moert_exchange_slots;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
@@ -178,9 +178,9 @@ moert_buffer_table moert_exchange_plan_buffers; /* of a moert_exchange_plan */
 /*
  * moert_exchange_make_plan in two calls, begin and end. Between begin and end the caller may
  * enqueue work that needs no plan; the device does this work while the host makes the plan. The
- * status of begin is local to this rank. The caller passes it, or the status of the work, to end as
- * `local`. Every begin needs an end. The index must not change before the plan's first dispatch is
- * done. Only end is collective.
+ * status of begin is local to this rank. The caller passes the status of begin, or of the work, to
+ * end as `local`. Every begin needs an end. The index must not change before the plan's first
+ * dispatch is done. Only end is collective.
  */
 moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                        moert_status local);
@@ -212,7 +212,8 @@ typedef struct moert_transfer {
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
     bool overlaps;              /* other work may run at the same time as the combine */
     bool one_copy_per_rank;     /* a dispatch sends a token's row at most once to each rank */
-    size_t most_groups;         /* work-groups of the combine's kernel at most; 0: any number */
+    size_t most_groups;         /* the most work-groups that the combine's kernel may have; 0:
+                                   any number */
 } moert_transfer;
 
 /*
@@ -268,10 +269,10 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert
 moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t chunk);
 
 /*
- * Sends a chunk's rows, and with `slots` its slots, back to the ranks of their tokens once the work
- * enqueued so far is done. Does not wait. The windows must have room for the plan, and must not
- * change before the combine is finished. The caller sends all chunks in order. An error is local to
- * this rank. Not collective.
+ * Sends a chunk's rows, and with `slots` also one float per slot, back to the ranks of the rows'
+ * tokens once the work enqueued so far is done. Does not wait. The windows must have room for the
+ * plan, and must not change before the combine is finished. The caller sends all chunks in order.
+ * An error is local to this rank. Not collective.
  */
 moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_transfer *transfer,
                                          size_t chunk);
@@ -296,8 +297,8 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
 /*
  * With MOERT_PUSH, rows do not wait in a window until the combine fetches them. Instead a GEMM or a
  * copy stores each row into the window of the rank that has its slot, at row t K + k. The combine
- * then only reads this rank's memory. Its results have the same bits as without push. The calls
- * are:
+ * then only reads this rank's memory. The combine's results have the same bits as without push. The
+ * calls are:
  *
  *   moert_window_reserve_slots and a dispatch with slots;
  *   moert_exchange_push and a GEMM that stores rows to these addresses, or

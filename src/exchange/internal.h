@@ -55,7 +55,8 @@ struct moert_window {
     moert_exchange *exchange;
     size_t width, stride; /* floats */
     size_t columns;       /* elements of a row: `width` floats, or 2 width bf16 values */
-    size_t capacity_rows; /* the same on all ranks; 0 before the first reservation */
+    size_t capacity_rows; /* the rows for which each rank has memory, the same number on all
+                             ranks; 0 before the first reservation */
     size_t counted_bytes; /* moert_device_count */
     moert_storage storage;
 };
@@ -91,7 +92,8 @@ typedef struct moert_engine {
     size_t (*packed_bytes)(const moert_packed_sizes *sizes); /* moert_exchange_packed_bytes */
     moert_status (*wait)(moert_exchange *exchange, size_t chunk);
     moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t chunk);
-    /* moert_exchange_combine_overlapped and _join. */
+    /* prepare_overlapped implements moert_exchange_combine_overlapped, and join implements
+     * moert_exchange_combine_join. */
     moert_status (*prepare_overlapped)(moert_exchange *exchange, moert_transfer *transfer);
     moert_status (*join)(moert_exchange *exchange);
     /* Report failures on the device in dispatches and combines that returned MOERT_OK.
@@ -116,11 +118,13 @@ struct moert_exchange {
     moert_comm *comm;
     const moert_engine *engine;
     void *state;                 /* the engine's */
-    moert_relay_map *relay_map;  /* node engine: its plans have `relay`; else NULL */
+    moert_relay_map *relay_map;  /* the nodes of the ranks, if the engine is the node engine,
+                                    whose plans have `relay`; else NULL */
     bool automatic;              /* MOERT_EXCHANGE is auto: an engine may refuse if it would be
                                     slower */
     bool reserves_worst_case;    /* untouched rows of windows use no memory */
-    uint64_t largest_bytes;      /* smallest limit of an allocation of all ranks' devices */
+    uint64_t largest_bytes;      /* bytes of the largest allocation that is possible on every
+                                    rank's device */
     size_t capacity_rows;        /* largest capacity_rows of all plans so far */
     size_t widest;               /* largest stride of all windows so far */
     moert_buffer *row_addresses; /* addresses that the last push found; NULL before the first
@@ -132,13 +136,15 @@ struct moert_exchange {
     uint64_t far_rows; /* rows that this rank's dispatches have sent to other hosts so far; node
                           engine: at most one for each token and host */
     const moert_exchange_tally *tally; /* or NULL */
-    struct moert_planner *planner;     /* plan.c; NULL before the first plan */
+    struct moert_planner *planner;     /* memory of the plans (plan.c); NULL before the first
+                                          plan */
 };
 
 enum { MOERT_SLOT_STRIDE = MOERT_WINDOW_ROW_FLOATS }; /* stride of a window of width 1 */
 
-/* Bytes of a window for one row: the row at its stride, and one word, the index of the row that
- * holds the row's data. The words follow all rows (kernels/exchange/exchange.cl, dispatch_once). */
+/* Bytes of a window for one row: the row at its stride, and one word, the row's origin: the index
+ * of the row of this window that has received the same token's data. The origins of all rows follow
+ * the last row (kernels/exchange/exchange.cl, dispatch_once). */
 static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }

@@ -202,13 +202,13 @@ static size_t most_groups(const moert_device *device) {
            moert_by_form(device, 1, GPU_FAN_ROW_GROUPS);
 }
 
-/* Work-groups that store or copy `rows` rows. */
+/* The number of work-groups that store or copy `rows` rows. */
 static size_t storing_groups(const moert_transfer *t, size_t rows) {
     const moert_device *device = t->window->exchange->device;
     return moert_max(groups_of(device, rows, t->window->stride, GPU_PIECE).x, 1);
 }
 
-/* Work-groups that combine the rows of `tokens` tokens. */
+/* The number of work-groups that combine the rows of `tokens` tokens. */
 static size_t combining_groups(const moert_transfer *t, size_t tokens) {
     const moert_device *device = t->window->exchange->device;
     return moert_max(groups_of(device, tokens, t->window->width, GPU_STRIP).x, 1);

@@ -34,7 +34,8 @@ size_t moert_peers_bytes(const moert_device *device);
 
 /* The nodes of a sum by the tree of base/tree.h. Each rank has the nodes of its span. */
 typedef struct moert_peers_sum {
-    const moert_span *spans; /* [size] leaves of each rank, in order (moert_comm_gather_spans) */
+    const moert_span *spans; /* [size] the range of leaves that each rank has; the ranges ascend
+                                with the rank (moert_comm_gather_spans) */
     const moert_buffer *node_rows; /* f32 [nodes of this rank, n] */
     const size_t *border;          /* [size + 1] */
     moert_buffer *sum;             /* f32 [n]; may be `node_rows` */

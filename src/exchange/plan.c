@@ -31,7 +31,8 @@ typedef struct moert_planner {
     moert_expert_map *contiguous;   /* placement for plans whose caller gives none, or NULL */
     size_t message_words;           /* words of a rank's message */
     size_t room;                    /* message_words for which `mine` is allocated */
-    uint64_t *mine;                 /* [message_words]; the next two arrays follow it */
+    uint64_t *mine;                 /* [message_words] this rank's message; the arrays `all` and
+                                       `counts` follow it in the same allocation */
     uint64_t *all;                  /* [ranks,message_words] */
     uint64_t *counts;               /* [ranks,E] */
     size_t entries;                 /* number of entries for which `table` and `lanes` are
@@ -40,8 +41,8 @@ typedef struct moert_planner {
     moert_lane *lanes;              /* [entries] */
     moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */
     moert_staging *totals;          /* uint32 [E + 1] */
-    moert_event *counted;           /* completes when the totals are on the host; NULL: no plan has
-                                       begun */
+    moert_event *counted;           /* event that completes when the totals are on the host;
+                                       NULL: no plan has begun */
     moert_exchange_plan *spare;     /* the memory of the next plan, or NULL */
 } moert_planner;
 

@@ -12,12 +12,13 @@
 typedef struct moert_routes {
     size_t room;            /* capacity in runs of the allocation at `packed`, which holds both
                                arrays */
-    moert_mail_run *packed; /* [ranks, chunks] of this rank's packed rows; the caller frees it */
-    moert_mail_run *window; /* [ranks, local experts] of this rank's window */
+    moert_mail_run *packed; /* [ranks, chunks] runs of this rank's packed rows; the caller frees
+                               this array */
+    moert_mail_run *window; /* [ranks, local experts] runs of rows in this rank's window */
 } moert_routes;
 
 /* Finds the runs of packed rows and of the window for a plan. Reuses the memory of the previous
  * call. */
 moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan);
-/* Rows that this rank packs. */
+/* The number of rows that this rank packs. */
 size_t moert_routes_packed_rows(const moert_plan *plan);

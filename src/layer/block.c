@@ -186,7 +186,7 @@ size_t moert_block_partial_bytes(const moert_device *device) {
     return device != NULL ? moert_by_form(device, 64 * mib, 256 * mib) : 64 * mib;
 }
 
-/* The rows of a weight [n,k] whose gradients are computed at a time. */
+/* The number of rows of a weight [n,k] whose gradients are computed at a time. */
 static size_t partial_rows(const moert_device *device, size_t sequences, size_t n, size_t k) {
     const size_t row_bytes = sequences * k * sizeof(float);
     size_t most = moert_max(1, moert_block_partial_bytes(device) / moert_max(row_bytes, 1));
@@ -198,7 +198,8 @@ static size_t partial_rows(const moert_device *device, size_t sequences, size_t 
 size_t moert_block_partial_floats(const moert_device *device, size_t sequences, size_t n,
                                   size_t k) {
     const size_t rows = partial_rows(device, sequences, n, k);
-    return sequences * moert_max(rows * k, n); /* n: room for the bias gradients */
+    return sequences * moert_max(rows * k, n); /* n floats per sequence leave room for the
+                                                  gradient of the bias */
 }
 
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,

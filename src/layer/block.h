@@ -17,8 +17,8 @@
  *   shards of 3|0                      |1                       |2                 |
  *
  * Shards are whole chunks of MOERT_SQUARES_CHUNK floats, counted from the start of each tensor of
- * the model's files. Sizes differ by at most one chunk. So sums that are formed chunk by chunk have
- * the same bits for any number of shards.
+ * the model's files. The sizes of shards differ by at most one chunk. So sums that are formed chunk
+ * by chunk have the same bits for any number of shards.
  */
 #pragma once
 
@@ -47,7 +47,7 @@ typedef struct moert_block_tensor {
     size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
     size_t parts;                    /* number of the model files' tensors that form this tensor */
     moert_buffer *weight, *gradient; /* views of the block's buffers, or of the caller's */
-    bool bound_weight;               /* the weight is the caller's (bind.c) */
+    bool bound_weight;               /* the weight is in a buffer of the caller (bind.c) */
     moert_buffer *bound_gradient;    /* a view of the caller's buffer, or NULL */
     moert_weight_cache cache;        /* the weight's panels */
 } moert_block_tensor;
@@ -57,8 +57,8 @@ typedef struct moert_block_tensor {
 typedef struct moert_gradient_pool {
     moert_device *device;
     struct {
-        const char *what; /* moert_block.what of blocks that may use the buffer, whose padding is
-                             zero */
+        const char *what; /* moert_block.what of the blocks that may use the buffer; the buffer's
+                             padding is zero */
         moert_buffer *buffer;
     } free[16]; /* buffer NULL: empty entry. Room for two buffers of each kind of block */
 } moert_gradient_pool;
@@ -73,7 +73,8 @@ typedef struct moert_block {
     size_t chunks; /* chunks of all tensors; see MOERT_SQUARES_CHUNK */
     size_t count;
     moert_block_tensor *tensor;
-    size_t *border; /* offsets in floats where the shards start; last, the end */
+    size_t *border; /* offsets in floats where the shards start; the last element is the end of
+                       the block */
     moert_buffer *weight, *gradient, *nodes;
     moert_buffer *kept; /* the gradient in bf16, or NULL. With it, `gradient` exists only while the
                            block is open */
@@ -174,8 +175,8 @@ size_t moert_block_partial_floats(const moert_device *device, size_t sequences, 
 
 /* The size in floats of this rank's shard; sets *first to the shard's offset. */
 size_t moert_block_shard(const moert_block *block, size_t *first);
-/* The first chunk of a rank's shard; `rank` is an index among the ranks that hold the block. With
- * `rank` equal to their number: the number of chunks. */
+/* The first chunk of a rank's shard; `rank` is an index among the ranks that hold the block. If
+ * `rank` is the number of these ranks, returns the number of chunks. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
 /*
  * Sums gradients over the ranks that hold the block. For a replicated block it sums the nodes, and

@@ -1,7 +1,7 @@
 /*
  * Decisions that follow from a layer's options: how rows travel, and the dtypes in which the
- * experts compute. They are made once: no other file reads the options precision, dispatch, combine
- * or expert_biases.
+ * experts compute. moert_layer_choose makes all these decisions: no other file reads the options
+ * precision, dispatch, combine or expert_biases.
  *
  *   precision  operands of the experts' GEMMs                  v, dh     h     dv
  *   f32        float32                                         F32       F32   F32
@@ -21,8 +21,8 @@
 
 #include "layer/block.h"
 
-/* The rows that travel between ranks in one direction. The exchange copies them bit by bit, as rows
- * of floats. */
+/* The rows that travel between ranks in one direction. The exchange copies these rows bit by bit,
+ * as rows of floats. */
 typedef struct moert_hop {
     moert_dispatch encoding; /* float32, bf16, or MXFP8 payload and scales */
     size_t bytes;            /* bytes of a row */
@@ -36,8 +36,8 @@ typedef struct moert_storing {
 } moert_storing;
 
 typedef struct moert_layer_choices {
-    moert_hop forth;      /* x and dy, to the owners of their experts */
-    moert_hop back;       /* y and dx, to the ranks of their tokens */
+    moert_hop forth;      /* how x and dy travel to the owners of their experts */
+    moert_hop back;       /* how y and dx travel to the ranks of their tokens */
     moert_storing y, dx;  /* the GEMMs whose results travel back */
     bool pushes;          /* ranks may push y; the same on all ranks, whatever their devices */
     bool chunks;          /* experts can compute some rows while others travel: no conversion

@@ -77,9 +77,9 @@ static weight_list list_weights(const moert_layer *layer, size_t links) {
     return list;
 }
 
-/* Makes room for the messages in flight, each of up to `elements` floats. Of each weight, a link
- * sends one message to each other rank. Of a gradient, it sends and receives up to MOST_PIECES
- * messages with the old values, and as many with the new values. */
+/* Makes room for the messages in flight, each of up to `elements` floats. For each weight, a link
+ * sends at most one message to each other rank. For a gradient, a link sends and receives up to
+ * MOST_PIECES messages with the old values, and as many with the new values. */
 static moert_status reserve_mail(const moert_layer *layer, size_t links, size_t elements,
                                  moert_mail *mail) {
     const size_t ranks = moert_comm_size(layer->mesh->experts);
@@ -420,8 +420,9 @@ static size_t pieces_of(const moert_layer *layer, size_t n, size_t k) {
     return chains > MOST_PIECES || n % step != 0 ? 1 : moert_min(n / step, MOST_PIECES);
 }
 
-/* Runs a wgrad of some rows of one slot's matrix [N,K]. It views the weight as matrices of only
- * these rows, at an offset that puts the slot's rows where they are in the whole weight. */
+/* Runs a wgrad of some rows of one slot's matrix [N,K]. The GEMM gets N = rows.count, so it writes
+ * from row `slot` * rows.count on of the buffer that it gets as the weight. This buffer is a view
+ * of the whole weight; the start of the view makes the GEMM write to the slot's rows. */
 static moert_status run_rows(moert_gemm *gemm, span rows) {
     const size_t slot = gemm->groups.first, row_bytes = gemm->k * sizeof(float);
     const size_t before = slot * (gemm->n - rows.count) + rows.first;

@@ -19,8 +19,8 @@ typedef struct moert_dense_glu {
     moert_glu_form form;      /* `interleaved` is ignored */
     moert_dtype type;         /* dtype of the operands */
     const moert_buffer *x;    /* [T,H], float32 */
-    moert_buffer *v, *h;      /* [T,2I] in the dtype of moert_glu_between, [T,I] in `type` */
-    const moert_buffer *prob; /* [T] multiplies each row of h, or NULL */
+    moert_buffer *v, *h;      /* v [T,2I] in the dtype of moert_glu_between, h [T,I] in `type` */
+    const moert_buffer *prob; /* [T] factors of the rows of h, or NULL */
     moert_buffer *dprob;      /* [T] backward: the gradient of prob, or NULL */
     moert_batch batch;
     bool drop_v; /* v is not needed after the activation */

@@ -70,7 +70,7 @@ struct moert_layer {
 struct moert_pass {
     moert_layer *layer; /* the layer that uses the pass, or used it last */
     enum {
-        PASS_FREE,       /* not in use; a later pass may reuse its memory */
+        PASS_FREE,       /* the pass is not in use; a later pass may reuse its memory */
         PASS_FORWARD,    /* the forward runs, or has run and no backward will follow */
         PASS_READY,      /* the pass is ready for its backward */
         PASS_BACKWARD,   /* its backward runs */
@@ -83,15 +83,16 @@ struct moert_pass {
     const moert_buffer *input; /* the caller's x[T,H] */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
-    const moert_buffer *index, *weight; /* [T,K]: buffers of `routing`, or of the caller */
+    const moert_buffer *index, *weight; /* [T,K] experts and weights of the slots, in buffers of
+                                           `routing` or of the caller */
     moert_exchange_plan *plan;
     moert_row_peak peak;       /* peak over all plans of this pass so far */
     moert_window *x, *prob;    /* received rows in the wire's encoding, and routing weights */
-    moert_buffer *v, *h;       /* [M,2I], [M,I], in the dtypes of moert_layer_choices */
+    moert_buffer *v, *h;       /* v [M,2I] and h [M,I], in the dtypes of moert_layer_choices */
     moert_buffer *gate_logits; /* [T] logits of the shared expert's gate */
     moert_routing gate;        /* gate.weight[T] scales the shared expert's result */
-    moert_buffer *shared_v, *shared_h; /* [T,2I] in the dtype of moert_operand_between, [T,I] in
-                                          that of operands */
+    moert_buffer *shared_v, *shared_h; /* shared_v [T,2I] in the dtype of moert_operand_between,
+                                          shared_h [T,I] in the dtype of operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
     /* fields of the call in progress */
@@ -121,8 +122,8 @@ static inline void moert_note(moert_status *status, moert_status now) {
  */
 typedef enum moert_stage_kind {
     MOERT_STAGE_LOCAL,  /* skipped after a failure */
-    MOERT_STAGE_JOINT,  /* a rank that has failed communicates without computing; skipped after a
-                           failure of the EP group */
+    MOERT_STAGE_JOINT,  /* a rank that has failed communicates without computing; once the whole
+                           EP group has failed, all its ranks skip this stage */
     MOERT_STAGE_AGREED, /* a joint stage that fails on all ranks of the EP group alike, except after
                            its last synchronisation (exchange.h) */
     MOERT_STAGE_ALWAYS  /* runs after any failure */

@@ -15,7 +15,8 @@ enum { TOKENS, SQUARES, MASS };
 
 typedef struct sums {
     size_t columns;
-    double *mine, *all, *total; /* [sequences, columns], [total sequences, columns], [columns] */
+    double *mine, *all, *total; /* mine[sequences, columns] of this rank, all[total sequences,
+                                   columns] of all ranks, total[columns] */
     float *lse, *mass;          /* [T], [sequences, E] */
     uint32_t *ends;             /* [sequences] */
     size_t *bytes;              /* [ranks] */

@@ -12,20 +12,20 @@
 /* X(buffer, name): scratch buffers, valid until the next operation that uses the same buffer. */
 #define MOERT_SCRATCH_TABLE(X)                                                                     \
     X(PARTIAL, "gradients per sequence")                                                           \
-    X(HIDDEN, "gradients of h")              /* [M or T, I] */                                     \
-    X(V, "v that is computed again")         /* [M or T, 2I] of layers with recompute_experts */   \
-    X(H, "h that is computed again")         /* [M or T, I] */                                     \
-    X(SLOTS, "gradients of routing weights") /* [T,K] */                                           \
+    X(HIDDEN, "gradients of h")                   /* [M or T, I] */                                \
+    X(V, "v that is computed again")              /* [M or T, 2I], only with recompute_experts */  \
+    X(H, "h that is computed again")              /* [M or T, I] */                                \
+    X(SLOTS, "gradients of routing weights")      /* [T,K] */                                      \
     X(LOGITS, "gradients of the routers' logits") /* [T,E] */                                      \
     X(TOKENS, "results of shared experts")        /* [T,H] */                                      \
-    X(DENSE, "received rows in float32")          /* [M,H]; also results, with a window's gaps */  \
-    X(WIRE, "rows for the wire")                  /* also payloads that quantizers write */        \
+    X(DENSE, "received rows in float32")          /* [M,H]; also results in a window's layout */   \
+    X(WIRE, "rows for the wire")                  /* quantizers also write payloads here */        \
     X(SCALES, "scales of payloads")                                                                \
     X(GLOBAL, "global scales")          /* [L] */                                                  \
     X(AMAX, "largest magnitudes")       /* [L] */                                                  \
     X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
-    X(ROUNDED_Y, "rounded operands y of GEMMs") /* also results rounded for the wire */
+    X(ROUNDED_Y, "rounded operands y of GEMMs") /* also holds results rounded for the wire */
 
 typedef enum moert_scratch {
 #define MOERT_SCRATCH_INDEX(buffer, name) MOERT_SCRATCH_##buffer,
@@ -80,7 +80,7 @@ struct moert_mesh {
     moert_amax_report *reports;      /* [R] */
     struct moert_handover *handover; /* layer/handover.h; NULL until a layer has clones */
     moert_span *spans;         /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
-    moert_span *replica_spans; /* [EDP] spans for sums over replicas, one leaf for each */
+    moert_span *replica_spans; /* [EDP] spans for sums over replicas, one leaf for each replica */
 };
 
 /* The kinds of replicas of the experts: moert_mesh_create makes summed replicas, and
@@ -106,7 +106,7 @@ typedef struct moert_mesh_place {
     size_t replica; /* the rank's index among the ranks with the same experts */
 } moert_mesh_place;
 
-/* places[R] of all ranks, in a mesh with groups of `ep`. */
+/* places[R] = the places of all ranks in a mesh with groups of `ep` ranks. */
 void moert_mesh_places(const moert_comm *world, size_t ep, moert_mesh_place *places);
 
 /* Fills mesh->spans. ERROR_MISMATCH on all ranks unless the spans together are the sequences of one

@@ -32,7 +32,7 @@ typedef struct moert_plant {
 } moert_plant;
 
 struct moert_probe {
-    bool takes;            /* takes digests; false: only flips bits (`plant`) */
+    bool takes;            /* the probe takes digests; false: the probe only flips bits (`plant`) */
     bool closed[2];        /* whether the hashes of the forward and of the backward are complete */
     moert_buffer *digests; /* uint64 [POINTS, room] */
     size_t room;           /* rows for which `digests` has room */

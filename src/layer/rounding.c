@@ -216,8 +216,8 @@ static moert_status close_gaps(const moert_pass *pass, const moert_matrix *rows,
                                   columns * sizeof(float), count);
 }
 
-/* *amax = the largest magnitude of an operand, over the rows of all ranks, in scratch. Measures it
- * unless a GEMM has read the same rows before. */
+/* *amax = the largest magnitude of an operand, over the rows of all ranks, in scratch. Measures the
+ * amax unless a GEMM has read the same rows before. */
 static moert_status take_amax(moert_pass *pass, const moert_gemm *gemm, const matrix *rows,
                               float *value, moert_buffer **amax) {
     moert_layer *layer = pass->layer;

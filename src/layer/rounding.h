@@ -13,8 +13,8 @@
  *   nvfp4  rows are quantized, then dequantized to float32
  *
  * The float32 master weights are kept. After moert_layer_weights_changed(), the first forward
- * quantizes them again for mxfp8 and nvfp4, and prepacks them where that gains something. In the
- * other precisions moert_weight_cache decides when to prepack.
+ * quantizes the weights again for mxfp8 and nvfp4, and prepacks the quantized weights where that
+ * gains something. In the other precisions moert_weight_cache decides when to prepack.
  *
  * NVFP4: a weight has one global scale per expert. An activation has one global scale for all rows
  * of all ranks, so that the bits do not depend on which rank holds a row. Gathering the

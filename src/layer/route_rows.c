@@ -1,13 +1,13 @@
 /*
  * Dispatch and combine of a route, and their gradients. The calls use windows of the mesh, and copy
  * rows to and from the caller's dense buffers. The copy kernels (kernels/exchange/route.cl) also
- * fill up each expert to a multiple of rows. The copy lets the caller own its rows: they may live
- * until a backward needs them, and all routes share the windows. Before each call the ranks wait
- * for their devices and gather their arguments in one message (moert_route_meet). So no peer still
- * uses a window. If a rank has different arguments, all ranks return an error that names that rank,
- * and none corrupts memory. The gradient of a weighted combine dispatches the gradient and the
- * weights. The owner multiplies its rows by the weights, and returns the weights' gradients to
- * their slots.
+ * fill up each expert's rows to a multiple of row_multiple. The copy lets the caller own its rows:
+ * they may live until a backward needs them, and all routes share the windows. Before each call the
+ * ranks wait for their devices and gather their arguments in one message (moert_route_meet). So no
+ * peer still uses a window. If a rank has different arguments, all ranks return an error that names
+ * that rank, and none corrupts memory. The gradient of a weighted combine dispatches the gradient
+ * and the weights. The owner multiplies its rows by the weights, and returns the weights' gradients
+ * to their slots.
  */
 #include "args/exchange.h"
 #include "base/memory.h"
@@ -109,7 +109,7 @@ typedef struct part {
     size_t bytes, first_byte;
 } part;
 
-/* Copies a part of all rows from the window (`take`) or to the window. */
+/* Copies the columns of `p` in all rows from the window (`take`) or to the window. */
 static moert_status move(const moert_route *route, const moert_window *window, const part *p,
                          bool take) {
     const size_t stride = moert_window_stride(window) * sizeof(float);

@@ -12,17 +12,18 @@ moert_glu_sizes moert_layer_shared_sizes(const moert_layer_sizes *s) {
 
 /* ---- buffers that a pass keeps ---- */
 
-/* Floats of `width` times [M,I] values. */
+/* The size in floats of a matrix [M, width * I] of dtype `type`. */
 static size_t hidden(const moert_layer_sizes *s, moert_dtype type, size_t width) {
     return moert_operand_floats(type, s->rows * width * s->options->intermediate);
 }
 
-/* Bytes of [T,width] floats, if there is such a buffer. */
+/* The bytes of a float32 matrix [T,width], or MOERT_NO_BUFFER if the pass has no such buffer. */
 static size_t rows_if(bool is, const moert_layer_sizes *s, size_t width) {
     return is ? s->tokens * width * sizeof(float) : MOERT_NO_BUFFER;
 }
 
-/* Bytes of `width` times [M,I] values. */
+/* The bytes of a matrix [M, width * I] of dtype `type`, or MOERT_NO_BUFFER if the backward computes
+ * the matrix again. */
 static size_t hidden_bytes(const moert_layer_sizes *s, moert_dtype type, size_t width) {
     return s->options->recompute_experts ? MOERT_NO_BUFFER : hidden(s, type, width) * sizeof(float);
 }

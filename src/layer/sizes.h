@@ -30,7 +30,7 @@ static inline size_t moert_glu_h_floats(const moert_glu_sizes *s) {
 typedef struct moert_layer_sizes {
     const moert_layer_options *options;
     const moert_layer_choices *choices;
-    const moert_device *device; /* as in moert_glu_sizes */
+    const moert_device *device; /* NULL in an estimate, as in moert_glu_sizes */
     size_t local;               /* L */
     size_t tokens, sequences;   /* T */
     size_t rows;                /* M; 0 before the plan */

@@ -1,7 +1,8 @@
 /*
  * The representation of rows on the wire. Rows of x and dy travel to the owners of their experts as
- * float32, as bf16 or as MXFP8 payload and scales (moert_dispatch). The exchange copies them bit by
- * bit, as rows of floats. The experts' results travel back as float32 or bf16 (moert_combine).
+ * float32, as bf16 or as MXFP8 payload and scales (moert_dispatch). The exchange copies the rows
+ * bit by bit, as rows of floats. The experts' results travel back as float32 or bf16
+ * (moert_combine).
  */
 #pragma once
 

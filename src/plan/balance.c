@@ -129,8 +129,9 @@ static void exchange_slots(search *s) {
 
 /* ---- clones ---- */
 
-/* Empties the slots of clones that are not needed: without one of them, each member of the chain
- * would have at most half of the ranks' mean. If `clones` is false, no clone is needed. */
+/* Empties the slots of clones that are not needed. A clone is not needed if without it each member
+ * of the chain would have at most half of the mean rows of a rank. If `clones` is false, no clone
+ * is needed. */
 static void drop_clones(search *s, bool clones) {
     const uint64_t sum = sum_of(s);
     for (size_t i = 0; i < moert_expert_map_slots(s->map); i++) {

@@ -27,9 +27,9 @@ typedef struct moert_row_sources {
 
 /*
  * Exchanges experts of expert[slots of all ranks] between nodes, so that fewer rows travel between
- * nodes. Each exchange must save a quarter of the rows of the two experts. No rank may exceed the
- * rows of the busiest one by more than a hundredth. Leaves clones where they are. Deterministic.
- * Errors: ERROR_MEMORY.
+ * nodes. Each exchange must save a quarter of the rows of the two experts. No exchange may give a
+ * rank over a hundredth more rows than the busiest rank had at first. Leaves clones where they are.
+ * Deterministic. Errors: ERROR_MEMORY.
  */
 moert_status moert_expert_map_gather(const moert_expert_map *map, const uint64_t *rows,
                                      const moert_row_sources *from, uint32_t *expert);
@@ -39,7 +39,7 @@ moert_status moert_expert_map_gather(const moert_expert_map *map, const uint64_t
 double moert_expert_map_crossing(const moert_expert_map *map, const uint32_t *expert,
                                  const moert_row_sources *from);
 
-/* Rows of the busiest rank over the ranks' mean in a placement; 1 if there are no rows. The members
- * of a chain count as if they shared its rows evenly. */
+/* The rows of the busiest rank divided by the mean rows of a rank, in a placement; 1 if there are
+ * no rows. The members of a chain count as if they shared its rows evenly. */
 double moert_expert_map_load(const moert_expert_map *map, const uint32_t *expert,
                              const uint64_t *rows);

@@ -3,9 +3,9 @@
  * moert/plan.h places experts in contiguous blocks, but any placement gives the same results: an
  * expert's rows and sums do not depend on its rank or slot. All arrays are integers in host memory.
  *
- * Other slots may hold clones of an expert. They and the expert itself form its *chain*: the clones
- * in the order of their slots, then the expert. Each member of the chain computes a range of the
- * expert's rows, in this order (moert_expert_map_cut).
+ * Other slots may hold clones of an expert. The clones and the expert itself form the expert's
+ * *chain*: first the clones in the order of their slots, then the expert. Each member of the chain
+ * computes a range of the expert's rows, in this order (moert_expert_map_cut).
  *
  * If the ranks form several groups (exact replicas), each group has one member of each expert's
  * chain. Member m is in group m, whichever member is the expert itself.
@@ -24,7 +24,8 @@ typedef struct moert_expert_map {
     size_t experts, ranks;
     size_t groups;      /* number of groups of consecutive ranks; each group holds all experts */
     size_t longest;     /* members of the longest chain; 1: there are no clones */
-    uint32_t *first;    /* [ranks + 1] of all slots, rank r has first[r] to first[r + 1] - 1 */
+    uint32_t *first;    /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all
+                           slots */
     uint32_t *expert;   /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
     uint32_t *position; /* [slots of all ranks] position of the slot in the chain of its expert */
     uint32_t *rank;     /* [E] the rank that holds the expert itself */

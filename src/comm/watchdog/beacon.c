@@ -30,7 +30,8 @@ typedef struct datagram {
 } datagram;
 
 typedef struct contact {
-    uint64_t sequence; /* of the last datagram; 0 before the first datagram */
+    uint64_t sequence; /* sequence number of the host's last datagram; 0 before the first
+                          datagram */
     unsigned received; /* datagrams */
     bool refused, firewall;
 } contact;
@@ -73,7 +74,7 @@ static bool is_included(const char *name, uint32_t address) {
 }
 
 /* Lists the IPv4 addresses of interfaces that are up, except loopback; at most as many as fit. If
- * `included`, only those that the job's messages use. Returns their number. */
+ * `included`, lists only the addresses that the job's messages use. Returns their number. */
 static size_t select_addresses(const struct ifaddrs *list, bool included,
                                uint32_t addresses[MOERT_BEACON_ADDRESSES]) {
     size_t count = 0;

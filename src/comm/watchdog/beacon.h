@@ -25,8 +25,8 @@ enum { MOERT_BEACON_ADDRESSES = 8, MOERT_BEACON_BYTES = 256 };
 
 /* The addresses of a host's beacon; all zero if the host has no beacon. */
 typedef struct moert_beacon_address {
-    uint32_t addresses[MOERT_BEACON_ADDRESSES]; /* in network byte order, as is the port; 0 ends the
-                                                   list */
+    uint32_t addresses[MOERT_BEACON_ADDRESSES]; /* addresses and port are in network byte order;
+                                                   an address of 0 ends the list */
     uint16_t port;
 } moert_beacon_address;
 

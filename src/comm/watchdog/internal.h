@@ -11,7 +11,7 @@
 struct moert_watchdog {
     moert_comm *comm;
     atomic_uint timeout_s;
-    moert_watch_sink *sink; /* called before this process ends, or NULL */
+    moert_watch_sink *sink; /* the function to call before this process ends, or NULL */
     void *sink_user;
     bool released;            /* the program ends its process itself */
     moert_watch_table *table; /* NULL: off */
@@ -21,8 +21,8 @@ struct moert_watchdog {
     bool *visible;           /* [count] whether this process finds the ranks' processes in /proc */
     moert_watch_host *hosts; /* [node_count] the other hosts' reports, after the table's entries;
                                 the element of this host is unused */
-    moert_beacon *beacon;    /* NULL except on the first rank of each host, if the job has several
-                                hosts */
+    moert_beacon *beacon;    /* only the first rank of each host has a beacon, and only if the
+                                job has several hosts; else NULL */
     uint64_t next_note_ns;
     pthread_t thread;
     pthread_mutex_t mutex;
@@ -53,7 +53,7 @@ moert_suspect moert_watchdog_suspect(const moert_watchdog *watchdog, uint64_t no
 /* Writes which rank keeps this rank waiting, and for how long. */
 void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_suspect *culprit,
                                   uint64_t now_ns, char *text, size_t bytes);
-/* Writes the message for the case that all ranks with a known state wait. They may wait in
+/* Writes the message for the case that all ranks with a known state wait. These ranks may wait in
  * different calls, or for a host from which no datagram came. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes);
@@ -64,6 +64,6 @@ void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now
 moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog);
 /* Stores the notes of the other hosts, and records which hosts refuse datagrams. */
 void moert_watchdog_receive_notes(moert_watchdog *watchdog, uint64_t now_ns);
-/* Sends a note about this host's ranks every second and at the end. While this rank waits, sends
- * one at every check, so that refusals show which hosts are gone. */
+/* Sends a note about this host's ranks every second and at the end. While this rank waits, sends a
+ * note at every check, so that refusals show which hosts are gone. */
 void moert_watchdog_send_note(moert_watchdog *watchdog, uint64_t now_ns);

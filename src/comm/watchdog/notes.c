@@ -7,7 +7,8 @@
 #include "comm/watchdog/internal.h"
 
 static const uint64_t note_ns = 1000000000u; /* interval of notes to the other hosts */
-static const uint64_t wait_ns = 200000000u;  /* a wait after which every check sends a note */
+static const uint64_t wait_ns = 200000000u;  /* once this rank has waited so long, every check
+                                                sends a note */
 
 moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;

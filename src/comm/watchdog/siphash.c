@@ -26,7 +26,7 @@ static void absorb(uint64_t v[4], uint64_t word) {
     v[0] ^= word;
 }
 
-/* The bytes as a little-endian number; at most 8. */
+/* Reads at most 8 bytes as a little-endian number. */
 static uint64_t load(const unsigned char *bytes, size_t count) {
     uint64_t word = 0;
     for (size_t i = 0; i < count; i++)

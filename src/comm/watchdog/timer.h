@@ -19,6 +19,7 @@ moert_status moert_timer_start(unsigned timeout_s, const char *where);
  * pointer, not a copy. */
 void moert_timer_place(const char *where);
 
-/* A watchdog calls these when it starts and stops; between the two calls the timer does nothing. */
+/* A watchdog calls moert_timer_pause when it starts, and moert_timer_resume when it stops; between
+ * the two calls the timer does nothing. */
 void moert_timer_pause(void);
 void moert_timer_resume(void);

@@ -103,7 +103,8 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
                                          : MOERT_WATCH_LATE;
 }
 
-/* The gravest verdict so far; among equals, the entry longest without progress. */
+/* The entry with the gravest verdict so far; among entries with equal verdicts, the entry that is
+ * longest without progress. */
 typedef struct worst {
     size_t at;
     const moert_watch_entry *entry; /* NULL: none */
@@ -118,7 +119,7 @@ static void weigh(worst *so_far, size_t at, const moert_watch_entry *entry,
         *so_far = (worst){at, entry, verdict};
 }
 
-/* The worst of all entries except `me`. */
+/* Finds the entry with the gravest verdict among all entries except `me`. */
 static worst find_worst(const moert_watch_entry *entries, const bool *visible, size_t count,
                         size_t me, uint64_t now_ns) {
     worst found = {count, NULL, MOERT_WATCH_FINE};

@@ -40,14 +40,15 @@ typedef enum moert_watch_verdict {
 
 /* The last report of another host about one of its ranks, see moert_watch_note. */
 typedef struct moert_watch_host {
-    moert_watch_entry entry;   /* as reported; times converted to the clock of this host */
+    moert_watch_entry entry;   /* the rank's entry as the host reported it, with times converted
+                                  to the clock of this host */
     _Atomic uint64_t heard_ns; /* when the report arrived; 0: never */
     atomic_int rank, verdict;  /* the rank and verdict that the report names; this host sets REFUSED
                                   itself */
 } moert_watch_host;
 
 typedef struct moert_watch_table {
-    atomic_int reported; /* set by the process of this host that reports the failure */
+    atomic_int reported; /* the process of this host that reports the failure sets this flag */
     moert_watch_entry entries[];
 } moert_watch_table;
 

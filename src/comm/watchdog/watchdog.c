@@ -23,12 +23,13 @@
 #include "comm/watchdog/timer.h"
 
 static const uint64_t second_ns = 1000000000u;
-static const uint64_t beat_ns = 200000000u;      /* interval of the thread's checks */
-static const uint64_t early_ns = 500000000u;     /* wait after which a dead rank is named */
-static const uint64_t sure_ns = 300000000u;      /* time after which a rank that does not wait names
-                                                    a dead rank */
-static const uint64_t patience_ns = 1000000000u; /* time by which lower ranks and other hosts report
-                                                    earlier */
+static const uint64_t beat_ns = 200000000u;  /* interval of the thread's checks */
+static const uint64_t early_ns = 500000000u; /* wait after which a dead rank is named */
+static const uint64_t sure_ns = 300000000u;  /* time after which a rank that does not wait names
+                                                a dead rank */
+/* a rank waits longer by this time if a lower rank of its host waits, and by two or three times
+ * this time if the suspect is on another host */
+static const uint64_t patience_ns = 1000000000u;
 
 /* ---- the thread ---- */
 
@@ -56,7 +57,8 @@ static void write_line(char *text) {
 }
 
 /* Ends this process. The first process of its host that ends this way writes the message, unless
- * its program has set a sink. Later processes end a second after it. */
+ * its program has set a sink. Later processes of the host end a second after they find that another
+ * process has reported the failure. */
 static void end_process(moert_watchdog *watchdog, uint64_t now_ns, const char *explanation,
                         bool late) {
     char cause[48] = "";

@@ -21,7 +21,8 @@ typedef struct moert_node {
     moert_mail *mail;
     moert_node_message rows, slots, weights;
     moert_routes routes; /* runs of results that owners send without a relay */
-    moert_buffer *mixed; /* presum: [T,K] weights of slots on this node, 1 for sums */
+    moert_buffer *mixed; /* with MOERT_NODE_SUM=presum: [T,K] the weight of a slot on this node,
+                            or 1 for a sum from another node */
 } moert_node;
 
 /* ---- messages (message.c) ---- */

@@ -43,9 +43,9 @@ typedef struct moert_sums {
                                  and received from each relay */
     size_t rows_out, rows_in; /* of all ranks */
     moert_pairs from;         /* [rows_out,K] rows in this node's windows that make up each sum */
-    moert_pairs to; /* [T,K] of a slot on this node: its row; else (local_ranks, number of its sum
-                       among rows_in). DROPPED also if the sum of an earlier slot includes this
-                       slot */
+    moert_pairs to; /* [T,K] where the row of a slot on this node is, or (local_ranks, number of
+                       the sum among rows_in) for a slot on another node. DROPPED also if the sum
+                       of an earlier slot includes this slot */
 } moert_sums;
 
 /* The routes of one plan. Pairs that name a row of a window have a local rank, 0..local_ranks-1. */
@@ -56,10 +56,11 @@ typedef struct moert_relay {
     size_t slots_here, slots_relayed; /* slots that this rank stores for itself, and slots that it
                                          stores as a relay */
     moert_pairs source;               /* [rows_out] (0, token) */
-    moert_pairs near;                 /* [T,K] slots on this node; else DROPPED */
+    moert_pairs near;                 /* [T,K] where this rank stores the row of a slot on this
+                                         node, or DROPPED */
     moert_pairs outgoing;             /* [rows_out,K] where the relay stores the row, or DROPPED */
-    moert_pairs each; /* [T,K] for single results. Of a slot on this node: its row; else
-                         (local_ranks, slot_position of the plan) */
+    moert_pairs each; /* [T,K] for single results: where the row of a slot on this node is, or
+                         (local_ranks, slot_position of the plan) for a slot on another node */
     moert_sums sums;
     bool known; /* all relays of the plan have the tables sums.from, sums.send, sums.rows_out and
                    incoming */

@@ -23,14 +23,16 @@ enum { MOERT_INFLIGHT_ROWS, MOERT_INFLIGHT_SLOTS, MOERT_INFLIGHT_KINDS };
 /* The state of a dispatch or a combine. */
 typedef struct moert_inflight {
     bool back;                                        /* a combine */
-    const moert_exchange_plan *plan;                  /* NULL before the first transfer */
+    const moert_exchange_plan *plan;                  /* the transfer's plan; NULL before the first
+                                                         transfer */
     const moert_window *window[MOERT_INFLIGHT_KINDS]; /* slots may be NULL */
-    moert_staging *packed[MOERT_INFLIGHT_KINDS];      /* kept for the next transfer */
-    moert_event *event[MOERT_INFLIGHT_CHUNKS]; /* completes after the work that computes a chunk's
-                                                  rows */
+    moert_staging *packed[MOERT_INFLIGHT_KINDS];      /* memory of the packed rows and slots, which
+                                                         later transfers reuse */
+    moert_event *event[MOERT_INFLIGHT_CHUNKS]; /* each event completes after the work that computes
+                                                  its chunk's rows */
     size_t recorded, posted;                   /* chunks */
-    uint64_t began_ns;                         /* when the first chunk was posted; 0: not yet, or
-                                                  its time has been reported */
+    uint64_t began_ns;                         /* when the host posted the first chunk; 0: not yet,
+                                                  or the time has been reported to a profile */
 } moert_inflight;
 
 /* exchange->state of the engine. */

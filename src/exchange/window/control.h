@@ -20,8 +20,8 @@ typedef struct moert_control {
                                    last combine overlapped with other work */
     moert_event *combine_start; /* the next combine starts after this event and overlaps with other
                                    work; or NULL */
-    moert_event *combine_end; /* end of the last overlapped combine, until other work waits for it;
-                                 or NULL */
+    moert_event *combine_end;   /* event at the end of an overlapped combine for which other work
+                                   must still wait; or NULL */
     enum {
         MOERT_ONE_COPY_NEVER,
         MOERT_ONE_COPY_IF_IT_SAVES,

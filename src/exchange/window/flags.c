@@ -15,7 +15,7 @@
 
 enum { LINE_BYTES = 64, BARRIERS = 256, LONGEST_S = 86400 };
 
-/* kernels/exchange/barrier.h writes it. */
+/* Which rank was late at which barrier; kernels store these words (kernels/exchange/barrier.h). */
 typedef struct verdict {
     uint32_t late;   /* 1 + the late rank; 0: no rank was late */
     uint32_t number; /* number of the barrier */
@@ -29,7 +29,8 @@ struct moert_flags {
     moert_storage segment; /* this rank's flags: LINE_BYTES for each rank r, which raises flag r */
     moert_staging *verdict;
     uint64_t patience_ns;
-    double tick_ns;              /* nanoseconds of a tick of the kernels */
+    double tick_ns;              /* length in nanoseconds of a tick, the unit in which kernels
+                                    measure waits */
     uint32_t number;             /* number of the last barrier */
     moert_phase phase[BARRIERS]; /* phase[n % BARRIERS]: the phase in which this rank enqueued
                                     barrier n */
@@ -52,7 +53,7 @@ static moert_status launch(moert_flags *flags, moert_barrier barrier) {
                      MOERT_ARG(barrier.verdict), MOERT_STRUCT(barrier.args));
 }
 
-/* What kernels/exchange/barrier.cl counts. */
+/* The result of the kernel count_ticks (kernels/exchange/barrier.cl). */
 typedef struct tick_count {
     uint64_t ticks, tick_is_ns;
 } tick_count;
@@ -106,8 +107,8 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
                                 moert_flags **flags) {
     moert_flags *made = NULL;
     moert_status status = MOERT_NEW(&made);
-    if (status == MOERT_OK) /* set before agreeing, since another rank's failure destroys the
-                               object */
+    if (status == MOERT_OK) /* sets the fields before the ranks agree: if another rank has
+                               failed, this rank destroys `made` */
         *made = (moert_flags){.device = device, .comm = comm, .patience_ns = patience_ns};
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);

@@ -27,9 +27,9 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
 void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is legal. */
 
 /*
- * Enqueues a barrier: stores of any rank's device before it are visible to all devices after it.
- * All ranks must enqueue the same barriers. No work between them may wait for another rank's host
- * process.
+ * Enqueues a barrier: stores of any rank's device before the barrier are visible to all devices
+ * after the barrier. All ranks must enqueue the same barriers. No work between two barriers may
+ * wait for another rank's host process.
  */
 moert_status moert_flags_barrier(moert_flags *flags);
 

@@ -1,7 +1,7 @@
 /*
  * Segments on the NVIDIA GPUs of one host. Every rank allocates a segment, in one or more pieces,
  * and imports all segments into its OpenCL context from open files (device/nvidia/import.h).
- * Kernels access them over NVLink or PCIe.
+ * Kernels access the segments over NVLink or PCIe.
  */
 #include <stdlib.h>
 
