@@ -5,7 +5,7 @@
  * the end of the recording the ranks of each communicator compare these times. In a call, rank q
  * waits for rank p, the last rank that enters before q leaves. The wait ends when p enters. The
  * rest of the call is message time. The recording is process-wide, as base/phase.h is. While
- * recording is off, it costs a branch per call.
+ * recording is off, each call spends one branch on the check.
  */
 #pragma once
 

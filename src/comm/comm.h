@@ -42,8 +42,8 @@ void moert_comm_destroy(moert_comm *comm);
 
 size_t moert_comm_rank(const moert_comm *comm);
 size_t moert_comm_size(const moert_comm *comm);
-/* node_rank: the position among the ranks of this communicator that share this host. node_size:
- * their number. Node indices count hosts in the order of their lowest ranks. */
+/* node_rank: the position among the ranks of this communicator that share this host. node_size: the
+ * number of these ranks. Node indices count hosts in the order of their lowest ranks. */
 size_t moert_comm_node_rank(const moert_comm *comm);
 size_t moert_comm_node_size(const moert_comm *comm);
 size_t moert_comm_node_count(const moert_comm *comm);
@@ -89,8 +89,8 @@ moert_status moert_comm_sum(moert_comm *comm, uint64_t *value);
 moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes);
 /* all[size][bytes] = the data of all ranks in rank order. Collective. */
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
-/* all = the data of all ranks in rank order; rank r provides bytes[r] bytes. `mine` may be at its
- * position in `all`. */
+/* all = the data of all ranks in rank order; rank r provides bytes[r] bytes. `mine` may point into
+ * `all`, to this rank's position. */
 moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
                                    void *all);
 /* `send` has send_rows[r] rows for each rank r, in rank order. `receive` gets receive_rows[r] rows

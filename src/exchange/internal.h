@@ -121,7 +121,7 @@ struct moert_exchange {
     moert_relay_map *relay_map;  /* the nodes of the ranks, if the engine is the node engine,
                                     whose plans have `relay`; else NULL */
     bool automatic;              /* MOERT_EXCHANGE is auto: an engine may refuse if it would be
-                                    slower */
+                                    slower than another engine */
     bool reserves_worst_case;    /* untouched rows of windows use no memory */
     uint64_t largest_bytes;      /* bytes of the largest allocation that is possible on every
                                     rank's device */

@@ -8,8 +8,8 @@ enum { TOKENS = MOERT_EXCHANGE_TOKENS, GPU_TOKENS = MOERT_EXCHANGE_GPU_TOKENS };
 enum { SLOTS = MOERT_EXCHANGE_SLOTS, GPU_SLOTS = MOERT_EXCHANGE_GPU_SLOTS };
 enum { GPU_PIECE = MOERT_EXCHANGE_GPU_PIECE, GPU_STRIP = MOERT_EXCHANGE_GPU_STRIP };
 enum { GPU_FAN_ROW_GROUPS = MOERT_EXCHANGE_GPU_ROW_GROUPS };
-/* Row groups per compute unit, at most, that store before a barrier inside a kernel, or combine
- * after it: as many as an SM of NVIDIA's GPUs holds at once. */
+/* The most row groups per compute unit that store before a barrier inside a kernel, or combine
+ * after the barrier: as many as an SM of NVIDIA's GPUs holds at once. */
 enum { UNIT_ROW_GROUPS = 32 };
 
 static const moert_buffer *window_argument(const moert_window *window, bool remote) {

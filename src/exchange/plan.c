@@ -24,8 +24,8 @@ enum { ENTRY_WORDS = 4 }; /* words of a moert_lane's table entry (kernels/exchan
  * message. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
-/* Memory for the plans of an exchange. Allocating it takes longer than making a plan, so the
- * exchange keeps it, and the next plan reuses the buffers of a freed plan. */
+/* Memory for the plans of an exchange. Allocating this memory takes longer than making a plan, so
+ * the exchange keeps the memory, and the next plan reuses the buffers of a freed plan. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
     moert_expert_map *contiguous;   /* placement for plans whose caller gives none, or NULL */
@@ -205,8 +205,8 @@ static moert_status gather_counts(moert_exchange *exchange, const moert_planner 
 
 /*
  * An upper bound of the rows of a rank. A token sends a rank at most min(K, experts of that rank)
- * rows. With exact replicas a rank gets the rows of its group's tokens, and of each expert up to
- * MOERT_CUT_ROWS - 1 rows of other groups.
+ * rows. With exact replicas a rank gets the rows of its group's tokens, and for each expert up to
+ * MOERT_CUT_ROWS - 1 rows of other groups' tokens.
  */
 static size_t bound_rows(const moert_planner *planner, size_t ranks) {
     const moert_expert_map *placement = planner->choice.placement;
@@ -300,8 +300,8 @@ static moert_status place_slots(moert_exchange *exchange, const moert_planner *p
                      moert_argument_local((experts + 1) * sizeof(uint32_t)));
 }
 
-/* Makes the relays' routes of a plan. With clones it gathers the numbers of rows first, even if
- * this rank's `status` is a failure, since the gather is collective. */
+/* Makes the relays' routes of a plan. With clones the function gathers the numbers of rows first,
+ * even if this rank's `status` is a failure, since the gather is collective. */
 static moert_status make_relay(moert_exchange *exchange, const moert_planner *planner,
                                moert_status status, moert_exchange_plan *made) {
     const moert_relay_map *map = exchange->relay_map;

@@ -10,8 +10,8 @@
 #include "exchange/exchange.h"
 
 typedef struct moert_routes {
-    size_t room;            /* capacity in runs of the allocation at `packed`, which holds both
-                               arrays */
+    size_t room;            /* number of runs for which the allocation at `packed`, which holds
+                               `packed` and `window`, has room */
     moert_mail_run *packed; /* [ranks, chunks] runs of this rank's packed rows; the caller frees
                                this array */
     moert_mail_run *window; /* [ranks, local experts] runs of rows in this rank's window */

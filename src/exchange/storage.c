@@ -63,7 +63,8 @@ void moert_storage_release(moert_storage *storage) {
 }
 
 /* Counts the memory of a window's `rows` rows, if the engine, not the device, has allocated it. If
- * untouched rows use no memory, `rows` may have risen within the same memory. */
+ * untouched rows use no memory, a window can get more rows within the same memory; then only the
+ * additional rows are counted. */
 static void count(moert_window *window, size_t rows) {
     const size_t bytes = window->storage.segments != NULL ? rows * moert_row_bytes(window) : 0;
     const size_t had = window->counted_bytes,

@@ -76,8 +76,8 @@ typedef struct moert_block {
     size_t *border; /* offsets in floats where the shards start; the last element is the end of
                        the block */
     moert_buffer *weight, *gradient, *nodes;
-    moert_buffer *kept; /* the gradient in bf16, or NULL. With it, `gradient` exists only while the
-                           block is open */
+    moert_buffer *kept;        /* the gradient in bf16, or NULL. With `kept`, `gradient` exists only
+                                  while the block is open */
     moert_gradient_pool *pool; /* where `gradient` comes from if `kept` is set */
     moert_tree_sum *sum;       /* the sum in progress, or NULL */
     float *mapped;             /* host memory in which `sum` adds */
@@ -90,7 +90,8 @@ typedef struct moert_block_shape {
     const size_t *elements; /* [count] floats of each tensor; 0 is legal */
     size_t count;
     const size_t
-        *parts; /* [count] tensors of the model's files that form each tensor; NULL: one each */
+        *parts; /* [count] number of the model files' tensors that form each tensor; NULL: 1 for
+                   each */
 } moert_block_shape;
 
 /* The offset in floats where the shard of rank `rank` of `ranks` starts. With rank == ranks: the
@@ -179,10 +180,10 @@ size_t moert_block_shard(const moert_block *block, size_t *first);
  * `rank` is the number of these ranks, returns the number of chunks. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
 /*
- * Sums gradients over the ranks that hold the block. For a replicated block it sums the nodes, and
- * `spans` has the sequences of each rank. For an expert block it sums the gradients of the
- * replicas, and `spans` has one leaf per replica. The sum replaces this rank's shard of the
- * gradient. With `accumulate`, a sum of nodes is added to the shard instead.
+ * Sums gradients over the ranks that hold the block. For a replicated block the functions sum the
+ * nodes, and `spans` has the sequences of each rank. For an expert block the functions sum the
+ * gradients of the replicas, and `spans` has one leaf per replica. The sum replaces this rank's
+ * shard of the gradient. With `accumulate`, a sum of nodes is added to the shard instead.
  *
  * start waits for the device but not for other ranks; where devices sum (exchange/peers.h), it
  * enqueues the whole sum and waits for nothing. Between start and wait, the caller may neither

@@ -26,7 +26,7 @@
 typedef struct moert_hop {
     moert_dispatch encoding; /* float32, bf16, or MXFP8 payload and scales */
     size_t bytes;            /* bytes of a row */
-    size_t width;            /* width in floats of a window that receives such rows */
+    size_t width;            /* width in floats of a window that receives rows in this encoding */
 } moert_hop;
 
 /* What the last GEMM of a forward or backward can do with results that travel in bf16. */

@@ -39,7 +39,8 @@ typedef struct span {
 /* ---- preparation ---- */
 
 /* Lists this rank's slots whose chains have several members, in ascending order of the experts, the
- * same order on all ranks. Returns their number; stores them in `links` unless that is NULL. */
+ * same order on all ranks. Returns the number of these slots; stores the slots in `links` unless
+ * `links` is NULL. */
 static size_t list_links(const moert_layer *layer, moert_chain_link *links) {
     const moert_expert_map *map = layer->placement;
     const size_t rank = moert_comm_rank(layer->mesh->experts);
@@ -359,8 +360,8 @@ static moert_status run_pieces(moert_pass *pass, moert_handover *h, size_t numbe
 }
 
 /* Computes a link's part of the chain. A GPU computes all pieces at once, since one piece would not
- * keep the GPU busy. If the expert itself is not the last member, it then posts the receive of the
- * last member's sums. */
+ * keep the GPU busy. If the link is the expert itself, but not the last member, then also posts the
+ * receive of the last member's sums. */
 static moert_status run_link(moert_pass *pass, moert_handover *h, size_t number, const chained *c) {
     const moert_chain_link *l = &h->links[number];
     const tensor *t = &c->result;

@@ -55,7 +55,8 @@ struct moert_layer {
     bool weights_changed; /* the weights changed since `rounded` was computed */
     clones_state clones;
     moert_probe *probe; /* NULL: none */
-    size_t gathers;     /* gathers of an amax that remain in the forward or backward in progress */
+    size_t gathers;     /* number of gathers of an amax that remain in the forward or backward in
+                           progress */
 
     moert_pass_list *passes;
     moert_batch batch; /* the batch of the last backward */
@@ -117,8 +118,8 @@ static inline void moert_note(moert_status *status, moert_status now) {
 }
 
 /*
- * A stage of a forward or backward. Its kind says whether it runs after a failure. In a local stage
- * ranks do not wait for each other; in the other stages they may.
+ * A stage of a forward or backward. The kind of the stage says whether the stage runs after a
+ * failure. In a local stage ranks do not wait for each other; in the other stages they may.
  */
 typedef enum moert_stage_kind {
     MOERT_STAGE_LOCAL,  /* skipped after a failure */
@@ -155,7 +156,8 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
                                   moert_buffer *logits);
 
 /* Calls `work` for the experts and rows of each chunk, between its dispatch and its combine. After
- * a failure it no longer calls `work`, but still receives and sends the remaining chunks. */
+ * a failure moert_pass_each_chunk no longer calls `work`, but still receives and sends the
+ * remaining chunks. */
 typedef moert_status moert_chunk_work(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 

@@ -25,7 +25,7 @@
     X(AMAX, "largest magnitudes")       /* [L] */                                                  \
     X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
-    X(ROUNDED_Y, "rounded operands y of GEMMs") /* also holds results rounded for the wire */
+    X(ROUNDED_Y, "rounded operands y of GEMMs") /* conversions for the wire also write here */
 
 typedef enum moert_scratch {
 #define MOERT_SCRATCH_INDEX(buffer, name) MOERT_SCRATCH_##buffer,

@@ -167,7 +167,8 @@ void moert_round_free(moert_layer *layer) {
 
 /* ---- activations ---- */
 
-enum { GATHERS = 2 }; /* gathers per forward or backward: the amax of x and h, or of dy and dv */
+/* number of gathers in a forward (amax of x, amax of h) or a backward (amax of dy, amax of dv) */
+enum { GATHERS = 2 };
 
 void moert_round_begin(moert_layer *layer) {
     layer->gathers = layer->choices.global_scales ? GATHERS : 0;

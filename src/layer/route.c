@@ -9,8 +9,8 @@
 
 /* ---- meetings ---- */
 
-/* Compares the words (moert_meeting) of all ranks with those of rank 0. If they differ, the call
- * fails on all ranks alike. */
+/* Compares the words (moert_meeting) of all ranks with those of rank 0. If the words of a rank
+ * differ, the call fails on all ranks alike. */
 static moert_status compare(const moert_comm *comm, const moert_meeting *meeting,
                             const uint64_t *all) {
     for (size_t r = 1; r < moert_comm_size(comm); r++)

@@ -2,12 +2,12 @@
  * Dispatch and combine of a route, and their gradients. The calls use windows of the mesh, and copy
  * rows to and from the caller's dense buffers. The copy kernels (kernels/exchange/route.cl) also
  * fill up each expert's rows to a multiple of row_multiple. The copy lets the caller own its rows:
- * they may live until a backward needs them, and all routes share the windows. Before each call the
- * ranks wait for their devices and gather their arguments in one message (moert_route_meet). So no
- * peer still uses a window. If a rank has different arguments, all ranks return an error that names
- * that rank, and none corrupts memory. The gradient of a weighted combine dispatches the gradient
- * and the weights. The owner multiplies its rows by the weights, and returns the weights' gradients
- * to their slots.
+ * the rows may live until a backward needs them, although all routes share the windows. Before each
+ * call the ranks wait for their devices and gather their arguments in one message
+ * (moert_route_meet). So no peer still uses a window. If a rank has different arguments, all ranks
+ * return an error that names that rank, and none corrupts memory. The gradient of a weighted
+ * combine dispatches the gradient and the weights. The owner multiplies its rows by the weights,
+ * and returns the weights' gradients to their slots.
  */
 #include "args/exchange.h"
 #include "base/memory.h"

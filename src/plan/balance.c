@@ -15,7 +15,8 @@ typedef struct search {
     const moert_expert_map *map; /* the present placement; only its sizes are used */
     const uint64_t *rows;        /* [E] */
     uint32_t *expert;            /* [slots of all ranks] */
-    uint64_t *members;           /* [E] members of the chain: the expert and its clones */
+    uint64_t *members;           /* [E] number of members of an expert's chain: the expert and
+                                    its clones */
     uint64_t *load;              /* [ranks] rows */
 } search;
 
@@ -250,7 +251,8 @@ static int64_t saved_by(const search *s, const moert_row_sources *from, size_t s
 }
 
 /* Finds the exchange between two ranks on different nodes that saves most, among those that leave
- * neither rank more than `limit` rows. Stores it in *best if it saves more than *best. */
+ * neither rank more than `limit` rows. Stores this exchange in *best if it saves more rows than
+ * *best. */
 static void find_gathering(const search *s, const moert_row_sources *from, size_t r, size_t q,
                            uint64_t limit, exchange *best) {
     const uint32_t *first = s->map->first;

@@ -9,11 +9,12 @@
 /*
  * expert[slots of all ranks] = a placement near that of `map` in which the busiest rank has fewer
  * rows. rows[E]: rows of each expert. Each step moves an expert or clone of the busiest rank to an
- * empty slot, or exchanges it with another one. The steps end when a step would save less than a
- * hundredth of the busiest rank's rows. With `clones`, the hottest expert of the busiest rank then
- * gets clones in empty slots. Cloning ends when the busiest rank is at most a thirtieth above the
- * mean, or when a clone would save less than a thirtieth of its rows. Clones with few rows are
- * removed; without `clones`, all clones are removed. Deterministic. Errors: ERROR_MEMORY.
+ * empty slot, or exchanges it with another expert or clone. The steps end when a step would save
+ * less than a hundredth of the busiest rank's rows. With `clones`, the hottest expert of the
+ * busiest rank then gets clones in empty slots. Cloning ends when the busiest rank is at most a
+ * thirtieth above the mean, or when a clone would save less than a thirtieth of that rank's rows.
+ * Clones with few rows are removed; without `clones`, all clones are removed. Deterministic.
+ * Errors: ERROR_MEMORY.
  */
 moert_status moert_expert_map_balance(const moert_expert_map *map, const uint64_t *rows,
                                       bool clones, uint32_t *expert);

@@ -164,7 +164,7 @@ uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, 
 /* The facts that check() has found about an expert so far. */
 typedef struct seen {
     size_t last;    /* 1 + the last rank that holds the expert or a clone */
-    size_t members; /* slots that hold the expert or a clone */
+    size_t members; /* number of slots that hold the expert or a clone */
     bool placed;    /* a slot holds the expert itself */
 } seen;
 

@@ -23,14 +23,14 @@ enum { MOERT_CUT_ROWS = 64 }; /* a member's range of rows begins at a multiple o
 typedef struct moert_expert_map {
     size_t experts, ranks;
     size_t groups;      /* number of groups of consecutive ranks; each group holds all experts */
-    size_t longest;     /* members of the longest chain; 1: there are no clones */
+    size_t longest;     /* number of members of the longest chain; 1: there are no clones */
     uint32_t *first;    /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all
                            slots */
     uint32_t *expert;   /* [slots of all ranks] the expert in a slot, a clone, or MOERT_NO_EXPERT */
     uint32_t *position; /* [slots of all ranks] position of the slot in the chain of its expert */
     uint32_t *rank;     /* [E] the rank that holds the expert itself */
     uint32_t *slot;     /* [E] the slot of the expert itself, counted from its rank's first slot */
-    uint32_t *chain;    /* [E] members of the expert's chain */
+    uint32_t *chain;    /* [E] number of members of the expert's chain */
 } moert_expert_map;
 
 /* Returns the expert that the word of a slot names; if the word names a clone, the expert that was

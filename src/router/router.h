@@ -29,9 +29,9 @@ typedef struct moert_routing {
 /*
  * Chooses experts from logits[T,E]. `bias` [E] is added for selection only; it may be NULL. If a
  * token has a non-finite logit, or the bias has a NaN, the token gets index -2 in its first slot
- * and -1 in its other slots. Its weights, scores and lse are zero. moert_plan_count then reports
- * the token. A bias of -infinity puts an expert last. Errors: ERROR_USAGE (a buffer is missing or
- * too small).
+ * and -1 in its other slots. The token's weights, scores and lse are zero. moert_plan_count then
+ * reports the token. A bias of -infinity puts an expert last. Errors: ERROR_USAGE (a buffer is
+ * missing or too small).
  */
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
                                   size_t tokens, const moert_buffer *logits,

@@ -221,8 +221,8 @@ bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t
         const bool whole = got == (ssize_t)(offsetof(datagram, data) + bytes);
         if (got < 0 || !is_new(beacon, &message, whole, bytes, &from))
             continue;
-        /* from now on datagrams for this host go only to the address that this datagram came
-         * from */
+        /* from now on datagrams for the sending host go only to the address from which this
+         * datagram came */
         contact *known = &beacon->contacts[message.host];
         beacon->places[message.host] =
             (moert_beacon_address){.addresses = {from.sin_addr.s_addr}, .port = from.sin_port};

@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 
-/* Starts the thread, which runs until the process ends. With timeout_s = 0 it starts no thread.
- * `where`: see moert_timer_place. ERROR_MEMORY (no thread). */
+/* Starts the thread, which runs until the process ends. With timeout_s = 0 the call starts no
+ * thread. `where`: see moert_timer_place. ERROR_MEMORY (no thread). */
 moert_status moert_timer_start(unsigned timeout_s, const char *where);
 /* Sets the words for the message: "rank 3 has waited for 62 s `where`; ending the job". Keeps the
  * pointer, not a copy. */

@@ -5,10 +5,11 @@
  * of its host, through shared memory. A rank that has waited in one collective call for `timeout_s`
  * looks for the missing rank: a process that is gone, stopped (no heartbeat), or alive but not
  * waiting. The waiting rank's watchdog names the missing rank, with host, step and phase, on
- * stderr. Then it ends its process with status 1, and the watchdogs of the host's other ranks end
- * their processes. If a process is gone, a watchdog names it after only half a second of waiting,
- * before mpirun ends the other ranks. The preceding rank on the host names the process that is gone
- * even if the preceding rank waits outside of any call (for its device, for example).
+ * stderr. Then the waiting rank's watchdog ends its process with status 1, and the watchdogs of the
+ * host's other ranks end their processes. If a process is gone, a watchdog names it after only half
+ * a second of waiting, before mpirun ends the other ranks. The preceding rank on the host names the
+ * process that is gone even if the preceding rank waits outside of any call (for its device, for
+ * example).
  *
  * Hosts send each other a datagram every second, independently of MPI. The datagram names the
  * host's rank for which other ranks may have to wait, with that rank's step and phase. So the

@@ -51,7 +51,8 @@ moert_status moert_node_message_post(moert_exchange *exchange, int tag,
 moert_status moert_node_await(moert_exchange *exchange);
 
 /* A barrier of the ranks' host processes in `comm`. If a rank's status is a failure, all ranks
- * return it. Stores to shared memory before the barrier are visible to all ranks after it. */
+ * return this failure. Stores to shared memory before the barrier are visible to all ranks after
+ * the barrier. */
 moert_status moert_node_barrier(moert_comm *comm, moert_status status);
 
 /* ---- combine (combine.c) ---- */

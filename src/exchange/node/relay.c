@@ -151,8 +151,8 @@ static void count_rows(const moert_relay_map *relay_map, const moert_plan *plan,
     }
 }
 
-/* Routes a slot on another node. The token's first slot there adds a row; its later slots share
- * that row. */
+/* Routes a slot on another node. The token's first slot on the other node adds a row; the token's
+ * later slots on that node share this row. */
 static void route_to_node(const moert_relay_map *relay_map, const moert_plan *plan, size_t slot,
                           bool joins, cursor *to, moert_relay *relay) {
     const size_t local_ranks = relay_map->local_ranks;

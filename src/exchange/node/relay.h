@@ -80,7 +80,7 @@ moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *
  * Makes the routes of a plan that has its slots on the host. node_rows + r * stride are the
  * rows[nodes] of rank r, by moert_relay_count. With relay_map->presum a sum includes all slots of a
  * token on a node. Otherwise a sum includes only the slots with which the token's sum, in order of
- * k, begins. Without weights this gives the same bits as single results.
+ * k, begins. Without weights such sums give the same bits as single results.
  */
 moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
                                 const moert_plan *plan, const uint64_t *node_rows, size_t stride,

@@ -142,8 +142,8 @@ static moert_status send_staged(moert_exchange *exchange, const moert_transfer *
     if (chunk == 0 && stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine must follow a dispatch of the same plan");
     if (chunk == 0 && t->window->stride > stage->stride) {
-        /* this window is wider than all windows before the dispatch; this holds on all ranks, so
-         * all of them make this collective call */
+        /* this window is wider than all windows before the dispatch, on all ranks alike, so all
+         * ranks make this collective call */
         const size_t floats = moert_routes_packed_rows(t->plan->plan) * t->window->stride;
         MOERT_TRY(moert_comm_agree(
             exchange->comm, moert_staging_reserve(exchange->device, floats * sizeof(float),

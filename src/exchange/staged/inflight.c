@@ -89,9 +89,9 @@ static void report_message(moert_staged *stage, moert_inflight *inflight) {
     inflight->began_ns = 0;
 }
 
-/* Posts all messages whose events have completed, and lets MPI make progress. With `wait`, it
- * returns when a message is complete, or at once if it has posted a chunk, since the caller may
- * wait for the posting only. */
+/* Posts all messages whose events have completed, and lets MPI make progress. With `wait`, the
+ * function returns when a message is complete, or at once if the function has posted a chunk, since
+ * the caller may wait for the posting only. */
 static moert_status advance(moert_staged *stage, bool wait) {
     const size_t before = stage->out.posted + stage->back.posted;
     post_ready(stage, &stage->out);

@@ -175,9 +175,9 @@ static moert_status open_flags(moert_exchange *exchange) {
 
 /* Chooses how rows travel, the same on all ranks. A token's row is sent once per rank: on GPUs if
  * this saves enough bytes, since links between GPUs are slower than their memory; on CPUs always if
- * devices wait for each other, so that tests cover it. MOERT_PUSH: on if it is on or sum on all
- * ranks; off if on some rank it is off, or auto without Hopper's tensor cores; otherwise on if the
- * GEMM can scatter its rows. */
+ * devices wait for each other, so that tests on CPUs also send rows once per rank. MOERT_PUSH: on
+ * if it is on or sum on all ranks; off if on some rank it is off, or auto without Hopper's tensor
+ * cores; otherwise on if the GEMM can scatter its rows. */
 static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();

@@ -38,7 +38,8 @@ typedef struct moert_control {
 void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
 void moert_control_close(moert_exchange *exchange);
 
-/* A barrier of the ranks' host processes. If a rank's status is a failure, all ranks return it. */
+/* A barrier of the ranks' host processes. If a rank's status is a failure, all ranks return this
+ * failure. */
 moert_status moert_control_barrier(moert_exchange *exchange, moert_status status);
 /* A barrier of the devices, by their host processes or by flags. A device's stores before the
  * barrier are visible to all devices after it. If a rank's status is a failure, all ranks return

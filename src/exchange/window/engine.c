@@ -13,8 +13,8 @@
 #include "device/share.h"
 #include "exchange/window/control.h"
 
-/* A combine that overlaps with GEMMs reserves 2/11 of the compute units. Each such unit holds
- * UNIT_GROUPS of the combine's work-groups. Measured on H200s. */
+/* A combine that overlaps with GEMMs reserves 2/11 of the compute units. Each reserved compute unit
+ * holds UNIT_GROUPS of the combine's work-groups. Measured on H200s. */
 enum { RESERVED = 2, OF_UNITS = 11, UNIT_GROUPS = 16 };
 /* A dispatch sends a row to each rank once if that saves at least LEAST_SAVED of the rows to other
  * ranks and this number of bytes: WORTH_FUSED_BYTES if transfers of few rows are one kernel, or

@@ -38,7 +38,8 @@ size_t moert_peers_bytes(const moert_device *device) {
 
 /* ---- rounds ---- */
 
-/* The columns of a round: those from `at` on of every shard, at most `columns`. */
+/* The columns of a round: at most `columns` columns of every shard, from column `at` of the shard
+ * on. */
 typedef struct peers_round {
     const size_t *border;
     size_t at, columns;
