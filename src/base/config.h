@@ -126,7 +126,7 @@ typedef struct moert_config {
 typedef struct moert_variable {
     const char *name, *type, *standard, *limits, *help;
     bool agree;        /* all ranks must have the same value */
-    const char *value; /* as set in the environment, or NULL */
+    const char *value; /* the variable's text in the environment; NULL: not set */
 } moert_variable;
 
 /* The configuration, read on first use. A variable with an illegal value has its default here;

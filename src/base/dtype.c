@@ -52,8 +52,8 @@ float moert_float_quiet(float x) {
     return isnan(x) ? moert_float_from_bits(layouts[MOERT_DTYPE_F32].nan) : x;
 }
 
-/* Returns 2^exponent, a normal float64. In this file multiplying by such a power is exact, and far
- * faster than ldexp. */
+/* Returns 2^exponent, a normal float64. In this file multiplying by a power of two is exact, and
+ * far faster than ldexp. */
 static double two_to(int exponent) {
     const uint64_t bits = (uint64_t)(exponent + 1023) << 52;
     double x;

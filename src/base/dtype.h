@@ -20,7 +20,7 @@ float moert_dtype_largest(moert_dtype type); /* finite */
 uint32_t moert_dtype_encode_bridge(float x);
 uint32_t moert_dtype_encode_stochastic(float x, uint8_t random);
 
-/* The power of two of byte b; 255 is NaN. */
+/* The power of two that the E8M0 byte b stands for; NaN for b = 255. */
 float moert_e8m0_decode(uint8_t b);
 /* The byte of the smallest power of two that is not below t >= 0, at most 2^127. NaN gives 255. */
 uint8_t moert_e8m0_ceil(float t);

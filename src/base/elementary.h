@@ -14,8 +14,9 @@
 double moert_exp(double x);
 /* -infinity for 0, NaN for x < 0. */
 double moert_log(double x);
-/* x^y for x >= 0, with the error of y log x. */
+/* x^y for x >= 0; the relative error of x^y is about the absolute error of y log x. */
 double moert_pow(double x, double y);
-/* For |x| up to 2^30, where the reduction by multiples of pi / 2 is exact. */
+/* moert_cos and moert_sin are accurate for |x| up to 2^30, since up to there the reduction by
+ * multiples of pi / 2 is exact. */
 double moert_cos(double x);
 double moert_sin(double x);

@@ -2,7 +2,8 @@
  * Recording errors and passing them on.
  *
  * MOERT_FAIL is used where a failure is first detected: it records the message and yields the code.
- * MOERT_TRY and MOERT_TRY_OR pass a failure up; at debug level, each logs its function and line.
+ * MOERT_TRY and MOERT_TRY_OR pass a failure up; at debug level, each logs the function and the line
+ * where the failed call stands.
  */
 #pragma once
 

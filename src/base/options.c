@@ -1,5 +1,5 @@
-/* Copies an options struct of a caller that was compiled with these or older headers; also reports
- * the version. */
+/* Copies an options struct of a caller that was compiled with these or older headers; also returns
+ * the version of the library. */
 #include "base/options.h"
 
 #include <stdalign.h>

@@ -55,8 +55,9 @@ void moert_phase_set(moert_phase phase);
 void moert_phase_tick(void);
 
 /* Call these before and after a call that may take long and cannot call moert_phase_tick, such as a
- * call of a compiler. Between them, CPU time that the process uses counts as progress, for up to
- * ten minutes: on a busy machine a compiler may take longer than the watchdog's time limit. */
+ * call of a compiler. Between the two calls, CPU time that the process uses counts as progress, for
+ * up to ten minutes: on a busy machine a compiler may take longer than the watchdog's time
+ * limit. */
 void moert_phase_busy_begin(void);
 void moert_phase_busy_end(void);
 
@@ -72,7 +73,8 @@ void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 
 /* From now on, calls `waited` with the duration of each wait of this thread, from
- * moert_phase_wait_begin to moert_phase_wait_end. With NULL, the calls end. */
+ * moert_phase_wait_begin to moert_phase_wait_end. If `waited` is NULL, waits are no longer
+ * reported. */
 typedef void moert_phase_listener(void *context, moert_phase phase, uint64_t ns);
 void moert_phase_listen(moert_phase_listener *waited, void *context);
 

@@ -62,7 +62,7 @@ static double pair_of(const moert_rope_scheme *s, double rotations) {
 }
 
 /* The frequency of pair i, given power = theta^(2i / width). Pairs with many turns get 1 / power,
- * pairs with few turns 1 / (factor * power). The frequencies of pairs between these are
+ * pairs with few turns 1 / (factor * power). The frequencies of all other pairs are
  * interpolated. */
 static float yarn(const moert_rope_scheme *s, size_t i, float power) {
     double low = pair_of(s, s->beta_fast != 0.0 ? s->beta_fast : 32.0);
@@ -80,7 +80,8 @@ static float yarn(const moert_rope_scheme *s, size_t i, float power) {
     return 1.0f / ((float)s->factor * power) * (1.0f - full) + 1.0f / power * full;
 }
 
-/* Divides low frequencies by the factor, keeps high ones, and interpolates those between them. */
+/* Divides low frequencies by the factor, keeps high frequencies, and interpolates between the two
+ * forms for all other frequencies. */
 static float llama3(const moert_rope_scheme *s, float frequency) {
     const float original = (float)s->original, factor = (float)s->factor,
                 wavelength = (float)TWO_PI / frequency;

@@ -30,7 +30,8 @@ typedef struct moert_rope_scheme {
                                        mscale_all_dim */
     double mscale, mscale_all_dim;  /* YARN; 0: not given */
     double beta_fast, beta_slow;    /* YARN; 0 stands for 32 and 1 */
-    bool truncate;                  /* YARN: the ramp begins and ends at whole pairs */
+    bool truncate;                  /* YARN: rounds the range of interpolated pairs outwards to
+                                       whole pairs */
     double low_factor, high_factor; /* LLAMA3: low_freq_factor, high_freq_factor */
 } moert_rope_scheme;
 

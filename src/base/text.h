@@ -21,8 +21,9 @@ moert_status moert_text_path(char **path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /*
- * A stream whose text is in memory. Closing it reports a write that failed for lack of memory.
- * After open_memstream, neither fclose() nor ferror() of the C library reports such a failure.
+ * A stream whose text is in memory. Closing the stream reports a write that failed for lack of
+ * memory. After open_memstream, neither fclose() nor ferror() of the C library reports such a
+ * failure.
  *
  *     MOERT_TRY(moert_text_open("a list", &list));
  *     fprintf(list.file, ...);
@@ -30,7 +31,7 @@ moert_status moert_text_path(char **path, const char *format, ...)
  */
 typedef struct moert_text_stream {
     FILE *file;       /* to write to */
-    char *text;       /* with a 0 byte at the end; complete when the stream is closed */
+    char *text;       /* what was written, then a 0 byte; complete when the stream is closed */
     size_t bytes;     /* without that byte */
     const char *what; /* for the message */
     size_t room;

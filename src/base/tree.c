@@ -35,11 +35,12 @@ void moert_tree_append(moert_tree_node *nodes, size_t *count, moert_tree_node no
     }
 }
 
-/* Sums the given nodes within `node` in the row of the leftmost given node, and returns that row.
- * *at is the index of the next unused given node. */
+/* Sums the rows of the given nodes within `node` into the row of the leftmost given node, and
+ * returns that row. *at is the index of the next unused given node. */
 static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,
                        float *const *rows, size_t *at, size_t n) {
-    /* the caller may give a node with a smaller width if its right part lies past the last leaf */
+    /* the caller may give `node` with a smaller width if the rest of `node` lies past the last
+     * leaf */
     if (nodes[*at].width >= node.width)
         return rows[(*at)++];
     size_t half = node.width / 2;

@@ -34,10 +34,10 @@ enum { MOERT_TREE_MAX_NODES = 128 };
  * most 2 log2(total) + 2). */
 size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NODES]);
 
-/* Appends `node` to nodes[*count], the largest complete nodes within the leaves so far, which end
- * where `node` begins. While the last two nodes form a complete node, that node replaces them. With
- * n nodes before the call, there are n + 1 - *count such replacements. For each, the caller must
- * add the last node's row to the row before it. */
+/* Appends `node` to nodes[*count]. Before the call, nodes[] has the largest complete nodes within a
+ * run of leaves that ends where `node` begins. While the last two nodes form a complete node, that
+ * node replaces them. With n nodes before the call, there are n + 1 - *count such replacements. For
+ * each replacement, the caller must add the last node's row to the row of the node before. */
 void moert_tree_append(moert_tree_node *nodes, size_t *count, moert_tree_node node, size_t total);
 
 /*

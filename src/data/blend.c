@@ -52,10 +52,10 @@ static uint64_t reduce(uint64_t *weights, size_t count) {
 /*
  * A source of weight w has w sequences in a period of P positions. Sequence j of the source may
  * stand at position floor(j P / w) at the earliest, and must stand before position ceil((j + 1) P /
- * w), its deadline. These bounds keep the source within one sequence of its weight. Each position
- * gets, of the sequences that may stand there, the one with the earliest deadline. This order meets
- * all deadlines, since the sequences exactly fill the period (Baruah et al., "Proportionate
- * progress", 1996).
+ * w), its deadline. With these bounds, the number of the source's sequences among the first n
+ * positions differs from n w / P by less than 1. Each position gets, of the sequences that may
+ * stand there, the one with the earliest deadline. This order meets all deadlines, since the
+ * sequences exactly fill the period (Baruah et al., "Proportionate progress", 1996).
  */
 static void fill_period(moert_blend *b, uint32_t *used) {
     for (size_t place = 0; place < b->period; place++) {

@@ -1,7 +1,9 @@
 /*
  * The order of a blend: the source of each training sequence, and the number of the sequence within
- * that source. Both are functions of the training sequence's number alone, so a resume needs no
- * state. At every point of the run each source is within one sequence of its weight.
+ * that source. The number of the training sequence alone determines both values, so a resume needs
+ * no state. For any n, the number of sequences of a source among the first n training sequences
+ * differs by less than 1 from n times the fraction of the source's weight in the sum of all
+ * weights.
  */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* Finds the files of a corpus and reads them. Does not interpret their content. */
+/* Finds the files of a corpus and reads them. Does not interpret the content of the files. */
 #include "data/corpus.h"
 
 #include <dirent.h>

@@ -27,10 +27,10 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
                                     moert_data **data);
 
 /*
- * Creates a blend of `count` parts, which are not blends themselves. At every point of the order
- * (step, index), part i is within one sequence of its weight, weights[i]. All parts must have the
- * same split. Takes ownership of the parts, also after an error. Errors: those of
- * moert_blend_create.
+ * Creates a blend of `count` parts, which are not blends themselves. For any n, the number of
+ * sequences of part i among the first n, in the order of (step, index), differs by less than 1 from
+ * n times the fraction of weights[i] in the sum of the weights. All parts must have the same split.
+ * Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
  */
 moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
                                    moert_data **data);
@@ -70,14 +70,18 @@ typedef struct moert_data_info {
     size_t steps, batch, length; /* shape of an array; 0 for a source */
     bool documents;              /* a source of tokenized documents */
     bool divided;                /* sequences may hold several documents */
-    int32_t end;                 /* token of moert_data_end_documents, in any part; -1: none */
-    size_t rows;                 /* sequences of an epoch, of all parts of a blend; 0: no epochs */
+    int32_t end;                 /* token that moert_data_end_documents has set for the data, or for
+                                    any part of a blend; -1: none */
+    size_t rows;                 /* sequences of an epoch, in a blend summed over its parts; 0: no
+                                    epochs */
     const char *name;            /* moert_source.name; NULL for an array and a blend */
     bool text;                   /* some tokens are bytes of text */
-    size_t vocabulary_made;      /* moert_source.vocabulary_made; largest of all parts */
-    int32_t end_made;            /* moert_source.end_made, of any part */
+    size_t vocabulary_made;      /* moert_source.vocabulary_made; for a blend, the largest of its
+                                    parts */
+    int32_t end_made;            /* moert_source.end_made; for a blend, the token of any part that
+                                    has one */
     size_t parts;                /* number of parts of a blend, else 0 */
-    moert_split split;           /* of the source, or of all sources of a blend */
+    moert_split split;           /* division of the source, or of each source of a blend */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
@@ -104,7 +108,7 @@ moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary);
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;
-    size_t batch; /* sequences of a step; random positions of a single source do not depend on it */
+    size_t batch; /* sequences of a step; used only for epochs and blends */
 } moert_draw;
 
 /*
@@ -118,7 +122,7 @@ typedef struct moert_draw {
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target, int32_t *positions);
 
-/* Whether some of the data are for this use. An array is training data only. */
+/* Whether the split has data for `use`, such as held-out data. An array is training data only. */
 bool moert_data_has(const moert_data *data, moert_use use);
 
 /* Identifies a held-out or test sequence: sequence `index` of `count` sequences at evenly spaced

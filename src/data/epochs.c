@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-enum { STRIDE = 16 }; /* rows for each entry of the index */
+enum { STRIDE = 16 }; /* the index has an entry for every STRIDE-th row */
 
 /* A position in the permuted parts: `offset` tokens into part `part`. */
 typedef struct cursor {
@@ -18,7 +18,7 @@ typedef struct cursor {
 typedef struct region {
     moert_range range;
     size_t document; /* the first one */
-    size_t first;    /* number of the first document's part */
+    size_t first;    /* number of the region's first part */
 } region;
 
 struct moert_epochs {
@@ -68,7 +68,8 @@ typedef struct piece {
     bool last; /* of its part */
 } piece;
 
-/* Takes the next piece of a row that has `used` tokens; false if the row ends there. */
+/* Takes the next piece of a row whose earlier pieces have `used` tokens; false if the row has no
+ * further piece. */
 static bool next_piece(const moert_epochs *e, walk *w, size_t used, piece *next) {
     const size_t length = e->options.length, room = length - used;
     for (; w->at.part < e->parts && room > 0; *w = walk_from(e, (cursor){w->at.part + 1, 0})) {

@@ -26,7 +26,7 @@ static uint64_t little(const unsigned char *bytes, size_t width) {
     return value;
 }
 
-/* *value = the next number of `width` bytes, which divides the size of the buffer. */
+/* *value = the next number, which has `width` bytes. `width` must divide the size of the buffer. */
 static moert_status next(reader *from, size_t width, int64_t *value) {
     if (from->used == from->held) {
         const size_t bytes = moert_min(sizeof from->bytes, from->file->bytes - from->at);
@@ -109,8 +109,8 @@ static moert_status read_lengths(reader *from, moert_index *index) {
     return MOERT_OK;
 }
 
-/* Checks that every sequence lies within the file of tokens. Frees index->positions if the
- * sequences lie one after another in that file. */
+/* Checks that every sequence lies within NAME.bin, the file of tokens. Frees index->positions if
+ * the sequences lie one after another in NAME.bin. */
 static moert_status read_positions(reader *from, const moert_corpus_file *binary,
                                    moert_index *index) {
     bool in_order = true;

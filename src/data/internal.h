@@ -6,7 +6,7 @@
 #include "data/epochs.h"
 
 struct moert_data {
-    moert_source *source; /* NULL: an array or a blend */
+    moert_source *source; /* NULL if the data are an array or a blend */
     moert_blend *blend;   /* NULL: no blend */
     moert_data **parts;   /* [count] parts of the blend */
     size_t count;

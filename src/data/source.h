@@ -6,8 +6,8 @@
  *   raw       a file of 16 or 32 bit little-endian tokens, one document
  *   indexed   a Megatron dataset NAME.bin with NAME.idx (data/index.h)
  *
- * Tokens are read from the files when they are used, and checked against the vocabulary. A file
- * that has changed since the source was opened is then an error. No call is collective.
+ * Tokens are read from the files when they are used, and checked against the vocabulary. It is an
+ * error to read from a file that has changed since the source was opened. No call is collective.
  */
 #pragma once
 
@@ -54,7 +54,7 @@ typedef struct moert_source {
 moert_status moert_source_open_text(const char *const *paths, size_t count, moert_source **source);
 
 /* Opens one file of tokens of `bits` (16 or 32) each. Errors: ERROR_USAGE, ERROR_IO, ERROR_MEMORY,
- * ERROR_FORMAT (the file is empty or its size is not a multiple of a token's). */
+ * ERROR_FORMAT (the file is empty or its size is not a multiple of a token's size). */
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
 
 /*
@@ -79,7 +79,7 @@ moert_status moert_source_read(const moert_source *source, size_t position, size
                                int32_t *tokens);
 
 /* counts[i] = 1 if token position + i of a masked source counts as a target, and 0 if it is masked
- * as a target. Errors: ERROR_IO, ERROR_FORMAT (another value). */
+ * as a target. Errors: ERROR_IO, ERROR_FORMAT (the mask has a value other than 0 and 1). */
 moert_status moert_source_read_mask(const moert_source *source, size_t position, size_t count,
                                     unsigned char *counts);
 
@@ -101,8 +101,8 @@ size_t moert_source_length(const moert_source *source, size_t document);
  * those of moert_source_read. */
 moert_status moert_source_limit(moert_source *source, size_t vocabulary);
 
-/* Computes the checksums and the identity of a source. The functions that open a source call it.
- * Errors: ERROR_IO, ERROR_MEMORY. */
+/* Computes the checksums and the identity of a source. The functions that open a source call
+ * moert_source_identify. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_source_identify(moert_source *source);
 
 /* Sum of the sizes of the source's files. */

@@ -29,7 +29,8 @@ static const struct {
 } exponents[] = {{0, 256}, {0, 32}, {64, 128}, {126, 3}};
 
 typedef struct results {
-    float operations[2][MOERT_ARITHMETIC_ROWS][SAMPLE]; /* results for vectors, for scalars */
+    float operations[2][MOERT_ARITHMETIC_ROWS][SAMPLE]; /* [0]: results computed on vectors; [1]:
+                                                           results computed on scalars */
     float sums[SUMS];
 } results;
 
@@ -110,7 +111,7 @@ static bool equal(float a, float b) {
     return moert_float_bits(a) == moert_float_bits(b) || (isnan(a) && isnan(b));
 }
 
-/* Describes the first difference; "" without one. Returns NULL if memory runs out. */
+/* Returns a text about the first difference, or "" if nothing differs; NULL if memory runs out. */
 static char *first_difference(const examination *e) {
     for (int form = 0; form < 2; form++)
         for (int row = 0; row < MOERT_ARITHMETIC_ROWS; row++)

@@ -241,8 +241,8 @@ void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
     moert_device_count(buffer->device, 0, buffer->counted_bytes);
-    /* kernels must end before the memory is freed: OpenCL retains only kernel arguments that it
-     * allocated */
+    /* kernels must end before the memory is freed: for running kernels, OpenCL retains only memory
+     * that OpenCL has allocated */
     if (buffer->host != NULL || buffer->address != 0)
         moert_device_finish(buffer->device);
     for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "moert/device.h"
 
-#define MOERT_NO_BUFFER SIZE_MAX /* `bytes` of a row without a buffer for the given sizes */
+#define MOERT_NO_BUFFER SIZE_MAX /* `bytes` of a row that needs no buffer for the given sizes */
 
 typedef struct moert_buffer_row {
     const char *name;

@@ -20,7 +20,7 @@ typedef struct moert_device_info {
     size_t global_bytes, local_bytes;
     size_t largest_bytes; /* of a buffer */
     size_t piece_bytes;   /* the most bytes of one allocation; a buffer on a CPU may consist of
-                             several */
+                             several allocations */
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and using it is faster */

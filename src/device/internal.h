@@ -42,7 +42,7 @@ struct moert_device {
     moert_device_info info;
     _Atomic size_t counted_bytes, peak_bytes; /* moert_device_peak_bytes */
     struct moert_program *programs;
-    struct moert_recording *recording; /* receives the launches, or NULL */
+    struct moert_recording *recording; /* the recording that receives the launches; NULL: none */
     moert_command_hook hook;           /* zeros: no hook */
     bool adopted;                      /* the queue is the caller's */
 };

@@ -39,9 +39,10 @@ typedef struct device_table {
 } device_table;
 
 /* OpenCL does not report the instructions of a CPU device, so this function tests the CPU on which
- * it runs. Intel's CPUs take two cycles for vdpbf16ps. On Intel's CPUs, two fma were as fast with
- * few rows and up to a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt).
- * At the time of this measurement, every GEMM still widened its bf16 pairs itself. */
+ * it runs. Intel's CPUs take two cycles for vdpbf16ps. On Intel's CPUs, two fma in place of one
+ * vdpbf16ps were as fast with few rows and up to a quarter faster with many rows
+ * (bench/results/cpu/bf16-intel-2026-11-22.txt). At the time of this measurement, every GEMM still
+ * widened its bf16 pairs itself. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
@@ -111,7 +112,7 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
     info->largest_bytes = info->is_cpu && !info->is_simulator
                               ? moert_max(info->piece_bytes, moert_memory_total())
                               : info->piece_bytes;
-    /* vdpbf16ps and AMX need assembly, which only PoCL of the drivers for CPUs accepts. */
+    /* vdpbf16ps and AMX need assembly. PoCL is the only driver for CPUs that accepts assembly. */
     info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
     info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&
                       moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
@@ -132,7 +133,7 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
 /* If memory runs out, the OpenCL loader cannot load a driver, and reports that there is no
  * driver. */
 static moert_status check_memory(cl_int code) {
-    enum { DRIVER_BYTES = 256 << 20 }; /* about the bytes that PoCL's libraries map */
+    enum { DRIVER_BYTES = 256 << 20 }; /* PoCL's libraries map about this many bytes */
     void *probe = mmap(NULL, DRIVER_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (probe != MAP_FAILED)
         munmap(probe, DRIVER_BYTES);
@@ -162,7 +163,7 @@ static moert_status list_devices(device_table *table) {
         cl_uint count = 0;
         const cl_int failed =
             clGetDeviceIDs(platforms[p], CL_DEVICE_TYPE_ALL, MAX_DEVICES, ids, &count);
-        if (failed != CL_SUCCESS) { /* goes on, since other platforms may have devices */
+        if (failed != CL_SUCCESS) { /* continues, since other platforms may have devices */
             code = failed;
             continue;
         }

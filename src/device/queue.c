@@ -8,8 +8,8 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Calls clCreateCommandQueue of OpenCL 1.2. Drivers of that version have no other function to
- * create a queue, and with Oclgrind 21.10 the loader never returns from
+/* Calls clCreateCommandQueue of OpenCL 1.2. Drivers of OpenCL 1.2 have no other function to create
+ * a queue, and with Oclgrind 21.10 the loader never returns from
  * clCreateCommandQueueWithProperties. */
 static moert_status create(const moert_device *device, cl_command_queue_properties properties,
                            cl_command_queue *queue) {

@@ -66,8 +66,8 @@ static size_t count_sequences(const moert_memory_setting *setting, size_t group)
     return sum;
 }
 
-/* The largest M that any routing can give. `tokens`: number of tokens of the rank's EP group.
- * `held`: number of experts of the rank. */
+/* The largest number of rows M that any routing can give a rank. `tokens`: number of tokens of the
+ * rank's EP group. `held`: number of experts of the rank. */
 static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, size_t held) {
     size_t most = tokens;
     for (size_t g = 0; setting->exact && g < setting->ranks / setting->ep; g++)
@@ -163,14 +163,16 @@ static void add_table(moert_memory *memory, moert_buffer_table *table, const voi
 typedef struct block_kind {
     const char *name;
     const moert_block_shape *shape;
-    size_t count, open;       /* blocks; most blocks open at once (moert_block_open) */
-    size_t holders, position; /* ranks that hold shards of a block; this rank's number */
+    size_t count, open;       /* number of blocks; the most blocks that are open at one time
+                                 (moert_block_open) */
+    size_t holders, position; /* number of ranks that hold shards of a block; this rank's position
+                                 among these ranks */
     bool replicated;
 } block_kind;
 
-/* The largest number of layers of a kind with open blocks (moert_block_open) at one time. It is 2
- * for neighbouring layers: the backward of a layer begins before that of the layer above it has
- * ended. */
+/* The largest number of layers of a kind with open blocks (moert_block_open) at one time. Two
+ * neighbouring layers have open blocks together: the backward of a layer begins before the backward
+ * of the layer above has ended. */
 static size_t open_layers(const moert_model_config *c, bool moe) {
     size_t most = 0;
     for (size_t l = 0; l < c->layers; l++)
@@ -208,8 +210,9 @@ static size_t shard_of(const block_kind *kind) {
 }
 
 /* Adds the weights of a kind of blocks, with their gradients, moments and sums. If gradients are
- * bf16, block_bf16.c keeps those of the layers. Moments in bf16 also need keys for their random
- * bits. If checkpoints are written while training goes on, there is a host copy of the shards. */
+ * bf16, block_bf16.c keeps the gradients of all blocks of layers. Moments in bf16 also need keys
+ * for their random bits. If checkpoints are written while training goes on, there is a host copy of
+ * the shards. */
 static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool outside,
                      size_t nodes, moert_memory *memory) {
     const moert_memory_choice *choice = &s->setting->config->memory;

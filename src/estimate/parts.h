@@ -10,9 +10,9 @@ typedef struct moert_memory_shape {
     moert_layer_choices choices;
     moert_attention_shape attention;
     moert_model_sizes model;
-    moert_layer_sizes layer; /* `rows` is that of the layer with the most rows */
+    moert_layer_sizes layer; /* layer.rows: rows of the MoE layer with the most rows */
     moert_row_peak peak;     /* of that layer */
-    size_t capacity_rows;    /* the largest M that any routing can give */
+    size_t capacity_rows;    /* the largest number of rows M that any routing can give a rank */
     size_t chain;            /* the most members of an expert's chain (plan/expert_map.h) */
     size_t moe_layers, dense_layers;
 } moert_memory_shape;

@@ -26,7 +26,7 @@ static float from_f16(uint16_t bits) {
     return float_from_bits(sign | wide << 23 | fraction << 13);
 }
 
-/* The conversion loop of one source type. It loads element i without assuming alignment. */
+/* The conversion loop of one source type. The loop does not assume that elements are aligned. */
 #define CONVERT(type, expression)                                                                  \
     do {                                                                                           \
         for (size_t i = 0; i < count; i++) {                                                       \
@@ -36,8 +36,9 @@ static float from_f16(uint16_t bits) {
         }                                                                                          \
     } while (0)
 
-/* Stores the checksums of the pieces that bytes [first, first + bytes) of a tensor touch. Loads
- * their pages first, since an access to bytes that the disk cannot read would end the process. */
+/* Stores the checksums of the pieces that bytes [first, first + bytes) of a tensor touch. Loads the
+ * pages of these pieces first, since an access to bytes that the disk cannot read would end the
+ * process. */
 static moert_status sum_range(const moert_tensor *tensor, size_t first, size_t bytes) {
     size_t piece = first / MOERT_PIECE_BYTES;
     const size_t begin = piece * MOERT_PIECE_BYTES;

@@ -212,8 +212,8 @@ bool moert_same_file(const char *one, const char *other) {
            a.st_ino == b.st_ino;
 }
 
-/* The renames of a commit: final -> old if final exists, then temp -> final. On failure it undoes
- * them. */
+/* The renames of a commit: final -> old if final exists, then temp -> final. If the second rename
+ * fails, undoes the first rename. */
 static moert_status swap_directories(const char *temp, const char *final, const char *old) {
     mode_t replaced;
     MOERT_TRY(moert_file_mode(final, false, &replaced));

@@ -3,8 +3,9 @@
  * config.json does not contain, and the names of its tensors. model_fields.c lists the keys of
  * config.json, each with the families that have it.
  *
- * To add a family: add it to moert_family, and a row here. The row names the family whose keys it
- * has; a family with keys of its own has a bit in the tables of keys.
+ * To add a family, add its name to moert_family, and a row to the table in families.c. The field
+ * `keys` of the row names the family whose config.json has the same keys. A family with keys of its
+ * own names itself in `keys`, and has a bit in the tables of keys.
  */
 #pragma once
 

@@ -28,7 +28,7 @@ typedef struct part {
 
 typedef struct listed_file {
     char *name, *path;
-    int handle; /* open while checksums are computed, else -1 */
+    int handle; /* file descriptor while checksums are computed, else -1 */
     size_t bytes, first_part, parts;
 } listed_file;
 
@@ -144,7 +144,7 @@ moert_checksum *moert_manifest_find(moert_manifest *m, const char *path, size_t 
         return NULL;
     size_t low = m->files[f].first_part, high = low + m->files[f].parts;
     const size_t end = high;
-    while (low < high) { /* the first part that ends after `offset` */
+    while (low < high) { /* finds the first part that ends after `offset` */
         const size_t middle = low + (high - low) / 2;
         if (m->parts[middle].begin + m->parts[middle].bytes <= offset)
             low = middle + 1;
@@ -160,7 +160,7 @@ typedef struct summing {
     moert_manifest *manifest;
     size_t first;
     _Atomic size_t bad; /* 1 + the index of a piece that cannot be read; 0: no such piece */
-    _Atomic int reason; /* errno of that piece's read; 0: the file has become shorter */
+    _Atomic int reason; /* errno of the failed read of the piece; 0: the file has become shorter */
 } summing;
 
 /* The part that a piece belongs to: the last part that has pieces and begins at or before this
@@ -253,7 +253,7 @@ moert_status moert_manifest_sum_heads(moert_manifest *m) {
     return MOERT_OK;
 }
 
-/* Computes the checksum of a part from those of its pieces; false if one of these is missing. */
+/* Computes the checksum of a part from its pieces' checksums; false if a piece has no checksum. */
 static bool sum_part(const moert_manifest *m, const part *p, moert_checksum *sum) {
     const moert_checksum *sums = m->sums + p->first_piece;
     for (size_t i = 0; i < p->pieces; i++)
@@ -309,7 +309,7 @@ static json_t *json_of_file(const moert_manifest *m, const listed_file *file) {
 #define ENDING_TAIL "\"\n}\n"
 enum { ENDING_BYTES = sizeof ENDING_HEAD - 1 + HEX + sizeof ENDING_TAIL - 1 };
 
-/* Writes the ending of a manifest whose text before it is text[bytes]. */
+/* Writes the ending of a manifest. text[bytes] is the text of the manifest before the ending. */
 static void make_ending(const char *text, size_t bytes, char ending[ENDING_BYTES + 1]) {
     char hex[HEX + 1];
     snprintf(ending, ENDING_BYTES + 1, ENDING_HEAD "%s" ENDING_TAIL,

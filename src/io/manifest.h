@@ -48,7 +48,8 @@ size_t moert_manifest_pieces(const moert_manifest *manifest);
 moert_checksum *moert_manifest_sums(moert_manifest *manifest);
 
 /* The checksums of the pieces of bytes [offset, offset + bytes) of a file; NULL if the manifest
- * does not list such a part. Readers and writers store checksums in the returned array. */
+ * lists no part with exactly these bytes. Readers and writers store checksums in the returned
+ * array. */
 moert_checksum *moert_manifest_find(moert_manifest *manifest, const char *path, size_t offset,
                                     size_t bytes);
 

@@ -60,8 +60,8 @@ typedef enum moert_recompute {
     MOERT_RECOMPUTE_NONE,
     MOERT_RECOMPUTE_EXPERTS, /* the experts' first projections and GLUs (moert_layer_options) */
     MOERT_RECOMPUTE_LAYER,   /* whole layers, of which only the inputs are kept */
-    MOERT_RECOMPUTE_AUTO     /* the first of the above that fits into memory; illegal in a model's
-                                config */
+    MOERT_RECOMPUTE_AUTO     /* the first of NONE, EXPERTS and LAYER that fits into memory; illegal
+                                in a model's config */
 } moert_recompute;
 #define MOERT_RECOMPUTE_WORDS "none|experts|layer|auto"
 
@@ -130,7 +130,8 @@ typedef struct moert_model_config {
                                   or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    size_t expert_slots; /* moert_layer_options.slots; 0: contiguous blocks of experts */
+    size_t expert_slots; /* moert_layer_options.slots; 0: each rank holds a contiguous block of
+                            experts */
     moert_memory_choice memory;
     char *text; /* config.json of the trained model when saved: as read, without quantization_config
                    and multi-token-prediction layers */
@@ -157,7 +158,7 @@ void moert_model_config_start(moert_model_config *config, moert_family family);
 /*
  * Unties the embeddings of a config and its text if the weights at `path` have a head that differs
  * from the embedding, as Hugging Face's transformers does. *untied = whether this function untied
- * them. Errors: those of moert_tensors_open and moert_json_parse.
+ * the embeddings. Errors: those of moert_tensors_open and moert_json_parse.
  */
 moert_status moert_model_config_check_tied(const char *path, moert_model_config *config,
                                            bool *untied);

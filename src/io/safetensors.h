@@ -107,12 +107,13 @@ typedef struct moert_tensor_spec {
 typedef struct moert_tensor_writer moert_tensor_writer;
 
 /*
- * Opens a file whose layout follows from the specs, in any order. Header and data are ascending by
- * name, and spaces pad the header to a multiple of 8 bytes. Every rank opens the file with the same
- * specs; exactly one rank opens it with `create`, before the other ranks. `create` replaces an
- * older file, which stays intact for processes that have mapped it. metadata: pairs {key, value,
- * ..., NULL} or NULL. The bytes depend only on the arguments and the data. Errors: ERROR_IO with
- * errno's text, ERROR_MISMATCH (the file has another layout), ERROR_USAGE (specs), ERROR_MEMORY.
+ * Opens a file whose layout follows from the specs; the order of the specs does not matter. Header
+ * and data are ascending by name, and spaces pad the header to a multiple of 8 bytes. Every rank
+ * opens the file with the same specs; exactly one rank opens it with `create`, before the other
+ * ranks. `create` replaces an older file, which stays intact for processes that have mapped it.
+ * metadata: pairs {key, value, ..., NULL} or NULL. The bytes depend only on the arguments and the
+ * data. Errors: ERROR_IO with errno's text, ERROR_MISMATCH (the file has another layout),
+ * ERROR_USAGE (specs), ERROR_MEMORY.
  */
 moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
                                const char *const *metadata, bool create,

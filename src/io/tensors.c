@@ -19,7 +19,7 @@ struct moert_tensors {
     char *path;          /* path as the caller gave it */
     moert_shard *shards; /* ascending by path */
     size_t shard_count;
-    const moert_tensor **tensors; /* [count] of the shards, ascending by name */
+    const moert_tensor **tensors; /* [count] tensors of all shards, ascending by name */
     bool *found;                  /* [count]: moert_tensors_find has returned the tensor */
     size_t count;
 };

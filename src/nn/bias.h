@@ -16,7 +16,8 @@ typedef struct moert_scaled_bias {
     const moert_buffer *bias; /* [G,n], or [n] if `shared` */
     moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; moert_scaled_bias_dprob
                             and moert_scaled_bias_gradient read dy from y */
-    moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */
+    moert_buffer *dprob; /* [M] at stride prob_stride: moert_scaled_bias_dprob adds <dy, bias> of
+                            each row */
     moert_buffer *dbias; /* [G,n]: the gradient of `bias`, summed over rows in order */
     bool accumulate;     /* moert_scaled_bias_gradient adds to dbias */
 } moert_scaled_bias;

@@ -44,7 +44,7 @@ moert_status moert_digest_spans(const moert_span_digest *digest) {
                                 .first_row = digest->first_row, .first = digest->first));
 }
 
-enum { ROW_FLOATS = 1024 }; /* floats of one digest when a buffer has no rows */
+enum { ROW_FLOATS = 1024 }; /* digest_buffer makes one digest of this many floats */
 
 static size_t count_rows(size_t floats) {
     return moert_ceil_div(floats, ROW_FLOATS);

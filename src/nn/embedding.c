@@ -40,7 +40,8 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows, 
                                    const int32_t *token, int32_t *link) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t count = moert_tree_nodes(span, nodes);
-    int32_t *last; /* [rows] 1 + the last token of a table row so far, 0: none */
+    int32_t *last; /* [rows] 1 + the index of the last token so far with this table row; 0: no such
+                      token */
     int tokens;
     MOERT_TRY(moert_to_int(span.count * length, "tokens of a batch", &tokens));
     MOERT_TRY(moert_alloc(&last, rows, sizeof *last));

@@ -73,7 +73,7 @@ typedef struct moert_rotation {
     size_t heads, length;
     size_t width;     /* rotated elements of a head; 0: all elements */
     size_t offset;    /* index in the head of the first rotated element */
-    bool interleaved; /* moert_rope_scheme.interleaved of the table */
+    bool interleaved; /* `interleaved` of the moert_rope_scheme that made the table */
 } moert_rotation;
 
 /*
@@ -191,7 +191,8 @@ typedef struct moert_columns {
     size_t rows, columns;
     size_t repeat; /* 0 counts as 1 */
     const moert_buffer *from;
-    size_t from_stride, from_column; /* elements between rows; the first column */
+    size_t from_stride, from_column; /* elements between the starts of rows; index of the first
+                                        column */
     moert_dtype type;                /* dtype of `to`: F32 (0) or BF16 */
     moert_buffer *to;
     size_t to_stride, to_column;

@@ -15,13 +15,14 @@ enum {
     COLUMNS = 64,    /* columns of a work-group of norm_partial */
     /* the following constants are for GPUs only */
     STEP = MOERT_SUM_LANES, /* columns of a work-group of norm_partial on GPUs */
-    FORWARD_STEPS = 16,     /* the most steps of a row in the registers of a row group */
-    BACKWARD_STEPS = 4,     /* the same limit in the backward, where dy and a sum also take
+    FORWARD_STEPS = 16,     /* a row group holds at most this many times STEP columns in
+                               registers */
+    BACKWARD_STEPS = 4,     /* like FORWARD_STEPS in the backward, where dy and a sum also take
                                registers */
     MOST_ROW_GROUPS = 16,   /* the most row groups that share a row */
     MOST_FLOATS = 16384,    /* the widest row that fits the registers of several row groups */
-    FLOATS_AHEAD = 1024,    /* a row group reads whole rows of about this many floats together */
-    PIECE_BLOCKS = 8,       /* the fewest blocks of a piece of norm_gradients */
+    FLOATS_AHEAD = 1024,    /* a row group reads about this many floats of whole rows at a time */
+    PIECE_BLOCKS = 8,       /* a piece of norm_gradients has at least this many blocks of rows */
     PIECE_ROWS = 64,        /* rows of a piece of norm_partial */
     ROTATED_GRAIN = 8,      /* the norm kernels rotate only a multiple of 8 columns */
     MOST_PIECES = 1024,     /* the most pieces of a sequence that norm_sum_pieces adds */
@@ -33,7 +34,8 @@ typedef struct norm_form {
     int columns;  /* columns of a row */
     size_t steps; /* steps of a row that a row group holds in registers; 0: rows are read twice */
     size_t block; /* rows of a row group */
-    size_t part;  /* columns that a row group sums, on CPUs and GPUs */
+    size_t part;  /* columns of a part of a row: a GPU's row group sums one part, and CPUs add the
+                     sums of parts in the same order */
     size_t piece_grain; /* the rows of a piece are a multiple of this number; 0: a piece has
                            PIECE_ROWS rows */
     char program[64];
@@ -83,8 +85,9 @@ static moert_status check_results(const moert_buffer *floats, const moert_buffer
     return MOERT_OK;
 }
 
-/* The columns of a head that the norm kernels rotate as well; 0: none. A rotation by these kernels
- * needs rows in registers, and positions that start at 0 in every sequence. */
+/* The number of columns of a head that the norm kernels also rotate; 0: the norm kernels do not
+ * rotate. The norm kernels rotate only rows in registers, and need positions that start at 0 in
+ * every sequence. */
 static int rotated_columns(const norm_form *form, const moert_rotation *rotation) {
     const size_t columns = moert_rotation_width(rotation, (size_t)form->columns);
     return rotation->table != NULL && form->steps > 0 && columns % ROTATED_GRAIN == 0 &&
@@ -182,8 +185,8 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                      MOERT_STRUCT(args));
 }
 
-/* Rows of a piece. The number depends on the sequence alone, so the bits of the sequence's sum do
- * not depend on how many sequences the rank has. */
+/* The number of rows of a piece. The length of a sequence alone determines how many rows its pieces
+ * have, so the bits of the sequence's sum do not depend on how many sequences the rank has. */
 static size_t rows_of_pieces(const norm_form *form, size_t sequence_rows) {
     const size_t grain = form->piece_grain, least = moert_ceil_div(sequence_rows, MOST_PIECES);
     return grain > 0 ? moert_max(PIECE_BLOCKS * grain, moert_round_up(least, grain)) : PIECE_ROWS;

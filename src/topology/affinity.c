@@ -18,7 +18,7 @@ moert_status moert_affinity_save(moert_affinity **affinity) {
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->masks, made->threads.count));
     for (size_t i = 0; i < made->threads.count; i++)
         if (sched_getaffinity(made->threads.ids[i], sizeof *made->masks, &made->masks[i]) != 0)
-            CPU_ZERO(&made->masks[i]); /* the thread has ended, or the mask is larger */
+            CPU_ZERO(&made->masks[i]); /* the thread has ended, or its mask exceeds cpu_set_t */
     *affinity = made;
     return MOERT_OK;
 fail:

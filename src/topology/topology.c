@@ -1,5 +1,5 @@
-/* Loads the topology of this machine, or one from a description, including GPUs. Describes it in a
- * line of text. */
+/* Loads the topology of this machine, or one from a description, including GPUs. Describes the
+ * topology in a line of text. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

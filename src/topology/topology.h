@@ -6,11 +6,11 @@
  * threads.
  *
  * The ranks divide the cores that the machine (its cgroup) allows and that the process's mask, set
- * by the launcher, contains. Ranks with equal masks divide the mask among themselves. Such ranks
- * are all ranks of an unbound host or of a container, the ranks of a socket under mpirun --bind-to
- * socket, and a single rank under --bind-to core. A rank cannot see the masks of other ranks, so
- * the caller gathers moert_topology_mask_text() of all ranks of the host. A mask smaller than the
- * machine makes the placement `confined`.
+ * by the launcher, contains. Ranks with equal masks divide the mask among themselves. All ranks of
+ * an unbound host or of a container have equal masks, and so have the ranks of a socket under
+ * mpirun --bind-to socket; under --bind-to core each rank has a mask of its own. A rank cannot see
+ * the masks of other ranks, so the caller gathers moert_topology_mask_text() of all ranks of the
+ * host. A mask smaller than the machine makes the placement `confined`.
  *
  * The placement is pure arithmetic on the topology, so synthetic topologies test it.
  */
@@ -81,8 +81,8 @@ moert_status moert_affinity_save(moert_affinity **affinity);
 void moert_affinity_restore(moert_affinity *affinity);
 
 /*
- * Pins threads to the cores of the placement, one thread per core in turn: the threads that a
- * library starts between two calls of functions below. Take a snapshot, let the OpenCL runtime
+ * moert_threads_pin_new pins the threads that have started since moert_threads_snapshot to the
+ * cores of the placement, one thread per core in turn. Take a snapshot, let the OpenCL runtime
  * start its workers, then pin the new threads.
  *
  * For PoCL set POCL_MAX_PTHREAD_COUNT to cpu_count before the first OpenCL call. Workers that are

@@ -21,7 +21,8 @@
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 
-/* Enough attempts to fill all gaps. An attempt takes milliseconds, but no memory. */
+/* The most attempts to import: enough that the pieces of failed attempts fill all older gaps. An
+ * attempt takes milliseconds, but no memory. */
 enum { ATTEMPTS = 64 };
 static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, PIECE_UNIT_BYTES = (size_t)32 << 20;
 

@@ -29,7 +29,7 @@ enum { MOST_RANK = 5 };
 typedef struct dimensions {
     uint32_t rank;
     uint64_t sizes[MOST_RANK];       /* elements */
-    uint64_t strides[MOST_RANK - 1]; /* bytes, of all dimensions but the first */
+    uint64_t strides[MOST_RANK - 1]; /* strides in bytes of all dimensions but the innermost */
     uint32_t box[MOST_RANK];
 } dimensions;
 

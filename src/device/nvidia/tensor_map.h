@@ -24,7 +24,8 @@ typedef struct moert_tensor_layout {
     size_t groups, rows, columns, stride;
     size_t first;       /* elements of the buffer before the tensor */
     size_t run;         /* rows of a block of gates or ups; 0: gates and ups do not alternate */
-    uint32_t box_rows;  /* up to 256; with several runs a multiple of `run` */
+    uint32_t box_rows;  /* rows of a box, up to 256; a multiple of `run` if run > 0 and a group has
+                           more than 2 run rows */
     uint32_t box_bytes; /* bytes of a box's row, and its swizzle: 32, 64 or 128 (0 means 128) */
     bool f16;           /* elements are f16, not bf16 */
     bool bytes;         /* elements are bytes */

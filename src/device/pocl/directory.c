@@ -35,7 +35,7 @@ enum { FIRST_BYTES = 16 << 20, STEP_BYTES = 4 << 20 };
 
 static struct {
     char *path;
-    int lock; /* the open, locked directory, or -1 */
+    int lock; /* file descriptor of the locked directory, or -1 */
     pid_t process;
     char problem[440];
 } own;

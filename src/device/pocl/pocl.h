@@ -2,8 +2,9 @@
  * PoCL compiles kernels into files of one directory and loads machine code from there unchecked:
  * damaged files crash the process or give wrong results. So each process gives PoCL a private
  * temporary directory, and removes this directory at its exit (directory.c). The cache stores the
- * files that a compilation adds as one checked entry (step.c). Another process unpacks the entry
- * before PoCL looks for the files. So PoCL only finds files that this process has just written.
+ * files that a compilation adds as one checked entry (step.c). A process that needs the files
+ * unpacks the entry before PoCL looks for the files. So PoCL only finds files that this process has
+ * just written.
  *
  * If the user sets POCL_CACHE_DIR, PoCL uses that directory, and moert caches no files of that
  * directory.

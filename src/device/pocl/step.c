@@ -104,7 +104,7 @@ static bool unpack(const unsigned char *data, size_t bytes) {
         bytes -= sizeof header;
         if (header.name_bytes == 0 || header.name_bytes > bytes ||
             header.bytes > bytes - header.name_bytes || data[header.name_bytes - 1] != '\0' ||
-            strstr((const char *)data, "..") != NULL || /* its path would leave the directory */
+            strstr((const char *)data, "..") != NULL || /* the path leads out of the directory */
             !unpack_file((const char *)data, data + header.name_bytes, header.bytes))
             return false;
         data += header.name_bytes + header.bytes;

@@ -21,11 +21,12 @@ typedef struct pending {
 
 struct profiler {
     moert_device *device;
-    moert_profile sums, last; /* sums: of all ended spans; last: of the present or last span */
+    moert_profile sums, last; /* sums: over all ended spans; last: over the present span or, if no
+                                 span is in progress, over the last span */
     bool counting;
     cl_int failure; /* first failure of reading events */
     uint64_t began_ns;
-    uint64_t arrived_ns; /* the latest end of messages with rows */
+    uint64_t arrived_ns; /* the latest end of a time in which messages with rows were in flight */
     moert_profile_observer *observer;
     void *context;
     int64_t ahead_ns; /* the host's clock minus the device's, if there is an observer */
@@ -33,7 +34,7 @@ struct profiler {
     pending ring[RING];
 };
 
-/* NULL if profiling is not enabled. */
+/* Returns NULL if profiling is not enabled. */
 static struct profiler *profiler_of(const moert_device *device) {
     return device->hook.context;
 }
@@ -111,7 +112,7 @@ static void add_wait(void *profiler, moert_phase phase, uint64_t ns) {
                                 phase, end - ns, end});
 }
 
-/* NULL outside moert_profile_begin and moert_profile_end. */
+/* Returns NULL outside moert_profile_begin and moert_profile_end. */
 static struct profiler *counting(const moert_device *device) {
     struct profiler *profiler = profiler_of(device);
     return profiler != NULL && profiler->counting ? profiler : NULL;

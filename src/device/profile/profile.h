@@ -139,6 +139,6 @@ void moert_profile_bf16_work(moert_device *device, const char *program, double f
  */
 typedef struct moert_roof {
     double gflops, gbps;
-    double bf16_gflops; /* of moert_gemm_peak; 0: not measured */
+    double bf16_gflops; /* the rate that moert_gemm_peak measures; 0: not measured */
 } moert_roof;
 moert_status moert_roof_measure(moert_device *device, moert_roof *roof);

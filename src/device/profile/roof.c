@@ -9,15 +9,16 @@
 #include "device/profile/profile.h"
 
 enum {
-    ROUNDS = 20000,              /* multiply-adds per accumulator: a launch takes milliseconds */
-    BLOCK = 4096,                /* vectors that a work-group copies */
+    ROUNDS = 20000,              /* multiply-adds per accumulator, enough for a launch of
+                                    milliseconds */
+    BLOCK = 4096,                /* number of vectors that a work-group copies */
     GPU_ITEMS = 256,             /* work-items of a work-group */
     GROUPS_PER_UNIT = 4,         /* work-groups per compute unit in the kernel of multiply-adds */
     CPU_COPY_BYTES = 96 << 20,   /* bytes of each of two buffers on a CPU: larger than a core's
                                     caches */
     GPU_COPY_BYTES = 256 << 20,  /* bytes of each of two buffers on a GPU: larger than the GPU's
                                     caches */
-    ENOUGH_NS = 4 * 1000 * 1000, /* a measurement repeats the kernel for this long */
+    ENOUGH_NS = 4 * 1000 * 1000, /* a measurement has enough launches to take at least this time */
     TRIALS = 16,                 /* number of measurements; the shortest is used, since other
                                     programs may use the machine */
     SPEC_BYTES = 128,
@@ -51,7 +52,7 @@ static moert_status time_launches(const probe *p, size_t count, uint64_t *ns) {
     return MOERT_OK;
 }
 
-/* *ns = the least time of a launch, over several measurements of ENOUGH_NS. */
+/* *ns = the time of a launch in the fastest of TRIALS measurements. */
 static moert_status time_best(probe *p, int chains, double *ns) {
     size_t count = 1;
     uint64_t taken;
