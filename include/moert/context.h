@@ -70,11 +70,11 @@ typedef struct moert_context_options {
     moert_watch_callback *watch;
     void *watch_user;
     const MPI_Comm *placement; /* communicator of the processes that divide the cores and GPUs of
-                                  their hosts. It includes all processes of this context, and all
-                                  its processes create contexts at the same time. NULL: all
-                                  processes that the launcher started, if moert knows their number
-                                  and the launcher has not bound them to cores; otherwise this
-                                  context's processes */
+                                  their hosts. This communicator includes all processes of this
+                                  context, and all processes of the communicator create contexts at
+                                  the same time. NULL: all processes that the launcher started, if
+                                  moert knows their number and the launcher has not bound them to
+                                  cores; otherwise this context's processes */
 } moert_context_options;
 
 #define MOERT_CONTEXT_OPTIONS_INIT                                                                 \

@@ -77,12 +77,13 @@ typedef struct moert_route_buffers {
                                  rows, RCEIL), which each token's own rank computes */
     moert_buffer *tokens;     /* [T,H] */
     moert_buffer *weight;     /* float32 [T,K], or NULL */
-    moert_buffer *rows;       /* [M,H]; with mxfp8 the payload, bytes */
+    moert_buffer *rows;       /* [M,H]; with mxfp8 these are the bytes of the payload */
     moert_buffer *row_weight; /* float32 [M], or NULL */
     moert_buffer *row_scale;  /* mxfp8: E8M0 bytes [M, ceil(H/32)] */
     const moert_buffer *combined_rows; /* combine_backward with weights: the rows that combine
                                           read */
-    moert_buffer *weight_gradient;     /* combine_backward with weights: float32 [T,K] */
+    moert_buffer *weight_gradient;     /* combine_backward with weights: gets the gradients of the
+                                          weights, float32 [T,K] */
 } moert_route_buffers;
 
 #define MOERT_ROUTE_BUFFERS_INIT MOERT_INIT(moert_route_buffers, route_, )

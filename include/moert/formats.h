@@ -6,7 +6,7 @@
  * scale: value = element * scale * global. Scales multiply when dequantizing ("decode scales").
  *
  * Two elements of 4 bits share a byte. The element with the even index along the blocks' axis is in
- * the low half. A half without an element is zero.
+ * the low half of the byte. A half of a byte without an element is zero.
  */
 #ifndef MOERT_FORMATS_H
 #define MOERT_FORMATS_H
@@ -73,8 +73,8 @@ typedef enum moert_format {
  *   TILE     block x block, rows as in COLUMN; scale [M, ceil(N/block)], where each row repeats its
  *            tile's scales; FP8_BLOCK has scale [P, ceil(N/block)] instead
  * A block at an edge has fewer elements. The payload is q[M,N], or for elements of 4 bits q[M,
- * ceil(N/2)]. With COLUMN, elements of 4 bits pair up rows, and zeros fill every group's last
- * block: q[P*block/2, N].
+ * ceil(N/2)]. With COLUMN, a byte holds elements of 4 bits of two rows, and zeros fill every
+ * group's last block: q[P*block/2, N].
  */
 typedef enum moert_axis { MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE } moert_axis;
 
@@ -96,8 +96,8 @@ typedef enum moert_nvfp4_rule {
 
 /*
  * Rounding of an E2M1 element: NEAREST to nearest even; BRIDGE first to a multiple of 0.5, and then
- * down, but from 5.5 up to 6; STOCHASTIC by 8 random bits per element, drawn by (seed, row,
- * column). AUTO is BRIDGE if nvfp4_rule is BRIDGE for NVFP4, and otherwise NEAREST.
+ * down to an E2M1 value, but from 5.5 up to 6; STOCHASTIC by 8 random bits per element, drawn by
+ * (seed, row, column). AUTO is BRIDGE if nvfp4_rule is BRIDGE for NVFP4, and otherwise NEAREST.
  */
 typedef enum moert_rounding {
     MOERT_ROUNDING_AUTO,
@@ -130,8 +130,8 @@ typedef struct moert_quantizer {
  *   BF16   to nearest even. GEMMs on tensor cores also round the two results that the GLU's
  *          backward reads, unless experts have biases
  *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the reduction index
- *   NVFP4  NVFP4, TE, in blocks along the reduction index. An expert's weight has one global scale;
- *          so has an activation, over all ranks
+ *   NVFP4  NVFP4, TE, in blocks along the reduction index. Each expert's weight has one global
+ *          scale. An activation has one global scale for the rows of all ranks
  * In BF16 and MXFP8, devices may treat operands and sums below 2^-126 as 0.
  */
 typedef enum moert_precision {

@@ -14,8 +14,8 @@ extern "C" {
 
 /*
  * h = prob * (clamp(u, -limit, limit) + offset) * a(min(g, limit)), where v = [g | u] (halves), or
- * g and u are alternating columns of v (interleaved). `activation` is the index of a. Index 0 is
- * silu: a(x) = x * sigmoid(alpha * x).
+ * g and u are alternating columns of v (interleaved). The field `activation` is the index of the
+ * function a. Index 0 is silu: a(x) = x * sigmoid(alpha * x).
  */
 typedef struct moert_glu_form {
     bool interleaved;
@@ -43,8 +43,8 @@ typedef struct moert_glu_rows {
     size_t size; /* sizeof(moert_glu_rows) */
     moert_glu_form form;
     size_t rows, width;       /* M, I */
-    moert_dtype from, to;     /* from: dtype of v and dh; to: dtype of h and dv. Each is F32 or BF16
-                                 (rounded) */
+    moert_dtype from, to;     /* from: dtype of v and dh; to: dtype of h and dv. `from` and `to` are
+                                 each F32 or BF16; BF16 results are rounded */
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* float32 [M]; NULL: each prob is 1 */
     moert_buffer *h;          /* [M,I]: apply writes it */

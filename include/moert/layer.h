@@ -42,9 +42,9 @@ MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moer
 /*
  * Like moert_mesh_create, but with exact replicas: on CPUs, results have the same bits as with EDP
  * 1 (moert_layer_place names the exceptions). Groups are consecutive ranks. A replica computes the
- * rows of its group's tokens, but up to 63 of an expert's first rows may belong to the preceding
- * group. The weight gradient of an expert is one sum, which passes from replica to replica. One
- * replica gets the complete sum, and sends the expert's weights to the other replicas.
+ * rows of its group's tokens, except that the replica of a preceding group may compute an expert's
+ * first rows, at most 63. The weight gradient of an expert is one sum, which passes from replica to
+ * replica. One replica gets the complete sum, and sends the expert's weights to the other replicas.
  */
 MOERT_API moert_status moert_mesh_create_exact(moert_context *context, size_t ep,
                                                moert_mesh **mesh);
@@ -120,8 +120,8 @@ typedef struct moert_layer_options {
                                number of moert_plan_experts for the rank */
     bool recompute_experts; /* the backward computes the first projection and the GLU of all
                                experts, also of the shared expert, again, so forward need not keep
-                               their results. The results have the same bits. Not with
-                               deferred_wgrad */
+                               their results. y and all gradients have the same bits as without this
+                               option. Not with deferred_wgrad */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
@@ -146,12 +146,12 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
  * ERROR_MEMORY.
  *
  * A slot may also hold a clone of expert e: MOERT_LAYER_CLONE | e. A rank holds expert e or one
- * clone of it at most. All these ranks share the rows of expert e evenly. The expert's own slot
- * gets the whole gradient. On CPUs, the results have the same bits as without clones, unless ranks
- * sum results before sending (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The layer copies an expert's
- * weights to its clones; the caller need not set the clones' weights. With clones,
- * moert_layer_weights_changed is collective over the EP group, and every wgrad waits for other
- * ranks.
+ * clone of it at most. All ranks that hold expert e or a clone of it share its rows evenly. The
+ * expert's own slot gets the whole gradient. On CPUs, the results have the same bits as without
+ * clones, unless ranks sum results before sending (MOERT_PUSH=sum, MOERT_NODE_SUM=presum). The
+ * layer copies an expert's weights to its clones; the caller need not set the clones' weights. With
+ * clones, moert_layer_weights_changed is collective over the EP group, and every wgrad waits for
+ * other ranks.
  */
 #define MOERT_LAYER_NO_EXPERT UINT32_MAX
 #define MOERT_LAYER_CLONE     0x80000000u
@@ -209,8 +209,8 @@ typedef struct moert_layer_losses {
     bool aux_by_sequence; /* aux_gradient is [sequences of the batch, E], a row for each sequence */
     /* NULL, or bf16 buffers that get the gradients of W1 and W2, rounded to nearest even. The
      * contents of the layer's own float32 gradients are then unspecified. The bf16 buffers must
-     * stay valid until the pass's wgrad is done. Not with `accumulate`, replicas of experts, or
-     * clones. */
+     * stay valid until the pass's wgrad is done. The buffers must be NULL with `accumulate`, and if
+     * experts have replicas or clones. */
     moert_buffer *w1_gradient, *w2_gradient;
     const moert_buffer *dy_bf16; /* NULL, or [T,H] a copy of the float32 dy rounded to bf16 */
 } moert_layer_losses;

@@ -33,14 +33,14 @@
  *
  * The nvidia backend is the exception. That backend uses tensor cores for gemm_* and glu with
  * 16-bit, MX and NV operands, and on Hopper for gemm_* with FP8 operands. The hardware determines
- * the order of its sums: the sums are the same in every run, and a row's sums do not depend on the
+ * the order of the sums: the sums are the same in every run, and a row's sums do not depend on the
  * other rows. The sums of the nvidia backend equal those of the other backends only up to float32
  * rounding. FP8 sums round to about 14 bits within 128 values of the reduction index. MX operands
  * below 2^-126 are rounded to bf16 subnormals.
  *
  * Groups without rows change nothing, except in GEMM_WGRAD, which sets their result to 0, or to
- * beta[g] times the old value. For such groups GEMM_WGRAD ignores all other inputs, even NaN, and a
- * beta of 1 leaves the result unchanged. GEMM_WGRAD sums the rows of a group in order.
+ * beta[g] times the old value. For groups without rows GEMM_WGRAD ignores all other inputs, even
+ * NaN, and a beta of 1 leaves the result unchanged. GEMM_WGRAD sums the rows of a group in order.
  *
  * Quantized operands (moert/formats.h; moert/quantize.h makes them) have the values float32(element
  * * scale). With `first` and `second`, the NVFP4 global scales of the GEMM's two operands, alpha[g]
@@ -98,8 +98,8 @@ typedef enum moert_op_kind {
  *   X      reads x[gather[r] / topk]     writes x[gather[r]]    reads x[gather[r] / topk]
  *   Y      writes y[gather[r]]           reads y[gather[r]]     reads y[gather[r]]
  *
- * GLU allows X only, DGLU Y only. A row whose slot is M or more is read as zeros and is not
- * written.
+ * An op of kind GLU can have mode X only, an op of kind DGLU mode Y only. A row whose slot is M or
+ * more is read as zeros and is not written.
  */
 typedef enum moert_op_permute {
     MOERT_OP_PERMUTE_NONE,
@@ -110,7 +110,8 @@ typedef enum moert_op_permute {
 /*
  * The layout of a quantized operand's scales. Tiles are those of moert_scale_tiles
  * (moert/quantize.h), for formats with scales of one byte. In the formula of moert_scale_tiles, r
- * is the line that crosses the blocks, and C is the number of blocks in a line.
+ * is a row of the matrix (with COLUMN blocks: a column), and C is the number of blocks in that row
+ * or column.
  */
 typedef enum moert_scale_layout {
     MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */
@@ -124,16 +125,16 @@ typedef enum moert_scale_layout {
 
 /* One matrix operand. No alignment is required. */
 typedef struct moert_operand {
-    moert_dtype type; /* any but E2M1; ignored if quantized */
-    ptrdiff_t stride; /* elements from row to row; 0 means the width. It is 0 or K for weight, and 0
-                         if quantized */
+    moert_dtype type; /* any dtype but E2M1; ignored if the operand is quantized */
+    ptrdiff_t stride; /* elements from row to row; 0 means the width. The stride is 0 or K for
+                         weight, and 0 for a quantized operand */
     bool discrete;    /* weight: one buffer per group (at most 65536) instead of a stack [G,N,K] */
     /*
      * how.size 0: plain elements of `type`; the other fields of `how` must be 0. Otherwise the
      * operand is block-scaled: the buffer holds the payload, the buffer <operand>_scale the scales.
      * An input's blocks may lie along any axis; tensor cores use blocks along the reduction index.
      * COLUMN and TILE blocks divide the rows of a group; in `weight` they divide the N rows of a
-     * group. A gathered matrix is one group.
+     * group. A quantized matrix that `gather` permutes counts as one group.
      *
      * how.transposed is legal for row matrices with COLUMN blocks, whose payload and linear scales
      * are then [columns, M]. how.transposed is also legal for `weight` with ROW or COLUMN blocks,
@@ -171,10 +172,11 @@ typedef struct moert_op_options {
                             values of an earlier execute) */
     bool norm;           /* `norm` multiplies the quantized results, see above */
 
-    bool alpha, beta;      /* alpha and beta have one value per group; otherwise they are 1 and 0 */
+    bool alpha, beta;      /* each group has its own alpha or beta, in a buffer; otherwise alpha is
+                              1 and beta is 0 */
     bool accumulate;       /* beta is 1 */
     bool bias;             /* adds a bias; forward and GLU */
-    bool bias_scale;       /* forward: multiplies the bias of each row */
+    bool bias_scale;       /* forward: bias_scale[m] multiplies the bias of row m */
     moert_dtype bias_type; /* dtype of bias and dbias */
 
     moert_op_permute permute;
@@ -193,7 +195,7 @@ typedef struct moert_op_options {
     bool dprob, dbias;     /* DGLU: also compute dprob, dbias */
     bool caller_workspace; /* create allocates nothing on the device; execute uses the buffer
                               `workspace`, whose content it may change, and keeps a reference to its
-                              memory. Such an op cannot be recorded */
+                              memory. An op with caller_workspace cannot be recorded */
 } moert_op_options;
 
 #define MOERT_OP_OPTIONS_INIT                                                                      \

@@ -89,7 +89,7 @@ typedef struct moert_quantize {
                              moert_row_blocks_most(). The kernels write no blocks past P */
     size_t row_bytes;     /* 0, or for ROW blocks with scales of one byte: the bytes of a row of q,
                              which then has a row's payload followed by its scales, as in messages.
-                             `scale` is then not used */
+                             With row_bytes, `scale` is not used */
 } moert_quantize;
 
 /* MXFP8 E4M3 along rows, RCEIL. */
@@ -183,11 +183,12 @@ MOERT_API size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_
                                       size_t width, bool transposed);
 
 /*
- * Converts gate and up columns between alternating runs and halves. With `inverse` false, to[M,2I]
- * gets runs of `granularity` columns, alternately from the two halves [gate | up] of from[M,2I].
- * With `inverse` true, from[M,2I] has the runs and to[M,2I] gets the halves. Granularities in use
- * are 1 (gpt-oss), 8 (DeepGEMM, bridge) and 32 (cuDNN); with I, the runs are the halves, and the
- * call copies. An element has `element_bytes` bytes, and may be a whole row of a weight.
+ * Converts between two orders of gate and up columns: alternating runs of each, or halves (all
+ * gates, then all ups). With `inverse` false, to[M,2I] gets runs of `granularity` columns,
+ * alternately from the two halves [gate | up] of from[M,2I]. With `inverse` true, from[M,2I] has
+ * the runs and to[M,2I] gets the halves. Granularities in use are 1 (gpt-oss), 8 (DeepGEMM, bridge)
+ * and 32 (cuDNN). With granularity I, the runs are the halves, and the call only copies. An element
+ * has `element_bytes` bytes, and may be a whole row of a weight.
  */
 typedef struct moert_interleave {
     size_t size;        /* sizeof(moert_interleave) */

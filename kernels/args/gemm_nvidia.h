@@ -34,7 +34,8 @@ enum {
 
 enum {
     MOERT_FP8_COLUMNS = 256,
-    MOERT_FP8_K = 128, /* K values that share a scale; except in wgrad, also columns */
+    MOERT_FP8_K = 128, /* number of K values that share a scale; except in wgrad, also number of
+                          columns that share one */
     MOERT_FP8_STAGES = 4,
     MOERT_FP8_OUTS = 1,
     MOERT_FP8_GROUP = 8,

@@ -9,7 +9,7 @@
 enum { MOERT_CAST_BLOCK = 4096, MOERT_CAST_GPU_BLOCK = 2048, MOERT_AMAX_ROWS = 16 };
 
 /* For decode_gpu.cl. ROW_GROUPS and ITEMS: the row groups and the work-items of a work-group.
- * AHEAD: the units that a work-item decodes. UNIT: the elements of a unit. */
+ * AHEAD: the number of units that a work-item decodes. UNIT: the elements of a unit. */
 enum {
     MOERT_DECODE_ROW_GROUPS = 4,
     MOERT_DECODE_ITEMS = MOERT_DECODE_ROW_GROUPS * MOERT_GPU_ITEMS,

@@ -18,10 +18,10 @@
  * 2022).
  *
  * A work-group owns LANES positions of one head of one document: queries in attention_forward and
- * attention_backward_q, keys in attention_backward_kv. It keeps its own vectors transposed in local
- * memory, one position per lane. It passes over the other operand's rows (keys, or queries in
- * attention_backward_kv) in blocks of ROWS, which it reads in place. Each FMA broadcasts one scalar
- * of such a row:
+ * attention_backward_q, keys in attention_backward_kv. The work-group keeps its own vectors
+ * transposed in local memory, one position per lane. The work-group passes over the other operand's
+ * rows (keys, or queries in attention_backward_kv) in blocks of ROWS, which it reads in place. Each
+ * FMA broadcasts one scalar of a row of the other operand:
  *
  *               LANES positions, one per lane
  *             +-------------------------+

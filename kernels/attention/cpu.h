@@ -13,7 +13,7 @@
 #define LANES (NV * VEC)
 #define ROWS  32
 #define KEYS  64 /* keys of a block; the forward rescales its sums once per block */
-#define SUMS  16 /* partial sums of a row's weights: i has the keys i, i + 16, ... of each block */
+#define SUMS  16 /* partial sums of a row's weights; sum i has keys i, i + 16, ... of each block */
 /* ROW_TILE: rows of score_gemm's register tile. TILE_OF: values of weighted_sum's register tile,
  * the largest power of two up to MOST_TILE that divides the size of a row. */
 #if NARROW

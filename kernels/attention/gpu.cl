@@ -3,9 +3,9 @@
  * those of attention.cl.
  *
  * A work-group of 16 x 16 items owns OWN positions of one head of one document: queries in
- * attention_forward and attention_backward_q, keys in attention_backward_kv. It passes over the
- * keys (attention_backward_kv: the queries), called the others below, in blocks of 64, starting
- * with the first row that the causal mask lets through:
+ * attention_forward and attention_backward_q, keys in attention_backward_kv. The work-group passes
+ * over the keys (attention_backward_kv: the queries), called the others below, in blocks of 64,
+ * starting with the first row that the causal mask lets through:
  *
  *                64 others
  *             +------------+

@@ -65,8 +65,8 @@ INLINED void store_quad(float4 quad, global float *p, int n) {
 #endif
 }
 
-/* Copies 4 `quads` columns of x, from column d on, to `rows` rows of `to`, which lie `pitch` floats
- * apart. Rows from `count` on are zero. */
+/* Copies 4 * `quads` columns of x, from column d on, to `rows` rows of `to`, which lie `pitch`
+ * floats apart. Rows from `count` on are zero. */
 INLINED void load_rows(head_rows x, int count, int rows, int d, int quads, int pitch,
                        local float4 *to) {
     for (int i = get_local_id(0); i < rows * quads; i += ITEMS) {

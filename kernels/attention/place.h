@@ -19,13 +19,14 @@ typedef struct head_rows {
     int size;
 } head_rows;
 
-/* The rows of a head from number `row` on, counted in rows of all `heads` heads. */
+/* The rows of one head. `row` is the number of the first one among the rows of all `heads`
+ * heads. */
 INLINED head_rows rows_from(global const float *x, size_t row, int heads, int size) {
     return (head_rows){x + row * size, (size_t)heads * size, size};
 }
 
-/* The running maximum before the first score that a row sees. It is finite, so that a block of
- * masked scores has weights exp(-infinity - LOWEST) = 0. */
+/* The running maximum before the first score that a row sees. This maximum is finite, so that a
+ * block of masked scores has weights exp(-infinity - LOWEST) = 0. */
 #define LOWEST -FLT_MAX
 
 /* Block `number`, counted from the start, of the work-group's sequence or of all documents. */

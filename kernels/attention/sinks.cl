@@ -26,9 +26,9 @@ typedef float element;
 #define load_elements(p, n) load_part(p, n)
 #endif
 
-#define SUMS       16 /* partial sums, each of every 16th query */
+#define SUMS       16 /* number of partial sums, each over every 16th query */
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : SUMS)
-#define OWN_SUMS   (SUMS / ROW_GROUPS) /* partial sums of a row group */
+#define OWN_SUMS   (SUMS / ROW_GROUPS) /* number of partial sums of a row group */
 
 KERNEL_OF(ROW_GROUPS)
 void sink_gradient(global const float *sinks, global const float *out, global const float *lse,

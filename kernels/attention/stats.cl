@@ -20,7 +20,7 @@
 #error "VALUE_SIZE must be defined"
 #endif
 #define ITEMS 256
-#define ROWS  MOERT_STATS_ROWS /* per work-group; 16 work-items compute one row */
+#define ROWS  MOERT_STATS_ROWS /* rows of a work-group; 16 work-items compute one row */
 #define BLOCK MOERT_ATTENTION_BLOCK_ROWS
 #define GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 

@@ -25,7 +25,7 @@ KERNEL void count_ticks(global int *flag, global ulong *result, ulong polls) {
     int seen = 0;
     for (ulong i = 0; i < polls; i++)
         seen |= load_flag(flag);
-    result[1] = seen < 0; /* 0, as no flag is negative; the compiler must keep the loads */
+    result[1] = seen < 0; /* is 0, as no flag is negative; this makes the compiler keep the loads */
     result[0] = ticks(result[0] + polls);
 #endif
 }

@@ -104,7 +104,8 @@ static inline ulong ticks(ulong polls) {
     return __builtin_ia32_rdtsc();
 }
 #elif MOERT_CPU && defined(cl_khr_kernel_clock)
-ulong __attribute__((overloadable)) clock_read_device(void); /* OpenCL C declares it from 3.0 on */
+/* OpenCL C declares this function from 3.0 on */
+ulong __attribute__((overloadable)) clock_read_device(void);
 static inline ulong ticks(ulong polls) {
     return clock_read_device();
 }

@@ -22,8 +22,8 @@ typedef struct combining {
 } combining;
 
 #if MOERT_ITEMS == 1
-/* The values of a row from i on. Of a bf16 row, n values are read, and the rest of the vector is
- * zero. A float32 row consists of whole vectors. */
+/* The values of a row from column i on. Of a bf16 row, n values are read, and the rest of the
+ * vector is zero. A float32 row consists of whole vectors. */
 INLINED vec read_row(global const float *row, bool bf16, int i, int n) {
     if (bf16)
         return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
@@ -67,8 +67,8 @@ INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
         }
 }
 #else
-/* Loads 16 bytes; zeros for null. As volatile assembly, so that the compiler does not delay each
- * load until its use: all must be in flight together. */
+/* Loads 16 bytes; zeros for null. The load is volatile assembly, so that the compiler does not
+ * delay each load until its use: all loads must be in flight together. */
 INLINED uint4 load_quad(global const float *p) {
     uint4 x = 0;
 #if MOERT_NVIDIA

@@ -30,7 +30,8 @@
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
  * slot without an expert. A window's rows lie `stride` floats apart, a multiple of 16, and start at
- * a multiple of 64 bytes. Its origins, uint32 [capacity], follow its `capacity` rows.
+ * a multiple of 64 bytes. The origins of a window, uint32 [capacity], follow the `capacity` rows of
+ * the window.
  *
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank. The device
  * must let a kernel follow such addresses: on CPUs those of the process, on NVIDIA GPUs also those
@@ -39,8 +40,8 @@
  * memory: only in exchange_barrier.h. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which saves a quarter of the time on
- * CPUs. Such stores need a fence before other devices may read them. A work-item issues this fence
- * once, at its end.
+ * CPUs. Non-temporal stores need a fence before other devices may read what they have written. A
+ * work-item issues this fence once, at its end.
  */
 #include "exchange/combine.h"
 #include "exchange/dispatch.h"

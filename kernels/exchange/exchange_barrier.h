@@ -5,14 +5,15 @@
  *   dispatch_barrier   The first `storing` work-groups do the work of dispatch_rows and, with
  *                      `slots`, dispatch_slots; the last of them to finish raises this rank's
  *                      flags. The other work-groups wait for all ranks' flags. If `once`, the first
- *                      ones do the work of dispatch_once, and the others that of fan_out.
+ *                      `storing` work-groups do the work of dispatch_once, and the others that of
+ *                      fan_out.
  *   combine_barrier    The first work-group raises the flags at once, since earlier kernels have
  *                      finished. All work-groups wait for all ranks, then do the work of
  *                      combine_rows and, with `slots`, combine_slots.
  *   sum_barrier        The first `storing` work-groups do the work of send_rows; the last of them
- *                      to finish raises the flags. If `storing` is 0, the first work-group does.
- *                      The others wait, then do the work of sum_rows and, with `slots`,
- *                      combine_slots.
+ *                      to finish raises the flags. If `storing` is 0, the first work-group raises
+ *                      the flags. The other work-groups wait, then do the work of sum_rows and,
+ *                      with `slots`, combine_slots.
  *
  * Work-groups start in order, and the storing ones come first. So waiting work-groups never keep
  * storing ones from starting. A work-group has FAN_ROW_GROUPS row groups; only the first one polls
@@ -78,8 +79,8 @@ void dispatch_barrier(WINDOW window, WINDOW slots, global const uint2 *destinati
         fan_out_piece(i, row_of(window, (uint2)(m.rank, 0), args.stride), args);
 }
 
-/* A row group's part of a combine. c.bf16 is false on entry. In each branch it is a constant, so
- * that the compiler specialises both branches. */
+/* A row group's part of a combine. c.bf16 is false on entry. In each branch c.bf16 is a constant,
+ * so that the compiler specialises both branches. */
 INLINED void combine_part(role p, WINDOW slots, global float *slot_target, combining c) {
     for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < c.args.slots;
          i += p.row_groups * MOERT_ITEMS)

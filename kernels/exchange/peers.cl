@@ -8,7 +8,7 @@
  *   sum_pairs   the same for at most MOERT_PEERS_FEW rows, where the tree joins neighbours, then
  *               neighbouring pairs, and so on
  *   stage       window[to, to + n) = source[from, from + n). For a window that other GPUs read, a
- *               kernel does that faster than NVIDIA's driver
+ *               kernel makes this copy faster than NVIDIA's driver
  *
  *   windows [ranks]   raw addresses at which this device finds the window of each rank
  *

@@ -1,6 +1,7 @@
 /*
  * Included by the kernels that move rows between ranks: which columns of which rows a row group
- * moves. It copies them or, where the owner sends sums of rows, adds up the rows and sends the sum.
+ * moves. The row group copies these columns or, where the owner sends sums of rows, adds up the
+ * rows and sends the sum.
  */
 #include "exchange/window.h"
 #include "lib/formats.h"

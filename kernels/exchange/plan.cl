@@ -6,14 +6,15 @@
  *                 an index of the chunk is outside -1..E-1, or if a token has an expert twice; else
  *                 0
  *   store_words   table[first + i] = from.word[i] for i < count. The host passes these words as an
- *                 argument, since waiting for a copy takes a kernel longer than it runs.
+ *                 argument, since the wait for a copy would take longer than the kernel.
  *   scan_chunks   counts[e,c] becomes the number of slots of expert e before chunk c, and total[e]
  *                 that of all its slots. Row E, which counts errors, is summed likewise.
  *   place_slots   destination[t,k] = (rank, row + nth) and, unless packed is null, packed[t,k] =
  *                 (0, position + nth) of the slot, slot number nth of expert e in the order of the
  *                 tokens. table[first + e] = (rank, row, position, end) holds for nth < end. Slots
- *                 from there on go to clones of the expert: table[first + E + e] holds for the next
- *                 ones, and so on. A slot without an expert gets (DROPPED, DROPPED).
+ *                 from number `end` on go to the next member of the expert's chain, whose entry is
+ *                 table[first + E + e], and so on. A slot without an expert gets (DROPPED,
+ *                 DROPPED).
  *
  * A chunk is CHUNK tokens. A token has an expert at most once, so each expert has one word, with a
  * bit for each token of the chunk that has the expert. The bits below a token's bit count the

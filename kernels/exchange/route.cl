@@ -24,7 +24,8 @@ static inline ulong window_row(global const uint *ends, global const uint *padde
                                uint p) {
     if (padded == 0)
         return p;
-    const uint e = group_of(padded, experts - 1, p); /* later rows count as the last expert's */
+    /* rows after those of the last expert but one count as rows of the last expert */
+    const uint e = group_of(padded, experts - 1, p);
     const uint row = p - group_start(padded, e) + group_start(ends, e);
     return row < ends[e] ? row : ULONG_MAX;
 }

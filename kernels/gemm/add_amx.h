@@ -8,8 +8,9 @@
  * Each of the two sums is a chain of fma in order from 0. Steps begin where the reduction begins,
  * and missing pairs of the last step are zeros. The unit flushes subnormal numbers.
  *
- * The unit holds the 32 x 32 sums of a tile as four parts of 16 x 16. For each step it reads 16
- * pairs of 16 lines at a time, and 16 rows of a panel. The process must be allowed to use the unit.
+ * The unit holds the 32 x 32 sums of a tile as four parts of 16 x 16. For each step the unit reads
+ * 16 pairs of 16 lines at a time, and 16 rows of a panel. The process must be allowed to use the
+ * unit.
  */
 /* The 8 tile registers of the unit: 16 rows of 64 bytes each. */
 typedef struct tile_shapes {

@@ -2,10 +2,10 @@
  * Dots: the elements of the grouped GEMMs for CPUs. multiply.h and the files that it includes build
  * on one another in this order: dots.h, target.h, prefetch.h, tile.h, multiply.h.
  *
- * A dot is the part of the reduction that one element of a panel holds. It is one value (a float,
- * with BF16 = 1 rounded to bf16) or, if DOT is not 0, a pair of bf16 values that are neighbours in
- * the reduction, the first in the high half of 32 bits. A chain adds STEP dots at a time: one value
- * (add_fma.h), one pair (add_pairs.h) or, with DOT = 2, 16 pairs (add_amx.h).
+ * A dot is the part of the reduction that one element of a panel holds. A dot is one value (a
+ * float, with BF16 = 1 rounded to bf16) or, if DOT is not 0, a pair of bf16 values that are
+ * neighbours in the reduction, the first in the high half of 32 bits. A chain adds STEP dots at a
+ * time: one value (add_fma.h), one pair (add_pairs.h) or, with DOT = 2, 16 pairs (add_amx.h).
  *
  * A pair that lacks its second value has -0 in its place in one operand, and 0 in the other. Adding
  * their product changes nothing, not even the sign of a zero.

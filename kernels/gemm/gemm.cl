@@ -14,9 +14,10 @@
  * float32. Row operands have the type `value` (dots.h). With BF16, weights are rounded when panels
  * are packed.
  *
- * A work-group computes `split` lines of `panels` x COLUMNS columns of one group. It processes the
- * reduction in blocks of `depth` dots (dots.h) and packs their panels into local memory;
- * prepacked.cl finds panels in global memory instead. With the usual tile, LINES = 8 and WIDTH = 2:
+ * A work-group computes `split` lines of `panels` x COLUMNS columns of one group. The work-group
+ * processes the reduction in blocks of `depth` dots (dots.h) and packs their panels into local
+ * memory; prepacked.cl finds panels in global memory instead. With the usual tile, LINES = 8 and
+ * WIDTH = 2:
  *
  *                 <- panels x 32 ->
  *                 +---+---+---+     B as panels of 32 columns; each row of a panel is a dot
@@ -31,10 +32,11 @@
  *
  * Grid: (line splits, groups, 1 + column blocks), so that consecutive work-groups mix large and
  * empty groups; gemm_wgrad, whose splits have one size, uses (groups, line splits, 1 + column
- * blocks). Local memory in bytes: panels * depth * WIDTH * 64, where depth is a multiple of 16. To
- * this, gemm_wgrad adds depth * 256, and the other kernels (depth + 16) * LINES * 4 with BF16, else
- * 4. Deterministic. Required: BF16 and DOT, as in dots.h; LINES and WIDTH, as in target.h; AMX, as
- * in tile.h; QUANTIZED, as in panels.h. With QUANTIZED = 1 only gemm_forward and gemm_dgrad exist.
+ * blocks). Local memory in bytes: panels * depth * WIDTH * 64, where depth is a multiple of 16.
+ * gemm_wgrad needs depth * 256 bytes more; the other kernels need (depth + 16) * LINES * 4 bytes
+ * more with BF16, else 4. Deterministic. Required: BF16 and DOT, as in dots.h; LINES and WIDTH, as
+ * in target.h; AMX, as in tile.h; QUANTIZED, as in panels.h. With QUANTIZED = 1 only gemm_forward
+ * and gemm_dgrad exist.
  */
 #define PANEL local
 #include "args/gemm.h"
@@ -92,9 +94,9 @@ KERNEL void gemm_dgrad(global const uint *ends, global const value *y, WEIGHT_AR
 #if !QUANTIZED
 
 #if WIDTH % 2 == 0
-/* gemm_forward into v[M,2I], then the GLU into h[M,I] (gemm_glu.h), I = width. v is dense. It is
- * written only if `keep` is set or K has several blocks, and past the caches if `once` is set.
- * A panel holds WIDTH / 2 * 16 columns of h. */
+/* gemm_forward into v[M,2I], then the GLU into h[M,I] (gemm_glu.h), I = width. v is dense. v is
+ * written only if `keep` is set or K has several blocks, and past the caches if `once` is set. A
+ * panel holds WIDTH / 2 * 16 columns of h. */
 KERNEL void gemm_glu_forward(global const uint *ends, global const value *x, global const float *w,
                              global const float *bias, global float *v, global const float *prob,
                              global void *h, moert_gemm_args args, local element *transposed,
@@ -133,11 +135,11 @@ static inline vec load_row(rows_of x, int row, int column, int n) {
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
-/* The result goes to w or, rounded to bf16, to rounded_w if this is not null. In the second case w
- * holds a group's sums between two blocks of its rows. Weight gradients are larger than a cache.
- * So the results of groups whose rows fit in one block are stored past the cache, unless they are
- * accumulated, not aligned to 64 bytes, or computed by AMX. The lock at the end of a work-group
- * makes these stores visible. */
+/* The result goes to w or, rounded to bf16, to rounded_w if this is not null. If rounded_w is not
+ * null, w holds a group's sums between two blocks of the group's rows. Weight gradients are larger
+ * than a cache. So the results of groups whose rows fit in one block are stored past the cache,
+ * unless they are accumulated, not aligned to 64 bytes, or computed by AMX. The lock at the end of
+ * a work-group makes these stores visible. */
 KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                        global float *w, global ushort *rounded_w, moert_gemm_args args,
                        local vec *panel, local float *strip) {

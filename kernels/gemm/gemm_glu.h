@@ -49,8 +49,8 @@ static inline gated gated_target(span rows, int first, int columns, global float
                    .once = args.once && ((ulong)v | width * sizeof(float)) % 64 == 0};
 }
 
-/* Vector i of the tile whose first column of h is j: its first column in v, and its number of
- * columns. */
+/* The first column in v, and the number of columns, of vector i of the tile whose first column of h
+ * is j. */
 static inline span gated_part(int j, int i, int width, int interleaved) {
     const int pair = j + i / 2 * VEC, odd = i % 2, left = width - pair;
     if (interleaved)

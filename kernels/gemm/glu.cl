@@ -77,8 +77,8 @@ typedef struct raw_pair {
 
 /*
  * Columns [j, j + n) of a row of v that begins at element `row`; n is below VEC at the row's end.
- * In an interleaved row, an item's pairs are contiguous, at twice the offset of its columns. They
- * fill two parts. load_raw adds the offset once, so `own` adds it once more.
+ * In an interleaved row, an item's pairs are contiguous, at twice the offset of its columns. The
+ * pairs fill two parts. load_raw adds this offset once, so `own` adds it once more.
  */
 static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, int width,
                                  int interleaved) {

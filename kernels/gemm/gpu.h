@@ -62,7 +62,7 @@ typedef struct operand {
     global const void *at; /* the first value of the first line */
     ulong stride;
     int lines, k;
-    bool along;     /* a line's K values are contiguous; else the values of one K index */
+    bool along;     /* a line's K values are contiguous; else the values of a K index are */
     bool quantized; /* bf16 values; otherwise floats, which are rounded if BF16 */
     bool whole;     /* quads are aligned, and only the end of K may cut one */
     float padding;  /* the value beyond the end of K */
@@ -93,7 +93,7 @@ static inline float4 load_quad(const operand *f, ulong at) {
     return rounded(*(global const float4 *)((global const float *)f->at + at));
 }
 
-/* Loads n of four neighbours, which need not be aligned. */
+/* Loads n of four neighbouring values, which need not be aligned. */
 static inline float4 load_edge(const operand *f, ulong at, int n) {
     float x[4];
     UNROLL_FOR(int i = 0; i < 4; i++) {
@@ -179,7 +179,7 @@ static inline void load_edges(const operand *f, int p, int width, local float4 *
 
 /* ---- sums ---- */
 
-/* An item's sums. Only constants index them, so that they stay in registers. */
+/* An item's sums. Only constants index this array, so that the sums stay in registers. */
 typedef float4 sums[4 * LINE_QUADS][COLUMN_QUADS];
 
 /* The first line, and the first column, of an item's quad. */
@@ -216,7 +216,7 @@ typedef struct target {
     global const float *bias; /* biases of the tile's columns, or null */
     ulong stride;
     int lines, columns;
-    bool fresh; /* begins with 0, not with the old value */
+    bool fresh; /* sums begin with 0, not with old values */
 } target;
 
 static inline void begin_sums(sums sum, const target *c) {
@@ -285,7 +285,7 @@ INLINED void multiply(operand a, operand b, target c, local float4 *lines, local
             put_block(&b, COLUMNS, next_b, its_columns);
         else
             load_edges(&b, p, COLUMNS, its_columns);
-        barrier(CLK_LOCAL_MEM_FENCE); /* the block is stored, and the other half is read */
+        barrier(CLK_LOCAL_MEM_FENCE); /* all items have stored the block, and read the other half */
         load_block(&a, p + DEPTH, LINES, next_a);
         load_block(&b, p + DEPTH, COLUMNS, next_b);
         add_block(sum, its_lines, its_columns);

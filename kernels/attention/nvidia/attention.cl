@@ -4,10 +4,10 @@
  * p = 2^(factor * score - maximum).
  *
  * A tile is 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
- * BACKWARD_KV. Two consumers, warps 4-7 and 8-11 of a work-group, own 64 of these rows each. They
- * pass over the keys (BACKWARD_KV: the queries) in blocks of 64 rows, or of 128 in FORWARD if
- * KEY_SIZE is at most 128. One thread of warps 0-3, the producer, loads these blocks by TMA into a
- * ring of stages, as far ahead as the ring allows:
+ * BACKWARD_KV. Two consumers, warps 4-7 and 8-11 of a work-group, own 64 of these rows each. The
+ * consumers pass over the keys (BACKWARD_KV: the queries) in blocks of 64 rows, or of 128 in
+ * FORWARD if KEY_SIZE is at most 128. One thread of warps 0-3, the producer, loads these blocks by
+ * TMA into a ring of stages, as far ahead as the ring allows:
  *
  *                 64 rows of a block
  *               +--------------------+
@@ -21,8 +21,8 @@
  *
  *   FORWARD      stages K, V, K, V .., the last keys first: out += p V of a block overlaps score =
  *                q K' and the softmax of the next block. Work-groups take tiles from a counter. A
- *                second thread of warps 0-3 takes them and loads q one tile ahead; the first score
- *                of a tile overlaps the end of the one before.
+ *                second thread of warps 0-3 takes the tiles and loads q one tile ahead; the first
+ *                score of a tile overlaps the end of the tile before.
  *   BACKWARD_Q   stages K, V, K, V ..: dq += ds K of a block overlaps q K' and dout V' of the next
  *   BACKWARD_KV  each stage holds 64 rows of q and dout, their lse and delta, for all heads of a
  *                group in order: dv += p dout and dk += ds q
@@ -103,8 +103,8 @@ typedef struct place {
 typedef struct tensors {
     float scale, factor;
     global float *scratch;        /* backward: the stats; FORWARD: counter of taken tiles */
-    global const float *sinks;    /* [heads], only in FORWARD, or null */
-    global float *result, *other; /* by PASS: out and lse; dq and null; dk and dv */
+    global const float *sinks;    /* FORWARD: the heads' sinks, or null */
+    global float *result, *other; /* FORWARD: out, lse; BACKWARD_Q: dq, null; BACKWARD_KV: dk, dv */
     global ushort *out_bf16;      /* FORWARD: out rounded to bf16, or null */
 } tensors;
 

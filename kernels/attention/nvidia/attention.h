@@ -122,7 +122,7 @@ WEIGHTED_SUM(sum_keys, KEY_SIZE)
 WEIGHTED_SUM(sum_values, VALUE_SIZE)
 
 /* Rounds scores into the register order of the A operand: every 16 columns take four registers of a
- * lane, which hold its first, second, first and second row. */
+ * lane, which hold values of the lane's first, second, first and second row. */
 INLINED void round_weights(const float *score, uint weights[][4]) {
     UNROLL_FOR(int i = 0; i < STEPS(BLOCK); i++)
         UNROLL_FOR(int j = 0; j < 4; j++)

@@ -62,8 +62,8 @@ INLINED void produce_tiles(moert_nvidia_attention_args args,
  * move rescales all sums. Weights are at most 2^SLACK. */
 #define SLACK 8.0f
 
-/* Below all scores, but finite: a query that sees no key of a block has only scores of
- * -INFINITY. */
+/* LOWEST is below all scores, but finite, since a query that sees no key of a block has only scores
+ * of -INFINITY. */
 #define LOWEST -1e30f
 
 /* The state of a work-item's two rows: the maximum that weights refer to, the weights' sum so far,

@@ -1,7 +1,7 @@
 /* The pass BACKWARD_KV of attention.cl, whose tiles are keys and values. A work-group has one
  * tile. */
 
-/* The end of the blocks whose queries see an own key. */
+/* The number of the block after the last block with a query that sees an own key. */
 INLINED int end_block(place at) {
     const int blocks = blocks_of(at.length);
     return WINDOW ? min(blocks, (at.first + OWN - 1 + at.window - 1) / ROWS + 1) : blocks;

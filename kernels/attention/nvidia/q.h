@@ -31,7 +31,7 @@ INLINED void differentiate(float *score, const float *dscore, float factor, int 
             exp2_of(fma(score[i], factor, -normaliser[i / 2 % 2])) * (dscore[i] - delta[i / 2 % 2]);
 }
 
-#if KEY_SIZE <= 128 /* else there are too few registers for the own rows */
+#if KEY_SIZE <= 128 /* larger keys leave too few registers for the own rows of q and dout */
 #define SCORE_Q(block)    score_gemm_rs(score, own_q, KEY_SIZE, block)
 #define SCORE_DOUT(block) score_gemm_rs(dscore, own_dout, VALUE_SIZE, block)
 #else
